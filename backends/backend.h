@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The one interface between devices and frameworks.
+ *
+ * A device (null, passthrough, ...) implements struct backend_ops and knows no
+ * framework. A framework (nbdkit, tcmu-runner, ...) has one adapter that calls
+ * the backend_*() functions below and knows no device.
+ *
+ * Order of a device's life:
+ *   struct params *p = params_new(ops);      params.h: collect key=value
+ *   params_set(p, ...);                      any number of times
+ *   params_complete(p, ...);                 validates; before the framework forks
+ *   backend_open(p, ...);                    after the fork, once per process
+ *   backend_readv() ... backend_zero()       any number of threads at once
+ *   backend_close();                         no call in flight
+ *   params_free(p);
+ *
+ * Units: offsets, lengths and sizes are bytes. Data calls return 0 or a
+ * negative errno and transfer everything or report an error: there is no short
+ * transfer.
+ */
+#ifndef USERBLK_BACKEND_H
+#define USERBLK_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "params.h"
+
+/* Flags of data calls. Each call accepts those named in its comment. */
+#define BACKEND_FUA       (1u << 0) /* durable before the call returns */
+#define BACKEND_MAY_TRIM  (1u << 1) /* zero: the range may be deallocated */
+#define BACKEND_FAST_ZERO (1u << 2) /* zero: -EOPNOTSUPP at once rather than write zeroes slowly */
+#define BACKEND_REQ_ONE   (1u << 3) /* extents: the first extent is enough */
+
+/* What the framework does for a device. Every function may be called from any thread. */
+struct backend_host {
+	void *opaque;
+	/* One line without newline, for the user. Precedes every error that a user can mend. */
+	void (*error)(void *opaque, const char *message);
+	/* One line without newline, shown only when the framework's debugging is on. May be NULL. */
+	void (*debug)(void *opaque, const char *message);
+	/* The device's size changed to size bytes. May be NULL: the framework cannot tell clients. */
+	void (*resized)(void *opaque, uint64_t size);
+};
+
+/* What a device tells about itself once it is open. Constant except size. */
+struct backend_info {
+	uint64_t size;             /* bytes */
+	uint32_t block_size;       /* smallest unit served without read-modify-write; power of two */
+	uint32_t preferred_size;   /* request size that performs well; power of two >= block_size */
+	uint32_t max_request;      /* largest request in bytes that is not split inside the device */
+	uint32_t trim_granularity; /* bytes; 0 when trim is absent */
+	uint64_t max_trim;         /* largest trim in bytes in one step below; 0: no limit known */
+	bool readonly;
+	bool rotational;
+	bool can_flush;
+	bool can_fua;       /* BACKEND_FUA is native, not write + flush */
+	bool can_trim;
+	bool can_zero;      /* zero() exists; it may still answer -EOPNOTSUPP for some requests */
+	bool can_fast_zero; /* BACKEND_FAST_ZERO is understood */
+	bool can_extents;
+	bool can_multi_conn; /* after flush or FUA on one connection all others see the data */
+};
+
+/* One run of equal state, as backend_extents() reports it. */
+struct backend_extent {
+	uint64_t offset;
+	uint64_t length;
+	bool hole; /* not allocated */
+	bool zero; /* reads as zeroes */
+};
+
+/* Receives extents in ascending order without gaps; a non-zero answer ends the walk and is returned. */
+typedef int (*backend_extent_fn)(void *opaque, const struct backend_extent *extent);
+
+/* A named counter of a device, for logs and the harness. */
+struct backend_counter {
+	const char *name; /* such as "bounced_requests" */
+	uint64_t value;
+};
+
+struct backend; /* open device; each device embeds it as its first member */
+
+/*
+ * A device. open, close, info, readv are mandatory; a call that is NULL is
+ * answered by the core with -EOPNOTSUPP (flush: 0). All calls are thread-safe.
+ * Vectors are the caller's; a device may not change them. The core has checked
+ * that ranges lie inside the device and that flags are allowed.
+ */
+struct backend_ops {
+	const char *name;            /* "passthrough"; letters and digits only */
+	const char *summary;         /* one sentence, for --help and man pages */
+	const struct param *params;  /* ends with a NULL name */
+	const char *main_param;      /* parameter that may stand without its key, or NULL */
+	size_t config_size;          /* bytes of the struct that the params point into */
+	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
+	int (*check)(const void *config, struct params_error *error);
+	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
+	int (*open)(const void *config, uint64_t size, const struct backend_host *host,
+		struct backend **out);
+	void (*close)(struct backend *b);
+	int (*info)(struct backend *b, struct backend_info *info);
+	int (*readv)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
+	int (*writev)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
+		unsigned flags); /* FUA */
+	int (*flush)(struct backend *b);
+	int (*trim)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags); /* FUA */
+	int (*zero)(struct backend *b, uint64_t offset, uint64_t length,
+		unsigned flags); /* FUA, MAY_TRIM, FAST_ZERO */
+	int (*extents)(struct backend *b, uint64_t offset, uint64_t length,
+		unsigned flags, backend_extent_fn fn, void *opaque); /* REQ_ONE */
+	/* Fills up to max counters, returns how many there are. */
+	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
+};
+
+struct backend {
+	const struct backend_ops *ops;
+	struct backend_host host;
+	/* Size in bytes that requests are checked against; a device that resizes updates it. */
+	_Atomic uint64_t size;
+};
+
+extern const struct backend_ops null_backend;
+extern const struct backend_ops passthrough_backend;
+
+/*
+ * Opens the device described by params (params_complete() must have succeeded).
+ * size: bytes that the framework demands (targetcli's size=), or 0 when the
+ * device tells; a device that is smaller is refused. Errors are told through
+ * host->error. 0 or negative errno.
+ */
+int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
+	struct backend **out);
+void backend_close(struct backend *b);
+int backend_info(struct backend *b, struct backend_info *info);
+
+/* Reads length(iov) bytes at offset. -EINVAL: beyond the end. */
+int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
+/* Writes length(iov) bytes at offset. -ENOSPC: beyond the end; -EROFS: read-only. */
+int backend_writev(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
+	unsigned flags);
+/* Makes every write that completed before the call durable. */
+int backend_flush(struct backend *b);
+/* Tells that the range's content is no longer needed; parts smaller than the granularity stay. */
+int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
+/* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself. */
+int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
+int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+	backend_extent_fn fn, void *opaque);
+size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
+
+/* printf to host->error / host->debug; lines over 1 KiB are cut. */
+void backend_error(const struct backend_host *host, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+void backend_debug(const struct backend_host *host, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+#endif
