@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The adapter between nbdkit (plugin API version 2) and backends/. It
+ * translates and knows no device. In the order in which nbdkit calls it.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NBDKIT_API_VERSION 2
+#include <nbdkit-plugin.h>
+
+#include "plugins/nbdkit_adapter.h"
+
+/* The largest number of counters printed; a device with more shows the first ones. */
+#define MAX_COUNTERS 16
+
+/* One device per process, shared by all connections: O_EXCL refuses a second open. */
+static struct params *params;
+static struct backend *device;
+static struct backend_info device_info; /* constant except size */
+static char *help;
+
+static void adapter_unload(void)
+{
+	params_free(params);
+	params = NULL;
+}
+
+static int adapter_config(const char *key, const char *value)
+{
+	struct params_error error;
+
+	if (!params)
+		params = params_new(plugin_identity.ops);
+	if (params_set(params, key, value, &error) < 0) {
+		nbdkit_error("%s", error.text);
+		return -1;
+	}
+	return 0;
+}
+
+static int adapter_config_complete(void)
+{
+	struct params_error error;
+
+	if (!params)
+		params = params_new(plugin_identity.ops);
+	if (params_complete(params, false, &error) < 0) {
+		nbdkit_error("%s", error.text);
+		return -1;
+	}
+	return 0;
+}
+
+static void adapter_dump_plugin(void)
+{
+	const struct param *p;
+
+	printf("userblk_device=%s\n", plugin_identity.ops->name);
+	printf("userblk_parameters=config");
+	for (p = plugin_identity.ops->params; p->name; p++)
+		printf(" %s", p->name);
+	printf("\n");
+}
+
+static void host_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	nbdkit_error("%s", message);
+}
+
+static void host_debug(void *opaque, const char *message)
+{
+	(void)opaque;
+	nbdkit_debug("%s", message);
+}
+
+/*
+ * Opens the device. Not in after_fork: what goes wrong there is seen neither on
+ * the terminal nor in the exit status, and the user may have been changed. The
+ * open file description, and with it the exclusive claim on a block device,
+ * passes to the child; the parent exits at once.
+ */
+static int adapter_get_ready(void)
+{
+	const struct backend_host host = {.error = host_error, .debug = host_debug};
+	int r;
+
+	r = backend_open(params, 0, &host, &device);
+	if (r == 0)
+		r = backend_info(device, &device_info);
+	if (r < 0) {
+		nbdkit_error(
+			"cannot open the %s device: %s", plugin_identity.ops->name, strerror(-r));
+		return -1;
+	}
+	return 0;
+}
+
+/*
+ * One line on standard error when the server ends, always: whoever reads a
+ * result must know of bounced requests, and -v would cost a line per request.
+ * In the background, standard error is /dev/null.
+ */
+static void print_counters(void)
+{
+	struct backend_counter counters[MAX_COUNTERS];
+	size_t i, n = backend_counters(device, counters, MAX_COUNTERS);
+
+	if (n == 0)
+		return;
+	fprintf(stderr, "%s: counters:", plugin_identity.name);
+	for (i = 0; i < n && i < MAX_COUNTERS; i++)
+		fprintf(stderr, " %s=%" PRIu64, counters[i].name, counters[i].value);
+	fprintf(stderr, "\n");
+}
+
+static void adapter_cleanup(void)
+{
+	if (!device)
+		return;
+	print_counters();
+	backend_close(device);
+	device = NULL;
+}
+
+/* All requests may run at once, on any number of connections. */
+#define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
+
+static void *adapter_open(int readonly)
+{
+	(void)readonly; /* nbdkit itself refuses to write with -r */
+	return NBDKIT_HANDLE_NOT_NEEDED;
+}
+
+static int64_t adapter_get_size(void *handle)
+{
+	struct backend_info info;
+	int r;
+
+	(void)handle;
+	/* Asked anew for each connection: a device may have been resized. */
+	r = backend_info(device, &info);
+	if (r < 0) {
+		errno = -r;
+		nbdkit_error("cannot tell the size of the device: %m");
+		return -1;
+	}
+	return (int64_t)info.size;
+}
+
+/*
+ * Any offset and length is served, so the minimum is 1 whatever the device's
+ * block size is; no request that nbdkit accepts is too large.
+ */
+static int adapter_block_size(
+	void *handle, uint32_t *minimum, uint32_t *preferred, uint32_t *maximum)
+{
+	(void)handle;
+	*minimum = 1;
+	*preferred = device_info.preferred_size;
+	*maximum = UINT32_MAX;
+	return 0;
+}
+
+static int adapter_can_write(void *handle)
+{
+	(void)handle;
+	return !device_info.readonly;
+}
+
+static int adapter_can_flush(void *handle)
+{
+	(void)handle;
+	return device_info.can_flush;
+}
+
+static int adapter_is_rotational(void *handle)
+{
+	(void)handle;
+	return device_info.rotational;
+}
+
+static int adapter_can_trim(void *handle)
+{
+	(void)handle;
+	return device_info.can_trim;
+}
+
+static int adapter_can_zero(void *handle)
+{
+	(void)handle;
+	return device_info.can_zero;
+}
+
+static int adapter_can_fast_zero(void *handle)
+{
+	(void)handle;
+	return device_info.can_fast_zero;
+}
+
+static int adapter_can_extents(void *handle)
+{
+	(void)handle;
+	return device_info.can_extents;
+}
+
+static int adapter_can_fua(void *handle)
+{
+	(void)handle;
+	if (device_info.can_fua)
+		return NBDKIT_FUA_NATIVE;
+	return device_info.can_flush ? NBDKIT_FUA_EMULATE : NBDKIT_FUA_NONE;
+}
+
+static int adapter_can_multi_conn(void *handle)
+{
+	(void)handle;
+	return device_info.can_multi_conn;
+}
+
+/* From the backends' answer to nbdkit's: -1 and errno. */
+static int answer(int r)
+{
+	if (r == 0)
+		return 0;
+	errno = -r;
+	return -1;
+}
+
+/* As answer(), with a line in the log. */
+static int answer_data(int r, const char *what, uint64_t length, uint64_t offset)
+{
+	if (r < 0) {
+		errno = -r;
+		nbdkit_error("%s of %" PRIu64 " bytes at %" PRIu64 ": %m", what, length, offset);
+	}
+	return answer(r);
+}
+
+/* Only the flags that the device said it knows are ever passed by nbdkit. */
+static unsigned backend_flags(uint32_t flags)
+{
+	unsigned result = 0;
+
+	if (flags & NBDKIT_FLAG_FUA)
+		result |= BACKEND_FUA;
+	if (flags & NBDKIT_FLAG_MAY_TRIM)
+		result |= BACKEND_MAY_TRIM;
+	if (flags & NBDKIT_FLAG_FAST_ZERO)
+		result |= BACKEND_FAST_ZERO;
+	if (flags & NBDKIT_FLAG_REQ_ONE)
+		result |= BACKEND_REQ_ONE;
+	return result;
+}
+
+static int adapter_pread(void *handle, void *buf, uint32_t count, uint64_t offset, uint32_t flags)
+{
+	const struct iovec iov = {.iov_base = buf, .iov_len = count};
+
+	(void)handle;
+	(void)flags;
+	return answer_data(backend_readv(device, &iov, 1, offset), "read", count, offset);
+}
+
+static int adapter_pwrite(
+	void *handle, const void *buf, uint32_t count, uint64_t offset, uint32_t flags)
+{
+	/* struct iovec has no const; devices do not write to what they are to write. */
+	const struct iovec iov = {.iov_base = (void *)buf, .iov_len = count};
+
+	(void)handle;
+	return answer_data(backend_writev(device, &iov, 1, offset, backend_flags(flags)), "write",
+		count, offset);
+}
+
+static int adapter_flush(void *handle, uint32_t flags)
+{
+	(void)handle;
+	(void)flags;
+	return answer_data(backend_flush(device), "flush", device_info.size, 0);
+}
+
+static int adapter_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+	(void)handle;
+	return answer_data(
+		backend_trim(device, offset, count, backend_flags(flags)), "trim", count, offset);
+}
+
+static int adapter_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+	int r = backend_zero(device, offset, count, backend_flags(flags));
+
+	(void)handle;
+	/* Not an error: nbdkit writes zeroes, or tells the client that it is not fast. */
+	if (r == -EOPNOTSUPP)
+		return answer(r);
+	return answer_data(r, "zero", count, offset);
+}
+
+static int add_extent(void *opaque, const struct backend_extent *extent)
+{
+	uint32_t type =
+		(extent->hole ? NBDKIT_EXTENT_HOLE : 0) | (extent->zero ? NBDKIT_EXTENT_ZERO : 0);
+
+	if (nbdkit_add_extent(opaque, extent->offset, extent->length, type) == -1)
+		return -errno;
+	return 0;
+}
+
+static int adapter_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
+	struct nbdkit_extents *extents)
+{
+	(void)handle;
+	return answer_data(
+		backend_extents(device, offset, count, backend_flags(flags), add_extent, extents),
+		"extents", count, offset);
+}
+
+static struct nbdkit_plugin plugin = {
+	.version = USERBLK_VERSION,
+	.unload = adapter_unload,
+	.config = adapter_config,
+	.config_complete = adapter_config_complete,
+	.dump_plugin = adapter_dump_plugin,
+	.get_ready = adapter_get_ready,
+	.cleanup = adapter_cleanup,
+	.open = adapter_open,
+	.get_size = adapter_get_size,
+	.block_size = adapter_block_size,
+	.can_write = adapter_can_write,
+	.can_flush = adapter_can_flush,
+	.is_rotational = adapter_is_rotational,
+	.can_trim = adapter_can_trim,
+	.can_zero = adapter_can_zero,
+	.can_fast_zero = adapter_can_fast_zero,
+	.can_extents = adapter_can_extents,
+	.can_fua = adapter_can_fua,
+	.can_multi_conn = adapter_can_multi_conn,
+	.pread = adapter_pread,
+	.pwrite = adapter_pwrite,
+	.flush = adapter_flush,
+	.trim = adapter_trim,
+	.zero = adapter_zero,
+	.extents = adapter_extents,
+	.errno_is_preserved = 1,
+};
+
+/*
+ * nbdkit copies the struct before it calls anything in it, so what comes from
+ * the identity and from the parameter table is filled in when the library is
+ * loaded, and freed when it goes.
+ */
+__attribute__((constructor)) static void fill_in(void)
+{
+	help = params_help(plugin_identity.ops);
+	plugin.name = plugin_identity.name;
+	plugin.longname = plugin_identity.longname;
+	plugin.description = plugin_identity.ops->summary;
+	plugin.magic_config_key = plugin_identity.ops->main_param;
+	plugin.config_help = help;
+}
+
+__attribute__((destructor)) static void free_help(void)
+{
+	free(help);
+}
+
+struct nbdkit_plugin *plugin_init(void); /* newer headers do not declare it */
+NBDKIT_REGISTER_PLUGIN(plugin)
