@@ -56,6 +56,53 @@ plugins: $(PLUGIN_LIBS) $(PLUGIN_LINKS) ## build the nbdkit plugins
 .PHONY: plugins
 all: plugins
 
+# The component suite's second run: the same plugins with the sanitizers inside nbdkit.
+SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+plugins-asan:
+	$(MAKE) TARGET=asan OPT="$(SANITIZE)" plugins
+.PHONY: plugins-asan
+
+test-component: plugins ## test the plugins: a real nbdkit through libnbd and fio
+	$(PYTHON) -m pytest -q -p no:cacheprovider tests/component
+.PHONY: test-component
+
+test-component-asan: plugins-asan ## the same with the plugins under ASan and UBSan
+	USERBLK_PLUGIN_DIR=build/asan/plugins \
+	USERBLK_PRELOAD=$$($(CC) -print-file-name=libasan.so):$$($(CC) -print-file-name=libubsan.so) \
+	$(PYTHON) -m pytest -q -p no:cacheprovider tests/component
+.PHONY: test-component-asan
+
+# ---- install ------------------------------------------------------------------
+
+prefix  ?= /usr/local
+mandir  ?= $(prefix)/share/man
+# nbdkit looks for plugins in one directory, whatever the prefix is.
+plugindir ?= $(shell nbdkit --dump-config | sed -n 's/^plugindir=//p')
+MAN_PAGES := $(wildcard docs/man/*.[1-8])
+
+INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
+	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
+
+install: install-plugins install-man ## put everything where it is looked for (DESTDIR, prefix)
+.PHONY: install
+
+install-plugins: $(PLUGIN_LIBS)
+	@test -n "$(plugindir)" || { echo "plugindir: nbdkit is not installed; install nbdkit or set plugindir=DIR" >&2; exit 2; }
+	install -d $(DESTDIR)$(plugindir)
+	for p in $(PLUGINS); do \
+		install -m 644 $(B)/plugins/$$p.so $(DESTDIR)$(plugindir)/nbdkit-userblk-$$p-plugin.so; done
+.PHONY: install-plugins
+
+install-man:
+	for m in $(MAN_PAGES); do \
+		install -D -m 644 $$m $(DESTDIR)$(mandir)/man$${m##*.}/$${m##*/}; done
+.PHONY: install-man
+
+uninstall: ## remove what install put there
+	rm -f $(INSTALLED)
+.PHONY: uninstall
+
 # ---- unit tests (C) ---------------------------------------------------------
 
 UNIT_TESTS := $(patsubst tests/unit/%.c,%,$(wildcard tests/unit/test_*.c))
