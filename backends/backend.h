@@ -22,6 +22,7 @@
 #ifndef USERBLK_BACKEND_H
 #define USERBLK_BACKEND_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -121,6 +122,8 @@ struct backend {
 	struct backend_host host;
 	/* Size in bytes that requests are checked against; a device that resizes updates it. */
 	_Atomic uint64_t size;
+	/* Set by open(); the core then refuses every change with -EROFS. */
+	bool readonly;
 };
 
 extern const struct backend_ops null_backend;
