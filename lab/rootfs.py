@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The lab's root file system: built by mmdebstrap, cached by what goes into it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import CACHE, CHECKOUT, KERNELS, RELEASE, LabError
+
+PACKAGES_FILE = CHECKOUT / "lab" / "packages.txt"
+BUSYBOX = Path("/bin/busybox")
+
+# What stage 1 of the guest's init needs before the root file system is there, and the
+# drivers of everything else that is on the machine's bus: probed while the root is mounted.
+BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "virtio_console", "9pnet_virtio", "9p", "ahci", "sd_mod", "nvme")
+
+# command -> Debian package
+BUILD_TOOLS = {
+    "mmdebstrap": "mmdebstrap",
+    "mkfs.ext4": "e2fsprogs",
+    "modprobe": "kmod",
+    "unshare": "util-linux",
+    "apt-config": "apt",
+}
+RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
+
+APT_SETTINGS = re.compile(r'^(Acquire::(?:https?::Proxy(?:::[^ ]+)?|Check-[A-Za-z-]+)) "(.+)";$')
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A finished root file system. Every path exists."""
+
+    kernel: str  # "stable" or "backports"
+    release: str  # uname -r in the guest
+    root: Path  # directory, for chroot
+    image: Path  # the same as an ext4 image
+    vmlinuz: Path
+    initrd: Path  # modules and busybox; a run appends its init and command
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Where this machine gets Debian from. security is None when it has no such source."""
+
+    main: str
+    security: str | None
+
+
+# ---- the machine's apt sources ------------------------------------------------
+
+
+def parse_sources(text: str, deb822: bool) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (URI, suite, components) for every enabled binary source in one apt source file."""
+    if not deb822:
+        for line in text.splitlines():
+            line = line.split("#", 1)[0].strip()
+            match = re.match(r"deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s*(.*)$", line)
+            if match:
+                yield match[1], match[2], match[3].split()
+        return
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    for stanza in re.split(r"\n\s*\n", "\n".join(lines)):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace():
+                fields[name] = fields.get(name, "") + " " + line.strip()
+            elif ":" in line:
+                key, _, value = line.partition(":")
+                name = key.strip().lower()
+                fields[name] = value.strip()
+        if "deb" not in fields.get("types", "").split():
+            continue
+        if fields.get("enabled", "yes").lower() in ("no", "false", "0"):
+            continue
+        for uri in fields.get("uris", "").split():
+            for suite in fields.get("suites", "").split():
+                yield uri, suite, fields.get("components", "").split()
+
+
+def choose_mirror(sources: Iterable[tuple[str, str, list[str]]], codename: str) -> Mirror | None:
+    """Pick the archive that serves codename (or stable, testing, sid), and its security archive."""
+    names = (codename, "stable", "testing", "unstable", "sid", RELEASE)
+    main = security = None
+    for uri, suite, components in sources:
+        if "main" not in components:
+            continue
+        suite = suite.strip("/")
+        if suite in names:
+            main = main or uri.rstrip("/")
+        elif suite.removesuffix("-security") in names or suite.endswith("/updates"):
+            if suite.endswith(("-security", "/updates")):
+                security = security or uri.rstrip("/")
+    return Mirror(main, security) if main else None
+
+
+def machine_mirror() -> Mirror:
+    """The mirror in /etc/apt. Raises LabError where there is none."""
+    etc = Path("/etc/apt")
+    sources: list[tuple[str, str, list[str]]] = []
+    for path in [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]:
+        if path.suffix in (".list", ".sources") and path.is_file():
+            sources += parse_sources(path.read_text(errors="replace"), path.suffix == ".sources")
+    mirror = choose_mirror(sources, os_release().get("VERSION_CODENAME", ""))
+    if mirror is None:
+        raise LabError(
+            "/etc/apt names no Debian archive with component main: add one, as in"
+            f" `deb http://deb.debian.org/debian {RELEASE} main`"
+        )
+    return mirror
+
+
+def os_release() -> dict[str, str]:
+    pairs = (line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    return {key: value.strip('"') for key, value in pairs}
+
+
+def apt_settings() -> list[str]:
+    """The machine's proxy and date-check settings, as apt.conf statements."""
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True).stdout
+    matches = (APT_SETTINGS.match(line) for line in dump.splitlines())
+    return [f'{m[1]} "{m[2]}"' for m in matches if m]
+
+
+# ---- what goes in -----------------------------------------------------------
+
+
+def read_packages(text: str) -> list[str]:
+    return [word for line in text.splitlines() for word in line.split("#", 1)[0].split()]
+
+
+def recipe(kernel: str, packages: Sequence[str]) -> list[str]:
+    """mmdebstrap's options, all that decides the content except the mirror."""
+    argv = ["--mode=root", "--variant=minbase", "--format=directory", "--quiet"]
+    argv += ["--include=" + ",".join(packages)]
+    argv += ['--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io"]
+    argv += [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")]
+    # The package lists stay: the headers of tcmu-runner come from its source package.
+    argv += ["--skip=cleanup/apt/lists"]
+    if kernel == "backports":
+        pin = f"Package: src:linux:any src:linux-signed-amd64:any\\nPin: release n={RELEASE}-backports\\nPin-Priority: 900\\n"
+        argv += [f"--setup-hook=mkdir -p $1/etc/apt/preferences.d && printf '{pin}' >$1/etc/apt/preferences.d/kernel"]
+    return argv
+
+
+def source_lines(kernel: str, mirror: Mirror) -> list[str]:
+    suites = [(mirror.main, RELEASE), (mirror.main, f"{RELEASE}-updates")]
+    if mirror.security:
+        suites.append((mirror.security, f"{RELEASE}-security"))
+    if kernel == "backports":
+        suites.append((mirror.main, f"{RELEASE}-backports"))
+    return [f"{kind} {uri} {suite} main" for uri, suite in suites for kind in ("deb", "deb-src")]
+
+
+def tree_key(kernel: str, packages: Sequence[str]) -> str:
+    """Changes when the tree must be rebuilt."""
+    content = json.dumps([RELEASE, recipe(kernel, packages), BOOT_MODULES])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+# ---- cpio -------------------------------------------------------------------
+
+
+def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
+    """A newc archive of (path, mode with file type, content), as the kernel takes for an initramfs."""
+    out = io.BytesIO()
+    for inode, (name, mode, data) in enumerate([*entries, ("TRAILER!!!", 0, b"")], 1):
+        path = os.fsencode(name) + b"\0"
+        fields = (inode, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+        out.write(b"070701" + b"".join(b"%08x" % field for field in fields) + path)
+        out.write(bytes(-out.tell() % 4) + data)
+        out.write(bytes(-out.tell() % 4))
+    return out.getvalue()
+
+
+def boot_modules(root: Path, release: str) -> list[Path]:
+    """Files of BOOT_MODULES and what they depend on, in the order of loading."""
+    paths: dict[Path, None] = {}
+    for module in BOOT_MODULES:
+        argv = ["modprobe", "-d", str(root), "-S", release, "--show-depends", module]
+        shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        paths.update({Path(line.split()[1]): None for line in shown.splitlines() if line.startswith("insmod ")})
+    return list(paths)
+
+
+def make_initrd(root: Path, release: str) -> bytes:
+    directory, program, regular = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    entries = [(name, directory, b"") for name in ("bin", "dev", "proc", "sys", "root", "modules", "lab")]
+    entries.append(("bin/busybox", program, BUSYBOX.read_bytes()))
+    order = []
+    for path in boot_modules(root, release):
+        data = path.read_bytes()
+        name = path.name
+        if name.endswith(".xz"):
+            name, data = name.removesuffix(".xz"), lzma.decompress(data)
+        entries.append((f"modules/{name}", regular, data))
+        order.append(name)
+    entries.append(("modules/order", regular, "".join(f"{name}\n" for name in order).encode()))
+    return cpio(entries)
+
+
+# ---- build ------------------------------------------------------------------
+
+
+def require(tools: dict[str, str]) -> None:
+    """Raise LabError naming the packages of the commands that this machine lacks."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = sorted({package for tool, package in tools.items() if not shutil.which(tool, path=path)})
+    if missing:
+        raise LabError(f"the lab needs: apt-get install {' '.join(missing)}")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{name}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def find_tree(kernel: str) -> Tree | None:
+    """The cached tree, if it is complete and made of what the recipe says now."""
+    top = CACHE / f"{RELEASE}-{kernel}"
+    try:
+        made = json.loads((top / "made.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if made.get("key") != tree_key(kernel, read_packages(PACKAGES_FILE.read_text())):
+        return None
+    return Tree(kernel, made["release"], top / "root", top / "root.ext4", top / "vmlinuz", top / "initrd")
+
+
+def ensure_tree(kernel: str) -> Tree:
+    """The cached tree, built first where needed. Raises LabError."""
+    if kernel not in KERNELS:
+        raise LabError(f"kernel={kernel}: must be one of {', '.join(KERNELS)}")
+    tree = find_tree(kernel)
+    if tree is None:
+        with locked(f"{RELEASE}-{kernel}"):
+            tree = find_tree(kernel) or build_tree(kernel)
+    return tree
+
+
+def build_tree(kernel: str) -> Tree:
+    """Build under a temporary name, then rename: an interrupted build never looks complete."""
+    require(BUILD_TOOLS | RUN_TOOLS)
+    if os.geteuid() != 0:
+        raise LabError("building the lab's root file system needs root: run `lab/build` as root once")
+    mirror = machine_mirror()
+    packages = read_packages(PACKAGES_FILE.read_text())
+    began = time.monotonic()
+    print(f"lab: building the {RELEASE} root file system with the {kernel} kernel", file=sys.stderr, flush=True)
+
+    work = CACHE / f"{RELEASE}-{kernel}.new"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        root = work / "root"
+        argv = ["mmdebstrap", *recipe(kernel, packages), *(f"--aptopt={s}" for s in apt_settings())]
+        argv += [RELEASE, str(root), *source_lines(kernel, mirror)]
+        # INITRD=No: Debian's hook would spend half a minute on an initrd that nobody boots.
+        env = os.environ | {"INITRD": "No", "DEBIAN_FRONTEND": "noninteractive"}
+        log = work / "mmdebstrap.log"
+        with open(log, "wb") as file:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
+        if done.returncode != 0:
+            kept = CACHE / "mmdebstrap.log"
+            log.replace(kept)
+            tail = "\n".join(kept.read_text(errors="replace").splitlines()[-12:])
+            raise LabError(f"mmdebstrap failed with exit code {done.returncode}, see {kept}:\n{tail}")
+        (release,) = (path.name for path in (root / "usr/lib/modules").iterdir())
+        for mount_point in ("userblk", "results"):
+            (root / mount_point).mkdir()
+        (root / "etc/target").mkdir(exist_ok=True)  # target_core_mod looks for it when it loads
+        (root / "etc/hostname").write_text("lab\n")
+        (root / "etc/hosts").write_text("127.0.0.1 localhost lab\n")
+
+        kernels = [root / f"boot/vmlinuz-{release}", root / f"usr/lib/modules/{release}/vmlinuz"]
+        shutil.copyfile(next(path for path in kernels if path.is_file()), work / "vmlinuz")
+        (work / "initrd").write_bytes(make_initrd(root, release))
+        make_image(root, work / "root.ext4")
+        key = tree_key(kernel, packages)
+        (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
+
+        # The old tree may be in use; whoever has it open keeps what they have.
+        top = CACHE / f"{RELEASE}-{kernel}"
+        if top.exists():
+            old = CACHE / f"{RELEASE}-{kernel}.old"
+            shutil.rmtree(old, ignore_errors=True)
+            top.rename(old)
+            work.rename(top)
+            shutil.rmtree(old)
+        else:
+            work.rename(top)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    print(f"lab: built in {time.monotonic() - began:.0f} s: kernel {release}", file=sys.stderr, flush=True)
+    tree = find_tree(kernel)
+    assert tree is not None
+    return tree
+
+
+def make_image(root: Path, image: Path) -> None:
+    """An ext4 image with room for half as much again; sparse."""
+    used = subprocess.run(["du", "-sm", str(root)], capture_output=True, text=True, check=True).stdout
+    size = int(used.split()[0]) * 3 // 2 + 256
+    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"]
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    subprocess.run([*argv, "-d", str(root), str(image), f"{size}M"], check=True, env=os.environ | {"PATH": path})
