@@ -40,6 +40,16 @@ void backend_debug(const struct backend_host *host, const char *format, ...)
 	errno = saved;
 }
 
+/* Has the device as many bytes as the framework demands? */
+static int check_size(const struct backend_host *host, uint64_t size, uint64_t have)
+{
+	if (size <= have)
+		return 0;
+	backend_error(host, "size=%llu: the device has only %llu bytes; ask for no more than that",
+		(unsigned long long)size, (unsigned long long)have);
+	return -EINVAL;
+}
+
 int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
 	struct backend **out)
 {
@@ -52,14 +62,10 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	b->ops = ops;
 	b->host = *host;
 
-	uint64_t have = atomic_load(&b->size);
-
-	if (size > have) {
-		backend_error(host,
-			"size=%llu: the device has only %llu bytes; ask for no more than that",
-			(unsigned long long)size, (unsigned long long)have);
+	r = check_size(host, size, atomic_load(&b->size));
+	if (r) {
 		ops->close(b);
-		return -EINVAL;
+		return r;
 	}
 	if (size)
 		atomic_store(&b->size, size);
@@ -81,6 +87,18 @@ int backend_info(struct backend *b, struct backend_info *info)
 
 	info->size = atomic_load(&b->size);
 	info->readonly = b->readonly;
+	return r;
+}
+
+int backend_resize(struct backend *b, uint64_t size)
+{
+	uint64_t have = size;
+	int r = b->ops->available ? b->ops->available(b, &have) : 0;
+
+	if (r == 0)
+		r = check_size(&b->host, size, have);
+	if (r == 0)
+		atomic_store(&b->size, size);
 	return r;
 }
 

@@ -104,6 +104,8 @@ struct backend_ops {
 		struct backend **out);
 	void (*close)(struct backend *b);
 	int (*info)(struct backend *b, struct backend_info *info);
+	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
+	int (*available)(struct backend *b, uint64_t *size);
 	int (*readv)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
 	int (*writev)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
 		unsigned flags); /* FUA */
@@ -139,6 +141,11 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	struct backend **out);
 void backend_close(struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
+/*
+ * The framework demands another size in bytes of the open device. -EINVAL, told
+ * through host->error: the device has less. Requests may be in flight.
+ */
+int backend_resize(struct backend *b, uint64_t size);
 
 /* Reads length(iov) bytes at offset. -EINVAL: beyond the end. */
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
