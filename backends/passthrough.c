@@ -480,6 +480,16 @@ static int passthrough_info(struct backend *b, struct backend_info *info)
 	return 0;
 }
 
+static int passthrough_available(struct backend *b, uint64_t *size)
+{
+	int64_t now = current_size((struct passthrough *)b);
+
+	if (now < 0)
+		return (int)now;
+	*size = (uint64_t)now;
+	return 0;
+}
+
 static size_t passthrough_counters(struct backend *b, struct backend_counter *counters, size_t max)
 {
 	struct passthrough *p = (struct passthrough *)b;
@@ -833,6 +843,7 @@ const struct backend_ops passthrough_backend = {
 	.open = passthrough_open,
 	.close = passthrough_close,
 	.info = passthrough_info,
+	.available = passthrough_available,
 	.readv = passthrough_readv,
 	.writev = passthrough_writev,
 	.flush = passthrough_flush,
