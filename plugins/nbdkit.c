@@ -21,6 +21,7 @@
 static struct params *params;
 static struct backend *device;
 static struct backend_info device_info; /* constant except size */
+static _Atomic bool error_told;
 static char *help;
 
 static void adapter_unload(void)
@@ -69,6 +70,7 @@ static void adapter_dump_plugin(void)
 static void host_error(void *opaque, const char *message)
 {
 	(void)opaque;
+	error_told = true;
 	nbdkit_error("%s", message);
 }
 
@@ -92,12 +94,13 @@ static int adapter_get_ready(void)
 	r = backend_open(params, 0, &host, &device);
 	if (r == 0)
 		r = backend_info(device, &device_info);
-	if (r < 0) {
+	if (r == 0)
+		return 0;
+	/* A device tells what a user can mend, and only that. */
+	if (!error_told)
 		nbdkit_error(
 			"cannot open the %s device: %s", plugin_identity.ops->name, strerror(-r));
-		return -1;
-	}
-	return 0;
+	return -1;
 }
 
 /*
@@ -109,13 +112,16 @@ static void print_counters(void)
 {
 	struct backend_counter counters[MAX_COUNTERS];
 	size_t i, n = backend_counters(device, counters, MAX_COUNTERS);
+	char line[1024];
+	int used = 0;
 
 	if (n == 0)
 		return;
-	fprintf(stderr, "%s: counters:", plugin_identity.name);
-	for (i = 0; i < n && i < MAX_COUNTERS; i++)
-		fprintf(stderr, " %s=%" PRIu64, counters[i].name, counters[i].value);
-	fprintf(stderr, "\n");
+	for (i = 0; i < n && i < MAX_COUNTERS && used < (int)sizeof line; i++)
+		used += snprintf(line + used, sizeof line - (size_t)used, " %s=%" PRIu64,
+			counters[i].name, counters[i].value);
+	/* In one write, so that nothing comes between. */
+	fprintf(stderr, "%s: counters:%s\n", plugin_identity.name, line);
 }
 
 static void adapter_cleanup(void)

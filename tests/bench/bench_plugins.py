@@ -1,0 +1,291 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares our nbdkit plugins with nbdkit's own, in pairs of runs, by hand on a quiet machine.
+
+A cell is COMPARISON/WORKLOAD/BLOCK/JOBS. In every round each cell is run once with each of its
+two sides, in random order, each run with a server of its own; a run's figure is fio's IOPS
+through its nbd engine, one connection per job, one request at a time. The result of a cell is the
+geometric mean of the ratios first/second with its 95 % Student-t interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scipy import stats  # type: ignore
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
+from nbdkit_server import Nbdkit, plugin_path  # noqa: E402
+
+SCHEMA = 1
+LIMIT = 0.97  # "not slower": the lower end of the interval is at least this
+THREADS = 16
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Side:
+    """One server: its name in the output, the plugin, and parameters ({file} is filled in)."""
+
+    name: str
+    plugin: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    first: Side
+    second: Side
+    on_disk: bool = False
+
+
+def passthrough(direct: str) -> Side:
+    return Side(
+        f"passthrough direct={direct}",
+        plugin_path("passthrough"),
+        ("file={file}", f"direct={direct}"),
+    )
+
+
+NBDKIT_NULL = Side("nbdkit null", "null", ("size={size}",))
+COMPARISONS = {
+    "file": Comparison(passthrough("off"), Side("nbdkit file", "file", ("file={file}",))),
+    "null": Comparison(Side("null", plugin_path("null"), ("size={size}",)), NBDKIT_NULL),
+    # In memory, where O_DIRECT costs nothing, the difference is the bounce alone.
+    "bounce": Comparison(passthrough("on"), passthrough("off")),
+    "direct": Comparison(passthrough("on"), passthrough("off"), on_disk=True),
+    # The same server twice: what the method itself calls a difference.
+    "control": Comparison(NBDKIT_NULL, NBDKIT_NULL),
+}
+WORKLOADS = ("randread", "randwrite")
+BLOCKS = ("4k", "128k")
+JOBS = (1, 16)
+
+
+@dataclass
+class Cell:
+    comparison: str
+    workload: str
+    block: str
+    jobs: int
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.comparison}/{self.workload}/{self.block}/{self.jobs}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """first/second, with its interval; the ends are NaN for fewer than two pairs."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_ratio(pairs: list[tuple[float, float]], confidence: float = 0.95) -> Ratio:
+    """Geometric mean of first/second and its Student-t interval (n-1)."""
+    logs = [math.log(first / second) for first, second in pairs]
+    n = len(logs)
+    mean = math.fsum(logs) / n
+    if n < 2:
+        return Ratio(math.exp(mean), math.nan, math.nan)
+    variance = math.fsum((x - mean) ** 2 for x in logs) / (n - 1)
+    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * math.sqrt(variance / n)
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int) -> float:
+    """IOPS of one run."""
+    argv = ["fio", f"--name={cell.workload}", "--ioengine=nbd", f"--uri={uri}"]
+    argv += [f"--rw={cell.workload}", f"--bs={cell.block}", f"--numjobs={cell.jobs}"]
+    argv += [f"--size={size}", "--time_based", f"--runtime={runtime}", "--ramp_time=0.3"]
+    argv += ["--group_reporting", "--randrepeat=0", f"--randseed={seed}", "--norandommap"]
+    argv += ["--output-format=json"]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: exit {result.returncode}: {result.stderr.strip()}")
+    # fio may print a line before the JSON.
+    report = json.loads(result.stdout[result.stdout.index("{") :])
+    job = report["jobs"][0]
+    iops = float(job["read"]["iops"]) + float(job["write"]["iops"])
+    if job["error"] or iops <= 0:
+        raise RuntimeError(f"{cell.name}: fio reports error {job['error']} and {iops} IOPS")
+    return iops
+
+
+def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
+    size = options.size * MIB
+    parameters = [text.format(file=file, size=size) for text in side.parameters]
+    with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
+        server = Nbdkit(Path(directory), side.plugin, *parameters, options=("-t", str(THREADS)))
+        try:
+            iops = run_fio(server.uri, cell, options.runtime, size, seed)
+            if server.stop() != 0:
+                raise RuntimeError(f"{cell.name}: the server failed: {server.output()}")
+        finally:
+            server.kill()
+    return iops
+
+
+@contextmanager
+def backing_file(directory: Path, size: int) -> Iterator[Path]:
+    """A file of size bytes, all of them written, so that both sides meet the same allocation."""
+    descriptor, name = tempfile.mkstemp(prefix="userblk-bench-", dir=directory)
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for _ in range(size // MIB):
+                file.write(os.urandom(MIB))
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink()
+
+
+def choose_cells(patterns: list[str]) -> list[Cell]:
+    """The cells whose names match one of the patterns from the beginning; all without patterns."""
+    cells = [
+        Cell(comparison, workload, block, jobs)
+        for comparison in COMPARISONS
+        for workload in WORKLOADS
+        for block in BLOCKS
+        for jobs in JOBS
+    ]
+    if not patterns:
+        return cells
+    return [cell for cell in cells if any(re.match(p + r"(/|$)", cell.name) for p in patterns)]
+
+
+def line_of(cell: Cell) -> str:
+    ratio = paired_ratio(cell.pairs)
+    first = sum(pair[0] for pair in cell.pairs) / len(cell.pairs)
+    second = sum(pair[1] for pair in cell.pairs) / len(cell.pairs)
+    if math.isnan(ratio.low):
+        interval, verdict = "no interval: one pair", ""
+    else:
+        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+        verdict = "ok" if ratio.low >= LIMIT else "slower" if ratio.high < 1 else "unclear"
+    return (
+        f"{cell.name:<26}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}"
+        f"{ratio.mean:>8.3f}  {interval:<22}{verdict}"
+    )
+
+
+def print_table(cells: list[Cell]) -> None:
+    for name in dict.fromkeys(cell.comparison for cell in cells):
+        comparison = COMPARISONS[name]
+        where = "disk" if comparison.on_disk else "memory"
+        print(f"{name}: {comparison.first.name} / {comparison.second.name}, in {where}")
+    print(f"{'cell':<26}{'n':>4}{'IOPS 1st':>12}{'IOPS 2nd':>12}{'ratio':>8}  95 % interval")
+    for cell in cells:
+        print(line_of(cell))
+
+
+def write_json(path: Path, cells: list[Cell], options: argparse.Namespace) -> None:
+    data = {
+        "schema": SCHEMA,
+        "seed": options.seed,
+        "runtime_s": options.runtime,
+        "size_mib": options.size,
+        "threads": THREADS,
+        "cells": [
+            {
+                "cell": cell.name,
+                "first": COMPARISONS[cell.comparison].first.name,
+                "second": COMPARISONS[cell.comparison].second.name,
+                "pairs": cell.pairs,
+            }
+            for cell in cells
+        ],
+    }
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.rename(path)
+
+
+def measure(cells: list[Cell], options: argparse.Namespace) -> None:
+    rng = random.Random(options.seed)
+    size = options.size * MIB
+    with (
+        backing_file(options.memory_dir, size) as in_memory,
+        backing_file(options.disk_dir, size) as on_disk,
+    ):
+        for number in range(options.pairs):
+            for cell in rng.sample(cells, len(cells)):
+                comparison = COMPARISONS[cell.comparison]
+                file = on_disk if comparison.on_disk else in_memory
+                seed = rng.randrange(1 << 31)  # the same offsets for both sides
+                figures: dict[int, float] = {}
+                for which in rng.sample((0, 1), 2):
+                    side = (comparison.first, comparison.second)[which]
+                    figures[which] = run_side(side, cell, file, options, seed)
+                cell.pairs.append((figures[0], figures[1]))
+                print(f"round {number + 1}: {line_of(cell)}", file=sys.stderr, flush=True)
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20, help="rounds (default 20)")
+    parser.add_argument(
+        "--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S"
+    )
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="regular expressions for the beginning of COMPARISON/WORKLOAD/BLOCK/JOBS, "
+        f"such as file/randread/4k or null; comparisons: {', '.join(COMPARISONS)} (default all)",
+    )
+    parser.add_argument("--size", type=int, default=256, help="of the file in MiB (default 256)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), metavar="DIR")
+    parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    options = parser.parse_args(argv)
+    for name in ("pairs", "runtime", "size"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    return options
+
+
+def main(argv: list[str]) -> int:
+    options = parse_options(argv)
+    cells = choose_cells(options.cells)
+    if not cells:
+        print(f"--cells={' '.join(options.cells)}: no such cell; try file, null", file=sys.stderr)
+        return 2
+    try:
+        measure(cells, options)
+    except (RuntimeError, AssertionError, OSError) as error:
+        print(f"bench_plugins: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # What has been measured is shown, and the file and the server are gone.
+        cells = [cell for cell in cells if cell.pairs]
+        if not cells:
+            return 130
+    print(f"seed {options.seed}, {options.runtime} s a run")
+    print_table(cells)
+    if options.json:
+        write_json(options.json, cells, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

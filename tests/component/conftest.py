@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fixtures of the component tests: servers, loop devices and small file systems, always undone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from nbdkit_server import Nbdkit, checked, missing_components, plugin_path, run
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+Serve = Callable[..., Nbdkit]
+
+
+def lacking(reason: str) -> None:
+    """A real component is not here: said aloud, and a failure where CI=true."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI=true and {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def components() -> None:
+    missing = missing_components()
+    if missing:
+        lacking("not installed: " + ", ".join(missing))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """serve(PLUGIN, PARAMETER..., options=(), wrapper=()) starts a server."""
+    servers: list[Nbdkit] = []
+
+    def start(
+        plugin: str,
+        *parameters: str,
+        options: tuple[str, ...] = (),
+        wrapper: tuple[str, ...] = (),
+    ) -> Nbdkit:
+        directory = tmp_path / f"server{len(servers)}"
+        directory.mkdir()
+        servers.append(
+            Nbdkit(directory, plugin_path(plugin), *parameters, options=options, wrapper=wrapper)
+        )
+        return servers[-1]
+
+    with ExitStack() as stack:
+        yield start
+        for server in servers:
+            stack.callback(server.kill)
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A regular file of SIZE zero bytes, not allocated."""
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+    return path
+
+
+def need_root(what: str) -> None:
+    if os.geteuid() != 0:
+        lacking(f"{what} needs root")
+
+
+@pytest.fixture
+def loop(disk: Path) -> Iterator[str]:
+    """A loop device over disk."""
+    need_root("a loop device")
+    attached = run(["losetup", "--find", "--show", str(disk)])
+    if attached.returncode != 0:
+        lacking(f"no loop device: {attached.stderr.strip()}")
+    device = attached.stdout.strip()
+    try:
+        yield device
+    finally:
+        checked(["losetup", "--detach", device])
+
+
+@pytest.fixture
+def small_filesystem(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs with room for 1 MiB."""
+    need_root("a mount")
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = run(["mount", "-t", "tmpfs", "-o", "size=1M", "userblk-test", str(directory)])
+    if mounted.returncode != 0:
+        lacking(f"no tmpfs: {mounted.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        checked(["umount", str(directory)])

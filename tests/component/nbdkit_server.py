@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A real nbdkit on a Unix socket, for the component tests and the benchmark of the plugins."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
+# Libraries that nbdkit, itself built without sanitizers, must have loaded before the plugin.
+PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc")
+
+try:
+    nbd: Any = importlib.import_module("nbd")
+    NbdError: type[Exception] = nbd.Error
+except ImportError:
+    nbd = None
+    NbdError = Exception
+
+
+def missing_components() -> list[str]:
+    """Names what these tests need and this machine lacks."""
+    missing = [name for name in COMPONENTS if shutil.which(name) is None]
+    if nbd is None:
+        missing.append("python3-libnbd")
+    return missing
+
+
+def plugin_path(name: str) -> str:
+    return str(PLUGIN_DIR / f"{name}.so")
+
+
+def environment() -> dict[str, str]:
+    """The environment of an nbdkit that may load a sanitized plugin."""
+    env = dict(os.environ)
+    if PRELOAD:
+        env["LD_PRELOAD"] = PRELOAD
+        # nbdkit itself leaves a few allocations behind at exit; leaks of ours are
+        # looked for by the unit tests, which are all our own code.
+        env["ASAN_OPTIONS"] = "detect_leaks=0"
+    return env
+
+
+def run(argv: list[str], timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end and returns its output; it is not checked."""
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
+    )
+
+
+def run_nbdkit(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    """Runs an nbdkit that is expected to end by itself."""
+    return subprocess.run(
+        ["nbdkit", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=ROOT,
+        env=environment(),
+    )
+
+
+def checked(argv: list[str], timeout: float = 60.0) -> str:
+    """Runs a command that must succeed and returns its standard output."""
+    result = run(argv, timeout)
+    assert result.returncode == 0, f"{argv}: exit {result.returncode}\n{result.stderr}"
+    return result.stdout
+
+
+class Nbdkit:
+    """A server in the foreground, of any plugin. Ends with stop(), which is safe to repeat."""
+
+    def __init__(
+        self,
+        directory: Path,
+        plugin: str,
+        *parameters: str,
+        options: tuple[str, ...] = (),
+        wrapper: tuple[str, ...] = (),
+    ) -> None:
+        self.socket = directory / "nbd.sock"
+        self.pidfile = directory / "nbdkit.pid"
+        self.log = directory / "nbdkit.log"
+        self._handles: list[Any] = []
+        argv = [*wrapper, "nbdkit", "-f", "-U", str(self.socket), "-P", str(self.pidfile)]
+        argv += [*options, plugin, *parameters]
+        with self.log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment(),
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (self.pidfile.exists() and self.pidfile.read_text().strip()):
+            if self.process.poll() is not None:
+                raise AssertionError(f"nbdkit ended at once: {self.output()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"nbdkit is not ready: {self.output()}")
+            time.sleep(0.005)
+
+    @property
+    def uri(self) -> str:
+        return f"nbd+unix:///?socket={self.socket}"
+
+    @property
+    def pid(self) -> int:
+        """nbdkit's own process, also when it runs below a wrapper."""
+        return int(self.pidfile.read_text())
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def connect(self) -> Any:
+        """A libnbd handle that sends what it is told, for the server to judge."""
+        handle = nbd.NBD()
+        handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+        handle.set_strict_mode(0)
+        handle.connect_unix(str(self.socket))
+        self._handles.append(handle)
+        return handle
+
+    def counters(self) -> dict[str, int]:
+        """The counters that the plugin prints when it ends: call after stop()."""
+        line = re.search(r"^\S+: counters:(.*)$", self.output(), re.MULTILINE)
+        assert line, f"no line of counters in {self.output()!r}"
+        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line[1])}
+
+    def stop(self) -> int:
+        """Ends the server as a user would and returns its exit status."""
+        for handle in self._handles:
+            if handle.aio_is_ready():  # not one whose server is gone
+                handle.shutdown()
+        self._handles.clear()
+        if self.process.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        text = self.output()
+        assert "AddressSanitizer" not in text and "runtime error" not in text, text
+        return status
+
+    def kill(self) -> None:
+        """Ends the server's whole process group at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+        self._handles.clear()

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From the command line to the end of the server: parameters, errors, help, leftovers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SIZE, Serve
+from nbdkit_server import ROOT, checked, plugin_path, run, run_nbdkit
+
+PLUGINS = pytest.mark.parametrize("plugin", ["null", "passthrough"])
+
+
+def help_lines(plugin: str) -> dict[str, str]:
+    """The parameters that --help lists, with the line of each."""
+    output = run_nbdkit(plugin_path(plugin), "--help")
+    assert output.returncode == 0
+    return {
+        match[1]: match[0]
+        for match in re.finditer(r"^    ([a-z-]+)=.*$", output.stdout, re.MULTILINE)
+    }
+
+
+def manual(plugin: str) -> str:
+    return (ROOT / f"docs/man/nbdkit-userblk-{plugin}-plugin.1").read_text(encoding="utf-8")
+
+
+def dumped(plugin: str) -> dict[str, str]:
+    output = run_nbdkit(plugin_path(plugin), "--dump-plugin")
+    assert output.returncode == 0
+    return dict(line.split("=", 1) for line in output.stdout.splitlines())
+
+
+@PLUGINS
+def test_manual_help_and_dump_name_the_same_parameters(plugin: str) -> None:
+    text = manual(plugin)
+    documented = re.findall(r"^\.It Cm (\S+) Ns = Ns", text, re.MULTILINE)
+    dump = dumped(plugin)
+    assert sorted(documented) == sorted(dump["userblk_parameters"].split())
+    lines = help_lines(plugin)
+    assert sorted(documented) == sorted(lines)
+    # Each entry also says the same of what is required and of defaults.
+    entries = re.split(r"^\.It Cm ", text.split(".Sh PARAMETERS")[1], flags=re.MULTILINE)[1:]
+    for entry in entries:
+        line = lines[entry.split()[0]]
+        assert ("(required)" in line) == ("\nRequired.\n" in entry), line
+        default = re.search(r"\(default ([^)]*)\)", line)
+        if default:
+            assert "default" in entry and re.search(rf"\b{default[1]}\b", entry), line
+        for choice in re.findall(r"\b\w+\b", line.split("<")[1].split(">")[0].lower()):
+            if "|" in line.split(">")[0]:
+                assert re.search(rf"^\.It Cm .*\b{choice}\b", ".It Cm " + entry), line
+
+
+@PLUGINS
+def test_manual_is_well_formed(plugin: str) -> None:
+    page = ROOT / f"docs/man/nbdkit-userblk-{plugin}-plugin.1"
+    lint = run(["mandoc", "-T", "lint", "-W", "warning", str(page)])
+    assert lint.returncode == 0 and lint.stdout == ""
+
+
+@PLUGINS
+def test_dump_plugin(plugin: str) -> None:
+    dump = dumped(plugin)
+    assert dump["name"] == f"userblk-{plugin}"
+    assert dump["userblk_device"] == plugin
+    assert dump["thread_model"] == "parallel"
+    assert dump["errno_is_preserved"] == "1"
+    main_parameter = {"null": "size", "passthrough": "file"}[plugin]
+    assert dump["magic_config_key"] == main_parameter
+    version = (ROOT / "python/userblk/__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{dump["version"]}"' in version
+
+
+def refused(*arguments: str) -> list[str]:
+    """What nbdkit says to a command line that it must refuse before it serves."""
+    result = run_nbdkit("-U", "-", *arguments)
+    assert result.returncode == 1, result
+    return result.stderr.splitlines()
+
+
+UNKNOWN = "unknown parameter of passthrough; there are file=, direct=, readonly=, size=, config="
+SIZE_SYNTAX = "write digits and perhaps a suffix b, s (512), K, M, G, T, P or E"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "pair", "message"),
+    [
+        ("null", "size=x", f"size=x: not a size; {SIZE_SYNTAX}"),
+        ("null", "size=1000", "size=1000: not a multiple of block-size=512; round it to 1024"),
+        ("null", "block-size=1k", "block-size=1k: no such choice; write block-size=512|4096"),
+        ("null", "fill=one", "fill=one: no such choice; write fill=zero|none"),
+        ("passthrough", "direct=maybe", "direct=maybe: neither on nor off; write on or off"),
+        ("passthrough", "readonly=", "readonly=: neither on nor off; write on or off"),
+        ("passthrough", "fil=x", f"fil: {UNKNOWN}"),
+    ],
+)
+def test_a_bad_parameter_gets_one_line_and_the_same_from_a_file(
+    plugin: str, pair: str, message: str, tmp_path: Path
+) -> None:
+    assert refused(plugin_path(plugin), pair) == [f"nbdkit: error: {message}"]
+    config = tmp_path / "config"
+    config.write_text(f"# comment\n\n{pair}\n", encoding="utf-8")
+    where = "" if "multiple" in message else f"config={config}: line 3: "
+    lines = refused(plugin_path(plugin), f"config={config}")
+    assert lines == [f"nbdkit: error: {where}{message}"]
+
+
+def test_missing_and_repeated_parameters(tmp_path: Path) -> None:
+    assert refused(plugin_path("null")) == [
+        "nbdkit: error: size: missing; give size=SIZE, size of the device"
+    ]
+    lines = refused(plugin_path("passthrough"))
+    assert len(lines) == 1 and lines[0].startswith("nbdkit: error: file: missing; give file=")
+    assert refused(plugin_path("null"), "size=1M", "size=2M") == [
+        "nbdkit: error: size=2M: given twice; leave one out"
+    ]
+    assert refused(plugin_path("null"), "size=1M", f"config={tmp_path}/none") == [
+        f"nbdkit: error: config={tmp_path}/none: No such file or directory; "
+        "name a readable file of key=value lines"
+    ]
+
+
+def test_parameters_from_a_file_and_the_command_line_wins(
+    serve: Serve, disk: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"file={disk}\nreadonly=on\ndirect=off\n", encoding="utf-8")
+    assert serve("passthrough", f"config={config}").connect().is_read_only()
+    server = serve("passthrough", f"config={config}", "readonly=off")
+    assert not server.connect().is_read_only()
+
+
+def test_a_mistyped_device_is_seen_from_a_server_that_would_go_to_the_background(
+    tmp_path: Path,
+) -> None:
+    socket, pidfile = tmp_path / "sock", tmp_path / "pid"
+    result = run_nbdkit(
+        "-U", str(socket), "-P", str(pidfile), plugin_path("passthrough"), "/dev/nope"
+    )
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("nbdkit: error: file=/dev/nope: ")
+    assert "No such file or directory" in lines[0]
+    assert not socket.exists() and not pidfile.exists()
+
+
+def is_running(pid: int) -> bool:
+    """A zombie does not count: init may take its time."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline, f"{pid} does not end"
+        time.sleep(0.01)
+
+
+def test_background_server_serves_and_ends(disk: Path, tmp_path: Path) -> None:
+    socket, pidfile = tmp_path / "sock", tmp_path / "pid"
+    # A relative name: the server changes its directory.
+    relative = os.path.relpath(disk, ROOT)
+    arguments = ("-U", str(socket), "-P", str(pidfile), plugin_path("passthrough"), relative)
+    assert run_nbdkit(*arguments).returncode == 0
+    pid = int(pidfile.read_text(encoding="ascii"))
+    try:
+        uri = f"nbd+unix:///?socket={socket}"
+        assert checked(["nbdinfo", "--size", uri]).strip() == str(SIZE)
+        open_files = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert open_files.count(str(disk)) == 1
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        wait_until_gone(pid)
+
+
+def test_kill_leaves_nothing_behind(serve: Serve, loop: str) -> None:
+    server = serve("passthrough", loop)
+    handle = server.connect()
+    handle.pwrite(b"k" * 4096, 0)
+    before = set(Path("/dev/shm").iterdir())
+    pid = server.pid
+    server.kill()
+    wait_until_gone(pid)
+    assert set(Path("/dev/shm").iterdir()) <= before
+    # The exclusive claim went with the process.
+    os.close(os.open(loop, os.O_RDWR | os.O_EXCL))
+    again = serve("passthrough", loop).connect()
+    assert again.pread(4096, 0) == b"k" * 4096
+
+
+def test_captive_server_leaves_nothing_behind(loop: str) -> None:
+    result = run_nbdkit(
+        "-U", "-", plugin_path("passthrough"), loop, "--run", 'nbdinfo --size "$uri"'
+    )
+    assert (result.returncode, result.stdout.strip()) == (0, str(SIZE))
+    os.close(os.open(loop, os.O_RDWR | os.O_EXCL))
