@@ -74,18 +74,64 @@ test-component-asan: plugins-asan ## the same with the plugins under ASan and UB
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/component
 .PHONY: test-component-asan
 
+# ---- tcmu-runner handlers ---------------------------------------------------
+
+HANDLERS := null passthrough
+HANDLER_LIBS := $(HANDLERS:%=$(B)/tcmu-handlers/handler_userblk_%.so)
+HANDLER_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard tcmu-handlers/*.c))
+
+# The headers of exactly the tcmu-runner that is installed: its structs change
+# between versions, so that another version rebuilds everything that includes them.
+TCMU_BUILD := build/$(if $(filter asan tsan,$(TARGET)),host,$(TARGET))
+TCMU_VERSION = $(shell dpkg-query -W -f '$${source:Version}' tcmu-runner 2>/dev/null)
+TCMU_HEADERS = $(TCMU_BUILD)/tcmu-$(TCMU_VERSION)
+TCMU_STAMP := $(TCMU_BUILD)/tcmu-version
+CPPFLAGS_tcmu-handlers = -isystem $(TCMU_HEADERS)
+
+$(TCMU_STAMP): FORCE
+	@tcmu-handlers/get-headers $(TCMU_BUILD) >/dev/null
+	@echo "$(TCMU_VERSION)" | cmp -s - $@ || echo "$(TCMU_VERSION)" >$@
+FORCE:
+.PHONY: FORCE
+
+$(HANDLER_OBJS): $(TCMU_STAMP)
+
+tcmu-headers: $(TCMU_STAMP) ## get the headers of the installed tcmu-runner
+.PHONY: tcmu-headers
+
+# The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
+$(HANDLER_LIBS): $(B)/tcmu-handlers/handler_userblk_%.so: $(B)/tcmu-handlers/%.o \
+		$(B)/tcmu-handlers/tcmu.o $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2
+	@missing=$$(comm -23 <(nm -D --undefined-only $@ | awk '$$2 ~ /^tcmu/ { print $$2 }' | sort) \
+		<(nm -D --defined-only /usr/bin/tcmu-runner "$$($(CC) -print-file-name=libtcmu.so.2)" | \
+			awk 'NF == 3 { print $$3 }' | sort)); \
+	test -z "$$missing" || { echo "$@: tcmu-runner has no" $$missing >&2; exit 1; }
+
+# Where `tcmu-runner --handler-path tcmu-handlers` looks in a checkout.
+HANDLER_LINKS := $(if $(filter host,$(TARGET)),$(HANDLERS:%=tcmu-handlers/handler_userblk_%.so))
+$(HANDLER_LINKS): tcmu-handlers/%.so: $(B)/tcmu-handlers/%.so
+	ln -sfn ../$< $@
+
+handlers: $(HANDLER_LIBS) $(HANDLER_LINKS) ## build the tcmu-runner handlers
+.PHONY: handlers
+all: handlers
+
 # ---- install ------------------------------------------------------------------
 
 prefix  ?= /usr/local
 mandir  ?= $(prefix)/share/man
 # nbdkit looks for plugins in one directory, whatever the prefix is.
 plugindir ?= $(shell nbdkit --dump-config | sed -n 's/^plugindir=//p')
+# So does tcmu-runner, in the directory of its own handlers.
+handlerdir ?= $(shell dpkg-query -L tcmu-runner 2>/dev/null | sed -n 's,/handler_[a-z_]*\.so$$,,p' | sort -u)
 MAN_PAGES := $(wildcard docs/man/*.[1-8])
 
 INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
+	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -94,6 +140,12 @@ install-plugins: $(PLUGIN_LIBS)
 	for p in $(PLUGINS); do \
 		install -m 644 $(B)/plugins/$$p.so $(DESTDIR)$(plugindir)/nbdkit-userblk-$$p-plugin.so; done
 .PHONY: install-plugins
+
+install-handlers: $(HANDLER_LIBS)
+	@test -n "$(handlerdir)" || { echo "handlerdir: tcmu-runner is not installed; install tcmu-runner or set handlerdir=DIR" >&2; exit 2; }
+	install -d $(DESTDIR)$(handlerdir)
+	install -m 644 $(HANDLER_LIBS) $(DESTDIR)$(handlerdir)
+.PHONY: install-handlers
 
 install-man:
 	for m in $(MAN_PAGES); do \
@@ -106,6 +158,50 @@ uninstall: ## remove what install put there
 
 # ---- unit tests (C) ---------------------------------------------------------
 
+# tests/unit/test_*.c are programs, run under ASan and UBSan; those named
+# test_*_threads also under TSan. A test that needs more than backends/ sets
+# UNIT_OBJS_NAME or UNIT_LDFLAGS_NAME.
 UNIT_TESTS := $(patsubst tests/unit/%.c,%,$(wildcard tests/unit/test_*.c))
+ifeq ($(wildcard /usr/bin/tcmu-runner)$(CI),)
+UNIT_TESTS := $(filter-out test_tcmu,$(UNIT_TESTS))
+$(if $(filter run-unit,$(MAKECMDGOALS)),$(info SKIPPED test_tcmu: tcmu-runner is not installed; run: apt-get install tcmu-runner))
+endif
+UNIT_THREAD_TESTS := $(filter %_threads,$(UNIT_TESTS))
+SANITIZE_THREAD := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
+
+UNIT_PROGRAMS := $(UNIT_TESTS:%=$(B)/tests/unit/%)
+
+# The adapter for tcmu-runner with its real headers and its library.
+UNIT_OBJS_test_tcmu = $(B)/tcmu-handlers/tcmu.o
+UNIT_LDFLAGS_test_tcmu := -l:libtcmu.so.2
+$(B)/tests/unit/test_tcmu.o: CPPFLAGS_tests = $(CPPFLAGS_tcmu-handlers)
+$(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)
+
+# What the fault tests answer in the kernel's place (names as with 64-bit offsets).
+wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
+comma := ,
+UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
+	pwritev64v2 fdatasync fallocate64 ioctl)
+
+.SECONDEXPANSION:
+$(UNIT_PROGRAMS): $(B)/tests/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/support.o \
+		$(BACKEND_OBJS) $$(UNIT_OBJS_$$*)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(UNIT_LDFLAGS_$*) $(LDFLAGS) -lcmocka
+
+# Runs UNIT_TESTS of this TARGET; all of them, then fails if one did.
+run-unit: $(UNIT_PROGRAMS)
+	@failed=; for t in $^; do echo "== $$t"; timeout 300 $$t || failed+=" $$t"; done; \
+	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }
+.PHONY: run-unit
+
+test-unit: ## C unit tests, under the sanitizers
+	$(MAKE) --no-print-directory TARGET=asan OPT="$(SANITIZE)" run-unit
+	$(MAKE) --no-print-directory TARGET=tsan OPT="$(SANITIZE_THREAD)" \
+		UNIT_TESTS="$(UNIT_THREAD_TESTS)" run-unit
+.PHONY: test-unit
+
+format-check: ## are all C files formatted
+	git ls-files -z '*.c' '*.h' | xargs -0 clang-format --dry-run -Werror
+.PHONY: format-check
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
