@@ -31,36 +31,36 @@
 #include "params.h"
 
 /* Flags of data calls. Each call accepts those named in its comment. */
-#define BACKEND_FUA       (1u << 0) /* durable before the call returns */
+#define BACKEND_FUA	  (1u << 0) /* durable before the call returns */
 #define BACKEND_MAY_TRIM  (1u << 1) /* zero: the range may be deallocated */
-#define BACKEND_FAST_ZERO (1u << 2) /* zero: -EOPNOTSUPP at once rather than write zeroes slowly */
-#define BACKEND_REQ_ONE   (1u << 3) /* extents: the first extent is enough */
+#define BACKEND_FAST_ZERO (1u << 2) /* zero: -EOPNOTSUPP at once rather than slowly */
+#define BACKEND_REQ_ONE	  (1u << 3) /* extents: the first extent is enough */
 
 /* What the framework does for a device. Every function may be called from any thread. */
 struct backend_host {
 	void *opaque;
 	/* One line without newline, for the user. Precedes every error that a user can mend. */
 	void (*error)(void *opaque, const char *message);
-	/* One line without newline, shown only when the framework's debugging is on. May be NULL. */
+	/* The same, shown only when the framework's debugging is on. May be NULL. */
 	void (*debug)(void *opaque, const char *message);
-	/* The device's size changed to size bytes. May be NULL: the framework cannot tell clients. */
+	/* The device's size is size bytes now. NULL: the framework cannot tell clients. */
 	void (*resized)(void *opaque, uint64_t size);
 };
 
 /* What a device tells about itself once it is open. Constant except size. */
 struct backend_info {
-	uint64_t size;             /* bytes */
-	uint32_t block_size;       /* smallest unit served without read-modify-write; power of two */
-	uint32_t preferred_size;   /* request size that performs well; power of two >= block_size */
-	uint32_t max_request;      /* largest request in bytes that is not split inside the device */
+	uint64_t size;		 /* bytes */
+	uint32_t block_size;	 /* smallest unit served without read-modify-write; power of two */
+	uint32_t preferred_size; /* request size that performs well; power of two >= block_size */
+	uint32_t max_request;	 /* largest request in bytes that is not split inside the device */
 	uint32_t trim_granularity; /* bytes; 0 when trim is absent */
-	uint64_t max_trim;         /* largest trim in bytes in one step below; 0: no limit known */
+	uint64_t max_trim;	   /* largest trim in bytes in one step below; 0: no limit known */
 	bool readonly;
 	bool rotational;
 	bool can_flush;
-	bool can_fua;       /* BACKEND_FUA is native, not write + flush */
+	bool can_fua; /* BACKEND_FUA is native, not write + flush */
 	bool can_trim;
-	bool can_zero;      /* zero() exists; it may still answer -EOPNOTSUPP for some requests */
+	bool can_zero;	    /* zero() exists; it may still answer -EOPNOTSUPP for some requests */
 	bool can_fast_zero; /* BACKEND_FAST_ZERO is understood */
 	bool can_extents;
 	bool can_multi_conn; /* after flush or FUA on one connection all others see the data */
@@ -74,7 +74,10 @@ struct backend_extent {
 	bool zero; /* reads as zeroes */
 };
 
-/* Receives extents in ascending order without gaps; a non-zero answer ends the walk and is returned. */
+/*
+ * Receives extents in ascending order without gaps; a non-zero answer ends the
+ * walk and is returned.
+ */
 typedef int (*backend_extent_fn)(void *opaque, const struct backend_extent *extent);
 
 /* A named counter of a device, for logs and the harness. */
@@ -92,11 +95,11 @@ struct backend; /* open device; each device embeds it as its first member */
  * that ranges lie inside the device and that flags are allowed.
  */
 struct backend_ops {
-	const char *name;            /* "passthrough"; letters and digits only */
-	const char *summary;         /* one sentence, for --help and man pages */
-	const struct param *params;  /* ends with a NULL name */
-	const char *main_param;      /* parameter that may stand without its key, or NULL */
-	size_t config_size;          /* bytes of the struct that the params point into */
+	const char *name;	    /* "passthrough"; letters and digits only */
+	const char *summary;	    /* one sentence, for --help and man pages */
+	const struct param *params; /* ends with a NULL name */
+	const char *main_param;	    /* parameter that may stand without its key, or NULL */
+	size_t config_size;	    /* bytes of the struct that the params point into */
 	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
 	int (*check)(const void *config, struct params_error *error);
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
@@ -113,8 +116,8 @@ struct backend_ops {
 	int (*trim)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags); /* FUA */
 	int (*zero)(struct backend *b, uint64_t offset, uint64_t length,
 		unsigned flags); /* FUA, MAY_TRIM, FAST_ZERO */
-	int (*extents)(struct backend *b, uint64_t offset, uint64_t length,
-		unsigned flags, backend_extent_fn fn, void *opaque); /* REQ_ONE */
+	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+		backend_extent_fn fn, void *opaque); /* REQ_ONE */
 	/* Fills up to max counters, returns how many there are. */
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };
@@ -150,13 +153,15 @@ int backend_resize(struct backend *b, uint64_t size);
 /* Reads length(iov) bytes at offset. -EINVAL: beyond the end. */
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
 /* Writes length(iov) bytes at offset. -ENOSPC: beyond the end; -EROFS: read-only. */
-int backend_writev(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
-	unsigned flags);
-/* Makes every write that completed before the call durable. */
+int backend_writev(
+	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags);
+/* Makes every write that completed before the call durable. Once that failed, it fails for ever. */
 int backend_flush(struct backend *b);
-/* Tells that the range's content is no longer needed; parts smaller than the granularity stay. */
+/* Tells that the range's content is no longer needed; parts smaller than the granularity stay.
+ * -EINVAL: beyond the end; -EROFS; -EOPNOTSUPP: can_trim is false. */
 int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
-/* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself. */
+/* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself;
+ * -ENOSPC: beyond the end; -EROFS. */
 int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
 int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque);

@@ -21,7 +21,7 @@
 struct backend_ops;
 
 enum param_type {
-	PARAM_SIZE,   /* uint64_t: bytes, with suffix K M G T P E (powers of 1024), as nbdkit takes it */
+	PARAM_SIZE,   /* uint64_t: bytes, with suffix b s K M G T P E, as nbdkit takes it */
 	PARAM_UINT,   /* uint64_t */
 	PARAM_BOOL,   /* bool: on|off, true|false, yes|no, 1|0 */
 	PARAM_CHOICE, /* unsigned: index into choices */
@@ -33,13 +33,13 @@ enum param_type {
 struct param {
 	const char *name;
 	enum param_type type;
-	size_t offset;             /* of the value in the device's config struct */
-	const char *default_value; /* parsed like user input; NULL: zero/false/NULL when absent */
-	bool required;             /* unless the framework gives it: see params_complete() */
-	uint64_t min, max;         /* SIZE and UINT, inclusive; max 0: no limit */
+	size_t offset;		    /* of the value in the device's config struct */
+	const char *default_value;  /* parsed like user input; NULL: zero/false/NULL when absent */
+	bool required;		    /* unless the framework gives it: see params_complete() */
+	uint64_t min, max;	    /* SIZE and UINT, inclusive; max 0: no limit */
 	const char *const *choices; /* CHOICE: NULL-terminated */
-	const char *metavar;       /* "FILE", "SIZE", ... for help */
-	const char *help;          /* one sentence, no full stop */
+	const char *metavar;	    /* "FILE", "SIZE", ... for help */
+	const char *help;	    /* one sentence, no full stop */
 };
 
 /* One line that a user can act on. */
@@ -59,7 +59,8 @@ void params_free(struct params *p);
 
 /* Takes one pair; key "config" names a file of pairs. 0 or -EINVAL (or the errno of the file). */
 int params_set(struct params *p, const char *key, const char *value, struct params_error *error);
-/* Takes "key=value;key=value"; a first item without '=' is the main parameter; empty items are skipped. */
+/* Takes "key=value;key=value"; a first item without '=' is the main parameter; empty items are
+ * skipped. */
 int params_set_string(struct params *p, const char *text, struct params_error *error);
 /*
  * Applies defaults, checks required parameters and the device's own check().

@@ -1,0 +1,784 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The passthrough device on real files, loop devices and file systems. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backends/direct.h"
+#include "tests/unit/support.h"
+
+#define KIB 1024u
+#define MIB (1u << 20)
+
+static void fill(void *buffer, size_t length, unsigned seed)
+{
+	for (size_t i = 0; i < length; i++)
+		((unsigned char *)buffer)[i] = (unsigned char)(seed + i * 7 + (i >> 8));
+}
+
+static bool is_root(const char *for_what)
+{
+	if (geteuid() == 0)
+		return true;
+	print_message("SKIP: root is needed for %s\n", for_what);
+	return false;
+}
+
+/* ---- open ------------------------------------------------------------------- */
+
+static void refused(int expected, const char *part, const char *text)
+{
+	struct device d;
+
+	assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s", text), expected);
+	assert_int_equal(d.told.errors, 1);
+	assert_holds(d.told.error, part);
+}
+
+static void test_open_errors(void **state)
+{
+	const char *path = scratch_file("plain", MIB);
+	char text[600], part[600];
+
+	(void)state;
+	refused(-EINVAL, "file: missing; give file=FILE", "direct=off");
+	refused(-ENOENT,
+		"file=/no/such: No such file or directory; name one that exists or give size=",
+		"file=/no/such");
+	refused(-ENOENT, "; name one that exists", "file=/no/such;readonly=on");
+	refused(-EINVAL, "file=/dev/null: neither a block device nor a regular file", "/dev/null");
+	refused(-EINVAL, "neither a block device nor a regular file", "/tmp");
+	snprintf(text, sizeof text, "%s;size=1m;readonly=on", path);
+	refused(-EINVAL, "size=1048576: creates a file, which readonly=on forbids", text);
+	snprintf(text, sizeof text, "%s;size=2m", path);
+	snprintf(part, sizeof part, "size=2097152: %s exists with 1048576 bytes; leave size= out",
+		path);
+	refused(-EEXIST, part, text);
+	refused(-EINVAL, "size is 0; remove it and give size=", scratch_file("empty", 0));
+	snprintf(text, sizeof text, "%s", scratch_file("odd", 1000));
+	refused(-EINVAL, "its size 1000 is not a multiple of 512 bytes, which direct I/O needs",
+		text);
+}
+
+static void test_creation(void **state)
+{
+	const char *path = scratch_path("new");
+	struct device d;
+	struct stat st;
+	char text[600];
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s;size=3m", path);
+	device_close(&d);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 3 * MIB);
+	/* The same again opens it; never another size. */
+	device_open(&d, &passthrough_backend, "%s;size=3m", path);
+	assert_int_equal(device_write(&d, "kept", 4, 0, 0), 0);
+	device_close(&d);
+	snprintf(text, sizeof text, "%s;size=2m", path);
+	refused(-EEXIST, "exists with 3145728 bytes", text);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 3 * MIB);
+	assert_int_equal(unlink(path), 0);
+
+	/* What fails leaves no file: an odd size, a size that no file has, one that is asked for.
+	 */
+	snprintf(text, sizeof text, "%s;size=1000", path);
+	refused(-EINVAL, "not a multiple", text);
+	assert_int_equal(access(path, F_OK), -1);
+	snprintf(text, sizeof text, "%s;size=7E;direct=off", path);
+	refused(-EFBIG, "cannot create a file of that size: File too large", text);
+	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(
+		device_try(&d, &passthrough_backend, 2 * MIB, "%s;size=1m", path), -EINVAL);
+	assert_holds(d.told.error, "size=1048576: less than the 2097152 bytes that are asked for");
+	assert_int_equal(access(path, F_OK), -1);
+	snprintf(text, sizeof text, "%s/missing/new;size=1m", scratch());
+	refused(-ENOENT, "cannot be created: No such file or directory", text);
+}
+
+static void test_framework_size(void **state)
+{
+	const char *path = scratch_file("sized", MIB);
+	struct device d;
+	char byte;
+
+	(void)state;
+	assert_int_equal(device_try(&d, &passthrough_backend, 2 * MIB, "%s", path), -EINVAL);
+	assert_holds(d.told.error, "the device has only 1048576 bytes");
+	assert_int_equal(device_try(&d, &passthrough_backend, MIB / 2, "%s", path), 0);
+	assert_int_equal(device_read(&d, &byte, 1, MIB / 2), -EINVAL);
+	assert_int_equal(device_read(&d, &byte, 1, MIB / 2 - 1), 0);
+	device_close(&d);
+}
+
+static void test_readonly(void **state)
+{
+	const char *path = scratch_file("readonly", MIB);
+	struct device d;
+	struct backend_info info;
+	char buffer[512];
+
+	(void)state;
+	assert_int_equal(chmod(path, 0400), 0);
+	device_open(&d, &passthrough_backend, "%s;readonly=on", path);
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	assert_true(info.readonly);
+	assert_false(info.can_trim || info.can_zero || info.can_fast_zero);
+	assert_int_equal(device_read(&d, buffer, 512, 0), 0);
+	assert_int_equal(device_write(&d, buffer, 512, 0, 0), -EROFS);
+	assert_int_equal(backend_zero(d.backend, 0, 512, 0), -EROFS);
+	assert_int_equal(backend_flush(d.backend), 0);
+	device_close(&d);
+}
+
+/* A file system without direct I/O: an error that names the way out, not a fallback. */
+static void test_direct_refused(void **state)
+{
+	char mount_point[300], text[600];
+	struct device d;
+
+	(void)state;
+	if (!is_root("mounting a ramfs"))
+		return;
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("ramfs"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("ramfs", mount_point, "ramfs", 0, NULL) < 0) {
+		print_message("SKIP: no ramfs can be mounted: %s\n", strerror(errno));
+		return;
+	}
+	snprintf(text, sizeof text, "%s/f;size=1m", mount_point);
+
+	int r = device_try(&d, &passthrough_backend, 0, "%s", text);
+	char error[1024];
+	snprintf(error, sizeof error, "%s", d.told.error);
+	snprintf(text, sizeof text, "%s/f", mount_point);
+	int left = access(text, F_OK);
+	snprintf(text, sizeof text, "%s/f;size=1m;direct=off", mount_point);
+	int buffered = device_try(&d, &passthrough_backend, 0, "%s", text);
+	if (buffered == 0)
+		device_close(&d);
+	umount(mount_point);
+	assert_int_equal(r, -EINVAL);
+	assert_holds(error, "direct I/O is not possible there; use direct=off");
+	assert_int_equal(left, -1);
+	assert_int_equal(buffered, 0);
+}
+
+/* ---- data against a model --------------------------------------------------- */
+
+#define MODEL_SIZE (3 * MIB)
+
+static unsigned next_random(unsigned *seed)
+{
+	*seed = *seed * 1103515245u + 12345u;
+	return *seed >> 8;
+}
+
+/* Cuts memory that begins at an arbitrary address into up to max vectors of arbitrary length. */
+static int cut(char *memory, size_t length, struct iovec *iov, int max, unsigned *seed)
+{
+	int n = 0;
+
+	while (length > 0) {
+		size_t take = n == max - 1 ? length : next_random(seed) % (length + 1);
+
+		switch (next_random(seed) % 3) {
+		case 0: /* sectors, so that some vectors stay aligned */
+			if (take >= 512)
+				take &= ~(size_t)511;
+			break;
+		case 1:
+			if (n < max - 1 && next_random(seed) % 4 == 0)
+				take = 0;
+			break;
+		}
+		iov[n++] = (struct iovec){memory, take};
+		memory += take;
+		length -= take;
+	}
+	return n;
+}
+
+struct walk {
+	const char *model;
+	uint64_t next;
+};
+
+static int check_extent(void *opaque, const struct backend_extent *extent)
+{
+	struct walk *w = opaque;
+
+	assert_int_equal(extent->offset, w->next);
+	assert_true(extent->length > 0);
+	w->next += extent->length;
+	assert_int_equal(extent->hole, extent->zero);
+	if (extent->zero)
+		for (uint64_t i = 0; i < extent->length; i++)
+			assert_int_equal(w->model[extent->offset + i], 0);
+	return 0;
+}
+
+/* Random requests on the device and on memory; both must agree, also after closing. */
+static void compare_with_model(const char *parameters, unsigned seed, int rounds)
+{
+	char *model = calloc(1, MODEL_SIZE), *raw = aligned_alloc(4096, MODEL_SIZE + 4096);
+	struct device d;
+	struct backend_info info;
+
+	device_open(&d, &passthrough_backend, "%s", parameters);
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	assert_int_equal(info.size, MODEL_SIZE);
+	{
+		/* Whatever was there. */
+		assert_int_equal(device_read(&d, model, MODEL_SIZE, 0), 0);
+	}
+	for (int i = 0; i < rounds; i++) {
+		static const size_t limits[] = {100, 5000, 70000, MODEL_SIZE};
+		struct iovec iov[40];
+		uint64_t offset = next_random(&seed) % MODEL_SIZE;
+		uint64_t length = next_random(&seed) % limits[next_random(&seed) % 4] + 1;
+		unsigned kind = next_random(&seed) % 12;
+		char *memory = raw;
+
+		if (next_random(&seed) % 2)
+			offset &= ~(uint64_t)4095;
+		if (next_random(&seed) % 2)
+			length = (length + 4095) & ~(uint64_t)4095;
+		if (next_random(&seed) % 2)
+			memory += next_random(&seed) % 4096;
+		if (length > MODEL_SIZE - offset)
+			length = MODEL_SIZE - offset;
+
+		int n = cut(memory, length, iov, 1 + (int)(next_random(&seed) % 40), &seed);
+		unsigned fua = next_random(&seed) % 8 ? 0 : BACKEND_FUA;
+		int r;
+
+		if (kind < 5) {
+			memset(memory, 0xee, length);
+			assert_int_equal(backend_readv(d.backend, iov, n, offset), 0);
+			if (memcmp(memory, model + offset, length))
+				fail_msg("round %d: read of %llu at %llu differs", i,
+					(unsigned long long)length, (unsigned long long)offset);
+		} else if (kind < 9) {
+			fill(memory, length, next_random(&seed));
+			assert_int_equal(backend_writev(d.backend, iov, n, offset, fua), 0);
+			memcpy(model + offset, memory, length);
+		} else if (kind == 9) {
+			unsigned flags = fua | (next_random(&seed) & BACKEND_MAY_TRIM) |
+					 (next_random(&seed) & BACKEND_FAST_ZERO);
+
+			r = backend_zero(d.backend, offset, length, flags);
+			if (r != -EOPNOTSUPP) {
+				assert_int_equal(r, 0);
+				memset(model + offset, 0, length);
+			}
+		} else if (kind == 10 && info.can_trim) {
+			assert_int_equal(backend_trim(d.backend, offset, length, fua), 0);
+			/* The content is undefined now: learn it. */
+			assert_int_equal(device_read(&d, model + offset, length, offset), 0);
+		} else if (info.can_extents) {
+			struct walk w = {model, offset};
+
+			assert_int_equal(
+				backend_extents(d.backend, offset, length, 0, check_extent, &w), 0);
+			assert_int_equal(w.next, offset + length);
+		}
+	}
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(d.told.errors, 0);
+	device_close(&d);
+
+	device_open(&d, &passthrough_backend, "%s;readonly=on", parameters);
+	assert_int_equal(device_read(&d, raw, MODEL_SIZE, 0), 0);
+	assert_memory_equal(raw, model, MODEL_SIZE);
+	device_close(&d);
+	free(raw);
+	free(model);
+}
+
+static void test_model_on_files(void **state)
+{
+	char text[600];
+
+	(void)state;
+	for (int direct = 0; direct < 2; direct++) {
+		snprintf(text, sizeof text, "%s;direct=%s", scratch_file("model", MODEL_SIZE),
+			direct ? "on" : "off");
+		compare_with_model(text, 1 + (unsigned)direct, 1500);
+	}
+	/* tmpfs knows no FALLOC_FL_ZERO_RANGE: the way round it. */
+	FILE *shm = fopen("/dev/shm/userblk-unit-model", "we");
+
+	if (!shm) {
+		print_message("SKIP: no /dev/shm\n");
+		return;
+	}
+	assert_int_equal(ftruncate(fileno(shm), MODEL_SIZE), 0);
+	fclose(shm);
+	compare_with_model("/dev/shm/userblk-unit-model;direct=off", 3, 1000);
+	unlink("/dev/shm/userblk-unit-model");
+}
+
+static void test_model_on_devices(void **state)
+{
+	static const unsigned sectors[] = {512, 4096};
+	char device[64], text[200];
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		if (!loop_attach(
+			    scratch_file("disk", MODEL_SIZE), sectors[i], device, sizeof device))
+			return;
+		for (int direct = 0; direct < 2; direct++) {
+			snprintf(text, sizeof text, "%s;direct=%s", device, direct ? "on" : "off");
+			compare_with_model(text, 10 + (unsigned)(2 * i + direct), 700);
+		}
+		loop_detach(device);
+	}
+}
+
+/* ---- devices ---------------------------------------------------------------- */
+
+static void test_device_limits(void **state)
+{
+	char device[64], text[200];
+	struct device d, other;
+	struct backend_info info;
+
+	(void)state;
+	if (!loop_attach(scratch_file("disk", MODEL_SIZE), 4096, device, sizeof device))
+		return;
+	for (int direct = 0; direct < 2; direct++) {
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(backend_info(d.backend, &info), 0);
+		assert_int_equal(info.size, MODEL_SIZE);
+		assert_int_equal(info.block_size, 4096);
+		assert_true(info.preferred_size >= 4096);
+		assert_int_equal(info.preferred_size & (info.preferred_size - 1), 0);
+		assert_true(info.can_trim);
+		assert_true(info.trim_granularity >= 4096);
+		assert_true(info.max_trim > 0);
+		assert_false(info.can_extents);
+		assert_int_equal(
+			backend_extents(d.backend, 0, 4096, 0, check_extent, NULL), -EOPNOTSUPP);
+		/* Claimed: nobody else writes to it; reading is allowed. */
+		assert_int_equal(device_try(&other, &passthrough_backend, 0, "%s", device), -EBUSY);
+		assert_holds(other.told.error, "in use (mounted, or claimed by another program)");
+		device_open(&other, &passthrough_backend, "%s;readonly=on", device);
+		device_close(&other);
+		device_close(&d);
+	}
+	snprintf(text, sizeof text, "%s;size=1m", device);
+	refused(-EINVAL, "only for creating a regular file", text);
+
+	const char *const lock[] = {"blockdev", "--setro", device, NULL};
+
+	assert_int_equal(run(lock), 0);
+	int r = device_try(&d, &passthrough_backend, 0, "%s", device);
+
+	assert_true(r == -EROFS || r == -EACCES || r == -EPERM);
+	assert_holds(d.told.error, "readonly=on");
+	device_open(&d, &passthrough_backend, "%s;readonly=on", device);
+	device_close(&d);
+	loop_detach(device);
+	refused(-EINVAL, "size is 0; insert a medium or connect the device", device);
+}
+
+/* Partitions find their limits in the disk's directory. */
+static void test_partition(void **state)
+{
+	char device[64], partition[80];
+	struct device d;
+	struct backend_info info;
+
+	(void)state;
+	if (!loop_attach(scratch_file("disk", 8 * MIB), 512, device, sizeof device))
+		return;
+
+	const char *const add[] = {"addpart", device, "1", "2048", "8192", NULL};
+	const char *const remove_it[] = {"delpart", device, "1", NULL};
+
+	snprintf(partition, sizeof partition, "%sp1", device);
+	if (run(add) != 0) {
+		print_message("SKIP: addpart cannot make a partition of %s\n", device);
+		loop_detach(device);
+		return;
+	}
+	for (int i = 0; i < 100 && access(partition, F_OK); i++)
+		usleep(20000);
+
+	bool node = access(partition, F_OK) == 0;
+	int r = node ? device_try(&d, &passthrough_backend, 0, "%s", partition) : 0;
+
+	if (node && r == 0) {
+		r = backend_info(d.backend, &info);
+		device_close(&d);
+	}
+	assert_int_equal(run(remove_it), 0);
+	loop_detach(device);
+	if (!node) {
+		print_message("SKIP: nobody makes the node %s\n", partition);
+		return;
+	}
+	assert_int_equal(r, 0);
+	assert_int_equal(info.size, 4 * MIB);
+	assert_true(info.can_trim);
+}
+
+/* Zeroing and trimming in the kernel must not leave old pages in the cache. */
+static void test_zero_and_page_cache(void **state)
+{
+	static char buffer[64 * KIB], expected[64 * KIB];
+	char device[64];
+
+	(void)state;
+	if (!loop_attach(scratch_file("disk", MODEL_SIZE), 512, device, sizeof device))
+		return;
+	for (unsigned flags = 0; flags < 8; flags++) {
+		struct device d;
+		/* Not on pages, not on sectors: each has its edges. */
+		uint64_t offset = flags & 1 ? 1000 : 1024, length = flags & 1 ? 30001 : 30720;
+
+		device_open(&d, &passthrough_backend, "%s;direct=off", device);
+		fill(expected, sizeof expected, flags);
+		assert_int_equal(device_write(&d, expected, sizeof expected, 0, 0), 0);
+		assert_int_equal(
+			backend_zero(d.backend, offset, length, flags & 2 ? BACKEND_MAY_TRIM : 0),
+			0);
+		memset(expected + offset, 0, length);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		assert_int_equal(backend_flush(d.backend), 0);
+		device_close(&d);
+		/* And the same on the medium. */
+		device_open(&d, &passthrough_backend, "%s;direct=on", device);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
+static uint64_t blocks_of(const char *path)
+{
+	struct stat st;
+
+	assert_int_equal(stat(path, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* Trim and zero do to the file what the flags say. */
+static void test_allocation(void **state)
+{
+	const char *path = scratch_file("allocation", MIB);
+	static char buffer[MIB];
+	struct device d;
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s;direct=off", path);
+	fill(buffer, sizeof buffer, 1);
+	assert_int_equal(device_write(&d, buffer, MIB, 0, BACKEND_FUA), 0);
+	assert_int_equal(blocks_of(path) >= MIB, 1);
+	if (backend_zero(d.backend, 0, MIB, BACKEND_FUA) == 0)
+		assert_int_equal(blocks_of(path) >= MIB, 1);
+	assert_int_equal(device_write(&d, buffer, MIB, 0, BACKEND_FUA), 0);
+	assert_int_equal(
+		backend_zero(d.backend, 0, MIB, BACKEND_MAY_TRIM | BACKEND_FAST_ZERO | BACKEND_FUA),
+		0);
+	assert_int_equal(blocks_of(path), 0);
+	assert_int_equal(device_write(&d, buffer, MIB, 0, BACKEND_FUA), 0);
+	assert_int_equal(backend_trim(d.backend, 0, MIB, BACKEND_FUA), 0);
+	assert_int_equal(blocks_of(path), 0);
+	device_close(&d);
+}
+
+struct extent_list {
+	int n;
+	struct backend_extent at[8];
+};
+
+static int list_extent(void *opaque, const struct backend_extent *extent)
+{
+	struct extent_list *list = opaque;
+
+	if (list->n == 8)
+		return -E2BIG;
+	list->at[list->n++] = *extent;
+	return 0;
+}
+
+static void test_extents(void **state)
+{
+	struct device d;
+	struct extent_list list = {0};
+	char *block = calloc(1, 64 * KIB);
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s;direct=off", scratch_file("extents", MIB));
+	memset(block, 1, 64 * KIB);
+	assert_int_equal(device_write(&d, block, 64 * KIB, 256 * KIB, BACKEND_FUA), 0);
+	assert_int_equal(backend_extents(d.backend, 0, MIB, 0, list_extent, &list), 0);
+	assert_int_equal(list.n, 3);
+	assert_true(list.at[0].hole && !list.at[1].hole && list.at[2].hole);
+	assert_int_equal(list.at[1].offset, 256 * KIB);
+	assert_int_equal(list.at[1].length, 64 * KIB);
+	assert_int_equal(list.at[2].offset + list.at[2].length, MIB);
+	list.n = 0;
+	assert_int_equal(
+		backend_extents(d.backend, 1000, MIB / 2, BACKEND_REQ_ONE, list_extent, &list), 0);
+	assert_int_equal(list.n, 1);
+	assert_int_equal(list.at[0].offset, 1000);
+	/* What the receiver answers ends the walk. */
+	list.n = 8;
+	assert_int_equal(backend_extents(d.backend, 0, MIB, 0, list_extent, &list), -E2BIG);
+	device_close(&d);
+	free(block);
+}
+
+/* ---- direct I/O ------------------------------------------------------------- */
+
+static void test_bounce_counters(void **state)
+{
+	char *aligned = aligned_alloc(4096, 4 * MIB);
+	struct device d;
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s", scratch_file("counters", 4 * MIB));
+	assert_holds(d.told.debug, "direct I/O in blocks of ");
+	fill(aligned, 4 * MIB, 1);
+	assert_int_equal(device_write(&d, aligned, 2 * MIB, 0, 0), 0);
+	assert_int_equal(device_read(&d, aligned, 4 * MIB, 0), 0);
+	assert_int_equal(device_counter(&d, "bounced_requests"), 0);
+	assert_int_equal(device_counter(&d, "bounced_bytes"), 0);
+	/* An odd address: all of it, in more than one buffer. */
+	assert_int_equal(device_read(&d, aligned + 1, 3 * MIB, 0), 0);
+	assert_int_equal(device_counter(&d, "bounced_requests"), 1);
+	assert_int_equal(device_counter(&d, "bounced_bytes"), 3 * MIB);
+	/* One odd vector among aligned ones: only that. */
+	struct iovec iov[] = {{aligned, 64 * KIB}, {aligned + 200 * KIB + 1, 8 * KIB},
+		{aligned + 100 * KIB, 64 * KIB}};
+
+	assert_int_equal(backend_writev(d.backend, iov, 3, 0, 0), 0);
+	assert_int_equal(device_counter(&d, "bounced_requests"), 2);
+	assert_int_equal(device_counter(&d, "bounced_bytes"), 3 * MIB + 8 * KIB);
+	assert_int_equal(device_counter(&d, "read_modify_writes"), 0);
+	/* Parts of the first and the last block. */
+	assert_int_equal(device_write(&d, aligned, 64 * KIB, 100, 0), 0);
+	assert_int_equal(device_counter(&d, "read_modify_writes"), 2);
+	assert_int_equal(device_write(&d, aligned, 10, 100, 0), 0);
+	assert_int_equal(device_counter(&d, "read_modify_writes"), 3);
+	/* Fewer places than counters: as many as fit, and how many there are. */
+	struct backend_counter one[1];
+
+	assert_int_equal(backend_counters(d.backend, one, 1), 3);
+	assert_string_equal(one[0].name, "bounced_requests");
+	device_close(&d);
+	device_open(&d, &passthrough_backend, "%s;direct=off", scratch_path("counters"));
+	assert_int_equal(backend_counters(d.backend, one, 1), 0);
+	device_close(&d);
+	free(aligned);
+}
+
+/* More vectors than one system call takes, aligned and not, with empty ones. */
+static void test_many_vectors(void **state)
+{
+	const int n = 3 * IOV_MAX;
+	struct iovec *iov = calloc((size_t)n, sizeof *iov);
+	char *memory = aligned_alloc(4096, (size_t)n * 512 + 4096);
+	char *copy = malloc((size_t)n * 512);
+
+	(void)state;
+	for (int direct = 0; direct < 2; direct++)
+		for (size_t shift = 0; shift < 2; shift++) {
+			struct device d;
+			size_t length = 0;
+
+			device_open(&d, &passthrough_backend, "%s;direct=%s",
+				scratch_file("many", 4 * MIB), direct ? "on" : "off");
+			fill(memory, (size_t)n * 512 + 4096, (unsigned)(17 * shift));
+			for (int i = 0; i < n; i++) {
+				size_t part = i % 5 == 4 ? 0 : 512;
+
+				iov[i] =
+					(struct iovec){part ? memory + shift + length : NULL, part};
+				length += part;
+			}
+			assert_int_equal(backend_writev(d.backend, iov, n, 4096, BACKEND_FUA), 0);
+			memcpy(copy, memory + shift, length);
+			memset(memory, 0, (size_t)n * 512 + 4096);
+			assert_int_equal(backend_readv(d.backend, iov, n, 4096), 0);
+			assert_memory_equal(memory + shift, copy, length);
+			device_close(&d);
+		}
+	free(copy);
+	free(memory);
+	free(iov);
+}
+
+/* ---- what goes wrong -------------------------------------------------------- */
+
+static void test_file_shrinks(void **state)
+{
+	char *buffer = aligned_alloc(4096, 64 * KIB);
+
+	(void)state;
+	for (int direct = 0; direct < 2; direct++)
+		for (int odd = 0; odd < 2; odd++) {
+			const char *path = scratch_file("shrinks", MIB);
+			struct device d;
+			struct extent_list list = {0};
+
+			device_open(&d, &passthrough_backend, "%s;direct=%s", path,
+				direct ? "on" : "off");
+			assert_int_equal(truncate(path, odd ? 512 * KIB + 100 : 512 * KIB), 0);
+			assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
+			assert_int_equal(d.told.errors, 0);
+			/* Behind the end, across it, in parts of blocks: never zeroes. */
+			assert_int_equal(device_read(&d, buffer, 4096, 768 * KIB), -EIO);
+			assert_int_equal(d.told.errors, 1);
+			assert_holds(d.told.error, "became smaller while it was served");
+			assert_int_equal(device_read(&d, buffer, 64 * KIB, 480 * KIB), -EIO);
+			assert_int_equal(device_read(&d, buffer, 7, 700001), -EIO);
+			assert_int_equal(device_read(&d, buffer + 1, 4096, 768 * KIB), -EIO);
+			assert_int_equal(backend_flush(d.backend), -EIO);
+			assert_int_equal(
+				backend_extents(d.backend, 0, MIB, 0, list_extent, &list), -EIO);
+			assert_int_equal(list.n, 0);
+			if (direct)
+				assert_int_equal(device_write(&d, buffer, 7, 700001, 0), -EIO);
+			assert_int_equal(d.told.errors, 1); /* told once */
+			device_close(&d);
+		}
+	free(buffer);
+}
+
+/* A loop device whose file ends early: the kernel's own errors come through. */
+static void test_device_fails(void **state)
+{
+	const char *path = scratch_file("disk", MODEL_SIZE);
+	char *buffer = aligned_alloc(4096, 4096);
+	char device[64];
+	struct device d;
+
+	(void)state;
+	if (!loop_attach(path, 512, device, sizeof device)) {
+		free(buffer);
+		return;
+	}
+	device_open(&d, &passthrough_backend, "%s", device);
+
+	const char *const shrink[] = {"losetup", "--set-capacity", device, NULL};
+
+	assert_int_equal(truncate(path, MIB), 0);
+	assert_int_equal(run(shrink), 0);
+	assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
+	assert_int_equal(device_read(&d, buffer, 4096, 2 * MIB), -EIO);
+	assert_holds(d.told.error, "became smaller while it was served");
+	assert_int_equal(device_write(&d, buffer, 4096, 2 * MIB, 0), -ENOSPC);
+	assert_int_equal(device_write(&d, buffer, 100, 2 * MIB, 0), -EIO);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_int_equal(d.told.errors, 1);
+	device_close(&d);
+	loop_detach(device);
+	free(buffer);
+}
+
+/* A full file system: the write says so, what was there stays. */
+static void test_no_space(void **state)
+{
+	char mount_point[300], path[400];
+	static char buffer[2 * MIB], back[64 * KIB];
+	struct device d;
+
+	(void)state;
+	if (!is_root("mounting a small tmpfs"))
+		return;
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("small"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("tmpfs", mount_point, "tmpfs", 0, "size=1m") < 0) {
+		print_message("SKIP: no tmpfs can be mounted: %s\n", strerror(errno));
+		return;
+	}
+	snprintf(path, sizeof path, "%s/f", mount_point);
+	fill(buffer, sizeof buffer, 5);
+
+	int opened = device_try(&d, &passthrough_backend, 0, "%s;size=4m;direct=off", path);
+	int first = opened ? opened : device_write(&d, buffer, 64 * KIB, 0, 0);
+	int full = opened ? 0 : device_write(&d, buffer, 2 * MIB, MIB, 0);
+	int read_back = opened ? opened : device_read(&d, back, 64 * KIB, 0);
+
+	if (!opened)
+		device_close(&d);
+	umount(mount_point);
+	assert_int_equal(opened, 0);
+	assert_int_equal(first, 0);
+	assert_int_equal(full, -ENOSPC);
+	assert_int_equal(read_back, 0);
+	assert_memory_equal(back, buffer, 64 * KIB);
+}
+
+static void test_file_size_limit(void **state)
+{
+	const char *path = scratch_file("limit", MIB);
+	char *buffer = aligned_alloc(4096, 64 * KIB);
+	struct rlimit before, low;
+
+	(void)state;
+	memset(buffer, 3, 64 * KIB);
+	signal(SIGXFSZ, SIG_IGN);
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		device_open(&d, &passthrough_backend, "%s;direct=%s", path, direct ? "on" : "off");
+		assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+		low = before;
+		low.rlim_cur = 512 * KIB + 100;
+		assert_int_equal(setrlimit(RLIMIT_FSIZE, &low), 0);
+		int beyond = device_write(&d, buffer, 4096, 768 * KIB, 0);
+		int across = device_write(&d, buffer, 64 * KIB, 480 * KIB, 0);
+		assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+		assert_int_equal(beyond, -EFBIG);
+		/* The transfer stops inside a block: with direct I/O there is no going on. */
+		assert_true(across == -EFBIG || (direct && (across == -EIO || across == -EINVAL)));
+		device_close(&d);
+	}
+	free(buffer);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_open_errors),
+		cmocka_unit_test(test_creation),
+		cmocka_unit_test(test_framework_size),
+		cmocka_unit_test(test_readonly),
+		cmocka_unit_test(test_direct_refused),
+		cmocka_unit_test(test_model_on_files),
+		cmocka_unit_test(test_model_on_devices),
+		cmocka_unit_test(test_device_limits),
+		cmocka_unit_test(test_partition),
+		cmocka_unit_test(test_zero_and_page_cache),
+		cmocka_unit_test(test_allocation),
+		cmocka_unit_test(test_extents),
+		cmocka_unit_test(test_bounce_counters),
+		cmocka_unit_test(test_many_vectors),
+		cmocka_unit_test(test_file_shrinks),
+		cmocka_unit_test(test_device_fails),
+		cmocka_unit_test(test_no_space),
+		cmocka_unit_test(test_file_size_limit),
+	};
+
+	return cmocka_run_group_tests_name("passthrough", tests, NULL, NULL);
+}
