@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Plan a campaign, bring systems up, run workloads on them, sample and store."""
