@@ -1,0 +1,812 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The adapter for tcmu-runner with the runner's real headers. The daemon is what
+ * is missing here: this file stands in for the part of it that holds a device's
+ * attributes and takes the answers. tests/lab has the real one.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <scsi/scsi.h>
+
+#include <tcmu-runner.h>
+#include <libtcmu.h>
+#include <tcmur_device.h>
+
+#include "tcmu-handlers/tcmu_adapter.h"
+#include "tests/unit/support.h"
+
+#define BLOCK  512u
+#define BLOCKS 8192u /* 4 MiB */
+#define MIB    (1u << 20)
+
+/* ---- the runner's part -------------------------------------------------------- */
+
+struct tcmu_device {
+	char cfgstring[512];
+	uint64_t blocks;
+	uint32_t block_size, max_transfer, xcopy, granularity, alignment;
+	bool write_cache, solid_state, unmap, split;
+	void *own;
+};
+
+static struct tcmur_handler *registered;
+static char logged[4096];
+static int completions, completed_status;
+
+int tcmur_register_handler(struct tcmur_handler *handler)
+{
+	registered = handler;
+	return 0;
+}
+
+void tcmur_cmd_complete(struct tcmu_device *dev, void *data, int rc)
+{
+	(void)dev, (void)data;
+	completions++;
+	completed_status = rc;
+}
+
+void tcmur_dev_set_private(struct tcmu_device *dev, void *own)
+{
+	dev->own = own;
+}
+
+void *tcmur_dev_get_private(struct tcmu_device *dev)
+{
+	return dev->own;
+}
+
+char *tcmu_dev_get_cfgstring(struct tcmu_device *dev)
+{
+	return dev->cfgstring;
+}
+
+uint64_t tcmu_dev_get_num_lbas(struct tcmu_device *dev)
+{
+	return dev->blocks;
+}
+
+uint32_t tcmu_dev_get_block_size(struct tcmu_device *dev)
+{
+	return dev->block_size;
+}
+
+uint64_t tcmu_lba_to_byte(struct tcmu_device *dev, uint64_t lba)
+{
+	return lba * dev->block_size;
+}
+
+uint32_t tcmu_dev_get_max_xfer_len(struct tcmu_device *dev)
+{
+	return dev->max_transfer;
+}
+
+void tcmu_dev_set_max_xfer_len(struct tcmu_device *dev, uint32_t len)
+{
+	dev->max_transfer = len;
+}
+
+void tcmu_dev_set_opt_xcopy_rw_len(struct tcmu_device *dev, uint32_t len)
+{
+	dev->xcopy = len;
+}
+
+void tcmu_dev_set_opt_unmap_gran(struct tcmu_device *dev, uint32_t len, bool split)
+{
+	dev->granularity = len;
+	dev->split = split;
+}
+
+void tcmu_dev_set_unmap_gran_align(struct tcmu_device *dev, uint32_t len)
+{
+	dev->alignment = len;
+}
+
+void tcmu_dev_set_unmap_enabled(struct tcmu_device *dev, bool enabled)
+{
+	dev->unmap = enabled;
+}
+
+void tcmu_dev_set_write_cache_enabled(struct tcmu_device *dev, bool enabled)
+{
+	dev->write_cache = enabled;
+}
+
+void tcmu_dev_set_solid_state_media(struct tcmu_device *dev, bool solid_state)
+{
+	dev->solid_state = solid_state;
+}
+
+static void append_log(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
+
+static void append_log(const char *format, va_list args)
+{
+	size_t used = strlen(logged);
+
+	vsnprintf(logged + used, sizeof logged - used, format, args);
+}
+
+#define LOGGER(name)                                                                               \
+	void name(struct tcmu_device *dev, const char *function, int line, const char *fmt, ...)   \
+	{                                                                                          \
+		va_list args;                                                                      \
+                                                                                                   \
+		(void)dev, (void)function, (void)line;                                             \
+		va_start(args, fmt);                                                               \
+		append_log(fmt, args);                                                             \
+		va_end(args);                                                                      \
+	}
+
+LOGGER(tcmu_err_message)
+LOGGER(tcmu_warn_message)
+LOGGER(tcmu_info_message)
+LOGGER(tcmu_dbg_message)
+
+/* ---- the device: passthrough, with faults ----------------------------------------- */
+
+/* One of these may be set: what the next calls of that kind answer without doing anything. */
+static int fault_read, fault_write, fault_flush, fault_trim, fault_zero;
+static unsigned write_flags, zero_flags; /* of the last call */
+static int flushes, zeroes;
+static void (*during_write)(void);
+
+static struct backend_ops ops;
+
+const struct handler_identity handler_identity = {
+	.ops = &ops,
+	.subtype = "userblk_test",
+	.name = "device under test",
+};
+
+static int faulty_readv(struct backend *b, const struct iovec *iov, int n, uint64_t offset)
+{
+	return fault_read ? fault_read : passthrough_backend.readv(b, iov, n, offset);
+}
+
+static int faulty_writev(
+	struct backend *b, const struct iovec *iov, int n, uint64_t offset, unsigned flags)
+{
+	write_flags = flags;
+	if (during_write)
+		during_write();
+	return fault_write ? fault_write : passthrough_backend.writev(b, iov, n, offset, flags);
+}
+
+static int faulty_flush(struct backend *b)
+{
+	flushes++;
+	return fault_flush ? fault_flush : passthrough_backend.flush(b);
+}
+
+static int faulty_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
+{
+	return fault_trim ? fault_trim : passthrough_backend.trim(b, offset, length, flags);
+}
+
+static int faulty_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
+{
+	zeroes++;
+	zero_flags = flags;
+	return fault_zero ? fault_zero : passthrough_backend.zero(b, offset, length, flags);
+}
+
+/* ---- set-up ------------------------------------------------------------------------- */
+
+static struct tcmu_device dev;
+static char *file;
+
+/* One command: cdb byte 0 and 1, data. */
+struct command {
+	uint8_t cdb[16];
+	struct tcmulib_cmd lib;
+	struct tcmur_cmd cmd;
+};
+
+static struct tcmur_cmd *command(struct command *c, uint8_t opcode, uint8_t byte1)
+{
+	memset(c, 0, sizeof *c);
+	c->cdb[0] = opcode;
+	c->cdb[1] = byte1;
+	c->lib.cdb = c->cdb;
+	c->cmd.lib_cmd = &c->lib;
+	return &c->cmd;
+}
+
+static void prepare(const char *options)
+{
+	memset(&dev, 0, sizeof dev);
+	snprintf(dev.cfgstring, sizeof dev.cfgstring, "userblk_test/%s%s", file, options);
+	dev.blocks = BLOCKS;
+	dev.block_size = BLOCK;
+	dev.max_transfer = 128;
+	dev.unmap = true;
+	logged[0] = 0;
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	fault_read = fault_write = fault_flush = fault_trim = fault_zero = 0;
+	write_flags = zero_flags = 0;
+	flushes = zeroes = completions = 0;
+	during_write = NULL;
+	unsetenv("USERBLK_TCMU_THREADS");
+	ops = passthrough_backend;
+	ops.readv = faulty_readv;
+	ops.writev = faulty_writev;
+	ops.flush = faulty_flush;
+	ops.trim = faulty_trim;
+	ops.zero = faulty_zero;
+	assert_int_equal(handler_init(), 0);
+	file = strdup(scratch_file("disk", (uint64_t)BLOCKS * BLOCK));
+	prepare(";direct=off");
+	assert_int_equal(registered->open(&dev, false), 0);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	if (dev.own)
+		registered->close(&dev);
+	free((char *)registered->cfg_desc);
+	free(file);
+	return 0;
+}
+
+static int write_bytes(
+	uint8_t opcode, uint8_t byte1, const void *data, size_t length, uint64_t offset)
+{
+	struct command c;
+	struct iovec iov = {(void *)data, length};
+
+	return registered->write(&dev, command(&c, opcode, byte1), &iov, 1, length, (off_t)offset);
+}
+
+static int read_bytes(void *data, size_t length, uint64_t offset)
+{
+	struct command c;
+	struct iovec iov = {data, length};
+
+	return registered->read(&dev, command(&c, READ_10, 0), &iov, 1, length, (off_t)offset);
+}
+
+static int write_same(uint8_t byte1, const char *block, uint64_t offset, uint64_t length)
+{
+	struct command c;
+	struct iovec iov = {(void *)block, BLOCK};
+
+	return registered->writesame(
+		&dev, command(&c, WRITE_SAME_16, byte1), offset, length, &iov, 1);
+}
+
+static void assert_filled(uint64_t offset, size_t length, char byte)
+{
+	char *data = malloc(length);
+
+	assert_int_equal(read_bytes(data, length, offset), TCMU_STS_OK);
+	for (size_t i = 0; i < length; i++)
+		assert_int_equal(data[i], byte);
+	free(data);
+}
+
+static void fill(uint64_t offset, size_t length, char byte)
+{
+	char *data = malloc(length);
+
+	memset(data, byte, length);
+	assert_int_equal(write_bytes(WRITE_16, 0, data, length, offset), TCMU_STS_OK);
+	free(data);
+}
+
+/* ---- tests ----------------------------------------------------------------------------- */
+
+static void test_threads(void **state)
+{
+	static const char *const wrong[] = {"", "x", "-1", "4 ", "257", "99999999999999999999"};
+
+	(void)state;
+	assert_int_equal(registered->nr_threads, 16);
+	free((char *)registered->cfg_desc);
+	setenv("USERBLK_TCMU_THREADS", "3", 1);
+	assert_int_equal(handler_init(), 0);
+	assert_int_equal(registered->nr_threads, 3);
+	for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+		setenv("USERBLK_TCMU_THREADS", wrong[i], 1);
+		logged[0] = 0;
+		assert_int_equal(handler_init(), -1);
+		assert_holds(logged, "USERBLK_TCMU_THREADS=");
+		assert_holds(logged, "use 0 to 256");
+	}
+	assert_holds(registered->cfg_desc, "direct=");
+	assert_holds(registered->cfg_desc, "value of file alone");
+}
+
+/* Without threads the runner takes success for a promise to complete later. */
+static void test_no_threads(void **state)
+{
+	char block[BLOCK];
+
+	(void)state;
+	free((char *)registered->cfg_desc);
+	setenv("USERBLK_TCMU_THREADS", "0", 1);
+	assert_int_equal(handler_init(), 0);
+	assert_int_equal(read_bytes(block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(completions, 1);
+	assert_int_equal(completed_status, TCMU_STS_OK);
+	fault_read = -EIO;
+	assert_int_equal(read_bytes(block, BLOCK, 0), TCMU_STS_RD_ERR);
+	assert_int_equal(completions, 1);
+}
+
+static void test_announced(void **state)
+{
+	(void)state;
+	assert_true(dev.write_cache);
+	assert_true(dev.unmap);
+	assert_false(dev.split);
+	assert_true(dev.granularity >= 1);
+	assert_int_equal(dev.max_transfer, 128);
+	assert_int_equal(dev.xcopy, 128);
+	/* The runner divides by it, and announces the lower 31 bits. */
+	assert_int_equal(dev.alignment, 1u << 31);
+	registered->close(&dev);
+
+	/* The runner multiplies it by the block size in 32 bits. */
+	prepare(";direct=off");
+	dev.max_transfer = 1u << 23;
+	assert_int_equal(registered->open(&dev, true), 0);
+	assert_int_equal(dev.max_transfer, 65536);
+	registered->close(&dev);
+
+	prepare(";direct=off;readonly=on");
+	assert_int_equal(registered->open(&dev, false), 0);
+	assert_false(dev.unmap);
+	assert_int_equal(dev.granularity, 1);
+}
+
+/* check_config and open say the same, once each. */
+static void refused_by_both(const char *cfgstring, const char *message)
+{
+	char *reason;
+
+	registered->close(&dev);
+	prepare("");
+	snprintf(dev.cfgstring, sizeof dev.cfgstring, "%s", cfgstring);
+	assert_false(registered->check_config(dev.cfgstring, &reason));
+	assert_non_null(reason);
+	assert_holds(reason, message);
+	assert_null(strchr(reason, '\n'));
+	assert_true(registered->open(&dev, false) < 0);
+	assert_null(dev.own);
+	assert_holds(logged, reason);
+	free(reason);
+	prepare(";direct=off");
+	assert_int_equal(registered->open(&dev, false), 0);
+}
+
+static void test_refusals(void **state)
+{
+	char text[512];
+
+	(void)state;
+	refused_by_both("userblk_test/", "file: missing");
+	refused_by_both("userblk_test/;direct=on", "file: missing");
+	refused_by_both("userblk_test//nonexistent/file", "file=/nonexistent/file: No such file");
+	refused_by_both("userblk_test//dev/zero", "file=/dev/zero: neither a block device");
+	refused_by_both("userblk_tes/x", "begin it with userblk_test/");
+	refused_by_both("userblk_testx/x", "begin it with userblk_test/");
+	snprintf(text, sizeof text, "userblk_test/%s;direct=maybe", file);
+	refused_by_both(text, "direct=maybe:");
+	snprintf(text, sizeof text, "userblk_test/%s;colour=red", file);
+	refused_by_both(text, "colour");
+	snprintf(text, sizeof text, "userblk_test/%s;config=/nonexistent", file);
+	refused_by_both(text, "config=/nonexistent");
+}
+
+static void test_accepted(void **state)
+{
+	const char *config = scratch_path("config");
+	char text[1024], *reason = NULL;
+	FILE *f = fopen(config, "w");
+
+	(void)state;
+	fprintf(f, "# a comment\nfile=%s\ndirect=off\n", file);
+	fclose(f);
+	snprintf(text, sizeof text, "userblk_test/config=%s", config);
+	assert_true(registered->check_config(text, &reason));
+	/* The runner's own option: it takes it out before open only. */
+	snprintf(text, sizeof text, "userblk_test/%s;tcmur_cmd_time_out=5;direct=off", file);
+	assert_true(registered->check_config(text, &reason));
+	snprintf(text, sizeof text, "userblk_test/%s;direct=off;tcmur_cmd_time_out=5", file);
+	assert_true(registered->check_config(text, &reason));
+	assert_null(reason);
+
+	/* What a check must not do: create the file. */
+	snprintf(text, sizeof text, "userblk_test/%s;size=1m;direct=off", scratch_path("new"));
+	assert_true(registered->check_config(text, &reason));
+	assert_int_equal(access(scratch_path("new"), F_OK), -1);
+}
+
+static void test_too_small(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	prepare(";direct=off");
+	dev.blocks = BLOCKS + 1;
+	assert_true(registered->open(&dev, false) < 0);
+	assert_null(dev.own);
+	assert_holds(logged, "4194816");
+	assert_holds(logged, "4194304");
+	dev.blocks = 0;
+	assert_true(registered->open(&dev, false) < 0);
+	assert_holds(logged, "size=0");
+}
+
+static void test_data(void **state)
+{
+	char out[2 * BLOCK], in[2 * BLOCK];
+	struct iovec parts[3] = {{out, 100}, {out + 100, 0}, {out + 100, sizeof out - 100}};
+	struct command c;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof out; i++)
+		out[i] = (char)(i * 7);
+	assert_int_equal(
+		registered->write(&dev, command(&c, WRITE_10, 0), parts, 3, sizeof out, 3 * BLOCK),
+		TCMU_STS_OK);
+	/* The runner uses the vector again in compound commands. */
+	assert_ptr_equal(parts[0].iov_base, out);
+	assert_int_equal(parts[0].iov_len, 100);
+	assert_int_equal(read_bytes(in, sizeof in, 3 * BLOCK), TCMU_STS_OK);
+	assert_memory_equal(in, out, sizeof in);
+}
+
+static void test_fua(void **state)
+{
+	static const struct {
+		uint8_t opcode, byte1;
+		bool fua;
+	} cases[] = {
+		{WRITE_6, 0x1f, false}, /* that is a part of the address */
+		{WRITE_10, 0, false},
+		{WRITE_10, 0x08, true},
+		{WRITE_12, 0x08, true},
+		{WRITE_16, 0x08, true},
+		{WRITE_16, 0x10, false},
+		{COMPARE_AND_WRITE, 0, false},
+		{COMPARE_AND_WRITE, 0x08, true},
+		{WRITE_VERIFY, 0, true},
+		{WRITE_VERIFY_16, 0, true},
+		{EXTENDED_COPY, 0x08, false},
+	};
+	char block[BLOCK] = "";
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		assert_int_equal(
+			write_bytes(cases[i].opcode, cases[i].byte1, block, BLOCK, 0), TCMU_STS_OK);
+		assert_int_equal(write_flags, cases[i].fua ? BACKEND_FUA : 0);
+	}
+}
+
+static int set_write_cache(bool on)
+{
+	struct tcmulib_cfg_info cfg = {.type = TCMULIB_CFG_WRITE_CACHE, .data.write_cache = on};
+
+	return registered->reconfig(&dev, &cfg);
+}
+
+static void turn_cache_off(void)
+{
+	assert_int_equal(set_write_cache(false), 0);
+}
+
+static void test_write_cache(void **state)
+{
+	char block[BLOCK] = "x";
+
+	(void)state;
+	/* What was acknowledged before is made durable. */
+	assert_int_equal(set_write_cache(false), 0);
+	assert_false(dev.write_cache);
+	assert_int_equal(flushes, 1);
+	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(write_flags, BACKEND_FUA);
+	memset(block, 0, sizeof block);
+	assert_int_equal(write_same(0, block, 0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, BACKEND_FUA);
+	assert_int_equal(set_write_cache(true), 0);
+	assert_true(dev.write_cache);
+	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(write_flags, 0);
+
+	/* Turned off while a write without FUA was under way: flushed before the answer. */
+	flushes = 0;
+	during_write = turn_cache_off;
+	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(write_flags, 0);
+	assert_int_equal(flushes, 2);
+	fault_flush = -EIO;
+	during_write = NULL;
+	assert_int_equal(set_write_cache(true), 0);
+	assert_int_equal(set_write_cache(false), -EIO);
+}
+
+static void test_flush(void **state)
+{
+	struct command c;
+
+	(void)state;
+	assert_int_equal(registered->flush(&dev, command(&c, SYNCHRONIZE_CACHE, 0)), TCMU_STS_OK);
+	assert_int_equal(flushes, 1);
+	fault_flush = -EIO;
+	assert_int_equal(
+		registered->flush(&dev, command(&c, SYNCHRONIZE_CACHE, 0)), TCMU_STS_WR_ERR);
+}
+
+static void test_write_same(void **state)
+{
+	char zero[BLOCK] = "", pattern[BLOCK];
+	size_t length = 2 * MIB + 3 * BLOCK;
+
+	(void)state;
+	memset(pattern, 'p', sizeof pattern);
+
+	assert_int_equal(write_same(0, pattern, BLOCK, length), TCMU_STS_OK);
+	assert_int_equal(zeroes, 0);
+	assert_filled(0, BLOCK, 0);
+	assert_filled(BLOCK, length, 'p');
+	assert_filled(BLOCK + length, BLOCK, 0);
+
+	assert_int_equal(write_same(0x08, zero, 2 * BLOCK, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, BACKEND_MAY_TRIM);
+	assert_int_equal(write_same(0, zero, 4 * BLOCK, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, 0);
+	assert_filled(BLOCK, BLOCK, 'p');
+	assert_filled(2 * BLOCK, BLOCK, 0);
+	assert_filled(3 * BLOCK, BLOCK, 'p');
+	assert_filled(4 * BLOCK, BLOCK, 0);
+	assert_filled(5 * BLOCK, BLOCK, 'p');
+
+	/* Zero but for the last byte is a pattern. */
+	zeroes = 0;
+	zero[BLOCK - 1] = 'z';
+	assert_int_equal(write_same(0x08, zero, 0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zeroes, 0);
+	zero[BLOCK - 1] = 0;
+
+	/* Where the device cannot zero, zeroes are written. */
+	fault_zero = -EOPNOTSUPP;
+	assert_int_equal(write_same(0x08, zero, 0, length), TCMU_STS_OK);
+	assert_int_equal(zeroes, 1);
+	assert_filled(0, length, 0);
+
+	/* An error is not hidden by writing. */
+	fault_zero = -EIO;
+	assert_int_equal(write_same(0, zero, 0, BLOCK), TCMU_STS_WR_ERR);
+	fault_write = -EIO;
+	assert_int_equal(write_same(0, pattern, 0, BLOCK), TCMU_STS_WR_ERR);
+}
+
+static void test_unmap(void **state)
+{
+	struct command c;
+
+	(void)state;
+	fill(0, MIB, 'u');
+	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB / 2), TCMU_STS_OK);
+	assert_filled(0, MIB / 2, 0);
+	assert_filled(MIB / 2, MIB / 2, 'u');
+
+	/* The runner drops the status: it must be in the log. */
+	fault_trim = -EIO;
+	logged[0] = 0;
+	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_WR_ERR);
+	assert_holds(logged, "unmap of 1048576 bytes at 0");
+	/* Doing nothing is allowed. */
+	fault_trim = -EOPNOTSUPP;
+	logged[0] = 0;
+	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
+	assert_string_equal(logged, "");
+}
+
+static void test_refused_commands(void **state)
+{
+	struct command c;
+	struct tcmur_cmd *cmd;
+
+	(void)state;
+	assert_int_equal(
+		registered->handle_cmd(&dev, command(&c, FORMAT_UNIT, 0)), TCMU_STS_INVALID_CMD);
+	assert_int_equal(
+		registered->handle_cmd(&dev, command(&c, READ_10, 0x08)), TCMU_STS_NOT_HANDLED);
+	for (unsigned bit = 0; bit < 8; bit++) {
+		int expected = bit == 3 ? TCMU_STS_NOT_HANDLED : TCMU_STS_INVALID_CDB;
+		uint8_t byte1 = (uint8_t)(1u << bit);
+
+		cmd = command(&c, WRITE_SAME, byte1);
+		assert_int_equal(registered->handle_cmd(&dev, cmd), expected);
+		cmd = command(&c, WRITE_SAME_16, byte1);
+		assert_int_equal(registered->handle_cmd(&dev, cmd), expected);
+	}
+	/* The one length that the runner would take for aligned, and unmap. */
+	cmd = command(&c, WRITE_SAME_16, 0x08);
+	c.cdb[10] = 0x80;
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
+	c.cdb[1] = 0;
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
+}
+
+/* Sense key, additional code and its qualifier of the last failed command. */
+static void assert_sense(const struct command *c, uint8_t key, uint8_t code, uint8_t qualifier)
+{
+	assert_int_equal(c->lib.sense_buf[2] & 0x0f, key);
+	assert_int_equal(c->lib.sense_buf[12], code);
+	assert_int_equal(c->lib.sense_buf[13], qualifier);
+}
+
+static void test_errors(void **state)
+{
+	static const struct {
+		int error, status;
+		uint8_t code, qualifier;
+	} cases[] = {
+		{-ENOMEM, TCMU_STS_NO_RESOURCE, 0, 0},
+		{-EINVAL, TCMU_STS_RANGE, 0, 0},
+		{-EROFS, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x00},
+		{-EPERM, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x00},
+		{-ENOSPC, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x07},
+		{-ENODEV, TCMU_STS_HW_ERR, 0, 0},
+		{-ENXIO, TCMU_STS_HW_ERR, 0, 0},
+		{-EOPNOTSUPP, TCMU_STS_INVALID_CMD, 0, 0},
+		{-EIO, TCMU_STS_WR_ERR, 0, 0},
+		{-ETIMEDOUT, TCMU_STS_WR_ERR, 0, 0},
+	};
+	char block[BLOCK] = "";
+	struct iovec iov = {block, BLOCK};
+	struct command c;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		fault_write = cases[i].error;
+		assert_int_equal(
+			registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0),
+			cases[i].status);
+		if (cases[i].code)
+			assert_sense(&c, DATA_PROTECT, cases[i].code, cases[i].qualifier);
+	}
+	fault_read = -EIO;
+	assert_int_equal(read_bytes(block, BLOCK, 0), TCMU_STS_RD_ERR);
+
+	registered->close(&dev);
+	prepare(";direct=off;readonly=on");
+	assert_int_equal(registered->open(&dev, false), 0);
+	fault_write = 0;
+	assert_int_equal(registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0),
+		TCMU_STS_PASSTHROUGH_ERR);
+	assert_sense(&c, DATA_PROTECT, 0x27, 0);
+}
+
+static int resize(uint64_t bytes)
+{
+	struct tcmulib_cfg_info cfg = {.type = TCMULIB_CFG_DEV_SIZE, .data.dev_size = bytes};
+	int r = registered->reconfig(&dev, &cfg);
+
+	if (r == 0)
+		dev.blocks = bytes / BLOCK;
+	return r;
+}
+
+static void test_resize(void **state)
+{
+	char block[BLOCK] = "", *new_config;
+	uint64_t size = (uint64_t)BLOCKS * BLOCK;
+	struct tcmulib_cfg_info cfg;
+
+	(void)state;
+	assert_int_equal(read_bytes(block, BLOCK, size), TCMU_STS_RANGE);
+	logged[0] = 0;
+	assert_int_equal(resize(2 * size), -EINVAL);
+	assert_holds(logged, "8388608");
+	assert_holds(logged, "4194304");
+	assert_int_equal(truncate(file, (off_t)(2 * size)), 0);
+	assert_int_equal(resize(2 * size), 0);
+	assert_int_equal(read_bytes(block, BLOCK, size), TCMU_STS_OK);
+	assert_int_equal(resize(size / 2), 0);
+	assert_int_equal(read_bytes(block, BLOCK, size / 2), TCMU_STS_RANGE);
+	assert_int_equal(read_bytes(block, BLOCK, size / 2 - BLOCK), TCMU_STS_OK);
+
+	new_config = strdup("userblk_test//other");
+	cfg.type = TCMULIB_CFG_DEV_CFGSTR;
+	cfg.data.dev_cfgstring = new_config;
+	logged[0] = 0;
+	assert_int_equal(registered->reconfig(&dev, &cfg), -EOPNOTSUPP);
+	assert_holds(logged, "userblk_test//other");
+	free(new_config);
+}
+
+static void *write_until_cancelled(void *opaque)
+{
+	_Atomic int *done = opaque;
+	char block[BLOCK] = "";
+
+	while (*done < 1000) {
+		if (write_bytes(WRITE_10, 0, block, BLOCK, 0) == TCMU_STS_OK)
+			(*done)++;
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+static _Atomic bool inside, cancelled;
+
+static void wait_for_cancel(void)
+{
+	inside = true;
+	while (!cancelled)
+		usleep(1000); /* a cancellation point */
+}
+
+/* The runner cancels workers when a device is removed: not in the middle of a command. */
+static void test_cancel(void **state)
+{
+	_Atomic int done = 0;
+	pthread_t thread;
+	void *result;
+
+	(void)state;
+	during_write = wait_for_cancel;
+	assert_int_equal(pthread_create(&thread, NULL, write_until_cancelled, &done), 0);
+	while (!inside)
+		usleep(1000);
+	assert_int_equal(pthread_cancel(thread), 0);
+	cancelled = true;
+	assert_int_equal(pthread_join(thread, &result), 0);
+	assert_ptr_equal(result, PTHREAD_CANCELED);
+	assert_int_equal(done, 1);
+}
+
+static void test_counters(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	prepare("");
+	assert_int_equal(registered->open(&dev, false), 0);
+	logged[0] = 0;
+	registered->close(&dev);
+	assert_holds(logged, "counters: ");
+	assert_null(dev.own);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(test_threads),
+		TEST(test_no_threads),
+		TEST(test_announced),
+		TEST(test_refusals),
+		TEST(test_accepted),
+		TEST(test_too_small),
+		TEST(test_data),
+		TEST(test_fua),
+		TEST(test_write_cache),
+		TEST(test_flush),
+		TEST(test_write_same),
+		TEST(test_unmap),
+		TEST(test_refused_commands),
+		TEST(test_errors),
+		TEST(test_resize),
+		TEST(test_cancel),
+		TEST(test_counters),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
