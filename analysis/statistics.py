@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Means, differences and their 95 % confidence intervals.
+
+The sample is the run: every number in a sample is one run's mean. All functions are pure.
+
+The ratio of two means (throughput or latency relative to native) gets the interval of Fieller's
+theorem, with the Satterthwaite degrees of freedom at the estimated ratio, because the two samples
+have different variances. Fieller's interval is exact for normal means with known variance ratio,
+needs neither logarithms (a mean of logarithms estimates the geometric mean, not the paper's
+arithmetic one) nor a linearisation (the delta method is too narrow at three to five runs), and says
+so honestly, by having no finite end, when native's mean cannot be told from zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, variance
+
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its interval; None: there is none (a single run, or no finite end)."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        """Distance from the value to the farther end."""
+        if self.low is None or self.high is None:
+            return None
+        return max(self.value - self.low, self.high - self.value)
+
+    def scaled(self, factor: float, offset: float) -> Interval:
+        """factor * x + offset of the value and both ends; factor is positive."""
+        low, high = (None if end is None else factor * end + offset for end in (self.low, self.high))
+        return Interval(factor * self.value + offset, low, high)
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(degrees: float) -> float:
+    """Two-sided 95 % quantile of Student's t."""
+    return float(stdtrit(degrees, 0.5 + LEVEL / 2))
+
+
+def mean_interval(sample: Sequence[float]) -> Interval:
+    """Sample mean and Student-t interval with n-1 degrees of freedom. sample is not empty."""
+    mean = fmean(sample)
+    if len(sample) < 2:
+        return Interval(mean)
+    half = t_quantile(len(sample) - 1) * math.sqrt(variance(sample, mean) / len(sample))
+    return Interval(mean, mean - half, mean + half)
+
+
+def _degrees(a: float, n: int, b: float, m: int) -> float:
+    """Satterthwaite's degrees of freedom of a + b, variances of means of n and m values."""
+    return (a + b) ** 2 / (a * a / (n - 1) + b * b / (m - 1))
+
+
+def difference_interval(sample: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """Difference of the means and Welch's interval. Neither sample is empty."""
+    n, m = len(sample), len(baseline)
+    difference = fmean(sample) - fmean(baseline)
+    if n < 2 or m < 2:
+        return Interval(difference)
+    a, b = variance(sample) / n, variance(baseline) / m
+    if a + b == 0:
+        return Interval(difference, difference, difference)
+    half = t_quantile(_degrees(a, n, b, m)) * math.sqrt(a + b)
+    return Interval(difference, difference - half, difference + half)
+
+
+def ratio_interval(sample: Sequence[float], baseline: Sequence[float]) -> Interval | None:
+    """Ratio of the means and Fieller's interval. Neither sample is empty.
+
+    None if the baseline's mean is 0; no ends if it cannot be told from 0.
+    """
+    n, m = len(sample), len(baseline)
+    top, bottom = fmean(sample), fmean(baseline)
+    if bottom == 0:
+        return None
+    ratio = top / bottom
+    if n < 2 or m < 2:
+        return Interval(ratio)
+    a, b = variance(sample) / n, variance(baseline) / m
+    spread = a + ratio * ratio * b
+    if spread == 0:
+        return Interval(ratio, ratio, ratio)
+    t = t_quantile(_degrees(a, n, ratio * ratio * b, m))
+    # Roots r of (top - r bottom)^2 = t^2 (a + r^2 b).
+    g = t * t * b / (bottom * bottom)
+    if g >= 1:
+        return Interval(ratio)
+    root = t / abs(bottom) * math.sqrt(max(0.0, spread - g * a))
+    return Interval(ratio, (ratio - root) / (1 - g), (ratio + root) / (1 - g))

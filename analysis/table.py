@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The paper's Table 1 as data: which cells there are, their values, intervals and marks."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from .statistics import Interval, difference_interval, mean_interval, ratio_interval
+from .summaries import Run
+
+NATIVE = "native"
+DEVICES = {"sata": "SATA", "nvme": "NVMe"}
+SYSTEMS = {
+    NATIVE: "Native",
+    "buse": "BUSE",
+    "nbdkit": "nbdkit",
+    "tcmu": "TCMU",
+    "bdus": "BDUS",
+    "nbdkit-null": "nbdkit null",
+    "tcmu-null": "TCMU null",
+}
+# The paper's order of rows within a device.
+WORKLOADS = tuple(
+    f"{access}-{threads}th-{size}"
+    for access in ("seq-read", "rand-read", "seq-write", "rand-write")
+    for threads in (1, 16)
+    for size in ("4k", "128k")
+)
+IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
+
+
+class Mark(Enum):
+    """What a reader must know of a cell; the value is the sign that tables print."""
+
+    BETTER = "*"
+    WIDE = "~"
+    SINGLE = "n=1"
+    INVALID = "!"
+
+
+MARK_TEXT = {
+    Mark.BETTER: "more than 5 % (CPU: 5 points) better than native",
+    Mark.WIDE: "interval of the mean wider than the paper's limits: half width over 5 % of the mean"
+    " (NVMe writes 10 %), CPU 5 points",
+    Mark.SINGLE: "a single run, so no interval",
+    Mark.INVALID: "invalid runs, shown by their number and left out of the mean",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One group of columns. points: differences are absolute; sign: +1 if more is better."""
+
+    id: str
+    column: str  # in the wide CSV, the paper's
+    title: str
+    unit: str
+    points: bool
+    sign: int
+
+
+METRICS = (
+    Metric("throughput_kops", "tput_kops", "Throughput", "kop/s", False, 1),
+    Metric("latency_us", "lat_us", "Latency", "us", False, -1),
+    Metric("cpu_percent", "cpu", "CPU", "%", True, -1),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one system under one workload.
+
+    mean is None without a valid run; difference to native (%, or points of CPU) is None for native
+    itself and where native has no valid run.
+    """
+
+    n: int
+    invalid: int
+    mean: Interval | None
+    difference: Interval | None
+    marks: frozenset[Mark]
+
+
+EMPTY = Cell(0, 0, None, None, frozenset())
+
+
+@dataclass(frozen=True)
+class Table:
+    """title and notes say where it was measured. cells: by (device, workload, system, metric id)."""
+
+    title: str
+    notes: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...]
+    systems: tuple[str, ...]
+    cells: dict[tuple[str, str, str, str], Cell] = field(repr=False)
+    emulated: bool = False
+    decimals_cpu: int = 1
+
+    def cell(self, device: str, workload: str, system: str, metric: Metric) -> Cell:
+        return self.cells.get((device, workload, system, metric.id), EMPTY)
+
+
+def half_width_limit(metric: Metric, device: str, workload: str, mean: float) -> float:
+    """The paper's limit on the half width of the interval of a mean, in the metric's unit."""
+    if metric.points:
+        return 5.0
+    return abs(mean) * (0.10 if device == "nvme" and "write" in workload else 0.05)
+
+
+def _marks(
+    metric: Metric, device: str, workload: str, n: int, invalid: int, mean: Interval | None, difference: Interval | None
+) -> frozenset[Mark]:
+    marks = set()
+    if invalid:
+        marks.add(Mark.INVALID)
+    if n == 1:
+        marks.add(Mark.SINGLE)
+    if mean is not None and mean.half is not None:
+        if mean.half > half_width_limit(metric, device, workload, mean.value):
+            marks.add(Mark.WIDE)
+    if difference is not None and metric.sign * difference.value > IMPROVEMENT:
+        marks.add(Mark.BETTER)
+    return frozenset(marks)
+
+
+def make_cell(
+    metric: Metric, device: str, workload: str, sample: Sequence[float], native: Sequence[float] | None, invalid: int
+) -> Cell:
+    """The cell of a sample of runs. native: the sample to compare with, None for native itself."""
+    if not sample:
+        return Cell(0, invalid, None, None, _marks(metric, device, workload, 0, invalid, None, None))
+    mean = mean_interval(sample)
+    difference = None
+    if native:
+        if metric.points:
+            difference = difference_interval(sample, native)
+        elif ratio := ratio_interval(sample, native):
+            difference = ratio.scaled(100.0, -100.0)
+    marks = _marks(metric, device, workload, len(sample), invalid, mean, difference)
+    return Cell(len(sample), invalid, mean, difference, marks)
+
+
+def _ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """Known ids in their order, then the others by name."""
+    found, known = set(found), list(known)
+    return tuple([name for name in known if name in found] + sorted(found - set(known)))
+
+
+def _range(values: Iterable[int]) -> str:
+    numbers = sorted(set(values))
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _one(runs: Sequence[Run], name: str) -> str:
+    return ", ".join(sorted({str(getattr(run, name)) for run in runs if getattr(run, name)}))
+
+
+def make_table(runs: Sequence[Run], seed: int | None = None) -> Table:
+    """Table 1 of runs of one host and suite. runs is not empty; invalid ones are counted only."""
+    samples: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    valid: dict[tuple[str, str, str], int] = defaultdict(int)
+    invalid: dict[tuple[str, str, str], int] = defaultdict(int)
+    for run in runs:
+        if not run.valid:
+            invalid[run.cell] += 1
+            continue
+        valid[run.cell] += 1
+        for name, value in run.metrics.items():
+            samples[(*run.cell, name)].append(value)
+    pairs = {(run.device, run.workload) for run in runs}
+    rows = tuple(
+        (device, workload)
+        for device in _ordered((run.device for run in runs), DEVICES)
+        for workload in _ordered((run.workload for run in runs), WORKLOADS)
+        if (device, workload) in pairs
+    )
+    systems = _ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
+    cells = {}
+    for device, workload in rows:
+        for system in systems:
+            for metric in METRICS:
+                key = (device, workload, system, metric.id)
+                native = None if system == NATIVE else samples.get((device, workload, NATIVE, metric.id))
+                bad = invalid.get(key[:3], 0)
+                cells[key] = make_cell(metric, device, workload, samples.get(key, []), native, bad)
+    emulated = any(run.emulated for run in runs)
+    return Table(_title(runs, emulated), _notes(runs, valid, seed), rows, systems, cells, emulated)
+
+
+def _title(runs: Sequence[Run], emulated: bool) -> str:
+    place = "EMULATED (lab)" if emulated else "measured on real devices"
+    return f"Table 1: block device workloads, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"
+
+
+def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: int | None) -> tuple[str, ...]:
+    facts = [
+        "devices " + ", ".join(DEVICES.get(d, d) for d in _ordered((run.device for run in runs), DEVICES)),
+        f"campaign {_one(runs, 'campaign')}",
+        f"profile {_one(runs, 'profile')}",
+        f"n = {_range(valid.values()) if valid else 0} runs per cell",
+    ]
+    if kernel := _one(runs, "kernel"):
+        facts.append(f"Linux {kernel}")
+    if seed is not None:
+        facts.append(f"seed {seed}")
+    notes = ["; ".join(facts)]
+    if bad := [run for run in runs if not run.valid]:
+        notes.append(f"{len(bad)} of {len(runs)} runs are invalid and were left out.")
+    if warned := sum(bool(run.warnings) for run in runs if run.valid):
+        kinds: dict[str, int] = defaultdict(int)
+        for run in runs:
+            for kind in {warning.split(":", 1)[0] for warning in run.warnings if run.valid}:
+                kinds[kind] += 1
+        common = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+        listed = "; ".join(f"{kind} ({count})" for kind, count in common[:3])
+        more = f"; {len(common) - 3} more kinds" if len(common) > 3 else ""
+        notes.append(f"{warned} of {len(runs)} runs have warnings: {listed}{more}.")
+    return tuple(notes)
+
+
+def make_tables(runs: Sequence[Run], seed: int | None = None) -> list[Table]:
+    """One table for each host and suite that runs were made on."""
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.host, run.suite].append(run)
+    return [make_table(group, seed) for _, group in sorted(groups.items())]
+
+
+def paper_table(path: Path) -> Table:
+    """The paper's own table, from its CSV: means only, and native's where they are absolute."""
+    ids = {title: name for name, title in (*SYSTEMS.items(), *DEVICES.items())}
+    rows, systems, cells = [], [], {}
+    with path.open(newline="", encoding="utf-8") as stream:
+        for record in csv.DictReader(stream):
+            device, workload = ids[record["device"]], record["workload"]
+            rows.append((device, workload))
+            for metric in METRICS:
+                for column, text in record.items():
+                    title = column.removeprefix(f"{metric.column}_")
+                    if title == column or not text:
+                        continue
+                    system = ids[title]
+                    if system not in systems:
+                        systems.append(system)
+                    value = Interval(float(text))
+                    mean, difference = (value, None) if system == NATIVE else (None, value)
+                    marks = _marks(metric, device, workload, 0, 0, mean, difference)
+                    cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
+    return Table(
+        "Table 1 of the BDUS paper (Faria et al., SYSTOR 2021), as published",
+        ("at least 5 runs per cell; the paper prints no intervals",),
+        tuple(rows),
+        tuple(systems),
+        cells,
+        decimals_cpu=0,
+    )
