@@ -65,13 +65,13 @@ plugins-asan:
 .PHONY: plugins-asan
 
 test-component: plugins ## test the plugins: a real nbdkit through libnbd and fio
-	$(PYTHON) -m pytest -q -p no:cacheprovider tests/component
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/component
 .PHONY: test-component
 
 test-component-asan: plugins-asan ## the same with the plugins under ASan and UBSan
 	USERBLK_PLUGIN_DIR=build/asan/plugins \
 	USERBLK_PRELOAD=$$($(CC) -print-file-name=libasan.so):$$($(CC) -print-file-name=libubsan.so) \
-	$(PYTHON) -m pytest -q -p no:cacheprovider tests/component
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/component
 .PHONY: test-component-asan
 
 # ---- tcmu-runner handlers ---------------------------------------------------

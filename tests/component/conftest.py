@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from nbdkit_server import Nbdkit, checked, missing_components, plugin_path, run
+from nbdkit_server import PRELOAD, Nbdkit, checked, missing_components, plugin_path, run
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -29,6 +29,16 @@ def components() -> None:
     missing = missing_components()
     if missing:
         lacking("not installed: " + ", ".join(missing))
+
+
+@pytest.fixture
+def exits_after_strerror() -> None:
+    """
+    For tests in which nbdkit ends after it has named an errno. With ASan's library preloaded, glibc
+    2.36 then waits for ever for its locale lock in exit(), also with nbdkit's own plugins.
+    """
+    if PRELOAD:
+        pytest.skip("nbdkit hangs in exit() after strerror() with ASan preloaded")
 
 
 @pytest.fixture

@@ -50,9 +50,7 @@ def test_unaligned_requests_match_a_model(serve: Serve, disk: Path, direct: str)
     rng = random.Random(7)
     lengths = [1, 7, 511, 512, 513, 4095, 4096, 4097, 65537]
     for step in range(400):
-        length = rng.choice(
-            [1, 7, 511, 512, 513, 4095, 4096, 4097, 65537, rng.randrange(1, 200000)]
-        )
+        length = rng.choice([*lengths, rng.randrange(1, 200000)])
         offset = rng.randrange(0, SIZE - length + 1)
         action = rng.randrange(4)
         if action == 0:
@@ -238,6 +236,7 @@ def test_tmpfs_zero_falls_back(serve: Serve, small_filesystem: Path) -> None:
     assert "error" not in server.output()
 
 
+@pytest.mark.usefixtures("exits_after_strerror")
 @BOTH_MODES
 def test_no_space_left(serve: Serve, small_filesystem: Path, direct: str) -> None:
     path = small_filesystem / "disk"
@@ -280,17 +279,14 @@ def test_readonly(
     handle = serve("passthrough", str(disk), *parameters, options=options).connect()
     assert handle.is_read_only()
     assert handle.pread(1000, 1000) == data(SIZE, 6)[1000:2000]
-    for change in (
-        lambda: handle.pwrite(b"w", 0),
-        lambda: handle.trim(4096, 0),
-        lambda: handle.zero(4096, 0),
-    ):
+    for change, arguments in (("pwrite", (b"w", 0)), ("trim", (4096, 0)), ("zero", (4096, 0))):
         with pytest.raises(NbdError) as error:
-            change()
+            getattr(handle, change)(*arguments)
         assert errno_of(error) == "EPERM"
     assert disk.read_bytes() == data(SIZE, 6)
 
 
+@pytest.mark.usefixtures("exits_after_strerror")
 def test_a_file_that_shrinks_is_an_error_not_zeroes(serve: Serve, disk: Path) -> None:
     server = serve("passthrough", str(disk), "direct=off")
     handle = server.connect()

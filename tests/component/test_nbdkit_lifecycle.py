@@ -111,6 +111,7 @@ def test_a_bad_parameter_gets_one_line_and_the_same_from_a_file(
     assert lines == [f"nbdkit: error: {where}{message}"]
 
 
+@pytest.mark.usefixtures("exits_after_strerror")
 def test_missing_and_repeated_parameters(tmp_path: Path) -> None:
     assert refused(plugin_path("null")) == [
         "nbdkit: error: size: missing; give size=SIZE, size of the device"
@@ -136,6 +137,7 @@ def test_parameters_from_a_file_and_the_command_line_wins(
     assert not server.connect().is_read_only()
 
 
+@pytest.mark.usefixtures("exits_after_strerror")
 def test_a_mistyped_device_is_seen_from_a_server_that_would_go_to_the_background(
     tmp_path: Path,
 ) -> None:
