@@ -181,8 +181,7 @@ def line_of(cell: Cell) -> str:
         interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
         verdict = "ok" if ratio.low >= LIMIT else "slower" if ratio.high < 1 else "unclear"
     return (
-        f"{cell.name:<26}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}"
-        f"{ratio.mean:>8.3f}  {interval:<22}{verdict}"
+        f"{cell.name:<26}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio.mean:>8.3f}  {interval:<22}{verdict}"
     )
 
 
@@ -241,9 +240,7 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, help="rounds (default 20)")
-    parser.add_argument(
-        "--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S"
-    )
+    parser.add_argument("--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S")
     parser.add_argument(
         "--cells",
         nargs="+",

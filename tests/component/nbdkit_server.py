@@ -54,9 +54,7 @@ def environment() -> dict[str, str]:
 
 def run(argv: list[str], timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end and returns its output; it is not checked."""
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
-    )
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
 
 
 def run_nbdkit(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -77,6 +75,15 @@ def checked(argv: list[str], timeout: float = 60.0) -> str:
     result = run(argv, timeout)
     assert result.returncode == 0, f"{argv}: exit {result.returncode}\n{result.stderr}"
     return result.stdout
+
+
+def read_pid(pidfile: Path) -> int | None:
+    """The process id that nbdkit wrote when it was ready to serve; None before that."""
+    try:
+        text = pidfile.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
+    return int(text) if text.endswith("\n") else None
 
 
 class Nbdkit:
@@ -114,7 +121,7 @@ class Nbdkit:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not (self.pidfile.exists() and self.pidfile.read_text().strip()):
+        while read_pid(self.pidfile) is None:
             if self.process.poll() is not None:
                 raise AssertionError(f"nbdkit ended at once: {self.output()}")
             if time.monotonic() > deadline:
@@ -128,7 +135,9 @@ class Nbdkit:
     @property
     def pid(self) -> int:
         """nbdkit's own process, also when it runs below a wrapper."""
-        return int(self.pidfile.read_text())
+        pid = read_pid(self.pidfile)
+        assert pid is not None
+        return pid
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8")

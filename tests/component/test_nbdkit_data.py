@@ -68,9 +68,7 @@ def test_unaligned_requests_match_a_model(serve: Serve, disk: Path, direct: str)
 
 
 @BOTH_MODES
-def test_unaligned_writes_into_one_block_do_not_lose_each_other(
-    serve: Serve, disk: Path, direct: str
-) -> None:
+def test_unaligned_writes_into_one_block_do_not_lose_each_other(serve: Serve, disk: Path, direct: str) -> None:
     server = serve("passthrough", str(disk), f"direct={direct}")
     writers, rounds, piece = 8, 60, 100
     failures: list[BaseException] = []
@@ -269,12 +267,8 @@ def test_beyond_the_end(serve: Serve, disk: Path) -> None:
     assert handle.pread(512, SIZE - 512) == bytes(512)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"]
-)
-def test_readonly(
-    serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"])
+def test_readonly(serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]) -> None:
     disk.write_bytes(data(SIZE, 6))
     handle = serve("passthrough", str(disk), *parameters, options=options).connect()
     assert handle.is_read_only()
