@@ -30,8 +30,17 @@ struct slot {
 	_Atomic uint64_t read_modify_writes;
 };
 
+/*
+ * A shared lock that serves in order of arrival. pthread_rwlock_t starves
+ * either side: a stream of whole-block writes would keep a partial one waiting
+ * for ever, or the other way round.
+ */
 struct lock {
-	alignas(CACHE_LINE) pthread_rwlock_t rwlock;
+	alignas(CACHE_LINE) pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	unsigned shared;	  /* holders */
+	bool exclusive;		  /* held */
+	uint64_t arrived, served; /* numbers of those who had to wait */
 };
 
 struct direct {
@@ -45,7 +54,6 @@ struct direct {
 struct direct *direct_new(int fd, uint32_t block, uint32_t memory)
 {
 	struct direct *d = aligned_alloc(CACHE_LINE, sizeof *d);
-	pthread_rwlockattr_t attr;
 
 	if (!d)
 		return NULL;
@@ -53,12 +61,10 @@ struct direct *direct_new(int fd, uint32_t block, uint32_t memory)
 	d->fd = fd;
 	d->block = block;
 	d->memory = memory;
-	pthread_rwlockattr_init(&attr);
-	/* Otherwise a stream of whole-block writes could keep a partial one waiting for ever. */
-	pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-	for (size_t i = 0; i < LOCKS; i++)
-		pthread_rwlock_init(&d->locks[i].rwlock, &attr);
-	pthread_rwlockattr_destroy(&attr);
+	for (size_t i = 0; i < LOCKS; i++) {
+		pthread_mutex_init(&d->locks[i].mutex, NULL);
+		pthread_cond_init(&d->locks[i].changed, NULL);
+	}
 	return d;
 }
 
@@ -66,8 +72,10 @@ void direct_free(struct direct *d)
 {
 	if (!d)
 		return;
-	for (size_t i = 0; i < LOCKS; i++)
-		pthread_rwlock_destroy(&d->locks[i].rwlock);
+	for (size_t i = 0; i < LOCKS; i++) {
+		pthread_cond_destroy(&d->locks[i].changed);
+		pthread_mutex_destroy(&d->locks[i].mutex);
+	}
 	for (size_t i = 0; i < SLOTS; i++)
 		free(atomic_load(&d->slots[i].buffer));
 	free(d);
@@ -122,6 +130,42 @@ static void buffer_put(struct direct *d, char *buffer)
 
 /* ---- locks ------------------------------------------------------------------ */
 
+static bool lock_is_free(const struct lock *l, bool exclusive)
+{
+	return !l->exclusive && !(exclusive && l->shared);
+}
+
+static void lock_take(struct lock *l, bool exclusive)
+{
+	pthread_mutex_lock(&l->mutex);
+	if (l->arrived != l->served || !lock_is_free(l, exclusive)) {
+		uint64_t number = l->arrived++;
+
+		while (l->served != number || !lock_is_free(l, exclusive))
+			pthread_cond_wait(&l->changed, &l->mutex);
+		/* The next one may be let in beside this one. */
+		if (++l->served != l->arrived)
+			pthread_cond_broadcast(&l->changed);
+	}
+	if (exclusive)
+		l->exclusive = true;
+	else
+		l->shared++;
+	pthread_mutex_unlock(&l->mutex);
+}
+
+static void lock_release(struct lock *l)
+{
+	pthread_mutex_lock(&l->mutex);
+	if (l->exclusive)
+		l->exclusive = false;
+	else
+		l->shared--;
+	if (l->arrived != l->served)
+		pthread_cond_broadcast(&l->changed);
+	pthread_mutex_unlock(&l->mutex);
+}
+
 /* A bit for each lock that the range needs. */
 static uint64_t lock_set(uint64_t offset, uint64_t length)
 {
@@ -141,14 +185,14 @@ uint64_t direct_lock(struct direct *d, uint64_t offset, uint64_t length)
 
 	/* Always in ascending order, so that two ranges cannot wait for each other. */
 	for (uint64_t rest = held; rest; rest &= rest - 1)
-		pthread_rwlock_rdlock(&d->locks[__builtin_ctzll(rest)].rwlock);
+		lock_take(&d->locks[__builtin_ctzll(rest)], false);
 	return held;
 }
 
 void direct_unlock(struct direct *d, uint64_t held)
 {
 	for (uint64_t rest = held; rest; rest &= rest - 1)
-		pthread_rwlock_unlock(&d->locks[__builtin_ctzll(rest)].rwlock);
+		lock_release(&d->locks[__builtin_ctzll(rest)]);
 }
 
 /* ---- vectors ---------------------------------------------------------------- */
@@ -360,19 +404,19 @@ static int write_part(
 	uint64_t start = offset & ~(uint64_t)(d->block - 1);
 	struct iovec block = {buffer, d->block};
 	/* The block lies in one region: regions are multiples of blocks. */
-	pthread_rwlock_t *lock = &d->locks[__builtin_ctzll(lock_set(start, 1))].rwlock;
+	struct lock *lock = &d->locks[__builtin_ctzll(lock_set(start, 1))];
 	struct slot *slot = own_slot(d);
 	int r;
 
 	count(&slot->read_modify_writes, 1);
 	count(&slot->bounced_bytes, length);
-	pthread_rwlock_wrlock(lock);
+	lock_take(lock, true);
 	r = transfer_readv(d->fd, &block, 1, start, d->block);
 	if (r == 0) {
 		cursor_copy(c, buffer + (offset - start), length, true);
 		r = transfer_writev(d->fd, &block, 1, start, d->block, rwf);
 	}
-	pthread_rwlock_unlock(lock);
+	lock_release(lock);
 	return r;
 }
 

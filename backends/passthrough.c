@@ -482,11 +482,13 @@ static int passthrough_info(struct backend *b, struct backend_info *info)
 
 static int passthrough_available(struct backend *b, uint64_t *size)
 {
-	int64_t now = current_size((struct passthrough *)b);
+	const struct passthrough *p = (const struct passthrough *)b;
+	int64_t now = current_size(p);
 
 	if (now < 0)
 		return (int)now;
-	*size = (uint64_t)now;
+	/* A part of a block behind the last whole one cannot be had by direct I/O. */
+	*size = (uint64_t)now - (uint64_t)now % p->block;
 	return 0;
 }
 
