@@ -117,6 +117,20 @@ handlers: $(HANDLER_LIBS) $(HANDLER_LINKS) ## build the tcmu-runner handlers
 .PHONY: handlers
 all: handlers
 
+# ---- userblk-flow -------------------------------------------------------------
+
+# The engine for Filebench workload files: docs/flow.md.
+FLOW_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard harness/flow/*.c))
+FLOW := $(B)/flow/userblk-flow
+
+$(FLOW): $(FLOW_OBJS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -lm
+
+flow: $(FLOW) ## build the engine for file-system workloads
+.PHONY: flow
+all: flow
+
 # ---- install ------------------------------------------------------------------
 
 prefix  ?= /usr/local
@@ -181,7 +195,7 @@ $(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)
 wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
 comma := ,
 UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
-	pwritev64v2 fdatasync fallocate64 ioctl)
+	pwritev64v2 fdatasync fallocate64)
 
 .SECONDEXPANSION:
 $(UNIT_PROGRAMS): $(B)/tests/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/support.o \

@@ -1,0 +1,667 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "flowop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+
+uint64_t flow_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+bool flowop_is_read(enum flowop_type type)
+{
+	return type == FLOWOP_READ || type == FLOWOP_READWHOLEFILE;
+}
+
+bool flowop_is_write(enum flowop_type type)
+{
+	return type == FLOWOP_WRITE || type == FLOWOP_WRITEWHOLEFILE || type == FLOWOP_APPENDFILE ||
+	       type == FLOWOP_APPENDFILERAND;
+}
+
+/* ---- what the flowops need ---- */
+
+/* Counts an operation that began at the given time and has just ended. */
+static void count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
+{
+	uint64_t end = flow_now();
+	struct flow *flow = &w->flows[i];
+
+	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed))
+		return;
+	stats_record(&w->stats[i], end - begin, bytes);
+	flow->ops++;
+	flow->bytes += bytes;
+	w->pending_ops++;
+	w->pending_bytes += bytes;
+}
+
+/* "FILE:LINE: flowop NAME: WHAT PATH: errno" */
+static enum step fail(struct worker *w, const struct flowop *op, const char *what, const char *path)
+{
+	flow_error_set(&w->error, "%s:%d: flowop %s: %s%s%s: %m", op->file, op->line, op->name,
+		what, path != NULL ? " " : "", path != NULL ? path : "");
+	return STEP_FAILED;
+}
+
+static enum step refuse(struct worker *w, const struct flowop *op, const char *why)
+{
+	flow_error_set(
+		&w->error, "%s:%d: flowop %s: fd=%u %s", op->file, op->line, op->name, op->fd, why);
+	return STEP_FAILED;
+}
+
+static bool stopped(const struct worker *w)
+{
+	return atomic_load_explicit(&w->control->stop, memory_order_relaxed);
+}
+
+/* Why a file could not be had. */
+static enum step no_file(const struct worker *w)
+{
+	return stopped(w) ? STEP_STOPPED : STEP_NO_FILE;
+}
+
+/* Room for size bytes of data: a random place in the thread's memory. NULL with an error. */
+static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size)
+{
+	uint64_t memsize = w->def->memsize;
+
+	if (memsize > 0 && size <= memsize) {
+		uint64_t places = size > 0 ? memsize / size : 1;
+
+		return w->buffer + (places > 1 ? rng_below(&w->rng, places) * size : 0);
+	}
+	if (memsize > 0) {
+		flow_error_set(&w->error,
+			"%s:%d: flowop %s: %" PRIu64 " bytes do not fit memsize=%" PRIu64
+			" of thread %s; raise memsize",
+			op->file, op->line, op->name, size, memsize, w->def->name);
+		return NULL;
+	}
+	if (size > w->room) {
+		uint64_t room = (size + PAGE - 1) / PAGE * PAGE;
+		char *buffer = aligned_alloc(PAGE, room);
+
+		if (buffer == NULL) {
+			fail(w, op, "buffer", NULL);
+			return NULL;
+		}
+		if (w->control->original)
+			memset(buffer, 0, room);
+		else
+			rng_fill(&w->rng, buffer, room);
+		free(w->buffer);
+		w->buffer = buffer;
+		w->room = room;
+	}
+	return w->buffer;
+}
+
+/* Takes the file whose turn it is, or the one that indexed= says. */
+static uint32_t pick(struct worker *w, const struct flowop *op, enum pick what)
+{
+	uint32_t index = NO_FILE;
+
+	if (op->has_indexed)
+		index = (uint32_t)(number_sample(&op->indexed, &w->rng) % op->fs->entries);
+	return fileset_pick(op->fs, what, index, &w->control->stop);
+}
+
+/* createfile and openfile, and the open that other flowops imply. */
+static enum step open_file(struct worker *w, unsigned i, bool create)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot = &w->slots[op->fd];
+	struct fileset *fs = op->fs;
+
+	if (slot->fd >= 0)
+		return refuse(w, op, "is open already; close it first or name another fd=");
+	if (fs == NULL)
+		return refuse(w, op, "is not open; open it first or name filesetname=");
+
+	uint32_t file = pick(w, op, create ? PICK_ABSENT : PICK_EXISTING);
+	int flags = O_CLOEXEC;
+
+	if (file == NO_FILE)
+		return no_file(w);
+	flags |= fs->spec.readonly ? O_RDONLY : fs->spec.writeonly ? O_WRONLY : O_RDWR;
+	flags |= (create ? O_CREAT : 0) | (op->dsync ? O_SYNC : 0) | (op->directio ? O_DIRECT : 0);
+
+	uint32_t state = fileset_state(fs, file);
+	uint64_t begin = flow_now();
+	uint32_t length = fileset_file_path(fs, file, w->path);
+	bool parent = true;
+
+	/* Filebench looks at the directory before it creates a file there. */
+	if (create) {
+		struct stat st;
+
+		w->path[length] = '\0';
+		parent = stat(w->path, &st) == 0;
+		w->path[length] = '/';
+	}
+
+	int fd = parent ? open(w->path, flags, 0666) : -1;
+
+	if (fd < 0) {
+		fileset_give(fs, file, state);
+		return fail(w, op, create ? "create" : "open", w->path);
+	}
+	if (op->noreadahead)
+		posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+	count(w, i, begin, 0);
+	fileset_give(fs, file, (state | FILE_EXISTS) + 1);
+	*slot = (struct slot){.fd = fd, .file = file, .fs = fs};
+	return STEP_OK;
+}
+
+/* The slot of a flowop that needs an open file, opened if need be. */
+static enum step open_slot(struct worker *w, unsigned i, struct slot **slot)
+{
+	const struct flowop *op = &w->def->flowops[i];
+
+	*slot = &w->slots[op->fd];
+	if ((*slot)->fd < 0)
+		return open_file(w, i, false);
+	if (op->fs != NULL && (*slot)->fs != op->fs)
+		return refuse(w, op, "holds a file of another fileset; name another fd=");
+	return STEP_OK;
+}
+
+static uint64_t slot_size(const struct slot *slot)
+{
+	return fileset_size(slot->fs, slot->file);
+}
+
+/* Writes all of it at the descriptor's position. */
+static bool write_all(int fd, const char *data, uint64_t size)
+{
+	while (size > 0) {
+		ssize_t n = write(fd, data, size);
+
+		if (n < 0)
+			return false;
+		data += n;
+		size -= (uint64_t)n;
+	}
+	return true;
+}
+
+/* ---- the flowops ---- */
+
+static enum step flow_createfile(struct worker *w, unsigned i)
+{
+	return open_file(w, i, true);
+}
+
+static enum step flow_openfile(struct worker *w, unsigned i)
+{
+	return open_file(w, i, false);
+}
+
+static enum step flow_closefile(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot = &w->slots[op->fd];
+	uint32_t state;
+
+	if (slot->fd < 0)
+		return refuse(w, op, "is not open; open it first");
+	if (!fileset_take(slot->fs, slot->file, &state, &w->control->stop))
+		return STEP_STOPPED;
+
+	uint64_t begin = flow_now();
+	int result = close(slot->fd);
+
+	slot->fd = -1;
+	if (result == 0)
+		count(w, i, begin, 0);
+	fileset_give(slot->fs, slot->file, state - 1);
+	return result == 0 ? STEP_OK : fail(w, op, "close", NULL);
+}
+
+/* The file that deletefile removes, taken; NO_FILE with *step: there is none. */
+static uint32_t pick_victim(struct worker *w, const struct flowop *op, enum step *step)
+{
+	uint32_t file = NO_FILE;
+
+	/* Filebench passes over an operation when its turn falls on an open file. */
+	if (!w->control->original)
+		file = pick(w, op, PICK_CLOSED);
+	if (file == NO_FILE)
+		file = pick(w, op, PICK_EXISTING);
+	if (file == NO_FILE)
+		*step = no_file(w);
+	return file;
+}
+
+static enum step flow_deletefile(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	const struct slot *slot = &w->slots[op->fd];
+	bool mine = op->fd > 0 && slot->fs != NULL;
+	struct fileset *fs = mine ? slot->fs : op->fs;
+	enum step step = STEP_OK;
+	uint32_t state, file, own = 0;
+
+	if (mine) {
+		file = slot->file;
+		own = slot->fd >= 0;
+		if (!fileset_take(fs, file, &state, &w->control->stop))
+			return STEP_STOPPED;
+	} else {
+		if (fs == NULL)
+			return refuse(w, op, "holds no file; name filesetname=");
+		file = pick_victim(w, op, &step);
+		if (file == NO_FILE)
+			return step;
+		state = fileset_state(fs, file);
+	}
+	if (!(state & FILE_EXISTS) || (state & FILE_OPENERS) > own) {
+		fileset_give(fs, file, state);
+		return STEP_OK; /* not done and not counted */
+	}
+	fileset_file_path(fs, file, w->path);
+
+	uint64_t begin = flow_now();
+
+	if (unlink(w->path) < 0) {
+		fileset_give(fs, file, state);
+		return fail(w, op, "delete", w->path);
+	}
+	count(w, i, begin, 0);
+	fileset_give(fs, file, state & ~FILE_EXISTS);
+	return STEP_OK;
+}
+
+static enum step flow_statfile(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	const struct slot *slot = &w->slots[op->fd];
+	struct stat st;
+
+	if (op->fd > 0 && slot->fd >= 0) {
+		uint64_t begin = flow_now();
+
+		if (fstat(slot->fd, &st) < 0)
+			return fail(w, op, "stat", NULL);
+		count(w, i, begin, 0);
+		return STEP_OK;
+	}
+	if (op->fs == NULL)
+		return refuse(w, op, "is not open; open it first or name filesetname=");
+
+	uint32_t file = pick(w, op, PICK_EXISTING);
+
+	if (file == NO_FILE)
+		return no_file(w);
+	fileset_file_path(op->fs, file, w->path);
+
+	uint64_t begin = flow_now();
+	int result = stat(w->path, &st);
+
+	if (result == 0)
+		count(w, i, begin, 0);
+	fileset_give(op->fs, file, fileset_state(op->fs, file));
+	return result == 0 ? STEP_OK : fail(w, op, "stat", w->path);
+}
+
+static enum step flow_fsync(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	const struct slot *slot = &w->slots[op->fd];
+
+	if (slot->fd < 0)
+		return refuse(w, op, "is not open; open it first");
+
+	uint64_t begin = flow_now();
+
+	if (fsync(slot->fd) < 0)
+		return fail(w, op, "fsync", NULL);
+	count(w, i, begin, 0);
+	return STEP_OK;
+}
+
+static enum step flow_readwholefile(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot;
+	enum step step = open_slot(w, i, &slot);
+
+	if (step != STEP_OK)
+		return step;
+
+	uint64_t size = number_sample(&op->iosize, &w->rng), total = 0;
+
+	if (size == 0)
+		size = w->flows[i].workingset > 0 ? w->flows[i].workingset : slot_size(slot);
+	if (size == 0)
+		size = PAGE;
+
+	char *buffer = io_buffer(w, op, size);
+
+	if (buffer == NULL)
+		return STEP_FAILED;
+
+	uint64_t begin = flow_now();
+	ssize_t n = lseek(slot->fd, 0, SEEK_SET) < 0 ? -1 : 1;
+
+	while (n > 0) {
+		n = read(slot->fd, buffer, size);
+		total += n > 0 ? (uint64_t)n : 0;
+	}
+	if (n < 0)
+		return fail(w, op, "read", NULL);
+	count(w, i, begin, total);
+	return STEP_OK;
+}
+
+static enum step flow_writewholefile(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	const struct slot *source = &w->slots[op->srcfd];
+	struct slot *slot;
+	enum step step = open_slot(w, i, &slot);
+
+	if (step != STEP_OK)
+		return step;
+	if (source->fs == NULL && op->srcfd != 0)
+		return refuse(w, op, "has no source: srcfd= holds no file; open one there first");
+
+	uint64_t size = source->fs != NULL	     ? slot_size(source)
+			: w->flows[i].workingset > 0 ? w->flows[i].workingset
+						     : slot_size(slot);
+	uint64_t iosize = number_sample(&op->iosize, &w->rng);
+	uint64_t chunk = iosize == 0 || iosize > size ? size : iosize;
+	const char *buffer = io_buffer(w, op, chunk);
+
+	if (buffer == NULL)
+		return STEP_FAILED;
+	if (w->control->original && chunk > 0)
+		size = (size + chunk - 1) / chunk * chunk;
+
+	uint64_t begin = flow_now();
+
+	for (uint64_t left = size; left > 0;) {
+		uint64_t n = left < chunk ? left : chunk;
+
+		if (!write_all(slot->fd, buffer, n))
+			return fail(w, op, "write", NULL);
+		left -= n;
+	}
+	count(w, i, begin, size);
+	return STEP_OK;
+}
+
+/* Appends bytes drawn before the file is opened: none leave even that out. */
+static enum step append(struct worker *w, unsigned i, uint64_t bytes)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot;
+	enum step step;
+
+	if (bytes == 0) {
+		count(w, i, flow_now(), 0);
+		return STEP_OK;
+	}
+	step = open_slot(w, i, &slot);
+	if (step != STEP_OK)
+		return step;
+
+	const char *buffer = io_buffer(w, op, bytes);
+
+	if (buffer == NULL)
+		return STEP_FAILED;
+
+	uint64_t begin = flow_now();
+
+	if (lseek(slot->fd, 0, SEEK_END) < 0 || !write_all(slot->fd, buffer, bytes))
+		return fail(w, op, "append", NULL);
+	count(w, i, begin, bytes);
+	return STEP_OK;
+}
+
+static enum step flow_appendfile(struct worker *w, unsigned i)
+{
+	return append(w, i, number_sample(&w->def->flowops[i].iosize, &w->rng));
+}
+
+static enum step flow_appendfilerand(struct worker *w, unsigned i)
+{
+	uint64_t most = number_sample(&w->def->flowops[i].iosize, &w->rng);
+
+	return append(w, i, most > 0 ? rng_below(&w->rng, most) : 0);
+}
+
+/* read and write: the open file, the buffer, and the offset if it is random. */
+static enum step prepare_io(struct worker *w, unsigned i, struct slot **slot, char **buffer,
+	uint64_t *size, off_t *offset)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	enum step step = open_slot(w, i, slot);
+
+	if (step != STEP_OK)
+		return step;
+	*size = number_sample(&op->iosize, &w->rng);
+	if (op->random) {
+		uint64_t set =
+			w->flows[i].workingset > 0 ? w->flows[i].workingset : slot_size(*slot);
+
+		if (*size == 0 || *size > set) {
+			flow_error_set(&w->error,
+				"%s:%d: flowop %s: iosize=%" PRIu64 " exceeds the %" PRIu64
+				" bytes it works on; lower it",
+				op->file, op->line, op->name, *size, set);
+			return STEP_FAILED;
+		}
+		*offset = (off_t)(rng_below(&w->rng, set / *size) * *size);
+	}
+	*buffer = io_buffer(w, op, *size);
+	return *buffer != NULL ? STEP_OK : STEP_FAILED;
+}
+
+static enum step flow_read(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot;
+	char *buffer;
+	uint64_t size;
+	off_t offset = 0;
+	enum step step = prepare_io(w, i, &slot, &buffer, &size, &offset);
+
+	if (step != STEP_OK)
+		return step;
+
+	uint64_t begin = flow_now();
+	ssize_t n =
+		op->random ? pread(slot->fd, buffer, size, offset) : read(slot->fd, buffer, size);
+
+	if (n == 0 && !op->random) {
+		/* At the end it starts again; Filebench counts an operation without data. */
+		if (lseek(slot->fd, 0, SEEK_SET) < 0)
+			return fail(w, op, "seek", NULL);
+		if (!w->control->original)
+			n = read(slot->fd, buffer, size);
+	}
+	if (n < 0)
+		return fail(w, op, "read", NULL);
+	if (n == 0 && (op->random || !w->control->original))
+		return refuse(w, op, "holds no data where it reads; give the fileset prealloc");
+	count(w, i, begin, (uint64_t)n);
+	return STEP_OK;
+}
+
+static enum step flow_write(struct worker *w, unsigned i)
+{
+	const struct flowop *op = &w->def->flowops[i];
+	struct slot *slot;
+	char *buffer;
+	uint64_t size;
+	off_t offset = 0;
+	enum step step = prepare_io(w, i, &slot, &buffer, &size, &offset);
+
+	if (step != STEP_OK)
+		return step;
+
+	uint64_t begin = flow_now();
+
+	if (op->random) {
+		for (uint64_t done = 0; done < size;) {
+			ssize_t n =
+				pwrite(slot->fd, buffer + done, size - done, offset + (off_t)done);
+
+			if (n < 0)
+				return fail(w, op, "write", NULL);
+			done += (uint64_t)n;
+		}
+	} else if (!write_all(slot->fd, buffer, size)) {
+		return fail(w, op, "write", NULL);
+	}
+	count(w, i, begin, size);
+	return STEP_OK;
+}
+
+/* Filebench's counter sees every flowop, these included. */
+static void count_finish(struct worker *w, unsigned i)
+{
+	stats_record(&w->stats[i], 0, 0);
+	w->flows[i].ops++;
+	if (w->control->original)
+		w->pending_ops++;
+	if (w->def->flowops[i].target >= 0)
+		return;
+	atomic_fetch_add_explicit(&w->process->ops, w->pending_ops, memory_order_relaxed);
+	atomic_fetch_add_explicit(&w->process->bytes, w->pending_bytes, memory_order_relaxed);
+	w->pending_ops = w->pending_bytes = 0;
+}
+
+static enum step flow_finishoncount(struct worker *w, unsigned i)
+{
+	int target = w->def->flowops[i].target;
+
+	count_finish(w, i);
+	return (target < 0 ? atomic_load_explicit(&w->process->ops, memory_order_relaxed)
+			   : w->flows[target].ops) >= w->flows[i].value
+		       ? STEP_FINISHED
+		       : STEP_OK;
+}
+
+static enum step flow_finishonbytes(struct worker *w, unsigned i)
+{
+	int target = w->def->flowops[i].target;
+
+	count_finish(w, i);
+	return (target < 0 ? atomic_load_explicit(&w->process->bytes, memory_order_relaxed)
+			   : w->flows[target].bytes) > w->flows[i].value
+		       ? STEP_FINISHED
+		       : STEP_OK;
+}
+
+static enum step (*const flow_functions[FLOWOP_TYPES])(struct worker *, unsigned) = {
+	[FLOWOP_CREATEFILE] = flow_createfile,
+	[FLOWOP_OPENFILE] = flow_openfile,
+	[FLOWOP_CLOSEFILE] = flow_closefile,
+	[FLOWOP_DELETEFILE] = flow_deletefile,
+	[FLOWOP_STATFILE] = flow_statfile,
+	[FLOWOP_FSYNC] = flow_fsync,
+	[FLOWOP_READWHOLEFILE] = flow_readwholefile,
+	[FLOWOP_WRITEWHOLEFILE] = flow_writewholefile,
+	[FLOWOP_APPENDFILE] = flow_appendfile,
+	[FLOWOP_APPENDFILERAND] = flow_appendfilerand,
+	[FLOWOP_READ] = flow_read,
+	[FLOWOP_WRITE] = flow_write,
+	[FLOWOP_FINISHONCOUNT] = flow_finishoncount,
+	[FLOWOP_FINISHONBYTES] = flow_finishonbytes,
+};
+
+/* ---- workers ---- */
+
+/* Zeroed memory of its own pages, so that what is never touched costs nothing. */
+static void *map(size_t size)
+{
+	void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
+	struct process_count *process, uint64_t seed, uint64_t stream)
+{
+	*w = (struct worker){.def = def, .control = control, .process = process};
+	rng_seed(&w->rng, seed, stream);
+	for (unsigned i = 0; i < FLOW_FDS; i++)
+		w->slots[i].fd = -1;
+	w->flows = map(def->count * sizeof *w->flows);
+	w->stats = map(def->count * sizeof *w->stats);
+	if (w->flows == NULL || w->stats == NULL)
+		return flow_error_set(
+			&w->error, "thread %s: out of memory; lower instances=", def->name);
+	for (unsigned i = 0; i < def->count; i++) {
+		const struct flowop *op = &def->flowops[i];
+
+		stats_live_init(&w->stats[i]);
+		w->flows[i].value = number_sample(&op->value, &w->rng);
+		w->flows[i].workingset = number_sample(&op->workingset, &w->rng);
+	}
+	if (def->memsize > 0) {
+		w->room = (def->memsize + PAGE - 1) / PAGE * PAGE;
+		w->buffer = aligned_alloc(PAGE, w->room);
+		if (w->buffer == NULL)
+			return flow_error_set(&w->error,
+				"thread %s: out of memory; lower memsize=%" PRIu64 " or instances=",
+				def->name, def->memsize);
+		if (control->original)
+			memset(w->buffer, 0, w->room);
+		else
+			rng_fill(&w->rng, w->buffer, w->room);
+	}
+	return true;
+}
+
+enum step worker_run(struct worker *w)
+{
+	const struct thread_def *def = w->def;
+
+	for (;;) {
+		for (unsigned i = 0; i < def->count; i++) {
+			const struct flowop *op = &def->flowops[i];
+			uint64_t iters = number_sample(&op->iters, &w->rng);
+
+			do {
+				if (stopped(w))
+					return STEP_STOPPED;
+
+				enum step step = flow_functions[op->type](w, i);
+
+				if (step != STEP_OK)
+					return step;
+			} while (iters-- > 1);
+		}
+	}
+}
+
+void worker_destroy(struct worker *w)
+{
+	for (unsigned i = 0; i < FLOW_FDS; i++)
+		if (w->slots[i].fd >= 0)
+			close(w->slots[i].fd);
+	free(w->buffer);
+	if (w->flows != NULL)
+		munmap(w->flows, w->def->count * sizeof *w->flows);
+	if (w->stats != NULL)
+		munmap(w->stats, w->def->count * sizeof *w->stats);
+}

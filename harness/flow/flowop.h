@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Flowops: what a thread of a workload does, one after the other, for ever.
+ *
+ * A worker owns all it writes: descriptors, buffer, random numbers, counters.
+ * It shares filesets (fileset.h), and the count of its process, to which it
+ * adds only when a finishoncount or finishonbytes asks for that.
+ */
+#ifndef FLOW_FLOWOP_H
+#define FLOW_FLOWOP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fileset.h"
+#include "random.h"
+#include "stats.h"
+#include "wml.h"
+
+#define FLOW_FDS 128 /* fd=0 to fd=127 of a thread */
+
+struct flowop {
+	enum flowop_type type;
+	const char *name;
+	const char *file; /* where it stands, for messages */
+	int line;
+	struct fileset *fs; /* NULL: of the file that is open */
+	unsigned fd, srcfd;
+	struct number iosize, workingset, iters, value, indexed;
+	bool has_indexed, random, dsync, directio, noreadahead;
+	int target;   /* index of the flowop that a finishon* counts; -1: all of the process */
+	unsigned row; /* of the results */
+};
+
+struct thread_def {
+	const char *name;
+	struct flowop *flowops;
+	unsigned count;
+	unsigned instances;
+	uint64_t memsize;
+};
+
+/* Of one instance of a process. */
+struct process_count {
+	_Alignas(128) _Atomic uint64_t ops, bytes;
+};
+
+/* What all workers of a run share. */
+struct control {
+	_Atomic bool stop;
+	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns; what ends later does not count */
+	bool original;		   /* Filebench's own behaviour: docs/flow.md */
+};
+
+struct slot {
+	int fd;		    /* -1: closed */
+	uint32_t file;	    /* stays when the descriptor is closed */
+	struct fileset *fs; /* NULL: never opened */
+};
+
+/* A worker's own part of a flowop. */
+struct flow {
+	uint64_t value, workingset; /* drawn once */
+	uint64_t ops, bytes;
+};
+
+enum step {
+	STEP_OK,
+	STEP_STOPPED,  /* the run is over */
+	STEP_FINISHED, /* a finishoncount or finishonbytes was reached */
+	STEP_NO_FILE,  /* no file is left to take */
+	STEP_FAILED,   /* error says why */
+};
+
+struct worker {
+	const struct thread_def *def;
+	struct control *control;
+	struct process_count *process;
+	struct rng rng;
+	struct slot slots[FLOW_FDS];
+	char *buffer; /* memsize bytes, or room of as many as were needed */
+	uint64_t room;
+	uint64_t pending_ops, pending_bytes; /* not yet added to the process */
+	struct flow *flows;		     /* def->count of each */
+	struct stats_live *stats;
+	struct flow_error error;
+	char path[FILESET_PATH];
+};
+
+/* Is it an operation of the summary? finishon* are not. */
+static inline bool flowop_is_io(enum flowop_type type)
+{
+	return type < FLOWOP_FINISHONCOUNT;
+}
+
+/* Do its completions count as reads, as writes in the summary? */
+bool flowop_is_read(enum flowop_type type);
+bool flowop_is_write(enum flowop_type type);
+
+/*
+ * Allocates what the worker owns and touches it, so that this does not fall
+ * into the measurement; the buffer is random unless control->original is set.
+ */
+bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
+	struct process_count *process, uint64_t seed, uint64_t stream);
+/* Runs the flowops until one of them ends it; files that are open stay so. */
+enum step worker_run(struct worker *w);
+/* Closes files and frees what worker_init() allocated. */
+void worker_destroy(struct worker *w);
+
+/* CLOCK_MONOTONIC in ns. */
+uint64_t flow_now(void);
+
+#endif

@@ -1,0 +1,1015 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "wml.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum token_kind {
+	TOKEN_END,
+	TOKEN_INT,
+	TOKEN_WORD,
+	TOKEN_STRING,
+	TOKEN_VARIABLE,
+	TOKEN_PUNCTUATION,
+};
+
+struct token {
+	enum token_kind kind;
+	int line;
+	const char *text; /* of the program; for STRING without quotes, for VARIABLE the name */
+	int64_t integer;
+};
+
+/* Everything that the parser allocates hangs here and goes at once. */
+struct wml_block {
+	struct wml_block *next;
+	_Alignas(max_align_t) char data[];
+};
+
+struct parser {
+	struct wml *wml;
+	const char *at;
+	int line;
+	struct token token; /* the one looked at */
+	struct flow_error *error;
+};
+
+struct attr_row {
+	const char *name, *synonym;
+	unsigned objects; /* bit per wml_object_kind */
+};
+
+#define ON(kind) (1u << (kind))
+#define FILES	 (ON(WML_FILESET) | ON(WML_FILE))
+
+static const struct attr_row attr_rows[ATTR_COUNT] = {
+	[ATTR_NAME] = {"name", NULL, FILES | ON(WML_PROCESS) | ON(WML_THREAD) | ON(WML_FLOWOP)},
+	[ATTR_PATH] = {"path", NULL, FILES},
+	[ATTR_ENTRIES] = {"entries", NULL, ON(WML_FILESET)},
+	[ATTR_SIZE] = {"size", "filesize", FILES},
+	[ATTR_PREALLOC] = {"prealloc", NULL, FILES},
+	[ATTR_PARALLOC] = {"paralloc", NULL, FILES},
+	[ATTR_REUSE] = {"reuse", NULL, FILES},
+	[ATTR_READONLY] = {"readonly", NULL, FILES},
+	[ATTR_WRITEONLY] = {"writeonly", NULL, FILES},
+	[ATTR_DIRWIDTH] = {"dirwidth", NULL, ON(WML_FILESET)},
+	[ATTR_DIRGAMMA] = {"dirgamma", NULL, ON(WML_FILESET)},
+	[ATTR_INSTANCES] = {"instances", NULL, ON(WML_PROCESS) | ON(WML_THREAD)},
+	[ATTR_MEMSIZE] = {"memsize", NULL, ON(WML_THREAD)},
+	[ATTR_FILESET] = {"filesetname", "filename", ON(WML_FLOWOP)},
+	[ATTR_FD] = {"fd", NULL, ON(WML_FLOWOP)},
+	[ATTR_SRCFD] = {"srcfd", NULL, ON(WML_FLOWOP)},
+	[ATTR_IOSIZE] = {"iosize", NULL, ON(WML_FLOWOP)},
+	[ATTR_WORKINGSET] = {"workingset", NULL, ON(WML_FLOWOP)},
+	[ATTR_RANDOM] = {"random", NULL, ON(WML_FLOWOP)},
+	[ATTR_ITERS] = {"iters", NULL, ON(WML_FLOWOP)},
+	[ATTR_VALUE] = {"value", NULL, ON(WML_FLOWOP)},
+	[ATTR_TARGET] = {"target", NULL, ON(WML_FLOWOP)},
+	[ATTR_DSYNC] = {"dsync", NULL, ON(WML_FLOWOP)},
+	[ATTR_DIRECTIO] = {"directio", NULL, ON(WML_FLOWOP)},
+	[ATTR_INDEXED] = {"indexed", NULL, ON(WML_FLOWOP)},
+	[ATTR_NOREADAHEAD] = {"noreadahead", NULL, ON(WML_FLOWOP)},
+};
+
+static const char *const object_names[] = {
+	[WML_FILESET] = "fileset",
+	[WML_FILE] = "file",
+	[WML_PROCESS] = "process",
+	[WML_THREAD] = "thread",
+	[WML_FLOWOP] = "flowop",
+};
+
+static const char *const flowop_names[FLOWOP_TYPES] = {
+	[FLOWOP_CREATEFILE] = "createfile",
+	[FLOWOP_OPENFILE] = "openfile",
+	[FLOWOP_CLOSEFILE] = "closefile",
+	[FLOWOP_DELETEFILE] = "deletefile",
+	[FLOWOP_STATFILE] = "statfile",
+	[FLOWOP_FSYNC] = "fsync",
+	[FLOWOP_READWHOLEFILE] = "readwholefile",
+	[FLOWOP_WRITEWHOLEFILE] = "writewholefile",
+	[FLOWOP_APPENDFILE] = "appendfile",
+	[FLOWOP_APPENDFILERAND] = "appendfilerand",
+	[FLOWOP_READ] = "read",
+	[FLOWOP_WRITE] = "write",
+	[FLOWOP_FINISHONCOUNT] = "finishoncount",
+	[FLOWOP_FINISHONBYTES] = "finishonbytes",
+};
+
+static const struct {
+	const char *word;
+	enum wml_command command;
+} commands[] = {
+	{"set", CMD_SET},
+	{"define", CMD_DEFINE},
+	{"create", CMD_CREATE},
+	{"run", CMD_RUN},
+	{"psrun", CMD_PSRUN},
+	{"sleep", CMD_SLEEP},
+	{"system", CMD_SYSTEM},
+	{"echo", CMD_ECHO},
+	{"quit", CMD_QUIT},
+};
+#define COMMANDS (sizeof commands / sizeof *commands)
+
+bool flow_error_set(struct flow_error *error, const char *format, ...)
+{
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(error->text, sizeof error->text, format, ap);
+	va_end(ap);
+	return false;
+}
+
+const char *flowop_type_name(enum flowop_type type)
+{
+	return flowop_names[type];
+}
+
+const char *wml_attr_name(enum wml_attr attr)
+{
+	return attr_rows[attr].name;
+}
+
+/* Never NULL: a workload file is small, and without memory nothing can run. */
+static void *wml_alloc(struct wml *wml, size_t size)
+{
+	struct wml_block *block = calloc(1, sizeof *block + size);
+
+	if (block == NULL)
+		abort();
+	block->next = wml->blocks;
+	wml->blocks = block;
+	return block->data;
+}
+
+static char *wml_text(struct wml *wml, const char *start, size_t length)
+{
+	char *text = wml_alloc(wml, length + 1);
+
+	memcpy(text, start, length);
+	return text;
+}
+
+/* ---- lexer ---- */
+
+static bool word_start(int c)
+{
+	return isalpha(c) || c == '/' || c == '-';
+}
+
+static bool word_char(int c)
+{
+	return isalnum(c) || (c != '\0' && strchr("/._:;-", c) != NULL);
+}
+
+static bool name_char(int c)
+{
+	return isalnum(c) || c == '_';
+}
+
+static bool lex_error(struct parser *p, const char *what)
+{
+	return flow_error_set(p->error, "%s:%d: %s", p->wml->file, p->line, what);
+}
+
+/* Finds the name of a variable behind '$'; NULL if there is none. */
+static const char *variable_name(const char *at, size_t *length, const char **end)
+{
+	char close = *at == '{' ? '}' : *at == '(' ? ')' : '\0';
+	const char *start = at + (close != '\0');
+	const char *stop = start;
+
+	while (name_char((unsigned char)*stop))
+		stop++;
+	if (stop == start || (close != '\0' && *stop != close))
+		return NULL;
+	*length = (size_t)(stop - start);
+	*end = stop + (close != '\0');
+	return start;
+}
+
+static bool lex_string(struct parser *p)
+{
+	const char *s = p->at + 1;
+	size_t n = 0;
+
+	for (const char *q = s; *q != '"'; q++) {
+		if (*q == '\0' || *q == '\n')
+			return lex_error(p, "expected a closing \" on the same line");
+		if (*q == '\\' && q[1] != '\0')
+			q++;
+		n++;
+	}
+
+	char *text = wml_alloc(p->wml, n + 1);
+
+	for (n = 0; *s != '"'; s++) {
+		if (*s == '\\')
+			s++;
+		text[n++] = *s;
+	}
+	p->at = s + 1;
+	p->token.kind = TOKEN_STRING;
+	p->token.text = text;
+	return true;
+}
+
+static bool lex_int(struct parser *p)
+{
+	const char *start = p->at;
+	char *end;
+	int shift = 0;
+
+	errno = 0;
+	p->token.integer = strtoll(start, &end, 10);
+	if (*end == 'k' || *end == 'm' || *end == 'g')
+		shift = *end == 'k' ? 10 : *end == 'm' ? 20 : 30;
+	if (shift > 0)
+		end++;
+	if (word_char((unsigned char)*end)) {
+		while (word_char((unsigned char)*end))
+			end++;
+		return flow_error_set(p->error,
+			"%s:%d: expected a whole number with at most one suffix k, m or g, found "
+			"'%.*s'",
+			p->wml->file, p->line, (int)(end - start), start);
+	}
+	if (errno == ERANGE || p->token.integer > INT64_MAX >> shift ||
+		p->token.integer < INT64_MIN >> shift)
+		return flow_error_set(p->error, "%s:%d: expected a number below 2^63, found '%.*s'",
+			p->wml->file, p->line, (int)(end - start), start);
+	p->token.integer *= INT64_C(1) << shift;
+	p->token.kind = TOKEN_INT;
+	p->token.text = wml_text(p->wml, start, (size_t)(end - start));
+	p->at = end;
+	return true;
+}
+
+/* Reads the next token. */
+static bool next(struct parser *p)
+{
+	for (;; p->at++) {
+		if (*p->at == '#')
+			p->at += strcspn(p->at, "\n");
+		if (*p->at == '\n')
+			p->line++;
+		if (*p->at == '\0' || !isspace((unsigned char)*p->at))
+			break;
+	}
+	p->token = (struct token){.kind = TOKEN_END, .line = p->line};
+
+	int c = (unsigned char)*p->at;
+
+	if (c == '\0')
+		return true;
+	if (c == '"')
+		return lex_string(p);
+	if (isdigit(c) || (c == '-' && isdigit((unsigned char)p->at[1])))
+		return lex_int(p);
+	if (c == '$') {
+		size_t length;
+		const char *end, *name = variable_name(p->at + 1, &length, &end);
+
+		if (name == NULL)
+			return lex_error(p, "expected the name of a variable after '$'");
+		p->token.kind = TOKEN_VARIABLE;
+		p->token.text = wml_text(p->wml, name, length);
+		p->at = end;
+		return true;
+	}
+
+	size_t length = 1;
+
+	if (word_start(c)) {
+		p->token.kind = TOKEN_WORD;
+		while (word_char((unsigned char)p->at[length]))
+			length++;
+	} else if (strchr("{}=,()", c) != NULL) {
+		p->token.kind = TOKEN_PUNCTUATION;
+	} else {
+		return flow_error_set(p->error,
+			"%s:%d: expected a word, number, \"string\" or $variable, found '%c'",
+			p->wml->file, p->line, isprint(c) ? c : '?');
+	}
+	p->token.text = wml_text(p->wml, p->at, length);
+	p->at += length;
+	return true;
+}
+
+/* ---- parser ---- */
+
+static bool expected(struct parser *p, const char *what)
+{
+	const struct token *t = &p->token;
+
+	if (t->kind == TOKEN_END)
+		return flow_error_set(p->error, "%s:%d: expected %s, found the end of the file",
+			p->wml->file, t->line, what);
+	return flow_error_set(p->error, "%s:%d: expected %s, found %s%s%s", p->wml->file, t->line,
+		what,
+		t->kind == TOKEN_VARIABLE ? "'$"
+		: t->kind == TOKEN_STRING ? "\""
+					  : "'",
+		t->text, t->kind == TOKEN_STRING ? "\"" : "'");
+}
+
+static bool is_word(const struct parser *p, const char *word)
+{
+	return p->token.kind == TOKEN_WORD && strcmp(p->token.text, word) == 0;
+}
+
+static bool is_punctuation(const struct parser *p, char c)
+{
+	return p->token.kind == TOKEN_PUNCTUATION && p->token.text[0] == c;
+}
+
+static bool take_punctuation(struct parser *p, char c, const char *what)
+{
+	if (!is_punctuation(p, c))
+		return expected(p, what);
+	return next(p);
+}
+
+static struct wml_variable *find_variable(const struct wml *wml, const char *name, size_t length)
+{
+	for (struct wml_variable *v = wml->variables; v != NULL; v = v->next)
+		if (strncmp(v->name, name, length) == 0 && v->name[length] == '\0')
+			return v;
+	return NULL;
+}
+
+static struct wml_variable *variable(struct wml *wml, const char *name)
+{
+	struct wml_variable *v = find_variable(wml, name, strlen(name));
+
+	if (v == NULL) {
+		v = wml_alloc(wml, sizeof *v);
+		v->name = name;
+		v->next = wml->variables;
+		wml->variables = v;
+	}
+	return v;
+}
+
+/* An argument of cvar(): a number, whole or not. */
+static bool parse_double(struct parser *p, const char *text, double *out)
+{
+	char *end;
+
+	*out = strtod(text, &end);
+	if (end == text || *end != '\0' || !(*out >= 0) || *out > 0x1p62)
+		return expected(p, "a number not below 0");
+	return true;
+}
+
+/* mean:X;gamma:Y */
+static bool parse_cvar_parameters(struct parser *p, struct cvar *cvar)
+{
+	char copy[256], *save = NULL;
+
+	if ((p->token.kind != TOKEN_WORD && p->token.kind != TOKEN_STRING) ||
+		strlen(p->token.text) >= sizeof copy)
+		return expected(p, "mean:NUMBER;gamma:NUMBER");
+	strcpy(copy, p->token.text);
+	for (char *item = strtok_r(copy, ";", &save); item != NULL;
+		item = strtok_r(NULL, ";", &save)) {
+		double *out = strncmp(item, "mean:", 5) == 0	? &cvar->mean
+			      : strncmp(item, "gamma:", 6) == 0 ? &cvar->gamma
+								: NULL;
+
+		if (out == NULL)
+			return expected(p, "mean:NUMBER;gamma:NUMBER");
+		if (!parse_double(p, strchr(item, ':') + 1, out))
+			return false;
+	}
+	return true;
+}
+
+static bool parse_cvar(struct parser *p, struct cvar *cvar)
+{
+	static const char what[] = "type=cvar-gamma, parameters=, min=, max= or round=";
+
+	*cvar = (struct cvar){.mean = 4096, .gamma = 1.5};
+	if (!next(p) || !take_punctuation(p, '(', "'(' after cvar"))
+		return false;
+	for (;;) {
+		const char *key = p->token.text;
+		int line = p->token.line;
+
+		if (p->token.kind != TOKEN_WORD)
+			return expected(p, what);
+
+		double *out = strcmp(key, "min") == 0	  ? &cvar->min
+			      : strcmp(key, "max") == 0	  ? &cvar->max
+			      : strcmp(key, "round") == 0 ? &cvar->round
+							  : NULL;
+
+		if (out == NULL && strcmp(key, "type") != 0 && strcmp(key, "parameters") != 0)
+			return expected(p, what);
+		if (!next(p) || !take_punctuation(p, '=', "'='"))
+			return false;
+		if (out != NULL) {
+			if (p->token.kind != TOKEN_INT || p->token.integer < 0)
+				return expected(p, "a number not below 0");
+			*out = (double)p->token.integer;
+		} else if (strcmp(key, "type") == 0) {
+			if (!is_word(p, "cvar-gamma"))
+				return expected(p, "cvar-gamma, the one type");
+		} else if (!parse_cvar_parameters(p, cvar)) {
+			return false;
+		}
+		if (!next(p))
+			return false;
+		if (is_punctuation(p, ')')) {
+			if (cvar->mean <= 0 || cvar->gamma <= 0)
+				return flow_error_set(p->error,
+					"%s:%d: expected mean and gamma of a cvar above 0",
+					p->wml->file, line);
+			return next(p);
+		}
+		if (!take_punctuation(p, ',', "',' or ')'"))
+			return false;
+	}
+}
+
+/* What `set` takes. */
+static bool parse_value(struct parser *p, struct wml_value *value)
+{
+	*value = (struct wml_value){0};
+	if (p->token.kind == TOKEN_INT) {
+		value->kind = WML_INT;
+		value->integer = p->token.integer;
+	} else if (is_word(p, "true") || is_word(p, "false")) {
+		value->kind = WML_BOOL;
+		value->integer = is_word(p, "true");
+	} else if (is_word(p, "cvar")) {
+		value->kind = WML_CVAR;
+		return parse_cvar(p, &value->cvar);
+	} else if (p->token.kind == TOKEN_WORD || p->token.kind == TOKEN_STRING) {
+		value->kind = WML_STRING;
+		value->string = p->token.text;
+	} else {
+		return expected(p, "a value: number, true, false, word, \"string\" or cvar(...)");
+	}
+	return next(p);
+}
+
+static bool parse_expr(struct parser *p, struct wml_expr *expr)
+{
+	expr->line = p->token.line;
+	if (p->token.kind == TOKEN_VARIABLE) {
+		expr->variable = variable(p->wml, p->token.text);
+		return next(p);
+	}
+	return parse_value(p, &expr->value);
+}
+
+/* The attributes of an object as a list for a message. */
+static const char *attr_list(enum wml_object_kind kind, char *buffer, size_t size)
+{
+	size_t n = (size_t)snprintf(buffer, size, "an attribute of %s:", object_names[kind]);
+	const char *comma = " ";
+
+	for (int i = 0; i < ATTR_COUNT && n < size; i++)
+		if (attr_rows[i].objects & ON(kind)) {
+			n += (size_t)snprintf(
+				buffer + n, size - n, "%s%s", comma, attr_rows[i].name);
+			comma = ", ";
+		}
+	return buffer;
+}
+
+/* Filebench's lexer takes words of the language for keywords wherever they stand. */
+static bool is_keyword(const char *text)
+{
+	static const char *const more[] = {"file", "fileset", "process", "thread", "flowop", "mode",
+		"timeout", "alldone", "firstdone", "true", "false", "cvar", "randvar", "type",
+		"min", "max", "round", "parameters"};
+
+	for (size_t i = 0; i < ATTR_COUNT; i++)
+		if (strcmp(text, attr_rows[i].name) == 0 ||
+			(attr_rows[i].synonym != NULL && strcmp(text, attr_rows[i].synonym) == 0))
+			return true;
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (strcmp(text, commands[i].word) == 0)
+			return true;
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+		if (strcmp(text, more[i]) == 0)
+			return true;
+	return false;
+}
+
+static bool parse_attr(struct parser *p, struct wml_object *object)
+{
+	char list[512];
+	int attr = 0;
+
+	for (; attr < ATTR_COUNT; attr++)
+		if ((attr_rows[attr].objects & ON(object->kind)) &&
+			(is_word(p, attr_rows[attr].name) ||
+				(attr_rows[attr].synonym != NULL &&
+					is_word(p, attr_rows[attr].synonym))))
+			break;
+	if (attr == ATTR_COUNT)
+		return expected(p, attr_list(object->kind, list, sizeof list));
+
+	struct wml_expr *expr = &object->attr[attr];
+
+	if (expr->line != 0)
+		return flow_error_set(p->error, "%s:%d: expected attribute %s once, found it again",
+			p->wml->file, p->token.line, attr_rows[attr].name);
+	*expr = (struct wml_expr){
+		.line = p->token.line, .value = {.kind = WML_BOOL, .integer = true}};
+	if (!next(p))
+		return false;
+	if (!is_punctuation(p, '='))
+		return true;
+	if (!next(p))
+		return false;
+	if (attr == ATTR_NAME && p->token.kind == TOKEN_WORD && is_keyword(p->token.text))
+		return expected(p, "a name that is no keyword of the language");
+	return parse_expr(p, expr);
+}
+
+/* KIND was taken; TYPE for a flowop, then attributes. */
+static bool parse_object(struct parser *p, enum wml_object_kind kind, struct wml_object **out)
+{
+	struct wml_object *object = wml_alloc(p->wml, sizeof *object);
+
+	object->kind = kind;
+	object->line = p->token.line;
+	if (kind == WML_FLOWOP) {
+		char list[512] = "a flowop:";
+		int type = 0;
+
+		while (type < FLOWOP_TYPES && !is_word(p, flowop_names[type]))
+			type++;
+		if (type == FLOWOP_TYPES) {
+			for (type = 0; type < FLOWOP_TYPES; type++)
+				snprintf(list + strlen(list), sizeof list - strlen(list), "%s %s",
+					type == 0 ? "" : ",", flowop_names[type]);
+			return expected(p, list);
+		}
+		object->type = (enum flowop_type)type;
+		if (!next(p))
+			return false;
+	}
+	for (;;) {
+		if (!parse_attr(p, object))
+			return false;
+		if (!is_punctuation(p, ','))
+			break;
+		if (!next(p))
+			return false;
+	}
+
+	bool files = kind == WML_FILESET || kind == WML_FILE;
+
+	if (object->attr[ATTR_NAME].line == 0 || (files && object->attr[ATTR_PATH].line == 0))
+		return flow_error_set(p->error,
+			"%s:%d: expected attribute %s of %s, which it must have", p->wml->file,
+			object->line, object->attr[ATTR_NAME].line == 0 ? "name" : "path",
+			object_names[kind]);
+	*out = object;
+	return true;
+}
+
+/* '{' CHILD... '}' of a process or a thread. */
+static bool parse_children(struct parser *p, struct wml_object *parent)
+{
+	enum wml_object_kind kind = parent->kind == WML_PROCESS ? WML_THREAD : WML_FLOWOP;
+	struct wml_object **tail = &parent->children;
+	char what[64];
+
+	snprintf(what, sizeof what, "',' or '{' and the %ss of the %s", object_names[kind],
+		object_names[parent->kind]);
+	if (!take_punctuation(p, '{', what))
+		return false;
+	snprintf(
+		what, sizeof what, "%s%s", object_names[kind], kind == WML_THREAD ? "" : " or '}'");
+	do {
+		if (!is_word(p, object_names[kind]))
+			return expected(p, what);
+		if (!next(p) || !parse_object(p, kind, tail))
+			return false;
+		if (kind == WML_THREAD && !parse_children(p, *tail))
+			return false;
+		tail = &(*tail)->next;
+		snprintf(what, sizeof what, "%s or '}'", object_names[kind]);
+	} while (!is_punctuation(p, '}'));
+	return next(p);
+}
+
+static bool parse_define(struct parser *p, struct wml_statement *s)
+{
+	enum wml_object_kind kind;
+
+	s->command = CMD_DEFINE;
+	if (is_word(p, "fileset"))
+		kind = WML_FILESET;
+	else if (is_word(p, "file"))
+		kind = WML_FILE;
+	else if (is_word(p, "process"))
+		kind = WML_PROCESS;
+	else
+		return expected(p, "fileset, file or process");
+	return next(p) && parse_object(p, kind, &s->object) &&
+	       (kind != WML_PROCESS || parse_children(p, s->object));
+}
+
+static bool parse_mode(struct parser *p, struct wml_statement *s)
+{
+	static const char *const modes[] = {
+		[MODE_TIMEOUT] = "timeout",
+		[MODE_ALLDONE] = "alldone",
+		[MODE_FIRSTDONE] = "firstdone",
+	};
+
+	s->command = CMD_MODE;
+	if (!is_word(p, "quit"))
+		return expected(p, "quit after set mode");
+	if (!next(p))
+		return false;
+	for (int mode = MODE_TIMEOUT; mode <= MODE_FIRSTDONE; mode++)
+		if (is_word(p, modes[mode])) {
+			s->mode = (enum wml_mode)mode;
+			return next(p);
+		}
+	return expected(p, "timeout, alldone or firstdone");
+}
+
+static bool parse_set(struct parser *p, struct wml_statement *s)
+{
+	if (is_word(p, "mode"))
+		return next(p) && parse_mode(p, s);
+	s->command = CMD_SET;
+	if (p->token.kind != TOKEN_VARIABLE)
+		return expected(p, "$variable or mode");
+	s->variable = variable(p->wml, p->token.text);
+	s->variable->assigned = true;
+	if (!next(p) || !take_punctuation(p, '=', "'='"))
+		return false;
+	return parse_value(p, &s->value);
+}
+
+/* Up to n numbers or variables. */
+static bool parse_numbers(struct parser *p, struct wml_expr *args, int n)
+{
+	for (int i = 0; i < n; i++) {
+		if (p->token.kind != TOKEN_INT && p->token.kind != TOKEN_VARIABLE)
+			return true;
+		if (!parse_expr(p, &args[i]))
+			return false;
+	}
+	return true;
+}
+
+static bool parse_text(struct parser *p, struct wml_statement *s)
+{
+	if (p->token.kind != TOKEN_STRING)
+		return expected(p, "a \"string\"");
+	return parse_expr(p, &s->args[0]);
+}
+
+static bool parse_statement(struct parser *p, struct wml_statement *s)
+{
+	size_t i = 0;
+
+	s->line = p->token.line;
+	while (i < COMMANDS && !is_word(p, commands[i].word))
+		i++;
+	if (i == COMMANDS)
+		return expected(p,
+			"a command: set, define, create, run, psrun, sleep, system, echo or quit");
+	s->command = commands[i].command;
+	if (!next(p))
+		return false;
+	switch (s->command) {
+	case CMD_SET:
+		return parse_set(p, s);
+	case CMD_DEFINE:
+		return parse_define(p, s);
+	case CMD_CREATE:
+		return is_word(p, "files") ? next(p) : expected(p, "files after create");
+	case CMD_RUN:
+		return parse_numbers(p, s->args, 1);
+	case CMD_PSRUN:
+		return parse_numbers(p, s->args, 2);
+	case CMD_SLEEP:
+		return parse_numbers(p, s->args, 1) &&
+		       (s->args[0].line != 0 || expected(p, "a number of seconds after sleep"));
+	case CMD_SYSTEM:
+	case CMD_ECHO:
+		return parse_text(p, s);
+	default:
+		return true;
+	}
+}
+
+/* A variable that is used must be set somewhere. */
+static bool check_expr(const struct wml *wml, const struct wml_expr *expr, struct flow_error *error)
+{
+	if (expr->line != 0 && expr->variable != NULL && !expr->variable->assigned)
+		return flow_error_set(error,
+			"%s:%d: expected a variable that the file sets, found '$%s'", wml->file,
+			expr->line, expr->variable->name);
+	return true;
+}
+
+static bool check_object(
+	const struct wml *wml, const struct wml_object *o, struct flow_error *error)
+{
+	for (; o != NULL; o = o->next) {
+		for (int i = 0; i < ATTR_COUNT; i++)
+			if (!check_expr(wml, &o->attr[i], error))
+				return false;
+		if (!check_object(wml, o->children, error))
+			return false;
+	}
+	return true;
+}
+
+struct wml *wml_parse(const char *name, const char *text, struct flow_error *error)
+{
+	struct wml *wml = calloc(1, sizeof *wml);
+	struct parser p = {.wml = wml, .at = text, .line = 1, .error = error};
+
+	if (wml == NULL)
+		abort();
+	wml->file = wml_text(wml, name, strlen(name));
+
+	struct wml_statement **tail = &wml->statements;
+	bool ok = next(&p);
+
+	while (ok && p.token.kind != TOKEN_END) {
+		*tail = wml_alloc(wml, sizeof **tail);
+		ok = parse_statement(&p, *tail);
+		tail = &(*tail)->next;
+	}
+	for (struct wml_statement *s = wml->statements; ok && s != NULL; s = s->next)
+		ok = check_expr(wml, &s->args[0], error) && check_expr(wml, &s->args[1], error) &&
+		     check_object(wml, s->object, error);
+	if (!ok) {
+		wml_free(wml);
+		return NULL;
+	}
+	return wml;
+}
+
+struct wml *wml_load(const char *path, struct flow_error *error)
+{
+	FILE *f = fopen(path, "re");
+	char *text = NULL;
+	size_t length = 0;
+
+	if (f == NULL) {
+		flow_error_set(error, "%s: %m; name a workload file", path);
+		return NULL;
+	}
+
+	/* A text file holds no NUL, so this reads all of it. */
+	ssize_t n = getdelim(&text, &length, '\0', f);
+	bool failed = n < 0 && ferror(f);
+	bool binary = n > 0 && text[n - 1] == '\0';
+	int saved = errno;
+
+	fclose(f);
+
+	struct wml *wml = NULL;
+
+	if (failed)
+		flow_error_set(error, "%s: %s", path, strerror(saved));
+	else if (binary)
+		flow_error_set(error, "%s: not a text file; name a workload file", path);
+	else
+		wml = wml_parse(path, n < 0 ? "" : text, error);
+	free(text);
+	return wml;
+}
+
+void wml_free(struct wml *wml)
+{
+	if (wml == NULL)
+		return;
+	while (wml->blocks != NULL) {
+		struct wml_block *block = wml->blocks;
+
+		wml->blocks = block->next;
+		free(block);
+	}
+	free(wml);
+}
+
+/* ---- values ---- */
+
+void wml_assign(struct wml_variable *v, const struct wml_value *value)
+{
+	if (v->pinned)
+		return;
+	v->value = *value;
+	v->defined = true;
+}
+
+void wml_reset(struct wml *wml)
+{
+	for (struct wml_variable *v = wml->variables; v != NULL; v = v->next)
+		v->defined = v->pinned;
+}
+
+bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
+{
+	const char *equals = strchr(assignment, '=');
+
+	if (equals == NULL || equals == assignment)
+		return flow_error_set(error, "--set %s: write NAME=VALUE", assignment);
+
+	struct wml_variable *v = find_variable(wml, assignment, (size_t)(equals - assignment));
+
+	if (v == NULL || !v->assigned) {
+		char names[512] = "";
+
+		for (v = wml->variables; v != NULL; v = v->next)
+			snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
+				names[0] == '\0' ? "" : ", ", v->name);
+		return flow_error_set(error, "--set %s: %s sets no such variable; it sets: %s",
+			assignment, wml->file, names[0] == '\0' ? "none" : names);
+	}
+
+	/* The value is lexed like the file's; what is none of its tokens is a string. */
+	const char *text = equals + 1;
+	struct flow_error ignored;
+	struct parser p = {.wml = wml, .at = text, .line = 1, .error = &ignored};
+	struct wml_value value;
+
+	if (!next(&p) || !parse_value(&p, &value) || p.token.kind != TOKEN_END) {
+		if (strncmp(text, "cvar(", 5) == 0)
+			return flow_error_set(
+				error, "--set %s: %s", assignment, strchr(ignored.text, ':') + 1);
+		value = (struct wml_value){
+			.kind = WML_STRING, .string = wml_text(wml, text, strlen(text))};
+	}
+	v->value = value;
+	v->defined = v->pinned = true;
+	return true;
+}
+
+void wml_print(const struct wml_value *value, char *buffer, size_t size)
+{
+	switch (value->kind) {
+	case WML_INT:
+		snprintf(buffer, size, "%" PRId64, value->integer);
+		break;
+	case WML_BOOL:
+		snprintf(buffer, size, "%s", value->integer ? "true" : "false");
+		break;
+	case WML_STRING:
+		snprintf(buffer, size, "%s", value->string);
+		break;
+	case WML_CVAR:
+		snprintf(buffer, size,
+			"cvar(type=cvar-gamma,parameters=mean:%g;gamma:%g,min=%.0f,max=%.0f,round=%"
+			".0f)",
+			value->cvar.mean, value->cvar.gamma, value->cvar.min, value->cvar.max,
+			value->cvar.round);
+		break;
+	}
+}
+
+char *wml_interpolate(const struct wml *wml, const char *text, int line, struct flow_error *error)
+{
+	char *out = NULL, value[4096];
+	size_t size = 0;
+	FILE *f = open_memstream(&out, &size);
+
+	if (f == NULL)
+		abort();
+	while (*text != '\0') {
+		size_t length;
+		const char *end;
+		const char *name = *text == '$' ? variable_name(text + 1, &length, &end) : NULL;
+
+		if (name == NULL) {
+			putc(*text++, f);
+			continue;
+		}
+
+		const struct wml_variable *v = find_variable(wml, name, length);
+
+		if (v == NULL || !v->defined) {
+			flow_error_set(error,
+				"%s:%d: expected a variable that is set, found '$%.*s'", wml->file,
+				line, (int)length, name);
+			fclose(f);
+			free(out);
+			return NULL;
+		}
+		wml_print(&v->value, value, sizeof value);
+		fputs(value, f);
+		text = end;
+	}
+	fclose(f);
+	return out;
+}
+
+/* The present value of an expression that is there; NULL with an error. */
+static const struct wml_value *evaluate(
+	const struct wml *wml, const struct wml_expr *expr, struct flow_error *error)
+{
+	if (expr->variable == NULL)
+		return &expr->value;
+	if (!expr->variable->defined) {
+		flow_error_set(error, "%s:%d: expected $%s to be set before it is used", wml->file,
+			expr->line, expr->variable->name);
+		return NULL;
+	}
+	return &expr->variable->value;
+}
+
+static bool wrong_kind(const struct wml *wml, const struct wml_expr *expr, const char *what,
+	const char *wanted, const struct wml_value *value, struct flow_error *error)
+{
+	char text[256];
+
+	wml_print(value, text, sizeof text);
+	return flow_error_set(error, "%s:%d: expected %s for %s, found '%s'", wml->file, expr->line,
+		wanted, what, text);
+}
+
+bool wml_int(const struct wml *wml, const struct wml_expr *expr, const char *what, int64_t min,
+	int64_t max, int64_t *out, struct flow_error *error)
+{
+	if (expr->line == 0)
+		return true;
+
+	const struct wml_value *value = evaluate(wml, expr, error);
+
+	if (value == NULL)
+		return false;
+	if (value->kind != WML_INT || value->integer < min || value->integer > max) {
+		char wanted[96];
+
+		snprintf(wanted, sizeof wanted, "a number from %" PRId64 " to %" PRId64, min, max);
+		return wrong_kind(wml, expr, what, wanted, value, error);
+	}
+	*out = value->integer;
+	return true;
+}
+
+bool wml_bool(const struct wml *wml, const struct wml_expr *expr, const char *what, bool *out,
+	struct flow_error *error)
+{
+	if (expr->line == 0)
+		return true;
+
+	const struct wml_value *value = evaluate(wml, expr, error);
+
+	if (value == NULL)
+		return false;
+	if (value->kind != WML_BOOL)
+		return wrong_kind(wml, expr, what, "true or false", value, error);
+	*out = value->integer;
+	return true;
+}
+
+bool wml_string(const struct wml *wml, const struct wml_expr *expr, const char *what,
+	const char **out, struct flow_error *error)
+{
+	if (expr->line == 0)
+		return true;
+
+	const struct wml_value *value = evaluate(wml, expr, error);
+
+	if (value == NULL)
+		return false;
+	if (value->kind != WML_STRING || value->string[0] == '\0')
+		return wrong_kind(wml, expr, what, "a word or \"string\"", value, error);
+	*out = value->string;
+	return true;
+}
+
+bool wml_number(const struct wml *wml, const struct wml_expr *expr, const char *what,
+	struct number *out, struct flow_error *error)
+{
+	if (expr->line == 0)
+		return true;
+
+	const struct wml_value *value = evaluate(wml, expr, error);
+
+	if (value == NULL)
+		return false;
+	if (value->kind == WML_CVAR) {
+		*out = (struct number){.varies = true, .cvar = value->cvar};
+		return true;
+	}
+	if (value->kind != WML_INT || value->integer < 0)
+		return wrong_kind(wml, expr, what, "a number not below 0 or a cvar", value, error);
+	*out = (struct number){.value = (uint64_t)value->integer};
+	return true;
+}
