@@ -729,6 +729,26 @@ static void test_no_space(void **state)
 	assert_memory_equal(back, buffer, 64 * KIB);
 }
 
+/* The framework follows a file that grew; never behind its end, nor into part of a block. */
+static void test_resize(void **state)
+{
+	const char *path = scratch_file("grows", MIB);
+	struct device d;
+	char byte;
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s", path);
+	assert_int_equal(backend_resize(d.backend, 2 * MIB), -EINVAL);
+	assert_holds(d.told.error, "the device has only 1048576 bytes");
+	assert_int_equal(truncate(path, 2 * MIB + 100), 0);
+	assert_int_equal(backend_resize(d.backend, 2 * MIB + 100), -EINVAL);
+	assert_int_equal(backend_resize(d.backend, 2 * MIB), 0);
+	assert_int_equal(device_read(&d, &byte, 1, 2 * MIB - 1), 0);
+	assert_int_equal(backend_resize(d.backend, MIB), 0);
+	assert_int_equal(device_read(&d, &byte, 1, MIB), -EINVAL);
+	device_close(&d);
+}
+
 static void test_file_size_limit(void **state)
 {
 	const char *path = scratch_file("limit", MIB);
@@ -777,6 +797,7 @@ int main(void)
 		cmocka_unit_test(test_file_shrinks),
 		cmocka_unit_test(test_device_fails),
 		cmocka_unit_test(test_no_space),
+		cmocka_unit_test(test_resize),
 		cmocka_unit_test(test_file_size_limit),
 	};
 

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What the kernel does too seldom to wait for: interrupted and partial calls,
+ * failing flushes, missing features. The linker puts these functions between
+ * the device and libc (names as with 64-bit offsets).
+ */
+#include <errno.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/support.h"
+
+#define MIB (1u << 20)
+
+/* The plan for the next calls; all zero: the kernel decides. */
+static struct {
+	int interrupt;	   /* calls to answer with EINTR */
+	size_t at_most;	   /* bytes that one call transfers */
+	int no_dsync;	   /* RWF_DSYNC is unknown */
+	int sync_error;	   /* the next fdatasync fails with this, once */
+	int refused_modes; /* fallocate modes that are not supported */
+	int calls;	   /* of fdatasync, or of fallocate in a refused mode */
+} plan;
+
+static ssize_t interrupted(void)
+{
+	if (plan.interrupt == 0)
+		return 0;
+	plan.interrupt--;
+	errno = EINTR;
+	return -1;
+}
+
+/* What the kernel is asked for: direct I/O takes whole sectors only. */
+static size_t cut(size_t length)
+{
+	size_t most = (plan.at_most + 511) & ~(size_t)511;
+
+	return plan.at_most && length > most ? most : length;
+}
+
+/* What it is said to have done, which may end inside a sector. */
+static ssize_t claim(ssize_t done)
+{
+	return plan.at_most && done > (ssize_t)plan.at_most ? (ssize_t)plan.at_most : done;
+}
+
+#define WRAP(type, name, ...)                                                                      \
+	type __real_##name(__VA_ARGS__);                                                           \
+	type __wrap_##name(__VA_ARGS__);                                                           \
+	type __wrap_##name(__VA_ARGS__)
+
+WRAP(ssize_t, pread64, int fd, void *buffer, size_t length, off_t offset)
+{
+	return interrupted() ? -1 : claim(__real_pread64(fd, buffer, cut(length), offset));
+}
+
+WRAP(ssize_t, pwrite64, int fd, const void *buffer, size_t length, off_t offset)
+{
+	return interrupted() ? -1 : claim(__real_pwrite64(fd, buffer, cut(length), offset));
+}
+
+/* Of a vector call that is cut, only the first vector's beginning is transferred. */
+WRAP(ssize_t, preadv64, int fd, const struct iovec *iov, int n, off_t offset)
+{
+	if (interrupted())
+		return -1;
+	return plan.at_most && iov->iov_len
+		       ? claim(__real_pread64(fd, iov->iov_base, cut(iov->iov_len), offset))
+		       : __real_preadv64(fd, iov, n, offset);
+}
+
+WRAP(ssize_t, pwritev64, int fd, const struct iovec *iov, int n, off_t offset)
+{
+	if (interrupted())
+		return -1;
+	return plan.at_most && iov->iov_len
+		       ? claim(__real_pwrite64(fd, iov->iov_base, cut(iov->iov_len), offset))
+		       : __real_pwritev64(fd, iov, n, offset);
+}
+
+WRAP(ssize_t, pwritev64v2, int fd, const struct iovec *iov, int n, off_t offset, int flags)
+{
+	if (plan.no_dsync) {
+		errno = EOPNOTSUPP;
+		return -1;
+	}
+	return interrupted() ? -1 : __real_pwritev64v2(fd, iov, n, offset, flags);
+}
+
+WRAP(int, fdatasync, int fd)
+{
+	plan.calls++;
+	if (interrupted())
+		return -1;
+	if (plan.sync_error) {
+		errno = plan.sync_error;
+		plan.sync_error = 0;
+		return -1;
+	}
+	return __real_fdatasync(fd);
+}
+
+WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
+{
+	if (interrupted())
+		return -1;
+	if (mode & plan.refused_modes) {
+		plan.calls++;
+		errno = EOPNOTSUPP;
+		return -1;
+	}
+	return __real_fallocate64(fd, mode, offset, length);
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	memset(&plan, 0, sizeof plan);
+	return 0;
+}
+
+static void open_file(struct device *d, int direct)
+{
+	device_open(d, &passthrough_backend, "%s;direct=%s", scratch_file("faults", MIB),
+		direct ? "on" : "off");
+}
+
+/* Every call is interrupted first and then moves a little: everything arrives. */
+static void test_partial_and_interrupted(void **state)
+{
+	static const size_t steps[] = {512, 1024, 5000};
+	char *memory = aligned_alloc(4096, 64 * 1024), *back = aligned_alloc(4096, 64 * 1024);
+
+	(void)state;
+	for (int direct = 0; direct < 2; direct++)
+		for (size_t i = 0; i < 3; i++) {
+			struct device d;
+			struct iovec out[] = {{memory, 8192}, {NULL, 0}, {memory + 8192, 24576}};
+			struct iovec in[] = {{back, 24576}, {back + 24576, 8192}};
+
+			open_file(&d, direct);
+			for (int j = 0; j < 32768; j++)
+				memory[j] = (char)(j * 31 + (j >> 9));
+			memset(back, 0, 65536);
+			plan.at_most = steps[i];
+			plan.interrupt = 3;
+			assert_int_equal(backend_writev(d.backend, out, 3, 4096, 0), 0);
+			assert_int_equal(plan.interrupt, 0);
+			plan.interrupt = 3;
+			assert_int_equal(backend_readv(d.backend, in, 2, 4096), 0);
+			assert_int_equal(plan.interrupt, 0);
+			assert_memory_equal(back, memory, 32768);
+			plan.interrupt = 2;
+			assert_int_equal(device_write(&d, memory, 4096, 0, BACKEND_FUA), 0);
+			plan.interrupt = 2;
+			assert_int_equal(backend_flush(d.backend), 0);
+			plan.interrupt = 2;
+			assert_int_equal(backend_zero(d.backend, 0, 4096, BACKEND_MAY_TRIM), 0);
+			assert_int_equal(plan.interrupt, 0);
+			plan.at_most = 0;
+			device_close(&d);
+		}
+	free(back);
+	free(memory);
+}
+
+/* The kernel tells a lost write once; we tell it to everybody from then on. */
+static void test_flush_error_stays(void **state)
+{
+	struct device d;
+	char block[512] = "x";
+
+	(void)state;
+	open_file(&d, 0);
+	plan.sync_error = EIO;
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_int_equal(d.told.errors, 1);
+	assert_holds(d.told.error, "Input/output error while making data durable");
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -EIO);
+	assert_int_equal(backend_trim(d.backend, 0, 512, BACKEND_FUA), -EIO);
+	assert_int_equal(device_write(&d, block, 512, 0, 0), 0);
+	assert_int_equal(device_read(&d, block, 512, 0), 0);
+	assert_int_equal(d.told.errors, 1);
+	device_close(&d);
+}
+
+static void test_without_dsync(void **state)
+{
+	struct device d;
+	char block[512] = "x";
+
+	(void)state;
+	open_file(&d, 0);
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+	assert_int_equal(plan.calls, 0); /* RWF_DSYNC does it */
+	plan.no_dsync = 1;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+	assert_int_equal(plan.calls, 1);
+	plan.sync_error = ENOSPC;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+	device_close(&d);
+}
+
+/* What is not supported is tried once, and the answers stay right. */
+static void test_refused_modes(void **state)
+{
+	struct device d;
+	struct backend_info info;
+
+	(void)state;
+	open_file(&d, 0);
+	plan.refused_modes = FALLOC_FL_ZERO_RANGE;
+	assert_int_equal(backend_zero(d.backend, 0, 4096, BACKEND_FAST_ZERO), -EOPNOTSUPP);
+	assert_int_equal(backend_zero(d.backend, 0, 4096, BACKEND_FAST_ZERO), -EOPNOTSUPP);
+	assert_int_equal(plan.calls, 1);
+	assert_int_equal(backend_zero(d.backend, 0, 4096, 0), 0); /* punched and allocated */
+	assert_int_equal(backend_zero(d.backend, 0, 4096, BACKEND_FAST_ZERO | BACKEND_MAY_TRIM), 0);
+	assert_int_equal(plan.calls, 1);
+	device_close(&d);
+
+	plan.refused_modes = FALLOC_FL_ZERO_RANGE | FALLOC_FL_PUNCH_HOLE;
+	open_file(&d, 0);
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	assert_false(info.can_trim);
+	assert_int_equal(backend_trim(d.backend, 0, 4096, 0), -EOPNOTSUPP);
+	assert_int_equal(backend_zero(d.backend, 0, 4096, BACKEND_MAY_TRIM), -EOPNOTSUPP);
+	device_close(&d);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(test_partial_and_interrupted, set_up),
+		cmocka_unit_test_setup(test_flush_error_stays, set_up),
+		cmocka_unit_test_setup(test_without_dsync, set_up),
+		cmocka_unit_test_setup(test_refused_modes, set_up),
+	};
+
+	return cmocka_run_group_tests_name("passthrough faults", tests, NULL, NULL);
+}
