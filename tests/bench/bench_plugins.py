@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scipy import stats  # type: ignore
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-from nbdkit_server import Nbdkit, plugin_path  # noqa: E402
+from nbdkit_server import Nbdkit, plugin_path
 
 SCHEMA = 1
 LIMIT = 0.97  # "not slower": the lower end of the interval is at least this
@@ -180,9 +180,8 @@ def line_of(cell: Cell) -> str:
     else:
         interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
         verdict = "ok" if ratio.low >= LIMIT else "slower" if ratio.high < 1 else "unclear"
-    return (
-        f"{cell.name:<26}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio.mean:>8.3f}  {interval:<22}{verdict}"
-    )
+    figures = f"{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio.mean:>8.3f}"
+    return f"{cell.name:<26}{figures}  {interval:<22}{verdict}"
 
 
 def print_table(cells: list[Cell]) -> None:
@@ -240,7 +239,9 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, help="rounds (default 20)")
-    parser.add_argument("--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S")
+    parser.add_argument(
+        "--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S"
+    )
     parser.add_argument(
         "--cells",
         nargs="+",

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
@@ -20,6 +20,8 @@ PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc")
+
+Handle: TypeAlias = Any  # nbd.NBD: libnbd has no types
 
 try:
     nbd: Any = importlib.import_module("nbd")
@@ -54,7 +56,9 @@ def environment() -> dict[str, str]:
 
 def run(argv: list[str], timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end and returns its output; it is not checked."""
-    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
+    )
 
 
 def run_nbdkit(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -86,6 +90,12 @@ def read_pid(pidfile: Path) -> int | None:
     return int(text) if text.endswith("\n") else None
 
 
+def fio_random_verify(uri: str, *options: str) -> None:
+    """Writes at random through the server, then reads back and compares checksums."""
+    argv = ["fio", "--name=verify", "--ioengine=nbd", f"--uri={uri}", "--rw=randwrite"]
+    checked([*argv, "--verify=crc32c", "--verify_fatal=1", *options])
+
+
 class Nbdkit:
     """A server in the foreground, of any plugin. Ends with stop(), which is safe to repeat."""
 
@@ -100,7 +110,7 @@ class Nbdkit:
         self.socket = directory / "nbd.sock"
         self.pidfile = directory / "nbdkit.pid"
         self.log = directory / "nbdkit.log"
-        self._handles: list[Any] = []
+        self._handles: list[Handle] = []
         argv = [*wrapper, "nbdkit", "-f", "-U", str(self.socket), "-P", str(self.pidfile)]
         argv += [*options, plugin, *parameters]
         with self.log.open("w", encoding="utf-8") as log:
@@ -142,7 +152,7 @@ class Nbdkit:
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8")
 
-    def connect(self) -> Any:
+    def connect(self) -> Handle:
         """A libnbd handle that sends what it is told, for the server to judge."""
         handle = nbd.NBD()
         handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)

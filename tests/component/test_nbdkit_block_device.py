@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MIB, SIZE, Serve
-from nbdkit_server import NbdError, checked, nbd, plugin_path, run, run_nbdkit
+from nbdkit_server import NbdError, checked, fio_random_verify, nbd, plugin_path, run, run_nbdkit
 
 BOTH_MODES = pytest.mark.parametrize("direct", ["on", "off"])
 
@@ -25,10 +25,8 @@ def refusal(*arguments: str) -> str:
 @BOTH_MODES
 def test_random_write_and_verify(serve: Serve, loop: str, direct: str) -> None:
     server = serve("passthrough", loop, f"direct={direct}")
-    checked(
-        ["fio", "--name=verify", "--ioengine=nbd", f"--uri={server.uri}", "--rw=randwrite"]
-        + ["--bsrange=512-64k", "--bs_unaligned", "--iodepth=8", "--verify=crc32c"]
-        + ["--verify_fatal=1", f"--size={SIZE}"]
+    fio_random_verify(
+        server.uri, "--bsrange=512-64k", "--bs_unaligned", "--iodepth=8", f"--size={SIZE}"
     )
 
 
@@ -37,7 +35,7 @@ def test_a_device_is_opened_once_for_all_connections(serve: Serve, loop: str) ->
     handles = [server.connect() for _ in range(4)]
     for handle in handles:
         assert handle.get_size() == SIZE
-    open_files = [os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir()]
+    open_files = [str(link.readlink()) for link in Path(f"/proc/{server.pid}/fd").iterdir()]
     assert open_files.count(loop) == 1
 
 
@@ -85,7 +83,9 @@ def test_size_of_a_device_is_not_to_be_given(loop: str) -> None:
 
 
 @BOTH_MODES
-def test_trim_and_zero_reach_the_file_below(serve: Serve, loop: str, disk: Path, direct: str) -> None:
+def test_trim_and_zero_reach_the_file_below(
+    serve: Serve, loop: str, disk: Path, direct: str
+) -> None:
     server = serve("passthrough", loop, f"direct={direct}")
     handle = server.connect()
     handle.pwrite(b"l" * (4 * MIB), 0)

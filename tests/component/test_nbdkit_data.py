@@ -8,11 +8,10 @@ import random
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import MIB, SIZE, Serve
-from nbdkit_server import NbdError, checked, nbd
+from nbdkit_server import Handle, NbdError, checked, fio_random_verify, nbd
 
 KIB = 1024
 BOTH_MODES = pytest.mark.parametrize("direct", ["on", "off"])
@@ -32,10 +31,9 @@ def errno_of(caught: pytest.ExceptionInfo[Exception]) -> str:
 def test_fio_random_write_and_verify(serve: Serve, disk: Path, direct: str, block: str) -> None:
     server = serve("passthrough", f"file={disk}", f"direct={direct}")
     # numjobs: a connection each, in ranges of their own.
-    checked(
-        ["fio", "--name=verify", "--ioengine=nbd", f"--uri={server.uri}", "--rw=randwrite"]
-        + [f"--bs={block}", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1"]
-        + ["--numjobs=4", f"--size={SIZE // 4}", f"--offset_increment={SIZE // 4}"]
+    options = (f"--bs={block}", "--iodepth=16", "--numjobs=4")
+    fio_random_verify(
+        server.uri, *options, f"--size={SIZE // 4}", f"--offset_increment={SIZE // 4}"
     )
     # Read back without the server: the data are in the file.
     assert disk.stat().st_size == SIZE
@@ -68,12 +66,14 @@ def test_unaligned_requests_match_a_model(serve: Serve, disk: Path, direct: str)
 
 
 @BOTH_MODES
-def test_unaligned_writes_into_one_block_do_not_lose_each_other(serve: Serve, disk: Path, direct: str) -> None:
+def test_unaligned_writes_into_one_block_do_not_lose_each_other(
+    serve: Serve, disk: Path, direct: str
+) -> None:
     server = serve("passthrough", str(disk), f"direct={direct}")
     writers, rounds, piece = 8, 60, 100
     failures: list[BaseException] = []
 
-    def write(index: int, handle: Any) -> None:
+    def write(index: int, handle: Handle) -> None:
         try:
             for turn in range(rounds):
                 handle.pwrite(bytes([index + 1]) * piece, turn * writers * piece + index * piece)
@@ -158,10 +158,12 @@ def test_second_connection_sees_flushed_data(serve: Serve, disk: Path) -> None:
     assert second.pread(512, 0) == b"f" * 512
 
 
-def extents_of(handle: Any, length: int, offset: int = 0, flags: int = 0) -> list[tuple[int, int]]:
+def extents_of(
+    handle: Handle, length: int, offset: int = 0, flags: int = 0
+) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
 
-    def add(_context: str, _offset: int, entries: list[int], _error: Any) -> int:
+    def add(_context: str, _offset: int, entries: list[int], _error: object) -> int:
         found.extend(zip(entries[0::2], entries[1::2], strict=True))
         return 0
 
@@ -267,8 +269,12 @@ def test_beyond_the_end(serve: Serve, disk: Path) -> None:
     assert handle.pread(512, SIZE - 512) == bytes(512)
 
 
-@pytest.mark.parametrize(("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"])
-def test_readonly(serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"]
+)
+def test_readonly(
+    serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]
+) -> None:
     disk.write_bytes(data(SIZE, 6))
     handle = serve("passthrough", str(disk), *parameters, options=options).connect()
     assert handle.is_read_only()

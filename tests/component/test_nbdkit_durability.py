@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Serve
-from nbdkit_server import nbd
+from nbdkit_server import Handle, nbd
 
 CALLS = "pwrite64,pwritev,pwritev2,fdatasync,fsync,fallocate,sendto,sendmsg,write"
 MIB = 1 << 20
+Action = Callable[[Handle], object]
 
 
-def traced(serve: Serve, disk: Path, direct: str, action: Any) -> list[str]:
+def traced(serve: Serve, disk: Path, direct: str, action: Action) -> list[str]:
     """The calls on the file, and "reply" for a message to the client, during action, in order."""
     trace = disk.parent / "strace"
     server = serve(
@@ -56,7 +57,7 @@ WRITE = r"pwrite(64|v|v2)"
 
 @BOTH_MODES
 def test_flush_reaches_the_file_before_its_reply(serve: Serve, disk: Path, direct: str) -> None:
-    def action(handle: Any) -> None:
+    def action(handle: Handle) -> None:
         handle.pwrite(b"a" * 4096, 0)
         handle.flush()
 
@@ -66,7 +67,7 @@ def test_flush_reaches_the_file_before_its_reply(serve: Serve, disk: Path, direc
 
 @BOTH_MODES
 def test_fua_write_is_durable_before_its_reply(serve: Serve, disk: Path, direct: str) -> None:
-    def action(handle: Any) -> None:
+    def action(handle: Handle) -> None:
         handle.pwrite(b"a" * 4096, 0)
         handle.pwrite(b"b" * 4096, 4096, nbd.CMD_FLAG_FUA)
 
@@ -75,16 +76,22 @@ def test_fua_write_is_durable_before_its_reply(serve: Serve, disk: Path, direct:
 
 
 @BOTH_MODES
-def test_unaligned_fua_write_is_durable_before_its_reply(serve: Serve, disk: Path, direct: str) -> None:
-    calls = collapse(traced(serve, disk, direct, lambda h: h.pwrite(b"b" * 5000, 77, nbd.CMD_FLAG_FUA)))
+def test_unaligned_fua_write_is_durable_before_its_reply(
+    serve: Serve, disk: Path, direct: str
+) -> None:
+    calls = collapse(
+        traced(serve, disk, direct, lambda h: h.pwrite(b"b" * 5000, 77, nbd.CMD_FLAG_FUA))
+    )
     synced = rf"(pwritev2\+dsync|{WRITE} fdatasync)"
     assert re.fullmatch(rf"reply {synced} reply", calls), calls
 
 
 @BOTH_MODES
 @pytest.mark.parametrize("command", ["trim", "zero"])
-def test_fua_trim_and_zero_are_durable_before_their_reply(serve: Serve, disk: Path, direct: str, command: str) -> None:
-    def action(handle: Any) -> None:
+def test_fua_trim_and_zero_are_durable_before_their_reply(
+    serve: Serve, disk: Path, direct: str, command: str
+) -> None:
+    def action(handle: Handle) -> None:
         getattr(handle, command)(MIB, 0, nbd.CMD_FLAG_FUA)
 
     calls = collapse(traced(serve, disk, direct, action))
@@ -93,5 +100,7 @@ def test_fua_trim_and_zero_are_durable_before_their_reply(serve: Serve, disk: Pa
 
 def test_large_fua_write_is_durable_as_a_whole(serve: Serve, disk: Path) -> None:
     """One that is bounced in chunks is synced in every chunk, or once at the end."""
-    calls = collapse(traced(serve, disk, "on", lambda h: h.pwrite(b"b" * (3 * MIB), 0, nbd.CMD_FLAG_FUA)))
+    calls = collapse(
+        traced(serve, disk, "on", lambda h: h.pwrite(b"b" * (3 * MIB), 0, nbd.CMD_FLAG_FUA))
+    )
     assert re.fullmatch(rf"reply (pwritev2\+dsync|{WRITE} fdatasync) reply", calls), calls
