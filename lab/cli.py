@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The commands lab/build, lab/run and lab/make-in-root."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from . import CHECKOUT, KERNELS, RELEASE, LabError
+from .guest import EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
+from .rootfs import ensure_tree
+
+
+def size_argument(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1M, a multiple of 4096, as in 4G") from None
+
+
+def add_kernel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kernel",
+        choices=KERNELS,
+        default=os.environ.get("LAB_KERNEL") or "stable",
+        help=f"Debian {RELEASE}'s kernel, or its backports' newer one (default: $LAB_KERNEL, or stable)",
+    )
+
+
+def build_main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lab/build",
+        description="Build the lab's root file system in build/lab/, unless it is there and current.",
+    )
+    add_kernel(parser)
+    tree = ensure_tree(parser.parse_args(arguments).kernel)
+    print(tree.root)
+    return 0
+
+
+def run_main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lab/run",
+        description="Boot the lab's guest and run one command in it, as root, in /userblk (this checkout,"
+        " read-only). Its standard output, standard error and exit code are this command's own.",
+        epilog="The command finds LAB=1, LAB_SATA and LAB_NVME (two empty emulated SSDs), LAB_KERNEL and"
+        " LAB_ACCEL (tcg or kvm) in its environment. Everything it leaves outside /results is lost."
+        f" Exit code {EXIT_TIMEOUT}: the command was ended by --timeout; {EXIT_DIED}: the guest did not boot, or"
+        " died; 2: wrong usage or the lab could not be built.",
+    )
+    add_kernel(parser)
+    parser.add_argument("--memory", type=int, default=Options.memory, metavar="MIB", help="default: %(default)s")
+    parser.add_argument("--cpus", type=int, default=Options.cpus, metavar="N", help="default: %(default)s")
+    parser.add_argument("--share", type=Path, metavar="DIR", help="directory to mount read-write at /results")
+    parser.add_argument(
+        "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="of each disk (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--disk-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the disks' sparse files lie, nameless (default: /dev/shm if it has room, else build/lab)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=Options.timeout,
+        metavar="S",
+        help="end the command after this many seconds; 0: never (default: %(default)g)",
+    )
+    parser.add_argument("-t", "--tty", action="store_true", help="give the command a terminal: this one")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say how long the boot took")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND [ARG...]")
+    args = parser.parse_args(arguments)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        parser.error("COMMAND is missing: name a program in the guest, as in `lab/run lsblk`")
+    if args.memory < 512:
+        parser.error(f"--memory={args.memory}: must be at least 512 (MiB)")
+    if args.cpus < 1:
+        parser.error(f"--cpus={args.cpus}: must be at least 1")
+    if args.share and not args.share.is_dir():
+        parser.error(f"--share={args.share}: not a directory")
+    tree = ensure_tree(args.kernel)
+    options = Options(
+        command=tuple(command),
+        memory=args.memory,
+        cpus=args.cpus,
+        share=args.share.resolve() if args.share else None,
+        disk_size=args.disk_size,
+        disk_dir=args.disk_dir,
+        timeout=args.timeout,
+        tty=args.tty,
+        verbose=args.verbose,
+    )
+    return run(tree, options)
+
+
+def make_main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lab/make-in-root",
+        description=f"Run `make TARGET={RELEASE}` in the lab's root file system, by chroot: programs for the guest"
+        f" are compiled against its libraries, into build/{RELEASE}/.",
+    )
+    parser.add_argument("target", nargs="*", help="targets and VARIABLE=value of the makefile")
+    args = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        raise LabError("lab/make-in-root needs root for chroot")
+    tree = ensure_tree("stable")
+    jobs = len(os.sched_getaffinity(0))
+    inside = ["make", f"-j{jobs}", "-C", "/userblk", f"TARGET={RELEASE}", *args.target]
+    argv = ["unshare", "--mount", "--propagation", "private", "--", "sh"]
+    argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *inside]
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    return subprocess.run(argv, env=env).returncode
+
+
+def terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(command: Callable[[Sequence[str]], int]) -> None:
+    """Run one of the commands above and exit; everything is torn down on the way out."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, terminate)
+    try:
+        code = command(sys.argv[1:])
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# sh enter.sh ROOT CHECKOUT COMMAND [ARG...]: run COMMAND in ROOT with the checkout at
+# /userblk. Runs in a mount namespace of its own, so every mount ends with it.
+set -e
+root=$1
+checkout=$2
+shift 2
+mount --bind "$checkout" "$root/userblk"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs tmp "$root/tmp"
+touch "$root/etc/resolv.conf"
+mount --bind "$(readlink -f /etc/resolv.conf)" "$root/etc/resolv.conf"
+exec chroot "$root" "$@"

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""One guest: QEMU, the disks it emulates, one command and its output."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import CACHE, CHECKOUT, LabError
+from .rootfs import RUN_TOOLS, Tree, cpio, locked, require
+
+BOOT_LIMIT = 60.0  # s until the command starts
+TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
+CONSOLE_TAIL = 40  # lines shown of a guest that died
+
+EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_DIED = 125  # the guest, not the command
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chooses."""
+
+    command: tuple[str, ...]
+    memory: int = 3072  # MiB
+    cpus: int = 2
+    share: Path | None = None
+    disk_size: int = 4 * GIB  # bytes, of each disk
+    disk_dir: Path | None = None
+    timeout: float = 600.0  # s from the start of the command; 0: none
+    tty: bool = False
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """File descriptors that QEMU inherits."""
+
+    initrd: int
+    console: int
+    sata: int
+    nvme: int
+    ports: tuple[int, ...]  # control, then stdout and stderr, or the terminal
+
+
+class GuestDied(LabError):
+    """The guest ended, or did not come up, without the command's exit code."""
+
+
+# ---- pure parts ---------------------------------------------------------------
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4G`, `512M`, `4096`. Raises ValueError."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    shift = units.get(text[-1:].upper(), 0)
+    size = int(text[:-1] if shift else text) << shift
+    if size < MIB or size % 4096:
+        raise ValueError(text)
+    return size
+
+
+def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[str]:
+    """The command line of the machine."""
+
+    def fd(number: int) -> str:
+        return f"/proc/self/fd/{number}"
+
+    cmdline = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check"
+    if accel == "tcg":
+        cmdline += " mitigations=off"
+    disk = "format=raw,discard=unmap,detect-zeroes=off,cache=unsafe,aio=threads,if=none"
+    checkout = str(CHECKOUT).replace(",", ",,")
+    argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    argv += ["-machine", "q35", "-smp", str(options.cpus), "-m", f"{options.memory}M"]
+    argv += ["-accel", "kvm", "-cpu", "host"] if accel == "kvm" else ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    argv += ["-kernel", str(tree.vmlinuz), "-initrd", fd(wiring.initrd), "-append", cmdline]
+    argv += ["-chardev", f"file,id=console,path={fd(wiring.console)}", "-serial", "chardev:console"]
+
+    image = str(tree.image).replace(",", ",,")
+    argv += ["-drive", f"if=none,id=root,file={image},format=raw,snapshot=on,cache=unsafe"]
+    argv += ["-device", "virtio-blk-pci,drive=root"]
+    argv += ["-drive", f"id=sata,file={fd(wiring.sata)},{disk}"]
+    argv += ["-device", "ide-hd,drive=sata,bus=ide.0,rotation_rate=1,serial=LABSATA,model=userblk lab SATA SSD"]
+    argv += ["-drive", f"id=nvme,file={fd(wiring.nvme)},{disk}"]
+    argv += ["-device", "nvme,drive=nvme,serial=LABNVME"]
+
+    argv += ["-fsdev", f"local,id=userblk,path={checkout},security_model=none,multidevs=remap,readonly=on"]
+    argv += ["-device", "virtio-9p-pci,fsdev=userblk,mount_tag=userblk"]
+    if options.share:
+        share = str(options.share).replace(",", ",,")
+        argv += ["-fsdev", f"local,id=results,path={share},security_model=none,multidevs=remap"]
+        argv += ["-device", "virtio-9p-pci,fsdev=results,mount_tag=results"]
+
+    argv += ["-device", "virtio-serial-pci"]
+    for number, port in enumerate(wiring.ports, 1):
+        argv += ["-chardev", f"socket,id=port{number},fd={port}"]
+        if options.tty and number == 2:
+            argv += ["-device", f"virtconsole,chardev=port{number}"]
+        else:
+            argv += ["-device", f"virtserialport,chardev=port{number},nr={number},name=port{number}"]
+    return argv
+
+
+def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: int) -> bytes:
+    """The part of the initramfs that differs between runs: init, its settings, the command."""
+    config = {
+        "LAB_ACCEL": accel,
+        "LAB_KERNEL": tree.kernel,
+        "LAB_RESULTS": "1" if options.share else "0",
+        "LAB_TTY": "1" if options.tty else "0",
+        "LAB_ROWS": str(rows),
+        "LAB_COLUMNS": str(columns),
+        "TERM": os.environ.get("TERM", "linux") if options.tty else "dumb",
+    }
+    settings = "".join(f"{name}={shlex.quote(value)}\n" for name, value in config.items())
+    command = "cd /userblk\nexec " + " ".join(map(shlex.quote, options.command)) + "\n"
+    source = Path(__file__).parent / "init.d"
+    program, regular = stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    return cpio(
+        [
+            ("init", program, (source / "init").read_bytes()),
+            ("lab/main", program, (source / "main").read_bytes()),
+            ("lab/config", regular, settings.encode()),
+            ("lab/command", regular, os.fsencode(command)),
+        ]
+    )
+
+
+def choose_disk_dir(needed: int, shm_free: int, memory_available: int) -> Path | None:
+    """/dev/shm when it and the memory behind it hold needed bytes, else None."""
+    return Path("/dev/shm") if shm_free >= needed and memory_available >= needed else None
+
+
+# ---- the machine --------------------------------------------------------------
+
+
+def memory_file(name: str, *contents: bytes) -> int:
+    """A file in memory that vanishes with its last user."""
+    number = os.memfd_create(name)
+    with os.fdopen(os.dup(number), "wb") as file:
+        file.writelines(contents)
+    return number
+
+
+def available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
+def disk_directory(options: Options) -> Path:
+    """Where the emulated disks lie; says so when it is not memory. Raises LabError."""
+    needed = 2 * options.disk_size
+    if options.disk_dir is None:
+        shm = Path("/dev/shm")
+        free = free_bytes(shm) if shm.is_dir() else 0
+        chosen = choose_disk_dir(needed, free, available_memory() - options.memory * MIB)
+        if chosen:
+            return chosen
+        print(f"lab: no room for {needed >> 20} MiB in /dev/shm, disks are in {CACHE}", file=sys.stderr)
+    directory = options.disk_dir or CACHE
+    if not directory.is_dir():
+        raise LabError(f"--disk-dir={directory}: not a directory")
+    if free_bytes(directory) < needed:
+        raise LabError(
+            f"{directory} has {free_bytes(directory) >> 20} MiB free, two disks need {needed >> 20} MiB:"
+            " make room, or lower --disk-size"
+        )
+    return directory
+
+
+def disk_file(directory: Path, size: int) -> int:
+    """A sparse file without a name: it is gone when the machine ends, however it ends."""
+    number = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.ftruncate(number, size)
+    return number
+
+
+def die_with_parent() -> None:
+    """In the child: SIGKILL when this process ends, be it by SIGKILL."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Guest:
+    """A running machine. Use as a context manager: it never outlives the block."""
+
+    def __init__(self, tree: Tree, accel: str, options: Options) -> None:
+        require(RUN_TOOLS)
+        self.stack = ExitStack()
+        self.accel = accel
+        self.started = time.monotonic()
+        size = shutil.get_terminal_size()
+        extra = guest_files(tree, accel, options, size.lines, size.columns)
+        directory = disk_directory(options)
+        try:
+            initrd = self.keep(memory_file("initrd", tree.initrd.read_bytes(), extra))
+            self.console = self.keep(memory_file("console"))
+            sata = self.keep(disk_file(directory, options.disk_size))
+            nvme = self.keep(disk_file(directory, options.disk_size))
+            pairs = [socket.socketpair() for _ in range(2 if options.tty else 3)]
+            self.ports = [self.stack.enter_context(ours) for ours, _ in pairs]
+            theirs = [other.detach() for _, other in pairs]
+            wiring = Wiring(initrd, self.console, sata, nvme, tuple(theirs))
+            argv = qemu_argv(tree, accel, options, wiring)
+            try:
+                self.process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self.console,
+                    pass_fds=(initrd, self.console, sata, nvme, *theirs),
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            finally:
+                for number in theirs:
+                    os.close(number)
+            self.stack.callback(self.kill)
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def keep(self, number: int) -> int:
+        self.stack.callback(os.close, number)
+        return number
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def console_text(self) -> str:
+        data = os.pread(self.console, os.fstat(self.console).st_size, 0)
+        return data.decode(errors="replace").replace("\r\n", "\n")
+
+    def wait_ready(self, limit: float) -> float:
+        """Seconds until the command started. Raises GuestDied."""
+        control = self.ports[0]
+        control.settimeout(limit)
+        try:
+            message = control.recv(64)
+        except TimeoutError:
+            raise GuestDied(f"the guest did not boot within {limit:.0f} s") from None
+        except ConnectionError:
+            message = b""
+        if not message.startswith(b"ready"):
+            raise GuestDied("the guest died while it booted")
+        return time.monotonic() - self.started
+
+    def relay(self, limit: float, routes: dict[int, int], source: int | None) -> int:
+        """Move bytes until the exit code comes; returns it. routes: port index -> our descriptor."""
+        deadline = time.monotonic() + limit if limit else None
+        code: int | None = None
+        control = b""
+        with selectors.DefaultSelector() as selector:
+            for port in self.ports:
+                port.setblocking(True)
+            selector.register(self.ports[0], selectors.EVENT_READ, None)
+            for index, target in routes.items():
+                selector.register(self.ports[index], selectors.EVENT_READ, target)
+            if source is not None:
+                selector.register(source, selectors.EVENT_READ, "source")
+            alive = True
+            while alive and code is None:
+                left = deadline - time.monotonic() if deadline else None
+                if left is not None and left <= 0:
+                    raise TimeoutError
+                for key, _ in selector.select(left):
+                    if key.data == "source":
+                        data = os.read(key.fd, 65536)
+                        if data:
+                            self.ports[1].sendall(data)
+                        else:
+                            selector.unregister(key.fd)
+                        continue
+                    data = read_port(key.fd)
+                    if not data:
+                        alive = False
+                    elif key.data is None:
+                        control += data
+                        if control.endswith(b"\n"):
+                            code = int(control.split()[-1])
+                    else:
+                        write_all(key.data, data)
+        # What the machine has sent is in the sockets, all of it, once it is gone.
+        self.kill()
+        for index, target in routes.items():
+            while data := read_port(self.ports[index].fileno()):
+                write_all(target, data)
+        if code is None:
+            raise GuestDied("the guest died before the command ended")
+        return code
+
+
+def read_port(number: int) -> bytes:
+    try:
+        return os.read(number, 1 << 18)
+    except ConnectionError:
+        return b""
+
+
+def write_all(number: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(number, view) :]
+
+
+# ---- the accelerator -------------------------------------------------------------
+
+
+def choose_accel(tree: Tree) -> str:
+    """ "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "tcg"
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    key = hashlib.sha256(f"{platform.release()} {cpu} {tree.release}".encode()).hexdigest()[:16]
+    path = CACHE / "accel.json"
+    with locked("accel"):
+        try:
+            verdicts = json.loads(path.read_text())
+        except (OSError, ValueError):
+            verdicts = {}
+        if key not in verdicts:
+            verdicts[key] = trial_boot(tree)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(verdicts) + "\n")
+            new.replace(path)
+        return str(verdicts[key])
+
+
+def trial_boot(tree: Tree) -> str:
+    options = Options(("true",), memory=1024, disk_size=MIB * 64)
+    try:
+        with Guest(tree, "kvm", options) as guest:
+            guest.wait_ready(TRIAL_LIMIT)
+            guest.relay(TRIAL_LIMIT, {}, None)
+    except (GuestDied, TimeoutError):
+        print("lab: a trial boot with KVM did not reach user space: using TCG from now on", file=sys.stderr)
+        return "tcg"
+    return "kvm"
+
+
+# ---- one command ------------------------------------------------------------------
+
+
+@contextmanager
+def raw_terminal() -> Iterator[None]:
+    """Our terminal hands every key to the guest's."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    saved = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)
+
+
+def report(guest: Guest, message: str) -> None:
+    """Keep the console and show its end."""
+    path = CACHE / f"console-{os.getpid()}.log"
+    text = guest.console_text()
+    path.write_text(text)
+    lines = text.splitlines()[-CONSOLE_TAIL:]
+    for line in lines:
+        print(f"lab| {line}", file=sys.stderr)
+    print(f"lab: {message}; console log: {path}", file=sys.stderr)
+
+
+def run(tree: Tree, options: Options) -> int:
+    """Boot, run the command with its output on ours, return its exit code."""
+    accel = choose_accel(tree)
+    with Guest(tree, accel, options) as guest:
+        try:
+            seconds = guest.wait_ready(BOOT_LIMIT)
+            if options.verbose:
+                print(f"lab: {tree.release} booted in {seconds:.1f} s ({accel})", file=sys.stderr)
+            if options.tty:
+                with raw_terminal():
+                    return guest.relay(options.timeout, {1: 1}, 0)
+            return guest.relay(options.timeout, {1: 1, 2: 2}, None)
+        except TimeoutError:
+            guest.kill()
+            report(guest, f"the command did not end within {options.timeout:g} s")
+            return EXIT_TIMEOUT
+        except GuestDied as died:
+            guest.kill()
+            report(guest, str(died))
+            return EXIT_DIED
