@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""External commands, of which argv, output, exit code and duration are always kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from .interrupt import held
+from .teardown import Teardown, start_time
+
+
+class CommandError(Exception):
+    """A command failed; one line with its own last line."""
+
+
+def now() -> str:
+    """ISO 8601 with zone, to the millisecond."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+
+
+class Process:
+    """A running command: a server, or a workload that is waited for."""
+
+    def __init__(self, record: dict[str, object], child: subprocess.Popen[bytes], errors: Path) -> None:
+        self.record = record
+        self.child = child
+        self.errors = errors
+        self.began = time.monotonic()
+        self.pid = child.pid
+        self.started = start_time(child.pid)
+
+    def poll(self) -> int | None:
+        code = self.child.poll()
+        if code is not None and self.record["exit_code"] is None:
+            self.record["exit_code"] = code
+            self.record["duration_s"] = round(time.monotonic() - self.began, 3)
+        return code
+
+    def wait(self, patience: float) -> bool:
+        """Has it ended within patience seconds?"""
+        try:
+            self.child.wait(patience)
+        except subprocess.TimeoutExpired:
+            return False
+        self.poll()
+        return True
+
+    def end(self) -> None:
+        """SIGTERM to its process group, wait; SIGKILL only if that does not help: a killed fio leaves I/O behind."""
+        with held():
+            for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 20.0)):
+                if self.poll() is not None:
+                    return
+                os.killpg(self.pid, number)
+                if self.wait(patience):
+                    return
+        raise CommandError(f"{self.record['name']} (pid {self.pid}) does not end, even by SIGKILL")
+
+
+class Recorder:
+    """Runs commands and keeps DIRECTORY/commands.json and DIRECTORY/commands/NN-NAME.{out,err}."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.records: list[dict[str, object]] = []
+        self.processes: list[Process] = []
+        (directory / "commands").mkdir(parents=True, exist_ok=True)
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        teardown: Teardown | None = None,
+    ) -> Process:
+        """Start a command in its own process group; it gets SIGTERM when this process dies, even by SIGKILL.
+
+        teardown: note there that it has to be ended.
+        """
+        full = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
+        record, out, err = self._record(Path(argv[0]).name, full)
+        with held(), out.open("wb") as stdout, err.open("wb") as stderr:
+            try:
+                child = subprocess.Popen(
+                    full,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                )
+            except OSError as error:
+                raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None
+            process = Process(record, child, err)
+            self.processes.append(process)
+            if teardown:
+                teardown.push("end_process", pid=process.pid, started=process.started, name=str(record["name"]))
+        return process
+
+    def adopt(self, argv: Sequence[str], child: subprocess.Popen[bytes]) -> Process:
+        """Record a command that was started elsewhere."""
+        record, _, err = self._record(Path(argv[0]).name, argv)
+        process = Process(record, child, err)
+        self.processes.append(process)
+        return process
+
+    def _record(self, name: str, argv: Sequence[str]) -> tuple[dict[str, object], Path, Path]:
+        """A command's record and the files of its output."""
+        base = self.directory / "commands" / f"{len(self.records):02d}-{name}"
+        out, err = base.with_suffix(".out"), base.with_suffix(".err")
+        record: dict[str, object] = {"name": name, "argv": list(argv), "start": now(), "exit_code": None}
+        record |= {"duration_s": None, "stdout": f"commands/{out.name}", "stderr": f"commands/{err.name}"}
+        self.records.append(record)
+        return record, out, err
+
+    def run(self, argv: Sequence[str], *, timeout: float) -> str:
+        """Run a command to its end and return its standard output. Raises CommandError."""
+        process = self.spawn(argv)
+        try:
+            if not process.wait(timeout):
+                raise CommandError(f"{' '.join(argv)}: has not ended within {timeout:.0f} s")
+        finally:
+            process.end()
+        code = process.poll()
+        if code:
+            raise CommandError(f"{' '.join(argv)}: exit code {code}: {last_line(process.errors)}")
+        return (self.directory / str(process.record["stdout"])).read_text(errors="replace")
+
+    def save(self) -> None:
+        """Write commands.json; once more, when commands have ended since."""
+        for process in self.processes:
+            process.poll()
+        (self.directory / "commands.json").write_text(json.dumps(self.records, indent=1) + "\n")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""SIGINT and SIGTERM as an exception that cannot fall between a step and the note of how to undo it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """The user (or the machine) asked the program to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class _State:
+    depth = 0
+    pending = 0
+    raised = False
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _State.raised:
+        return  # once is enough: what follows is teardown
+    if _State.depth:
+        _State.pending = number
+    else:
+        _State.raised = True
+        raise Interrupted(number)
+
+
+def install() -> None:
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread; later ones do nothing."""
+    _State.depth = _State.pending = 0
+    _State.raised = False
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _handle)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold Interrupted back until the block is left. For short steps and for teardown."""
+    _State.depth += 1
+    try:
+        yield
+    finally:
+        _State.depth -= 1
+        if not _State.depth and _State.pending and not _State.raised:
+            _State.raised = True
+            raise Interrupted(_State.pending)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bring device and caches into the stated state before a run, and read back that they are in it.
+
+The device itself is prepared, past its page cache, also while a system is up on it: servers open it with
+O_DIRECT, so that there is no second cache that could go stale, and all systems find the same state.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, zero_fill, zero_samples
+from .environment import meminfo
+from .teardown import Teardown, write_setting
+
+VM = Path("/proc/sys/vm")
+CACHED_LIMIT = 0.01  # share of the area that may still be cached
+
+
+class PrepareError(Exception):
+    """The device or the caches are not in the state that a run needs; one line."""
+
+
+def fill_area(device: BlockDevice, area: int, seed: int) -> None:
+    """Zero-fill, before reads."""
+    zero_fill(device.path, area)
+    zeroes = zero_samples(device.path, area, seed)
+    if zeroes != SAMPLES:
+        raise PrepareError(f"{device.path}: {SAMPLES - zeroes} of {SAMPLES} blocks are not zero after the zero-fill")
+
+
+def discard_area(device: BlockDevice, area: int, seed: int) -> dict[str, object]:
+    """Discard, before writes. What came of it: a device may be unable to, and need not return zeroes afterwards."""
+    if not discard(device.path, area):
+        return {"discarded": False}
+    return {"discarded": True, "discarded_zero_samples": zero_samples(device.path, area, seed), "samples": SAMPLES}
+
+
+def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:
+    """Write back and drop all caches. Raises PrepareError if pages of the first device's area stay."""
+    before = meminfo()
+    os.sync()
+    for device in devices:
+        flush_cache(device.path)
+    (VM / "drop_caches").write_text("3")
+    after = meminfo()
+    share = cached_share(devices[0].path, area)
+    if share > CACHED_LIMIT:
+        raise PrepareError(f"{devices[0].path}: {share:.0%} of the area is still cached after dropping caches")
+    return {
+        "cached_bytes_before": before["Cached"] + before["Buffers"],
+        "cached_bytes_after": after["Cached"] + after["Buffers"],
+        "cached_area_share": round(share, 4),
+    }
+
+
+def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
+    """Set the kernel's dirty limits in bytes until teardown; 0: leave them."""
+    if not dirty:
+        return
+    for name, value in (("dirty_background", background), ("dirty", dirty)):
+        size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
+        old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
+        teardown.push("restore_setting", path=str(old), value=old.read_text().strip())
+        write_setting(size, str(value))
+
+
+def dirty_limits() -> dict[str, int]:
+    names = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
+    return {name: int((VM / name).read_text()) for name in names}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which devices may be overwritten. Asked before anything else, and again right before every destructive act.
+
+Never, whatever is confirmed: a device that is mounted, swap, held by another, in use by another campaign, below
+the root file system, read-only. And no device at all unless its serial is repeated. Every refusal is one
+line: "DEVICE: reason; remedy".
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .blockdev import BlockDevice, disk_of, identify, number_of, opened, sysfs_of
+from .teardown import RUN
+
+CLAIMS = RUN / "claims"
+
+
+class Refused(Exception):
+    """A device that may not be used; one line."""
+
+
+def _children(sysfs: Path) -> list[Path]:
+    """A disk's partitions."""
+    return [entry for entry in sysfs.iterdir() if (entry / "partition").exists()]
+
+
+def _below(sysfs: Path) -> Iterator[Path]:
+    """A device and everything that it lies on: slaves, a loop device's backing device, recursively."""
+    yield sysfs
+    for slave in (sysfs / "slaves").glob("*") if (sysfs / "slaves").is_dir() else ():
+        yield from _below(slave.resolve())
+    backing = sysfs / "loop/backing_file"
+    if backing.exists():
+        number = _block_number(backing.read_text().rstrip("\n"))
+        if number is not None:
+            yield from _below(sysfs_of(number))
+
+
+def _block_number(path: str) -> int | None:
+    """The device number of a path that is a block device."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_rdev if stat.S_ISBLK(status.st_mode) else None
+
+
+def _unescape(text: str) -> str:
+    """mountinfo and swaps write space, tab, newline and backslash as octal."""
+    for code, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, plain)
+    return text
+
+
+def mounts() -> dict[int, set[str]]:
+    """Device number -> where it is mounted, over all mount namespaces that can be seen."""
+    found: dict[int, set[str]] = {}
+    seen: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            namespace = (entry / "ns/mnt").stat().st_ino
+            if namespace in seen:
+                continue
+            lines = (entry / "mountinfo").read_text().splitlines()
+        except OSError:
+            continue  # it has just ended, or is a kernel thread
+        seen.add(namespace)
+        for line in lines:
+            left, _, right = line.partition(" - ")
+            fields = left.split()
+            major, minor = fields[2].split(":")
+            numbers = {os.makedev(int(major), int(minor))}
+            source = _block_number(_unescape(right.split()[1]))
+            if source is not None:
+                numbers.add(source)  # btrfs and others mount under a number of their own
+            for number in numbers:
+                found.setdefault(number, set()).add(_unescape(fields[4]))
+    return found
+
+
+def _swaps() -> set[int]:
+    lines = Path("/proc/swaps").read_text().splitlines()[1:]
+    numbers = (_block_number(_unescape(line.split()[0])) for line in lines)
+    return {number for number in numbers if number is not None}
+
+
+def _loops() -> Iterator[tuple[str, int]]:
+    """Loop devices that lie on a block device: name, number of that device."""
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        number = _block_number(backing.read_text().rstrip("\n"))
+        if number is not None:
+            yield backing.parts[3], number
+
+
+def _contents(path: str) -> str:
+    """What lies on the device, for people: "gpt partition table, ext4"."""
+    result = subprocess.run(
+        ["wipefs", "--no-act", "--json", path], capture_output=True, text=True, timeout=30, check=False
+    )
+    try:
+        found = json.loads(result.stdout or '{"signatures": []}')["signatures"]
+    except (ValueError, KeyError):
+        return "something that wipefs cannot tell"
+    return ", ".join(dict.fromkeys(f"{s['type']} {s.get('label') or ''}".strip() for s in found))
+
+
+def _refuse_used(device: BlockDevice) -> None:
+    path = device.path
+    own = sysfs_of(device.number)
+    family = [own, *_children(own)]
+    related = family if own.name == device.disk else [*family, disk_of(own)]
+    numbers = {number_of(sysfs): sysfs.name for sysfs in family}
+
+    mounted = mounts()
+    for number, name in numbers.items():
+        if number in mounted:
+            where = ", ".join(sorted(mounted[number]))
+            raise Refused(f"{path}: {name} is mounted at {where}; unmount it, or name another device")
+    swaps = _swaps()
+    for number, name in numbers.items():
+        if number in swaps:
+            raise Refused(f"{path}: {name} is swap; end that with swapoff, or name another device")
+    for sysfs in related:
+        holders = sorted(p.name for p in (sysfs / "holders").glob("*"))
+        if holders:
+            raise Refused(
+                f"{path}: {sysfs.name} is held by {', '.join(holders)} (LVM, RAID or device mapper);"
+                " dissolve that, or name another device"
+            )
+    for name, number in _loops():
+        if number in {number_of(sysfs) for sysfs in related}:
+            raise Refused(f"{path}: loop device {name} lies on it; detach that with losetup -d, or name another device")
+    for number, where_mounted in mounted.items():
+        try:
+            below = {number_of(sysfs): sysfs.name for sysfs in _below(sysfs_of(number))}
+        except OSError:
+            continue  # no block device
+        if shared := below.keys() & numbers.keys():
+            what = "the root file system" if "/" in where_mounted else f"the file system at {min(where_mounted)}"
+            raise Refused(f"{path}: {below[shared.pop()]} is below {what}; name another device")
+    for link in Path("/sys/fs/btrfs").glob("*/devices/*"):
+        if number_of(link.resolve()) in numbers:
+            raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
+
+
+def _refuse_unconfirmed(device: BlockDevice, confirm: str) -> None:
+    answer, what = (device.serial, "serial") if device.serial else (str(device.size), "size in bytes")
+    if confirm == answer:
+        return
+    contents = _contents(device.path)
+    holds = f"it holds {contents}" if contents else "no signature was found on it"
+    said = f"{confirm} is not its {what}" if confirm else "not confirmed"
+    raise Refused(
+        f"{device.path}: {said}; {holds}, {device.size} bytes, all of which may be overwritten:"
+        f" if this is the one, confirm it with its {what}, {answer}"
+    )
+
+
+def check(path: str, confirm: str, *, held: bool = False) -> BlockDevice:
+    """The device, if it may be overwritten. Raises Refused.
+
+    confirm: its serial (a partition: its disk's), or its size in bytes if it has none. held: it is opened
+    exclusively by this campaign itself, so that cannot be tried.
+    """
+    try:
+        device = identify(path)
+    except FileNotFoundError:
+        raise Refused(f"{path}: does not exist; name a block device") from None
+    except OSError as error:
+        reason = "not a block device" if error.errno == errno.ENOTBLK else error.strerror
+        raise Refused(f"{path}: {reason}; name a block device") from None
+    if device.size == 0:
+        raise Refused(f"{path}: has no medium (0 bytes); name another device")
+    if device.readonly:
+        raise Refused(f"{path}: is read-only; make it writable with blockdev --setrw, or name another device")
+    _refuse_used(device)
+    if not held:
+        try:
+            with opened(path, os.O_RDWR | os.O_EXCL):
+                pass
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise Refused(f"{path}: cannot be opened: {error.strerror}; run as root") from None
+            raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
+    _refuse_unconfirmed(device, confirm)
+    return device
+
+
+def recheck(device: BlockDevice, confirm: str) -> None:
+    """Right before a destructive act, of a device that this campaign holds: is it still the same, and still free?"""
+    found = check(device.path, confirm, held=True)
+    if found != device:
+        raise Refused(f"{device.path}: is not the device that it was when the campaign began; begin anew")
+
+
+@contextmanager
+def claimed(device: BlockDevice) -> Iterator[None]:
+    """Keep other campaigns off the device's disk; ends with this process, however that ends. Raises Refused."""
+    CLAIMS.mkdir(parents=True, exist_ok=True)
+    fd = os.open(CLAIMS / device.disk, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(fd, 32).decode().strip() or "unknown"
+            raise Refused(
+                f"{device.path}: disk {device.disk} is in use by another campaign (pid {owner}); wait for its end"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)

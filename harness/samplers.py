@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the machine does while a workload runs: CPU, the server process, block devices, per interval.
+
+Counters are sampled as they stand, with the time; differences are taken afterwards, for intervals and for
+the measured window alike.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+CPUS = os.cpu_count() or 1
+
+# /proc/stat: user nice system idle iowait irq softirq steal; guest time is within user.
+IDLE, IOWAIT, STEAL = 3, 4, 7
+
+# /sys/block/X/stat
+READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """time: s, monotonic; the rest as the kernel counts."""
+
+    time: float
+    cpu: tuple[float, ...]
+    server: float | None
+    disks: tuple[tuple[float, ...], ...]
+
+
+def read_server(pid: int) -> float | None:
+    """CPU ticks of all threads of a process, None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return float(fields[11]) + float(fields[12])
+
+
+def read_sample(stats: Sequence[Path], server: int | None) -> Sample:
+    with Path("/proc/stat").open() as file:
+        cpu = tuple(map(float, file.readline().split()[1:9]))
+    disks = tuple(tuple(map(float, path.read_text().split())) for path in stats)
+    return Sample(time.monotonic(), cpu, read_server(server) if server else None, disks)
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """Means over a span; a size is None if there was no such request."""
+
+    read_kops: float
+    read_mbps: float
+    read_request_kib: float | None
+    write_kops: float
+    write_mbps: float
+    write_request_kib: float | None
+    queue_depth: float
+    utilisation_percent: float
+
+
+@dataclass(frozen=True)
+class Use:
+    """Means over a span of duration_s seconds. server_cpu_percent: 100 = one CPU."""
+
+    duration_s: float
+    cpu_percent: float
+    steal_percent: float
+    server_cpu_percent: float | None
+    disks: tuple[DiskUse, ...]
+
+
+def _disk_use(a: Sequence[float], b: Sequence[float], seconds: float) -> DiskUse:
+    d = [y - x for x, y in zip(a, b, strict=True)]
+    return DiskUse(
+        read_kops=d[READS] / seconds / 1e3,
+        read_mbps=d[READ_SECTORS] * 512 / seconds / 1e6,
+        read_request_kib=d[READ_SECTORS] / 2 / d[READS] if d[READS] else None,
+        write_kops=d[WRITES] / seconds / 1e3,
+        write_mbps=d[WRITE_SECTORS] * 512 / seconds / 1e6,
+        write_request_kib=d[WRITE_SECTORS] / 2 / d[WRITES] if d[WRITES] else None,
+        queue_depth=d[QUEUE_MS] / seconds / 1e3,
+        utilisation_percent=min(100.0, d[BUSY_MS] / seconds / 10),
+    )
+
+
+def use_between(a: Sample, b: Sample) -> Use:
+    seconds = b.time - a.time
+    cpu = [y - x for x, y in zip(a.cpu, b.cpu, strict=True)]
+    total = sum(cpu) or 1.0
+    server = None
+    if a.server is not None and b.server is not None:
+        server = 100 * (b.server - a.server) / TICKS / seconds
+    return Use(
+        duration_s=seconds,
+        cpu_percent=100 * (total - cpu[IDLE] - cpu[IOWAIT] - cpu[STEAL]) / total,
+        steal_percent=100 * cpu[STEAL] / total,
+        server_cpu_percent=server,
+        disks=tuple(_disk_use(x, y, seconds) for x, y in zip(a.disks, b.disks, strict=True)),
+    )
+
+
+def _between(a: Sequence[float], b: Sequence[float], share: float) -> tuple[float, ...]:
+    return tuple(x + (y - x) * share for x, y in zip(a, b, strict=True))
+
+
+def at(samples: Sequence[Sample], when: float) -> Sample:
+    """The counters at a time, on the line between the samples around it."""
+    if when <= samples[0].time:
+        return samples[0]
+    for a, b in pairwise(samples):
+        if when <= b.time:
+            share = (when - a.time) / (b.time - a.time)
+            server = None
+            if a.server is not None and b.server is not None:
+                server = a.server + (b.server - a.server) * share
+            disks = tuple(_between(x, y, share) for x, y in zip(a.disks, b.disks, strict=True))
+            return Sample(when, _between(a.cpu, b.cpu, share), server, disks)
+    return samples[-1]
+
+
+class Sampler:
+    """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
+
+    disks: kernel names (also of partitions) of the device used and, if there is one, of the device below.
+    """
+
+    def __init__(self, disks: Sequence[str], server: int | None, interval: float) -> None:
+        self.stats = [Path("/sys/class/block", name, "stat") for name in disks]
+        self.server = server
+        self.interval = interval
+        self.samples: list[Sample] = []
+        self.errors: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._take()
+
+    def _take(self) -> None:
+        try:
+            self.samples.append(read_sample(self.stats, self.server))
+        except OSError as error:
+            self.errors.append(f"sampling failed: {error}")
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            due += self.interval
+            if self._stop.wait(max(0.0, due - time.monotonic())):
+                return
+            self._take()
+
+    def use(self, begin: float, end: float) -> Use | None:
+        """Means between two times (monotonic); None without two samples or any time between."""
+        if len(self.samples) < 2:
+            return None
+        a, b = at(self.samples, begin), at(self.samples, end)
+        return use_between(a, b) if b.time > a.time else None
+
+    def write_csv(self, path: Path, origin: float) -> None:
+        """One row per interval; time_s counts from origin."""
+        fields = list(DiskUse.__dataclass_fields__)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            header = ["time_s", "cpu_percent", "steal_percent", "server_cpu_percent"]
+            prefixes = ["", "backing_"][: len(self.stats)]
+            writer.writerow(header + [prefix + field for prefix in prefixes for field in fields])
+            for a, b in pairwise(self.samples):
+                if b.time - a.time < self.interval / 10:
+                    continue  # the last sample may follow another at once
+                use = use_between(a, b)
+                values: list[float | None] = [b.time - origin, use.cpu_percent, use.steal_percent]
+                values.append(use.server_cpu_percent)
+                values += [getattr(disk, field) for disk in use.disks for field in fields]
+                writer.writerow(["" if value is None else f"{value:.3f}" for value in values])

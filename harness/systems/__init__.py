@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Systems: the ways in which a device is offered to the workload. Each is a context manager that always tears down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from ..blockdev import BlockDevice
+from ..commands import Recorder
+from ..config import SystemConfig
+from ..teardown import Teardown
+from . import native, nbdkit, tcmu
+from .base import Context, Running, SystemError_, load_modules
+
+__all__ = ["Context", "Running", "SystemError_", "bring_up", "load_modules", "modules"]
+
+_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up}
+_MODULES = {"native": (), "nbdkit": nbdkit.MODULES, "tcmu": tcmu.MODULES}
+
+
+def modules(kind: str) -> tuple[str, ...]:
+    """Kernel modules that a kind of system needs."""
+    return _MODULES[kind]
+
+
+@contextmanager
+def bring_up(
+    config: SystemConfig, device: BlockDevice, area: int, build: str, recorder: Recorder, teardown: Teardown
+) -> Iterator[Running]:
+    """The system on the device, for the length of the with block. Raises SystemError_, CommandError, TeardownError."""
+    mark = teardown.mark()
+    try:
+        with ExitStack() as after:
+            context = Context(config, device, area, build, recorder, teardown, after)
+            try:
+                running = _UP[config.kind](context)
+                try:
+                    yield running
+                finally:
+                    running.close()
+            finally:
+                teardown.unwind(mark)
+    finally:
+        recorder.save()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What all systems share."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..blockdev import BlockDevice
+from ..commands import CommandError, Process, Recorder, last_line
+from ..config import CHECKOUT, SystemConfig
+from ..teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
+
+PATIENCE = 30.0  # s for every step of a bring-up
+
+
+class SystemError_(Exception):
+    """A system cannot be brought up; one line."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a system is made of. area: bytes of the device that are used; after: left when all is torn down."""
+
+    config: SystemConfig
+    device: BlockDevice
+    area: int
+    build: str
+    recorder: Recorder
+    teardown: Teardown
+    after: ExitStack
+
+    def library(self, *parts: str) -> Path:
+        """A file that make built. Raises SystemError_."""
+        path = (CHECKOUT / self.build).joinpath(*parts)
+        if not path.exists():
+            raise SystemError_(f"{path} is missing; build it with make")
+        return path
+
+    def parameters(self) -> dict[str, str]:
+        """key=value of our device, but for its size."""
+        values = {"file": self.device.path} if self.config.backed else {}
+        return values | dict(self.config.parameters)
+
+
+@dataclass
+class Running:
+    """A system that is up. used: what the workload opens; server: 0 for native.
+
+    problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
+    """
+
+    used: BlockDevice
+    backing: BlockDevice | None = None
+    server: int = 0
+    server_started: int = 0
+    settings: dict[str, object] = field(default_factory=dict)
+    problems: Callable[[], list[str]] = lambda: []
+    fail_io: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+    def server_died(self) -> bool:
+        return bool(self.server) and start_time(self.server) != self.server_started
+
+
+def await_up(what: str, condition: Callable[[], bool], process: Process | None = None) -> None:
+    """Poll condition. Raises SystemError_ after PATIENCE seconds, CommandError as soon as process has ended."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if process and process.poll() is not None:
+            name, code = process.record["name"], process.poll()
+            raise CommandError(f"{name}: exit code {code}: {last_line(process.errors)}")
+        if time.monotonic() > end:
+            raise SystemError_(f"{what} within {PATIENCE:.0f} s")
+        time.sleep(0.02)
+
+
+def scratch(teardown: Teardown) -> Path:
+    """A directory of ours until teardown; short, since socket paths end at 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="s-", dir=RUN))
+    teardown.push("remove_tree", path=str(path))
+    return path
+
+
+def load_modules(names: tuple[str, ...], teardown: Teardown) -> None:
+    """Load what is not there yet, and note to unload it. Raises SystemError_."""
+    for name in names:
+        if module_loaded(name):
+            continue
+        teardown.push("remove_module", name=name)
+        result = subprocess.run(["modprobe", name], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if result.returncode:
+            raise SystemError_(f"kernel module {name} cannot be loaded: {result.stderr.strip() or 'no message'}")
+
+
+def settle() -> None:
+    """Let udev finish with a new device, where there is udev."""
+    if Path("/run/udev/control").exists() and shutil.which("udevadm"):
+        subprocess.run(["udevadm", "settle", "--timeout=10"], check=False, timeout=PATIENCE)
+
+
+def set_queue(context: Context, used: BlockDevice) -> None:
+    """Set the queue of a device of ours as configured; "native": as the device below has it. Raises SystemError_."""
+    for name, wanted in context.config.queue.items():
+        value = read_setting(context.device.queue / name) if wanted == "native" else wanted
+        if name == "max_sectors_kb":
+            value = str(min(int(value), int(read_setting(used.queue / "max_hw_sectors_kb"))))
+        try:
+            write_setting(used.queue / name, value)
+        except OSError as error:
+            raise SystemError_(f"{used.path}: {name}={value} cannot be set: {error.strerror}") from None

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The device itself. It is held open exclusively, as the servers of the other systems hold it."""
+
+from __future__ import annotations
+
+import os
+
+from .base import Context, Running, SystemError_
+
+
+def up(context: Context) -> Running:
+    path = context.device.path
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        raise SystemError_(f"{path}: cannot be opened exclusively: {error.strerror}") from None
+    return Running(used=context.device, close=lambda: os.close(fd))

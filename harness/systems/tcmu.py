@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""tcmu-runner with one of our handlers, and a SCSI disk on the loopback fabric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..blockdev import identify
+from ..teardown import TeardownError, start_time, undo, write_setting
+from .base import Context, Running, SystemError_, set_queue, settle
+from .lio import MODULES, Backstore, LioError, Lun, TcmuRunner
+
+__all__ = ["MODULES", "up"]
+
+NAME = "userblk"
+
+
+@undo
+def remove_lun(hba: str) -> None:
+    """The disk, its target and its backstore, in as far as they are there."""
+    try:
+        Lun(Backstore("user", ""), NAME, Path(hba)).remove()
+    except LioError as error:
+        raise TeardownError(str(error)) from None
+
+
+def _running_daemon(handler: Path) -> int:
+    """pid of the tcmu-runner that runs already, 0 if none does. Raises SystemError_ if it lacks our handler."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if not entry.name.isdigit() or (entry / "comm").read_text() != "tcmu-runner\n":
+                continue
+            maps = (entry / "maps").read_text()
+        except OSError:
+            continue  # it has just ended
+        if handler.name not in maps:
+            raise SystemError_(
+                f"tcmu-runner (pid {entry.name}) runs without {handler.name};"
+                " stop it (systemctl stop tcmu-runner), or install the handlers and restart it"
+            )
+        return int(entry.name)
+    return 0
+
+
+def _start_daemon(context: Context, handler: Path) -> TcmuRunner:
+    """A tcmu-runner of our own; its log is kept with the block."""
+    runner = context.after.enter_context(TcmuRunner(handler.parent, threads=context.config.threads))
+    recorded = context.recorder.adopt(runner.argv, runner.process)
+    context.teardown.push("end_process", pid=recorded.pid, started=recorded.started, name="tcmu-runner")
+    context.after.callback(lambda: recorded.errors.write_text(runner.log))
+    return runner
+
+
+def up(context: Context) -> Running:
+    config, device, teardown = context.config, context.device, context.teardown
+    handler = context.library("tcmu-handlers", f"handler_userblk_{config.device}.so")
+    parameters = context.parameters()
+    size = device.size if config.backed else context.area
+    settings: dict[str, object] = {"connections": 1, "timeout_s": config.timeout_s, **parameters}
+    try:
+        server = _running_daemon(handler)
+        settings["threads"] = "as the running tcmu-runner has it" if server else config.threads
+        server = server or _start_daemon(context, handler).process.pid
+        backstore = Backstore.user(
+            f"userblk_{config.device}",
+            ";".join(f"{key}={value}" for key, value in parameters.items()),
+            size,
+            block_size=device.logical_block_size,
+            max_bytes=int((device.queue / "max_sectors_kb").read_text()) * 1024,
+            timeout_s=config.timeout_s,
+        )
+        lun = Lun(backstore, NAME)
+        teardown.push("remove_lun", hba=str(lun.hba))
+        lun.__enter__()  # left by remove_lun, which also works when this process was killed
+    except LioError as error:
+        raise SystemError_(str(error)) from None
+    settle()
+    used = identify(str(lun.disk))
+    if used.size != size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {size} in blocks of {device.logical_block_size}"
+        )
+    write_setting(used.queue.parent / "device/timeout", str(config.timeout_s))
+    set_queue(context, used)
+    return Running(
+        used=used,
+        backing=device if config.backed else None,
+        server=server,
+        server_started=start_time(server),
+        settings=settings,
+        fail_io=lun.fail_commands,
+    )

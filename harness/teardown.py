@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What was brought up, as a stack of undo steps that outlives this process.
+
+Every step is a name and arguments, kept in a journal below /run: the same functions tear down after a
+run and, should the runner have been killed with SIGKILL, when the next one starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .interrupt import held
+
+RUN = Path("/run/userblk")
+PATIENCE = 30.0  # s that one step may take to show its effect
+
+
+class TeardownError(Exception):
+    """Something is still there; one line a thing."""
+
+
+UNDO: dict[str, Callable[..., None]] = {}
+
+
+def undo(function: Callable[..., None]) -> Callable[..., None]:
+    """Register an undo step. It succeeds when there is nothing to undo; TeardownError: something stays."""
+    UNDO[function.__name__] = function
+    return function
+
+
+def await_true(what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    """Poll condition; TeardownError naming what if it stays false."""
+    end = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > end:
+            raise TeardownError(f"{what} after {patience:.0f} s")
+        time.sleep(0.02)
+
+
+def start_time(pid: int) -> int:
+    """The process's start in clock ticks since boot, 0 if there is none or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+class Teardown:
+    """A stack of undo steps with a journal of its own."""
+
+    def __init__(self) -> None:
+        pid = os.getpid()
+        RUN.mkdir(mode=0o755, exist_ok=True)
+        self.journal = RUN / f"journal-{pid}-{start_time(pid)}.json"
+        self.steps: list[tuple[str, dict[str, str | int]]] = []
+
+    def push(self, step: str, /, **arguments: str | int) -> None:
+        """Note how to undo what comes next (or, inside held(), what was just done)."""
+        assert step in UNDO
+        with held():
+            self.steps.append((step, arguments))
+            self._save()
+
+    def mark(self) -> int:
+        return len(self.steps)
+
+    def unwind(self, mark: int = 0) -> None:
+        """Undo everything since mark, in reverse. All steps are tried; TeardownError tells what failed."""
+        errors = []
+        with held():
+            while len(self.steps) > mark:
+                name, arguments = self.steps[-1]
+                try:
+                    UNDO[name](**arguments)
+                except (TeardownError, OSError, subprocess.SubprocessError) as error:
+                    errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")
+                self.steps.pop()
+                self._save()
+        if errors:
+            raise TeardownError("; ".join(errors))
+
+    def _save(self) -> None:
+        if not self.steps:
+            self.journal.unlink(missing_ok=True)
+            return
+        temporary = self.journal.with_suffix(".new")
+        temporary.write_text(json.dumps(self.steps))
+        temporary.rename(self.journal)
+
+
+def recover() -> list[str]:
+    """Tear down what runners that no longer live left behind; a line for each of them."""
+    told = []
+    for journal in sorted(RUN.glob("journal-*.json")):
+        _, pid, started = journal.stem.split("-")
+        if start_time(int(pid)) == int(started):
+            continue
+        teardown = Teardown()
+        teardown.journal = journal
+        teardown.steps = [(name, arguments) for name, arguments in json.loads(journal.read_text())]
+        count = len(teardown.steps)
+        teardown.unwind()
+        told.append(f"tore down {count} things that runner {pid} had left when it was killed")
+    return told
+
+
+# ---- steps that several systems need --------------------------------------------
+
+
+@undo
+def end_process(pid: int, started: int, name: str) -> None:
+    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen."""
+    for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):
+        if start_time(pid) != started:
+            return
+        os.kill(pid, number)
+        end = time.monotonic() + patience
+        while start_time(pid) == started and time.monotonic() < end:
+            time.sleep(0.02)
+    if start_time(pid) == started:
+        raise TeardownError(f"{name} (pid {pid}) does not end")
+
+
+def read_setting(path: Path) -> str:
+    """A sysfs or sysctl value; of a choice such as "none [mq-deadline]" the chosen one."""
+    text = path.read_text().strip()
+    if "[" in text and "]" in text:
+        return text[text.index("[") + 1 : text.index("]")]
+    return text
+
+
+def write_setting(path: Path, value: str) -> None:
+    """Write a value and read it back. Raises OSError, also when it did not take."""
+    path.write_text(value)
+    if (found := read_setting(path)) != value:
+        raise OSError(0, f"{path}: is {found} after writing {value}")
+
+
+@undo
+def restore_setting(path: str, value: str) -> None:
+    if Path(path).exists():
+        write_setting(Path(path), value)
+
+
+@undo
+def remove_tree(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        raise TeardownError("cannot be removed")
+
+
+def module_loaded(name: str) -> bool:
+    return Path("/sys/module", name).is_dir()
+
+
+@undo
+def remove_module(name: str) -> None:
+    """And what it alone needed."""
+
+    def gone() -> bool:
+        if module_loaded(name):
+            subprocess.run(["modprobe", "-r", name], capture_output=True, timeout=PATIENCE, check=False)
+        return not module_loaded(name)
+
+    await_true("the module stays loaded", gone)
