@@ -163,7 +163,7 @@ static int try_alignment(int fd, uint32_t block, uint32_t memory)
 	return r;
 }
 
-/* Finds what direct I/O on fd needs. p->block is a lower bound. 0 or negative errno. */
+/* Finds what direct I/O needs, in bytes; at least whole sectors. 0 or negative errno. */
 static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t *memory)
 {
 	int r;
@@ -631,10 +631,7 @@ static int device_range(
 	return r;
 }
 
-/*
- * Tries a way of deallocating or zeroing unless the kernel has refused it
- * before; a refusal is remembered and answered with -EOPNOTSUPP.
- */
+/* Remembers a refusal of the kernel in has, and answers it with -EOPNOTSUPP. */
 static int attempt(_Atomic bool *has, int r)
 {
 	if (is_unsupported(r)) {
