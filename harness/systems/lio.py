@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""tcmu-runner, and SCSI disks on LIO's loopback fabric: brought up and torn down by configfs.
+
+Each part is a context manager. Leaving it removes what it made, also when the daemon was killed
+meanwhile; every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+CONFIGFS = Path("/sys/kernel/config")
+TARGET = CONFIGFS / "target"
+LOOPBACK = TARGET / "loopback"
+MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
+LOCK_FILE = Path("/run/tcmu.lock")
+MODULES = ("sd_mod", "target_core_mod", "target_core_user", "tcm_loop")
+
+START_LIMIT = 30.0  # s until tcmu-runner serves
+STOP_LIMIT = 15.0  # s until it has ended by SIGTERM; then SIGKILL
+DISK_LIMIT = 15.0  # s until a disk appears or a step of its removal is done
+POLL = 0.05  # s
+
+
+class LioError(Exception):
+    """One line: what could not be brought up or torn down."""
+
+
+def await_condition(what: str, limit: float, condition: Callable[[], bool]) -> None:
+    """Wait until condition() holds, at most limit seconds."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            raise LioError(f"{what} within {limit:g} s")
+        time.sleep(POLL)
+
+
+def write_attribute(path: Path, value: str) -> None:
+    """Write a configfs or sysfs attribute in one write(2), as their stores need."""
+    try:
+        fd = os.open(path, os.O_WRONLY)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise LioError(f"{path}: writing {value!r}: {error.strerror}") from error
+
+
+def load_modules() -> None:
+    """Load what LIO's user backstores need and mount configfs."""
+    # The kernel refuses to change this directory later, and complains without it.
+    Path("/etc/target").mkdir(exist_ok=True)
+    for argv in (["modprobe", "-a", *MODULES], *([] if CONFIGFS.is_mount() else [MOUNT_CONFIGFS])):
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=START_LIMIT, check=False)
+        if done.returncode:
+            raise LioError(f"{' '.join(argv)}: {done.stderr.strip()}")
+
+
+MOUNT_CONFIGFS = ["mount", "-t", "configfs", "configfs", str(CONFIGFS)]
+
+
+class TcmuRunner:
+    """A tcmu-runner of our own that loads the handlers in one directory."""
+
+    def __init__(self, handlers: Path, *, threads: int | None = None) -> None:
+        """threads: of each device; None: the handlers' default."""
+        self.handlers = handlers
+        self.threads = threads
+        self.argv: list[str] = []
+        self._stack = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_directory = Path()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "not entered"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far: errors, and the counters of devices that were closed."""
+        try:
+            return (self._log_directory / "tcmu-runner.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def __enter__(self) -> TcmuRunner:
+        load_modules()
+        logs = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tcmu-runner-"))
+        self._log_directory = Path(logs)
+        self.argv = ["tcmu-runner", "--handler-path", str(self.handlers), "--tcmu-log-dir", logs]
+        environment = dict(os.environ)
+        environment.pop("USERBLK_TCMU_THREADS", None)
+        if self.threads is not None:
+            environment["USERBLK_TCMU_THREADS"] = str(self.threads)
+        try:
+            output = self._stack.enter_context((self._log_directory / "output").open("wb"))
+            self._process = subprocess.Popen(
+                self.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C must reach us first
+            )
+            await_condition("tcmu-runner is not ready", START_LIMIT, self._ready)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _ready(self) -> bool:
+        if self.process.poll() is not None:
+            output = (self._log_directory / "output").read_text(errors="replace") + self.log
+            lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
+            raise LioError(f"tcmu-runner ended with status {self.process.returncode}: {lines[-1]}")
+        state = (MODULE_PARAMETERS / "block_netlink").read_text().strip()
+        return self._listens() and state == "unblocked"
+
+    def _listens(self) -> bool:
+        """Has it joined the kernel's netlink group? Before that a new device would wait for ever."""
+        for line in Path("/proc/net/netlink").read_text().splitlines()[1:]:
+            _, protocol, port, groups, *_ = line.split()
+            # A port is the process id, with a count above bit 22 for its further sockets.
+            if protocol == "16" and int(port) & 0x3FFFFF == self.process.pid and int(groups, 16):
+                return True
+        return False
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.wait(STOP_LIMIT)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._stack.close()
+
+
+@dataclass(frozen=True)
+class Backstore:
+    """What a LUN is made of. kind: "user" or "iblock"."""
+
+    kind: str
+    control: str  # dev_config=...,dev_size=... or udev_path=...
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def user(
+        subtype: str,
+        config: str,
+        size: int,
+        *,
+        block_size: int = 512,
+        max_bytes: int = 1 << 20,
+        timeout_s: int = 30,
+    ) -> Backstore:
+        """Of one of our handlers. size, max_bytes (the largest request): bytes."""
+        wrong = set(",:\n") & set(config)
+        if wrong:
+            raise LioError(f"cfgstring={config}: LIO cannot take {min(wrong)!r} in it; use config=FILE")
+        # hw_max_sectors counts blocks, whatever its name says.
+        control = (
+            f"dev_config={subtype}/{config},dev_size={size},"
+            f"hw_block_size={block_size},hw_max_sectors={max_bytes // block_size}"
+        )
+        return Backstore("user", control, (("cmd_time_out", str(timeout_s)),))
+
+    @staticmethod
+    def iblock(device: Path) -> Backstore:
+        """LIO's own, in the kernel, on a block device."""
+        return Backstore("iblock", f"udev_path={device},readonly=0")
+
+
+class Lun:
+    """A backstore, exported on the loopback fabric, and the disk that this makes."""
+
+    def __init__(self, backstore: Backstore, name: str = "userblk") -> None:
+        """name: unique on this machine, letters and digits."""
+        self.backstore = backstore
+        self.name = name
+        self.hba = TARGET / "core" / f"{backstore.kind}_{os.getpid()}"
+        self.core = self.hba / name
+        self.port = LOOPBACK / naa(f"{name} target") / "tpgt_1"
+        self.disk = Path()
+        self._made: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Lun:
+        try:
+            self._create()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _make(self, directory: Path) -> None:
+        if not directory.exists():
+            directory.mkdir()
+            self._made.append(directory.rmdir)
+
+    def _create(self) -> None:
+        load_modules()
+        self._make(self.hba)
+        self._make(self.core)
+        write_attribute(self.core / "control", self.backstore.control)
+        self._bounded(f"{self.name} cannot be enabled", lambda: write_attribute(self.core / "enable", "1"))
+        for attribute, value in self.backstore.attributes:
+            write_attribute(self.core / "attrib" / attribute, value)
+        self._make(LOOPBACK)
+        self._make(self.port.parent)
+        self._make(self.port)
+        write_attribute(self.port / "nexus", naa(f"{self.name} initiator"))
+        lun = self.port / "lun" / "lun_0"
+        self._make(lun)
+        link = lun / self.name
+        link.symlink_to(self.core)
+        self._made.append(link.unlink)
+        await_condition(f"the disk of {self.name} does not appear", DISK_LIMIT, self._find_disk)
+
+    def _find_disk(self) -> bool:
+        host, _, target = (self.port / "address").read_text().strip().split(":")
+        blocks = Path(f"/sys/bus/scsi/devices/{host}:0:{target}:0/block")
+        for disk in blocks.iterdir() if blocks.is_dir() else ():
+            self.disk = Path("/dev") / disk.name
+            return (disk / "size").read_text().strip() != "0" and self.disk.is_block_device()
+        return False
+
+    def _remove(self) -> None:
+        """In reverse; goes on after a failure, which it raises at the end."""
+        failure: LioError | None = None
+        while self._made:
+            undo = self._made.pop()
+            try:
+                self._bounded(f"{self.name} cannot be removed", undo)
+            except (LioError, OSError) as error:
+                failure = failure or LioError(str(error))
+        if failure:
+            raise failure
+
+    def _bounded(self, what: str, step: Callable[[], None]) -> None:
+        """Do what may wait in the kernel for the daemon, and make the kernel give up in the end."""
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                step()
+            except (LioError, OSError) as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        end = time.monotonic() + DISK_LIMIT
+        while thread.is_alive() and time.monotonic() < end:
+            thread.join(0.5)
+            if thread.is_alive() and not daemon_runs():
+                self._fail_commands()
+        if thread.is_alive():
+            raise LioError(f"{what} within {DISK_LIMIT:g} s")
+        if errors:
+            raise LioError(f"{what}: {errors[0]}") from errors[0]
+
+    def _fail_commands(self) -> None:
+        """Nobody will answer what lies in the ring, nor the kernel's netlink messages."""
+        for path, value in (
+            (self.core / "action" / "block_dev", "1"),
+            (self.core / "action" / "reset_ring", "2"),
+            (self.core / "action" / "block_dev", "0"),
+            (MODULE_PARAMETERS / "block_netlink", "1"),
+            (MODULE_PARAMETERS / "reset_netlink", "1"),
+            (MODULE_PARAMETERS / "block_netlink", "0"),
+        ):
+            try:
+                write_attribute(path, value)
+            except LioError:
+                pass  # gone already
+
+
+def daemon_runs() -> bool:
+    """Is there a tcmu-runner process?"""
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text().strip() == "tcmu-runner":
+                return True
+        except OSError:
+            continue  # ended
+    return False
+
+
+def naa(text: str) -> str:
+    """A world-wide name of the kind for local use, always the same for the same text."""
+    digest = 0xCBF29CE484222325
+    for byte in text.encode():
+        digest = (digest ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return f"naa.3{digest:016x}"[:20]
