@@ -31,6 +31,29 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 .PHONY: help
 
+# ---- what the machine needs -----------------------------------------------------
+
+HOST_PACKAGES = $(shell sed 's/#.*//' configs/host-packages.txt)
+DEPS := build/deps.stamp
+
+deps: $(DEPS) ## install what everything here needs, from Debian's packages (root)
+.PHONY: deps
+
+$(DEPS): configs/host-packages.txt tests/requirements.txt
+	@mkdir -p $(@D)
+	@command -v dpkg-query >/dev/null || { echo "deps: this is no Debian; install the like of: $(HOST_PACKAGES)" >&2; exit 2; }
+	@missing=; for p in $(HOST_PACKAGES); do \
+		dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing+=" $$p"; done; \
+	if [ -n "$$missing" ]; then \
+		if [ $$(id -u) != 0 ]; then \
+			echo "deps: needs root; run \`make deps\` as root once, or: apt-get install$$missing" >&2; exit 2; fi; \
+		echo "deps: installing$$missing"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; fi
+	$(PYTHON) -m venv --system-site-packages build/venv
+	build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
 # ---- objects ----------------------------------------------------------------
 
 BACKEND_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/*.c))
@@ -215,7 +238,85 @@ test-unit: ## C unit tests, under the sanitizers
 .PHONY: test-unit
 
 format-check: ## are all C files formatted
-	git ls-files -z '*.c' '*.h' | xargs -0 clang-format --dry-run -Werror
+	git ls-files -z '*.c' '*.h' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 .PHONY: format-check
+
+# ---- checkers and Python tests ------------------------------------------------
+
+VENV := build/venv
+export PYTHONPATH := $(CURDIR)/python
+
+SPDX_EXEMPT := ':!*.csv' ':!LICENSE' ':!.gitignore'
+
+# All checkers, then fails if one did.
+LINTERS := spdx-check format-check mypy-check ruff-check man-check
+
+lint: ## all checkers of style and types
+	@failed=; for l in $(LINTERS); do echo "== $$l"; \
+		$(MAKE) --no-print-directory $$l || failed+=" $$l"; done; \
+	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }
+.PHONY: lint
+
+spdx-check: ## does every file name its licence
+	@missing=$$(git ls-files -z -- $(SPDX_EXEMPT) | \
+		xargs -0 awk 'FNR == 1 { n = 0 } FNR <= 4 && /SPDX-License-Identifier: BSD-3-Clause/ { seen[FILENAME] = 1 } \
+			END { for (i = 1; i < ARGC; i++) if (!seen[ARGV[i]]) print ARGV[i] }'); \
+	test -z "$$missing" || { echo "no SPDX-License-Identifier in:" $$missing >&2; exit 1; }
+.PHONY: spdx-check
+
+mypy-check: ## are the types right
+	mypy --cache-dir build/mypy
+.PHONY: mypy-check
+
+ruff-check: ## is the Python code clean
+	$(VENV)/bin/ruff check --cache-dir build/ruff .
+.PHONY: ruff-check
+
+man-check: ## are the manual pages well formed
+	mandoc -T lint -W warning $(MAN_PAGES)
+.PHONY: man-check
+
+test-python: ## pytest: harness, analysis, lab, without any device
+	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+.PHONY: test-python
+
+# ---- the benchmark and all tests ------------------------------------------------
+
+# make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...
+BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $(CONFIRM),--confirm '$(CONFIRM)') \
+	$(if $(PROFILE),--profile $(PROFILE)) $(if $(REPS),--reps $(REPS)) $(if $(SUITE),--suite $(SUITE)) \
+	$(if $(SYSTEMS),--systems '$(SYSTEMS)') $(if $(WORKLOADS),--workloads '$(WORKLOADS)') \
+	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
+	$(if $(DRY_RUN),--dry-run)
+
+bench: deps all ## the paper's Table 1, on named devices or in the lab (see userblk run --help)
+	bin/userblk run $(BENCH_OPTIONS)
+.PHONY: bench
+
+TESTS := lint test-unit test-python test-component test-lab
+
+# All of them, then fails if one did. With CI=true a skipped test is a failure: what
+# was to be tested for real was not.
+test: deps all ## all tests
+	@mkdir -p build/test; rm -f build/test/*.log; failed=; \
+	export PYTEST_ADDOPTS="-rs $$PYTEST_ADDOPTS"; \
+	for t in $(TESTS); do \
+		printf '\n======== %s ========\n' $$t; began=$$SECONDS; \
+		$(MAKE) --no-print-directory $$t 2>&1 | tee build/test/$$t.log || failed+=" $$t"; \
+		echo "-------- $$t: $$((SECONDS - began)) s"; done; \
+	printf '\n======== summary ========\n'; \
+	if grep -H '^SKIPPED' build/test/*.log | sed 's,^build/test/\(.*\)\.log:,\1: ,'; then \
+		if [ "$$CI" = true ]; then failed+=" (skipped tests)"; fi; \
+	else echo "nothing was skipped"; fi; \
+	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }; echo "all passed"
+.PHONY: test
+
+test-long: ## name the targets that test more, and for longer
+	@echo "make bench                   the whole benchmark, half an hour in the lab"
+.PHONY: test-long
+
+clean: ## remove what was built, but not the lab's root file system nor results
+	rm -rf $(filter-out build/lab build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
+.PHONY: clean
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import DEVICES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table
+from .table import DEVICES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
 LIGHT, DARK = (253, 236, 220), (110, 20, 15)  # of a cell as good as native; of a total loss
 WHITE, BLACK = "#ffffff", "#000000"
@@ -138,22 +138,30 @@ def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str
     return grid
 
 
-def _layouts(systems: Sequence[str]) -> Iterable[list[list[Column]]]:
+def _layouts(systems: Sequence[str], narrow_metrics: int) -> Iterable[list[list[Column]]]:
     """Ways to cut the columns into grids, the widest first."""
     yield [[(metric, system) for metric in METRICS for system in systems]]
     others = [system for system in systems if system != NATIVE]
     head = [system for system in systems if system == NATIVE]
     for size in range(max(1, len(others)), 0, -1):
         chunks = [head + others[at : at + size] for at in range(0, max(1, len(others)), size)]
-        yield [[(metric, system) for system in chunk] for metric in METRICS for chunk in chunks]
+        yield [[(metric, system) for system in chunk] for metric in METRICS[:narrow_metrics] for chunk in chunks]
 
 
-def grids(table: Table, console: Console, rows: Sequence[tuple[str, str]] | None = None) -> RenderableType:
-    """The table's rows (all of them by default) in one grid, or in several where the console is narrow."""
+def grids(
+    table: Table,
+    console: Console,
+    rows: Sequence[tuple[str, str]] | None = None,
+    narrow_metrics: int = len(METRICS),
+) -> RenderableType:
+    """The table's rows (all of them by default) in one grid, or in several where the console is narrow.
+
+    narrow_metrics: how many of the metrics are shown then.
+    """
     chosen = table.rows if rows is None else rows
     unbounded = console.options.update(max_width=10_000)
     parts: list[Grid] = []
-    for layout in _layouts(table.systems):
+    for layout in _layouts(table.systems, narrow_metrics):
         parts = [_grid(table, columns, chosen) for columns in layout]
         if all(Measurement.get(console, unbounded, part).maximum <= console.width for part in parts):
             break
@@ -208,7 +216,7 @@ def csv_wide(tables: Sequence[Table]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     columns = [(metric, system) for metric in METRICS for system in systems]
-    heads = ["device", "workload", *(f"{m.column}_{SYSTEMS.get(s, s)}" for m, s in columns)]
+    heads = ["device", "workload", *(column_name(metric, system) for metric, system in columns)]
     writer.writerow(heads + ["measured"] * placed)
     for table in tables:
         for device, workload in table.rows:
@@ -220,26 +228,27 @@ def csv_wide(tables: Sequence[Table]) -> str:
     return out.getvalue()
 
 
+def _ends(interval: Interval | None) -> tuple[str, str, str]:
+    """Value, low and high, empty where there is none; repr() keeps every digit."""
+    if interval is None:
+        return "", "", ""
+    low, high = ("" if end is None else repr(end) for end in (interval.low, interval.high))
+    return repr(interval.value), low, high
+
+
 def csv_long(tables: Sequence[Table]) -> str:
     """One line for each cell, in full precision, both ends of every interval, marks by name."""
+    heads = "measured device workload system metric unit n invalid mean ci_low ci_high"
+    heads += " diff diff_unit diff_ci_low diff_ci_high marks"
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        "measured device workload system metric unit n invalid mean ci_low ci_high diff diff_unit"
-        " diff_ci_low diff_ci_high marks".split()
-    )
+    writer.writerow(heads.split())
     for table in tables:
-        for device, workload in table.rows:
-            for system in table.systems:
-                for metric in METRICS:
-                    cell = table.cell(device, workload, system, metric)
-                    mean, difference = (
-                        ("", "", "") if i is None else tuple("" if v is None else repr(v) for v in (i.value, i.low, i.high))
-                        for i in (cell.mean, cell.difference)
-                    )
-                    unit = "points" if metric.points else "%"
-                    names = " ".join(mark.name.lower() for mark in Mark if mark in cell.marks)
-                    place = [table.title, device, workload, system, metric.id, metric.unit]
-                    numbers = [cell.n, cell.invalid, *mean, difference[0], unit if cell.difference else "", *difference[1:]]
-                    writer.writerow([*place, *numbers, names])
+        for (device, workload, system, name), cell in table.cells.items():
+            metric = next(metric for metric in METRICS if metric.id == name)
+            place = [table.title, device, workload, system, name, metric.unit]
+            value, low, high = _ends(cell.difference)
+            unit = "" if cell.difference is None else "points" if metric.points else "%"
+            marks = " ".join(mark.name.lower() for mark in Mark if mark in cell.marks)
+            writer.writerow([*place, cell.n, cell.invalid, *_ends(cell.mean), value, unit, low, high, marks])
     return out.getvalue()

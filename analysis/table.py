@@ -231,26 +231,28 @@ def make_tables(runs: Sequence[Run], seed: int | None = None) -> list[Table]:
     return [make_table(group, seed) for _, group in sorted(groups.items())]
 
 
+def column_name(metric: Metric, system: str) -> str:
+    """In the wide CSV, as in the paper's: native in lower case, the others as they write themselves."""
+    return f"{metric.column}_{system if system == NATIVE else SYSTEMS.get(system, system)}"
+
+
 def paper_table(path: Path) -> Table:
     """The paper's own table, from its CSV: means only, and native's where they are absolute."""
-    ids = {title: name for name, title in (*SYSTEMS.items(), *DEVICES.items())}
+    devices = {title: name for name, title in DEVICES.items()}
+    columns = {column_name(metric, system): (metric, system) for metric in METRICS for system in SYSTEMS}
     rows, systems, cells = [], [], {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):
-            device, workload = ids[record["device"]], record["workload"]
+            device, workload = devices[record.pop("device")], record.pop("workload")
             rows.append((device, workload))
-            for metric in METRICS:
-                for column, text in record.items():
-                    title = column.removeprefix(f"{metric.column}_")
-                    if title == column or not text:
-                        continue
-                    system = ids[title]
-                    if system not in systems:
-                        systems.append(system)
-                    value = Interval(float(text))
-                    mean, difference = (value, None) if system == NATIVE else (None, value)
-                    marks = _marks(metric, device, workload, 0, 0, mean, difference)
-                    cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
+            for column, text in record.items():
+                metric, system = columns[column]
+                if system not in systems:
+                    systems.append(system)
+                value = Interval(float(text))
+                mean, difference = (value, None) if system == NATIVE else (None, value)
+                marks = _marks(metric, device, workload, 0, 0, mean, difference)
+                cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
     return Table(
         "Table 1 of the BDUS paper (Faria et al., SYSTOR 2021), as published",
         ("at least 5 runs per cell; the paper prints no intervals",),

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a campaign runs, its directory, and the runner as a child process on the host or in the lab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from . import paths
+from .blockdev import identify
+from .config import ConfigError, SystemConfig
+from .plan import Device, Plan, write_plan
+from .safety import check
+
+LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
+LAB_BUILD = "build/trixie"
+LAB_DISK_BYTES = 4 << 30  # the lab's default
+MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop")}
+STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where, and why in one line."""
+
+    lab: bool
+    reason: str
+
+
+def missing_modules(systems: Sequence[SystemConfig]) -> list[str]:
+    """What this machine's kernel lacks for the systems."""
+    needed = sorted({module for system in systems for module in MODULES.get(system.kind, ())})
+    modprobe = shutil.which("modprobe", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
+    missing = []
+    for module in needed:
+        if Path("/sys/module", module).exists():
+            continue
+        # Succeeds for what is built in, too.
+        argv = [modprobe or "", "--dry-run", "--quiet", module]
+        if not modprobe or subprocess.run(argv, capture_output=True, check=False).returncode:
+            missing.append(module)
+    return missing
+
+
+def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
+    """where: auto, host or lab. named: the user named devices. Raises ConfigError."""
+    lacks = f"this host's kernel has no {', '.join(missing)}"
+    if where == "host":
+        if not named:
+            raise ConfigError("where=host: no device is named; add --sata DEV or --nvme DEV, and --confirm")
+        if missing:
+            raise ConfigError(f"where=host: {lacks}; install a kernel that has, or use --where lab")
+        return Place(False, "as asked")
+    if where == "lab":
+        if named:
+            raise ConfigError("where=lab: the lab has its own disks; leave --sata and --nvme out")
+        return Place(True, "as asked")
+    if missing:
+        ignored = "; the devices that you named are NOT measured" if named else ""
+        return Place(True, lacks + ignored)
+    if not named:
+        return Place(True, "no device is named (--sata, --nvme)")
+    return Place(False, "its kernel has what is needed and devices are named")
+
+
+def lab_devices() -> list[Device]:
+    return [Device(name, path, serial) for name, (path, serial) in LAB_DISKS.items()]
+
+
+def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
+    """The named devices (id -> path), each with its part of the confirmation. Raises Refused, ConfigError.
+
+    confirm repeats the serials in the order SATA, NVMe; a serial may hold blanks.
+    """
+    answers = {}
+    for name, path in named.items():
+        with contextlib.suppress(OSError):  # check() tells what is wrong with it
+            device = identify(path)
+            answers[name] = device.serial or str(device.size)
+    words = confirm.split()
+    if " ".join(answers.values()).split() == words and len(answers) == len(named):
+        confirmed = answers
+    else:
+        confirmed = dict(zip(named, words + [""] * len(named), strict=False))
+    devices = [Device(name, path, confirmed[name]) for name, path in named.items()]
+    numbers = [check(device.path, device.confirm).number for device in devices]
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"{devices[0].path}: named for two devices; name two different ones")
+    if len(words) > len(named) and confirmed is not answers:
+        raise ConfigError(f'confirm="{confirm}": more serials than devices; repeat one for each, SATA first')
+    return devices
+
+
+def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
+    """The directory of a new campaign, with plan.json and campaign.json. Raises ConfigError."""
+    directory = results / plan.campaign
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+    except FileExistsError:
+        raise ConfigError(f"{directory}: exists; wait a second and begin again") from None
+    except OSError as error:
+        raise ConfigError(f"results={results}: {error.strerror}; name a directory that can be written") from None
+    asked = {
+        "schema": 1,
+        "campaign": plan.campaign,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "suite": plan.suite.name,
+        "profile": plan.profile.name,
+        "systems": list(plan.systems),
+        "devices": {device.id: device.path for device in plan.devices.values()},
+        "repetitions": plan.profile.repetitions,
+        "seed": plan.seed,
+        "host": plan.host,
+        "emulated": plan.emulated,
+        "command": list(command),
+    }
+    (directory / "campaign.json").write_text(json.dumps(asked, indent=1) + "\n")
+    write_plan(plan, directory)
+    return directory
+
+
+def prepare_lab() -> None:
+    """Build the root file system and the programs for the guest, where not current. Raises ConfigError."""
+    if paths.CHECKOUT is None:
+        raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
+    argv = [str(paths.CHECKOUT / "lab/make-in-root"), "all"]
+    result = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode:
+        sys.stderr.write(result.stdout)
+        raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {result.returncode}); see above")
+
+
+def runner_argv(plan: Plan, directory: Path) -> list[str]:
+    """The runner's command line; ends with its parent."""
+    # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
+    guard = ["setpriv", "--pdeathsig", "TERM", "--"]
+    if not plan.emulated:
+        return [*guard, sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
+    assert paths.CHECKOUT is not None  # prepare_lab() has said so
+    size = max(LAB_DISK_BYTES, *(plan.profile.area[name] for name in plan.devices))
+    lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", "0"]
+    lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
+    return [*guard, *lab, "python3", "-m", "userblk.harness.runner", f"/results/{directory.name}/plan.json"]
+
+
+class Runner:
+    """The runner as a child, in a session of its own so that only we decide when it is interrupted."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        env = dict(os.environ, PYTHONPATH=str(paths.PYTHON_PATH), PYTHONUNBUFFERED="1")
+        self._process = subprocess.Popen(
+            runner_argv(plan, directory),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        assert self._process.stdout and self._process.stderr
+        self._threads = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("event", self._process.stdout), ("text", self._process.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.put((name, line.rstrip("\n")))
+        self._lines.put(None)
+
+    def events(self, tick: float) -> Iterator[Event | None]:
+        """What the runner says, and None at least every tick seconds. Text that is no event is a note."""
+        open_streams = len(self._threads)
+        while open_streams:
+            try:
+                item = self._lines.get(timeout=tick)
+            except queue.Empty:
+                yield None
+                continue
+            if item is None:
+                open_streams -= 1
+                continue
+            name, line = item
+            if name == "event":
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    event = None
+                if isinstance(event, dict) and "event" in event:
+                    yield event
+                    continue
+            yield {"event": "note", "time": time.time(), "text": line}
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Have it tear everything down, and wait for that; kill it only if that takes too long."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT)
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

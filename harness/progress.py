@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the user sees while a campaign runs: the table growing and a bar, or plain lines, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from userblk.analysis.render import grids
+from userblk.analysis.summaries import Run, SummaryError, run_from_summary
+from userblk.analysis.table import make_table
+
+from .plan import Plan, estimate
+
+WARMUP = 5  # runs until the pace measured replaces the estimate
+Event = dict[str, Any]
+
+
+def duration(seconds: float) -> str:
+    """1:02:03"""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+class Pace:
+    """How far a campaign is, and how long the rest takes at the pace so far."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.total = len(plan.entries)
+        self.skipped = 0
+        self.ended = 0
+        self._planned = estimate(plan).seconds
+        self._began = time.monotonic()
+
+    def start(self, skipped: int) -> None:
+        """The runner is up: booting a guest is no part of the pace."""
+        self.skipped = skipped
+        self._began = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        return self.skipped + self.ended
+
+    def left(self) -> float:
+        """Seconds."""
+        each = self._planned / self.total
+        if self.ended >= WARMUP:
+            each = (time.monotonic() - self._began) / self.ended
+        return each * (self.total - self.done)
+
+
+class Display(Protocol):
+    """Shows events as they come, and time passing between them."""
+
+    def event(self, event: Event) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class JsonLines:
+    """The runner's own events, for programs."""
+
+    def event(self, event: Event) -> None:
+        print(json.dumps(event), flush=True)
+
+    def tick(self) -> None:
+        pass
+
+
+def _ids(event: Event) -> str:
+    return f"{event['device']} {event['system']} {event['workload']} #{event['repetition']}"
+
+
+class Lines:
+    """One line for each run: where standard output is no terminal."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._pace = Pace(plan)
+        self._entries = plan.entries
+
+    def event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "start":
+            self._pace.start(event["skipped"])
+            if event["skipped"]:
+                print(f"{event['skipped']} of {self._pace.total} runs were done before", flush=True)
+        elif kind in ("entry-done", "entry-failed"):
+            self._pace.ended += 1
+            entry = self._entries[event["index"]]
+            place = f"[{self._pace.done}/{self._pace.total}] {entry.device} {entry.system} {entry.workload}"
+            text = outcome(event)
+            print(f"{place} #{entry.repetition}: {text} (left: {duration(self._pace.left())})", flush=True)
+        elif kind == "note":
+            print(event["text"], flush=True)
+
+    def tick(self) -> None:
+        pass
+
+
+def outcome(event: Event) -> str:
+    """What came of an entry, in a few words."""
+    if event["event"] == "entry-failed":
+        return f"FAILED: {event['reason']}"
+    summary = event["summary"]
+    if not summary["valid"]:
+        return "INVALID: " + "; ".join(summary["invalid"])
+    metrics = summary["metrics"]
+    parts = (("throughput_kops", ".2f", "kop/s"), ("latency_us", ".1f", "us"), ("cpu_percent", ".0f", "% CPU"))
+    text = ", ".join(f"{metrics[name]:{form}} {unit}" for name, form, unit in parts if metrics.get(name) is not None)
+    return text + "".join(f"; {warning}" for warning in summary["warnings"])
+
+
+class Screen:
+    """The table as far as it is, above a bar; notes and failures scroll by above both."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._console = console
+        self._entries = plan.entries
+        self._pace = Pace(plan)
+        self._runs: list[Run] = []
+        self._now = "starting"
+        self._device = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("left {task.fields[left]}"),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(self._now, total=self._pace.total, left=duration(self._pace.left()))
+        self._table: RenderableType = Text("")
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        with self._live:
+            yield
+        # What scrolls away is the bar; the finished table is printed by the caller.
+
+    def event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "start":
+            self._pace.start(event["skipped"])
+        elif kind == "entry-start":
+            self._now, self._device = _ids(event), event["device"]
+        elif kind in ("entry-done", "entry-failed"):
+            self._pace.ended += 1
+            self._ended(event)
+        elif kind == "note":
+            self._console.print(Text(event["text"]))
+        self.tick()
+
+    def _ended(self, event: Event) -> None:
+        entry = self._entries[event["index"]]
+        failed = event["event"] == "entry-failed" or not event["summary"]["valid"]
+        if failed:
+            place = f"{entry.device} {entry.system} {entry.workload} #{entry.repetition}"
+            self._console.print(Text(f"{place}: {outcome(event)}", style="bold red"))
+        if event["event"] == "entry-done":
+            try:
+                self._runs.append(run_from_summary(event["summary"], f"entry {event['index']}"))
+            except SummaryError as error:
+                self._console.print(Text(str(error), style="bold red"))
+            self._redraw()
+
+    def _redraw(self) -> None:
+        if not self._runs:
+            return
+        table = make_table(self._runs)
+        # The device being measured first; from its end, as many rows as there is room for.
+        rows = [row for row in table.rows if row[0] == self._device] or list(table.rows)
+        if len(table.rows) + 8 <= self._console.height:
+            rows = list(table.rows)
+        room = max(1, self._console.height - 8)
+        title = Text(table.title, style="bold", no_wrap=True, overflow="ellipsis")
+        self._table = Group(title, grids(table, self._console, rows[-room:], narrow_metrics=1), "")
+
+    def tick(self) -> None:
+        left = duration(self._pace.left())
+        self._bar.update(self._task, completed=self._pace.done, description=self._now, left=left)
+        self._live.update(Group(self._table, self._bar), refresh=True)
