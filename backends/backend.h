@@ -10,7 +10,8 @@
  *   struct params *p = params_new(ops);      params.h: collect key=value
  *   params_set(p, ...);                      any number of times
  *   params_complete(p, ...);                 validates; before the framework forks
- *   backend_open(p, ...);                    after the fork, once per process
+ *   backend_open(p, ...);                    once per process; makes no threads, so a
+ *                                            fork may follow
  *   backend_readv() ... backend_zero()       any number of threads at once
  *   backend_close();                         no call in flight
  *   params_free(p);
