@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <linux/securebits.h>
+
+#include "passthrough.h"
+
+/* Threads begin with the umask 0 of main() and share it until they have their own. */
+static _Thread_local bool own_umask;
+static _Thread_local mode_t thread_umask;
+
+int caller_prepare(void)
+{
+	if (!fs.is_root)
+		return 0;
+	/*
+	 * The kernel has checked permissions with the caller's own credentials
+	 * (default_permissions), so that only the owner of new files is to
+	 * change here, not what the daemon may do: a directory that a
+	 * supplementary group opens to the caller needs no look at the groups.
+	 */
+	if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == -1)
+		return -errno;
+	/* setfsuid() reports no error. */
+	setfsuid(1);
+	if (setfsuid(0) != 1)
+		return -EPERM;
+	setfsgid(1);
+	return setfsgid(0) == 1 ? 0 : -EPERM;
+}
+
+void caller_begin(fuse_req_t req)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+	/*
+	 * The kernel leaves the umask to us, because a default ACL of the
+	 * directory overrides it. Threads share one unless they part.
+	 */
+	if (!own_umask && unshare(CLONE_FS) == 0)
+		own_umask = true;
+	if (!own_umask || thread_umask != ctx->umask) {
+		umask(ctx->umask);
+		thread_umask = ctx->umask;
+	}
+	if (fs.is_root && ctx->gid != 0)
+		setfsgid(ctx->gid);
+	if (fs.is_root && ctx->uid != 0)
+		setfsuid(ctx->uid);
+}
+
+void caller_end(fuse_req_t req)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+	if (fs.is_root && ctx->uid != 0)
+		setfsuid(0);
+	if (fs.is_root && ctx->gid != 0)
+		setfsgid(0);
+}
+
+bool caller_in_group(fuse_req_t req, gid_t group)
+{
+	gid_t some[64], *groups = some;
+	bool found = fuse_req_ctx(req)->gid == group;
+	int count;
+
+	if (found)
+		return true;
+	count = fuse_req_getgroups(req, 64, some);
+	if (count > 64) {
+		groups = calloc((size_t)count, sizeof(*groups));
+		if (!groups)
+			return false;
+		/* There may be more by now; those are not looked at. */
+		int again = fuse_req_getgroups(req, count, groups);
+
+		count = again < count ? again : count;
+	}
+	for (int i = 0; i < count && !found; i++)
+		found = groups[i] == group;
+	if (groups != some)
+		free(groups);
+	return found;
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <linux/fuse.h>
+
+#include "passthrough.h"
+
+/* An open directory. Two requests for it may come at once. */
+struct directory {
+	pthread_mutex_t lock;
+	DIR *stream;
+	off_t offset; /* where the stream is */
+};
+
+static struct directory *directory_of(const struct fuse_file_info *fi)
+{
+	return (struct directory *)(uintptr_t)fi->fh;
+}
+
+int dir_fd(const struct fuse_file_info *fi)
+{
+	return dirfd(directory_of(fi)->stream);
+}
+
+static void directory_close(struct directory *dir)
+{
+	if (dir->stream)
+		closedir(dir->stream);
+	pthread_mutex_destroy(&dir->lock);
+	free(dir);
+}
+
+void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct inode *inode = inode_of(ino);
+	struct directory *dir;
+	int parent = inode_get(inode), fd, error;
+
+	if (parent < 0) {
+		fuse_reply_err(req, -parent);
+		return;
+	}
+	do
+		fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	while (fd == -1 && fds_freed());
+	error = errno;
+	inode_put(inode);
+	if (fd == -1) {
+		fuse_reply_err(req, error);
+		return;
+	}
+	dir = calloc(1, sizeof(*dir));
+	if (!dir) {
+		close(fd);
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	pthread_mutex_init(&dir->lock, NULL);
+	dir->stream = fdopendir(fd);
+	if (!dir->stream) {
+		error = errno;
+		close(fd);
+		directory_close(dir);
+		fuse_reply_err(req, error);
+		return;
+	}
+	fi->fh = (uintptr_t)dir;
+	fi->keep_cache = fs.timeout > 0;
+	fi->cache_readdir = fs.timeout > 0;
+	if (fuse_reply_open(req, fi) != 0)
+		directory_close(dir);
+}
+
+/*
+ * Puts the entry d into the room bytes at to. Returns its size, more than room
+ * if it does not fit: then nothing was counted.
+ */
+static size_t add_entry(
+	fuse_req_t req, fuse_ino_t ino, const struct dirent *d, char *to, size_t room, bool plus)
+{
+	struct fuse_entry_param entry = {
+		.attr.st_ino = d->d_ino,
+		.attr.st_mode = DTTOIF(d->d_type),
+	};
+	size_t size;
+
+	if (!plus)
+		return fuse_add_direntry(req, to, room, d->d_name, &entry.attr, d->d_off);
+	size = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
+	if (size > room)
+		return size;
+	if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0 &&
+		lookup_name(inode_of(ino), d->d_name, &entry) < 0) {
+		/* Gone, or a mount point: the name is shown, a lookup will say more. */
+		memset(&entry, 0, sizeof(entry));
+		entry.attr.st_ino = d->d_ino;
+		entry.attr.st_mode = DTTOIF(d->d_type);
+	}
+	return fuse_add_direntry_plus(req, to, room, d->d_name, &entry, d->d_off);
+}
+
+/* Takes back the lookups of a readdirplus answer that never arrived. */
+static void forget_entries(const char *buffer, size_t length)
+{
+	struct fuse_direntplus entry;
+
+	for (size_t at = 0; at < length; at += FUSE_DIRENTPLUS_SIZE(&entry)) {
+		memcpy(&entry, buffer + at, FUSE_NAME_OFFSET_DIRENTPLUS);
+		if (entry.entry_out.nodeid)
+			inode_forget(inode_of(entry.entry_out.nodeid), 1);
+	}
+}
+
+static void read_directory(
+	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct directory *dir, bool plus)
+{
+	char *buffer = malloc(size);
+	size_t used = 0;
+	int error = 0;
+
+	if (!buffer) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	pthread_mutex_lock(&dir->lock);
+	if (offset != dir->offset) {
+		seekdir(dir->stream, offset);
+		dir->offset = offset;
+	}
+	for (;;) {
+		const struct dirent *d;
+		size_t length;
+
+		errno = 0;
+		d = readdir(dir->stream);
+		if (!d) {
+			error = errno;
+			break;
+		}
+		length = add_entry(req, ino, d, buffer + used, size - used, plus);
+		if (length > size - used) {
+			seekdir(dir->stream, dir->offset); /* it is the next one again */
+			break;
+		}
+		used += length;
+		dir->offset = d->d_off;
+	}
+	pthread_mutex_unlock(&dir->lock);
+	/* What was read before an error counts lookups and must arrive. */
+	if (error && used == 0)
+		fuse_reply_err(req, error);
+	else if (fuse_reply_buf(req, buffer, used) != 0 && plus)
+		forget_entries(buffer, used);
+	free(buffer);
+}
+
+void fs_readdir(
+	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	read_directory(req, ino, size, offset, directory_of(fi), false);
+}
+
+void fs_readdirplus(
+	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	read_directory(req, ino, size, offset, directory_of(fi), true);
+}
+
+void fs_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	(void)ino;
+	directory_close(directory_of(fi));
+	fuse_reply_err(req, 0);
+}
+
+void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	int fd = dir_fd(fi);
+
+	(void)ino;
+	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+}

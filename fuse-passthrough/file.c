@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <linux/fs.h>
+
+#include "passthrough.h"
+
+/* Memory of this alignment is good for direct I/O on any block device. */
+#define DIRECT_ALIGNMENT 4096
+
+/*
+ * fi->fh of an open file: its descriptor, and above that, plus 1, a second one
+ * with O_DIRECT if the user asked for that. Two, because the kernel writes its
+ * cached pages back through any open file of the inode, and the last page of a
+ * file is seldom aligned; and because fcntl(2) may turn the flag on and off.
+ */
+static uint64_t pack(int fd, int direct_fd)
+{
+	return (uint64_t)(uint32_t)fd | (uint64_t)(direct_fd + 1) << 32;
+}
+
+int file_fd(const struct fuse_file_info *fi)
+{
+	return (int)(uint32_t)fi->fh;
+}
+
+static int file_direct_fd(const struct fuse_file_info *fi)
+{
+	return (int)(fi->fh >> 32) - 1;
+}
+
+/* The descriptor for a request: fi->flags are those that the file has now. */
+static int data_fd(const struct fuse_file_info *fi)
+{
+	int direct_fd = file_direct_fd(fi);
+
+	return direct_fd != -1 && (fi->flags & O_DIRECT) && !fi->writepage ? direct_fd
+									   : file_fd(fi);
+}
+
+static void close_files(int fd, int direct_fd)
+{
+	if (direct_fd != -1)
+		close(direct_fd);
+	close(fd);
+}
+
+/* ---- open, create, release ---- */
+
+/* The flags with which the daemon opens a file that the user opens with flags. */
+static int source_flags(int flags)
+{
+	flags &= ~(O_DIRECT | O_CREAT | O_EXCL | O_NOCTTY | O_NOFOLLOW);
+	if (fs.writeback) {
+		/* A page that is written in part is read first. */
+		if ((flags & O_ACCMODE) == O_WRONLY)
+			flags = (flags & ~O_ACCMODE) | O_RDWR;
+		/* Pages are not written in the order of the calls; the kernel knows the end. */
+		flags &= ~O_APPEND;
+	}
+	return flags | O_CLOEXEC;
+}
+
+static int open_retrying(const char *path, int flags)
+{
+	int fd;
+
+	do
+		fd = open(path, flags);
+	while (fd == -1 && fds_freed());
+	return fd == -1 ? -errno : fd;
+}
+
+/* The second descriptor for fd where fi asks for O_DIRECT: into *direct_fd, or -1. */
+static int open_direct(int fd, const struct fuse_file_info *fi, int *direct_fd)
+{
+	int flags = (source_flags(fi->flags) & ~O_TRUNC) | O_DIRECT, result = -1;
+
+	if (fi->flags & O_DIRECT) {
+		result = open_retrying(fd_path(fd).path, flags);
+		if (result < 0)
+			return result;
+	}
+	*direct_fd = result;
+	return 0;
+}
+
+/* After O_TRUNC, the set-id bits go as they would with any write. */
+static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
+{
+	bool kill = fuse_req_ctx(req)->uid != 0;
+
+#if HAVE_KILLPRIV_V2
+	if (fs.killpriv_v2)
+		kill = fi->kill_suidgid;
+#endif
+	return (fi->flags & O_TRUNC) && kill ? clear_setid(fd) : 0;
+}
+
+#if HAVE_PASSTHROUGH
+/*
+ * Lets the kernel do the I/O of this open file itself. All open files of an
+ * inode must agree: the first one decides.
+ */
+static void begin_passthrough(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi)
+{
+	inode_lock(inode);
+	if (inode->opens++ == 0) {
+		inode->backing_id = fuse_passthrough_open(req, file_fd(fi));
+		if (inode->backing_id <= 0) {
+			inode->backing_id = 0;
+			if (atomic_fetch_add(&fs.passthrough_refused, 1) == 0)
+				complain("the kernel refuses to pass a file through; its data "
+					 "goes through the daemon, as may that of others");
+		}
+	}
+	fi->backing_id = inode->backing_id;
+	inode_unlock(inode);
+	if (fi->backing_id)
+		fi->keep_cache = 0; /* pages of before would hide what is written now */
+}
+
+static void end_passthrough(fuse_req_t req, struct inode *inode)
+{
+	int32_t last = 0;
+
+	inode_lock(inode);
+	if (--inode->opens == 0) {
+		last = inode->backing_id;
+		inode->backing_id = 0;
+	}
+	/* Closed under the lock: the next open of the inode must not meet it. */
+	if (last && fuse_passthrough_close(req, last) < 0)
+		complain("a file passed through stays open in the kernel");
+	inode_unlock(inode);
+}
+#endif
+
+/* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
+static void finish_open(
+	fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, int fd, int direct_fd)
+{
+	(void)req;
+	(void)inode;
+	fi->fh = pack(fd, direct_fd);
+	fi->keep_cache = fs.timeout > 0;
+	fi->noflush = fs.timeout == 0 && (fi->flags & O_ACCMODE) == O_RDONLY;
+#if HAVE_PASSTHROUGH
+	if (fs.passthrough)
+		begin_passthrough(req, inode, fi);
+#endif
+#if HAVE_PARALLEL_WRITES
+	/* Only so do direct writes to one file run side by side. */
+	if (fs.direct_mmap && !fs.passthrough && direct_fd != -1) {
+		fi->direct_io = 1;
+		fi->parallel_direct_writes = 1;
+	}
+#endif
+}
+
+static void undo_open(fuse_req_t req, struct inode *inode, const struct fuse_file_info *fi)
+{
+	(void)req;
+	(void)inode;
+#if HAVE_PASSTHROUGH
+	if (fs.passthrough)
+		end_passthrough(req, inode);
+#endif
+	close_files(file_fd(fi), file_direct_fd(fi));
+}
+
+/* Opens a known inode, a regular file. */
+static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi)
+{
+	int path_fd = inode_get(inode), fd, direct_fd = -1, result;
+
+	if (path_fd < 0)
+		return path_fd;
+	fd = open_retrying(fd_path(path_fd).path, source_flags(fi->flags));
+	inode_put(inode);
+	if (fd < 0)
+		return fd;
+	result = truncated(req, fi, fd);
+	if (result == 0)
+		result = open_direct(fd, fi, &direct_fd);
+	if (result < 0) {
+		close(fd);
+		return result;
+	}
+	finish_open(req, inode, fi, fd, direct_fd);
+	return 0;
+}
+
+void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int result = open_inode(req, inode_of(ino), fi);
+
+	if (result < 0)
+		fuse_reply_err(req, -result);
+	else if (fuse_reply_open(req, fi) != 0)
+		undo_open(req, inode_of(ino), fi);
+}
+
+/* Fills entry and fi for fd, a new file; fd is closed on an error. */
+static int adopt(fuse_req_t req, int fd, struct fuse_file_info *fi, struct fuse_entry_param *entry)
+{
+	int direct_fd = -1, path_fd, result;
+
+	result = open_direct(fd, fi, &direct_fd);
+	if (result < 0) {
+		close(fd);
+		return result;
+	}
+	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
+	result = path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	if (result < 0) {
+		close_files(fd, direct_fd);
+		return result;
+	}
+	finish_open(req, inode_of(entry->ino), fi, fd, direct_fd);
+	return 0;
+}
+
+/*
+ * Somebody made the file after the kernel had seen that there is none. It is
+ * looked at before it is opened: it may be a device or a fifo.
+ */
+static int open_existing(fuse_req_t req, fuse_ino_t parent, const char *name,
+	struct fuse_file_info *fi, struct fuse_entry_param *entry)
+{
+	int result = lookup_name(inode_of(parent), name, entry);
+
+	if (result < 0)
+		return result;
+	result = S_ISREG(entry->attr.st_mode) ? open_inode(req, inode_of(entry->ino), fi)
+					      : -ESTALE; /* the kernel looks again */
+	if (result < 0)
+		inode_forget(inode_of(entry->ino), 1);
+	return result;
+}
+
+static void reply_create(
+	fuse_req_t req, int result, const struct fuse_entry_param *entry, struct fuse_file_info *fi)
+{
+	struct inode *inode;
+
+	if (result < 0) {
+		fuse_reply_err(req, -result);
+		return;
+	}
+	inode = inode_of(entry->ino);
+	if (fuse_reply_create(req, entry, fi) != 0) {
+		undo_open(req, inode, fi);
+		inode_forget(inode, 1);
+	}
+}
+
+/* Creates name below parent, or a file without name when name is NULL. */
+static int create_file(
+	fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, int open_flags)
+{
+	int flags = source_flags(open_flags) | O_NOFOLLOW;
+	int dir = inode_get(inode_of(parent)), fd;
+
+	if (dir < 0)
+		return dir;
+	if (name)
+		flags |= O_CREAT | O_EXCL;
+	else
+		flags |= O_TMPFILE | (open_flags & O_EXCL); /* O_EXCL: never to get a name */
+	caller_begin(req);
+	do
+		fd = openat(dir, name ? name : ".", flags, mode);
+	while (fd == -1 && fds_freed());
+	fd = fd == -1 ? -errno : fd;
+	caller_end(req);
+	inode_put(inode_of(parent));
+	return fd;
+}
+
+void fs_create(
+	fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+	struct fuse_entry_param entry;
+	int result = create_file(req, parent, name, mode, fi->flags);
+
+	if (result >= 0)
+		result = adopt(req, result, fi, &entry);
+	else if (result == -EEXIST && !(fi->flags & O_EXCL))
+		result = open_existing(req, parent, name, fi, &entry);
+	reply_create(req, result, &entry, fi);
+}
+
+#if HAVE_TMPFILE
+void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file_info *fi)
+{
+	struct fuse_entry_param entry;
+	int result = create_file(req, parent, NULL, mode, fi->flags);
+
+	if (result >= 0)
+		result = adopt(req, result, fi, &entry);
+	reply_create(req, result, &entry, fi);
+}
+#endif
+
+void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	undo_open(req, inode_of(ino), fi);
+	fuse_reply_err(req, 0);
+}
+
+/* ---- data ---- */
+
+void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	struct fuse_bufvec data = FUSE_BUFVEC_INIT(size);
+
+	(void)ino;
+	data.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	data.buf[0].fd = data_fd(fi);
+	data.buf[0].pos = offset;
+	fuse_reply_data(req, &data, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+}
+
+/* Direct I/O from memory that libfuse has not aligned: copied to memory that is. */
+static ssize_t write_aligned(struct fuse_bufvec *out, struct fuse_bufvec *in, size_t size)
+{
+	struct fuse_bufvec aligned = FUSE_BUFVEC_INIT(size);
+	ssize_t result;
+
+	if (posix_memalign(&aligned.buf[0].mem, DIRECT_ALIGNMENT, size) != 0)
+		return -ENOMEM;
+	result = fuse_buf_copy(&aligned, in, FUSE_BUF_NO_SPLICE);
+	if (result == (ssize_t)size) {
+		aligned.idx = 0;
+		aligned.off = 0;
+		result = fuse_buf_copy(out, &aligned, FUSE_BUF_NO_SPLICE);
+	}
+	free(aligned.buf[0].mem);
+	return result;
+}
+
+static bool is_aligned(const struct fuse_bufvec *in)
+{
+	const struct fuse_buf *buf = &in->buf[in->idx];
+
+	return (buf->flags & FUSE_BUF_IS_FD) ||
+	       ((uintptr_t)buf->mem + in->off) % DIRECT_ALIGNMENT == 0;
+}
+
+void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
+	struct fuse_file_info *fi)
+{
+	size_t size = fuse_buf_size(in);
+	struct fuse_bufvec out = FUSE_BUFVEC_INIT(size);
+	int fd = data_fd(fi);
+	ssize_t result = 0;
+
+	(void)ino;
+	out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	out.buf[0].fd = fd;
+	out.buf[0].pos = offset;
+#if HAVE_KILLPRIV_V2
+	if (fs.killpriv_v2 && fi->kill_suidgid)
+		result = clear_setid(fd);
+#endif
+	if (result == 0 && fd != file_fd(fi) && !is_aligned(in))
+		result = write_aligned(&out, in, size);
+	else if (result == 0)
+		result = fuse_buf_copy(
+			&out, in, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+	if (result < 0)
+		fuse_reply_err(req, (int)-result);
+	else
+		fuse_reply_write(req, (size_t)result);
+}
+
+void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int copy;
+
+	(void)ino;
+	do
+		copy = dup(file_fd(fi));
+	while (copy == -1 && fds_freed());
+	fuse_reply_err(req, copy == -1 || close(copy) == -1 ? errno : 0);
+}
+
+void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	int fd = file_fd(fi);
+
+	(void)ino;
+	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+}
+
+void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+	struct fuse_file_info *fi)
+{
+	(void)ino;
+	fuse_reply_err(req, fallocate(file_fd(fi), mode, offset, length) == -1 ? errno : 0);
+}
+
+void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
+{
+	off_t result = lseek(file_fd(fi), offset, whence);
+
+	(void)ino;
+	if (result == -1)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_lseek(req, result);
+}
+
+void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+	struct fuse_file_info *fi_out, size_t len, int flags)
+{
+	/* The answer has 32 bits. */
+	size_t most = len < INT_MAX ? len : INT_MAX & ~(DIRECT_ALIGNMENT - 1);
+	ssize_t result;
+
+	(void)ino_in;
+	(void)ino_out;
+	result = copy_file_range(
+		file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);
+	if (result == -1)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_write(req, (size_t)result);
+}
+
+/* ---- inode flags: lsattr, chattr ---- */
+
+/*
+ * Only the four calls that the kernel translates and checks itself before it
+ * sends them. Files are opened anew: those at hand may be directories.
+ */
+void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
+	struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size, size_t out_size)
+{
+	union {
+		int flags;
+		struct fsxattr attr;
+	} value;
+	bool get = cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_FSGETXATTR;
+	bool set = cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR;
+	size_t size = cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_SETFLAGS ? sizeof(value.flags)
+								       : sizeof(value.attr);
+	struct inode *inode = inode_of(ino);
+	int path_fd, fd, result;
+
+	(void)arg;
+	(void)fi;
+	(void)flags;
+	if (!(get && out_size >= size) && !(set && in_size >= size)) {
+		fuse_reply_err(req, ENOTTY);
+		return;
+	}
+	path_fd = inode_get(inode);
+	if (path_fd < 0) {
+		fuse_reply_err(req, -path_fd);
+		return;
+	}
+	fd = open_retrying(fd_path(path_fd).path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	inode_put(inode);
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	memset(&value, 0, sizeof(value));
+	if (set)
+		memcpy(&value, in, size);
+	result = ioctl(fd, cmd, &value) == -1 ? errno : 0;
+	close(fd);
+	if (result)
+		fuse_reply_err(req, result);
+	else
+		fuse_reply_ioctl(req, 0, get ? &value : NULL, get ? size : 0);
+}

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "inodes.h"
+
+#define STRIPES	      64
+#define FIRST_BUCKETS 64
+#define NO_SLOT	      UINT32_MAX
+/* How far one search for a victim goes, so that it never holds the others up for long. */
+#define SEARCH_STEPS 128
+#define EMERGENCY    64 /* descriptors closed at once when the process has no more */
+
+#define FD_MASK	 UINT32_MAX
+#define ONE_USER (UINT64_C(1) << 32)
+
+/* Known inodes, by hash. */
+static struct stripe {
+	pthread_mutex_t lock;
+	struct inode **buckets;
+	size_t bucket_count; /* a power of two */
+	size_t count;
+} stripes[STRIPES];
+
+/* Open descriptors that may be closed: a clock, so that using one costs nothing. */
+static struct {
+	pthread_mutex_t lock;
+	struct inode **inodes;
+	uint32_t count, room, limit;
+	uint32_t hand;
+} open_fds = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct inode root;
+static int root_fd = -1;
+static bool have_handles;
+static atomic_uint_fast64_t last_generation;
+
+static uint64_t hash(dev_t dev, ino_t ino)
+{
+	uint64_t h = (ino ^ (dev << 32)) * UINT64_C(0x9e3779b97f4a7c15);
+
+	return h ^ (h >> 29);
+}
+
+static struct stripe *stripe_of(dev_t dev, ino_t ino)
+{
+	return &stripes[hash(dev, ino) % STRIPES];
+}
+
+static struct inode **bucket_of(struct stripe *stripe, dev_t dev, ino_t ino)
+{
+	return &stripe->buckets[(hash(dev, ino) / STRIPES) & (stripe->bucket_count - 1)];
+}
+
+/* ---- file handles ---- */
+
+/* The handle of fd in new memory, or NULL with errno. */
+static struct file_handle *handle_of(int fd)
+{
+	union {
+		struct file_handle handle;
+		char room[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+	} big;
+	struct file_handle *handle;
+	size_t size;
+	int mount_id;
+
+	memset(&big.handle, 0, sizeof(big.handle));
+	big.handle.handle_bytes = MAX_HANDLE_SZ;
+	if (name_to_handle_at(fd, "", &big.handle, &mount_id, AT_EMPTY_PATH) == -1)
+		return NULL;
+	size = sizeof(struct file_handle) + big.handle.handle_bytes;
+	handle = malloc(size);
+	if (handle)
+		memcpy(handle, &big, size);
+	return handle;
+}
+
+static bool same_handle(const struct file_handle *a, const struct file_handle *b)
+{
+	return a->handle_type == b->handle_type && a->handle_bytes == b->handle_bytes &&
+	       memcmp(a->f_handle, b->f_handle, a->handle_bytes) == 0;
+}
+
+/* ---- descriptors ---- */
+
+static int fd_in(uint64_t state)
+{
+	return (int)(state & FD_MASK) - 1;
+}
+
+/* Whether inode has a descriptor, which then has one more user. */
+static bool pin(struct inode *inode)
+{
+	uint64_t state = atomic_load(&inode->fd);
+
+	do {
+		if (fd_in(state) == -1)
+			return false;
+	} while (!atomic_compare_exchange_weak(&inode->fd, &state, state + ONE_USER));
+	return true;
+}
+
+/* Takes a descriptor off the list. Its lock is held. */
+static void unlist(struct inode *inode)
+{
+	struct inode *last = open_fds.inodes[--open_fds.count];
+
+	open_fds.inodes[inode->slot] = last;
+	last->slot = inode->slot;
+	inode->slot = NO_SLOT;
+}
+
+/* Closes one descriptor if that is possible without losing the file. The list's lock is held. */
+static bool close_fd_of(struct inode *inode)
+{
+	uint64_t state = atomic_load(&inode->fd);
+	int fd = fd_in(state);
+	struct stat st;
+
+	if (state >= ONE_USER || atomic_exchange(&inode->used, false))
+		return false;
+	/* An unlinked file lives by its descriptors alone. */
+	if (fstat(fd, &st) == -1 || st.st_nlink == 0)
+		return false;
+	if (!inode->handle) {
+		inode->handle = handle_of(fd);
+		if (!inode->handle)
+			return false;
+	}
+	if (!atomic_compare_exchange_strong(&inode->fd, &state, 0))
+		return false;
+	close(fd);
+	unlist(inode);
+	return true;
+}
+
+/* Closes up to wanted descriptors and returns how many. The list's lock is held. */
+static uint32_t close_some(uint32_t wanted)
+{
+	uint32_t done = 0;
+
+	for (uint32_t step = 0; step < wanted * SEARCH_STEPS && done < wanted; step++) {
+		if (open_fds.count == 0)
+			break;
+		if (open_fds.hand >= open_fds.count)
+			open_fds.hand = 0;
+		if (close_fd_of(open_fds.inodes[open_fds.hand]))
+			done++; /* the last one of the list is in its place now */
+		else
+			open_fds.hand++;
+	}
+	return done;
+}
+
+/* Puts inode, whose descriptor is new, on the list of those that may be closed. */
+static void list_fd(struct inode *inode)
+{
+	if (!have_handles)
+		return;
+	pthread_mutex_lock(&open_fds.lock);
+	if (open_fds.count >= open_fds.limit)
+		close_some(1);
+	if (open_fds.count == open_fds.room) {
+		uint32_t room = open_fds.room ? 2 * open_fds.room : 1024;
+		struct inode **inodes = reallocarray(open_fds.inodes, room, sizeof(*inodes));
+
+		if (!inodes) { /* not listed, so it just stays open */
+			pthread_mutex_unlock(&open_fds.lock);
+			return;
+		}
+		open_fds.inodes = inodes;
+		open_fds.room = room;
+	}
+	inode->slot = open_fds.count;
+	open_fds.inodes[open_fds.count++] = inode;
+	pthread_mutex_unlock(&open_fds.lock);
+}
+
+/* Gives inode the descriptor fd, or closes it when it has one already. It has one more user. */
+static void install(struct inode *inode, int fd)
+{
+	uint64_t state = atomic_load(&inode->fd);
+
+	for (;;) {
+		if (fd_in(state) != -1) {
+			if (atomic_compare_exchange_weak(&inode->fd, &state, state + ONE_USER)) {
+				close(fd);
+				return;
+			}
+		} else if (atomic_compare_exchange_weak(
+				   &inode->fd, &state, state + ONE_USER + (uint64_t)fd + 1)) {
+			list_fd(inode);
+			return;
+		}
+	}
+}
+
+int inode_get(struct inode *inode)
+{
+	int fd;
+
+	if (!atomic_load_explicit(&inode->used, memory_order_relaxed))
+		atomic_store_explicit(&inode->used, true, memory_order_relaxed);
+	if (!pin(inode)) {
+		do
+			fd = open_by_handle_at(root_fd, inode->handle, O_PATH | O_CLOEXEC);
+		while (fd == -1 && fds_freed());
+		if (fd == -1)
+			return -errno;
+		install(inode, fd);
+	}
+	return fd_in(atomic_load(&inode->fd));
+}
+
+void inode_put(struct inode *inode)
+{
+	atomic_fetch_sub(&inode->fd, ONE_USER);
+}
+
+bool fds_freed(void)
+{
+	int error = errno;
+	bool freed = false;
+
+	if (error == EMFILE) {
+		pthread_mutex_lock(&open_fds.lock);
+		freed = close_some(EMERGENCY) > 0;
+		pthread_mutex_unlock(&open_fds.lock);
+	}
+	errno = error;
+	return freed;
+}
+
+/* ---- the table ---- */
+
+int inodes_init(int fd, size_t max_fds)
+{
+	struct stat st;
+	int test;
+
+	for (size_t i = 0; i < STRIPES; i++) {
+		pthread_mutex_init(&stripes[i].lock, NULL);
+		stripes[i].bucket_count = FIRST_BUCKETS;
+		stripes[i].buckets = calloc(FIRST_BUCKETS, sizeof(*stripes[i].buckets));
+		if (!stripes[i].buckets)
+			return -ENOMEM;
+	}
+	if (fstat(fd, &st) == -1)
+		return -errno;
+
+	root_fd = fd;
+	root.dev = st.st_dev;
+	root.ino = st.st_ino;
+	root.slot = NO_SLOT;
+	root.lookups = 1; /* never forgotten */
+	atomic_store(&root.fd, ONE_USER + (uint64_t)fd + 1);
+	/* In the table as well: a bind mount can show the root again below itself. */
+	root.next = NULL;
+	*bucket_of(stripe_of(root.dev, root.ino), root.dev, root.ino) = &root;
+	stripe_of(root.dev, root.ino)->count = 1;
+
+	root.handle = handle_of(fd);
+	if (root.handle) {
+		test = open_by_handle_at(fd, root.handle, O_PATH | O_CLOEXEC);
+		have_handles = test != -1;
+		if (test != -1)
+			close(test);
+	}
+	open_fds.limit = max_fds > UINT32_MAX / 2 ? UINT32_MAX / 2 : (uint32_t)max_fds;
+	return 0;
+}
+
+static void inode_free(struct inode *inode)
+{
+	int fd = fd_in(atomic_load(&inode->fd));
+
+	if (fd != -1)
+		close(fd);
+	free(inode->handle);
+	if (inode != &root)
+		free(inode);
+}
+
+void inodes_destroy(void)
+{
+	for (size_t i = 0; i < STRIPES; i++) {
+		for (size_t b = 0; stripes[i].buckets && b < stripes[i].bucket_count; b++) {
+			struct inode *inode = stripes[i].buckets[b];
+
+			while (inode) {
+				struct inode *next = inode->next;
+
+				inode_free(inode);
+				inode = next;
+			}
+		}
+		free(stripes[i].buckets);
+		stripes[i].buckets = NULL;
+	}
+	free(open_fds.inodes);
+	open_fds.inodes = NULL;
+}
+
+bool inodes_have_handles(void)
+{
+	return have_handles;
+}
+
+struct inode *inode_of(fuse_ino_t ino)
+{
+	return ino == FUSE_ROOT_ID ? &root : (struct inode *)(uintptr_t)ino;
+}
+
+fuse_ino_t inode_number(const struct inode *inode)
+{
+	return inode == &root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
+}
+
+/* Doubles the buckets when they get full. Without memory the chains just grow longer. */
+static void grow(struct stripe *stripe)
+{
+	size_t old_count = stripe->bucket_count;
+	struct inode **old = stripe->buckets;
+	struct inode **new;
+
+	if (stripe->count < old_count)
+		return;
+	new = calloc(2 * old_count, sizeof(*new));
+	if (!new)
+		return;
+	stripe->buckets = new;
+	stripe->bucket_count = 2 * old_count;
+	for (size_t b = 0; b < old_count; b++) {
+		struct inode *inode = old[b];
+
+		while (inode) {
+			struct inode *next = inode->next;
+			struct inode **bucket = bucket_of(stripe, inode->dev, inode->ino);
+
+			inode->next = *bucket;
+			*bucket = inode;
+			inode = next;
+		}
+	}
+	free(old);
+}
+
+/* Where the chain of the stripe points to the inode, or NULL. The stripe's lock is held. */
+static struct inode **find(struct stripe *stripe, dev_t dev, ino_t ino)
+{
+	struct inode **at = bucket_of(stripe, dev, ino);
+
+	while (*at && ((*at)->ino != ino || (*at)->dev != dev))
+		at = &(*at)->next;
+	return *at ? at : NULL;
+}
+
+/*
+ * Whether the known inode is the file that is open as fd; it then has a
+ * descriptor with one more user, and fd is closed or its own. While both are
+ * open, equal numbers mean one file; otherwise the handle decides.
+ */
+static bool is_same_file(struct inode *inode, int fd)
+{
+	struct file_handle *handle;
+	bool same;
+
+	if (pin(inode)) {
+		close(fd);
+		return true;
+	}
+	handle = handle_of(fd);
+	same = handle && same_handle(handle, inode->handle);
+	free(handle);
+	if (same)
+		install(inode, fd);
+	return same;
+}
+
+int inode_learn(int fd, const struct stat *st, struct inode **result)
+{
+	struct stripe *stripe = stripe_of(st->st_dev, st->st_ino);
+	struct inode *inode, **at;
+
+	pthread_mutex_lock(&stripe->lock);
+	at = find(stripe, st->st_dev, st->st_ino);
+	if (at) {
+		inode = *at;
+		if (is_same_file(inode, fd)) {
+			inode->lookups++;
+			pthread_mutex_unlock(&stripe->lock);
+			inode_put(inode);
+			*result = inode;
+			return 0;
+		}
+		/* The source recycled the number. The kernel may still hold the dead one. */
+		*at = inode->next;
+		inode->next = inode; /* marks it as out of the table */
+		stripe->count--;
+	}
+	inode = calloc(1, sizeof(*inode));
+	if (!inode) {
+		pthread_mutex_unlock(&stripe->lock);
+		close(fd);
+		return -ENOMEM;
+	}
+	inode->dev = st->st_dev;
+	inode->ino = st->st_ino;
+	inode->generation = atomic_fetch_add(&last_generation, 1) + 1;
+	inode->lookups = 1;
+	inode->slot = NO_SLOT;
+	atomic_store(&inode->fd, (uint64_t)fd + 1);
+	grow(stripe);
+	at = bucket_of(stripe, st->st_dev, st->st_ino);
+	inode->next = *at;
+	*at = inode;
+	stripe->count++;
+	pthread_mutex_unlock(&stripe->lock);
+	list_fd(inode);
+	*result = inode;
+	return 0;
+}
+
+void inode_forget(struct inode *inode, uint64_t count)
+{
+	struct stripe *stripe = stripe_of(inode->dev, inode->ino);
+
+	if (inode == &root)
+		return;
+	pthread_mutex_lock(&stripe->lock);
+	assert(inode->lookups >= count);
+	inode->lookups -= count;
+	if (inode->lookups) {
+		pthread_mutex_unlock(&stripe->lock);
+		return;
+	}
+	if (inode->next != inode) {
+		struct inode **at = bucket_of(stripe, inode->dev, inode->ino);
+
+		while (*at != inode)
+			at = &(*at)->next;
+		*at = inode->next;
+		stripe->count--;
+	}
+	pthread_mutex_unlock(&stripe->lock);
+
+	pthread_mutex_lock(&open_fds.lock);
+	if (inode->slot != NO_SLOT)
+		unlist(inode);
+	pthread_mutex_unlock(&open_fds.lock);
+	inode_free(inode);
+}
+
+struct inode *inode_hold_victim(int dir_fd, const char *name)
+{
+	struct inode *inode = NULL, **at;
+	struct stripe *stripe;
+	struct stat st;
+
+	if (!have_handles || fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == -1)
+		return NULL;
+	stripe = stripe_of(st.st_dev, st.st_ino);
+	pthread_mutex_lock(&stripe->lock);
+	at = find(stripe, st.st_dev, st.st_ino);
+	if (at) {
+		inode = *at;
+		inode->lookups++;
+	}
+	pthread_mutex_unlock(&stripe->lock);
+	if (inode && inode_get(inode) < 0) { /* a dead one whose number was recycled */
+		inode_forget(inode, 1);
+		inode = NULL;
+	}
+	return inode;
+}
+
+void inode_release_victim(struct inode *inode)
+{
+	if (!inode)
+		return;
+	inode_put(inode);
+	inode_forget(inode, 1);
+}
+
+void inode_lock(struct inode *inode)
+{
+	pthread_mutex_lock(&stripe_of(inode->dev, inode->ino)->lock);
+}
+
+void inode_unlock(struct inode *inode)
+{
+	pthread_mutex_unlock(&stripe_of(inode->dev, inode->ino)->lock);
+}

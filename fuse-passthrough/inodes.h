@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The files that the kernel knows.
+ *
+ * An inode stands for one file of the source from its first lookup until the
+ * kernel forgets it. It is found by (st_dev, st_ino) and owns an O_PATH
+ * descriptor, so that renames cannot lead it astray. Descriptors are scarce and
+ * inodes are not: where the source has file handles (name_to_handle_at(2)), the
+ * descriptors that were not used lately are closed and opened again by handle;
+ * those of unlinked files are kept, because nothing could open them again. An
+ * inode number that the source recycles gets a new inode here: the handle tells
+ * the two files apart.
+ *
+ * All functions may be called from any thread.
+ */
+#ifndef USERBLK_FUSE_INODES_H
+#define USERBLK_FUSE_INODES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include <fuse_lowlevel.h>
+
+struct inode {
+	struct inode *next; /* in its bucket */
+	dev_t dev;
+	ino_t ino;
+	uint64_t generation;	    /* differs for every inode of this process */
+	uint64_t lookups;	    /* the kernel's references and ours */
+	atomic_uint_fast64_t fd;    /* users << 32 | descriptor + 1; 0 in the low half: none */
+	struct file_handle *handle; /* constant once set, which is before fd goes */
+	uint32_t slot;		    /* in the list of open descriptors */
+	atomic_bool used;	    /* since the search for victims came by */
+	uint32_t opens;		    /* open files, under inode_lock() */
+	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */
+};
+
+/*
+ * Begins with the root of the source: root_fd is an open directory (not
+ * O_PATH), taken over. At most max_fds descriptors are kept where the source
+ * has file handles. Returns 0 or a negative errno.
+ */
+int inodes_init(int root_fd, size_t max_fds);
+
+/* Closes everything. No request in flight. */
+void inodes_destroy(void);
+
+/* Whether the number of inodes is independent of the limit of open files. */
+bool inodes_have_handles(void);
+
+/* The inode that the kernel means. */
+struct inode *inode_of(fuse_ino_t ino);
+
+/* The number by which the kernel will call it. */
+fuse_ino_t inode_number(const struct inode *inode);
+
+/*
+ * An O_PATH descriptor of inode (of the root: a readable one), good until
+ * inode_put(); or a negative errno, ESTALE when the file is gone.
+ */
+int inode_get(struct inode *inode);
+void inode_put(struct inode *inode);
+
+/*
+ * The inode for fd, an O_PATH descriptor taken over whatever happens, whose
+ * attributes are st; counts one lookup. Returns 0 or a negative errno.
+ */
+int inode_learn(int fd, const struct stat *st, struct inode **result);
+
+/* Takes count lookups back; the inode is gone when none is left. */
+void inode_forget(struct inode *inode, uint64_t count);
+
+/*
+ * Looks for the inode of name below dir_fd; if the kernel knows it, opens its
+ * descriptor, which then stays, and counts a lookup. To be called before the
+ * name is removed, and answered by inode_release_victim() afterwards. Returns
+ * NULL when there is nothing to hold.
+ */
+struct inode *inode_hold_victim(int dir_fd, const char *name);
+void inode_release_victim(struct inode *inode);
+
+/* Guards opens and backing_id of inode, and of others. */
+void inode_lock(struct inode *inode);
+void inode_unlock(struct inode *inode);
+
+/*
+ * After a failed call that opens a descriptor: whether it is worth another
+ * try, because errno was EMFILE and descriptors have been closed since. Keeps
+ * errno.
+ */
+bool fds_freed(void);
+
+#endif

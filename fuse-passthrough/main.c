@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#include "passthrough.h"
+
+#define NAME "userblk-passthrough"
+
+/* Exit statuses. */
+#define EXIT_WRONG_USE 2
+
+/* passthrough_hp 3.9.3, which the paper measured, starts a thread whenever all are busy. */
+#define DEFAULT_MAX_THREADS 1000
+#define LIBFUSE_MAX_THREADS 100000
+/* And keeps as many of them idle. */
+#define IDLE_THREADS 10
+
+#define DEFAULT_TIMEOUT 86400.0 /* seconds */
+/* How long io_uring may take to come up before it counts as refused. */
+#define RINGS_SECONDS 3.0
+#define POLL_USEC     20000
+
+struct filesystem fs;
+
+static struct options {
+	char *source;
+	char *mount_point;
+	char *max_threads;
+	char *timeout;
+	int no_writeback, nocache, nosplice, clone_fd;
+	int passthrough, io_uring;
+	int foreground, debug, help, version;
+	/* What they say. */
+	unsigned thread_count;
+	double timeout_seconds;
+} options;
+
+#define OPTION(name, member)                                                                       \
+	{"--" name, offsetof(struct options, member), 1},                                          \
+	{                                                                                          \
+		name, offsetof(struct options, member), 1                                          \
+	}
+#define VALUE(name, member)                                                                        \
+	{"--" name "=%s", offsetof(struct options, member), 0},                                    \
+		{"--" name " %s", offsetof(struct options, member), 0},                            \
+	{                                                                                          \
+		name "=%s", offsetof(struct options, member), 0                                    \
+	}
+
+/* Each as --NAME, and as -o NAME for mount(8) and fstab(5). */
+static const struct fuse_opt option_table[] = {
+	OPTION("no-writeback", no_writeback),
+	OPTION("nocache", nocache),
+	OPTION("nosplice", nosplice),
+	OPTION("clone-fd", clone_fd),
+	OPTION("passthrough", passthrough),
+	OPTION("io-uring", io_uring),
+	VALUE("max-threads", max_threads),
+	VALUE("timeout", timeout),
+	{"-f", offsetof(struct options, foreground), 1},
+	{"--foreground", offsetof(struct options, foreground), 1},
+	{"-d", offsetof(struct options, debug), 1},
+	{"--debug", offsetof(struct options, debug), 1},
+	{"-h", offsetof(struct options, help), 1},
+	{"--help", offsetof(struct options, help), 1},
+	{"-V", offsetof(struct options, version), 1},
+	{"--version", offsetof(struct options, version), 1},
+	FUSE_OPT_END,
+};
+
+static const char help_text[] =
+	"usage: " NAME " [options] SOURCE MOUNTPOINT\n"
+	"\n"
+	"Shows the directory SOURCE at MOUNTPOINT, through FUSE.\n"
+	"\n"
+	"    --no-writeback       write through to SOURCE at once\n"
+	"    --nocache            cache nothing: the same as --timeout=0\n"
+	"    --nosplice           copy data through memory instead of pipes\n"
+	"    --clone-fd           a connection to the kernel for each thread\n"
+	"    --max-threads=N      at most N threads (1000)\n"
+	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
+	"                         with 0, writes go through at once\n"
+	"    --passthrough        the kernel reads and writes SOURCE itself\n"
+	"    --io-uring           requests and answers through io_uring\n"
+	"    -o OPTION[,...]      the same without dashes, or an option of mount(8)\n"
+	"    -f, --foreground     stay in the foreground\n"
+	"    -d, --debug          the same, and show every request\n"
+	"    -h, --help           this text\n"
+	"    -V, --version        the version\n";
+
+static bool in_background; /* complaints go to syslog */
+
+void complain(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	if (in_background) {
+		vsyslog(LOG_DAEMON | LOG_WARNING, format, args);
+	} else {
+		fprintf(stderr, NAME ": ");
+		vfprintf(stderr, format, args);
+		fputc('\n', stderr);
+	}
+	va_end(args);
+}
+
+/* What libfuse has to say. */
+static void log_libfuse(enum fuse_log_level level, const char *format, va_list args)
+{
+	if (in_background)
+		vsyslog(LOG_DAEMON | (int)level, format, args);
+	else
+		vfprintf(stderr, format, args);
+}
+
+/* ---- options ---- */
+
+static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
+{
+	struct options *o = data;
+
+	(void)rest;
+	if (key != FUSE_OPT_KEY_NONOPT) {
+		/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
+		if (arg[0] != '-')
+			return 1;
+		complain("%s: no such option; see " NAME " --help", arg);
+		return -1;
+	}
+	if (!o->source)
+		return fuse_opt_add_opt(&o->source, arg);
+	if (!o->mount_point)
+		return fuse_opt_add_opt(&o->mount_point, arg);
+	complain("%s: one argument too many; SOURCE and MOUNTPOINT are enough", arg);
+	return -1;
+}
+
+/* A number of seconds, or -1. */
+static double parse_seconds(const char *text)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	return end == text || *end || !isfinite(value) || value < 0 || value > 1e9 ? -1 : value;
+}
+
+static bool check_options(struct options *o)
+{
+	o->timeout_seconds = o->nocache ? 0 : DEFAULT_TIMEOUT;
+	if (o->timeout) {
+		o->timeout_seconds = parse_seconds(o->timeout);
+		if (o->timeout_seconds < 0) {
+			complain("timeout=%s: give seconds from 0 to 1000000000", o->timeout);
+			return false;
+		}
+		if (o->nocache && o->timeout_seconds > 0) {
+			complain("timeout=%s: contradicts nocache; leave one of them out",
+				o->timeout);
+			return false;
+		}
+	}
+	o->thread_count = DEFAULT_MAX_THREADS;
+	if (o->max_threads) {
+		char *end;
+		unsigned long value = strtoul(o->max_threads, &end, 10);
+
+		if (end == o->max_threads || *end || strchr(o->max_threads, '-') || value < 1 ||
+			value > LIBFUSE_MAX_THREADS) {
+			complain("max-threads=%s: give a number from 1 to %d", o->max_threads,
+				LIBFUSE_MAX_THREADS);
+			return false;
+		}
+		o->thread_count = (unsigned)value;
+	}
+	if (o->passthrough && !HAVE_PASSTHROUGH) {
+		complain("passthrough: this program was built with libfuse %d.%d; build it with "
+			 "3.17 or later",
+			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	if (o->io_uring && !HAVE_IO_URING) {
+		complain("io-uring: this program was built with libfuse %d.%d; build it with "
+			 "3.18.3 or later",
+			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	if (!o->source || !o->mount_point) {
+		complain("%s is missing; see " NAME " --help", o->source ? "MOUNTPOINT" : "SOURCE");
+		return false;
+	}
+	return true;
+}
+
+/* ---- what the kernel grants ---- */
+
+static struct {
+	unsigned protocol;
+	unsigned max_write;
+	bool splice, readdirplus, acl;
+} granted;
+
+static int status_fd = -1; /* where the status line goes; -1 once it is written */
+
+/* Asks for a capability if the kernel has it, and says whether. */
+static bool want(struct fuse_conn_info *conn, unsigned long capability)
+{
+#if LIBFUSE_AT_LEAST(3, 17, 0)
+	return fuse_set_feature_flag(conn, capability);
+#else
+	if (!(conn->capable & capability))
+		return false;
+	conn->want |= (unsigned)capability;
+	return true;
+#endif
+}
+
+static void do_not_want(struct fuse_conn_info *conn, unsigned long capability)
+{
+#if LIBFUSE_AT_LEAST(3, 17, 0)
+	fuse_unset_feature_flag(conn, capability);
+#else
+	conn->want &= ~(unsigned)capability;
+#endif
+}
+
+static void negotiate_privileges(struct fuse_conn_info *conn)
+{
+	/* Its first version does not tell who writes: set-id bits would survive. */
+	do_not_want(conn, FUSE_CAP_HANDLE_KILLPRIV);
+#if HAVE_KILLPRIV_V2
+	int major = 0, minor = 0, fix = 0;
+
+	/* The library at run time may be older than its headers were. */
+	sscanf(fuse_pkgversion(), "%d.%d.%d", &major, &minor, &fix);
+	if (major * 1000000 + minor * 1000 + fix >= 3018003)
+		fs.killpriv_v2 = want(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
+#endif
+	/* ACLs, and with them the umask, are ours to apply. */
+	granted.acl = want(conn, FUSE_CAP_POSIX_ACL);
+	want(conn, FUSE_CAP_DONT_MASK);
+}
+
+static void *announce(void *arg);
+
+static void fs_init(void *data, struct fuse_conn_info *conn)
+{
+	pthread_t thread;
+
+	(void)data;
+	negotiate_privileges(conn);
+	if (fs.splice) {
+		granted.splice = want(conn, FUSE_CAP_SPLICE_READ);
+		granted.splice = want(conn, FUSE_CAP_SPLICE_WRITE) && granted.splice;
+		granted.splice = want(conn, FUSE_CAP_SPLICE_MOVE) && granted.splice;
+		fs.splice = granted.splice;
+	} else {
+		do_not_want(conn, FUSE_CAP_SPLICE_READ);
+		do_not_want(conn, FUSE_CAP_SPLICE_WRITE);
+		do_not_want(conn, FUSE_CAP_SPLICE_MOVE);
+	}
+#if HAVE_PASSTHROUGH
+	fs.passthrough = fs.passthrough && want(conn, FUSE_CAP_PASSTHROUGH);
+	if (fs.passthrough)
+		conn->max_backing_stack_depth = 1;
+#endif
+	/* Both cannot be: who passes writes through has nothing to write back. */
+	fs.writeback = fs.writeback && !fs.passthrough && want(conn, FUSE_CAP_WRITEBACK_CACHE);
+#if HAVE_PARALLEL_WRITES
+	fs.direct_mmap = want(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
+	/* A handle of this mount would not survive it. */
+	want(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
+#endif
+	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
+	granted.protocol = conn->proto_minor;
+	granted.max_write = conn->max_write;
+	if (pthread_create(&thread, NULL, announce, NULL) != 0)
+		complain("no thread for the status line: %s", strerror(errno));
+	else
+		pthread_detach(thread);
+}
+
+/* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
+static const char *state(bool asked, bool on)
+{
+	return on ? "on" : asked ? "refused" : "off";
+}
+
+/* Leaves the terminal and the parent, who has the status line now. */
+static void go_to_background(void)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	openlog(NAME, LOG_PID, LOG_DAEMON);
+	in_background = true;
+	if (null == -1)
+		return;
+	for (int fd = 0; fd <= 2; fd++)
+		dup2(null, fd);
+	close(null);
+}
+
+/*
+ * Uses the mount as anybody would, to see how requests arrive, and writes the
+ * status line. A thread of its own: the session must run meanwhile.
+ */
+static void *announce(void *arg)
+{
+	struct statvfs st;
+	double waited = 0;
+	int failed;
+
+	(void)arg;
+	for (;;) {
+		failed = statvfs(options.mount_point, &st) == -1 ? errno : 0;
+		if (!failed && (!options.io_uring || atomic_load(&fs.rings)))
+			break;
+		if (waited >= RINGS_SECONDS)
+			break;
+		usleep(POLL_USEC);
+		waited += POLL_USEC / 1e6;
+	}
+	if (failed)
+		complain(
+			"%s: the mount does not answer: %s", options.mount_point, strerror(failed));
+	dprintf(status_fd,
+		NAME ": ready libfuse=%s protocol=7.%u writeback=%s timeout=%g splice=%s "
+		     "clone-fd=%s max-threads=%u passthrough=%s io-uring=%s killpriv-v2=%s "
+		     "acl=%s readdirplus=%s handles=%s ownership=%s max-write=%u\n",
+		fuse_pkgversion(), granted.protocol,
+		state(!options.no_writeback && fs.timeout > 0 && !options.passthrough,
+			fs.writeback),
+		fs.timeout, state(!options.nosplice, granted.splice),
+		state(options.clone_fd, options.clone_fd), options.thread_count,
+		state(options.passthrough, fs.passthrough),
+		state(options.io_uring, atomic_load(&fs.rings)), state(false, fs.killpriv_v2),
+		state(true, granted.acl), state(true, granted.readdirplus),
+		state(true, inodes_have_handles()), fs.is_root ? "caller" : "daemon",
+		granted.max_write);
+	if (!options.foreground)
+		go_to_background();
+	if (status_fd > 2)
+		close(status_fd);
+	status_fd = -1;
+	return NULL;
+}
+
+/* ---- the session ---- */
+
+static void fill_operations(struct fuse_lowlevel_ops *ops)
+{
+	operations_namespace(ops);
+	ops->init = fs_init;
+	ops->open = fs_open;
+	ops->create = fs_create;
+#if HAVE_TMPFILE
+	ops->tmpfile = fs_tmpfile;
+#endif
+	ops->release = fs_release;
+	ops->read = fs_read;
+	ops->write_buf = fs_write_buf;
+	ops->flush = fs_flush;
+	ops->fsync = fs_fsync;
+	ops->fallocate = fs_fallocate;
+	ops->lseek = fs_lseek;
+	ops->copy_file_range = fs_copy_file_range;
+	ops->ioctl = fs_ioctl;
+	ops->opendir = fs_opendir;
+	ops->readdir = fs_readdir;
+	ops->readdirplus = fs_readdirplus;
+	ops->releasedir = fs_releasedir;
+	ops->fsyncdir = fs_fsyncdir;
+}
+
+/* The limit of open files, raised as far as it goes. */
+static size_t raise_open_files(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == -1)
+		return 1024;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+	return limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur;
+}
+
+static bool open_source(void)
+{
+	int fd, result;
+
+	fs.is_root = geteuid() == 0;
+	umask(0);
+	result = caller_prepare();
+	if (result < 0) {
+		complain("cannot act for other users: %s; CAP_SETUID, CAP_SETGID and CAP_SETPCAP "
+			 "are needed",
+			strerror(-result));
+		return false;
+	}
+	fd = open(options.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd == -1) {
+		complain("%s: %s; SOURCE is to be a directory", options.source, strerror(errno));
+		return false;
+	}
+	/* Half for inodes, half for open files. */
+	result = inodes_init(fd, raise_open_files() / 2);
+	if (result < 0)
+		complain("%s: %s", options.source, strerror(-result));
+	return result == 0;
+}
+
+static bool add_session_options(struct fuse_args *args)
+{
+	char *text = NULL;
+	bool ok;
+
+	/* Commas and backslashes in the name of the source are libfuse's separators. */
+	if (asprintf(&text, "fsname=%s,subtype=" NAME ",default_permissions%s", options.source,
+		    options.io_uring ? ",io_uring" : "") == -1)
+		return false;
+	if (strpbrk(options.source, ",\\")) {
+		free(text);
+		if (asprintf(&text, "subtype=" NAME ",default_permissions%s",
+			    options.io_uring ? ",io_uring" : "") == -1)
+			return false;
+	}
+	ok = fuse_opt_insert_arg(args, 1, "-o") == 0 && fuse_opt_insert_arg(args, 2, text) == 0;
+	free(text);
+	return ok && (!options.debug || fuse_opt_add_arg(args, "-odebug") == 0);
+}
+
+/* Mounts and serves until unmounted or told to end. Returns the exit status. */
+static int serve(struct fuse_args *args)
+{
+	struct fuse_lowlevel_ops ops = {0};
+	struct fuse_loop_config *loop;
+	struct fuse_session *session;
+	int result = -1;
+
+	fill_operations(&ops);
+	session = fuse_session_new(args, &ops, sizeof(ops), NULL);
+	if (!session)
+		return EXIT_WRONG_USE; /* libfuse has said why */
+	loop = fuse_loop_cfg_create();
+	if (!loop || fuse_set_signal_handlers(session) != 0) {
+		complain("cannot start: out of memory");
+	} else if (fuse_session_mount(session, options.mount_point) == 0) {
+		fuse_loop_cfg_set_clone_fd(loop, (unsigned)options.clone_fd);
+		fuse_loop_cfg_set_max_threads(loop, options.thread_count);
+		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
+		result = fuse_session_loop_mt(session, loop);
+		fuse_session_unmount(session);
+		fuse_remove_signal_handlers(session);
+	}
+	if (loop)
+		fuse_loop_cfg_destroy(loop);
+	fuse_session_destroy(session);
+	if (atomic_load(&fs.passthrough_refused))
+		complain("%ju inodes were not passed through by the kernel",
+			(uintmax_t)atomic_load(&fs.passthrough_refused));
+	return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal is a way to end */
+}
+
+/*
+ * In the parent: hands the status line on, and returns the exit status when
+ * the file system is up or has failed. In the child: returns -1.
+ */
+static int fork_to_background(void)
+{
+	char line[1024];
+	ssize_t length, total = 0;
+	int ends[2], status;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) == -1 || (child = fork()) == -1) {
+		complain("cannot go to the background: %s", strerror(errno));
+		return EXIT_FAILURE;
+	}
+	if (child == 0) {
+		close(ends[0]);
+		status_fd = ends[1];
+		setsid();
+		return -1;
+	}
+	close(ends[1]);
+	while ((length = read(ends[0], line, sizeof(line))) > 0) {
+		total += length;
+		if (write(STDOUT_FILENO, line, (size_t)length) != length)
+			complain("standard output: %s", strerror(errno));
+	}
+	if (total > 0)
+		return EXIT_SUCCESS;
+	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) != 0)
+		return WEXITSTATUS(status);
+	complain("ended before it was ready");
+	return EXIT_FAILURE;
+}
+
+int main(int argc, char *argv[])
+{
+	struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
+	int status = EXIT_WRONG_USE;
+
+	fuse_set_log_func(log_libfuse);
+	if (fuse_opt_parse(&args, &options, option_table, take_argument) == -1)
+		goto out;
+	if (options.help || options.version) {
+		fputs(options.help ? help_text : NAME " " USERBLK_VERSION "\n", stdout);
+		if (options.version && !options.help)
+			printf("libfuse %s\n", fuse_pkgversion());
+		status = EXIT_SUCCESS;
+		goto out;
+	}
+	if (!check_options(&options))
+		goto out;
+	fs.timeout = options.timeout_seconds;
+	fs.writeback = !options.no_writeback && fs.timeout > 0;
+	fs.splice = !options.nosplice;
+	fs.passthrough = options.passthrough;
+	options.foreground = options.foreground || options.debug;
+	if (!open_source())
+		goto out;
+	status = EXIT_FAILURE;
+	if (!add_session_options(&args)) {
+		complain("out of memory");
+		goto out;
+	}
+	if (options.foreground)
+		status_fd = STDOUT_FILENO;
+	else if ((status = fork_to_background()) != -1)
+		goto out;
+	status = serve(&args);
+out:
+	inodes_destroy();
+	fuse_opt_free_args(&args);
+	free(options.source);
+	free(options.mount_point);
+	free(options.max_threads);
+	free(options.timeout);
+	return status;
+}

@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "passthrough.h"
+
+/* In the kernel's number, which libfuse hands on where it knows it (killpriv_v2). */
+#define SETATTR_KILL_SETID (1 << 11)
+
+/* The largest value of an extended attribute (XATTR_SIZE_MAX); a list is as long at most. */
+#define XATTR_MAX 65536
+
+struct fd_path fd_path(int fd)
+{
+	struct fd_path path;
+
+	snprintf(path.path, sizeof(path.path), "/proc/self/fd/%d", fd);
+	return path;
+}
+
+int clear_setid(int fd)
+{
+	struct stat st;
+	mode_t mode;
+
+	if (fstat(fd, &st) == -1)
+		return -errno;
+	mode = st.st_mode & ~(mode_t)S_ISUID;
+	if (mode & S_IXGRP)
+		mode &= ~(mode_t)S_ISGID;
+	if (mode != st.st_mode && chmod(fd_path(fd).path, mode & ALLPERMS) == -1)
+		return -errno;
+	return 0;
+}
+
+/* Answers req with 0 or a negative errno. */
+static void reply(fuse_req_t req, int result)
+{
+	fuse_reply_err(req, -result);
+}
+
+/* ---- lookup ---- */
+
+int lookup_fd(int fd, struct fuse_entry_param *entry)
+{
+	struct inode *inode;
+	int result;
+
+	memset(entry, 0, sizeof(*entry));
+	if (fstatat(fd, "", &entry->attr, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1) {
+		result = -errno;
+		close(fd);
+		return result;
+	}
+	result = inode_learn(fd, &entry->attr, &inode);
+	if (result < 0)
+		return result;
+	entry->ino = inode_number(inode);
+	entry->generation = inode->generation;
+	entry->attr_timeout = fs.timeout;
+	entry->entry_timeout = fs.timeout;
+	return 0;
+}
+
+/*
+ * An O_PATH descriptor of the one path component name, or a negative errno.
+ * Whatever name is, the walk neither leaves the directory nor the mount.
+ */
+static int open_child(int dir, const char *name)
+{
+	const struct open_how how = {
+		.flags = O_PATH | O_NOFOLLOW | O_CLOEXEC,
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS,
+	};
+	long fd;
+
+	do /* EAGAIN: a rename or mount raced with the check of RESOLVE_BENEATH */
+		fd = syscall(SYS_openat2, dir, name, &how, sizeof(how));
+	while (fd == -1 && (errno == EAGAIN || fds_freed()));
+	return fd == -1 ? -errno : (int)fd;
+}
+
+int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry)
+{
+	int dir = inode_get(parent), fd;
+
+	if (dir < 0)
+		return dir;
+	fd = open_child(dir, name);
+	inode_put(parent);
+	return fd < 0 ? fd : lookup_fd(fd, entry);
+}
+
+/* Answers with the entry of name, or with result when that is an error. */
+static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int result)
+{
+	struct fuse_entry_param entry;
+
+	if (result == 0)
+		result = lookup_name(inode_of(parent), name, &entry);
+	if (result < 0)
+		fuse_reply_err(req, -result);
+	else if (fuse_reply_entry(req, &entry) != 0)
+		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
+}
+
+static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct fuse_entry_param entry;
+	int result = lookup_name(inode_of(parent), name, &entry);
+
+	if (result == -ENOENT && fs.timeout > 0) {
+		/* Absence is cached like everything else. */
+		memset(&entry, 0, sizeof(entry));
+		entry.entry_timeout = fs.timeout;
+		fuse_reply_entry(req, &entry);
+	} else if (result < 0) {
+		fuse_reply_err(req, -result);
+	} else if (fuse_reply_entry(req, &entry) != 0) {
+		inode_forget(inode_of(entry.ino), 1);
+	}
+}
+
+static void fs_forget(fuse_req_t req, fuse_ino_t ino, uint64_t count)
+{
+	inode_forget(inode_of(ino), count);
+	fuse_reply_none(req);
+}
+
+static void fs_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+	for (size_t i = 0; i < count; i++)
+		inode_forget(inode_of(forgets[i].ino), forgets[i].nlookup);
+	fuse_reply_none(req);
+}
+
+/* ---- attributes ---- */
+
+/* A descriptor for the attributes: of the open file if there is one. */
+static int attr_fd(fuse_ino_t ino, const struct fuse_file_info *fi)
+{
+	return fi ? file_fd(fi) : inode_get(inode_of(ino));
+}
+
+static void attr_done(fuse_ino_t ino, const struct fuse_file_info *fi)
+{
+	if (!fi)
+		inode_put(inode_of(ino));
+}
+
+static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int fd = attr_fd(ino, fi), result;
+	struct stat st;
+
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	result = fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
+	attr_done(ino, fi);
+	if (result < 0)
+		fuse_reply_err(req, -result);
+	else
+		fuse_reply_attr(req, &st, fs.timeout);
+}
+
+#if HAVE_STATX
+static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct fuse_file_info *fi)
+{
+	int fd = attr_fd(ino, fi), result;
+	struct statx stx;
+
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	result = statx(fd, "", flags | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, (unsigned)mask, &stx);
+	result = result == -1 ? -errno : 0;
+	attr_done(ino, fi);
+	if (result < 0)
+		fuse_reply_err(req, -result);
+	else
+		fuse_reply_statx(req, 0, &stx, fs.timeout);
+}
+#endif
+
+static int set_owner(int fd, const struct stat *st, int what)
+{
+	uid_t uid = what & FUSE_SET_ATTR_UID ? st->st_uid : (uid_t)-1;
+	gid_t gid = what & FUSE_SET_ATTR_GID ? st->st_gid : (gid_t)-1;
+
+	return fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
+}
+
+static int set_times(int fd, const struct stat *st, int what)
+{
+	struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
+
+	if (what & FUSE_SET_ATTR_ATIME_NOW)
+		times[0].tv_nsec = UTIME_NOW;
+	else if (what & FUSE_SET_ATTR_ATIME)
+		times[0] = st->st_atim;
+	if (what & FUSE_SET_ATTR_MTIME_NOW)
+		times[1].tv_nsec = UTIME_NOW;
+	else if (what & FUSE_SET_ATTR_MTIME)
+		times[1] = st->st_mtim;
+	return utimensat(fd, "", times, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
+}
+
+/* fd is open for writing if there is an open file, otherwise O_PATH. */
+static int set_size(int fd, bool open_file, off_t size)
+{
+	int result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
+
+	return result == -1 ? -errno : 0;
+}
+
+/* What the kernel would do to the privileges of a file that someone else changes. */
+static int drop_privileges(int fd)
+{
+	int result = clear_setid(fd);
+
+	if (result == 0 && removexattr(fd_path(fd).path, "security.capability") == -1 &&
+		errno != ENODATA && errno != EOPNOTSUPP)
+		result = -errno;
+	return result;
+}
+
+static int set_attributes(int fd, bool open_file, const struct stat *st, int what)
+{
+	int result = 0;
+
+	/* Giving a file away clears its set-id bits, so the mode comes after the owner. */
+	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+		result = set_owner(fd, st, what);
+	if (result == 0 && fs.killpriv_v2 && (what & SETATTR_KILL_SETID))
+		result = drop_privileges(fd);
+	if (result == 0 && (what & FUSE_SET_ATTR_MODE) &&
+		chmod(fd_path(fd).path, st->st_mode & ALLPERMS) == -1)
+		result = -errno;
+	if (result == 0 && (what & FUSE_SET_ATTR_SIZE))
+		result = set_size(fd, open_file, st->st_size);
+	if (result == 0 && (what & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME)))
+		result = set_times(fd, st, what);
+	return result;
+}
+
+static void fs_setattr(
+	fuse_req_t req, fuse_ino_t ino, struct stat *attr, int what, struct fuse_file_info *fi)
+{
+	int fd = attr_fd(ino, fi), result;
+	struct stat st;
+
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	result = set_attributes(fd, fi != NULL, attr, what);
+	if (result == 0 && fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1)
+		result = -errno;
+	attr_done(ino, fi);
+	if (result < 0)
+		fuse_reply_err(req, -result);
+	else
+		fuse_reply_attr(req, &st, fs.timeout);
+}
+
+static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+	struct inode *inode = inode_of(ino);
+	char target[PATH_MAX + 1];
+	int fd = inode_get(inode);
+	ssize_t length;
+
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	length = readlinkat(fd, "", target, PATH_MAX);
+	if (length == -1) {
+		int error = errno;
+
+		inode_put(inode);
+		fuse_reply_err(req, error);
+		return;
+	}
+	inode_put(inode);
+	target[length] = '\0';
+	fuse_reply_readlink(req, target);
+}
+
+static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+	struct inode *inode = inode_of(ino);
+	int fd = inode_get(inode), result;
+	struct statvfs st;
+
+#if HAVE_IO_URING
+	if (fuse_req_is_uring(req))
+		atomic_store(&fs.rings, true);
+#endif
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	result = fstatvfs(fd, &st) == -1 ? errno : 0;
+	inode_put(inode);
+	if (result)
+		fuse_reply_err(req, result);
+	else
+		fuse_reply_statfs(req, &st);
+}
+
+/* ---- names ---- */
+
+/* dir is held from here to the end of the change. */
+static int begin_change(fuse_req_t req, fuse_ino_t parent)
+{
+	int dir = inode_get(inode_of(parent));
+
+	if (dir >= 0)
+		caller_begin(req);
+	return dir;
+}
+
+/* Ends it and answers with the new entry; result is what the call returned, with errno. */
+static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int result)
+{
+	result = result == -1 ? -errno : 0;
+	caller_end(req);
+	inode_put(inode_of(parent));
+	reply_name(req, parent, name, result);
+}
+
+static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+{
+	int dir = begin_change(req, parent);
+
+	if (dir < 0)
+		reply(req, dir);
+	else
+		end_change(req, parent, name, mknodat(dir, name, mode, rdev));
+}
+
+static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+	int dir = begin_change(req, parent);
+
+	if (dir < 0)
+		reply(req, dir);
+	else
+		end_change(req, parent, name, mkdirat(dir, name, mode));
+}
+
+static void fs_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
+{
+	int dir = begin_change(req, parent);
+
+	if (dir < 0)
+		reply(req, dir);
+	else
+		end_change(req, parent, name, symlinkat(target, dir, name));
+}
+
+static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const char *new_name)
+{
+	struct inode *inode = inode_of(ino), *parent = inode_of(new_parent);
+	int fd = inode_get(inode), dir, result;
+
+	if (fd < 0) {
+		reply(req, fd);
+		return;
+	}
+	dir = inode_get(parent);
+	if (dir < 0) {
+		inode_put(inode);
+		reply(req, dir);
+		return;
+	}
+	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
+	result = result == -1 ? -errno : 0;
+	inode_put(parent);
+	inode_put(inode);
+	reply_name(req, new_parent, new_name, result);
+}
+
+static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
+{
+	struct inode *victim;
+	int dir = inode_get(inode_of(parent)), result;
+
+	if (dir < 0) {
+		reply(req, dir);
+		return;
+	}
+	victim = inode_hold_victim(dir, name);
+	result = unlinkat(dir, name, flags) == -1 ? -errno : 0;
+	inode_release_victim(victim);
+	inode_put(inode_of(parent));
+	reply(req, result);
+}
+
+static void fs_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	remove_name(req, parent, name, 0);
+}
+
+static void fs_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	remove_name(req, parent, name, AT_REMOVEDIR);
+}
+
+static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
+	const char *new_name, unsigned int flags)
+{
+	struct inode *from = inode_of(parent), *to = inode_of(new_parent), *victim;
+	int dir = inode_get(from), new_dir, result;
+
+	if (dir < 0) {
+		reply(req, dir);
+		return;
+	}
+	new_dir = inode_get(to);
+	if (new_dir < 0) {
+		inode_put(from);
+		reply(req, new_dir);
+		return;
+	}
+	victim = inode_hold_victim(new_dir, new_name);
+	/* RENAME_WHITEOUT makes a file. */
+	caller_begin(req);
+	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
+	caller_end(req);
+	inode_release_victim(victim);
+	inode_put(to);
+	inode_put(from);
+	reply(req, result);
+}
+
+/* ---- extended attributes ---- */
+
+/* Answers with result bytes of value, with a size when none was asked for, or with an error. */
+static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t result, int error)
+{
+	if (result == -1)
+		fuse_reply_err(req, error);
+	else if (size == 0)
+		fuse_reply_xattr(req, (size_t)result);
+	else
+		fuse_reply_buf(req, value, (size_t)result);
+}
+
+/* getxattr, or listxattr when name is NULL. */
+static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+	struct inode *inode = inode_of(ino);
+	char small[1024], *value = small;
+	struct fd_path path;
+	ssize_t result;
+	int fd, error;
+
+	if (size > XATTR_MAX)
+		size = XATTR_MAX;
+	if (size > sizeof(small)) {
+		value = malloc(size);
+		if (!value) {
+			fuse_reply_err(req, ENOMEM);
+			return;
+		}
+	}
+	fd = inode_get(inode);
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+	} else {
+		path = fd_path(fd);
+		result = name ? getxattr(path.path, name, value, size)
+			      : listxattr(path.path, value, size);
+		error = errno;
+		inode_put(inode);
+		reply_xattr(req, size, value, result, error);
+	}
+	if (value != small)
+		free(value);
+}
+
+static void fs_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+	read_xattr(req, ino, name, size);
+}
+
+static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+	read_xattr(req, ino, NULL, size);
+}
+
+/*
+ * Whoever sets an ACL without belonging to the file's group loses the
+ * set-group-ID bit. The kernel leaves that to the file system, which sees
+ * only that the daemon may keep it.
+ */
+static int drop_setgid(fuse_req_t req, int fd)
+{
+	struct stat st;
+
+	if (fuse_req_ctx(req)->uid == 0)
+		return 0;
+	if (fstatat(fd, "", &st, AT_EMPTY_PATH) == -1)
+		return -errno;
+	if (!(st.st_mode & S_ISGID) || caller_in_group(req, st.st_gid))
+		return 0;
+	return chmod(fd_path(fd).path, st.st_mode & ALLPERMS & ~(mode_t)S_ISGID) == -1 ? -errno : 0;
+}
+
+static void fs_setxattr(
+	fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
+{
+	struct inode *inode = inode_of(ino);
+	int fd = inode_get(inode), result;
+
+	if (fd < 0) {
+		reply(req, fd);
+		return;
+	}
+	result = setxattr(fd_path(fd).path, name, value, size, flags) == -1 ? -errno : 0;
+	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
+		result = drop_setgid(req, fd);
+	inode_put(inode);
+	reply(req, result);
+}
+
+static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+	struct inode *inode = inode_of(ino);
+	int fd = inode_get(inode), result;
+
+	if (fd < 0) {
+		reply(req, fd);
+		return;
+	}
+	result = removexattr(fd_path(fd).path, name) == -1 ? -errno : 0;
+	inode_put(inode);
+	reply(req, result);
+}
+
+void operations_namespace(struct fuse_lowlevel_ops *ops)
+{
+	ops->lookup = fs_lookup;
+	ops->forget = fs_forget;
+	ops->forget_multi = fs_forget_multi;
+	ops->getattr = fs_getattr;
+	ops->setattr = fs_setattr;
+#if HAVE_STATX
+	ops->statx = fs_statx;
+#endif
+	ops->readlink = fs_readlink;
+	ops->statfs = fs_statfs;
+	ops->mknod = fs_mknod;
+	ops->mkdir = fs_mkdir;
+	ops->symlink = fs_symlink;
+	ops->link = fs_link;
+	ops->unlink = fs_unlink;
+	ops->rmdir = fs_rmdir;
+	ops->rename = fs_rename;
+	ops->getxattr = fs_getxattr;
+	ops->listxattr = fs_listxattr;
+	ops->setxattr = fs_setxattr;
+	ops->removexattr = fs_removexattr;
+}

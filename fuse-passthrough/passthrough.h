@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * userblk-passthrough: what its parts share.
+ *
+ *   main.c        options, session, the status line
+ *   inodes.c      which files the kernel knows, and descriptors for them
+ *   caller.c      acting as the requesting user
+ *   operations.c  names, attributes, links, extended attributes
+ *   directory.c   opendir, readdir, readdirplus
+ *   file.c        open files: read, write, space, kernel passthrough
+ *
+ * Operations answer a request exactly once, by fuse_reply_*(), and return
+ * nothing. Helpers return a descriptor or 0, or a negative errno.
+ */
+#ifndef USERBLK_FUSE_PASSTHROUGH_H
+#define USERBLK_FUSE_PASSTHROUGH_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <fuse_lowlevel.h>
+
+#include "inodes.h"
+
+/* What the libfuse at hand knows. Debian 12 has 3.14, Debian 13 has 3.17. */
+#define LIBFUSE_AT_LEAST(major, minor, fix)                                                        \
+	(FUSE_VERSION > FUSE_MAKE_VERSION(major, minor) ||                                         \
+		(FUSE_VERSION == FUSE_MAKE_VERSION(major, minor) && LIBFUSE_FIX >= (fix)))
+#ifdef FUSE_HOTFIX_VERSION
+#define LIBFUSE_FIX FUSE_HOTFIX_VERSION
+#else
+#define LIBFUSE_FIX 0
+#endif
+
+#define HAVE_PARALLEL_WRITES LIBFUSE_AT_LEAST(3, 17, 0) /* with FOPEN_DIRECT_IO and mmap */
+#define HAVE_PASSTHROUGH     LIBFUSE_AT_LEAST(3, 17, 0)
+#define HAVE_TMPFILE	     LIBFUSE_AT_LEAST(3, 17, 0)
+#define HAVE_STATX	     LIBFUSE_AT_LEAST(3, 18, 0)
+#define HAVE_IO_URING	     LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose requests */
+#define HAVE_KILLPRIV_V2     LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose its flags */
+
+/* The one file system of this process. Set up by main.c, constant once the session runs. */
+struct filesystem {
+	/* As asked for; init() turns off what the kernel does not have. */
+	bool writeback;
+	bool splice;
+	bool passthrough;
+	double timeout; /* seconds that the kernel may cache names and attributes; 0: not at all */
+
+	bool is_root;	   /* files can be given to the requesting user */
+	bool killpriv_v2;  /* the kernel says when set-id bits must go */
+	bool direct_mmap;  /* O_DIRECT files may bypass the kernel's cache and still be mapped */
+	atomic_bool rings; /* a request came through io_uring */
+	/* Inodes whose data went through the daemon although passthrough is on. */
+	atomic_uint_fast64_t passthrough_refused;
+};
+extern struct filesystem fs;
+
+/* One line for the user, like printf, without newline: stderr, or syslog in the background. */
+void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/*
+ * Between these two, new files belong to the user who sent req, under the
+ * user's umask. The calling thread only; capabilities stay. caller_prepare()
+ * is called once, before there are threads: 0 or a negative errno.
+ */
+int caller_prepare(void);
+void caller_begin(fuse_req_t req);
+void caller_end(fuse_req_t req);
+
+/*
+ * Whether the sender of req is in group, by its groups as /proc shows them.
+ * False when they cannot be read.
+ */
+bool caller_in_group(fuse_req_t req, gid_t group);
+
+/*
+ * Finds name below parent and counts a lookup of it. Fills entry completely.
+ * Returns 0 or a negative errno: EXDEV for a mount point below the source.
+ */
+int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry);
+
+/* Fills entry for fd, an O_PATH descriptor that it takes over, and counts a lookup. */
+int lookup_fd(int fd, struct fuse_entry_param *entry);
+
+/* Clears what chmod(2) calls the set-user-ID and executable set-group-ID bits of fd. */
+int clear_setid(int fd);
+
+/* The path of descriptor fd, for calls that take no O_PATH descriptor. */
+struct fd_path {
+	char path[32];
+};
+struct fd_path fd_path(int fd);
+
+/* Descriptor of an open file, as file.c packs it into fi->fh. */
+int file_fd(const struct fuse_file_info *fi);
+
+void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	struct fuse_file_info *fi);
+#if HAVE_TMPFILE
+void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file_info *fi);
+#endif
+void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
+void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
+	struct fuse_file_info *fi);
+void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+	struct fuse_file_info *fi);
+void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi);
+void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+	struct fuse_file_info *fi_out, size_t len, int flags);
+void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
+	struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size, size_t out_size);
+
+void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void fs_readdir(
+	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
+void fs_readdirplus(
+	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
+void fs_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+/* The descriptor of an open directory. */
+int dir_fd(const struct fuse_file_info *fi);
+
+/* Fills in the operations of operations.c. */
+void operations_namespace(struct fuse_lowlevel_ops *ops);
+
+#endif
