@@ -154,6 +154,21 @@ flow: $(FLOW) ## build the engine for file-system workloads
 .PHONY: flow
 all: flow
 
+# ---- FUSE passthrough file system ---------------------------------------------
+
+# Of any libfuse from 3.14 on: PKG_CONFIG_PATH chooses another than the system's (with a
+# TARGET of its own), whose modes are then compiled in.
+FUSE := $(B)/fuse-passthrough/userblk-passthrough
+FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-passthrough/*.c))
+CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(shell pkg-config --cflags fuse3)
+
+$(FUSE): $(FUSE_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3)
+
+fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
+.PHONY: fuse-passthrough
+all: $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
+
 # ---- install ------------------------------------------------------------------
 
 prefix  ?= /usr/local
