@@ -182,7 +182,7 @@ def estimate(plan: Plan) -> Estimate:
     """How long a plan takes and the most that it writes: a write run ends at the latest when its area is full."""
     profile = plan.profile
     seconds = 0.0
-    written = {device: 0 for device in plan.devices}
+    written = dict.fromkeys(plan.devices, 0)
     for _, entries in plan.blocks():
         first = entries[0]
         area = profile.area[first.device]

@@ -34,6 +34,8 @@ FLUSH_PATIENCE = 300.0  # s that fio may take beyond ramp and runtime, to write 
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
+POLL_S = 0.1
+FIRST_IO = 1 << 20  # bytes that fio must have moved for its job to have begun: more than its own start reads
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
@@ -64,6 +66,15 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
     values = ((name, getattr(use, name)) for name in names)
     return {name: None if value is None else round(value, 3) for name, value in values}
+
+
+def bytes_moved(pid: int) -> int:
+    """Bytes that a process has read and written by system calls, 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines[:2])
 
 
 class Runner:
@@ -245,7 +256,10 @@ class Runner:
             problems = []
             try:
                 limit = time.monotonic() + profile.ramp_s + profile.runtime_s + FLUSH_PATIENCE
-                while not process.wait(0.1):
+                first_io = 0.0
+                while process.poll() is None:
+                    time.sleep(POLL_S)
+                    first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
                     if running.server_died():
                         problems.append("the server died")
                         running.fail_io()
@@ -283,7 +297,7 @@ class Runner:
         if result:
             problems += result.problems
             warnings += result.warnings
-            begin = result.job_start - time.time() + time.monotonic() + profile.ramp_s
+            begin = (first_io or origin) + profile.ramp_s
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
                 problems.append("no samples of the measured window")

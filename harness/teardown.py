@@ -80,7 +80,7 @@ class Teardown:
                 name, arguments = self.steps[-1]
                 try:
                     UNDO[name](**arguments)
-                except (TeardownError, OSError, subprocess.SubprocessError) as error:
+                except Exception as error:  # the other steps must still be taken
                     errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")
                 self.steps.pop()
                 self._save()

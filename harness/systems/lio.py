@@ -192,11 +192,11 @@ class Backstore:
 class Lun:
     """A backstore, exported on the loopback fabric, and the disk that this makes."""
 
-    def __init__(self, backstore: Backstore, name: str = "userblk") -> None:
-        """name: unique on this machine, letters and digits."""
+    def __init__(self, backstore: Backstore, name: str = "userblk", hba: Path | None = None) -> None:
+        """name: unique on this machine, letters and digits. hba: only to remove() what another process left."""
         self.backstore = backstore
         self.name = name
-        self.hba = TARGET / "core" / f"{backstore.kind}_{os.getpid()}"
+        self.hba = hba or TARGET / "core" / f"{backstore.kind}_{os.getpid()}"
         self.core = self.hba / name
         self.port = LOOPBACK / naa(f"{name} target") / "tpgt_1"
         self.disk = Path()
@@ -247,6 +247,17 @@ class Lun:
             return (disk / "size").read_text().strip() != "0" and self.disk.is_block_device()
         return False
 
+    def remove(self) -> None:
+        """Remove whatever there is of it, by whomever it was made; nothing if there is nothing."""
+        lun = self.port / "lun" / "lun_0"
+        directories = (self.hba, self.core, LOOPBACK, self.port.parent, self.port, lun)
+        self._made = [path.rmdir for path in directories if path.exists()]
+        if LOOPBACK.exists() and len(list(LOOPBACK.glob("naa.*"))) > self.port.parent.exists():
+            self._made.remove(LOOPBACK.rmdir)  # others use it
+        if (lun / self.name).is_symlink():
+            self._made.append((lun / self.name).unlink)
+        self._remove()
+
     def _remove(self) -> None:
         """In reverse; goes on after a failure, which it raises at the end."""
         failure: LioError | None = None
@@ -275,14 +286,14 @@ class Lun:
         while thread.is_alive() and time.monotonic() < end:
             thread.join(0.5)
             if thread.is_alive() and not daemon_runs():
-                self._fail_commands()
+                self.fail_commands()
         if thread.is_alive():
             raise LioError(f"{what} within {DISK_LIMIT:g} s")
         if errors:
             raise LioError(f"{what}: {errors[0]}") from errors[0]
 
-    def _fail_commands(self) -> None:
-        """Nobody will answer what lies in the ring, nor the kernel's netlink messages."""
+    def fail_commands(self) -> None:
+        """Without a daemon: nobody will answer what lies in the ring, nor the kernel's netlink messages."""
         for path, value in (
             (self.core / "action" / "block_dev", "1"),
             (self.core / "action" / "reset_ring", "2"),

@@ -24,7 +24,6 @@ class Result:
     throughput_mbps: float
     latency_us: float
     duration_s: float
-    job_start: float  # seconds since 1970
     version: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -86,7 +85,6 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         result_bytes = side["io_bytes"]
         latency = side["lat_ns"]
         errors = [j["error"] for j in report["jobs"]]
-        job_start = job.get("job_start", report["timestamp_ms"]) / 1e3
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"fio reports error {error}" for error in errors if error]
@@ -107,7 +105,6 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         throughput_mbps=result_bytes / span / 1e6,
         latency_us=latency["mean"] / 1e3,
         duration_s=seconds,
-        job_start=job_start,
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),
