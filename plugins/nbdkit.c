@@ -285,9 +285,15 @@ static int adapter_pwrite(
 
 static int adapter_flush(void *handle, uint32_t flags)
 {
+	int r = backend_flush(device);
+
 	(void)handle;
 	(void)flags;
-	return answer_data(backend_flush(device), "flush", device_info.size, 0);
+	if (r < 0) {
+		errno = -r;
+		nbdkit_error("flush: %m");
+	}
+	return answer(r);
 }
 
 static int adapter_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags)

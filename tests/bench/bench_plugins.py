@@ -187,8 +187,8 @@ def line_of(cell: Cell) -> str:
 def print_table(cells: list[Cell]) -> None:
     for name in dict.fromkeys(cell.comparison for cell in cells):
         comparison = COMPARISONS[name]
-        where = "disk" if comparison.on_disk else "memory"
-        print(f"{name}: {comparison.first.name} / {comparison.second.name}, in {where}")
+        where = "on disk" if comparison.on_disk else "in memory"
+        print(f"{name}: {comparison.first.name} / {comparison.second.name}, {where}")
     print(f"{'cell':<26}{'n':>4}{'IOPS 1st':>12}{'IOPS 2nd':>12}{'ratio':>8}  95 % interval")
     for cell in cells:
         print(line_of(cell))
