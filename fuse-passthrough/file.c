@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -407,16 +408,131 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 	fuse_reply_err(req, fallocate(file_fd(fi), mode, offset, length) == -1 ? errno : 0);
 }
 
-void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
-{
-	off_t result = lseek(file_fd(fi), offset, whence);
+/* ---- SEEK_DATA and SEEK_HOLE ---- */
 
-	(void)ino;
+/* A search for data or holes that waits for the thread below. */
+struct search {
+	struct search *next;
+	fuse_req_t req;
+	fuse_ino_t ino;
+	off_t offset;
+	int whence, fd;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct search *first, **end;
+	bool running, busy;
+} searches = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.changed = PTHREAD_COND_INITIALIZER,
+	.end = &searches.first,
+};
+
+static void seek_now(fuse_req_t req, int fd, off_t offset, int whence)
+{
+	off_t result = lseek(fd, offset, whence);
+
 	if (result == -1)
 		fuse_reply_err(req, errno);
 	else
 		fuse_reply_lseek(req, result);
 }
+
+/*
+ * The kernel asks for data and holes without having written its cached pages
+ * back, so the source would call new data a hole, and cp(1) would lose it. Have
+ * it drop the cache of the file first: that writes. The workers must be free to
+ * serve those writes meanwhile, hence a thread of its own.
+ */
+static void *search_thread(void *arg)
+{
+	(void)arg;
+	pthread_mutex_lock(&searches.lock);
+	for (;;) {
+		struct search *search = searches.first;
+
+		if (!search) {
+			searches.busy = false;
+			pthread_cond_wait(&searches.changed, &searches.lock);
+			continue;
+		}
+		searches.busy = true;
+		searches.first = search->next;
+		if (!searches.first)
+			searches.end = &searches.first;
+		pthread_mutex_unlock(&searches.lock);
+
+		fuse_lowlevel_notify_inval_inode(fs.session, search->ino, 0, 0);
+		seek_now(search->req, search->fd, search->offset, search->whence);
+		free(search);
+		pthread_mutex_lock(&searches.lock);
+	}
+	return NULL;
+}
+
+/* Hands search to the thread. Returns 0 or a negative errno. */
+static int search_later(struct search *search)
+{
+	pthread_t thread;
+	int result = 0;
+
+	pthread_mutex_lock(&searches.lock);
+	if (!searches.running) {
+		result = -pthread_create(&thread, NULL, search_thread, NULL);
+		if (result == 0) {
+			pthread_detach(thread);
+			searches.running = true;
+		}
+	}
+	if (result == 0) {
+		*searches.end = search;
+		searches.end = &search->next;
+		searches.busy = true;
+		pthread_cond_signal(&searches.changed);
+	}
+	pthread_mutex_unlock(&searches.lock);
+	return result;
+}
+
+void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
+{
+	struct search *search;
+	int result;
+
+	if (!fs.writeback) {
+		seek_now(req, file_fd(fi), offset, whence);
+		return;
+	}
+	search = calloc(1, sizeof(*search));
+	if (!search) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	search->req = req;
+	search->ino = ino;
+	search->offset = offset;
+	search->whence = whence;
+	search->fd = file_fd(fi);
+	result = search_later(search);
+	if (result < 0) {
+		free(search);
+		fuse_reply_err(req, -result);
+	}
+}
+
+bool searches_done(void)
+{
+	bool done;
+
+	pthread_mutex_lock(&searches.lock);
+	done = !searches.busy;
+	pthread_mutex_unlock(&searches.lock);
+	return done;
+}
+
+/* ---- copies ---- */
 
 void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,

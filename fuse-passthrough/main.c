@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <syslog.h>
@@ -56,7 +56,6 @@ static struct options {
 	}
 #define VALUE(name, member)                                                                        \
 	{"--" name "=%s", offsetof(struct options, member), 0},                                    \
-		{"--" name " %s", offsetof(struct options, member), 0},                            \
 	{                                                                                          \
 		name "=%s", offsetof(struct options, member), 0                                    \
 	}
@@ -398,10 +397,18 @@ static size_t raise_open_files(void)
 	return limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur;
 }
 
-static bool open_source(void)
+/* Opens SOURCE and checks MOUNTPOINT. */
+static bool open_directories(void)
 {
+	struct stat st;
 	int fd, result;
 
+	errno = ENOTDIR; /* unless stat() has a reason of its own */
+	if (stat(options.mount_point, &st) == -1 || !S_ISDIR(st.st_mode)) {
+		complain("%s: %s; MOUNTPOINT is to be a directory", options.mount_point,
+			strerror(errno));
+		return false;
+	}
 	fs.is_root = geteuid() == 0;
 	umask(0);
 	result = caller_prepare();
@@ -448,27 +455,28 @@ static int serve(struct fuse_args *args)
 {
 	struct fuse_lowlevel_ops ops = {0};
 	struct fuse_loop_config *loop;
-	struct fuse_session *session;
 	int result = -1;
 
 	fill_operations(&ops);
-	session = fuse_session_new(args, &ops, sizeof(ops), NULL);
-	if (!session)
+	fs.session = fuse_session_new(args, &ops, sizeof(ops), NULL);
+	if (!fs.session)
 		return EXIT_WRONG_USE; /* libfuse has said why */
 	loop = fuse_loop_cfg_create();
-	if (!loop || fuse_set_signal_handlers(session) != 0) {
+	if (!loop || fuse_set_signal_handlers(fs.session) != 0) {
 		complain("cannot start: out of memory");
-	} else if (fuse_session_mount(session, options.mount_point) == 0) {
+	} else if (fuse_session_mount(fs.session, options.mount_point) == 0) {
 		fuse_loop_cfg_set_clone_fd(loop, (unsigned)options.clone_fd);
 		fuse_loop_cfg_set_max_threads(loop, options.thread_count);
 		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
-		result = fuse_session_loop_mt(session, loop);
-		fuse_session_unmount(session);
-		fuse_remove_signal_handlers(session);
+		result = fuse_session_loop_mt(fs.session, loop);
+		fuse_session_unmount(fs.session);
+		fuse_remove_signal_handlers(fs.session);
 	}
 	if (loop)
 		fuse_loop_cfg_destroy(loop);
-	fuse_session_destroy(session);
+	/* Told to end in the middle of an lseek: its thread still uses the session. */
+	if (searches_done())
+		fuse_session_destroy(fs.session);
 	if (atomic_load(&fs.passthrough_refused))
 		complain("%ju inodes were not passed through by the kernel",
 			(uintmax_t)atomic_load(&fs.passthrough_refused));
@@ -532,7 +540,7 @@ int main(int argc, char *argv[])
 	fs.splice = !options.nosplice;
 	fs.passthrough = options.passthrough;
 	options.foreground = options.foreground || options.debug;
-	if (!open_source())
+	if (!open_directories())
 		goto out;
 	status = EXIT_FAILURE;
 	if (!add_session_options(&args)) {

@@ -42,6 +42,7 @@
 
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
+	struct fuse_session *session;
 	/* As asked for; init() turns off what the kernel does not have. */
 	bool writeback;
 	bool splice;
@@ -111,6 +112,8 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
 	struct fuse_file_info *fi);
 void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi);
+/* No lseek is at work beside the session's own threads. */
+bool searches_done(void);
 void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
 	struct fuse_file_info *fi_out, size_t len, int flags);
