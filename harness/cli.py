@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-
 from userblk import __version__
 from userblk.analysis import render
 from userblk.analysis.summaries import SummaryError, load_campaign

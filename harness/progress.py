@@ -13,7 +13,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
-
 from userblk.analysis.render import grids
 from userblk.analysis.summaries import Run, SummaryError, run_from_summary
 from userblk.analysis.table import make_table
