@@ -235,6 +235,13 @@ comma := ,
 UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
 	pwritev64v2 fdatasync fallocate64)
 
+# userblk-flow's tests link all of it but main().
+define flow_unit
+UNIT_OBJS_$1 = $$(filter-out %/main.o,$$(FLOW_OBJS))
+UNIT_LDFLAGS_$1 := -lm
+endef
+$(foreach t,$(filter test_flow_%,$(UNIT_TESTS)),$(eval $(call flow_unit,$t)))
+
 .SECONDEXPANSION:
 $(UNIT_PROGRAMS): $(B)/tests/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/support.o \
 		$(BACKEND_OBJS) $$(UNIT_OBJS_$$*)
@@ -303,6 +310,12 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(SYSTEMS),--systems '$(SYSTEMS)') $(if $(WORKLOADS),--workloads '$(WORKLOADS)') \
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(DRY_RUN),--dry-run)
+
+test-lab: ## nbd and TCMU disks of a real kernel, in one boot of the lab's guest
+	lab/make-in-root plugins handlers
+	lab/run --timeout 420 -- env PYTHONPATH=/userblk/python \
+		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest
+.PHONY: test-lab
 
 bench: deps all ## the paper's Table 1, on named devices or in the lab (see userblk run --help)
 	bin/userblk run $(BENCH_OPTIONS)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Run in the lab's guest: what the tests of real kernel paths share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from userblk.harness.blockdev import identify
+from userblk.harness.commands import Recorder
+from userblk.harness.config import SystemConfig
+from userblk.harness.systems import Running, bring_up, load_modules, modules
+from userblk.harness.teardown import Teardown
+
+BUILD = "build/trixie"
+MIB = 1 << 20
+AREA = 256 * MIB  # of the null devices
+LIMIT = 60.0  # s for every command
+SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "fio")
+
+Up = Callable[..., AbstractContextManager[Running]]
+
+
+def run(argv: Sequence[str | Path], *, expect: int | None = 0, stdin: str | None = None) -> str:
+    """Run a command; its standard output and error. expect: exit code, None: any."""
+    done = subprocess.run(
+        [str(word) for word in argv],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert expect is None or done.returncode == expect, f"{argv}: exit code {done.returncode}: {done.stdout}"
+    return done.stdout
+
+
+def config(kind: str, device: str = "passthrough", *, timeout_s: int = 30, **parameters: str) -> SystemConfig:
+    return SystemConfig(
+        name=kind,
+        kind=kind,
+        device=device,
+        connections=2,
+        threads=16,
+        timeout_s=timeout_s,
+        parameters=parameters,
+    )
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Up:
+    """up(config, device="/dev/..."): a system of the harness, torn down at the end of the with block."""
+    count = 0
+
+    @contextmanager
+    def enter(system: SystemConfig, device: str = os.environ["LAB_NVME"]) -> Iterator[Running]:
+        nonlocal count
+        count += 1
+        recorder, teardown = Recorder(tmp_path / str(count)), Teardown()
+        load_modules(modules(system.kind), teardown)
+        try:
+            with bring_up(system, identify(device), AREA, BUILD, recorder, teardown) as running:
+                yield running
+        finally:
+            teardown.unwind()
+
+    return enter
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Iterator[Path]:
+    """A directory that is not mounted on any more at the end, whatever happens."""
+    directory = tmp_path / "mnt"
+    directory.mkdir()
+    yield directory
+    if directory.is_mount():
+        run(["umount", "--lazy", directory])
+
+
+def leftovers() -> list[str]:
+    """What a torn-down system must not leave: processes, connected devices, LIO objects, modules in use."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (entry / "comm").read_text().strip()
+            if name in SERVERS and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(f"process {name} ({entry.name})")
+        except OSError:
+            continue  # ended
+    found += [str(path) for path in Path("/sys/block").glob("nbd*") if (path / "size").read_text().strip() != "0"]
+    target = Path("/sys/kernel/config/target")
+    found += [str(path) for path in target.glob("*/*") if path.is_dir() and path.name != "alua"]
+    for module in ("nbd", "tcm_loop", "target_core_user"):
+        count = Path("/sys/module", module, "refcnt")
+        if count.exists() and count.read_text().strip() != "0":
+            found.append(f"module {module} is in use")
+    for disk in Path("/sys/block").glob("sd*"):
+        if (disk / "device/vendor").read_text().strip() == "LIO-ORG":
+            found.append(f"disk {disk.name}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert leftovers() == []

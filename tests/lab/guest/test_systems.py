@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A disk of ours used as a disk: file system, verified data, discard, a server that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import MIB, Up, config, run
+
+KINDS = ("nbdkit", "tcmu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_system(up: Up, mountpoint: Path, kind: str) -> None:
+    with up(config(kind)) as running:
+        disk = running.used.path
+        queue = running.used.queue
+        assert (queue / "write_cache").read_text().strip() == "write back", "flushes would never be sent"
+        run(["mkfs.ext4", "-q", disk])
+        run(["mount", disk, mountpoint])
+        assert mountpoint.is_mount()
+        run(
+            ["fio", "--name=verify", f"--directory={mountpoint}", "--size=8M", "--rw=randwrite", "--bs=4k",
+             "--ioengine=psync", "--numjobs=2", "--thread", "--fsync=64", "--verify=crc32c", "--verify_fatal=1"]
+        )  # fmt: skip
+        run(["fstrim", "-v", mountpoint])
+        run(["umount", mountpoint])
+        run(["fsck.ext4", "-f", "-n", disk])
+    # On the native device below is what was written through ours.
+    run(["fsck.ext4", "-f", "-n", os.environ["LAB_NVME"]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_raw_verify_and_discard(up: Up, kind: str) -> None:
+    with up(config(kind)) as running:
+        disk = running.used.path
+        run(
+            ["fio", "--name=verify", f"--filename={disk}", "--size=16M", "--rw=randwrite", "--bsrange=512-128k",
+             "--ioengine=libaio", "--iodepth=16", "--direct=1", "--verify=crc32c", "--verify_fatal=1"]
+        )  # fmt: skip
+        assert any(read(disk, 0, MIB))
+        # Zeroes are promised for -z, whatever the device does with a discard.
+        run(["blkdiscard", "-z", "-o", str(3 * 512), "-l", str(MIB), disk])
+        assert any(read(disk, 0, 3 * 512))
+        assert not any(read(disk, 3 * 512, MIB))
+        assert any(read(disk, 3 * 512 + MIB, MIB))
+        run(["blkdiscard", "-o", str(4 * MIB), "-l", str(4 * MIB), disk])
+        # The emulated device reads as zeroes where it was discarded: the discard arrived.
+        assert not any(read(disk, 4 * MIB, 4 * MIB))
+        assert any(read(disk, 8 * MIB, MIB))
+
+
+def read(disk: str, offset: int, length: int) -> bytes:
+    """Past the page cache of the disk."""
+    run(["blockdev", "--flushbufs", disk])
+    fd = os.open(disk, os.O_RDONLY)
+    try:
+        data = b""
+        while len(data) < length:
+            part = os.pread(fd, length - len(data), offset + len(data))
+            assert part
+            data += part
+        return data
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_killed_during_io(up: Up, kind: str) -> None:
+    """Errors, no hang, and everything can be torn down."""
+    with up(config(kind, timeout_s=5)) as running:
+        load = subprocess.Popen(
+            ["fio", "--name=load", f"--filename={running.used.path}", "--size=64M", "--rw=randrw", "--bs=4k",
+             "--ioengine=psync", "--direct=1", "--numjobs=4", "--thread", "--time_based", "--runtime=60"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            counter = running.used.queue.parent / "stat"
+            before = counter.read_text()
+            time.sleep(3)
+            assert counter.read_text() != before, "no I/O to disturb"
+            assert load.poll() is None
+            os.kill(running.server, signal.SIGKILL)
+            end = time.monotonic() + 10
+            while not running.server_died():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            running.fail_io()
+            output, _ = load.communicate(timeout=40)
+            assert load.returncode != 0, output
+            assert "error" in output.lower()
+        finally:
+            if load.poll() is None:
+                load.kill()
+                load.wait(30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_null(up: Up, kind: str) -> None:
+    with up(config(kind, "null")) as running:
+        assert running.used.size == 256 * MIB
+        assert not any(read(running.used.path, 0, MIB))
+        for mode in ("randread", "randwrite"):
+            output = run(
+                ["fio", "--name=null", f"--filename={running.used.path}", f"--rw={mode}", "--bs=4k", "--direct=1",
+                 "--ioengine=psync", "--numjobs=16", "--thread", "--time_based", "--runtime=1", "--group_reporting",
+                 "--output-format=terse", "--terse-version=3"]
+            )  # fmt: skip
+            fields = output.strip().splitlines()[-1].split(";")
+            operations = int(fields[7 if mode == "randread" else 48])
+            assert operations > 100, output

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""SCSI commands to a TCMU disk that no file system sends, resize, and targetcli."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MIB, Up, config, run
+from test_systems import read
+from userblk.harness.systems import Running
+
+BLOCK = 512
+CORE = Path("/sys/kernel/config/target/core")
+ILLEGAL_REQUEST = 5  # exit codes of sg3_utils
+INVALID_OPCODE = 9
+MISCOMPARE = 14
+
+
+@pytest.fixture
+def running(up: Up) -> Iterator[Running]:
+    with up(config("tcmu")) as running:
+        yield running
+        assert not running.server_died(), "a command ended tcmu-runner"
+
+
+def fill(disk: str, length: int) -> bytes:
+    data = bytes(index * 7 % 251 + 1 for index in range(BLOCK)) * (length // BLOCK)
+    fd = os.open(disk, os.O_WRONLY)
+    try:
+        assert os.pwrite(fd, data, 0) == length
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return data
+
+
+def write_same(disk: str, block: Path | str, lba: int, count: int, *options: str, expect: int = 0) -> None:
+    run(
+        ["sg_write_same", f"--lba={lba}", f"--num={count}", f"--in={block}", f"--xferlen={BLOCK}", *options, disk],
+        expect=expect,
+    )
+
+
+def test_write_same(running: Running, tmp_path: Path) -> None:
+    disk = running.used.path
+    pattern = tmp_path / "pattern"
+    pattern.write_bytes(b"\xa5" * BLOCK)
+    expected = bytearray(fill(disk, 8 * MIB))
+
+    def check() -> None:
+        assert read(disk, 0, 8 * MIB) == expected
+
+    # Odd addresses and lengths, with UNMAP and without, by the 10 and the 16 byte command.
+    for lba, count, options in (
+        (1, 1, ["--10"]),
+        (3, 5, ["--16"]),
+        (11, 7, ["--10", "--unmap=1"]),
+        (23, 1, ["--16", "--unmap=1"]),
+        (2048, 4096, ["--16", "--unmap=1"]),
+    ):
+        write_same(disk, "/dev/zero", lba, count, *options)
+        expected[lba * BLOCK : (lba + count) * BLOCK] = bytes(count * BLOCK)
+        check()
+    for lba, count, options in ((5, 3, []), (31, 2100, ["--16"]), (8000, 9, ["--16", "--unmap=1"])):
+        write_same(disk, pattern, lba, count, *options)
+        expected[lba * BLOCK : (lba + count) * BLOCK] = b"\xa5" * (count * BLOCK)
+        check()
+    # Behind the end, and what the runner would do wrong: LBDATA.
+    write_same(disk, "/dev/zero", running.used.size // BLOCK - 1, 2, "--16", expect=ILLEGAL_REQUEST)
+    write_same(disk, "/dev/zero", 0, 1, "--10", "--lbdata", expect=ILLEGAL_REQUEST)
+    check()
+
+
+def test_unmap(running: Running) -> None:
+    disk = running.used.path
+    expected = bytearray(fill(disk, MIB))
+    for lba, count in ((1, 1), (3, 5), (64, 128), (1001, 7)):
+        run(["sg_unmap", f"--lba={lba}", f"--num={count}", "--force", disk])
+        found = read(disk, lba * BLOCK, count * BLOCK)
+        # Advisory: each block is as before or deallocated, which reads as zeroes on this device.
+        for block in range(count):
+            part = slice(block * BLOCK, (block + 1) * BLOCK)
+            assert found[part] in (expected[:BLOCK], bytes(BLOCK))
+        expected[lba * BLOCK : (lba + count) * BLOCK] = found
+        assert read(disk, 0, MIB) == expected
+    # A range of the emulated device's granularity or more really goes.
+    assert not any(expected[64 * BLOCK : 192 * BLOCK])
+    run(["sg_unmap", f"--lba={running.used.size // BLOCK}", "--num=1", "--force", disk], expect=ILLEGAL_REQUEST)
+
+
+def test_compare_and_write(running: Running, tmp_path: Path) -> None:
+    disk = running.used.path
+    expected = bytearray(fill(disk, MIB))
+    new = b"\x5a" * BLOCK
+    both = tmp_path / "both"
+    argv = ["sg_compare_and_write", "--lba=7", "--num=1", f"--xferlen={2 * BLOCK}", f"--in={both}"]
+    both.write_bytes(bytes(expected[7 * BLOCK : 8 * BLOCK]) + new)
+    run([*argv, disk])
+    expected[7 * BLOCK : 8 * BLOCK] = new
+    assert read(disk, 0, MIB) == expected
+    # What is compared is no longer there.
+    run([*argv, disk], expect=MISCOMPARE)
+    assert read(disk, 0, MIB) == expected
+    both.write_bytes(new + b"\x11" * BLOCK)
+    run([*argv, "--fua", disk])
+    expected[7 * BLOCK : 8 * BLOCK] = b"\x11" * BLOCK
+    assert read(disk, 0, MIB) == expected
+
+
+def test_other_commands(running: Running, tmp_path: Path) -> None:
+    disk = running.used.path
+    expected = fill(disk, MIB)
+    # tcmu-runner has no VERIFY; FORMAT UNIT is refused, since it would lose errors.
+    assert "Invalid opcode" in run(["sg_verify", "--lba=0", "--count=4", disk], expect=INVALID_OPCODE)
+    assert "Invalid" in run(["sg_raw", disk, "04", "00", "00", "00", "00", "00"], expect=None)
+    run(["sg_sync", disk])
+    run(["sg_readcap", "--16", disk])
+    # WRITE AND VERIFY(16) of one block, FUA in WRITE(10): not announced, obeyed all the same.
+    block = tmp_path / "block"
+    block.write_bytes(b"\x33" * BLOCK)
+    run(["sg_write_verify", "--16", "--lba=9", "--num=1", f"--ilen={BLOCK}", f"--in={block}", disk])
+    run(["sg_raw", "-s", str(BLOCK), "-i", block, disk, "2a", "08", "00", "00", "00", "0b", "00", "00", "01", "00"])
+    assert read(disk, 0, MIB) == b"".join(
+        (expected[: 9 * BLOCK], b"\x33" * BLOCK, expected[: BLOCK], b"\x33" * BLOCK, expected[12 * BLOCK :])
+    )
+    limits = run(["sg_vpd", "--page=bl", disk])
+    assert "Unmap granularity alignment valid: true" in limits or "Unmap granularity alignment: 0" in limits, limits
+
+
+def test_resize(running: Running) -> None:
+    disk, size = running.used.path, running.used.size
+    (core,) = CORE.glob("user_*/userblk")
+
+    def resize(to: int) -> None:
+        (core / "attrib/dev_size").write_text(str(to))
+
+    def seen() -> int:
+        run(["sg_turs", disk], expect=None)  # takes the unit attention
+        (running.used.queue.parent / "device/rescan").write_text("1")
+        return int((running.used.queue.parent / "size").read_text()) * BLOCK
+
+    resize(size // 2)
+    assert seen() == size // 2
+    last = size // 2 // BLOCK
+    run(["sg_dd", f"if={disk}", "of=/dev/null", "bs=512", f"skip={last - 1}", "count=1", "blk_sgio=1"])
+    resize(size)
+    assert seen() == size
+    run(["sg_dd", f"if={disk}", "of=/dev/null", "bs=512", f"skip={size // BLOCK - 1}", "count=1", "blk_sgio=1"])
+    with pytest.raises(OSError):
+        resize(size + MIB)
+    assert seen() == size
+    # Without a write cache each write is durable when it is answered.
+    (core / "attrib/emulate_write_cache").write_text("0")
+    assert "WCE=0" in run(["sg_modes", "--page=8", disk]) or "  Caching" in run(["sg_modes", "--page=8", disk])
+
+
+def test_targetcli(running: Running) -> None:
+    """The way of the manual page, on the second disk, while the harness's LUN is there."""
+    sata = os.environ["LAB_SATA"]
+    size = int(Path("/sys/block", Path(sata).name, "size").read_text()) * BLOCK
+    create = "/backstores/user:userblk_passthrough create name=lab"
+    bad = run(
+        ["targetcli"],
+        stdin=f"set global auto_save_on_exit=false\n{create} size={size} cfgstring={sata};direct=perhaps\nexit\n",
+        expect=None,
+    )
+    assert "direct=perhaps" in bad, bad
+    missing = run(
+        ["targetcli"],
+        stdin=f"set global auto_save_on_exit=false\n{create} size={size} cfgstring=/dev/nothing\nexit\n",
+        expect=None,
+    )
+    assert "file=/dev/nothing: No such file" in missing, missing
+    before = set(Path("/sys/block").iterdir())
+    wwn = "naa.5001405aabbccdde"
+    good = run(
+        ["targetcli"],
+        stdin="set global auto_save_on_exit=false\n"
+        f"{create} size={size} cfgstring={sata};direct=on hw_max_sectors=1024\n"
+        f"/loopback create {wwn}\n"
+        f"/loopback/{wwn}/luns create /backstores/user:userblk_passthrough/lab\n"
+        "exit\n",
+    )
+    try:
+        (disk,) = {path.name for path in set(Path("/sys/block").iterdir()) - before}
+        assert (Path("/sys/block", disk, "queue/max_sectors_kb")).read_text().strip() == "512", good
+        fill(f"/dev/{disk}", MIB)
+        assert read(f"/dev/{disk}", 0, MIB) == fill(f"/dev/{disk}", MIB)
+    finally:
+        out = run(
+            ["targetcli"],
+            stdin="set global auto_save_on_exit=false\n"
+            f"/loopback delete {wwn}\n/backstores/user:userblk_passthrough delete lab\nexit\n",
+        )
+    assert not Path("/sys/block", disk).exists(), out
+    assert not list(CORE.glob("user_*/lab")), out
+    assert any(read(sata, 0, MIB))
