@@ -331,6 +331,7 @@ class Runner:
             "order": entry.index,
             "block": block,
             "emulated": self.plan.emulated,
+            "kernel": self.environment.get("kernel", ""),
             "started": started,
             "duration_s": result.duration_s if result else 0.0,
             "valid": not problems,
