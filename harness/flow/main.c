@@ -163,7 +163,7 @@ static bool run_workload(struct program *p, const struct wml_statement *s, struc
 
 	report_log("Running...");
 	run_block_signals(true);
-	bool ok = run(w, &p->options, report_breakdown, &result, error);
+	bool ok = run_perform(w, &p->options, report_breakdown, &result, error);
 	run_block_signals(false);
 	end_progress();
 	if (!ok)

@@ -421,7 +421,7 @@ static void measure(struct run *r, run_print *print, struct run_result *result, 
 	result->system_s = cpu_seconds(&before.ru_stime, &after.ru_stime);
 }
 
-bool run(const struct workload *w, const struct run_options *options, run_print *print,
+bool run_perform(const struct workload *w, const struct run_options *options, run_print *print,
 	struct run_result *result, struct flow_error *error)
 {
 	struct run r;

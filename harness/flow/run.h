@@ -75,7 +75,7 @@ typedef void run_print(const struct workload *w, const struct stats *rows, doubl
  * Runs the workload, whose filesets exist. False with a line in error if a
  * flowop failed; there are no results then.
  */
-bool run(const struct workload *w, const struct run_options *options, run_print *print,
+bool run_perform(const struct workload *w, const struct run_options *options, run_print *print,
 	struct run_result *result, struct flow_error *error);
 void run_result_free(struct run_result *result);
 void run_summarize(const struct workload *w, const struct stats *rows, struct run_summary *out);
