@@ -19,7 +19,7 @@ PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
 PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
-COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc")
+COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc", "pgrep")
 
 Handle: TypeAlias = Any  # nbd.NBD: libnbd has no types
 
