@@ -10,10 +10,8 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-CONFIGS = CHECKOUT / "configs"
+from .paths import CONFIGS
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
 KINDS = ("native", "nbdkit", "tcmu")
@@ -147,7 +145,7 @@ def _read(kind: str, name: str) -> Table:
     path = CONFIGS / kind / f"{name}.toml"
     if name not in names(kind):
         raise ConfigError(f"{kind.removesuffix('s')}={name}: unknown; use one of {', '.join(names(kind))}")
-    file = str(path.relative_to(CHECKOUT))
+    file = str(path.relative_to(CONFIGS.parent))
     try:
         table = Table(file, tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

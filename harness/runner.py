@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from .commands import CommandError, Recorder, now
 from .config import ConfigError, Workload
 from .environment import meminfo, snapshot
 from .plan import Entry, Plan, read_plan
-from .prepare import PrepareError, dirty_limits, discard_area, drop_caches, fill_area, limit_dirty
+from .prepare import PrepareError, dirty_limits, discard_area, drop_caches, fill_area, kept_cached, limit_dirty
 from .safety import Refused, check, claimed, recheck
 from .samplers import DiskUse, Sampler, read_sample, use_between
 from .systems import Running, SystemError_, bring_up, load_modules, modules
@@ -38,10 +39,6 @@ POLL_S = 0.1
 FIRST_IO = 1 << 20  # bytes that fio must have moved for its job to have begun: more than its own start reads
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
-
-
-class Stop(Exception):
-    """The campaign cannot go on; one line."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -66,6 +63,15 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
     values = ((name, getattr(use, name)) for name in names)
     return {name: None if value is None else round(value, 3) for name, value in values}
+
+
+def write_counters(directory: Path) -> None:
+    """What the device counted, which servers print when they close it: counters.json in the block's directory."""
+    counters = {}
+    for log in sorted((directory / "commands").glob("*.err")):
+        for line in re.findall(r"counters:((?: \w+=\d+)+)", log.read_text(errors="replace")):
+            counters |= {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
+    write_json(directory / "counters.json", counters)
 
 
 def bytes_moved(pid: int) -> int:
@@ -135,6 +141,7 @@ class Runner:
             try:
                 try:
                     self.set_up(pending)
+                    stack.enter_context(kept_cached("fio"))
                     for number, entries in self.plan.blocks():
                         self.run_block(number, [entry for entry in entries if entry in pending])
                 finally:
@@ -142,7 +149,7 @@ class Runner:
             except interrupt.Interrupted as reason:
                 self.interrupted = True
                 code = 128 + reason.number
-            except (Stop, Refused, TeardownError, SystemError_) as error:
+            except (Refused, TeardownError, SystemError_, PrepareError) as error:
                 self.emit("note", text=f"the campaign stops: {error}")
                 print(f"userblk: {error}", file=sys.stderr)
                 code = EXIT_NOTHING
@@ -179,10 +186,12 @@ class Runner:
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
-            except (SystemError_, CommandError) as error:
+            except (SystemError_, CommandError, OSError) as error:
                 for entry in pending:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
                 return
+            finally:
+                write_counters(directory)
 
     # ---- one run ----------------------------------------------------------------------
 
@@ -201,7 +210,9 @@ class Runner:
             repetition=entry.repetition,
         )
         try:
+            began = time.monotonic()
             preparation = self.prepare(entry, workload, running, filled)
+            preparation["preparation_s"] = round(time.monotonic() - began, 3)
             summary = self.measure(entry, workload, running, block, directory, preparation)
         except (PrepareError, CommandError, fio.WorkloadError, OSError) as error:
             self.failed(entry, str(error))

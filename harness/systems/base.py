@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..blockdev import BlockDevice
 from ..commands import CommandError, Process, Recorder, last_line
-from ..config import CHECKOUT, SystemConfig
+from ..config import SystemConfig
+from ..paths import CHECKOUT
 from ..teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
 
 PATIENCE = 30.0  # s for every step of a bring-up
@@ -38,7 +39,7 @@ class Context:
 
     def library(self, *parts: str) -> Path:
         """A file that make built. Raises SystemError_."""
-        path = (CHECKOUT / self.build).joinpath(*parts)
+        path = (CHECKOUT or Path()).joinpath(self.build, *parts)
         if not path.exists():
             raise SystemError_(f"{path} is missing; build it with make")
         return path
