@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, start
 from nbdkit_server import PRELOAD, Nbdkit, checked, missing_components, plugin_path, run
 
 MIB = 1 << 20
@@ -108,3 +109,59 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
         yield directory
     finally:
         checked(["umount", str(directory)])
+
+
+@pytest.fixture(scope="session")
+def fuse_disk() -> Iterator[Path]:
+    """An ext4 for the FUSE tests."""
+    reason = lacking_for_fuse()
+    if reason:
+        lacking(reason)
+    with ext4() as point:
+        yield point
+
+
+@pytest.fixture
+def fuse_source(fuse_disk: Path) -> Iterator[Path]:
+    """An empty directory on that ext4, with a directory to mount at beside it."""
+    directory = fuse_disk / "test"
+    for name in ("source", "mount"):
+        (directory / name).mkdir(parents=True)
+    try:
+        yield directory / "source"
+    finally:
+        checked(["rm", "-rf", str(directory)])
+
+
+FuseStart = Callable[..., Mount]
+
+
+@pytest.fixture
+def fuse_start(fuse_source: Path) -> Iterator[FuseStart]:
+    """fuse_start(OPTION..., wrapper=()) mounts the source; at the end it unmounts cleanly."""
+    mounts: list[Mount] = []
+
+    def begin(*options: str, wrapper: tuple[str, ...] = ()) -> Mount:
+        point = fuse_source.with_name("mount")
+        mounts.append(start(fuse_source, point, *options, wrapper=wrapper))
+        return mounts[-1]
+
+    with ExitStack() as stack:
+        yield begin
+        for mount in mounts:
+            stack.callback(mount.kill)
+        for mount in mounts:
+            if mount.process.poll() is None:
+                mount.unmount()
+
+
+@pytest.fixture(params=[mode for mode in MODES if lacking_for_mode(mode) is None])
+def fuse(request: pytest.FixtureRequest, fuse_start: FuseStart) -> Mount:
+    """The file system in each mode that this machine has."""
+    return fuse_start(*MODES[request.param])
+
+
+@pytest.fixture
+def fuse_default(fuse_start: FuseStart) -> Mount:
+    """The file system as the paper measured it."""
+    return fuse_start()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough mounted over a small ext4 of its own, for the component tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbdkit_server import ROOT, checked, run
+
+PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
+SUITES = ROOT / "build/deps/bin"
+ENABLE_RINGS = Path("/sys/module/fuse/parameters/enable_uring")
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+DISK_BYTES = 1 << 30
+NOBODY = 65534
+
+MODES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "no-writeback": ("--no-writeback",),
+    "nocache": ("--nocache",),
+    "nosplice": ("--nosplice", "--clone-fd"),
+    "passthrough": ("--passthrough",),
+    "io-uring": ("--io-uring",),
+    "io-uring+passthrough": ("--io-uring", "--passthrough"),
+}
+
+
+def libfuse_version() -> tuple[int, ...]:
+    """Of the library that the program runs with; empty when it does not run."""
+    if not PROGRAM.exists():
+        return ()
+    found = re.search(r"libfuse (\d+)\.(\d+)\.(\d+)", run([str(PROGRAM), "--version"]).stdout)
+    return tuple(int(part) for part in found.groups()) if found else ()
+
+
+LIBFUSE = libfuse_version()
+
+
+def lacking_for_fuse() -> str | None:
+    """Why no FUSE test can run here, or None."""
+    if os.geteuid() != 0:
+        return "a FUSE mount for all users needs root"
+    if not LIBFUSE:
+        return f"{PROGRAM} is not built: install libfuse3-dev and run make fuse-passthrough"
+    if not Path("/dev/fuse").exists():
+        return "this kernel has no /dev/fuse"
+    if shutil.which("mkfs.ext4") is None:
+        return "mkfs.ext4 is not installed"
+    return None
+
+
+def lacking_for_mode(mode: str) -> str | None:
+    """Why this mode cannot run here, or None."""
+    version = ".".join(map(str, LIBFUSE))
+    if "passthrough" in mode and LIBFUSE < (3, 17):
+        return f"{mode}: libfuse {version} has no kernel passthrough; 3.17 has"
+    if "io-uring" in mode and LIBFUSE < (3, 18, 3):
+        return f"{mode}: libfuse {version} has no usable io_uring; 3.18.3 has"
+    if "io-uring" in mode and not ENABLE_RINGS.exists():
+        return f"{mode}: this kernel has no FUSE over io_uring"
+    return None
+
+
+@dataclass
+class Mount:
+    """A mounted file system: source below, point above."""
+
+    source: Path
+    point: Path
+    status: dict[str, str]
+    process: subprocess.Popen[bytes]
+    errors: Path
+
+    def check(self) -> None:
+        """The mount is a mount, and ours: otherwise a test would test the directory below."""
+        kind = checked(["findmnt", "--noheadings", "--output", "FSTYPE", str(self.point)])
+        assert kind.strip() == "fuse.userblk-passthrough"
+
+    def unmount(self) -> None:
+        checked(["umount", str(self.point)])
+        assert self.process.wait(STOP_TIMEOUT_S) == 0
+        assert self.errors.read_text() == ""
+
+    def kill(self) -> None:
+        """Leaves nothing behind, whatever state it is in."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(STOP_TIMEOUT_S)
+        if os.path.ismount(self.point) or not is_alive(self.point):
+            run(["umount", "--lazy", str(self.point)])
+
+
+def is_alive(point: Path) -> bool:
+    try:
+        point.stat()
+    except OSError:
+        return False
+    return True
+
+
+def parse_status(line: str) -> dict[str, str]:
+    program, ready, *pairs = line.split()
+    assert (program, ready) == ("userblk-passthrough:", "ready"), line
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def start(
+    source: Path,
+    point: Path,
+    *options: str,
+    wrapper: tuple[str, ...] = (),
+) -> Mount:
+    """Mounts source at point, and waits for the status line."""
+    if "--io-uring" in options:
+        ENABLE_RINGS.write_text("Y")
+    errors = point.with_name(point.name + ".errors")
+    argv = [*wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*argv, str(source), str(point)], stdout=subprocess.PIPE, stderr=stderr
+        )
+    assert process.stdout is not None
+    line = process.stdout.readline().decode()
+    mount = Mount(source, point, {}, process, errors)
+    if not line:
+        mount.kill()
+        raise AssertionError(f"{argv}: exit {process.returncode}\n{errors.read_text()}")
+    mount.status = parse_status(line)
+    mount.check()
+    return mount
+
+
+@contextmanager
+def ext4() -> Iterator[Path]:
+    """A directory that every user may enter, on an ext4 of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="userblk-fuse-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    disk, point = directory / "disk", directory / "ext4"
+    point.mkdir()
+    try:
+        with disk.open("wb") as file:
+            file.truncate(DISK_BYTES)
+        checked(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(disk)])
+        checked(["mount", "-o", "loop", str(disk), str(point)])
+        try:
+            yield point
+        finally:
+            checked(["umount", str(point)])
+    finally:
+        shutil.rmtree(directory)
+
+
+def wait_until(what: str, condition: object, timeout: float = 10.0) -> None:
+    """Waits until condition(), a callable, is true."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.02)
+
+
+def as_user(uid: int, *argv: str, groups: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a command as uid, with the group of the same number and the supplementary groups."""
+    return run(
+        [
+            "setpriv",
+            f"--reuid={uid}",
+            f"--regid={uid}",
+            f"--groups={groups}" if groups else "--clear-groups",
+            *argv,
+        ]
+    )

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough: names, links, directories, and what stays when a name goes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fuse_mount import LIBFUSE, Mount
+from nbdkit_server import checked, run
+
+FuseStart = Callable[..., Mount]
+MIB = 1 << 20
+AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
+RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def renameat2(old: Path, new: Path, flags: int) -> int:
+    """Returns 0 or the errno."""
+    result = libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags)
+    return ctypes.get_errno() if result == -1 else 0
+
+
+def test_hard_links_are_one_file(fuse: Mount) -> None:
+    first, second = fuse.point / "first", fuse.point / "second"
+    first.write_text("one")
+    os.link(first, second)
+    second.write_text("two and more")
+    assert first.stat().st_ino == second.stat().st_ino
+    assert (first.stat().st_nlink, first.stat().st_size) == (2, 12)
+    assert first.read_text() == "two and more"
+    first.unlink()
+    assert second.stat().st_nlink == 1
+
+
+def test_symlink_can_be_hard_linked(fuse_default: Mount) -> None:
+    point = fuse_default.point
+    (point / "link").symlink_to("nowhere")
+    os.link(point / "link", point / "again", follow_symlinks=False)
+    assert os.readlink(point / "again") == "nowhere"
+
+
+def test_rename_noreplace(fuse: Mount) -> None:
+    for name in ("a", "b"):
+        (fuse.point / name).write_text(name)
+    assert renameat2(fuse.point / "a", fuse.point / "b", RENAME_NOREPLACE) == errno.EEXIST
+    # A name that the kernel does not know yet: only the source can refuse.
+    (fuse.source / "hidden").write_text("hidden")
+    assert renameat2(fuse.point / "a", fuse.point / "hidden", RENAME_NOREPLACE) == errno.EEXIST
+    assert (fuse.source / "hidden").read_text() == "hidden"
+    assert renameat2(fuse.point / "a", fuse.point / "c", RENAME_NOREPLACE) == 0
+    assert (fuse.source / "c").read_text() == "a"
+
+
+def test_rename_exchange(fuse: Mount) -> None:
+    (fuse.point / "file").write_text("file")
+    (fuse.point / "directory").mkdir()
+    assert renameat2(fuse.point / "file", fuse.point / "directory", RENAME_EXCHANGE) == 0
+    assert (fuse.point / "directory").read_text() == "file"
+    assert (fuse.point / "file").is_dir()
+    assert (fuse.source / "file").is_dir()
+
+
+def test_rename_whiteout(fuse_default: Mount) -> None:
+    (fuse_default.point / "file").write_text("file")
+    assert renameat2(fuse_default.point / "file", fuse_default.point / "new", RENAME_WHITEOUT) == 0
+    assert stat.S_ISCHR((fuse_default.source / "file").stat().st_mode)
+    assert (fuse_default.source / "new").read_text() == "file"
+
+
+def test_open_file_survives_rename(fuse: Mount) -> None:
+    (fuse.point / "a").mkdir()
+    with (fuse.point / "a/file").open("w+") as file:
+        file.write("before ")
+        file.flush()
+        (fuse.point / "a").rename(fuse.point / "b")
+        (fuse.point / "b/file").rename(fuse.point / "elsewhere")
+        file.write("after")
+        file.flush()
+        os.fsync(file.fileno())
+        assert (fuse.source / "elsewhere").read_text() == "before after"
+
+
+def test_unlinked_open_file_lives(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    with path.open("w+b") as file:
+        file.write(b"x" * 5000)
+        file.flush()
+        path.unlink()
+        os.fchmod(file.fileno(), 0o600)
+        os.ftruncate(file.fileno(), 3000)
+        os.utime(file.fileno(), (5, 7))
+        status = os.fstat(file.fileno())
+        assert (status.st_nlink, status.st_size, status.st_mtime) == (0, 3000, 7)
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert os.pread(file.fileno(), 4000, 0) == b"x" * 3000
+    assert not path.exists()
+
+
+def test_file_replaced_by_rename_lives(fuse: Mount) -> None:
+    (fuse.point / "new").write_text("new")
+    (fuse.point / "old").write_text("old")
+    with (fuse.point / "old").open() as file:
+        (fuse.point / "new").rename(fuse.point / "old")
+        assert file.read() == "old"
+        assert os.fstat(file.fileno()).st_nlink == 0
+    assert (fuse.point / "old").read_text() == "new"
+
+
+def test_recycled_inode_numbers_are_new_files(fuse: Mount) -> None:
+    """ext4 hands the number of a removed file out again at once."""
+    path, numbers = fuse.point / "file", set()
+    for turn in range(50):
+        path.write_text(f"content {turn}")
+        numbers.add(path.stat().st_ino)
+        assert path.read_text() == f"content {turn}"
+        path.unlink()
+        path.mkdir()
+        assert path.is_dir()
+        path.rmdir()
+    assert len(numbers) < 50, "no number was recycled: this tested nothing"
+
+
+def test_directory_of_many_names(fuse: Mount) -> None:
+    names = {f"name-{number:05}" + "x" * (number % 100) for number in range(4000)}
+    for name in names:
+        (fuse.source / name).touch()
+    for _ in range(2):  # the second time from the cache, where there is one
+        listed = os.listdir(fuse.point)
+        assert len(listed) == len(names)
+        assert set(listed) == names
+    numbers = {entry.name: entry.inode() for entry in os.scandir(fuse.point)}
+    assert numbers == {entry.name: entry.inode() for entry in os.scandir(fuse.source)}
+
+
+def test_removing_while_listing_misses_nothing(fuse: Mount) -> None:
+    for number in range(2000):
+        (fuse.point / f"f{number}").touch()
+    checked(["rm", "-r", "--", *map(str, fuse.point.iterdir())])
+    assert os.listdir(fuse.source) == []
+
+
+def test_kinds_of_files(fuse: Mount) -> None:
+    os.mkfifo(fuse.point / "fifo")
+    os.mknod(fuse.point / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (fuse.point / "link").symlink_to("fifo" * 500)
+    assert stat.S_ISFIFO((fuse.source / "fifo").stat().st_mode)
+    assert (fuse.point / "null").read_bytes() == b""
+    assert os.readlink(fuse.point / "link") == "fifo" * 500
+    assert sorted(os.listdir(fuse.point)) == ["fifo", "link", "null"]
+
+
+def test_longest_names(fuse_default: Mount) -> None:
+    (fuse_default.point / ("n" * 255)).touch()
+    with pytest.raises(OSError) as caught:
+        (fuse_default.point / ("n" * 256)).touch()
+    assert caught.value.errno == errno.ENAMETOOLONG
+    assert os.listdir(fuse_default.source) == ["n" * 255]
+
+
+def test_fsync_of_a_directory(fuse: Mount) -> None:
+    descriptor = os.open(fuse.point, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_tmpfile_gets_a_name(fuse: Mount) -> None:
+    if LIBFUSE < (3, 17):
+        pytest.skip("O_TMPFILE: libfuse has it from 3.17")
+    descriptor = os.open(fuse.point, os.O_TMPFILE | os.O_RDWR, 0o640)
+    try:
+        os.write(descriptor, b"text")
+        assert os.fstat(descriptor).st_nlink == 0
+        source = f"/proc/self/fd/{descriptor}".encode()
+        name = os.fsencode(fuse.point / "name")
+        assert libc.linkat(AT_FDCWD, source, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0
+    finally:
+        os.close(descriptor)
+    assert (fuse.point / "name").read_bytes() == b"text"
+    assert stat.S_IMODE((fuse.source / "name").stat().st_mode) == 0o640
+
+
+def test_closed_tmpfile_frees_its_space(fuse: Mount) -> None:
+    if LIBFUSE < (3, 17):
+        pytest.skip("O_TMPFILE: libfuse has it from 3.17")
+    before = os.statvfs(fuse.source).f_bfree
+    for _ in range(3):
+        descriptor = os.open(fuse.point, os.O_TMPFILE | os.O_RDWR)
+        os.posix_fallocate(descriptor, 0, 50 * MIB)
+        os.close(descriptor)
+    # The kernel forgets the inode when it likes; the file goes with the last descriptor.
+    run(["sync", "-f", str(fuse.point)])
+    lost = (before - os.statvfs(fuse.source).f_bfree) * os.statvfs(fuse.source).f_bsize
+    assert lost < 50 * MIB, f"{lost} bytes are not free again"

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough: command line, status line, life and death."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fuse_mount import (
+    ENABLE_RINGS,
+    LIBFUSE,
+    MODES,
+    PROGRAM,
+    Mount,
+    lacking_for_fuse,
+    lacking_for_mode,
+    parse_status,
+    wait_until,
+)
+from nbdkit_server import ROOT, checked, run
+
+FuseStart = Callable[..., Mount]
+
+pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-threads=0", "/", "/mnt"], "max-threads=0: give a number from 1 to 100000"),
+        (["--max-threads=-1", "/", "/mnt"], "max-threads=-1: give a number"),
+        (["-o", "max-threads=1x", "/", "/mnt"], "max-threads=1x: give a number"),
+        (["--timeout=-1", "/", "/mnt"], "timeout=-1: give seconds"),
+        (["--timeout=nan", "/", "/mnt"], "timeout=nan: give seconds"),
+        (["--nocache", "--timeout=5", "/", "/mnt"], "timeout=5: contradicts nocache"),
+        (["--cache", "/", "/mnt"], "--cache: no such option"),
+        (["/", "/mnt", "/more"], "/more: one argument too many"),
+        (["/"], "MOUNTPOINT is missing"),
+        ([], "SOURCE is missing"),
+        (["/does/not/exist", "/mnt"], "/does/not/exist: No such file or directory; SOURCE"),
+        (["/etc/passwd", "/mnt"], "/etc/passwd: Not a directory; SOURCE"),
+        (["/", "/does/not/exist"], "/does/not/exist: No such file or directory; MOUNTPOINT"),
+        (["/", "/etc/passwd"], "/etc/passwd: Not a directory; MOUNTPOINT"),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+    result = run([str(PROGRAM), *arguments])
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"userblk-passthrough: {message}")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_help_names_every_option() -> None:
+    result = run([str(PROGRAM), "--help"])
+    manual = (ROOT / "docs/man/userblk-passthrough.1").read_text()
+    assert result.returncode == 0
+    for option in (
+        "no-writeback nocache nosplice clone-fd max-threads timeout passthrough io-uring "
+        "foreground debug help version"
+    ).split():
+        assert f"--{option}" in result.stdout
+        assert f"Fl -{option}" in manual
+
+
+def test_manual_is_clean() -> None:
+    checked(["mandoc", "-T", "lint", "-W", "warning", "docs/man/userblk-passthrough.1"])
+
+
+def test_defaults_are_those_of_the_paper(fuse_default: Mount) -> None:
+    status = fuse_default.status
+    assert status["writeback"] == "on"
+    assert status["timeout"] == "86400"
+    assert status["splice"] == "on"
+    assert status["clone-fd"] == "off"
+    assert status["passthrough"] == "off"
+    assert status["io-uring"] == "off"
+    assert status["handles"] == "on"
+    assert status["ownership"] == "caller"
+    assert status["libfuse"] == ".".join(map(str, LIBFUSE))
+
+
+def test_status_says_what_each_option_changed(fuse_start: FuseStart) -> None:
+    mount = fuse_start("--no-writeback", "--nosplice", "--clone-fd", "--timeout=1.5")
+    assert mount.status["writeback"] == "off"
+    assert mount.status["splice"] == "off"
+    assert mount.status["clone-fd"] == "on"
+    assert mount.status["timeout"] == "1.5"
+
+
+def test_options_work_after_o(fuse_start: FuseStart) -> None:
+    mount = fuse_start("-o", "nocache,max-threads=3,nosplice")
+    assert mount.status["timeout"] == "0"
+    assert mount.status["writeback"] == "off"
+    assert mount.status["max-threads"] == "3"
+    assert mount.status["splice"] == "off"
+
+
+@pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])
+def test_new_mode_is_on_or_an_error(mode: str, fuse_start: FuseStart) -> None:
+    """Never a silent fallback: an old libfuse is an error, a new one is shown to serve it."""
+    if lacking_for_mode(mode) is not None:
+        result = run([str(PROGRAM), *MODES[mode], "/", "/mnt"])
+        assert result.returncode == 2
+        assert "this program was built with libfuse" in result.stderr
+        return
+    mount = fuse_start(*MODES[mode])
+    for feature in mode.split("+"):
+        assert mount.status[feature] == "on"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_mode_is_tested_here(mode: str) -> None:
+    """The other tests leave a mode out in silence; this one says so."""
+    reason = lacking_for_mode(mode)
+    if reason:
+        pytest.skip(reason)
+
+
+def test_refused_io_uring_is_told(fuse_start: FuseStart) -> None:
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+    before = ENABLE_RINGS.read_text()
+    mount = fuse_start("--timeout=1")
+    mount.unmount()
+    ENABLE_RINGS.write_text("N")
+    try:
+        result = run([str(PROGRAM), "--io-uring", str(mount.source), str(mount.point)])
+        assert parse_status(result.stdout)["io-uring"] == "refused"
+    finally:
+        ENABLE_RINGS.write_text(before)
+        run(["umount", str(mount.point)])
+
+
+def test_returns_from_the_background_when_ready(fuse_source: Path) -> None:
+    point = fuse_source.with_name("mount")
+    (fuse_source / "file").write_text("text")
+    result = run([str(PROGRAM), str(fuse_source), str(point)])
+    try:
+        assert result.returncode == 0
+        assert result.stderr == ""
+        assert parse_status(result.stdout)["writeback"] == "on"
+        assert (point / "file").read_text() == "text"
+    finally:
+        checked(["umount", str(point)])
+
+
+def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("mount.fuse3") is None:
+        pytest.skip("mount.fuse3 is not installed")
+    monkeypatch.setenv("PATH", f"{PROGRAM.parent}:{os.environ['PATH']}")
+    point = fuse_source.with_name("mount")
+    kind = "fuse.userblk-passthrough"
+    (fuse_source / "file").write_text("text")
+    checked(
+        ["mount.fuse3", f"{PROGRAM}#{fuse_source}", str(point), "-o", "nosplice,timeout=3,noatime"]
+    )
+    try:
+        found = checked(["findmnt", "--noheadings", "--output", "FSTYPE,SOURCE,OPTIONS", str(point)])
+        assert found.split()[:2] == [kind, str(fuse_source)]
+        assert "noatime" in found
+        assert (point / "file").read_text() == "text"
+    finally:
+        checked(["umount", str(point)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_unmounts(number: signal.Signals, fuse_default: Mount) -> None:
+    (fuse_default.point / "file").write_text("text")
+    fuse_default.process.send_signal(number)
+    assert fuse_default.process.wait(10) == 0
+    assert not os.path.ismount(fuse_default.point)
+    assert (fuse_default.source / "file").read_text() == "text"
+
+
+def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_text("text")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fuse.process.kill()
+        fuse.process.wait(10)
+        with pytest.raises(OSError) as caught:
+            os.stat(path)
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        wait_until("ENOTCONN", lambda: stat_errno(fuse.point / "other") == errno.ENOTCONN)
+    finally:
+        with suppress(OSError):  # close(2) asks the daemon
+            os.close(descriptor)
+    checked(["umount", str(fuse.point)])
+    assert not os.path.ismount(fuse.point)
+
+
+def stat_errno(path: Path) -> int:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno or 0
+    return 0
