@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tables, from made-up summaries (the numbers are inputs of the tests, not results) and the paper's own CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from userblk.analysis import render
+from userblk.analysis.summaries import Run, SummaryError, load_campaign, run_from_summary
+from userblk.analysis.table import (
+    METRICS,
+    WORKLOADS,
+    Mark,
+    Table,
+    half_width_limit,
+    make_cell,
+    make_table,
+    make_tables,
+    paper_table,
+)
+from userblk.harness.paths import CONFIGS
+
+THROUGHPUT, LATENCY, CPU = METRICS
+PAPER = CONFIGS / "paper/table1.csv"
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """A made-up summary of the schema in docs/results.md."""
+    value: dict[str, Any] = {
+        "schema": 1,
+        "campaign": "made-up",
+        "host": "nowhere",
+        "device": "sata",
+        "suite": "bdus-block",
+        "system": "native",
+        "workload": "seq-read-1th-4k",
+        "repetition": 1,
+        "profile": "quick",
+        "seed": 5,
+        "order": 0,
+        "emulated": True,
+        "kernel": "0.0.0-test",
+        "valid": True,
+        "invalid": [],
+        "warnings": [],
+        "metrics": {"throughput_kops": 10.0, "latency_us": 100.0, "cpu_percent": 20.0, "throughput_mbps": 40.0},
+    }
+    return value | changes
+
+
+def run(kops: float = 10.0, us: float = 100.0, cpu: float = 20.0, **changes: Any) -> Run:
+    metrics = {"throughput_kops": kops, "latency_us": us, "cpu_percent": cpu}
+    return run_from_summary(summary(metrics=metrics, **changes), "test")
+
+
+def runs(system: str, kops: list[float], **changes: Any) -> list[Run]:
+    return [run(value, 1000.0 / value, system=system, repetition=i, **changes) for i, value in enumerate(kops, 1)]
+
+
+def text(table: Table, width: int, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True, **options)
+    console.print(render.terminal(table, console))
+    return console.export_text()
+
+
+# ---- the paper's table ------------------------------------------------------------
+
+
+def test_papers_table_comes_out_as_it_went_in() -> None:
+    assert render.csv_wide([paper_table(PAPER)]) == PAPER.read_text()
+
+
+def test_papers_rows_are_in_our_order() -> None:
+    rows = paper_table(PAPER).rows
+    assert rows == tuple((device, workload) for device in ("sata", "nvme") for workload in WORKLOADS)
+
+
+def test_paper_marks_its_improvements() -> None:
+    table = paper_table(PAPER)
+    better = {key for key, cell in table.cells.items() if Mark.BETTER in cell.marks}
+    # The only ones of the paper: CPU, where throughput fell.
+    assert ("sata", "rand-read-16th-4k", "buse", "cpu_percent") in better
+    assert {key[3] for key in better} == {"cpu_percent"}
+    assert all(table.cells[key].difference.value < -5 for key in better)  # type: ignore[union-attr]
+    assert render.cell_text(table, CPU, "buse", table.cell("sata", "rand-read-16th-4k", "buse", CPU)) == "-17*"
+
+
+# ---- cells --------------------------------------------------------------------------
+
+
+def test_cell_by_hand() -> None:
+    cell = make_cell(THROUGHPUT, "sata", "seq-read-1th-4k", [8.0, 8.0, 8.0], [10.0, 10.0, 10.0], 0)
+    assert cell.difference is not None and cell.mean is not None
+    assert (cell.n, cell.mean.value, cell.difference.value) == (3, 8.0, pytest.approx(-20.0))
+    assert cell.marks == frozenset()
+    points = make_cell(CPU, "sata", "seq-read-1th-4k", [25.0, 27.0], [20.0, 22.0], 0)
+    assert points.difference is not None and points.difference.value == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "better"),
+    [(THROUGHPUT, 105.1, True), (THROUGHPUT, 104.9, False), (THROUGHPUT, 90.0, False), (LATENCY, 94.9, True),
+     (LATENCY, 95.1, False), (LATENCY, 110.0, False), (CPU, 94.9, True), (CPU, 95.1, False)],
+)  # fmt: skip
+def test_improvement_over_five(metric: Any, value: float, better: bool) -> None:
+    cell = make_cell(metric, "sata", "seq-read-1th-4k", [value] * 2, [100.0] * 2, 0)
+    assert (Mark.BETTER in cell.marks) is better
+
+
+def test_limits_of_the_paper() -> None:
+    assert half_width_limit(THROUGHPUT, "sata", "seq-write-1th-4k", 200.0) == 10.0
+    assert half_width_limit(LATENCY, "nvme", "seq-read-1th-4k", 200.0) == 10.0
+    assert half_width_limit(LATENCY, "nvme", "rand-write-16th-4k", 200.0) == 20.0
+    assert half_width_limit(CPU, "nvme", "rand-write-16th-4k", 50.0) == 5.0
+
+
+def test_wide_interval_is_marked() -> None:
+    sample = [100.0, 102.0, 104.0]  # half width 4.97 %
+    assert Mark.WIDE not in make_cell(THROUGHPUT, "sata", "seq-read-1th-4k", sample, None, 0).marks
+    wider = [99.0, 102.0, 105.0]  # 7.3 %
+    assert Mark.WIDE in make_cell(THROUGHPUT, "sata", "seq-read-1th-4k", wider, None, 0).marks
+    assert Mark.WIDE not in make_cell(THROUGHPUT, "nvme", "seq-write-1th-4k", wider, None, 0).marks
+
+
+def test_single_run_says_so() -> None:
+    table = make_table(runs("native", [10.0, 10.1]) + runs("nbdkit", [8.0]))
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
+    assert cell.marks == {Mark.SINGLE} and cell.difference is not None and cell.difference.half is None
+    assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "-20.4 n=1"
+    assert "n=1: a single run, so no interval." in render.legend(table)
+
+
+def test_single_native_run_leaves_others_without_interval() -> None:
+    table = make_table(runs("native", [10.0]) + runs("nbdkit", [8.0, 8.0]))
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
+    assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "-20.0 ±?"
+    assert any(line.startswith("±?") for line in render.legend(table))
+
+
+def test_invalid_runs_are_counted_and_never_averaged() -> None:
+    bad = run(1e9, system="nbdkit", repetition=4, valid=False, invalid=["fio failed"])
+    table = make_table([*runs("native", [10.0, 10.0]), *runs("nbdkit", [8.0, 8.0]), bad])
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
+    assert (cell.n, cell.invalid, cell.mean and cell.mean.value) == (2, 1, 8.0)
+    assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "-20.0 ±0.0 !1"
+    assert any("1 of 5 runs are invalid" in note for note in table.notes)
+
+
+def test_cell_of_invalid_runs_only() -> None:
+    bad = run(5.0, system="nbdkit", valid=False, invalid=["fio failed"])
+    table = make_table([*runs("native", [10.0, 10.0]), bad])
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
+    assert (cell.n, cell.mean, cell.difference) == (0, None, None)
+    assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "- !1"
+
+
+def test_without_native_there_is_no_difference() -> None:
+    table = make_table(runs("tcmu", [8.0, 8.2]))
+    cell = table.cell("sata", "seq-read-1th-4k", "tcmu", THROUGHPUT)
+    assert cell.mean is not None and cell.difference is None
+    assert render.cell_text(table, THROUGHPUT, "tcmu", cell) == "no native"
+
+
+# ---- the whole table ------------------------------------------------------------------
+
+
+def made_up(reps: int = 3) -> list[Run]:
+    return [
+        one
+        for device in ("nvme", "sata")
+        for workload in reversed(WORKLOADS)
+        for system, factor in (("tcmu", 0.6), ("native", 1.0), ("nbdkit", 1.2))
+        for one in runs(
+            system, [1234.5 * factor * (1 + i / 100) for i in range(reps)], device=device, workload=workload
+        )
+    ]
+
+
+def test_rows_and_columns_are_the_papers() -> None:
+    table = make_table(made_up(), seed=77)
+    assert table.rows == paper_table(PAPER).rows
+    assert table.systems == ("native", "nbdkit", "tcmu")
+    assert "EMULATED (lab)" in table.title and "host nowhere" in table.title
+    for fact in ("devices SATA, NVMe", "profile quick", "n = 3 runs", "Linux 0.0.0-test", "seed 77"):
+        assert fact in table.notes[0]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_terminal_shows_every_cell_whatever_its_width(width: int) -> None:
+    table = make_table(made_up())
+    shown = text(table, width)
+    assert max(map(len, shown.splitlines())) <= width
+    for metric in METRICS:
+        for system in table.systems:
+            cell = table.cell("sata", "seq-read-1th-4k", system, metric)
+            assert render.cell_text(table, metric, system, cell) in shown
+    assert shown.count("seq-read-1th-4k") in (2, 6)  # one grid, or one a metric
+    assert "…" not in shown
+
+
+def test_terminal_is_legible_without_colour_and_dark_is_worse() -> None:
+    table = make_table(made_up())
+    assert text(table, 200, no_color=True, color_system=None) == text(table, 200, force_terminal=True)
+    better = render.cell_style(THROUGHPUT, "nbdkit", table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT))
+    assert better.bgcolor is not None and better.bgcolor.name == "#ffffff"
+    shades = [
+        sum(style.bgcolor.get_truecolor())
+        for value in (100.0, 80.0, 40.0, 5.0)
+        if (
+            style := render.cell_style(THROUGHPUT, "x", make_cell(THROUGHPUT, "sata", "w", [value], [100.0], 0))
+        ).bgcolor
+    ]
+    assert len(shades) == 4 and shades == sorted(shades, reverse=True) and len(set(shades)) == 4
+
+
+def test_markdown_has_a_row_for_each_workload() -> None:
+    table = make_table(made_up())
+    lines = render.markdown([table]).splitlines()
+    assert lines[0] == f"### {table.title}"
+    rows = [line for line in lines if line.startswith("| SATA") or line.startswith("| NVMe")]
+    assert len(rows) == 32 and {line.count("|") for line in rows} == {12}
+
+
+def test_wide_csv_says_where_it_was_measured() -> None:
+    records = list(csv.DictReader(io.StringIO(render.csv_wide([make_table(made_up())]))))
+    assert len(records) == 32
+    assert all("EMULATED (lab)" in record["measured"] for record in records)
+    assert records[0]["tput_kops_native"] == "1246.85" and records[0]["tput_kops_nbdkit"] == "+20.0"
+
+
+def test_long_csv_keeps_every_digit() -> None:
+    table = make_table(made_up())
+    records = list(csv.DictReader(io.StringIO(render.csv_long([table]))))
+    assert len(records) == 32 * 3 * 3
+    record = next(r for r in records if (r["device"], r["system"], r["metric"]) == ("nvme", "tcmu", "latency_us"))
+    cell = table.cell("nvme", record["workload"], "tcmu", LATENCY)
+    assert cell.mean is not None and cell.difference is not None
+    assert (int(record["n"]), float(record["mean"])) == (3, cell.mean.value)
+    assert (float(record["ci_low"]), float(record["ci_high"])) == (cell.mean.low, cell.mean.high)
+    assert (float(record["diff_ci_low"]), float(record["diff_ci_high"])) == (cell.difference.low, cell.difference.high)
+    assert "EMULATED (lab)" in record["measured"]
+
+
+def test_hosts_do_not_mix() -> None:
+    tables = make_tables(runs("native", [10.0]) + runs("native", [20.0], host="elsewhere", emulated=False))
+    assert ["EMULATED" in table.title for table in tables] == [False, True]
+
+
+def test_warnings_are_counted() -> None:
+    warned = run(warnings=["load: other programs took 60 % of a CPU"], repetition=2)
+    assert any("1 of 2 runs have warnings: load (1)" in note for note in make_table([run(), warned]).notes)
+
+
+# ---- files ----------------------------------------------------------------------------
+
+
+def store(campaign: Path, value: dict[str, Any], done: bool = True) -> None:
+    names = ("host", "device", "suite", "system", "workload", "repetition")
+    directory = campaign.joinpath(*(str(value[name]) for name in names))
+    directory.mkdir(parents=True)
+    (directory / "summary.json").write_text(json.dumps(value))
+    if done:
+        (directory / "DONE").touch()
+
+
+def test_only_finished_runs_are_read(tmp_path: Path) -> None:
+    store(tmp_path, summary())
+    store(tmp_path, summary(repetition=2), done=False)
+    (tmp_path / "blocks/0.1/commands").mkdir(parents=True)
+    assert [one.repetition for one in load_campaign(tmp_path)] == [1]
+
+
+def test_null_and_infinite_metrics_are_no_values() -> None:
+    one = run_from_summary(
+        summary(metrics={"throughput_kops": None, "latency_us": float("inf"), "cpu_percent": 1}), "x"
+    )
+    assert dict(one.metrics) == {"cpu_percent": 1.0}
+
+
+@pytest.mark.parametrize(("changes", "says"), [({"schema": 2}, "schema=2"), ({"metrics": None}, "not a summary")])
+def test_unreadable_summary_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    store(tmp_path, summary(**changes))
+    with pytest.raises(SummaryError, match=says) as caught:
+        load_campaign(tmp_path)
+    assert "summary.json" in str(caught.value)
+
+
+def test_thousands_of_summaries_load_quickly(tmp_path: Path) -> None:
+    for repetition in range(1, 2001):
+        store(tmp_path, summary(repetition=repetition))
+    began = time.process_time()
+    tables = make_tables(load_campaign(tmp_path))
+    assert tables[0].cell("sata", "seq-read-1th-4k", "native", THROUGHPUT).n == 2000
+    assert time.process_time() - began < 2.0

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command userblk as a user calls it; what needs devices or the lab is tested in tests/lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_analysis_tables import summary
+from userblk.harness import load, paths
+from userblk.harness.campaign import choose_place, create, host_devices, lab_devices, runner_argv
+from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
+from userblk.harness.plan import Plan, make_plan, read_plan
+from userblk.harness.progress import Lines, Pace, duration
+from userblk.harness.safety import Refused
+
+assert paths.CHECKOUT is not None
+USERBLK = str(paths.CHECKOUT / "bin/userblk")
+LAB = ["--where", "lab"]
+
+
+def userblk(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    argv = [sys.executable, USERBLK, *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=cwd, env=env, check=False)
+
+
+def small_plan(**changes: object) -> Plan:
+    options: dict[str, object] = {
+        "suite": load_suite("bdus-block"),
+        "profile": load_profile("quick"),
+        "systems": [load_system("native"), load_system("nbdkit")],
+        "devices": lab_devices(),
+        "campaign": "made-up",
+        "build": "build/trixie",
+        "host": "lab",
+        "emulated": True,
+        "seed": 1,
+        "repetitions": 1,
+        "workloads": ["seq-read-1th-4k"],
+    }
+    return make_plan(**(options | changes))  # type: ignore[arg-type]
+
+
+# ---- bad input -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", *LAB, "--dry-run", "--suite", "nosuch"], "nosuch"),
+        (["run", *LAB, "--dry-run", "--profile", "nosuch"], "nosuch"),
+        (["run", *LAB, "--dry-run", "--systems", "native,nosuch"], "nosuch"),
+        (["run", *LAB, "--dry-run", "--workloads", "nosuch"], "nosuch"),
+        (["run", *LAB, "--dry-run", "--reps", "0"], "repetitions=0"),
+        (["run", *LAB, "--dry-run", "--reps", "-1"], "-1"),
+        (["run", *LAB, "--dry-run", "--systems", ","], "nothing to run"),
+        (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
+        (["plan", "--where", "host"], "--sata"),
+        (["resume", "nosuch"], "nosuch"),
+        (["table", "nosuch"], "nosuch"),
+        (["table", "paper", "--format", "nosuch"], "nosuch"),
+        (["table", "paper", "--output", "/nosuch/file"], "/nosuch/file"),
+        (["nosuch"], "nosuch"),
+        ([], "COMMAND"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str, tmp_path: Path) -> None:
+    result = userblk(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    last = result.stderr.strip().splitlines()[-1]  # argparse prints the usage before it
+    assert says in last and "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version_and_help() -> None:
+    assert userblk("--version").stdout.startswith("userblk 0.")
+    for command in ("plan", "run", "resume", "table", "lab"):
+        assert command in userblk("--help").stdout
+        assert userblk(command, "--help").returncode == 0
+
+
+# ---- plan and dry run -----------------------------------------------------------------
+
+
+def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
+    result = userblk("run", *LAB, "--dry-run", "--seed", "7", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for fact in (
+        "EMULATED",
+        "as asked",
+        "16 workloads",
+        "native, nbdkit, tcmu",
+        "288 (3 of each cell), seed 7",
+        "LOST",
+    ):
+        assert fact in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_as_json_is_the_plan(tmp_path: Path) -> None:
+    arguments = ["plan", *LAB, "--json", "--seed", "7", "--reps", "2", "--workloads", "rand-write-16th-4k"]
+    value = json.loads(userblk(*arguments).stdout)
+    assert value["place"] == "lab" and value["runs"] == len(value["plan"]["entries"]) == 2 * 2 * 3
+    assert set(value["bytes_written"]) == {"sata", "nvme"} and min(value["bytes_written"].values()) > 0
+    assert {entry["workload"] for entry in value["plan"]["entries"]} == {"rand-write-16th-4k"}
+    assert json.loads(userblk(*arguments).stdout)["plan"]["entries"] == value["plan"]["entries"]  # the seed decides
+
+
+# ---- where -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "named", "missing", "lab", "says"),
+    [
+        ("auto", True, [], False, "devices are named"),
+        ("auto", False, [], True, "no device is named"),
+        ("auto", False, ["nbd"], True, "no nbd"),
+        ("auto", True, ["nbd"], True, "NOT measured"),
+        ("host", True, [], False, "as asked"),
+        ("lab", False, ["nbd"], True, "as asked"),
+    ],
+)
+def test_place(where: str, named: bool, missing: list[str], lab: bool, says: str) -> None:
+    place = choose_place(where, named, missing)
+    assert place.lab is lab and says in place.reason and "\n" not in place.reason
+
+
+@pytest.mark.parametrize(
+    ("where", "named", "missing"), [("host", False, []), ("host", True, ["tcm_loop"]), ("lab", True, [])]
+)
+def test_impossible_place_is_refused(where: str, named: bool, missing: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"where={where}"):
+        choose_place(where, named, missing)
+
+
+def test_devices_must_be_block_devices(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4096))
+    for path in (str(file), "/dev/nosuch", "/dev/null"):
+        with pytest.raises(Refused, match=path):
+            host_devices({"sata": path}, "4096")
+
+
+def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None:
+    argv = runner_argv(small_plan(), tmp_path / "made-up")
+    assert argv[argv.index("--disk-size") + 1] == "4G"
+    assert argv[argv.index("--share") + 1] == str(tmp_path)
+    assert argv[-1] == "/results/made-up/plan.json"
+    large = runner_argv(small_plan(profile=load_profile("paper")), tmp_path / "made-up")
+    assert large[large.index("--disk-size") + 1] == "256G"
+
+
+# ---- campaigns ---------------------------------------------------------------------------
+
+
+def make_campaign(results: Path) -> Path:
+    plan = small_plan()
+    directory = create(plan, results, ["userblk", "run"])
+    for entry in plan.entries:
+        target = directory / plan.directory(entry)
+        target.mkdir(parents=True)
+        ids = {"device": entry.device, "system": entry.system, "workload": entry.workload, "host": "lab"}
+        (target / "summary.json").write_text(json.dumps(summary(**ids)))
+        (target / "DONE").touch()
+    return directory
+
+
+def test_campaign_directory_holds_what_was_asked(tmp_path: Path) -> None:
+    directory = create(small_plan(), tmp_path / "results", ["userblk", "run"])
+    asked = json.loads((directory / "campaign.json").read_text())
+    assert asked["seed"] == 1 and asked["emulated"] is True and asked["devices"]["sata"] == "$LAB_SATA"
+    assert read_plan(directory / "plan.json") == small_plan()
+    with pytest.raises(ConfigError, match="exists"):
+        create(small_plan(), tmp_path / "results", [])
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "csv-long"])
+def test_table_of_a_campaign(form: str, tmp_path: Path) -> None:
+    directory = make_campaign(tmp_path / "results")
+    printed = userblk("table", directory.name, "--format", form, cwd=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    assert "EMULATED (lab)" in printed.stdout and "seq-read-1th-4k" in printed.stdout
+    written = userblk("table", str(directory), "--format", form, "--output", "out", cwd=tmp_path)
+    assert written.returncode == 0 and written.stdout == ""
+    # The last column of a line may be blanks.
+    assert [line.rstrip() for line in (tmp_path / "out").read_text().splitlines()] == [
+        line.rstrip() for line in printed.stdout.splitlines()
+    ]
+
+
+def test_table_without_a_run_says_how_to_go_on(tmp_path: Path) -> None:
+    directory = create(small_plan(), tmp_path, [])
+    result = userblk("table", str(directory))
+    assert result.returncode == 2 and f"userblk resume {directory}" in result.stderr
+
+
+# ---- progress and load -----------------------------------------------------------------
+
+
+def test_duration() -> None:
+    assert [duration(s) for s in (0, 59.6, 3723, -5)] == ["0:00:00", "0:01:00", "1:02:03", "0:00:00"]
+
+
+def test_pace_counts_what_was_done_before() -> None:
+    plan = small_plan(repetitions=5)
+    pace = Pace(plan)
+    pace.start(skipped=10)
+    assert pace.total == 20 and pace.done == 10 and pace.left() > 0
+    pace.ended = 10
+    assert pace.left() == 0
+
+
+def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Lines(small_plan())
+    display.event({"event": "start", "entries": 4, "skipped": 0})
+    bad = summary(valid=False, invalid=["fio: exit code 1"])
+    display.event({"event": "entry-done", "index": 0, "summary": summary(warnings=["load: much"])})
+    display.event({"event": "entry-done", "index": 1, "summary": bad})
+    display.event({"event": "entry-failed", "index": 2, "reason": "no server"})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(f"[{i}/4]" in line for i, line in enumerate(lines, 1))
+    assert "10.00 kop/s, 100.0 us, 20 % CPU; load: much" in lines[0]
+    assert "INVALID: fio: exit code 1" in lines[1] and "FAILED: no server" in lines[2]
+
+
+def spin() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
+def test_own_work_is_no_load(tmp_path: Path) -> None:
+    """A child's CPU time is ours; seen from the child, ours is another's."""
+    worker = spin()
+    try:
+        others = load.OtherLoad()
+        before = load._own_ticks(load._process_ticks(), os.getpid())
+        time.sleep(1.0)
+        own = load._own_ticks(load._process_ticks(), os.getpid()) - before
+        percent = others.percent()
+        assert own >= 10  # of 100 ticks, on a busy machine
+        assert 0 <= percent <= 100 * (os.cpu_count() or 1)
+        assert load._own_ticks(load._process_ticks(), worker.pid) > 0
+    finally:
+        worker.kill()
+        worker.wait()
+    load.write(tmp_path, percent)
+    assert json.loads((tmp_path / load.FILE).read_text())["other_cpu_percent"] == round(percent, 1)
