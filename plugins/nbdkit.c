@@ -159,14 +159,16 @@ static int64_t adapter_get_size(void *handle)
 }
 
 /*
- * Any offset and length is served, so the minimum is 1 whatever the device's
- * block size is; no request that nbdkit accepts is too large.
+ * The minimum is what the device serves without read-modify-write, which is what
+ * clients are to align to (the kernel's logical block size, qemu, nbdcopy); a
+ * client that does not is served all the same. No request that nbdkit accepts
+ * is too large.
  */
 static int adapter_block_size(
 	void *handle, uint32_t *minimum, uint32_t *preferred, uint32_t *maximum)
 {
 	(void)handle;
-	*minimum = 1;
+	*minimum = device_info.block_size;
 	*preferred = device_info.preferred_size;
 	*maximum = UINT32_MAX;
 	return 0;

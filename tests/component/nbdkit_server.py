@@ -93,7 +93,7 @@ def read_pid(pidfile: Path) -> int | None:
 def fio_random_verify(uri: str, *options: str) -> None:
     """Writes at random through the server, then reads back and compares checksums."""
     argv = ["fio", "--name=verify", "--ioengine=nbd", f"--uri={uri}", "--rw=randwrite"]
-    checked([*argv, "--verify=crc32c", "--verify_fatal=1", *options])
+    checked([*argv, "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", *options])
 
 
 class Nbdkit:

@@ -25,9 +25,7 @@ def refusal(*arguments: str) -> str:
 @BOTH_MODES
 def test_random_write_and_verify(serve: Serve, loop: str, direct: str) -> None:
     server = serve("passthrough", loop, f"direct={direct}")
-    fio_random_verify(
-        server.uri, "--bsrange=512-64k", "--bs_unaligned", "--iodepth=8", f"--size={SIZE}"
-    )
+    fio_random_verify(server.uri, "--bsrange=512-64k", "--iodepth=8", f"--size={SIZE}")
 
 
 def test_a_device_is_opened_once_for_all_connections(serve: Serve, loop: str) -> None:

@@ -126,10 +126,19 @@ def test_negotiation(serve: Serve, disk: Path) -> None:
     assert handle.can_fast_zero()
     assert not handle.can_cache()
     assert handle.can_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
-    assert handle.get_block_size(nbd.SIZE_MINIMUM) == 1
     preferred = handle.get_block_size(nbd.SIZE_PREFERRED)
     assert preferred >= 512 and preferred & (preferred - 1) == 0
     assert handle.get_block_size(nbd.SIZE_MAXIMUM) == 0xFFFFFFFF
+
+
+def test_minimum_block_size_is_the_device_s(serve: Serve, disk: Path) -> None:
+    def minimum(plugin: str, *parameters: str) -> int:
+        return serve(plugin, *parameters).connect().get_block_size(nbd.SIZE_MINIMUM)
+
+    assert minimum("passthrough", str(disk), "direct=off") == 1
+    assert minimum("passthrough", str(disk), "direct=on") in (512, 4096)
+    assert minimum("null", "1M") == 512
+    assert minimum("null", "1M", "block-size=4096") == 4096
 
 
 def test_null_negotiation_and_data(serve: Serve) -> None:
