@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-flow as its users meet it: workload files in, system calls, text and JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOADS = ROOT / "configs" / "workloads"
+FLOW = ROOT / "build" / "host" / "flow" / "userblk-flow"
+GAMMA = "cvar(type=cvar-gamma,parameters=mean:{};gamma:1.5)"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def flow_is_built() -> None:
+    subprocess.run(["make", "-s", "flow"], cwd=ROOT, check=True)
+
+
+def run_flow(*args: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(FLOW), *map(str, args)], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def settings(directory: Path, **values: object) -> list[str]:
+    return [f"--set=dir={directory}", *(f"--set={k}={v}" for k, v in values.items())]
+
+
+def results(tmp_path: Path, workload: Path, *args: str, **values: object) -> dict[str, Any]:
+    """The JSON results of a run that must succeed."""
+    out = tmp_path / "results.json"
+    done = run_flow("-q", "--json", out, *args, *settings(tmp_path, **values), workload)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, Any] = json.loads(out.read_text())
+    return loaded
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "workload.f"
+    path.write_text(f"set $dir=/tmp\n{text}")
+    return path
+
+
+def counts(result: dict[str, Any]) -> dict[str, int]:
+    return {row["name"]: row["ops"] for row in result["flowops"]}
+
+
+# ---- the workloads ----
+
+
+def test_there_are_25_workloads_and_all_are_correct() -> None:
+    files = sorted(WORKLOADS.glob("*.f"))
+    assert len(files) == 25
+    for file in files:
+        done = run_flow("--check", file)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), file
+
+
+@pytest.mark.parametrize(
+    "name", [f"{order}-{op}-16th-128k" for order in ("seq", "rand") for op in ("read", "write")]
+)
+def test_data_workloads_use_a_file_per_thread_once(tmp_path: Path, name: str) -> None:
+    sizes = {"filesize": "4m", "iters": 32, "runtime": 60}
+    result = results(tmp_path, WORKLOADS / f"{name}.f", **sizes)
+    assert result["end"] == "all-done"
+    rows = counts(result)
+    verb = "read1" if "read" in name else "write1"
+    assert rows[verb] == 16 * 32
+    assert result["summary"]["bytes"] == 16 * 4 * 2**20
+    files = list((tmp_path / "files").rglob("0*1/0*"))
+    assert sorted(f.stat().st_size for f in files if f.is_file()) == [4 * 2**20] * 16
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_metadata_workloads_handle_every_file_once(tmp_path: Path, threads: int) -> None:
+    create = results(tmp_path, WORKLOADS / f"create-{threads}th.f", nfiles=3000)
+    assert counts(create) == {"create1": 3000, "write1": 3000, "close1": 3000}
+    assert create["summary"]["written_bytes"] == 3000 * 4096
+    assert create["end"] == "all-done" and create["threads_without_file"] == threads
+    assert sum(1 for f in (tmp_path / "files").rglob("*") if f.is_file()) == 3000
+
+    read = results(tmp_path, WORKLOADS / f"read-{threads}th.f", nfiles=3000, finish=9000)
+    assert 3000 <= counts(read)["read1"] <= 3000 + threads
+    assert read["summary"]["read_bytes"] == counts(read)["read1"] * 4096
+
+    delete = results(tmp_path, WORKLOADS / f"delete-{threads}th.f", nfiles=3000)
+    assert counts(delete) == {"delete1": 3000}
+    assert not [f for f in (tmp_path / "files").rglob("*") if f.is_file()]
+
+
+# Filebench 1.5-alpha3's own, per loop, of the same workloads.
+SYSTEM_CALLS = {
+    "file-server": dict(openat=3, close=3, newfstatat=2, write=2, read=2, lseek=2, unlink=1),
+    "mail-server": dict(
+        openat=3, close=3, read=4, lseek=4, write=2, fsync=2, unlink=1, newfstatat=1
+    ),
+    "web-server": dict(openat=10, close=10, read=20, lseek=11, write=1),
+}
+FLOWOPS = {"file-server": 11, "mail-server": 13, "web-server": 31}
+
+
+@pytest.mark.parametrize("name", SYSTEM_CALLS)
+def test_system_calls_of_a_loop_are_filebenchs(tmp_path: Path, name: str) -> None:
+    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
+        pytest.skip("strace is not installed; run: apt-get install strace")
+    workload = WORKLOADS / f"{name}.f"
+    values = settings(tmp_path, nfiles=2000, nthreads=2, runtime=2)
+    assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
+    out, table = tmp_path / "results.json", tmp_path / "strace"
+    command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
+    subprocess.run(
+        ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    calls = {
+        name: int(number)
+        for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])
+    }
+    loops = json.loads(out.read_text())["summary"]["ops"] / FLOWOPS[name]
+    assert loops > 100
+    expected = SYSTEM_CALLS[name]
+    # Start and end of the program, and the look at 64 files, are some hundred calls.
+    for call in ("openat", "close", "newfstatat", "write", "read", "lseek", "unlink", "fsync"):
+        assert calls.get(call, 0) == pytest.approx(
+            expected.get(call, 0) * loops, rel=0.01, abs=250
+        ), call
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "grows"),
+    [("file-server", 131072, True), ("mail-server", 16384, True), ("web-server", 16384, False)],
+)
+def test_op_mix_and_bytes_per_op(tmp_path: Path, name: str, size: int, grows: bool) -> None:
+    result = results(tmp_path, WORKLOADS / f"{name}.f", nfiles=3000, nthreads=16, runtime=3)
+    rows = {row["name"]: row for row in result["flowops"]}
+    assert len(rows) == FLOWOPS[name]
+    loops = result["summary"]["ops"] / FLOWOPS[name]
+    for row in rows.values():
+        # Threads are within one loop of each other; the log adds an open per thread.
+        assert row["ops"] == pytest.approx(loops, rel=0.01, abs=34), row["name"]
+        if row["type"] == "appendfilerand":
+            assert row["bytes"] / row["ops"] == pytest.approx(8191.5, rel=0.05)
+        if row["type"] == "writewholefile":
+            assert row["bytes"] == row["ops"] * size
+        if row["type"] == "readwholefile" and not grows:
+            assert row["bytes"] == row["ops"] * size
+
+
+def test_drift_does_not_end_a_file_server(tmp_path: Path) -> None:
+    """Filebench passes over deletes of open files until no name is left, and then has no result."""
+    values = {"nfiles": 250, "nthreads": 40, "filesize": "4k", "runtime": 4}
+    result = results(tmp_path, WORKLOADS / "file-server.f", **values)
+    assert result["end"] == "time"
+    rows = counts(result)
+    assert 0 <= rows["createfile1"] - rows["deletefile1"] <= 80
+
+
+# ---- runs ----
+
+READS = """
+define fileset name=f,path=$dir,entries=200,dirwidth=20,size=4k,prealloc
+define process name=p {{ thread name=t,memsize=4k,instances=2 {{
+  flowop openfile name=open1,filesetname=f,fd=1
+  flowop readwholefile name=read1,fd=1
+  flowop closefile name=close1,fd=1
+}} }}
+{}
+"""
+
+
+def test_a_run_takes_the_time_it_was_given(tmp_path: Path) -> None:
+    workload = write(tmp_path, READS.format("run 2"))
+    result = results(tmp_path, workload, "--interval=0.5")
+    assert result["duration_s"] == 2
+    assert result["end"] == "time"
+    edges = [(i["start_s"], i["end_s"]) for i in result["intervals"]]
+    assert 2 <= len(edges) <= 4  # 4, unless this machine is so busy that the sampler came late
+    assert [start for start, _ in edges] == [0, *(end for _, end in edges[:-1])]
+    assert edges[-1][1] == 2
+    for key in ("ops", "bytes"):
+        assert sum(i[key] for i in result["intervals"]) == result["summary"][key]
+    for interval in result["intervals"]:
+        assert sum(interval["latency_ns"]["bins"].values()) == interval["ops"]
+        assert sum(interval["flowops"].values()) == interval["ops"]
+    merged: dict[str, int] = {}
+    for row in result["flowops"]:
+        for value, number in row["latency_ns"]["bins"].items():
+            merged[value] = merged.get(value, 0) + number
+    assert merged == result["summary"]["latency_ns"]["bins"]
+    summary = result["summary"]
+    assert summary["latency_ns"]["mean"] == pytest.approx(
+        summary["latency_ns"]["sum"] / summary["ops"], abs=0.1
+    )
+    middle = sum(int(v) * n for v, n in summary["latency_ns"]["bins"].items()) / summary["ops"]
+    assert middle == pytest.approx(summary["latency_ns"]["mean"], rel=0.01)
+    assert 0 < summary["user_s"] + summary["system_s"] < 2 * (os.cpu_count() or 1)
+
+
+def test_text_is_in_filebenchs_layout(tmp_path: Path) -> None:
+    done = run_flow("-q", *settings(tmp_path), write(tmp_path, READS.format("psrun -1 2")))
+    assert done.returncode == 0
+    row = r"read1                \d+ops +\d+ops/s +[\d.]+mb/s +[\d.]+ms/op \[[\d.]+ms - +[\d.]+ms\]"
+    assert len(re.findall(row, done.stdout)) == 2  # each a second's, the last one of the whole run
+    summary = (
+        r"(?m)^\d+\.\d+: IO Summary: +(\d+) ops ([\d.]+) ops/s (\d+)/0 rd/wr"
+        r" +[\d.]+mb/s +[\d.]+ms/op$"
+    )
+    found = re.findall(summary, done.stdout)
+    assert len(found) == 2
+    assert float(found[1][1]) == pytest.approx(int(found[1][0]) / 2, abs=0.01)
+    # Rows stand in reverse order of definition.
+    assert re.findall(r"(?m)^(\w+1) ", done.stdout)[:3] == ["close1", "read1", "open1"]
+
+
+def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
+    values = {"nfiles": 500, "runtime": 1, "filesize": GAMMA.format(3000)}
+
+    def tree(seed: int) -> list[tuple[str, int]]:
+        done = run_flow(
+            "-q", "--phase=create", f"--seed={seed}", *settings(tmp_path, **values),
+            WORKLOADS / "mail-server.f",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        files = (tmp_path / "bigfileset").rglob("*")
+        return sorted((str(f), f.stat().st_size) for f in files if f.is_file())
+
+    assert tree(1) == tree(1)
+    assert tree(1) != tree(2)
+    assert results(tmp_path, WORKLOADS / "mail-server.f", "--seed=77", **values)["seed"] == 77
+
+
+def test_phases(tmp_path: Path) -> None:
+    workload = WORKLOADS / "mail-server.f"
+    values = {"nfiles": 300, "nthreads": 2, "runtime": 1}
+    missing = run_flow("-q", "--phase=run", *settings(tmp_path, **values), workload)
+    assert missing.returncode == 1
+    assert "create the files with the same workload, --seed and --set" in missing.stderr
+    assert run_flow("-q", "--phase=create", *settings(tmp_path, **values), workload).returncode == 0
+    other = run_flow("-q", "--phase=run", "--seed=2", *settings(tmp_path, **values), workload)
+    assert other.returncode == 1
+    assert "is not as expected" in other.stderr
+    before = {f.stat().st_ino for f in (tmp_path / "bigfileset").rglob("*") if f.is_file()}
+    assert 150 < len(before) < 300
+    result = results(tmp_path, workload, "--phase=run", **values)
+    assert result["filesets"][0]["preallocated"] == len(before)
+    assert result["filesets"][0]["create_s"] == 0
+
+
+def test_variables_are_recorded(tmp_path: Path) -> None:
+    result = results(tmp_path, WORKLOADS / "file-server.f", nfiles=100, nthreads=2, runtime=1)
+    assert result["variables"]["nfiles"] == 100
+    assert result["variables"]["filesize"] == 131072
+    assert result["variables"]["dir"] == str(tmp_path)
+    assert result["threads"] == 2
+    assert result["original"] is False
+
+
+def test_statements_are_carried_out_in_order(tmp_path: Path) -> None:
+    workload = write(
+        tmp_path,
+        'set $n=3\nsystem "echo $n >${dir}/first"\nset $n=4\necho "n is $n"\n'
+        'system "test $n = 4 && mv $(dir)/first $(dir)/second"\nquit\nrun\n',
+    )
+    done = run_flow(*settings(tmp_path), workload)
+    assert done.returncode == 0, done.stderr
+    assert "n is 4" in done.stdout
+    assert (tmp_path / "second").read_text() == "3\n"
+
+
+def test_a_command_that_fails_ends_the_program(tmp_path: Path) -> None:
+    done = run_flow(*settings(tmp_path), write(tmp_path, 'system "exit 7"\nquit\n'))
+    assert done.returncode == 1
+    assert 'workload.f:2: system "exit 7": exit status 7' in done.stderr
+
+
+def test_interrupt_keeps_the_results(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    workload = write(tmp_path, READS.format("run 60"))
+    command = [str(FLOW), "-q", "--json", str(out), *settings(tmp_path), str(workload)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+        assert p.stdout is not None and p.stderr is not None
+        for line in p.stdout:
+            if "Running" in line:
+                break
+        time.sleep(1)
+        p.send_signal(signal.SIGINT)
+        assert "IO Summary" in p.stdout.read()
+        assert "interrupted" in p.stderr.read()
+        assert p.wait(timeout=30) == 1
+    result = json.loads(out.read_text())
+    assert result["end"] == "interrupted"
+    assert 0.5 < result["duration_s"] < 20
+
+
+def test_a_run_that_ends_early_has_results_and_says_so(tmp_path: Path) -> None:
+    """Filebench prints no results here, and exits with 0."""
+    text = READS.replace("flowop openfile name=open1,filesetname=f,fd=1", "").replace(
+        "flowop readwholefile name=read1,fd=1", "flowop deletefile name=delete1,filesetname=f"
+    ).replace("flowop closefile name=close1,fd=1", "")
+    out = tmp_path / "results.json"
+    done = run_flow(
+        "-q", "--json", out, *settings(tmp_path), write(tmp_path, text.format("run 60"))
+    )
+    assert done.returncode == 0
+    assert "the run ended before its time: a thread found no file to take" in done.stderr
+    result = json.loads(out.read_text())
+    assert result["end"] == "early"
+    assert counts(result) == {"delete1": 200}
+
+
+# ---- original behaviour ----
+
+ROUNDING = """
+define fileset name=f,path=$dir,entries=4,dirwidth=20,size=5k
+define process name=p { thread name=t {
+  flowop createfile name=create1,filesetname=f,fd=1
+  flowop writewholefile name=write1,fd=1,srcfd=1,iosize=2k
+  flowop closefile name=close1,fd=1
+} }
+set mode quit alldone
+run
+"""
+
+
+def test_whole_files_have_their_size_or_filebenchs(tmp_path: Path) -> None:
+    workload = write(tmp_path, ROUNDING)
+    first = tmp_path / "f" / "00000001" / "00000001"
+    assert results(tmp_path, workload)["summary"]["bytes"] == 4 * 5120
+    assert first.stat().st_size == 5120
+    assert any(first.read_bytes())
+    result = results(tmp_path, workload, "--original")
+    assert result["original"] is True
+    assert result["summary"]["bytes"] == 4 * 6144
+    assert first.read_bytes() == bytes(6144)
+
+
+SEQUENTIAL = """
+define file name=f,path=$dir,size=40k,prealloc
+define process name=p { thread name=t,memsize=4k {
+  flowop read name=read1,filesetname=f,fd=1,iosize=4k,iters=22
+  flowop finishoncount name=finish1,value=1
+} }
+set mode quit alldone
+run
+"""
+
+
+def test_reads_at_the_end_of_a_file(tmp_path: Path) -> None:
+    workload = write(tmp_path, SEQUENTIAL)
+    ours = results(tmp_path, workload)["summary"]
+    assert (ours["ops"], ours["bytes"]) == (23, 22 * 4096)  # 22 reads, and an open on the way
+    filebench = results(tmp_path, workload, "--original")["summary"]
+    assert (filebench["ops"], filebench["bytes"]) == (23, 20 * 4096)
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "expected one workload file, found 0"),
+        (["a.f", "b.f"], "expected one workload file, found 2"),
+        (["/nonexistent.f"], "/nonexistent.f: No such file or directory; name a workload file"),
+        (["--seed=x", "a.f"], "--seed x: write a number below 2^64"),
+        (["--interval=0", "a.f"], "--interval 0: write seconds from 0.01 to 86400"),
+        (["--phase=x", "a.f"], "--phase x: write all, create or run"),
+        (["/"], "/: "),
+    ],
+)
+def test_usage_errors(args: list[str], message: str) -> None:
+    done = run_flow(*args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_mistake_at_the_end_is_found_before_anything_is_touched(tmp_path: Path) -> None:
+    workload = write(tmp_path, READS.format("set $n=word\nrun $n"))
+    done = run_flow(*settings(tmp_path), workload)
+    assert done.returncode == 2
+    message = r"workload\.f:\d+: expected a number from 0 to \d+ for the run time, found 'word'"
+    assert re.search(message, done.stderr)
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_full_file_system_leaves_nothing_half_done(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "small", mount], check=True)
+    try:
+        values = settings(mount, nfiles=100, nthreads=1, runtime=1)
+        done = run_flow("-q", *values, WORKLOADS / "file-server.f")
+        assert done.returncode == 1
+        assert "No space left on device; its files take" in done.stderr
+        assert list(mount.iterdir()) == []
+        # In the run it is an error as well, and there are no results.
+        out = tmp_path / "results.json"
+        values = settings(mount, nfiles=100, nthreads=1, runtime=5)
+        done = run_flow("-q", "--json", out, *values, WORKLOADS / "create-1th.f")
+        assert done.returncode == 0
+        values = settings(mount, nfiles=1000, nthreads=1, runtime=5)
+        out.unlink()
+        done = run_flow("-q", "--json", out, *values, WORKLOADS / "create-1th.f")
+        assert done.returncode == 1
+        assert re.search(r"create-1th\.f:\d+: flowop write1: write: No space left", done.stderr)
+        assert not out.exists()
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_results_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    workload = write(tmp_path, READS.format("run 1"))
+    done = run_flow("-q", "--json", "/nonexistent/r.json", *settings(tmp_path), workload)
+    assert done.returncode == 1
+    assert "--json /nonexistent/r.json: No such file or directory" in done.stderr
+
+
+# ---- documentation ----
+
+
+def documented(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z]+", text))
+
+
+def test_options_are_documented() -> None:
+    help_text = run_flow("--help").stdout
+    options = documented(help_text)
+    assert {"--set", "--phase", "--seed", "--original", "--check"} <= options
+    man = (ROOT / "docs" / "man" / "userblk-flow.1").read_text()
+    assert documented(man.replace("Fl -", "--")) == options
+    assert documented((ROOT / "docs" / "flow.md").read_text()) <= options
+
+
+@pytest.fixture
+def fio_bins(tmp_path: Path) -> Iterator[dict[str, int]]:
+    if subprocess.run(["which", "fio"], capture_output=True, check=False).returncode:
+        pytest.skip("fio is not installed; run: apt-get install fio")
+    out = tmp_path / "fio.json"
+    subprocess.run(
+        ["fio", "--name=j", f"--filename={tmp_path}/data", "--rw=randread", "--bs=4k", "--size=4m",
+         "--output-format=json+", f"--output={out}"],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    yield json.loads(out.read_text())["jobs"][0]["read"]["clat_ns"]["bins"]
+
+
+def bin_value(ns: int) -> int:
+    """The rule of docs/flow.md."""
+    if ns < 128:
+        return ns
+    shift = ns.bit_length() - 7
+    return (ns >> shift << shift) + (1 << shift) // 2
+
+
+def test_histograms_are_fios(tmp_path: Path, fio_bins: dict[str, int]) -> None:
+    result = results(tmp_path, write(tmp_path, READS.format("run 1")))
+    for bins in (fio_bins, result["summary"]["latency_ns"]["bins"]):
+        assert len(bins) > 10
+        assert all(bin_value(int(value)) == int(value) for value in bins)
