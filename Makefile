@@ -183,7 +183,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -199,13 +199,31 @@ install-handlers: $(HANDLER_LIBS)
 	install -m 644 $(HANDLER_LIBS) $(DESTDIR)$(handlerdir)
 .PHONY: install-handlers
 
+# The command, its package and its data; lib/userblk is what the harness serves devices with.
+PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
+
+install-python:
+	install -D -m 755 bin/userblk $(DESTDIR)$(prefix)/bin/userblk
+	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR) python/userblk/*.py
+	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis analysis/*.py
+	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
+		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
+	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
+	install -d $(DESTDIR)$(prefix)/lib/userblk/plugins $(DESTDIR)$(prefix)/lib/userblk/tcmu-handlers
+	for p in $(PLUGINS); do ln -sfn $(plugindir)/nbdkit-userblk-$$p-plugin.so \
+		$(DESTDIR)$(prefix)/lib/userblk/plugins/$$p.so; done
+	for h in $(HANDLERS); do ln -sfn $(handlerdir)/handler_userblk_$$h.so \
+		$(DESTDIR)$(prefix)/lib/userblk/tcmu-handlers/handler_userblk_$$h.so; done
+.PHONY: install-python
+
 install-man:
 	for m in $(MAN_PAGES); do \
 		install -D -m 644 $$m $(DESTDIR)$(mandir)/man$${m##*.}/$${m##*/}; done
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED)
+	rm -f $(INSTALLED) $(DESTDIR)$(prefix)/bin/userblk
+	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
 
 # ---- unit tests (C) ---------------------------------------------------------
