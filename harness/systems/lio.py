@@ -24,7 +24,7 @@ TARGET = CONFIGFS / "target"
 LOOPBACK = TARGET / "loopback"
 MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
 LOCK_FILE = Path("/run/tcmu.lock")
-MODULES = ("sd_mod", "target_core_mod", "target_core_user", "tcm_loop")
+MODULES = ("sd_mod", "target_core_user", "tcm_loop")
 
 START_LIMIT = 30.0  # s until tcmu-runner serves
 STOP_LIMIT = 15.0  # s until it has ended by SIGTERM; then SIGKILL
@@ -309,13 +309,14 @@ class Lun:
 
 
 def daemon_runs() -> bool:
-    """Is there a tcmu-runner process?"""
-    for comm in Path("/proc").glob("[0-9]*/comm"):
+    """Is there a tcmu-runner process, and not just the remains of one that nobody has waited for?"""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if comm.read_text().strip() == "tcmu-runner":
-                return True
+            name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
         except OSError:
             continue  # ended
+        if name == "tcmu-runner" and fields.split()[0] not in "ZX":
+            return True
     return False
 
 
