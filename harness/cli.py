@@ -39,6 +39,7 @@ from .safety import Refused
 EXIT_USAGE = 2
 EXIT_SIGNAL = 128  # and the signal's number: 130 after Ctrl-C
 TICK = 0.5  # s
+LOAD_LOOK = 1.0  # s, before a campaign
 BLOCKS_SHOWN = 12
 FORMATS = ("terminal", "markdown", "csv", "csv-long")
 FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
@@ -197,6 +198,12 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
     others = load.OtherLoad()
     runner = None
     try:
+        time.sleep(LOAD_LOOK)
+        busy = others.percent()
+        if busy > load.BUSY:
+            say(f"Other programs take {busy:.0f} % of a CPU: results are worth little, runs made so get a warning.")
+        if plan.emulated:
+            load.write(directory, busy)
         with interrupt.held():
             runner = Runner(plan, directory)
         for event in runner.events(TICK):
