@@ -32,7 +32,7 @@ def _module_available(name: str) -> bool:
 
 def missing(kinds: Iterable[str]) -> dict[str, list[str]]:
     """Per kind of system (native, nbdkit, tcmu) what this machine lacks, a line each; none: it can run here."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for kind in dict.fromkeys(kinds):
         programs = dict.fromkeys(PROGRAMS["native"] + PROGRAMS[kind])
         lacks = [f"program {name} is not installed" for name in programs if not shutil.which(name)]

@@ -67,7 +67,7 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
 
 def write_counters(directory: Path) -> None:
     """What the device counted, which servers print when they close it: counters.json in the block's directory."""
-    counters = {}
+    counters: dict[str, int] = {}
     for log in sorted((directory / "commands").glob("*.err")):
         for line in re.findall(r"counters:((?: \w+=\d+)+)", log.read_text(errors="replace")):
             counters |= {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}

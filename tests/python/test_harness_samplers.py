@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Figures from counters, and counters from this machine."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from pathlib import Path
+
+import pytest
+from userblk.harness.samplers import TICKS, Sample, Sampler, at, use_between
+
+DISK = [0.0] * 17
+
+
+def sample(when: float, busy: float, idle: float, server: float | None, **disk: float) -> Sample:
+    fields = list(DISK)
+    for name, value in disk.items():
+        fields[{"reads": 0, "read_sectors": 2, "busy_ms": 9, "queue_ms": 10}[name]] = value
+    return Sample(when, (busy, 0, 0, idle, 0, 0, 0, 0), server, (tuple(fields),))
+
+
+def test_use_between_two_samples() -> None:
+    a = sample(10, 100, 100, 5)
+    b = sample(12, 150, 250, 5 + TICKS, reads=1000, read_sectors=8000, busy_ms=1000, queue_ms=5000)
+    use = use_between(a, b)
+    assert use.cpu_percent == 25
+    assert use.server_cpu_percent == 50  # one CPU second in two
+    disk = use.disks[0]
+    assert (disk.read_kops, disk.read_mbps, disk.read_request_kib) == (0.5, 2.048, 4)
+    assert disk.write_request_kib is None  # no request has no size, not size 0
+    assert (disk.queue_depth, disk.utilisation_percent) == (2.5, 50)
+
+
+def test_counters_between_samples_lie_on_a_line() -> None:
+    samples = [sample(0, 0, 0, 0), sample(10, 100, 0, 10, reads=10), sample(20, 100, 100, 10, reads=10)]
+    assert at(samples, 5).cpu[0] == 50
+    assert at(samples, 15).cpu == (100, 0, 0, 50, 0, 0, 0, 0)
+    assert at(samples, 5).disks[0][0] == 5
+    assert at(samples, -1) == samples[0]
+    assert at(samples, 99) == samples[2]
+
+
+def test_sampling_this_process(tmp_path: Path) -> None:
+    disk = next((p.name for p in Path("/sys/block").iterdir()), None)
+    if not disk:
+        pytest.skip("this machine has no block device to sample")
+    began = time.monotonic()
+    with Sampler([disk], os.getpid(), 0.05) as sampler:
+        while time.monotonic() < began + 0.5:
+            pass
+    use = sampler.use(began, began + 0.5)
+    assert use is not None and use.server_cpu_percent is not None
+    assert 5 < use.server_cpu_percent < 150  # of one CPU; other work may take most of it away
+    assert sampler.errors == []
+    sampler.write_csv(tmp_path / "samples.csv", began)
+    with (tmp_path / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 3
+    assert all(None not in row and None not in row.values() for row in rows)
+
+
+def test_a_server_that_is_gone_has_no_share() -> None:
+    assert use_between(sample(0, 0, 0, 3), sample(1, 1, 1, None)).server_cpu_percent is None
