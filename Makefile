@@ -334,7 +334,8 @@ test-lab: ## nbd and TCMU disks of a real kernel, in one boot of the lab's guest
 		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest
 .PHONY: test-lab
 
-bench: deps all ## the paper's Table 1, on named devices or in the lab (see userblk run --help)
+bench: deps ## the paper's Table 1, on named devices or in the lab (see userblk run --help)
+	@$(MAKE) --no-print-directory all
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
@@ -342,7 +343,8 @@ TESTS := lint test-unit test-python test-component test-lab
 
 # All of them, then fails if one did. With CI=true a skipped test is a failure: what
 # was to be tested for real was not.
-test: deps all ## all tests
+test: deps ## all tests
+	@$(MAKE) --no-print-directory all
 	@mkdir -p build/test; rm -f build/test/*.log; failed=; \
 	export PYTEST_ADDOPTS="-rs $$PYTEST_ADDOPTS"; \
 	for t in $(TESTS); do \
