@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
@@ -27,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
-from .rootfs import RUN_TOOLS, Tree, cpio, locked, require
+from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 60.0  # s until the command starts
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
@@ -203,12 +202,6 @@ def disk_file(directory: Path, size: int) -> int:
     number = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
     os.ftruncate(number, size)
     return number
-
-
-def die_with_parent() -> None:
-    """In the child: SIGKILL when this process ends, be it by SIGKILL."""
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Guest:

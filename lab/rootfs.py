@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import io
@@ -11,6 +12,7 @@ import lzma
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -218,6 +220,12 @@ def make_initrd(root: Path, release: str) -> bytes:
 # ---- build ------------------------------------------------------------------
 
 
+def die_with_parent() -> None:
+    """In the child: SIGKILL when this process ends, be it by SIGKILL."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def require(tools: dict[str, str]) -> None:
     """Raise LabError naming the packages of the commands that this machine lacks."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -273,13 +281,17 @@ def build_tree(kernel: str) -> Tree:
     work.mkdir(parents=True)
     try:
         root = work / "root"
-        argv = ["mmdebstrap", *recipe(kernel, packages), *(f"--aptopt={s}" for s in apt_settings())]
+        # Process and mount namespaces of its own: whatever ends us ends all that it started.
+        argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]
+        argv += ["mmdebstrap", *recipe(kernel, packages), *(f"--aptopt={s}" for s in apt_settings())]
         argv += [RELEASE, str(root), *source_lines(kernel, mirror)]
         # INITRD=No: Debian's hook would spend half a minute on an initrd that nobody boots.
         env = os.environ | {"INITRD": "No", "DEBIAN_FRONTEND": "noninteractive"}
         log = work / "mmdebstrap.log"
         with open(log, "wb") as file:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, preexec_fn=die_with_parent
+            )
         if done.returncode != 0:
             kept = CACHE / "mmdebstrap.log"
             log.replace(kept)
