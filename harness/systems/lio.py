@@ -7,6 +7,7 @@ meanwhile; every wait is bounded.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -321,8 +322,6 @@ def daemon_runs() -> bool:
 
 
 def naa(text: str) -> str:
-    """A world-wide name of the kind for local use, always the same for the same text."""
-    digest = 0xCBF29CE484222325
-    for byte in text.encode():
-        digest = (digest ^ byte) * 0x100000001B3 & (1 << 64) - 1
-    return f"naa.3{digest:016x}"[:20]
+    """A world-wide name, always the same for the same text, of a form that targetcli accepts."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big") & (1 << 36) - 1
+    return f"naa.5001405{digest:09x}"
