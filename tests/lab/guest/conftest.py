@@ -63,8 +63,8 @@ def up(tmp_path: Path) -> Up:
         nonlocal count
         count += 1
         recorder, teardown = Recorder(tmp_path / str(count)), Teardown()
-        load_modules(modules(system.kind), teardown)
         try:
+            load_modules(modules(system.kind), teardown)
             with bring_up(system, identify(device), AREA, BUILD, recorder, teardown) as running:
                 yield running
         finally:

@@ -25,8 +25,8 @@ def test_file_system(up: Up, mountpoint: Path, kind: str) -> None:
         run(["mount", disk, mountpoint])
         assert mountpoint.is_mount()
         run(
-            ["fio", "--name=verify", f"--directory={mountpoint}", "--size=8M", "--rw=randwrite", "--bs=4k",
-             "--ioengine=psync", "--numjobs=2", "--thread", "--fsync=64", "--verify=crc32c", "--verify_fatal=1"]
+            ["fio", "--name=verify", f"--directory={mountpoint}", "--size=4M", "--rw=randwrite", "--bs=4k",
+             "--ioengine=psync", "--numjobs=2", "--thread", "--fsync=128", "--verify=crc32c", "--verify_fatal=1"]
         )  # fmt: skip
         run(["fstrim", "-v", mountpoint])
         run(["umount", mountpoint])

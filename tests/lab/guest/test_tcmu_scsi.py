@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MIB, Up, config, run
+from conftest import LIMIT, MIB, Up, config, run
 from test_systems import read
 from userblk.harness.systems import Running
 
 BLOCK = 512
 CORE = Path("/sys/kernel/config/target/core")
 ILLEGAL_REQUEST = 5  # exit codes of sg3_utils
+OUT_OF_RANGE = 22
 INVALID_OPCODE = 9
 MISCOMPARE = 14
 
@@ -55,21 +58,21 @@ def test_write_same(running: Running, tmp_path: Path) -> None:
 
     # Odd addresses and lengths, with UNMAP and without, by the 10 and the 16 byte command.
     for lba, count, options in (
-        (1, 1, ["--10"]),
-        (3, 5, ["--16"]),
-        (11, 7, ["--10", "--unmap=1"]),
-        (23, 1, ["--16", "--unmap=1"]),
-        (2048, 4096, ["--16", "--unmap=1"]),
+        (1, 1, "--10"),
+        (3, 5, "--16"),
+        (11, 7, "--10 --unmap"),
+        (23, 1, "--16 --unmap"),
+        (2048, 4096, "--16 --unmap"),
     ):
-        write_same(disk, "/dev/zero", lba, count, *options)
+        write_same(disk, "/dev/zero", lba, count, *options.split())
         expected[lba * BLOCK : (lba + count) * BLOCK] = bytes(count * BLOCK)
         check()
-    for lba, count, options in ((5, 3, []), (31, 2100, ["--16"]), (8000, 9, ["--16", "--unmap=1"])):
-        write_same(disk, pattern, lba, count, *options)
+    for lba, count, options in ((5, 3, ""), (31, 2100, "--16"), (8000, 9, "--16 --unmap")):
+        write_same(disk, pattern, lba, count, *options.split())
         expected[lba * BLOCK : (lba + count) * BLOCK] = b"\xa5" * (count * BLOCK)
         check()
     # Behind the end, and what the runner would do wrong: LBDATA.
-    write_same(disk, "/dev/zero", running.used.size // BLOCK - 1, 2, "--16", expect=ILLEGAL_REQUEST)
+    write_same(disk, "/dev/zero", running.used.size // BLOCK - 1, 2, "--16", expect=OUT_OF_RANGE)
     write_same(disk, "/dev/zero", 0, 1, "--10", "--lbdata", expect=ILLEGAL_REQUEST)
     check()
 
@@ -88,7 +91,7 @@ def test_unmap(running: Running) -> None:
         assert read(disk, 0, MIB) == expected
     # A range of the emulated device's granularity or more really goes.
     assert not any(expected[64 * BLOCK : 192 * BLOCK])
-    run(["sg_unmap", f"--lba={running.used.size // BLOCK}", "--num=1", "--force", disk], expect=ILLEGAL_REQUEST)
+    run(["sg_unmap", f"--lba={running.used.size // BLOCK}", "--num=1", "--force", disk], expect=OUT_OF_RANGE)
 
 
 def test_compare_and_write(running: Running, tmp_path: Path) -> None:
@@ -153,48 +156,70 @@ def test_resize(running: Running) -> None:
         resize(size + MIB)
     assert seen() == size
     # Without a write cache each write is durable when it is answered.
+    # Without a write cache each write is durable when it is answered. Byte 2 has the WCE bit.
+    assert "08 12 04 00" in run(["sg_modes", "--page=8", disk])
     (core / "attrib/emulate_write_cache").write_text("0")
-    assert "WCE=0" in run(["sg_modes", "--page=8", disk]) or "  Caching" in run(["sg_modes", "--page=8", disk])
+    assert "08 12 00 00" in run(["sg_modes", "--page=8", disk])
+    expected = fill(disk, MIB)
+    assert read(disk, 0, MIB) == expected
 
 
-def test_targetcli(running: Running) -> None:
+TARGETCLI = "set global auto_save_on_exit=false\n"
+
+
+def targetcli(*lines: str) -> str:
+    return run(["targetcli"], stdin=TARGETCLI + "".join(f"{line}\n" for line in lines) + "exit\n", expect=None)
+
+
+@pytest.fixture
+def bus() -> Iterator[None]:
+    """The system bus, through which targetcli talks to tcmu-runner."""
+    socket = Path("/run/dbus/system_bus_socket")
+    if socket.exists():
+        yield
+        return
+    socket.parent.mkdir(exist_ok=True)
+    daemon = subprocess.Popen(
+        ["dbus-daemon", "--system", "--nofork", "--nopidfile"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + LIMIT
+        while not socket.exists():
+            assert daemon.poll() is None and time.monotonic() < end, "no system bus"
+            time.sleep(0.05)
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait(LIMIT)
+        socket.unlink(missing_ok=True)
+
+
+def test_targetcli(bus: None, running: Running) -> None:
     """The way of the manual page, on the second disk, while the harness's LUN is there."""
     sata = os.environ["LAB_SATA"]
     size = int(Path("/sys/block", Path(sata).name, "size").read_text()) * BLOCK
-    create = "/backstores/user:userblk_passthrough create name=lab"
-    bad = run(
-        ["targetcli"],
-        stdin=f"set global auto_save_on_exit=false\n{create} size={size} cfgstring={sata};direct=perhaps\nexit\n",
-        expect=None,
-    )
+    create = f"/backstores/user:userblk_passthrough create name=lab size={size} hw_max_sectors=1024 cfgstring="
+    bad = targetcli(f"{create}{sata};direct=perhaps", f"{create}/dev/nothing")
     assert "direct=perhaps" in bad, bad
-    missing = run(
-        ["targetcli"],
-        stdin=f"set global auto_save_on_exit=false\n{create} size={size} cfgstring=/dev/nothing\nexit\n",
-        expect=None,
-    )
-    assert "file=/dev/nothing: No such file" in missing, missing
-    before = set(Path("/sys/block").iterdir())
+    assert "file=/dev/nothing: No such file" in bad, bad
+    assert not list(CORE.glob("user_*/lab")), bad
+
+    before = {path.name for path in Path("/sys/block").iterdir()}
     wwn = "naa.5001405aabbccdde"
-    good = run(
-        ["targetcli"],
-        stdin="set global auto_save_on_exit=false\n"
-        f"{create} size={size} cfgstring={sata};direct=on hw_max_sectors=1024\n"
-        f"/loopback create {wwn}\n"
-        f"/loopback/{wwn}/luns create /backstores/user:userblk_passthrough/lab\n"
-        "exit\n",
+    good = targetcli(
+        f"{create}{sata};direct=on",
+        f"/loopback create {wwn}",
+        f"/loopback/{wwn}/luns create /backstores/user:userblk_passthrough/lab",
     )
     try:
-        (disk,) = {path.name for path in set(Path("/sys/block").iterdir()) - before}
-        assert (Path("/sys/block", disk, "queue/max_sectors_kb")).read_text().strip() == "512", good
-        fill(f"/dev/{disk}", MIB)
-        assert read(f"/dev/{disk}", 0, MIB) == fill(f"/dev/{disk}", MIB)
+        new = {path.name for path in Path("/sys/block").iterdir()} - before
+        assert len(new) == 1, good
+        (disk,) = new
+        assert Path("/sys/block", disk, "queue/max_sectors_kb").read_text().strip() == "512"
+        expected = fill(f"/dev/{disk}", MIB)
+        assert read(f"/dev/{disk}", 0, MIB) == expected
     finally:
-        out = run(
-            ["targetcli"],
-            stdin="set global auto_save_on_exit=false\n"
-            f"/loopback delete {wwn}\n/backstores/user:userblk_passthrough delete lab\nexit\n",
-        )
-    assert not Path("/sys/block", disk).exists(), out
-    assert not list(CORE.glob("user_*/lab")), out
-    assert any(read(sata, 0, MIB))
+        gone = targetcli(f"/loopback delete {wwn}", "/backstores/user:userblk_passthrough delete lab")
+    assert not Path("/sys/block", disk).exists(), gone
+    assert not list(CORE.glob("user_*/lab")), gone
+    assert read(sata, 0, MIB) == expected
