@@ -5,8 +5,10 @@
 #include <sys/fsuid.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <linux/capability.h>
 #include <linux/securebits.h>
 
 #include "passthrough.h"
@@ -63,6 +65,31 @@ void caller_end(fuse_req_t req)
 		setfsuid(0);
 	if (fs.is_root && ctx->gid != 0)
 		setfsgid(0);
+}
+
+/* Sets or clears CAP_FSETID of this thread. */
+static void set_fsetid(bool on)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+	if (!fs.is_root || syscall(SYS_capget, &header, data) == -1)
+		return;
+	if (on)
+		data[0].effective |= data[0].permitted & (1u << CAP_FSETID);
+	else
+		data[0].effective &= ~(1u << CAP_FSETID);
+	syscall(SYS_capset, &header, data);
+}
+
+void caller_lose_fsetid(void)
+{
+	set_fsetid(false);
+}
+
+void caller_regain_fsetid(void)
+{
+	set_fsetid(true);
 }
 
 bool caller_in_group(fuse_req_t req, gid_t group)

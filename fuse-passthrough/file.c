@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <linux/fs.h>
@@ -92,10 +93,16 @@ static int open_direct(int fd, const struct fuse_file_info *fi, int *direct_fd)
 	return 0;
 }
 
+/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
+static bool keeps_setid(fuse_req_t req)
+{
+	return fuse_req_ctx(req)->uid == 0;
+}
+
 /* After O_TRUNC, the set-id bits go as they would with any write. */
 static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
 {
-	bool kill = fuse_req_ctx(req)->uid != 0;
+	bool kill = !keeps_setid(req);
 
 #if HAVE_KILLPRIV_V2
 	if (fs.killpriv_v2)
@@ -106,21 +113,35 @@ static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
 
 #if HAVE_PASSTHROUGH
 /*
- * Lets the kernel do the I/O of this open file itself. All open files of an
- * inode must agree: the first one decides.
+ * Asks the kernel to do the I/O of the file fd itself. It does so with the
+ * credentials of this thread, whoever writes, so without the right to keep
+ * set-id bits. A file that has them now goes through the daemon, which knows
+ * who writes. Returns the kernel's number for it, or 0.
  */
+static int32_t pass_through(fuse_req_t req, int fd)
+{
+	struct stat st;
+	int32_t id;
+
+	if (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID)))
+		return 0;
+	caller_lose_fsetid();
+	id = fuse_passthrough_open(req, fd);
+	caller_regain_fsetid();
+	if (id > 0)
+		return id;
+	if (atomic_fetch_add(&fs.passthrough_refused, 1) == 0)
+		complain("the kernel refuses to pass a file through; its data goes through the "
+			 "daemon, as may that of others");
+	return 0;
+}
+
+/* All open files of an inode must agree on passthrough: the first one decides. */
 static void begin_passthrough(fuse_req_t req, struct inode *inode, struct fuse_file_info *fi)
 {
 	inode_lock(inode);
-	if (inode->opens++ == 0) {
-		inode->backing_id = fuse_passthrough_open(req, file_fd(fi));
-		if (inode->backing_id <= 0) {
-			inode->backing_id = 0;
-			if (atomic_fetch_add(&fs.passthrough_refused, 1) == 0)
-				complain("the kernel refuses to pass a file through; its data "
-					 "goes through the daemon, as may that of others");
-		}
-	}
+	if (inode->opens++ == 0)
+		inode->backing_id = pass_through(req, file_fd(fi));
 	fi->backing_id = inode->backing_id;
 	inode_unlock(inode);
 	if (fi->backing_id)

@@ -27,6 +27,14 @@ struct fd_path fd_path(int fd)
 	return path;
 }
 
+double attr_timeout(const struct stat *st)
+{
+	bool may_go = (fs.killpriv_v2 || fs.passthrough) && S_ISREG(st->st_mode) &&
+		      (st->st_mode & (S_ISUID | S_ISGID));
+
+	return may_go ? 0 : fs.timeout;
+}
+
 int clear_setid(int fd)
 {
 	struct stat st;
@@ -66,7 +74,7 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 		return result;
 	entry->ino = inode_number(inode);
 	entry->generation = inode->generation;
-	entry->attr_timeout = fs.timeout;
+	entry->attr_timeout = attr_timeout(&entry->attr);
 	entry->entry_timeout = fs.timeout;
 	return 0;
 }
@@ -171,7 +179,7 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, fs.timeout);
+		fuse_reply_attr(req, &st, attr_timeout(&st));
 }
 
 #if HAVE_STATX
@@ -272,7 +280,7 @@ static void fs_setattr(
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, fs.timeout);
+		fuse_reply_attr(req, &st, attr_timeout(&st));
 }
 
 static void fs_readlink(fuse_req_t req, fuse_ino_t ino)

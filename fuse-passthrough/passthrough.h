@@ -71,6 +71,13 @@ void caller_begin(fuse_req_t req);
 void caller_end(fuse_req_t req);
 
 /*
+ * Between these two, the calling thread lacks CAP_FSETID: what the kernel does
+ * with its credentials clears set-id bits. Does nothing for daemons without it.
+ */
+void caller_lose_fsetid(void);
+void caller_regain_fsetid(void);
+
+/*
  * Whether the sender of req is in group, by its groups as /proc shows them.
  * False when they cannot be read.
  */
@@ -84,6 +91,12 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 
 /* Fills entry for fd, an O_PATH descriptor that it takes over, and counts a lookup. */
 int lookup_fd(int fd, struct fuse_entry_param *entry);
+
+/*
+ * How long the kernel may use the attributes st, in seconds. It does not see
+ * when killpriv_v2 and passthrough clear set-id bits, so it is not to keep them.
+ */
+double attr_timeout(const struct stat *st);
 
 /* Clears what chmod(2) calls the set-user-ID and executable set-group-ID bits of fd. */
 int clear_setid(int fd);
