@@ -89,6 +89,8 @@ class Mount:
 
     def unmount(self) -> None:
         checked(["umount", str(self.point)])
+        if is_mounted_elsewhere(self.point):
+            self.process.terminate()  # it serves that one still, and rightly
         assert self.process.wait(STOP_TIMEOUT_S) == 0
         assert self.errors.read_text() == ""
 
@@ -99,6 +101,17 @@ class Mount:
             self.process.wait(STOP_TIMEOUT_S)
         if os.path.ismount(self.point) or not is_alive(self.point):
             run(["umount", "--lazy", str(self.point)])
+
+
+def is_mounted_elsewhere(point: Path) -> bool:
+    """Whether another mount namespace, made meanwhile, has a copy of the mount."""
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            if f" {point} " in table.read_text():
+                return True
+        except OSError:
+            continue  # the process has ended
+    return False
 
 
 def is_alive(point: Path) -> bool:

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough: owners, modes, ACLs, times, extended attributes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fuse_mount import LIBFUSE, NOBODY, Mount, as_user
+from nbdkit_server import checked, run
+
+FuseStart = Callable[..., Mount]
+GROUP = 4321
+SETUID_MODE = 0o6775
+
+
+def need(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_files_belong_to_whoever_makes_them(fuse: Mount) -> None:
+    fuse.point.chmod(0o777)
+    script = (
+        f"cd {fuse.point} && : >file && mkdir dir && mkfifo fifo && ln -s x link && ln file hard"
+    )
+    assert as_user(NOBODY, "sh", "-c", script).stderr == ""
+    for name in ("file", "dir", "fifo", "link", "hard"):
+        for top in (fuse.source, fuse.point):
+            status = (top / name).lstat()
+            assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY), name
+    (fuse.point / "root").touch()
+    assert (fuse.source / "root").stat().st_uid == 0
+
+
+def test_users_do_not_mix(fuse: Mount) -> None:
+    """The daemon changes its threads' users all the time: none may take another's."""
+    fuse.point.chmod(0o777)
+    users = (1001, 1002, 1003, 0)
+    script = "cd $0 && for i in $(seq 200); do : >$(id -u)-$i; done"
+    running = []
+    for uid in users:
+        argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        running.append(subprocess.Popen([*argv, "sh", "-c", script, str(fuse.point)]))
+    assert [process.wait(60) for process in running] == [0, 0, 0, 0]
+    owners = {(name.split("-")[0], (fuse.source / name).stat().st_uid) for name in os.listdir(fuse.source)}
+    assert owners == {(str(uid), uid) for uid in users}
+    groups = {(fuse.source / name).stat().st_gid for name in os.listdir(fuse.source)}
+    assert groups == set(users)
+
+
+def test_supplementary_group_opens_a_directory(fuse: Mount) -> None:
+    shared = fuse.point / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, GROUP)
+    shared.chmod(0o2770)
+    assert as_user(NOBODY, "touch", str(shared / "no")).returncode != 0
+    assert as_user(NOBODY, "touch", str(shared / "yes"), groups=str(GROUP)).stderr == ""
+    status = (fuse.source / "shared/yes").stat()
+    assert (status.st_uid, status.st_gid) == (NOBODY, GROUP)
+    assert as_user(NOBODY, "mkdir", str(shared / "dir"), groups=str(GROUP)).stderr == ""
+    status = (fuse.source / "shared/dir").stat()
+    assert (status.st_gid, status.st_mode & stat.S_ISGID) == (GROUP, stat.S_ISGID)
+
+
+@pytest.mark.parametrize(("uid", "readable"), [(NOBODY, False), (0, True)])
+def test_permissions_hold(uid: int, readable: bool, fuse: Mount) -> None:
+    (fuse.point / "secret").write_text("secret")
+    (fuse.point / "secret").chmod(0o600)
+    result = as_user(uid, "cat", str(fuse.point / "secret"))
+    assert (result.returncode == 0) is readable
+
+
+def test_umask(fuse: Mount) -> None:
+    script = f"cd {fuse.point}; umask 027; : >a; mkdir b; umask 077; : >c; umask 0; : >d; mkdir e"
+    checked(["sh", "-c", script])
+    found = [mode(fuse.source / name) for name in "abcde"]
+    assert found == [0o640, 0o750, 0o600, 0o666, 0o777]
+
+
+def test_default_acl_overrides_the_umask(fuse: Mount) -> None:
+    need("setfacl", "getfacl")
+    for top in (fuse.point, fuse.source):  # the source is what it is compared with
+        directory = top / f"acl-{top.name}"
+        directory.mkdir()
+        checked(["setfacl", "-d", "-m", "u::rwx,g::rwx,o::rx,u:1234:rwx", str(directory)])
+        checked(["sh", "-c", f"umask 077; : >{directory}/file; mkdir {directory}/dir"])
+    for name in ("file", "dir"):
+        acls = [
+            checked(["getfacl", "-cpn", str(fuse.source / directory / name)])
+            for directory in ("acl-mount", "acl-source")
+        ]
+        assert acls[0] == acls[1]
+        assert "user:1234:rwx" in acls[0]
+
+
+def test_acl_grants_access(fuse: Mount) -> None:
+    need("setfacl")
+    path = fuse.point / "file"
+    path.write_text("text")
+    path.chmod(0o600)
+    assert as_user(NOBODY, "cat", str(path)).returncode != 0
+    checked(["setfacl", "-m", f"u:{NOBODY}:r", str(path)])
+    assert as_user(NOBODY, "cat", str(path)).stdout == "text"
+    assert mode(path) == mode(fuse.source / "file") == 0o640
+
+
+def test_acl_by_a_stranger_to_the_group_clears_setgid(fuse: Mount) -> None:
+    need("setfacl")
+    path = fuse.point / "file"
+    path.touch()
+    os.chown(path, NOBODY, GROUP)
+    path.chmod(0o2770)
+    assert as_user(NOBODY, "setfacl", "-m", "u:1:r", str(path), groups=str(GROUP)).stderr == ""
+    assert mode(fuse.source / "file") & stat.S_ISGID
+    assert as_user(NOBODY, "setfacl", "-m", "u:1:rw", str(path)).stderr == ""
+    assert not mode(fuse.source / "file") & stat.S_ISGID
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "printf x >>$0",
+        "printf x 1<>$0",
+        ": >$0",
+        "truncate -s 1 $0",
+        "truncate -s 100000 $0",
+        "fallocate -l 100000 $0",
+    ],
+)
+@pytest.mark.parametrize("capabilities", [False, True])
+def test_change_by_another_user_clears_privileges(
+    change: str, capabilities: bool, fuse: Mount
+) -> None:
+    path = fuse.point / "program"
+    path.write_text("text")
+    path.chmod(0o777 if capabilities else 0o6777)
+    if capabilities:
+        need("setcap", "getcap")
+        checked(["setcap", "cap_net_raw+ep", str(path)])
+        assert "cap_net_raw" in checked(["getcap", str(fuse.source / "program")])
+    assert as_user(NOBODY, "sh", "-c", change, str(path)).stderr == ""
+    run(["sync", "-f", str(path)])
+    for top in (fuse.source, fuse.point):
+        assert mode(top / "program") == 0o777
+        if capabilities:
+            assert checked(["getcap", str(top / "program")]) == ""
+
+
+def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
+    path = fuse.point / "program"
+    path.write_text("text")
+    path.chmod(SETUID_MODE)
+    with path.open("a") as file:
+        file.write("more")
+    assert mode(path) == mode(fuse.source / "program") == SETUID_MODE
+    os.chown(path, NOBODY, NOBODY)
+    assert mode(path) == mode(fuse.source / "program") == 0o775
+    status = (fuse.source / "program").stat()
+    assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
+
+
+def test_times_to_the_nanosecond(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_text("text")
+    os.utime(path, ns=(1_234_567_890_123_456_789, 987_654_321_987_654_321))
+    for top in (fuse.point, fuse.source):
+        status = (top / "file").stat()
+        assert status.st_atime_ns == 1_234_567_890_123_456_789
+        assert status.st_mtime_ns == 987_654_321_987_654_321
+    (fuse.point / "link").symlink_to("file")
+    os.utime(fuse.point / "link", (1, 2), follow_symlinks=False)
+    assert (fuse.source / "link").lstat().st_mtime == 2
+    assert (fuse.source / "file").stat().st_mtime_ns == 987_654_321_987_654_321
+
+
+def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_text("text")
+    os.utime(path, (1, 1))
+    with path.open("a") as file:
+        file.write("more")
+    assert path.stat().st_mtime > 1_000_000_000
+    assert path.stat().st_size == 8
+
+
+def test_birth_time(fuse: Mount) -> None:
+    if LIBFUSE < (3, 18):
+        pytest.skip("statx: libfuse has it from 3.18")
+    (fuse.point / "file").write_text("text")
+    argv = ["stat", "--format=%W"]
+    above, below = (checked([*argv, str(top / "file")]) for top in (fuse.point, fuse.source))
+    assert above == below
+    assert int(above) > 1_000_000_000
+
+
+@pytest.mark.parametrize("name", ["user.one", "trusted.one", "security.one"])
+def test_extended_attributes(name: str, fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.touch()
+    os.setxattr(path, name, b"value", os.XATTR_CREATE)
+    with pytest.raises(FileExistsError):
+        os.setxattr(path, name, b"value", os.XATTR_CREATE)
+    os.setxattr(path, name, b"v" * 3000, os.XATTR_REPLACE)
+    assert os.getxattr(path, name) == os.getxattr(fuse.source / "file", name) == b"v" * 3000
+    assert os.listxattr(path) == os.listxattr(fuse.source / "file") == [name]
+    os.removexattr(path, name)
+    assert os.listxattr(fuse.source / "file") == []
+    with pytest.raises(OSError) as caught:
+        os.getxattr(path, name)
+    assert caught.value.errno == errno.ENODATA
+
+
+def test_extended_attribute_does_not_fit(fuse_default: Mount) -> None:
+    path = fuse_default.point / "file"
+    path.touch()
+    os.setxattr(path, "user.name", b"value")
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(3)
+    assert libc.getxattr(os.fsencode(path), b"user.name", None, 0) == 5
+    assert libc.getxattr(os.fsencode(path), b"user.name", buffer, 3) == -1
+    assert ctypes.get_errno() == errno.ERANGE
+
+
+def test_inode_flags(fuse: Mount) -> None:
+    need("chattr", "lsattr")
+    for name in ("file", "dir"):
+        path = fuse.point / name
+        path.touch() if name == "file" else path.mkdir()
+        checked(["chattr", "+i", str(path)])
+        try:
+            assert "i" in checked(["lsattr", "-d", str(fuse.source / name)]).split()[0]
+            assert "i" in checked(["lsattr", "-d", str(path)]).split()[0]
+            with pytest.raises(PermissionError):
+                path.rename(fuse.point / "other")
+        finally:
+            checked(["chattr", "-i", str(path)])
+        path.rename(fuse.point / "other")
+        checked(["rm", "-r", str(fuse.point / "other")])
+
+
+def test_unprivileged_user_may_not_change_inode_flags(fuse_default: Mount) -> None:
+    need("chattr", "lsattr")
+    path = fuse_default.point / "file"
+    path.touch()
+    assert as_user(NOBODY, "chattr", "+d", str(path)).returncode != 0
+    os.chown(path, NOBODY, NOBODY)
+    assert as_user(NOBODY, "chattr", "+i", str(path)).returncode != 0
+    assert as_user(NOBODY, "chattr", "+d", str(path)).stderr == ""
+    assert "d" in checked(["lsattr", str(fuse_default.source / "file")]).split()[0]
+
+
+def test_statfs_is_that_of_the_source(fuse: Mount) -> None:
+    above, below = os.statvfs(fuse.point), os.statvfs(fuse.source)
+    assert (above.f_blocks, above.f_bsize, above.f_files, above.f_namemax) == (
+        below.f_blocks,
+        below.f_bsize,
+        below.f_files,
+        below.f_namemax,
+    )
