@@ -21,13 +21,14 @@ from typing import IO, Any
 from . import paths
 from .blockdev import identify
 from .config import ConfigError, SystemConfig
-from .plan import Device, Plan, write_plan
+from .plan import Device, Plan, estimate, write_plan
 from .safety import check
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
 LAB_BUILD = "build/trixie"
 LAB_DISK_BYTES = 4 << 30  # the lab's default
 MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop")}
+LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
 Event = dict[str, Any]
@@ -153,7 +154,8 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
         return [*guard, sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(LAB_DISK_BYTES, *(plan.profile.area[name] for name in plan.devices))
-    lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", "0"]
+    limit = LAB_PATIENCE * estimate(plan).seconds + LAB_START
+    lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
     return [*guard, *lab, "python3", "-m", "userblk.harness.runner", f"/results/{directory.name}/plan.json"]
 

@@ -151,6 +151,7 @@ def test_devices_must_be_block_devices(tmp_path: Path) -> None:
 def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None:
     argv = runner_argv(small_plan(), tmp_path / "made-up")
     assert argv[argv.index("--disk-size") + 1] == "4G"
+    assert float(argv[argv.index("--timeout") + 1]) > 600  # a hang ends
     assert argv[argv.index("--share") + 1] == str(tmp_path)
     assert argv[-1] == "/results/made-up/plan.json"
     large = runner_argv(small_plan(profile=load_profile("paper")), tmp_path / "made-up")
