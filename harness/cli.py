@@ -182,8 +182,7 @@ def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
         else:
             display = progress.Lines(plan)
         code = follow(plan, directory, display)
-    if code in (0, 3):
-        tables = tables_of(directory)
+    if tables := tables_of(directory):
         written = write_tables(tables, directory)
         if not as_json:
             print_tables(tables, console)
