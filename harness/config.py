@@ -16,7 +16,8 @@ from .paths import CONFIGS
 FIO_MODES = ("read", "randread", "write", "randwrite")
 KINDS = ("native", "nbdkit", "tcmu")
 DEVICES = ("passthrough", "null")
-QUEUE_KEYS = ("scheduler", "max_sectors_kb", "read_ahead_kb", "rotational", "nomerges", "rq_affinity")
+# In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
+QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
 
 
 class ConfigError(Exception):

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import interrupt
-from .blockdev import BlockDevice, queue_attributes
+from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Recorder, now
 from .config import ConfigError, Workload
 from .environment import meminfo, snapshot
@@ -231,14 +231,16 @@ class Runner:
     def prepare(self, entry: Entry, workload: Workload, running: Running, filled: bool) -> dict[str, object]:
         device = self.devices[entry.device]
         area = self.plan.profile.area[entry.device]
+        devices = [running.used] + ([running.backing] if running.backing else [])
         found: dict[str, object] = {}
         if self.plan.systems[entry.system].backed:
             recheck(device, self.plan.devices[entry.device].confirm)
+            for used in devices:  # what the last run left dirty must not be written over the new state
+                flush_cache(used.path)
             if workload.writes:
                 found |= discard_area(device, area, entry.seed)
             elif not filled:
                 fill_area(device, area, entry.seed)
-        devices = [running.used] + ([running.backing] if running.backing else [])
         return found | drop_caches(devices, area)
 
     def measure(
@@ -260,7 +262,10 @@ class Runner:
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]
-        with Sampler(names, running.server or None, profile.interval_ms / 1e3) as sampler:
+        with (
+            opened(running.used.path, os.O_RDONLY) as held,
+            Sampler(names, running.server or None, profile.interval_ms / 1e3) as sampler,
+        ):
             origin = time.monotonic()
             argv = fio.argv(workload, profile, area, running.used.path, entry.seed, directory)
             process = recorder.spawn(argv)
@@ -282,6 +287,11 @@ class Runner:
             finally:
                 process.end()
                 recorder.save()
+            try:
+                # fio cannot see that its buffered writes failed later, on their way to the device.
+                os.fsync(held)
+            except OSError as error:
+                problems.append(f"{running.used.path}: writing back failed: {error.strerror}")
         after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}
         write_json(directory / "queue-after.json", after)
         memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}

@@ -108,11 +108,16 @@ def settle() -> None:
 
 def set_queue(context: Context, used: BlockDevice) -> None:
     """Set the queue of a device of ours as configured; "native": as the device below has it. Raises SystemError_."""
+    values = {}
     for name, wanted in context.config.queue.items():
         value = read_setting(context.device.queue / name) if wanted == "native" else wanted
         if name == "max_sectors_kb":
             value = str(min(int(value), int(read_setting(used.queue / "max_hw_sectors_kb"))))
+        values[name] = value
         try:
             write_setting(used.queue / name, value)
         except OSError as error:
             raise SystemError_(f"{used.path}: {name}={value} cannot be set: {error.strerror}") from None
+    for name, value in values.items():  # one may have changed another
+        if (found := read_setting(used.queue / name)) != value:
+            raise SystemError_(f"{used.path}: {name} became {found} after it was set to {value}")

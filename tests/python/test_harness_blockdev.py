@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Preparing a device and its caches, on real loop devices: what is claimed must have happened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from loops import MIB, loop
+from userblk.harness import prepare
+from userblk.harness.blockdev import (
+    SAMPLES,
+    BlockDevice,
+    cached_share,
+    discard,
+    flush_cache,
+    identify,
+    queue_attributes,
+    zero_fill,
+    zero_samples,
+)
+from userblk.harness.prepare import PrepareError, drop_caches, fill_area, kept_cached
+from userblk.harness.teardown import Teardown
+
+SIZE = 16 * MIB
+
+
+def dirty(path: str) -> None:
+    with Path(path).open("r+b") as file:
+        file.write(b"x" * SIZE)
+    flush_cache(path)
+
+
+def test_zero_fill_and_its_reading_back(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        dirty(device)
+        assert zero_samples(device, SIZE, 1) == 0
+        zero_fill(device, SIZE - MIB)
+        assert zero_samples(device, SIZE - MIB, 1) == SAMPLES
+        with Path(device).open("rb") as file:
+            file.seek(SIZE - MIB)
+            assert file.read() == b"x" * MIB  # not beyond what was asked for
+        assert (tmp_path / "disk0").stat().st_blocks * 512 >= SIZE  # written, not punched
+
+
+def test_a_fill_that_did_not_happen_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loop(tmp_path, SIZE) as device:
+        dirty(device)
+        monkeypatch.setattr(prepare, "zero_fill", lambda path, length: None)
+        with pytest.raises(PrepareError, match="16 of 16 blocks are not zero"):
+            fill_area(identify(device), SIZE, 1)
+
+
+def test_discard_frees_the_blocks(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        dirty(device)
+        if not discard(device, SIZE):
+            pytest.skip("the file system below punches no holes")
+        assert (tmp_path / "disk0").stat().st_blocks == 0
+        assert zero_samples(device, SIZE, 1) == SAMPLES
+
+
+def test_the_cache_is_seen_and_dropped(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = identify(device)
+        with Path(device).open("rb") as held:  # the last close would drop the pages, too
+            while held.read(MIB):
+                pass
+            assert cached_share(device, SIZE) == 1
+            figures = drop_caches([found], SIZE)
+            assert figures["cached_area_share"] == 0
+            assert cached_share(device, SIZE) == 0
+            held.seek(0)
+            held.read(SIZE // 2)
+            assert 0.4 < cached_share(device, SIZE) < 0.7  # read-ahead may add a little
+
+
+def test_pages_that_stay_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loop(tmp_path, SIZE) as device:
+
+        def read_again(path: str) -> None:
+            os.pread(fd, SIZE, 0)
+
+        fd = os.open(device, os.O_RDONLY)
+        monkeypatch.setattr(prepare, "flush_cache", lambda path: None)
+        monkeypatch.setattr(prepare, "VM", tmp_path)  # drop_caches becomes a plain file
+        try:
+            read_again(device)
+            with pytest.raises(PrepareError, match="of the area is still cached"):
+                drop_caches([identify(device)], SIZE)
+        finally:
+            os.close(fd)
+
+
+def test_dirty_limits_come_back() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    before = prepare.dirty_limits()
+    teardown = Teardown()
+    prepare.limit_dirty(8 * MIB, 4 * MIB, teardown)
+    try:
+        during = prepare.dirty_limits()
+        assert (during["dirty_bytes"], during["dirty_background_bytes"]) == (8 * MIB, 4 * MIB)
+    finally:
+        teardown.unwind()
+    assert prepare.dirty_limits() == before
+    assert not teardown.journal.exists()
+
+
+def test_queue_attributes(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as path:
+        device: BlockDevice = identify(path)
+        values = queue_attributes(device)
+        assert values["logical_block_size"] == device.logical_block_size == 512
+        assert isinstance(values["max_sectors_kb"], int)
+        assert values["scheduler"] in (device.queue / "scheduler").read_text()
+        assert "[" not in str(values["scheduler"])
+
+
+def test_a_kept_program_is_mapped() -> None:
+    maps = Path("/proc/self/maps")
+    with kept_cached("fio"):
+        assert "/bin/fio\n" in maps.read_text()
+    assert "/bin/fio\n" not in maps.read_text()
+    with pytest.raises(PrepareError, match="no-such-program is not installed"), kept_cached("no-such-program"):
+        pass

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The runner from plan to summaries, with real fio on a real loop device: also when it is stopped or killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from loops import MIB, loop
+from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.prepare import dirty_limits
+from userblk.harness.teardown import recover
+
+SIZE = 256 * MIB
+WORKLOADS = ["rand-read-1th-4k", "rand-write-16th-4k", "rand-read-16th-4k"]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[str]:
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    (tmp_path / "image").mkdir()
+    with loop(tmp_path / "image", SIZE) as path:
+        yield path
+
+
+def plan_for(device: str, directory: Path, *, runtime_s: int = 1, systems: tuple[str, ...] = ("native",)) -> Plan:
+    """One round; directory becomes the campaign's."""
+    profile = load_profile("quick")
+    changes = {"area": {"sata": SIZE}, "ramp_s": 0, "runtime_s": runtime_s, "repetitions": 1}
+    plan = make_plan(
+        suite=load_suite("bdus-block"),
+        profile=dataclasses.replace(profile, **changes),  # type: ignore[arg-type]
+        systems=[load_system(name) for name in systems],
+        devices=[Device("sata", device, str(SIZE))],
+        campaign="test",
+        build="build/host",
+        host="here",
+        workloads=WORKLOADS,
+    )
+    directory.mkdir()
+    write_plan(plan, directory)
+    return plan
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]], str]:
+    """Exit code, events, standard error."""
+    out, err = runner.communicate(timeout=120)
+    return runner.returncode, [json.loads(line) for line in out.splitlines()], err
+
+
+def read_until(runner: subprocess.Popen[str], event: str) -> None:
+    assert runner.stdout is not None
+    for line in runner.stdout:
+        if json.loads(line)["event"] == event:
+            return
+    raise AssertionError(f"no {event}: {runner.stderr.read() if runner.stderr else ''}")
+
+
+def fio_on(device: str) -> list[int]:
+    """pids of the fio processes that use the device."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if command[:1] == [b"fio"] and f"--filename={device}".encode() in command:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "nothing happened for 30 s"
+        time.sleep(0.05)
+
+
+def summaries(directory: Path) -> dict[str, dict[str, object]]:
+    return {path.parts[-3]: json.loads(path.read_text()) for path in directory.rglob("summary.json")}
+
+
+def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
+    limits = dirty_limits()
+    plan = plan_for(device, tmp_path / "c")
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, err) == (0, "")
+    assert [event["event"] for event in events] == ["start", *["entry-start", "entry-done"] * 3, "end"]
+    assert dirty_limits() == limits
+    for entry in plan.entries:
+        directory = tmp_path / "c" / plan.directory(entry)
+        names = {path.name for path in directory.iterdir()}
+        wanted = "DONE summary fio queue-before queue-after environment commands samples"
+        assert {Path(name).stem for name in names} >= set(wanted.split())
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["valid"], summary["invalid"]
+        assert (summary["schema"], summary["system"], summary["seed"]) == (1, "native", entry.seed)
+        assert summary["settings"]["cached_area_share"] == 0
+        assert summary["settings"]["dirty_bytes"] == plan.profile.dirty_bytes
+        metrics, use = summary["metrics"], summary["device_io"]
+        assert metrics["throughput_kops"] > 0 and metrics["latency_us"] > 0 and 0 < metrics["cpu_percent"] <= 100
+        assert metrics["server_cpu_percent"] is None
+        # Reads really came from the device, writes really reached it, each in the measured window.
+        direction = "write" if "write" in entry.workload else "read"
+        assert use[f"{direction}_request_kib"] >= 4
+        assert use["utilisation_percent"] > 1
+        (command,) = json.loads((directory / "commands.json").read_text())
+        assert command["exit_code"] == 0 and f"--randseed={entry.seed}" in command["argv"]
+
+    # Everything is there: nothing is run again, and nothing changes.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c/here").rglob("*")}
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0 and [event["event"] for event in events] == ["start", "end"] and events[0]["skipped"] == 3
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c/here").rglob("*")} == before
+
+    # A run without DONE, and one that is not valid, are run again; the third is not.
+    first, second, _ = (tmp_path / "c" / plan.directory(entry) for entry in plan.entries)
+    (first / "DONE").unlink()
+    (first / "stray").touch()
+    summary = json.loads((second / "summary.json").read_text())
+    (second / "summary.json").write_text(json.dumps(summary | {"valid": False}))
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0 and events[0]["entries"] == 2
+    assert not (first / "stray").exists()
+    assert all(summary["valid"] for summary in summaries(tmp_path / "c").values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(device: str, tmp_path: Path, number: signal.Signals) -> None:
+    limits = dirty_limits()
+    plan_for(device, tmp_path / "c", runtime_s=30)
+    runner = start(tmp_path / "c")
+    read_until(runner, "entry-start")
+    wait_for(lambda: fio_on(device))
+    runner.send_signal(number)
+    code, events, _ = finish(runner)
+    assert code == 128 + number
+    assert events[-1]["event"] == "end" and events[-1]["interrupted"] is True
+    assert fio_on(device) == []
+    assert dirty_limits() == limits
+    assert not list((tmp_path / "c").rglob("fio.json"))  # the half-done run is gone
+    os.close(os.open(device, os.O_RDWR | os.O_EXCL))  # and nobody holds the device
+
+
+def test_killed_and_resumed(device: str, tmp_path: Path) -> None:
+    limits = dirty_limits()
+    plan = plan_for(device, tmp_path / "c")
+    runner = start(tmp_path / "c")
+    read_until(runner, "entry-done")
+    wait_for(lambda: fio_on(device))  # in the middle of the second
+    runner.kill()
+    runner.wait()
+    if runner.stdout and runner.stderr:
+        runner.stdout.close()
+        runner.stderr.close()
+    wait_for(lambda: not fio_on(device))  # fio does not go on writing without its runner
+    assert dirty_limits()["dirty_bytes"] == plan.profile.dirty_bytes  # nobody could restore them
+    kept = summaries(tmp_path / "c")
+    assert len(kept) == 1
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, err) == (0, "")
+    assert [event["event"] for event in events][:2] == ["note", "start"]  # tore down what was left, then went on
+    assert events[1]["skipped"] == 1
+    assert dirty_limits() == limits
+    found = summaries(tmp_path / "c")
+    assert len(found) == 3 and kept.items() <= found.items()
+    assert recover() == []
+
+
+def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
+    """This device takes 32 MiB and then fails; buffered writes succeed all the same, so fio cannot tell."""
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32M", "none", str(small)], check=True, timeout=30)
+    try:
+        with loop(small, SIZE) as device:
+            plan_for(device, tmp_path / "c")
+            code, events, err = finish(start(tmp_path / "c"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True, timeout=30)
+    assert (code, err) == (1, "")
+    reads = [event["reason"] for event in events if event["event"] == "entry-failed"]
+    assert len(reads) == 2  # the zero-fill before them failed
+    (write,) = summaries(tmp_path / "c").values()
+    assert write["valid"] is False
+    assert "writing back failed" in str(write["invalid"])
+
+
+def test_a_system_that_cannot_come_up_fails_its_cells_only(device: str, tmp_path: Path) -> None:
+    if Path("/sys/module/nbd").exists():
+        pytest.skip("this kernel has nbd; the lab's tests cover it")
+    plan = plan_for(device, tmp_path / "c", systems=("nbdkit",))
+    code, events, err = finish(start(tmp_path / "c"))
+    assert code == 1
+    assert "kernel module nbd cannot be loaded" in err
+    assert events[-1]["event"] == "end" and not summaries(tmp_path / "c")
+    assert len(plan.entries) == 3
+
+
+def test_refusals_come_before_anything_else(device: str, tmp_path: Path) -> None:
+    plan = plan_for(device, tmp_path / "c")
+    devices = {"sata": dataclasses.replace(plan.devices["sata"], confirm="wrong")}
+    write_plan(dataclasses.replace(plan, devices=devices), tmp_path / "c")
+    with Path(device).open("r+b") as file:
+        file.write(b"precious")
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, events) == (2, [])
+    assert err.startswith(f"userblk: {device}: wrong is not its size in bytes")
+    with Path(device).open("rb") as file:
+        assert file.read(8) == b"precious"
+    code, _, err = finish(start(tmp_path / "none"))
+    assert code == 2 and "name the plan.json of a campaign" in err

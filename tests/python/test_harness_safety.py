@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which devices are refused: on real loop devices that are really mounted, swap, held and so on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loops import MIB, loop, run
+from userblk.harness.blockdev import identify
+from userblk.harness.safety import Refused, check, claimed, mounts, recheck
+
+SIZE = 32 * MIB
+CONFIRM = str(SIZE)
+
+
+def refusal(path: str, confirm: str = CONFIRM, **options: bool) -> str:
+    with pytest.raises(Refused) as error:
+        check(path, confirm, **options)
+    text = str(error.value)
+    assert text.startswith(f"{path}: ")
+    assert "; " in text and "\n" not in text  # the reason, and what to do about it
+    return text
+
+
+def test_a_free_device_is_accepted_when_confirmed(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = check(device, CONFIRM)
+        assert (found.size, found.serial, found.disk, found.readonly) == (SIZE, "", Path(device).name, False)
+        recheck(found, CONFIRM)
+
+
+def test_unconfirmed_says_what_is_on_it(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        assert "not confirmed; no signature was found on it" in refusal(device, "")
+        assert "33554433 is not its size in bytes" in refusal(device, "33554433")
+        run("mkfs.ext4", "-q", "-F", "-L", "data", device)
+        text = refusal(device, "")
+        assert "it holds ext4 data" in text
+        assert f"confirm it with its size in bytes, {SIZE}" in text
+        check(device, CONFIRM)  # a signature alone is no reason, once confirmed
+
+
+def test_mounted(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        run("mkfs.ext4", "-q", "-F", device)
+        where = tmp_path / "with space"
+        where.mkdir()
+        run("mount", device, str(where))
+        try:
+            assert f"is mounted at {where}" in refusal(device)
+            assert "is mounted" in refusal(device, held=True)
+        finally:
+            run("umount", str(where))
+        check(device, CONFIRM)
+
+
+def test_mounted_in_another_namespace(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        run("mkfs.ext4", "-q", "-F", device)
+        script = f"mount {device} {tmp_path} && echo ready && read line"
+        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+        other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+            assert f"is mounted at {tmp_path}" in refusal(device)
+        finally:
+            other.communicate(b"\n", timeout=20)
+
+
+def test_a_partition_in_use_protects_the_disk(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        run("addpart", device, "1", "2048", "16384")
+        run("addpart", device, "2", "20480", "16384")
+        first, second = f"{device}p1", f"{device}p2"
+        if not Path(first).exists():
+            pytest.skip("this kernel shows no partitions of loop devices")
+        run("mkfs.ext4", "-q", "-F", first)
+        where = tmp_path / "mount"
+        where.mkdir()
+        run("mount", first, str(where))
+        try:
+            assert f"{Path(first).name} is mounted" in refusal(device)
+            assert check(second, str(identify(second).size)).disk == Path(device).name
+        finally:
+            run("umount", str(where))
+            run("delpart", device, "1")
+            run("delpart", device, "2")
+
+
+def test_swap(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        run("mkswap", device)
+        try:
+            run("swapon", device)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"swapon is refused here: {error.stderr.strip()}")
+        try:
+            assert "is swap" in refusal(device)
+        finally:
+            run("swapoff", device)
+
+
+def test_held_by_the_device_mapper(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        name = f"userblk-test-{os.getpid()}"
+        table = f"0 {SIZE // 512} linear {device} 0"
+        if not shutil.which("dmsetup"):
+            pytest.skip("dmsetup is not installed")
+        made = subprocess.run(["dmsetup", "create", name, "--table", table], capture_output=True, text=True, timeout=30)
+        if made.returncode:
+            pytest.skip(f"no device mapper here: {made.stderr.strip().splitlines()[-1]}")
+        try:
+            assert "is held by dm-" in refusal(device)
+        finally:
+            run("dmsetup", "remove", name)
+
+
+def test_below_another_loop_device(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        upper = run("losetup", "--find", "--show", device)
+        try:
+            assert f"loop device {Path(upper).name} lies on it" in refusal(device)
+        finally:
+            run("losetup", "--detach", upper)
+
+
+def test_in_use_by_another_program(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        fd = os.open(device, os.O_RDONLY | os.O_EXCL)
+        try:
+            assert "is in use by another program" in refusal(device)
+            check(device, CONFIRM, held=True)
+        finally:
+            os.close(fd)
+
+
+def test_two_campaigns(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = check(device, CONFIRM)
+        code = (
+            "import sys\n"
+            "from userblk.harness.safety import check, claimed, Refused\n"
+            "try:\n"
+            "    with claimed(check(sys.argv[1], sys.argv[2])): print('claimed')\n"
+            "except Refused as error: print(error)\n"
+        )
+
+        def other() -> str:
+            return run(sys.executable, "-c", code, device, CONFIRM)
+
+        with claimed(found):
+            assert f"is in use by another campaign (pid {os.getpid()})" in other()
+        assert other() == "claimed"
+
+
+def test_read_only(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE, "--read-only") as device:
+        assert "is read-only" in refusal(device)
+
+
+def test_no_device(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert "does not exist" in refusal(str(tmp_path / "none"))
+    assert "not a block device" in refusal(str(file))
+    assert "not a block device" in refusal("/dev/null")
+
+
+def test_the_root_file_systems_device() -> None:
+    for number, places in mounts().items():
+        link = Path(f"/dev/block/{os.major(number)}:{os.minor(number)}")
+        if "/" in places and link.exists():
+            path = str(link.resolve())
+            assert re.search("is mounted at|is below", refusal(path, str(identify(path).size)))
+            return
+    pytest.skip("the root file system here lies on no block device that can be seen")
+
+
+def test_another_device_under_the_same_name(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = check(device, CONFIRM)
+        os.truncate(tmp_path / "disk0", SIZE // 2)
+        run("losetup", "--set-capacity", device)
+        with pytest.raises(Refused, match="is not the device that it was"):
+            recheck(found, str(SIZE // 2))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What was brought up is undone: in reverse, whatever fails, and even after a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from userblk.harness import interrupt, teardown
+from userblk.harness.commands import CommandError, Recorder
+from userblk.harness.interrupt import Interrupted, held
+from userblk.harness.teardown import Teardown, TeardownError, recover, start_time
+
+
+@pytest.fixture(autouse=True)
+def own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+
+
+def test_all_steps_are_taken_in_reverse(tmp_path: Path) -> None:
+    stack = Teardown()
+    setting = tmp_path / "setting"
+    setting.write_text("0")
+    stack.push("restore_setting", path=str(setting), value="first")
+    stack.push("restore_setting", path=str(tmp_path), value="this is a directory")
+    mark = stack.mark()
+    stack.push("restore_setting", path=str(setting), value="last")
+    stack.unwind(mark)
+    assert setting.read_text() == "last"
+    with pytest.raises(TeardownError, match="Is a directory"):
+        stack.unwind()
+    assert setting.read_text() == "first"  # the failed step did not keep the others from being taken
+    assert not stack.journal.exists()
+
+
+def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("changed")
+    code = (
+        "import os, signal, subprocess, sys; from pathlib import Path; from userblk.harness import teardown\n"
+        "teardown.RUN = Path(sys.argv[1]); t = teardown.Teardown()\n"
+        "t.push('restore_setting', path=sys.argv[2], value='original')\n"
+        "child = subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "t.push('end_process', pid=child.pid, started=teardown.start_time(child.pid), name='sleep')\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    argv = [sys.executable, "-c", code, str(teardown.RUN), str(setting)]
+    killed = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert killed.returncode == -signal.SIGKILL
+    child = int(killed.stdout)
+    assert start_time(child)
+    living = Teardown()
+    living.push("restore_setting", path=str(setting), value="of the living")
+    assert len(recover()) == 1
+    assert start_time(child) == 0
+    assert setting.read_text() == "original"  # and the journal of the one that lives was left alone
+    assert recover() == []
+
+
+def test_a_pid_that_was_given_to_another_process_is_left_alone() -> None:
+    other = subprocess.Popen(["sleep", "300"])
+    try:
+        teardown.UNDO["end_process"](pid=other.pid, started=start_time(other.pid) + 1, name="other")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_commands_are_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    assert recorder.run(["echo", "out"], timeout=20) == "out\n"
+    with pytest.raises(CommandError, match="ls /no-such: exit code 2: .*cannot access"):
+        recorder.run(["ls", "/no-such"], timeout=20)
+    began = time.monotonic()
+    with pytest.raises(CommandError, match="has not ended within 0 s"):
+        recorder.run(["sleep", "300"], timeout=0.2)
+    assert time.monotonic() - began < 20
+    recorder.save()
+    assert [record["exit_code"] for record in recorder.records] == [0, 2, -signal.SIGTERM]
+    assert (tmp_path / "commands/00-echo.out").read_text() == "out\n"
+    assert "cannot access" in (tmp_path / "commands/01-ls.err").read_text()
+
+
+def test_an_interrupt_waits_for_the_step() -> None:
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    steps = []
+    try:
+        interrupt.install()
+        with pytest.raises(Interrupted) as reason, held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            steps.append("done")
+        assert steps == ["done"]
+        assert reason.value.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)  # once is enough: teardown must not be interrupted
+        steps.append("still here")
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    assert steps == ["done", "still here"]
