@@ -14,9 +14,11 @@ import re
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +29,13 @@ from . import CACHE, CHECKOUT, KERNELS, RELEASE, LabError
 PACKAGES_FILE = CHECKOUT / "lab" / "packages.txt"
 BUSYBOX = Path("/bin/busybox")
 
-# What stage 1 of the guest's init needs before the root file system is there, and the
-# drivers of everything else that is on the machine's bus: probed while the root is mounted.
-BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "virtio_console", "9pnet_virtio", "9p", "ahci", "sd_mod", "nvme")
+# What stage 1 of the guest's init loads: what the root file system needs, then two groups
+# at the same time, while the root is mounted.
+BOOT_MODULES = (
+    ("virtio_pci", "virtio_blk", "ext4"),
+    ("virtio_console", "9pnet_virtio", "9p"),
+    ("ahci", "sd_mod", "nvme", "configfs"),
+)
 
 # command -> Debian package
 BUILD_TOOLS = {
@@ -38,6 +44,7 @@ BUILD_TOOLS = {
     "modprobe": "kmod",
     "unshare": "util-linux",
     "apt-config": "apt",
+    "zstd": "zstd",
 }
 RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
 
@@ -52,7 +59,7 @@ class Tree:
     release: str  # uname -r in the guest
     root: Path  # directory, for chroot
     image: Path  # the same as an ext4 image
-    vmlinuz: Path
+    vmlinux: Path  # unpacked: under TCG the kernel takes 2 s to unpack itself
     initrd: Path  # modules and busybox; a run appends its init and command
 
 
@@ -156,7 +163,8 @@ def recipe(kernel: str, packages: Sequence[str]) -> list[str]:
     # The package lists stay: the headers of tcmu-runner come from its source package.
     argv += ["--skip=cleanup/apt/lists"]
     if kernel == "backports":
-        pin = f"Package: src:linux:any src:linux-signed-amd64:any\\nPin: release n={RELEASE}-backports\\nPin-Priority: 900\\n"
+        pin = "Package: src:linux:any src:linux-signed-amd64:any src:linux-base:any\\n"
+        pin += f"Pin: release n={RELEASE}-backports\\nPin-Priority: 900\\n"
         argv += [f"--setup-hook=mkdir -p $1/etc/apt/preferences.d && printf '{pin}' >$1/etc/apt/preferences.d/kernel"]
     return argv
 
@@ -191,30 +199,53 @@ def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return out.getvalue()
 
 
-def boot_modules(root: Path, release: str) -> list[Path]:
-    """Files of BOOT_MODULES and what they depend on, in the order of loading."""
-    paths: dict[Path, None] = {}
-    for module in BOOT_MODULES:
-        argv = ["modprobe", "-d", str(root), "-S", release, "--show-depends", module]
-        shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        paths.update({Path(line.split()[1]): None for line in shown.splitlines() if line.startswith("insmod ")})
-    return list(paths)
+def group_modules(groups: Sequence[Sequence[Path]]) -> list[list[Path]]:
+    """Each module once: in its group, or in the first where several groups need it."""
+    first, *others = (list(dict.fromkeys(group)) for group in groups)
+    count = Counter(path for group in others for path in group)
+    first += [path for path in count if count[path] > 1 and path not in first]
+    return [first, *([path for path in group if path not in first] for group in others)]
+
+
+def boot_modules(root: Path, release: str) -> list[list[Path]]:
+    """Files of BOOT_MODULES and what they depend on, each group in the order of loading."""
+    groups = []
+    for names in BOOT_MODULES:
+        group: list[Path] = []
+        for name in names:
+            argv = ["modprobe", "-d", str(root), "-S", release, "--show-depends", name]
+            shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+            group += [Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod ")]
+        groups.append(group)
+    return group_modules(groups)
 
 
 def make_initrd(root: Path, release: str) -> bytes:
     directory, program, regular = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
     entries = [(name, directory, b"") for name in ("bin", "dev", "proc", "sys", "root", "modules", "lab")]
     entries.append(("bin/busybox", program, BUSYBOX.read_bytes()))
-    order = []
-    for path in boot_modules(root, release):
-        data = path.read_bytes()
-        name = path.name
-        if name.endswith(".xz"):
-            name, data = name.removesuffix(".xz"), lzma.decompress(data)
-        entries.append((f"modules/{name}", regular, data))
-        order.append(name)
-    entries.append(("modules/order", regular, "".join(f"{name}\n" for name in order).encode()))
+    for number, group in enumerate(boot_modules(root, release)):
+        order = b""
+        for path in group:
+            data = path.read_bytes()
+            name = path.name
+            if name.endswith(".xz"):
+                name, data = name.removesuffix(".xz"), lzma.decompress(data)
+            entries.append((f"modules/{name}", regular, data))
+            order += os.fsencode(name) + b"\n"
+        entries.append((f"modules/order{number}", regular, order))
     return cpio(entries)
+
+
+def unpack_kernel(vmlinuz: bytes) -> bytes:
+    """The ELF image in a bzImage, for QEMU to start directly (Documentation/arch/x86/boot.rst,
+    setup_sects, payload_offset and payload_length)."""
+    start = (vmlinuz[0x1F1] + 1) * 512
+    offset, length = struct.unpack_from("<II", vmlinuz, 0x248)
+    payload = vmlinuz[start + offset : start + offset + length - 4]  # the last 4 bytes are its size
+    if vmlinuz[0x202:0x206] != b"HdrS" or not payload.startswith(b"\x28\xb5\x2f\xfd"):
+        raise LabError("the kernel is not packed with zstd, as Debian's are")
+    return subprocess.run(["zstd", "-dc"], input=payload, capture_output=True, check=True).stdout
 
 
 # ---- build ------------------------------------------------------------------
@@ -252,7 +283,7 @@ def find_tree(kernel: str) -> Tree | None:
         return None
     if made.get("key") != tree_key(kernel, read_packages(PACKAGES_FILE.read_text())):
         return None
-    return Tree(kernel, made["release"], top / "root", top / "root.ext4", top / "vmlinuz", top / "initrd")
+    return Tree(kernel, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
 
 
 def ensure_tree(kernel: str) -> Tree:
@@ -305,7 +336,8 @@ def build_tree(kernel: str) -> Tree:
         (root / "etc/hosts").write_text("127.0.0.1 localhost lab\n")
 
         kernels = [root / f"boot/vmlinuz-{release}", root / f"usr/lib/modules/{release}/vmlinuz"]
-        shutil.copyfile(next(path for path in kernels if path.is_file()), work / "vmlinuz")
+        packed = next(path for path in kernels if path.is_file()).read_bytes()
+        (work / "vmlinux").write_bytes(unpack_kernel(packed))
         (work / "initrd").write_bytes(make_initrd(root, release))
         make_image(root, work / "root.ext4")
         key = tree_key(kernel, packages)
