@@ -19,7 +19,7 @@ from userblk.harness.teardown import Teardown
 BUILD = "build/trixie"
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices
-LIMIT = 60.0  # s for every command
+LIMIT = 120.0  # s for every command; the machine may be busy
 SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "fio")
 
 Up = Callable[..., AbstractContextManager[Running]]
