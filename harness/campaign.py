@@ -140,10 +140,15 @@ def prepare_lab() -> None:
     if paths.CHECKOUT is None:
         raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
     argv = [str(paths.CHECKOUT / "lab/make-in-root"), "all"]
-    result = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode:
-        sys.stderr.write(result.stdout)
-        raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {result.returncode}); see above")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            process.terminate()  # it undoes its mounts
+            raise
+    if process.returncode:
+        sys.stderr.write(output)
+        raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
 
 
 def runner_argv(plan: Plan, directory: Path) -> list[str]:
