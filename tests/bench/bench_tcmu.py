@@ -175,7 +175,8 @@ def show(arguments: argparse.Namespace) -> None:
     table: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for run in data["runs"]:
         table.setdefault((run["cell"], run["side"]), {})[run["round"]] = run
-    print(f"{data['device']}, kernel {data['kernel']}, {data['cpus']} CPUs {data['accelerator']}, {data['seconds']} s a run")
+    print(f"{data['device']}, kernel {data['kernel']}, {data['cpus']} CPUs {data['accelerator']}")
+    print(f"{data['seconds']} s a run; cpu us and sleeps: of the daemon, per operation")
     for reference in (CEILING, "null"):
         for side in (side.name for side in SIDES):
             if side == reference or (reference == "null" and not side.startswith("null")):
