@@ -169,6 +169,20 @@ fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfu
 .PHONY: fuse-passthrough
 all: $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
 
+# ---- lab ----------------------------------------------------------------------
+
+lab: ## build the lab (LAB_KERNEL=stable or backports) and see that it boots
+	lab/run --verbose -- sh -c 'uname -sr; lsblk -d -o NAME,SIZE,ROTA,DISC-MAX,SERIAL "$$LAB_SATA" "$$LAB_NVME"'
+.PHONY: lab
+
+lab-shell: ## a prompt in the lab's guest; nothing that is done there stays
+	lab/run --verbose --tty --timeout 0 -- bash
+.PHONY: lab-shell
+
+lab-programs: ## build everything for the lab's guest, inside its root file system
+	lab/make-in-root all
+.PHONY: lab-programs
+
 # ---- install ------------------------------------------------------------------
 
 prefix  ?= /usr/local
@@ -328,8 +342,9 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(DRY_RUN),--dry-run)
 
-test-lab: ## nbd and TCMU disks of a real kernel, in one boot of the lab's guest
+test-lab: ## the lab itself, then nbd and TCMU disks of its real kernel, in one boot
 	lab/make-in-root plugins handlers
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
 	lab/run --timeout 420 -- env PYTHONPATH=/userblk/python \
 		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest
 .PHONY: test-lab

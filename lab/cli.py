@@ -15,7 +15,14 @@ from typing import NoReturn
 
 from . import CHECKOUT, KERNELS, RELEASE, LabError
 from .guest import EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
-from .rootfs import ensure_tree
+from .rootfs import die_with_parent, ensure_tree, locked
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def size_argument(text: str) -> int:
@@ -35,7 +42,7 @@ def add_kernel(parser: argparse.ArgumentParser) -> None:
 
 
 def build_main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lab/build",
         description="Build the lab's root file system in build/lab/, unless it is there and current.",
     )
@@ -46,7 +53,7 @@ def build_main(arguments: Sequence[str]) -> int:
 
 
 def run_main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lab/run",
         description="Boot the lab's guest and run one command in it, as root, in /userblk (this checkout,"
         " read-only). Its standard output, standard error and exit code are this command's own.",
@@ -104,7 +111,7 @@ def run_main(arguments: Sequence[str]) -> int:
 
 
 def make_main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="lab/make-in-root",
         description=f"Run `make TARGET={RELEASE}` in the lab's root file system, by chroot: programs for the guest"
         f" are compiled against its libraries, into build/{RELEASE}/.",
@@ -116,10 +123,11 @@ def make_main(arguments: Sequence[str]) -> int:
     tree = ensure_tree("stable")
     jobs = len(os.sched_getaffinity(0))
     inside = ["make", f"-j{jobs}", "-C", "/userblk", f"TARGET={RELEASE}", *args.target]
-    argv = ["unshare", "--mount", "--propagation", "private", "--", "sh"]
+    argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
     argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *inside]
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-    return subprocess.run(argv, env=env).returncode
+    with locked(f"make-{RELEASE}"):
+        return subprocess.run(argv, env=env, preexec_fn=die_with_parent).returncode
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -11,18 +10,16 @@ import platform
 import selectors
 import shlex
 import shutil
-import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
