@@ -150,9 +150,8 @@ def zero_fill(path: str, length: int) -> None:
     with mmap.mmap(-1, FILL_CHUNK) as zeroes, opened(path, os.O_WRONLY | os.O_DIRECT) as fd:
         offset = 0
         while offset < length:
-            part = memoryview(zeroes)[: min(FILL_CHUNK, length - offset)]
-            offset += os.pwrite(fd, part, offset)
-            part.release()
+            with memoryview(zeroes) as whole, whole[: length - offset] as part:
+                offset += os.pwrite(fd, part, offset)
         os.fsync(fd)
 
 

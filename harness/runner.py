@@ -36,7 +36,7 @@ OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
 POLL_S = 0.1
-FIRST_IO = 1 << 20  # bytes that fio must have moved for its job to have begun: more than its own start reads
+FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
@@ -318,7 +318,10 @@ class Runner:
         if result:
             problems += result.problems
             warnings += result.warnings
-            begin = (first_io or origin) + profile.ramp_s
+            if result.measured_from:
+                begin = result.measured_from - time.time() + time.monotonic()
+            else:
+                begin = (first_io or origin) + profile.ramp_s
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
                 problems.append("no samples of the measured window")

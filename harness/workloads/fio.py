@@ -24,6 +24,7 @@ class Result:
     throughput_mbps: float
     latency_us: float
     duration_s: float
+    measured_from: float  # end of the ramp, seconds since 1970; 0: an old fio that does not tell
     version: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -84,6 +85,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         operations = side["total_ios"]
         result_bytes = side["io_bytes"]
         latency = side["lat_ns"]
+        measured_from = job.get("job_start", 0) / 1e3
         errors = [j["error"] for j in report["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
@@ -105,6 +107,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         throughput_mbps=result_bytes / span / 1e6,
         latency_us=latency["mean"] / 1e3,
         duration_s=seconds,
+        measured_from=measured_from,
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),
