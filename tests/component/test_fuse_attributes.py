@@ -138,6 +138,7 @@ def test_acl_by_a_stranger_to_the_group_clears_setgid(fuse: Mount) -> None:
         "truncate -s 1 $0",
         "truncate -s 100000 $0",
         "fallocate -l 100000 $0",
+        "xfs_io -c 'copy_range -l 4096 '$1 $0",
     ],
 )
 @pytest.mark.parametrize("capabilities", [False, True])
@@ -147,11 +148,16 @@ def test_change_by_another_user_clears_privileges(
     path = fuse.point / "program"
     path.write_text("text")
     path.chmod(0o777 if capabilities else 0o6777)
+    if "xfs_io" in change:
+        need("xfs_io")
+    other = fuse.point / "other"
+    other.write_bytes(b"x" * 4096)
+    other.chmod(0o644)
     if capabilities:
         need("setcap", "getcap")
         checked(["setcap", "cap_net_raw+ep", str(path)])
         assert "cap_net_raw" in checked(["getcap", str(fuse.source / "program")])
-    assert as_user(NOBODY, "sh", "-c", change, str(path)).stderr == ""
+    assert as_user(NOBODY, "sh", "-c", change, str(path), str(other)).stderr == ""
     run(["sync", "-f", str(path)])
     for top in (fuse.source, fuse.point):
         assert mode(top / "program") == 0o777

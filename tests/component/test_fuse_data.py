@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough: what is read is what was written, however it was written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fuse_mount import Mount
+from nbdkit_server import checked, run
+
+FuseStart = Callable[..., Mount]
+MIB = 1 << 20
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    block = bytes((index * 7 + seed) % 251 for index in range(251 * 16))
+    return (block * (size // len(block) + 1))[:size]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * MIB + 17])
+def test_written_is_read(size: int, fuse: Mount) -> None:
+    data = pattern(size)
+    (fuse.point / "file").write_bytes(data)
+    assert (fuse.point / "file").read_bytes() == data
+    run(["sync", "-f", str(fuse.point)])
+    assert (fuse.source / "file").read_bytes() == data
+    (fuse.source / "other").write_bytes(data)
+    assert (fuse.point / "other").read_bytes() == data
+
+
+def test_write_only_file_can_be_written_in_part(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    (fuse.source / "file").write_bytes(b"a" * 10000)
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, b"bcd", 5000)
+        with pytest.raises(OSError) as caught:
+            os.pread(descriptor, 1, 0)
+        assert caught.value.errno == errno.EBADF
+    finally:
+        os.close(descriptor)
+    assert path.read_bytes() == b"a" * 5000 + b"bcd" + b"a" * 4997
+
+
+def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
+    script = (
+        "import os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+        "for turn in range(200): os.write(fd, sys.argv[2].encode() * 50 + b'\\n')\n"
+    )
+    path = fuse.point / "log"
+    running = [
+        subprocess.Popen([sys.executable, "-c", script, str(path), letter]) for letter in "abcd"
+    ]
+    assert [process.wait(60) for process in running] == [0] * 4
+    lines = path.read_text().splitlines()
+    assert sorted(lines) == sorted(letter * 50 for letter in "abcd" for _ in range(200))
+
+
+def test_mapped_and_written_data_agree(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_bytes(bytes(8192))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 8192) as mapped:
+        mapped[100:104] = b"maps"
+        assert os.pread(file.fileno(), 4, 100) == b"maps"
+        os.pwrite(file.fileno(), b"write", 5000)
+        assert mapped[5000:5005] == b"write"
+        mapped.flush()
+    run(["sync", "-f", str(path)])
+    below = (fuse.source / "file").read_bytes()
+    assert (below[100:104], below[5000:5005], len(below)) == (b"maps", b"write", 8192)
+
+
+def direct(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_DIRECT | flags, 0o600)
+
+
+def aligned(data: bytes) -> mmap.mmap:
+    """Page-aligned memory that holds data."""
+    memory = mmap.mmap(-1, max(len(data), 1))
+    memory.write(data)
+    return memory
+
+
+@pytest.mark.parametrize("size", [512, 4096, 65536, MIB])
+def test_direct_io(size: int, fuse: Mount) -> None:
+    data = pattern(size)
+    descriptor = direct(fuse.point / "file", os.O_CREAT)
+    try:
+        with aligned(data) as memory:
+            assert os.pwritev(descriptor, [memory], 8192) == size
+        assert (fuse.source / "file").read_bytes()[8192:] == data
+        with aligned(bytes(size)) as memory:
+            assert os.preadv(descriptor, [memory], 8192) == size
+            assert memory[:] == data
+    finally:
+        os.close(descriptor)
+
+
+def test_direct_io_that_is_not_aligned_fails_as_below(fuse: Mount) -> None:
+    (fuse.source / "file").write_bytes(bytes(8192))
+    results = []
+    for top in (fuse.point, fuse.source):
+        descriptor = direct(top / "file")
+        try:
+            with aligned(b"x" * 100) as memory:
+                results.append(os.pwritev(descriptor, [memory], 10))
+        except OSError as error:
+            results.append(-(error.errno or 0))
+        finally:
+            os.close(descriptor)
+    assert results == [-errno.EINVAL, -errno.EINVAL]
+
+
+def test_cached_tail_is_written_although_the_file_is_open_for_direct_io(fuse: Mount) -> None:
+    """The kernel writes back through any open file: also through a direct one."""
+    path = fuse.point / "file"
+    path.write_bytes(b"a" * 4096)
+    descriptor = direct(path)
+    try:
+        with path.open("ab") as file:
+            file.write(b"tail of odd length")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    assert (fuse.source / "file").read_bytes() == b"a" * 4096 + b"tail of odd length"
+
+
+def test_direct_flag_can_be_turned_off(fuse: Mount) -> None:
+    if fuse.status["passthrough"] == "on":
+        pytest.skip("kernel passthrough keeps the flags of open(2)")
+    descriptor = direct(fuse.point / "file", os.O_CREAT)
+    try:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        assert os.pwrite(descriptor, b"not aligned", 3) == 11
+        assert os.pread(descriptor, 11, 3) == b"not aligned"
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    assert (fuse.source / "file").read_bytes() == b"\0\0\0not aligned"
+
+
+def test_data_and_holes_without_a_flush(fuse: Mount) -> None:
+    """New data still in the kernel's cache is data: cp(1) relies on it."""
+    with (fuse.point / "file").open("w+b") as file:
+        descriptor = file.fileno()
+        os.ftruncate(descriptor, 4 * MIB)
+        os.pwrite(descriptor, b"x" * 8192, MIB)
+        assert os.lseek(descriptor, 0, os.SEEK_DATA) == MIB
+        assert os.lseek(descriptor, MIB, os.SEEK_HOLE) == MIB + 8192
+        with pytest.raises(OSError) as caught:
+            os.lseek(descriptor, 2 * MIB, os.SEEK_DATA)
+        assert caught.value.errno == errno.ENXIO
+        assert os.lseek(descriptor, 2 * MIB, os.SEEK_HOLE) == 2 * MIB
+
+
+def test_data_and_holes_with_one_thread(fuse_start: FuseStart) -> None:
+    """The search waits for writes that the same thread is to serve."""
+    mount = fuse_start("--max-threads=1")
+    with (mount.point / "file").open("w+b") as file:
+        os.ftruncate(file.fileno(), 4 * MIB)
+        os.pwrite(file.fileno(), b"x" * MIB, MIB)
+        assert os.lseek(file.fileno(), 0, os.SEEK_DATA) == MIB
+
+
+def test_sparse_copy(fuse: Mount) -> None:
+    with (fuse.point / "from").open("w+b") as file:
+        os.ftruncate(file.fileno(), 16 * MIB)
+        os.pwrite(file.fileno(), b"data", 5 * MIB)
+    checked(["cp", "--sparse=auto", str(fuse.point / "from"), str(fuse.point / "to")])
+    checked(["cmp", str(fuse.point / "from"), str(fuse.point / "to")])
+    run(["sync", "-f", str(fuse.point)])
+    assert (fuse.source / "to").stat().st_blocks * 512 < MIB
+
+
+def test_space(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_bytes(b"x" * MIB)
+    xfs_io = ["xfs_io", "-c"]
+    if shutil.which("xfs_io") is None:
+        pytest.skip("xfs_io is not installed")
+    checked([*xfs_io, f"fpunch 4096 {MIB // 2}", str(path)])
+    assert path.read_bytes()[4000:5000] == b"x" * 96 + bytes(904)
+    checked([*xfs_io, f"fzero {MIB - 100} 100", str(path)])
+    assert path.read_bytes()[-101:] == b"x" + bytes(100)
+    checked([*xfs_io, f"falloc -k 0 {4 * MIB}", str(path)])
+    assert path.stat().st_size == MIB
+    checked([*xfs_io, f"falloc 0 {3 * MIB}", str(path)])
+    assert path.stat().st_size == (fuse.source / "file").stat().st_size == 3 * MIB
+    assert (fuse.source / "file").stat().st_blocks * 512 >= 3 * MIB
+
+
+def test_copy_file_range(fuse: Mount) -> None:
+    data = pattern(3 * MIB + 5)
+    (fuse.point / "from").write_bytes(data)
+    with (fuse.point / "from").open("rb") as source, (fuse.point / "to").open("wb") as target:
+        left = len(data)
+        while left:
+            left -= os.copy_file_range(source.fileno(), target.fileno(), left)
+    assert (fuse.point / "to").read_bytes() == data
+
+
+def test_truncation_is_seen_by_everybody(fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.write_bytes(b"x" * 10000)
+    with path.open("rb") as file:
+        os.truncate(path, 5000)
+        assert len(file.read()) == 5000
+        os.truncate(path, 20000)
+        assert os.fstat(file.fileno()).st_size == 20000
+        assert file.read() == bytes(15000)
+    path.open("wb").close()
+    assert (fuse.source / "file").stat().st_size == 0
+
+
+@pytest.mark.parametrize("kind", ["flock", "lockf"])
+def test_locks_exclude_and_end_with_the_process(kind: str, fuse: Mount) -> None:
+    path = fuse.point / "file"
+    path.touch()
+    script = (
+        f"import fcntl, sys\nfile = open(sys.argv[1], 'r+')\nfcntl.{kind}(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\nsys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", script, str(path)]
+    lock = getattr(fcntl, kind)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        with path.open("r+") as file:
+            with pytest.raises(BlockingIOError):
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder.kill()
+            holder.wait(10)
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_many_waiting_for_a_lock_do_not_block_the_rest(fuse_start: FuseStart) -> None:
+    mount = fuse_start("--max-threads=2")
+    path = mount.point / "file"
+    path.touch()
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = [subprocess.Popen(["flock", str(path), "true"]) for _ in range(6)]
+        try:
+            (mount.point / "other").write_text("text")
+            assert (mount.point / "other").read_text() == "text"
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            codes = [process.wait(20) for process in waiting]
+    assert codes == [0] * 6
+
+
+def test_a_full_disk_is_reported(fuse: Mount) -> None:
+    """At the latest by fsync: never in silence."""
+    free = os.statvfs(fuse.source).f_bfree * os.statvfs(fuse.source).f_bsize
+    blocker = fuse.source / "blocker"
+    with blocker.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - 96 * MIB)
+    with (fuse.point / "file").open("wb", buffering=0) as file, pytest.raises(OSError) as caught:
+        for _ in range(160):
+            file.write(b"x" * MIB)
+        os.fsync(file.fileno())
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_fsync_reaches_the_source(fuse: Mount) -> None:
+    with (fuse.point / "file").open("wb", buffering=0) as file:
+        file.write(b"data")
+        os.fsync(file.fileno())
+        assert (fuse.source / "file").read_bytes() == b"data"
+        file.write(b" and more")
+        os.fdatasync(file.fileno())
+        assert (fuse.source / "file").read_bytes() == b"data and more"
+
+
+def test_kernel_passthrough_sends_no_data_here(fuse: Mount) -> None:
+    """Counted where it happens: in the bytes that the daemon reads and writes."""
+    expected = fuse.status["passthrough"] == "off"
+    before = daemon_bytes(fuse)
+    (fuse.point / "file").write_bytes(bytes(32 * MIB))
+    run(["sync", "-f", str(fuse.point)])
+    moved = daemon_bytes(fuse) - before
+    assert (moved > 16 * MIB) is expected, f"{moved} bytes"
+
+
+def daemon_bytes(mount: Mount) -> int:
+    """write_bytes would count the disk's, wchar the calls', but splice only the former."""
+    lines = Path(f"/proc/{mount.process.pid}/io").read_text().splitlines()
+    fields = dict(line.split(": ") for line in lines)
+    return int(fields["write_bytes"])
+
+
+@pytest.mark.parametrize("direct_io", [0, 1])
+def test_fio_verifies(direct_io: int, fuse: Mount) -> None:
+    output = checked(
+        [
+            "fio",
+            "--name=verify",
+            f"--directory={fuse.point}",
+            "--rw=randrw",
+            "--bsrange=4k-64k",
+            "--size=8M",
+            "--numjobs=2",
+            f"--direct={direct_io}",
+            "--ioengine=psync",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--randrepeat=1",
+            "--verify_state_save=0",
+            "--output-format=json",
+        ],
+        timeout=120,
+    )
+    jobs = json.loads(output)["jobs"]
+    assert [job["error"] for job in jobs] == [0, 0]
+    assert all(job["read"]["total_ios"] > 0 and job["write"]["total_ios"] > 0 for job in jobs)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough: more files than descriptors, and nothing but the source."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fuse_mount import NOBODY, Mount, as_user, start
+from nbdkit_server import checked, run
+
+FuseStart = Callable[..., Mount]
+FILES = 3000
+FEW_FILES = ("prlimit", "--nofile=256")
+
+
+def descriptors(mount: Mount) -> int:
+    return len(os.listdir(f"/proc/{mount.process.pid}/fd"))
+
+
+def fill(directory: Path) -> list[str]:
+    names = [f"{number:05}" for number in range(FILES)]
+    for name in names:
+        (directory / name).write_text(name)
+    return names
+
+
+def test_more_inodes_than_descriptors(fuse_source: Path, fuse_start: FuseStart) -> None:
+    names = fill(fuse_source)
+    mount = fuse_start(wrapper=FEW_FILES)
+    known = {entry.name: entry.stat().st_ino for entry in os.scandir(mount.point)}
+    assert len(known) == FILES
+    assert descriptors(mount) < 256
+    for turn in (names, reversed(names)):  # the kernel names inodes whose descriptor went
+        for name in turn:
+            assert (mount.point / name).read_text() == name
+            assert (mount.point / name).stat().st_ino == known[name]
+    assert descriptors(mount) < 256
+
+
+def test_more_inodes_than_descriptors_from_many_threads(
+    fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    names = fill(fuse_source)
+    mount = fuse_start("--timeout=0", wrapper=FEW_FILES)
+
+    def work(part: int) -> int:
+        right = 0
+        for name in names[part:] + names[:part]:
+            right += (mount.point / name).read_text() == name
+            os.utime(mount.point / name)
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(0, FILES, FILES // 8))) == [FILES] * 8
+
+
+def test_every_kind_comes_back_by_handle(fuse_source: Path, fuse_start: FuseStart) -> None:
+    mount = fuse_start(wrapper=FEW_FILES)
+    (mount.point / "directory").mkdir()
+    (mount.point / "directory/file").write_text("inside")
+    (mount.point / "link").symlink_to("directory/file")
+    os.mkfifo(mount.point / "fifo")
+    (mount.point / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    for entry in os.scandir(mount.point / "crowd"):
+        entry.stat()
+    os.chmod(mount.point / "fifo", 0o640)
+    os.utime(mount.point / "link", (1, 2), follow_symlinks=False)
+    os.link(mount.point / "link", mount.point / "again", follow_symlinks=False)
+    (mount.point / "directory").rename(mount.point / "renamed")
+    (mount.point / "renamed/new").write_text("new")
+    (mount.point / "link").unlink()
+    (mount.point / "link").symlink_to("renamed/file")
+    assert (mount.point / "link").read_text() == "inside"
+    assert sorted(os.listdir(fuse_source / "renamed")) == ["file", "new"]
+    assert (fuse_source / "again").lstat().st_mtime == 2
+
+
+def test_removed_files_in_use_outlive_the_crowd(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """No handle opens a removed file again, so its descriptor must stay."""
+    (fuse_source / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    mount = fuse_start(wrapper=FEW_FILES)
+    crowd = mount.point / "crowd"
+    (mount.point / "directory").mkdir()
+    (mount.point / "replaced").write_text("old")
+    (mount.point / "file").write_text("text")
+    opened = [
+        os.open(mount.point / "file", os.O_PATH),
+        os.open(mount.point / "replaced", os.O_PATH),
+        os.open(mount.point / "directory", os.O_PATH),
+    ]
+    try:
+        for entry in os.scandir(crowd):  # their descriptors go
+            entry.stat()
+        (mount.point / "file").unlink()
+        (mount.point / "directory").rmdir()
+        (mount.point / "new").write_text("new")
+        (mount.point / "new").rename(mount.point / "replaced")
+        for entry in os.scandir(crowd):
+            (crowd / entry.name).read_text()
+        checked(["sh", "-c", "echo 2 >/proc/sys/vm/drop_caches"])
+        for descriptor in opened:
+            assert os.fstat(descriptor).st_nlink == 0
+            os.utime(f"/proc/self/fd/{descriptor}", (1, 1))
+        assert Path(f"/proc/self/fd/{opened[0]}").read_text() == "text"
+        assert Path(f"/proc/self/fd/{opened[1]}").read_text() == "old"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_open_files_take_the_descriptors_of_inodes(
+    fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    names = fill(fuse_source)
+    mount = fuse_start(wrapper=FEW_FILES)
+    for name in names:
+        (mount.point / name).stat()
+    files = [(mount.point / name).open() for name in names[:200]]
+    try:
+        assert [file.read() for file in files] == names[:200]
+    finally:
+        for file in files:
+            file.close()
+
+
+def test_too_many_open_files_are_an_error_and_pass(
+    fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    names = fill(fuse_source)
+    mount = fuse_start(wrapper=FEW_FILES)
+    files = []
+    try:
+        with pytest.raises(OSError) as caught:
+            for name in names:
+                files.append((mount.point / name).open())
+        assert caught.value.errno == errno.EMFILE
+        assert len(files) > 200
+    finally:
+        for file in files:
+            file.close()
+    assert (mount.point / names[-1]).read_text() == names[-1]
+
+
+def test_file_removed_below_is_stale_not_another(fuse_source: Path, fuse_start: FuseStart) -> None:
+    (fuse_source / "file").write_text("old")
+    mount = fuse_start("--nocache", wrapper=FEW_FILES)
+    descriptor = os.open(mount.point / "file", os.O_PATH)
+    try:
+        (mount.point / "crowd").mkdir()
+        fill(fuse_source / "crowd")
+        for entry in os.scandir(mount.point / "crowd"):
+            entry.stat()
+        number = (fuse_source / "file").stat().st_ino
+        (fuse_source / "file").unlink()
+        (fuse_source / "file").write_text("new")
+        assert (fuse_source / "file").stat().st_ino == number, "the number was not recycled"
+        with pytest.raises(OSError) as caught:
+            os.fstat(descriptor)
+        assert caught.value.errno == errno.ESTALE
+        assert (mount.point / "file").read_text() == "new"
+    finally:
+        os.close(descriptor)
+
+
+def test_source_without_file_handles(tmp_path: Path) -> None:
+    """Then every inode keeps its descriptor, and the status line says so."""
+    for name in ("source", "mount"):
+        (tmp_path / name).mkdir()
+    mounted = run(["mount", "-t", "ramfs", "userblk-test", str(tmp_path / "source")])
+    if mounted.returncode != 0:
+        pytest.skip(f"no ramfs: {mounted.stderr}")
+    try:
+        mount = start(tmp_path / "source", tmp_path / "mount")
+        try:
+            for number in range(100):
+                (mount.point / str(number)).write_text("text")
+            assert [(mount.point / str(n)).read_text() for n in range(100)] == ["text"] * 100
+            expected = descriptors(mount) >= 100
+            assert (mount.status["handles"] == "refused") is expected
+            mount.unmount()
+        finally:
+            mount.kill()
+    finally:
+        checked(["umount", str(tmp_path / "source")])
+
+
+def test_links_lead_where_the_user_may_go(fuse: Mount) -> None:
+    """The kernel resolves them for the user; the daemon, root, never follows one."""
+    outside = fuse.source.with_name("outside")
+    outside.write_text("secret")
+    outside.chmod(0o600)
+    (fuse.source / "link").symlink_to(outside)
+    (fuse.source / "up").symlink_to("../outside")
+    fuse.point.chmod(0o777)
+    for name in ("link", "up"):
+        assert as_user(NOBODY, "cat", str(fuse.point / name)).returncode != 0
+        assert as_user(NOBODY, "sh", "-c", f": >>{fuse.point / name}").returncode != 0
+    assert as_user(NOBODY, "chmod", "777", str(fuse.point / "link")).returncode != 0
+    assert outside.read_text() == "secret"
+    assert outside.stat().st_mode & 0o777 == 0o600
+
+
+def test_file_exchanged_for_a_link_is_not_followed(fuse: Mount) -> None:
+    """Somebody works below while the kernel still believes in the old file."""
+    outside = fuse.source.with_name("outside")
+    outside.write_text("secret")
+    (fuse.source / "file").write_text("harmless")
+    (fuse.point / "file").stat()
+    (fuse.source / "file").unlink()
+    (fuse.source / "file").symlink_to(outside)
+    (fuse.source / "directory").symlink_to(outside.parent)
+    for flags in (os.O_WRONLY | os.O_TRUNC, os.O_WRONLY | os.O_CREAT, os.O_RDONLY):
+        try:
+            os.close(os.open(fuse.point / "file", flags | os.O_NOFOLLOW))
+        except OSError as error:
+            assert error.errno in (errno.ELOOP, errno.ESTALE)
+    assert outside.read_text() == "secret"
+
+
+def test_create_over_a_fifo_made_below_does_not_hang(fuse: Mount) -> None:
+    assert not (fuse.point / "fifo").exists()  # the kernel remembers that, where it caches
+    os.mkfifo(fuse.source / "fifo")
+    result = subprocess.run(
+        ["dd", "if=/dev/null", f"of={fuse.point / 'fifo'}", "oflag=nonblock", "status=none"],
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert result.returncode != 0  # nobody reads it: ENXIO, or the kernel looks again
+    assert (fuse.source / "fifo").is_fifo()
+
+
+def test_dots_stay_inside(fuse: Mount) -> None:
+    (fuse.source / "directory").mkdir()
+    listed = {entry for entry in os.listdir(fuse.point / "directory/..")}
+    assert listed == {"directory"}
+    assert (fuse.point / "..").stat().st_dev == fuse.source.parent.stat().st_dev
+
+
+def test_mount_point_below_the_source_is_closed(fuse: Mount) -> None:
+    inner = fuse.source / "inner"
+    inner.mkdir()
+    checked(["mount", "-t", "tmpfs", "userblk-test", str(inner)])
+    try:
+        (inner / "secret").write_text("secret")
+        assert os.listdir(fuse.point) == ["inner"]
+        with pytest.raises(OSError) as caught:
+            (fuse.point / "inner").stat()
+        assert caught.value.errno == errno.EXDEV
+    finally:
+        checked(["umount", str(inner)])
+
+
+def test_mounting_below_the_source(fuse_source: Path) -> None:
+    """The file system must not wait for itself."""
+    point = fuse_source / "mount"
+    point.mkdir()
+    (fuse_source / "file").write_text("text")
+    mount = start(fuse_source, point)
+    try:
+        assert (point / "file").read_text() == "text"
+        assert {"file", "mount"} <= set(os.listdir(point))
+        mount.unmount()
+    finally:
+        mount.kill()
