@@ -22,18 +22,30 @@ struct builder {
 	char path[FILESET_PATH];
 };
 
-/* "/%08u", which snprintf would make the dearest part of an operation. */
+/* Two digits. */
+static char *append_pair(char *out, uint32_t n)
+{
+	static const char pairs[] = "00010203040506070809101112131415161718192021222324"
+				    "25262728293031323334353637383940414243444546474849"
+				    "50515253545556575859606162636465666768697071727374"
+				    "75767778798081828384858687888990919293949596979899";
+
+	memcpy(out, pairs + n * 2, 2);
+	return out + 2;
+}
+
+/* "/%08u": by hand, as snprintf() would be the dearest part of an operation. */
 static char *append_serial(char *out, uint32_t serial)
 {
-	char digits[10];
-	int n = 0;
+	uint32_t high = serial / 10000, low = serial % 10000;
 
 	*out++ = '/';
-	for (; n < 8 || serial > 0; serial /= 10)
-		digits[n++] = (char)('0' + serial % 10);
-	while (n > 0)
-		*out++ = digits[--n];
-	return out;
+	if (high >= 10000)
+		return out + sprintf(out, "%" PRIu32, serial);
+	out = append_pair(out, high / 100);
+	out = append_pair(out, high % 100);
+	out = append_pair(out, low / 100);
+	return append_pair(out, low % 100);
 }
 
 static bool grow(void **memory, uint64_t *room, uint64_t need, size_t size)

@@ -38,13 +38,10 @@ bool flowop_is_write(enum flowop_type type)
 static void count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 {
 	uint64_t end = flow_now();
-	struct flow *flow = &w->flows[i];
 
 	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed))
 		return;
 	stats_record(&w->stats[i], end - begin, bytes);
-	flow->ops++;
-	flow->bytes += bytes;
 	w->pending_ops++;
 	w->pending_bytes += bytes;
 }
@@ -75,15 +72,21 @@ static enum step no_file(const struct worker *w)
 	return stopped(w) ? STEP_STOPPED : STEP_NO_FILE;
 }
 
-/* Room for size bytes of data: a random place in the thread's memory. NULL with an error. */
-static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size)
+/*
+ * Room for size bytes of data: a random multiple of step in the thread's memory,
+ * step being the iosize, so that caches see what they see of Filebench. NULL
+ * with an error.
+ */
+static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size, uint64_t step)
 {
 	uint64_t memsize = w->def->memsize;
 
+	if (step < size || step > memsize)
+		step = size;
 	if (memsize > 0 && size <= memsize) {
-		uint64_t places = size > 0 ? memsize / size : 1;
+		uint64_t places = step > 0 ? memsize / step : 1;
 
-		return w->buffer + (places > 1 ? rng_below(&w->rng, places) * size : 0);
+		return w->buffer + (places > 1 ? rng_below(&w->rng, places) * step : 0);
 	}
 	if (memsize > 0) {
 		flow_error_set(&w->error,
@@ -352,7 +355,7 @@ static enum step flow_readwholefile(struct worker *w, unsigned i)
 	if (size == 0)
 		size = PAGE;
 
-	char *buffer = io_buffer(w, op, size);
+	char *buffer = io_buffer(w, op, size, size);
 
 	if (buffer == NULL)
 		return STEP_FAILED;
@@ -387,7 +390,7 @@ static enum step flow_writewholefile(struct worker *w, unsigned i)
 						     : slot_size(slot);
 	uint64_t iosize = number_sample(&op->iosize, &w->rng);
 	uint64_t chunk = iosize == 0 || iosize > size ? size : iosize;
-	const char *buffer = io_buffer(w, op, chunk);
+	const char *buffer = io_buffer(w, op, chunk, iosize);
 
 	if (buffer == NULL)
 		return STEP_FAILED;
@@ -408,7 +411,7 @@ static enum step flow_writewholefile(struct worker *w, unsigned i)
 }
 
 /* Appends bytes drawn before the file is opened: none leave even that out. */
-static enum step append(struct worker *w, unsigned i, uint64_t bytes)
+static enum step append(struct worker *w, unsigned i, uint64_t bytes, uint64_t iosize)
 {
 	const struct flowop *op = &w->def->flowops[i];
 	struct slot *slot;
@@ -422,7 +425,7 @@ static enum step append(struct worker *w, unsigned i, uint64_t bytes)
 	if (step != STEP_OK)
 		return step;
 
-	const char *buffer = io_buffer(w, op, bytes);
+	const char *buffer = io_buffer(w, op, bytes, iosize);
 
 	if (buffer == NULL)
 		return STEP_FAILED;
@@ -437,14 +440,16 @@ static enum step append(struct worker *w, unsigned i, uint64_t bytes)
 
 static enum step flow_appendfile(struct worker *w, unsigned i)
 {
-	return append(w, i, number_sample(&w->def->flowops[i].iosize, &w->rng));
+	uint64_t bytes = number_sample(&w->def->flowops[i].iosize, &w->rng);
+
+	return append(w, i, bytes, bytes);
 }
 
 static enum step flow_appendfilerand(struct worker *w, unsigned i)
 {
 	uint64_t most = number_sample(&w->def->flowops[i].iosize, &w->rng);
 
-	return append(w, i, most > 0 ? rng_below(&w->rng, most) : 0);
+	return append(w, i, most > 0 ? rng_below(&w->rng, most) : 0, most);
 }
 
 /* read and write: the open file, the buffer, and the offset if it is random. */
@@ -470,7 +475,7 @@ static enum step prepare_io(struct worker *w, unsigned i, struct slot **slot, ch
 		}
 		*offset = (off_t)(rng_below(&w->rng, set / *size) * *size);
 	}
-	*buffer = io_buffer(w, op, *size);
+	*buffer = io_buffer(w, op, *size, *size);
 	return *buffer != NULL ? STEP_OK : STEP_FAILED;
 }
 
@@ -539,7 +544,6 @@ static enum step flow_write(struct worker *w, unsigned i)
 static void count_finish(struct worker *w, unsigned i)
 {
 	stats_record(&w->stats[i], 0, 0);
-	w->flows[i].ops++;
 	if (w->control->original)
 		w->pending_ops++;
 	if (w->def->flowops[i].target >= 0)
@@ -555,7 +559,7 @@ static enum step flow_finishoncount(struct worker *w, unsigned i)
 
 	count_finish(w, i);
 	return (target < 0 ? atomic_load_explicit(&w->process->ops, memory_order_relaxed)
-			   : w->flows[target].ops) >= w->flows[i].value
+			   : w->stats[target].ops) >= w->flows[i].value
 		       ? STEP_FINISHED
 		       : STEP_OK;
 }
@@ -566,7 +570,8 @@ static enum step flow_finishonbytes(struct worker *w, unsigned i)
 
 	count_finish(w, i);
 	return (target < 0 ? atomic_load_explicit(&w->process->bytes, memory_order_relaxed)
-			   : w->flows[target].bytes) > w->flows[i].value
+			   : atomic_load_explicit(&w->stats[target].bytes, memory_order_relaxed)) >
+			       w->flows[i].value
 		       ? STEP_FINISHED
 		       : STEP_OK;
 }

@@ -59,10 +59,9 @@ struct slot {
 	struct fileset *fs; /* NULL: never opened */
 };
 
-/* A worker's own part of a flowop. */
+/* A worker's own part of a flowop: attributes drawn once. */
 struct flow {
-	uint64_t value, workingset; /* drawn once */
-	uint64_t ops, bytes;
+	uint64_t value, workingset;
 };
 
 enum step {

@@ -337,10 +337,14 @@ static void watch(struct run *r, run_print *print, struct run_result *result)
 /*
  * Lets the sampler, this thread, come before those that it samples: with all
  * CPUs busy its intervals would be late. Needs a privilege; does without.
+ * Returns the priority before.
  */
-static void come_first(bool first)
+static int come_first(void)
 {
-	setpriority(PRIO_PROCESS, (id_t)gettid(), first ? -20 : 0);
+	int before = getpriority(PRIO_PROCESS, (id_t)gettid());
+
+	setpriority(PRIO_PROCESS, (id_t)gettid(), -20);
+	return before;
 }
 
 /* ---- the run ---- */
@@ -421,10 +425,12 @@ static void measure(struct run *r, run_print *print, struct run_result *result, 
 	atomic_store(&r->control.deadline,
 		seconds > 0 ? result->started_ns + (uint64_t)(seconds * 1e9) : UINT64_MAX);
 	release_threads(r);
-	come_first(true);
+
+	int priority = come_first();
+
 	if (!r->cancelled)
 		watch(r, print, result);
-	come_first(false);
+	setpriority(PRIO_PROCESS, (id_t)gettid(), priority);
 	getrusage(RUSAGE_SELF, &after);
 	for (unsigned i = 0; i < started; i++)
 		pthread_join(r->crew[i].thread, NULL);

@@ -20,10 +20,11 @@
 /*
  * What one thread counts for one of its flowops: written by that thread only,
  * read by the sampler at any time, hence atomic but without read-modify-write.
- * Of the bins only the groups in use are ever touched, so that pages of the
- * rest cost nothing.
+ * All but the bins is in one cache line, and of the bins only the groups in use
+ * are ever touched, so that pages of the rest cost nothing.
  */
 struct stats_live {
+	_Alignas(64) uint64_t ops; /* for the thread itself */
 	_Atomic uint64_t bytes;
 	_Atomic uint64_t sum_ns;
 	_Atomic uint64_t min_ns, max_ns; /* min is UINT64_MAX before the first */
@@ -62,6 +63,7 @@ static inline void stats_record(struct stats_live *live, uint64_t ns, uint64_t b
 	uint32_t groups = atomic_load_explicit(&live->groups, relaxed);
 	uint32_t group = UINT32_C(1) << (bin / STATS_GROUP_BINS);
 
+	live->ops++;
 	if (!(groups & group))
 		atomic_store_explicit(&live->groups, groups | group, relaxed);
 	atomic_store_explicit(

@@ -41,13 +41,14 @@ static void test_bins_are_those_of_fio(void **state)
 
 static void test_sums(void **state)
 {
-	struct stats_live *live = calloc(2, sizeof *live);
+	struct stats_live *live = aligned_alloc(64, 2 * sizeof *live);
 	struct stats *sums = calloc(3, sizeof *sums), *before = &sums[0], *now = &sums[1],
 		     *difference = &sums[2];
 
 	(void)state;
 	assert_non_null(live);
 	assert_non_null(sums);
+	memset((void *)live, 0, 2 * sizeof *live);
 	stats_live_init(&live[0]);
 	stats_live_init(&live[1]);
 	stats_record(&live[0], 100, 10);
