@@ -27,7 +27,7 @@ from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 120.0  # s until the command starts
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
-CONSOLE_TAIL = 40  # lines shown of a guest that died
+CONSOLE_TAIL = 80  # lines shown of a guest that died
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_DIED = 125  # the guest, not the command

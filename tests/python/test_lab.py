@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The lab's pure parts: apt sources, the cache key, archives, the machine's command line."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from userblk.lab import LabError, guest, rootfs
+from userblk.lab.rootfs import Mirror, choose_mirror, parse_sources
+
+DEB822 = """\
+# a comment
+Types: deb deb-src
+URIs: http://mirror.example/debian/
+Suites: bookworm bookworm-updates
+Components: main contrib
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://mirror.example/debian-security
+Suites: bookworm-security
+Components: main
+
+Types: deb
+Enabled: no
+URIs: http://disabled.example/debian
+Suites: bookworm
+Components: main
+
+Types: deb-src
+URIs: http://source.example/debian
+Suites: bookworm
+Components: main
+"""
+
+ONE_LINE = """\
+# deb http://commented.example/debian bookworm main
+deb-src http://source.example/debian bookworm main
+deb [arch=amd64 signed-by=/k.gpg] http://other.example/tool bookworm stable
+deb [trusted=yes] http://mirror.example/debian bookworm main contrib # why
+deb http://mirror.example/debian-security bookworm-security main
+"""
+
+
+@pytest.mark.parametrize(("text", "deb822"), [(DEB822, True), (ONE_LINE, False)])
+def test_mirror_of_both_formats(text: str, deb822: bool) -> None:
+    mirror = choose_mirror(parse_sources(text, deb822), "bookworm")
+    assert mirror == Mirror("http://mirror.example/debian", "http://mirror.example/debian-security")
+
+
+def test_deb822_continuation_lines() -> None:
+    text = "Types: deb\nURIs:\n http://a.example\n http://b.example\nSuites: trixie\nComponents: main\n"
+    assert [uri for uri, _, _ in parse_sources(text, True)] == ["http://a.example", "http://b.example"]
+
+
+def test_mirror_without_security_archive() -> None:
+    assert choose_mirror([("http://a.example/", "trixie", ["main"])], "trixie") == Mirror("http://a.example", None)
+
+
+def test_mirror_by_suite_name() -> None:
+    sources = [("http://a.example", "stable", ["main"]), ("http://s.example", "stable-security", ["main"])]
+    assert choose_mirror(sources, "trixie") == Mirror("http://a.example", "http://s.example")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [("http://a.example", "trixie", ["contrib"]), ("http://a.example", "jammy", ["main"])],
+)
+def test_no_mirror(source: tuple[str, str, list[str]]) -> None:
+    assert choose_mirror([source], "trixie") is None
+
+
+def test_sources_of_backports_only_for_its_kernel() -> None:
+    mirror = Mirror("http://a.example", "http://s.example")
+    stable, backports = (rootfs.source_lines(kernel, mirror) for kernel in ("stable", "backports"))
+    assert "deb http://s.example trixie-security main" in stable
+    assert set(backports) - set(stable) == {
+        "deb http://a.example trixie-backports main",
+        "deb-src http://a.example trixie-backports main",
+    }
+
+
+def test_packages_file() -> None:
+    assert rootfs.read_packages("# no\na b # no\n\n c\n") == ["a", "b", "c"]
+
+
+def test_key_follows_what_goes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = rootfs.tree_key("stable", ["a", "b"])
+    assert key == rootfs.tree_key("stable", ["a", "b"])
+    assert key != rootfs.tree_key("backports", ["a", "b"])
+    assert key != rootfs.tree_key("stable", ["a", "c"])
+    monkeypatch.setattr(rootfs, "BOOT_MODULES", (("ext4",),))
+    assert key != rootfs.tree_key("stable", ["a", "b"])
+
+
+def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    top = tmp_path / "trixie-stable"
+    top.mkdir()
+    assert rootfs.find_tree("stable") is None
+    (top / "made.json").write_text('{"key": "other", "release": "6.12"}')
+    assert rootfs.find_tree("stable") is None
+    key = rootfs.tree_key("stable", rootfs.read_packages(rootfs.PACKAGES_FILE.read_text()))
+    (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12"}}')
+    tree = rootfs.find_tree("stable")
+    assert tree is not None and tree.release == "6.12"
+
+
+def test_modules_are_loaded_once_and_before_those_that_need_them() -> None:
+    root, first, second = ([Path(name) for name in names] for names in ("abc", "xayc", "xza"))
+    groups = rootfs.group_modules([root, first, second])
+    assert [[str(path) for path in group] for group in groups] == [["a", "b", "c", "x"], ["y"], ["z"]]
+
+
+def test_archive_is_what_cpio_reads(tmp_path: Path) -> None:
+    entries = [
+        ("bin", stat.S_IFDIR | 0o755, b""),
+        ("bin/odd", stat.S_IFREG | 0o755, b"12345"),
+        ("empty", stat.S_IFREG | 0o644, b""),
+        ("last", stat.S_IFREG | 0o600, b"x" * 4096),
+    ]
+    # Two archives in a row, as the kernel gets them.
+    for archive in (rootfs.cpio(entries[:2]), rootfs.cpio(entries[2:])):
+        assert len(archive) % 4 == 0
+        subprocess.run([rootfs.BUSYBOX, "cpio", "-i"], input=archive, cwd=tmp_path, check=True, capture_output=True)
+    for name, mode, data in entries:
+        path = tmp_path / name
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(mode)
+        assert path.is_dir() or path.read_bytes() == data
+
+
+def test_kernel_is_unpacked() -> None:
+    packed = subprocess.run(["zstd", "-q", "-c"], input=b"\x7fELF kernel", capture_output=True, check=True).stdout
+    image = bytearray(1024)
+    image[0x1F1] = 1
+    image[0x202:0x206] = b"HdrS"
+    struct.pack_into("<II", image, 0x248, 0, len(packed) + 4)
+    assert rootfs.unpack_kernel(bytes(image) + packed + struct.pack("<I", 11)) == b"\x7fELF kernel"
+    with pytest.raises(LabError, match="not packed with zstd"):
+        rootfs.unpack_kernel(bytes(image) + bytes(64))
+
+
+def test_missing_programs_are_named_once_by_package() -> None:
+    with pytest.raises(LabError, match=r"^the lab needs: apt-get install one two$"):
+        rootfs.require({"no-such-a": "two", "no-such-b": "one", "no-such-c": "two", "sh": "dash"})
+
+
+@pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512m", 512 << 20), ("1048576", 1 << 20)])
+def test_size(text: str, size: int) -> None:
+    assert guest.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "1.5G", "-4G", "1000000", "512K", "1048577", "4GB"])
+def test_wrong_size(text: str) -> None:
+    with pytest.raises(ValueError):
+        guest.parse_size(text)
+
+
+@pytest.mark.parametrize(("shm", "memory", "expected"), [(8, 8, True), (7, 8, False), (8, 7, False), (8, -1, False)])
+def test_disks_are_in_memory_only_where_it_is_enough(shm: int, memory: int, expected: bool) -> None:
+    assert guest.choose_disk_dir(8, shm, memory) == (Path("/dev/shm") if expected else None)
+
+
+TREE = rootfs.Tree("stable", "6.12", Path("/t/root"), Path("/t/a,b.ext4"), Path("/t/vmlinux"), Path("/t/initrd"))
+WIRING = guest.Wiring(initrd=3, console=4, sata=5, nvme=6, ports=(7, 8, 9))
+
+
+def test_command_line_of_the_machine() -> None:
+    options = guest.Options(("true",), memory=777, cpus=5)
+    argv = guest.qemu_argv(TREE, "tcg", options, WIRING)
+    assert argv[argv.index("-m") + 1] == "777M" and argv[argv.index("-smp") + 1] == "5"
+    assert argv[argv.index("-accel") + 1] == "tcg,thread=multi"
+    assert "file=/t/a,,b.ext4" in argv[argv.index("virtio-blk-pci,drive=root") - 2]
+    assert not any("results" in word for word in argv)
+    assert any(word.startswith("local,id=userblk") and word.endswith("readonly=on") for word in argv)
+    for disk in ("id=sata,file=/proc/self/fd/5", "id=nvme,file=/proc/self/fd/6"):
+        (drive,) = (word for word in argv if word.startswith(disk))
+        assert "discard=unmap" in drive
+
+    shared = guest.qemu_argv(TREE, "kvm", replace(options, share=Path("/a,b")), WIRING)
+    assert any("id=results,path=/a,,b," in word for word in shared)
+    assert shared[shared.index("-accel") + 1] == "kvm"
+
+
+def test_arguments_reach_the_shell_of_the_guest_whole(tmp_path: Path) -> None:
+    words = ("printf", "%s\n", "a b", "it's", '"$HOME"', "", "new\nline")
+    archive = guest.guest_files(TREE, "tcg", guest.Options(words), 25, 80)
+    subprocess.run([rootfs.BUSYBOX, "cpio", "-id"], input=archive, cwd=tmp_path, check=True, capture_output=True)
+    command = (tmp_path / "lab/command").read_text().replace("cd /userblk\n", "")
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
+    assert os.fsdecode(shown).split("\n") == [*words[2:6], "new", "line", ""]
+    config = (tmp_path / "lab/config").read_text().splitlines()
+    assert "LAB_ACCEL=tcg" in config and "LAB_RESULTS=0" in config
