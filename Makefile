@@ -169,6 +169,18 @@ fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfu
 .PHONY: fuse-passthrough
 all: $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
 
+# Conformance suites for its tests, from the Rust registry. Debian 12's cargo is too old for
+# them; rustup's or Debian 13's (1.85) is not.
+FS_SUITES := build/deps/bin/pjdfstest build/deps/bin/fsx
+build/deps/bin/pjdfstest: SUITE_VERSION := 0.2.2
+build/deps/bin/fsx: SUITE_VERSION := 0.3.2
+$(FS_SUITES):
+	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; install Debian 13's cargo, or rustup" >&2; exit 2; }
+	cargo install --locked --quiet --root build/deps --version $(SUITE_VERSION) $(@F)
+
+fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
+.PHONY: fs-suites
+
 # ---- lab ----------------------------------------------------------------------
 
 lab: ## build the lab (LAB_KERNEL=stable or backports) and see that it boots
@@ -378,7 +390,7 @@ test-long: ## name the targets that test more, and for longer
 .PHONY: test-long
 
 clean: ## remove what was built, but not the lab's root file system nor results
-	rm -rf $(filter-out build/lab build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
+	rm -rf $(filter-out build/lab build/deps build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
 .PHONY: clean
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
