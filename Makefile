@@ -167,7 +167,16 @@ $(FUSE): $(FUSE_OBJS)
 
 fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
 .PHONY: fuse-passthrough
-all: $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
+FUSE_HERE := $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
+all test-component test-component-asan: $(FUSE_HERE)
+
+# Its tests, but for the suites of others, with a sanitizer in the program.
+test-fuse-asan test-fuse-tsan: test-fuse-%:
+	$(MAKE) TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" fuse-passthrough
+	USERBLK_FUSE=build/$*/fuse-passthrough/userblk-passthrough \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider \
+		$(filter-out %_suites.py,$(wildcard tests/component/test_fuse_*.py))
+.PHONY: test-fuse-asan test-fuse-tsan
 
 # Conformance suites for its tests, from the Rust registry. Debian 12's cargo is too old for
 # them; rustup's or Debian 13's (1.85) is not.
@@ -209,7 +218,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -224,6 +233,11 @@ install-handlers: $(HANDLER_LIBS)
 	install -d $(DESTDIR)$(handlerdir)
 	install -m 644 $(HANDLER_LIBS) $(DESTDIR)$(handlerdir)
 .PHONY: install-handlers
+
+# mount(8) finds it there as the type fuse.userblk-passthrough.
+install-fuse: $(FUSE)
+	install -D -m 755 $(FUSE) $(DESTDIR)$(prefix)/bin/userblk-passthrough
+.PHONY: install-fuse
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
@@ -248,7 +262,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(DESTDIR)$(prefix)/bin/userblk
+	rm -f $(INSTALLED) $(DESTDIR)$(prefix)/bin/userblk $(DESTDIR)$(prefix)/bin/userblk-passthrough
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
 
