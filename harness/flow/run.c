@@ -451,8 +451,9 @@ bool run_perform(const struct workload *w, const struct run_options *options, ru
 	if (ok) {
 		start_threads(&r, &started);
 		measure(&r, print, result, started);
-		/* A notice that came after the end is still pending. */
-		wait_until(0);
+		/* Notices that came after the end are still pending. */
+		while (wait_until(0) > 0)
+			;
 		ok = !r.failed;
 	}
 	if (ok) {

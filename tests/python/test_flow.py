@@ -304,6 +304,29 @@ def test_interrupt_keeps_the_results(tmp_path: Path) -> None:
     assert 0.5 < result["duration_s"] < 20
 
 
+def test_interrupt_leaves_no_half_made_tree(tmp_path: Path) -> None:
+    values = settings(tmp_path, nfiles=1000000, filesize="64k", runtime=1)
+    with subprocess.Popen(
+        [str(FLOW), *values, str(WORKLOADS / "read-1th.f")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as p:
+        assert p.stderr is not None
+        assert re.match(r"userblk-flow: fileset files: \d+ of 1000000 files", p.stderr.readline())
+        assert (tmp_path / "files").exists()
+        p.send_signal(signal.SIGTERM)
+        assert "fileset files: interrupted" in p.stderr.read()
+        assert p.wait(timeout=60) == 1
+    assert not (tmp_path / "files").exists()
+
+
+def test_progress_is_on_standard_error(tmp_path: Path) -> None:
+    done = run_flow(*settings(tmp_path), write(tmp_path, READS.format("run 2")))
+    assert re.search(r"(?m)^userblk-flow: 1 s: \d+ ops/s, [\d.]+ MB/s$", done.stderr)
+    assert "userblk-flow" not in done.stdout
+
+
 def test_a_run_that_ends_early_has_results_and_says_so(tmp_path: Path) -> None:
     """Filebench prints no results here, and exits with 0."""
     text = READS.replace("flowop openfile name=open1,filesetname=f,fd=1", "").replace(
