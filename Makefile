@@ -218,7 +218,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -238,6 +238,10 @@ install-handlers: $(HANDLER_LIBS)
 install-fuse: $(FUSE)
 	install -D -m 755 $(FUSE) $(DESTDIR)$(prefix)/bin/userblk-passthrough
 .PHONY: install-fuse
+
+install-flow: $(FLOW)
+	install -D -m 755 $(FLOW) $(DESTDIR)$(prefix)/bin/userblk-flow
+.PHONY: install-flow
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
@@ -262,7 +266,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(DESTDIR)$(prefix)/bin/userblk $(DESTDIR)$(prefix)/bin/userblk-passthrough
+	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
 
