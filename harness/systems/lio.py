@@ -24,7 +24,6 @@ CONFIGFS = Path("/sys/kernel/config")
 TARGET = CONFIGFS / "target"
 LOOPBACK = TARGET / "loopback"
 MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
-LOCK_FILE = Path("/run/tcmu.lock")
 MODULES = ("sd_mod", "target_core_user", "tcm_loop")
 
 START_LIMIT = 30.0  # s until tcmu-runner serves

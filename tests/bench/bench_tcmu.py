@@ -181,6 +181,8 @@ def show(arguments: argparse.Namespace) -> None:
         for side in (side.name for side in SIDES):
             if side == reference or (reference == "null" and not side.startswith("null")):
                 continue
+            if (CELLS[0].name, side) not in table or (CELLS[0].name, reference) not in table:
+                continue  # was not asked for
             print(f"\n{side} / {reference}")
             print(f"{'cell':18} {'IOPS':>9} {'ratio':>7} {'95 % interval':>17} {'us':>8} {'cpu us':>7} {'sleeps':>7}")
             for cell in (cell.name for cell in CELLS):
