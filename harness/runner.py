@@ -35,6 +35,7 @@ FLUSH_PATIENCE = 300.0  # s that fio may take beyond ramp and runtime, to write 
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
+SERVER_PATIENCE = 30  # s that fio may take to end once its device's server is dead
 POLL_S = 0.1
 FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
@@ -278,8 +279,10 @@ class Runner:
                     first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
                     if running.server_died():
                         problems.append("the server died")
-                        running.fail_io()
-                        process.wait(30.0)
+                        for _ in range(SERVER_PATIENCE):
+                            running.fail_io()  # once more: what waited behind the first comes next
+                            if process.wait(1.0):
+                                break
                         break
                     if time.monotonic() > limit:
                         problems.append(f"fio did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
@@ -289,7 +292,8 @@ class Runner:
                 recorder.save()
             try:
                 # fio cannot see that its buffered writes failed later, on their way to the device.
-                os.fsync(held)
+                if not problems:
+                    os.fsync(held)
             except OSError as error:
                 problems.append(f"{running.used.path}: writing back failed: {error.strerror}")
         after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}

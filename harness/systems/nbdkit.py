@@ -24,13 +24,14 @@ def _connected(device: str) -> bool:
 
 @undo
 def disconnect_nbd(device: str) -> None:
-    def gone() -> bool:
-        if _connected(device):
-            subprocess.run(["nbd-client", "-d", device], capture_output=True, timeout=PATIENCE, check=False)
-        return not _connected(device)
+    if Path(device).exists() and _connected(device):
+        _hang_up(device)
+        await_true(f"{device} stays connected", lambda: not _connected(device))
 
-    if Path(device).exists():
-        await_true(f"{device} stays connected", gone)
+
+def _hang_up(device: str) -> None:
+    """End the connections; the device stays as long as somebody has it open."""
+    subprocess.run(["nbd-client", "-d", device], capture_output=True, timeout=PATIENCE, check=False)
 
 
 def _free_devices() -> Iterator[str]:
@@ -91,5 +92,5 @@ def up(context: Context) -> Running:
         server_started=server.started,
         settings={"connections": connections, "threads": config.threads, "timeout_s": config.timeout_s, **parameters},
         problems=problems,
-        fail_io=lambda: disconnect_nbd(device),
+        fail_io=lambda: _hang_up(device),
     )

@@ -83,11 +83,16 @@ def up(context: Context) -> Running:
         )
     write_setting(used.queue.parent / "device/timeout", str(config.timeout_s))
     set_queue(context, used)
+
+    def fail_io() -> None:
+        (used.queue.parent / "device/state").write_text("offline")  # else commands are sent again and again
+        lun.fail_commands()
+
     return Running(
         used=used,
         backing=device if config.backed else None,
         server=server,
         server_started=start_time(server),
         settings=settings,
-        fail_io=lun.fail_commands,
+        fail_io=fail_io,
     )
