@@ -51,6 +51,8 @@ def lacking_for_fuse() -> str | None:
     """Why no FUSE test can run here, or None."""
     if os.geteuid() != 0:
         return "a FUSE mount for all users needs root"
+    if not LIBFUSE and PROGRAM.exists():
+        return f"{PROGRAM} does not run: {run([str(PROGRAM), '--version']).stderr.strip()}"
     if not LIBFUSE:
         return f"{PROGRAM} is not built: install libfuse3-dev and run make fuse-passthrough"
     if not Path("/dev/fuse").exists():
@@ -140,9 +142,7 @@ def start(
     errors = point.with_name(point.name + ".errors")
     argv = [*wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
     with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*argv, str(source), str(point)], stdout=subprocess.PIPE, stderr=stderr
-        )
+        process = subprocess.Popen([*argv, str(source), str(point)], stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
     line = process.stdout.readline().decode()
     mount = Mount(source, point, {}, process, errors)

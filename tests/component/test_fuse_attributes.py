@@ -33,9 +33,7 @@ def mode(path: Path) -> int:
 
 def test_files_belong_to_whoever_makes_them(fuse: Mount) -> None:
     fuse.point.chmod(0o777)
-    script = (
-        f"cd {fuse.point} && : >file && mkdir dir && mkfifo fifo && ln -s x link && ln file hard"
-    )
+    script = f"cd {fuse.point} && : >file && mkdir dir && mkfifo fifo && ln -s x link && ln file hard"
     assert as_user(NOBODY, "sh", "-c", script).stderr == ""
     for name in ("file", "dir", "fifo", "link", "hard"):
         for top in (fuse.source, fuse.point):
@@ -142,9 +140,7 @@ def test_acl_by_a_stranger_to_the_group_clears_setgid(fuse: Mount) -> None:
     ],
 )
 @pytest.mark.parametrize("capabilities", [False, True])
-def test_change_by_another_user_clears_privileges(
-    change: str, capabilities: bool, fuse: Mount
-) -> None:
+def test_change_by_another_user_clears_privileges(change: str, capabilities: bool, fuse: Mount) -> None:
     path = fuse.point / "program"
     path.write_text("text")
     path.chmod(0o777 if capabilities else 0o6777)

@@ -60,9 +60,7 @@ def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
         "for turn in range(200): os.write(fd, sys.argv[2].encode() * 50 + b'\\n')\n"
     )
     path = fuse.point / "log"
-    running = [
-        subprocess.Popen([sys.executable, "-c", script, str(path), letter]) for letter in "abcd"
-    ]
+    running = [subprocess.Popen([sys.executable, "-c", script, str(path), letter]) for letter in "abcd"]
     assert [process.wait(60) for process in running] == [0] * 4
     lines = path.read_text().splitlines()
     assert sorted(lines) == sorted(letter * 50 for letter in "abcd" for _ in range(200))

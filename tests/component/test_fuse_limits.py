@@ -43,9 +43,7 @@ def test_more_inodes_than_descriptors(fuse_source: Path, fuse_start: FuseStart) 
     assert descriptors(mount) < 256
 
 
-def test_more_inodes_than_descriptors_from_many_threads(
-    fuse_source: Path, fuse_start: FuseStart
-) -> None:
+def test_more_inodes_than_descriptors_from_many_threads(fuse_source: Path, fuse_start: FuseStart) -> None:
     names = fill(fuse_source)
     mount = fuse_start("--timeout=0", wrapper=FEW_FILES)
 
@@ -116,9 +114,7 @@ def test_removed_files_in_use_outlive_the_crowd(fuse_source: Path, fuse_start: F
             os.close(descriptor)
 
 
-def test_open_files_take_the_descriptors_of_inodes(
-    fuse_source: Path, fuse_start: FuseStart
-) -> None:
+def test_open_files_take_the_descriptors_of_inodes(fuse_source: Path, fuse_start: FuseStart) -> None:
     names = fill(fuse_source)
     mount = fuse_start(wrapper=FEW_FILES)
     for name in names:
@@ -131,9 +127,7 @@ def test_open_files_take_the_descriptors_of_inodes(
             file.close()
 
 
-def test_too_many_open_files_are_an_error_and_pass(
-    fuse_source: Path, fuse_start: FuseStart
-) -> None:
+def test_too_many_open_files_are_an_error_and_pass(fuse_source: Path, fuse_start: FuseStart) -> None:
     names = fill(fuse_source)
     mount = fuse_start(wrapper=FEW_FILES)
     files = []

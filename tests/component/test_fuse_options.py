@@ -62,8 +62,7 @@ def test_help_names_every_option() -> None:
     manual = (ROOT / "docs/man/userblk-passthrough.1").read_text()
     assert result.returncode == 0
     for option in (
-        "no-writeback nocache nosplice clone-fd max-threads timeout passthrough io-uring "
-        "foreground debug help version"
+        "no-writeback nocache nosplice clone-fd max-threads timeout passthrough io-uring foreground debug help version"
     ).split():
         assert f"--{option}" in result.stdout
         assert f"Fl -{option}" in manual
@@ -159,9 +158,7 @@ def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> N
     point = fuse_source.with_name("mount")
     kind = "fuse.userblk-passthrough"
     (fuse_source / "file").write_text("text")
-    checked(
-        ["mount.fuse3", f"{PROGRAM}#{fuse_source}", str(point), "-o", "nosplice,timeout=3,noatime"]
-    )
+    checked(["mount.fuse3", f"{PROGRAM}#{fuse_source}", str(point), "-o", "nosplice,timeout=3,noatime"])
     try:
         found = checked(["findmnt", "--noheadings", "--output", "FSTYPE,SOURCE,OPTIONS", str(point)])
         assert found.split()[:2] == [kind, str(fuse_source)]
