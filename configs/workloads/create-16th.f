@@ -11,13 +11,13 @@ set $runtime=900
 
 set mode quit alldone
 
-define fileset name=files,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0
+define fileset name=datafiles,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0
 
 define process name=worker,instances=1
 {
   thread name=worker,memsize=4k,instances=$nthreads
   {
-    flowop createfile name=create1,filesetname=files,fd=1
+    flowop createfile name=create1,filesetname=datafiles,fd=1
     flowop writewholefile name=write1,srcfd=1,fd=1
     flowop closefile name=close1,fd=1
   }

@@ -11,13 +11,13 @@ set $runtime=900
 
 set mode quit alldone
 
-define fileset name=files,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0,prealloc=100
+define fileset name=datafiles,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0,prealloc=100
 
 define process name=worker,instances=1
 {
   thread name=worker,memsize=4k,instances=$nthreads
   {
-    flowop deletefile name=delete1,filesetname=files
+    flowop deletefile name=delete1,filesetname=datafiles
   }
 }
 

@@ -11,13 +11,13 @@ set $runtime=900
 
 set mode quit alldone
 
-define fileset name=files,path=$dir,entries=$nthreads,size=$filesize,dirwidth=32,dirgamma=0,prealloc=100
+define fileset name=datafiles,path=$dir,entries=$nthreads,size=$filesize,dirwidth=32,dirgamma=0,prealloc=100
 
 define process name=worker,instances=1
 {
   thread name=worker,memsize=$iosize,instances=$nthreads
   {
-    flowop openfile name=open1,filesetname=files,fd=1
+    flowop openfile name=open1,filesetname=datafiles,fd=1
     flowop write name=write1,fd=1,iosize=$iosize,iters=$iters,random
     flowop closefile name=close1,fd=1
     flowop finishoncount name=finish1,value=1

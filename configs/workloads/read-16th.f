@@ -13,13 +13,13 @@ set $finish=3000000	# operations: one pass over the files
 
 set mode quit alldone
 
-define fileset name=files,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0,prealloc=100
+define fileset name=datafiles,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,dirgamma=0,prealloc=100
 
 define process name=worker,instances=1
 {
   thread name=worker,memsize=4k,instances=$nthreads
   {
-    flowop openfile name=open1,filesetname=files,fd=1
+    flowop openfile name=open1,filesetname=datafiles,fd=1
     flowop readwholefile name=read1,fd=1,iosize=4k
     flowop closefile name=close1,fd=1
     flowop finishoncount name=finish1,value=$finish

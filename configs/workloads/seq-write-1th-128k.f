@@ -11,13 +11,13 @@ set $runtime=900
 
 set mode quit alldone
 
-define fileset name=files,path=$dir,entries=$nthreads,size=$filesize,dirwidth=32,dirgamma=0
+define fileset name=datafiles,path=$dir,entries=$nthreads,size=$filesize,dirwidth=32,dirgamma=0
 
 define process name=worker,instances=1
 {
   thread name=worker,memsize=$iosize,instances=$nthreads
   {
-    flowop createfile name=create1,filesetname=files,fd=1
+    flowop createfile name=create1,filesetname=datafiles,fd=1
     flowop write name=write1,fd=1,iosize=$iosize,iters=$iters
     flowop closefile name=close1,fd=1
     flowop finishoncount name=finish1,value=1

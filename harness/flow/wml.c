@@ -486,12 +486,18 @@ static const char *attr_list(enum wml_object_kind kind, char *buffer, size_t siz
 	return buffer;
 }
 
-/* Filebench's lexer takes words of the language for keywords wherever they stand. */
+/*
+ * Filebench's lexer takes words of the language for keywords wherever they
+ * stand, also those of parts that are not taken here.
+ */
 static bool is_keyword(const char *text)
 {
-	static const char *const more[] = {"file", "fileset", "process", "thread", "flowop", "mode",
-		"timeout", "alldone", "firstdone", "true", "false", "cvar", "randvar", "type",
-		"min", "max", "round", "parameters"};
+	static const char *const more[] = {"files", "file", "fileset", "process", "thread",
+		"flowop", "mode", "timeout", "alldone", "firstdone", "true", "false", "cvar",
+		"randvar", "type", "min", "max", "round", "parameters", "seed", "mean", "gamma",
+		"uniform", "tabular", "randsrc", "randtable", "eventgen", "rate", "list", "debug",
+		"enable", "multi", "lathist", "version", "client", "nice", "useism", "ioprio",
+		"leafdirs", "trusttree", "dirdepthrv", "opennext", "blocking", "highwater"};
 
 	for (size_t i = 0; i < ATTR_COUNT; i++)
 		if (strcmp(text, attr_rows[i].name) == 0 ||

@@ -77,7 +77,7 @@ def test_data_workloads_use_a_file_per_thread_once(tmp_path: Path, name: str) ->
     verb = "read1" if "read" in name else "write1"
     assert rows[verb] == 16 * 32
     assert result["summary"]["bytes"] == 16 * 4 * 2**20
-    files = list((tmp_path / "files").rglob("0*1/0*"))
+    files = list((tmp_path / "datafiles").rglob("0*1/0*"))
     assert sorted(f.stat().st_size for f in files if f.is_file()) == [4 * 2**20] * 16
 
 
@@ -87,7 +87,7 @@ def test_metadata_workloads_handle_every_file_once(tmp_path: Path, threads: int)
     assert counts(create) == {"create1": 3000, "write1": 3000, "close1": 3000}
     assert create["summary"]["written_bytes"] == 3000 * 4096
     assert create["end"] == "all-done" and create["threads_without_file"] == threads
-    assert sum(1 for f in (tmp_path / "files").rglob("*") if f.is_file()) == 3000
+    assert sum(1 for f in (tmp_path / "datafiles").rglob("*") if f.is_file()) == 3000
 
     read = results(tmp_path, WORKLOADS / f"read-{threads}th.f", nfiles=3000, finish=9000)
     assert 3000 <= counts(read)["read1"] <= 3000 + threads
@@ -95,7 +95,7 @@ def test_metadata_workloads_handle_every_file_once(tmp_path: Path, threads: int)
 
     delete = results(tmp_path, WORKLOADS / f"delete-{threads}th.f", nfiles=3000)
     assert counts(delete) == {"delete1": 3000}
-    assert not [f for f in (tmp_path / "files").rglob("*") if f.is_file()]
+    assert not [f for f in (tmp_path / "datafiles").rglob("*") if f.is_file()]
 
 
 # Filebench 1.5-alpha3's own, per loop, of the same workloads.
@@ -313,12 +313,12 @@ def test_interrupt_leaves_no_half_made_tree(tmp_path: Path) -> None:
         text=True,
     ) as p:
         assert p.stderr is not None
-        assert re.match(r"userblk-flow: fileset files: \d+ of 1000000 files", p.stderr.readline())
-        assert (tmp_path / "files").exists()
+        assert re.match(r"userblk-flow: fileset datafiles: \d+ of 1000000 files", p.stderr.readline())
+        assert (tmp_path / "datafiles").exists()
         p.send_signal(signal.SIGTERM)
-        assert "fileset files: interrupted" in p.stderr.read()
+        assert "fileset datafiles: interrupted" in p.stderr.read()
         assert p.wait(timeout=60) == 1
-    assert not (tmp_path / "files").exists()
+    assert not (tmp_path / "datafiles").exists()
 
 
 def test_progress_is_on_standard_error(tmp_path: Path) -> None:
