@@ -355,6 +355,26 @@ bool fileset_create(struct fileset *fs, uint64_t seed, bool zeros, fileset_progr
 	return ok;
 }
 
+/* What is wrong with a file, or NULL; its path in path. */
+static const char *check_file(const struct fileset *fs, uint32_t file, char *path)
+{
+	bool wanted = fileset_state(fs, file) & FILE_EXISTS;
+	uint32_t length = fileset_file_path(fs, file, path);
+	struct stat st;
+
+	if (stat(path, &st) < 0) {
+		if (errno != ENOENT)
+			return strerror(errno);
+		/* Of a file that comes later, the directory must be there. */
+		if (!wanted)
+			path[length] = '\0';
+		return wanted || access(path, W_OK | X_OK) < 0 ? "missing" : NULL;
+	}
+	if (!wanted)
+		return "there already";
+	return (uint64_t)st.st_size == fileset_size(fs, file) ? NULL : "of another size";
+}
+
 bool fileset_verify(struct fileset *fs, uint64_t seed, struct flow_error *error)
 {
 	char path[FILESET_PATH];
@@ -362,25 +382,14 @@ bool fileset_verify(struct fileset *fs, uint64_t seed, struct flow_error *error)
 
 	for (uint64_t i = 0; i < sample; i++) {
 		uint32_t file = (uint32_t)permute(i, fs->entries, seed);
-		bool wanted = fileset_state(fs, file) & FILE_EXISTS;
-		uint64_t size = fileset_size(fs, file);
-		struct stat st;
+		const char *wrong = check_file(fs, file, path);
 
-		fileset_file_path(fs, file, path);
-
-		bool found = stat(path, &st) == 0;
-
-		if (!found && errno != ENOENT)
-			return flow_error_set(error, "fileset %s: %s: %m", fs->spec.name, path);
-		if (found != wanted || (found && (uint64_t)st.st_size != size))
+		if (wrong != NULL)
 			return flow_error_set(error,
 				"fileset %s: %s is not as expected (%s); create the files with the "
 				"same "
 				"workload, --seed and --set",
-				fs->spec.name, path,
-				!found	 ? "missing"
-				: wanted ? "of another size"
-					 : "present");
+				fs->spec.name, path, wrong);
 	}
 	return true;
 }

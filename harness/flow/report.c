@@ -112,7 +112,7 @@ static void json_variables(FILE *f, const struct wml *wml)
 
 	fprintf(f, "  \"variables\": {");
 	for (const struct wml_variable *v = wml->variables; v != NULL; v = v->next) {
-		char text[4096];
+		char text[256];
 
 		if (!v->defined)
 			continue;
@@ -123,7 +123,7 @@ static void json_variables(FILE *f, const struct wml *wml)
 		if (v->value.kind == WML_INT || v->value.kind == WML_BOOL)
 			fprintf(f, "%s", text);
 		else
-			json_string(f, text);
+			json_string(f, v->value.kind == WML_STRING ? v->value.string : text);
 		comma = ", ";
 	}
 	fprintf(f, "},\n");

@@ -890,7 +890,7 @@ void wml_print(const struct wml_value *value, char *buffer, size_t size)
 
 char *wml_interpolate(const struct wml *wml, const char *text, int line, struct flow_error *error)
 {
-	char *out = NULL, value[4096];
+	char *out = NULL, value[256];
 	size_t size = 0;
 	FILE *f = open_memstream(&out, &size);
 
@@ -917,7 +917,7 @@ char *wml_interpolate(const struct wml *wml, const char *text, int line, struct 
 			return NULL;
 		}
 		wml_print(&v->value, value, sizeof value);
-		fputs(value, f);
+		fputs(v->value.kind == WML_STRING ? v->value.string : value, f);
 		text = end;
 	}
 	fclose(f);

@@ -173,7 +173,7 @@ bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error);
 void wml_assign(struct wml_variable *variable, const struct wml_value *value);
 /* Forgets what `set` gave variables, so that the statements can be run again. */
 void wml_reset(struct wml *wml);
-/* A value as text, for echo and the results; buffer of at least 256 bytes for a cvar. */
+/* A value as text; 256 bytes hold all but long strings, which are cut. */
 void wml_print(const struct wml_value *value, char *buffer, size_t size);
 /* A copy of text, for the caller to free, with $name, ${name} and $(name) replaced. */
 char *wml_interpolate(const struct wml *wml, const char *text, int line, struct flow_error *error);

@@ -276,6 +276,21 @@ static void test_reuse(void **state)
 	fileset_free(fs);
 }
 
+/* Also of files that do not exist yet something must be there. */
+static void test_verify_directories(void **state)
+{
+	struct fileset *fs = small(0);
+	struct flow_error error = {""};
+
+	(void)state;
+	assert_true(create(fs, &error));
+	assert_true(fileset_verify(fs, 9, &error));
+	assert_true(fileset_remove(fs, &error));
+	assert_false(fileset_verify(fs, 9, &error));
+	assert_holds(error.text, "(missing)");
+	fileset_free(fs);
+}
+
 /* A directory that is not a fileset's is not touched. */
 static void test_foreign_files(void **state)
 {
@@ -342,6 +357,7 @@ int main(void)
 		cmocka_unit_test(test_all_open),
 		cmocka_unit_test(test_create_and_verify),
 		cmocka_unit_test(test_reuse),
+		cmocka_unit_test(test_verify_directories),
 		cmocka_unit_test(test_foreign_files),
 		cmocka_unit_test(test_missing_path),
 		cmocka_unit_test(test_four_million),
