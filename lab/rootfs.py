@@ -32,7 +32,7 @@ BUSYBOX = Path("/bin/busybox")
 # What stage 1 of the guest's init loads: what the root file system needs, then two groups
 # at the same time, while the root is mounted.
 BOOT_MODULES = (
-    ("virtio_pci", "virtio_blk", "ext4"),
+    ("virtio_pci", "virtio_pmem", "nd_pmem", "ext4"),
     ("virtio_console", "9pnet_virtio", "9p"),
     ("ahci", "sd_mod", "nvme", "configfs"),
 )
@@ -364,8 +364,9 @@ def build_tree(kernel: str) -> Tree:
 
 def make_image(root: Path, image: Path) -> None:
     """An ext4 image with room for half as much again; sparse."""
+    step = 128  # MiB; the guest takes memory devices in such pieces
     used = subprocess.run(["du", "-sm", str(root)], capture_output=True, text=True, check=True).stdout
-    size = int(used.split()[0]) * 3 // 2 + 256
+    size = -(-(int(used.split()[0]) * 3 // 2 + 256) // step) * step
     argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     subprocess.run([*argv, "-d", str(root), str(image), f"{size}M"], check=True, env=os.environ | {"PATH": path})

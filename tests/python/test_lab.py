@@ -171,19 +171,22 @@ TREE = rootfs.Tree("stable", "6.12", Path("/t/root"), Path("/t/a,b.ext4"), Path(
 WIRING = guest.Wiring(initrd=3, console=4, sata=5, nvme=6, ports=(7, 8, 9))
 
 
-def test_command_line_of_the_machine() -> None:
+def test_command_line_of_the_machine(tmp_path: Path) -> None:
+    tree = replace(TREE, image=tmp_path / "a,b.ext4")
+    tree.image.write_bytes(bytes(4096))
     options = guest.Options(("true",), memory=777, cpus=5)
-    argv = guest.qemu_argv(TREE, "tcg", options, WIRING)
-    assert argv[argv.index("-m") + 1] == "777M" and argv[argv.index("-smp") + 1] == "5"
+    argv = guest.qemu_argv(tree, "tcg", options, WIRING)
+    assert argv[argv.index("-m") + 1].startswith("777M,") and argv[argv.index("-smp") + 1] == "5"
     assert argv[argv.index("-accel") + 1] == "tcg,thread=multi"
-    assert "file=/t/a,,b.ext4" in argv[argv.index("virtio-blk-pci,drive=root") - 2]
+    root = argv[argv.index("virtio-pmem-pci,memdev=root") - 2]
+    assert f"share=off,mem-path={tmp_path}/a,,b.ext4,size=4096" in root
     assert not any("results" in word for word in argv)
     assert any(word.startswith("local,id=userblk") and word.endswith("readonly=on") for word in argv)
     for disk in ("id=sata,file=/proc/self/fd/5", "id=nvme,file=/proc/self/fd/6"):
         (drive,) = (word for word in argv if word.startswith(disk))
         assert "discard=unmap" in drive
 
-    shared = guest.qemu_argv(TREE, "kvm", replace(options, share=Path("/a,b")), WIRING)
+    shared = guest.qemu_argv(tree, "kvm", replace(options, share=Path("/a,b")), WIRING)
     assert any("id=results,path=/a,,b," in word for word in shared)
     assert shared[shared.index("-accel") + 1] == "kvm"
 
