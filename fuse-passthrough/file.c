@@ -425,8 +425,15 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
 	struct fuse_file_info *fi)
 {
+	int fd = file_fd(fi), result = 0;
+
 	(void)ino;
-	fuse_reply_err(req, fallocate(file_fd(fi), mode, offset, length) == -1 ? errno : 0);
+	/* killpriv_v2 has no flag for this call and the next. */
+	if (fs.killpriv_v2 && !keeps_setid(req))
+		result = clear_setid(fd);
+	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
+		result = -errno;
+	fuse_reply_err(req, -result);
 }
 
 /* ---- SEEK_DATA and SEEK_HOLE ---- */
@@ -565,10 +572,14 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 
 	(void)ino_in;
 	(void)ino_out;
-	result = copy_file_range(
-		file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);
-	if (result == -1)
-		fuse_reply_err(req, errno);
+	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(file_fd(fi_out)) : 0;
+	if (result == 0) {
+		result = copy_file_range(
+			file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);
+		result = result == -1 ? -errno : result;
+	}
+	if (result < 0)
+		fuse_reply_err(req, (int)-result);
 	else
 		fuse_reply_write(req, (size_t)result);
 }

@@ -255,11 +255,11 @@ static void negotiate_privileges(struct fuse_conn_info *conn)
 }
 
 static void *announce(void *arg);
+static pthread_t announcer;
+static bool announcing;
 
 static void fs_init(void *data, struct fuse_conn_info *conn)
 {
-	pthread_t thread;
-
 	(void)data;
 	negotiate_privileges(conn);
 	if (fs.splice) {
@@ -287,10 +287,9 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
 	granted.protocol = conn->proto_minor;
 	granted.max_write = conn->max_write;
-	if (pthread_create(&thread, NULL, announce, NULL) != 0)
-		complain("no thread for the status line: %s", strerror(errno));
-	else
-		pthread_detach(thread);
+	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
+	if (!announcing)
+		complain("out of memory: no status line");
 }
 
 /* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
@@ -470,6 +469,8 @@ static int serve(struct fuse_args *args)
 		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
 		result = fuse_session_loop_mt(fs.session, loop);
 		fuse_session_unmount(fs.session);
+		if (announcing)
+			pthread_join(announcer, NULL);
 		fuse_remove_signal_handlers(fs.session);
 	}
 	if (loop)
