@@ -156,7 +156,7 @@ def read_packages(text: str) -> list[str]:
 
 def recipe(kernel: str, packages: Sequence[str]) -> list[str]:
     """mmdebstrap's options, all that decides the content except the mirror."""
-    argv = ["--mode=root", "--variant=minbase", "--format=directory", "--quiet"]
+    argv = ["--mode=root", "--variant=minbase", "--format=directory"]
     argv += ["--include=" + ",".join(packages)]
     argv += ['--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")]
@@ -369,4 +369,5 @@ def make_image(root: Path, image: Path) -> None:
     size = -(-(int(used.split()[0]) * 3 // 2 + 256) // step) * step
     argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    subprocess.run([*argv, "-d", str(root), str(image), f"{size}M"], check=True, env=os.environ | {"PATH": path})
+    argv += ["-d", str(root), str(image), f"{size}M"]
+    subprocess.run(argv, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"PATH": path})
