@@ -26,6 +26,9 @@ from . import CACHE, CHECKOUT, LabError
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 120.0  # s until the command starts
+# Emulated CPUs now and then trip over code that the kernel patches while it boots ("Oops:
+# int3"). The command has not started then, so that a second boot changes nothing.
+BOOT_TRIES = 3
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
 CONSOLE_TAIL = 80  # lines shown of a guest that died
@@ -65,6 +68,10 @@ class Wiring:
 
 class GuestDied(LabError):
     """The guest ended, or did not come up, without the command's exit code."""
+
+
+class BootDied(GuestDied):
+    """The guest ended before the command started."""
 
 
 # ---- pure parts ---------------------------------------------------------------
@@ -273,7 +280,7 @@ class Guest:
         except ConnectionError:
             message = b""
         if not message.startswith(b"ready"):
-            raise GuestDied("the guest died while it booted")
+            raise BootDied("the guest died while it booted")
         return time.monotonic() - self.started
 
     def relay(self, limit: float, routes: dict[int, int], source: int | None) -> int:
@@ -400,6 +407,17 @@ def report(guest: Guest, message: str) -> None:
 def run(tree: Tree, options: Options) -> int:
     """Boot, run the command with its output on ours, return its exit code."""
     accel = choose_accel(tree)
+    for left in reversed(range(BOOT_TRIES)):
+        try:
+            return run_once(tree, accel, options)
+        except BootDied:
+            if left:
+                print("lab: starting it again", file=sys.stderr)
+    return EXIT_DIED
+
+
+def run_once(tree: Tree, accel: str, options: Options) -> int:
+    """One boot. Raises BootDied, reported, when the command did not start."""
     with Guest(tree, accel, options) as guest:
         try:
             seconds = guest.wait_ready(BOOT_LIMIT)
@@ -416,4 +434,6 @@ def run(tree: Tree, options: Options) -> int:
         except GuestDied as died:
             guest.kill()
             report(guest, str(died))
+            if isinstance(died, BootDied):
+                raise
             return EXIT_DIED
