@@ -124,7 +124,7 @@ def fuse_disk() -> Iterator[Path]:
 @pytest.fixture
 def fuse_source(fuse_disk: Path) -> Iterator[Path]:
     """An empty directory on that ext4, with a directory to mount at beside it."""
-    directory = fuse_disk / "test"
+    directory = fuse_disk / "t"  # short: the path of a socket has at most 107 characters
     for name in ("source", "mount"):
         (directory / name).mkdir(parents=True)
     try:

@@ -73,7 +73,7 @@ def below(fuse_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """What the ext4 below does."""
     config = tmp_path_factory.mktemp("pjdfstest") / "pjdfstest.toml"
     config.write_text(PJDFSTEST_CONFIG)
-    directory = fuse_disk / "pjdfstest"
+    directory = fuse_disk / "p"
     try:
         return pjdfstest(need_suite("pjdfstest"), directory, config)
     finally:
@@ -83,7 +83,7 @@ def below(fuse_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_pjdfstest(below: dict[str, str], fuse: Mount, tmp_path: Path) -> None:
     config = tmp_path / "pjdfstest.toml"
     config.write_text(PJDFSTEST_CONFIG)
-    above = pjdfstest(need_suite("pjdfstest"), fuse.point / "above", config)
+    above = pjdfstest(need_suite("pjdfstest"), fuse.point / "p", config)
     assert above.keys() == below.keys()
     worse = {
         case: (below[case], verdict)
