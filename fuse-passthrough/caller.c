@@ -13,7 +13,7 @@
 
 #include "passthrough.h"
 
-/* Threads begin with the umask 0 of main() and share it until they have their own. */
+/* The umask of this thread, once it has one of its own. */
 static _Thread_local bool own_umask;
 static _Thread_local mode_t thread_umask;
 
@@ -43,11 +43,11 @@ void caller_begin(fuse_req_t req)
 
 	/*
 	 * The kernel leaves the umask to us, because a default ACL of the
-	 * directory overrides it. Threads share one unless they part.
+	 * directory overrides it. A thread begins with that of the thread that
+	 * started it, and shares it until they part.
 	 */
-	if (!own_umask && unshare(CLONE_FS) == 0)
-		own_umask = true;
 	if (!own_umask || thread_umask != ctx->umask) {
+		own_umask = own_umask || unshare(CLONE_FS) == 0;
 		umask(ctx->umask);
 		thread_umask = ctx->umask;
 	}

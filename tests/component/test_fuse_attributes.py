@@ -88,6 +88,20 @@ def test_umask(fuse: Mount) -> None:
     assert found == [0o640, 0o750, 0o600, 0o666, 0o777]
 
 
+def test_umasks_do_not_mix(fuse: Mount) -> None:
+    """Threads that the daemon starts in between begin with the umask of another."""
+    script = "cd $0 && umask $1 && for i in $(seq 200); do : >$1-$i; done"
+    masks = ("000", "077", "027", "002")
+    running = [subprocess.Popen(["sh", "-c", script, str(fuse.point), mask]) for mask in masks]
+    assert [process.wait(60) for process in running] == [0] * len(masks)
+    wrong = {
+        name: oct(mode(fuse.source / name))
+        for name in os.listdir(fuse.source)
+        if mode(fuse.source / name) != 0o666 & ~int(name.split("-")[0], 8)
+    }
+    assert wrong == {}
+
+
 def test_default_acl_overrides_the_umask(fuse: Mount) -> None:
     need("setfacl", "getfacl")
     for top in (fuse.point, fuse.source):  # the source is what it is compared with

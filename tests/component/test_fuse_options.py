@@ -186,7 +186,8 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
         fuse.process.wait(10)
         with pytest.raises(OSError) as caught:
             os.stat(path)
-        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+        # The first request may still be cancelled in a dying ring.
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
         wait_until("ENOTCONN", lambda: stat_errno(fuse.point / "other") == errno.ENOTCONN)
     finally:
         with suppress(OSError):  # close(2) asks the daemon
