@@ -85,7 +85,8 @@ def up(context: Context) -> Running:
     set_queue(context, used)
 
     def fail_io() -> None:
-        (used.queue.parent / "device/state").write_text("offline")  # else commands are sent again and again
+        # Else commands are sent again and again. The kernel wants the newline.
+        (used.queue.parent / "device/state").write_text("offline\n")
         lun.fail_commands()
 
     return Running(

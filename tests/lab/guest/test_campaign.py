@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whole campaigns on real nbd and TCMU disks: a killed server, a killed runner, Ctrl-C; nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD
+from userblk.harness import plan
+from userblk.harness.config import load_profile, load_suite, load_system
+
+SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
+WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
+START_LIMIT = 60.0  # s until fio runs
+END_LIMIT = 150.0  # s for what is left of a campaign of two cells
+
+Events = list[dict[str, Any]]
+
+
+def make_campaign(directory: Path, system: str) -> None:
+    directory.mkdir()
+    made = plan.make_plan(
+        suite=load_suite("bdus-block"),
+        profile=load_profile("quick"),
+        systems=[load_system(system)],
+        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
+        campaign=directory.name,
+        host="lab",
+        emulated=True,
+        build=BUILD,
+        workloads=WORKLOADS,
+        repetitions=1,
+        seed=1,
+    )
+    plan.write_plan(made, directory)
+
+
+@contextmanager
+def runner(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
+    with (directory / "runner.log").open("ab") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def events(directory: Path) -> Events:
+    path = directory / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def pids(name: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-x", name], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Until fio is in the middle of the campaign's first run."""
+    end = time.monotonic() + START_LIMIT
+    while not pids("fio"):
+        assert process.poll() is None, (directory / "runner.log").read_text()
+        assert time.monotonic() < end, (directory / "runner.log").read_text()
+        time.sleep(0.1)
+    time.sleep(1.5)
+
+
+def summaries(directory: Path) -> list[dict[str, Any]]:
+    return [event["summary"] for event in events(directory) if event["event"] == "entry-done"]
+
+
+@pytest.mark.parametrize("system", SERVER)
+def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system)
+    with runner(directory) as process:
+        await_io(process, directory)
+        (server,) = pids(SERVER[system])
+        os.kill(server, signal.SIGKILL)
+        assert process.wait(END_LIMIT) == 3, (directory / "runner.log").read_text()
+    first, second = summaries(directory)
+    assert not first["valid"] and "the server died" in first["invalid"]
+    assert second["valid"], second["invalid"]
+
+
+@pytest.mark.parametrize("system", SERVER)
+def test_a_killed_runner_is_cleared_up_after_and_resumed(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system)
+    with runner(directory) as process:
+        await_io(process, directory)
+        process.kill()
+    with runner(directory) as process:
+        assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
+    assert sorted(s["workload"] for s in summaries(directory)) == sorted(WORKLOADS)
+
+
+@pytest.mark.parametrize("system", SERVER)
+def test_an_interrupted_campaign_tears_down(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system)
+    with runner(directory) as process:
+        await_io(process, directory)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_LIMIT) == 130, (directory / "runner.log").read_text()
+    assert not pids(SERVER[system]) and not pids("fio")
+    assert events(directory)[-1]["event"] == "end" and events(directory)[-1]["interrupted"]
