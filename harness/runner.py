@@ -339,7 +339,9 @@ class Runner:
                 "throughput_mbps": result.throughput_mbps,
             }
         settings: dict[str, object] = dict(running.settings)
-        settings |= {"area_bytes": area, **preparation, **before[running.used.name], **dirty_limits()}
+        settings |= preparation
+        settings |= before[running.used.name]
+        settings |= {"area_bytes": area, **dirty_limits()}
         if running.backing:
             settings["backing"] = before[running.backing.name]
         if result:

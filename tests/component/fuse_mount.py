@@ -66,11 +66,11 @@ def lacking_for_mode(mode: str) -> str | None:
     """Why this mode cannot run here, or None."""
     version = ".".join(map(str, LIBFUSE))
     if "passthrough" in mode and LIBFUSE < (3, 17):
-        return f"{mode}: libfuse {version} has no kernel passthrough; 3.17 has"
+        return f"libfuse: {mode}: {version} has no kernel passthrough; 3.17 has"
     if "io-uring" in mode and LIBFUSE < (3, 18, 3):
-        return f"{mode}: libfuse {version} has no usable io_uring; 3.18.3 has"
+        return f"libfuse: {mode}: {version} has no usable io_uring; 3.18.3 has"
     if "io-uring" in mode and not ENABLE_RINGS.exists():
-        return f"{mode}: this kernel has no FUSE over io_uring"
+        return f"kernel: {mode}: no FUSE over io_uring"
     return None
 
 

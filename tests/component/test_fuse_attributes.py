@@ -214,7 +214,7 @@ def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
 
 def test_birth_time(fuse: Mount) -> None:
     if LIBFUSE < (3, 18):
-        pytest.skip("statx: libfuse has it from 3.18")
+        pytest.skip("libfuse: statx is there from 3.18")
     (fuse.point / "file").write_text("text")
     argv = ["stat", "--format=%W"]
     above, below = (checked([*argv, str(top / "file")]) for top in (fuse.point, fuse.source))

@@ -137,7 +137,7 @@ def test_cached_tail_is_written_although_the_file_is_open_for_direct_io(fuse: Mo
 
 def test_direct_flag_can_be_turned_off(fuse: Mount) -> None:
     if fuse.status["passthrough"] == "on":
-        pytest.skip("kernel passthrough keeps the flags of open(2)")
+        pytest.skip("kernel: passthrough keeps the flags of open(2)")
     descriptor = direct(fuse.point / "file", os.O_CREAT)
     try:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)

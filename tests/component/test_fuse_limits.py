@@ -170,7 +170,7 @@ def test_source_without_file_handles(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     mounted = run(["mount", "-t", "ramfs", "userblk-test", str(tmp_path / "source")])
     if mounted.returncode != 0:
-        pytest.skip(f"no ramfs: {mounted.stderr}")
+        pytest.skip(f"kernel: no ramfs: {mounted.stderr}")
     try:
         mount = start(tmp_path / "source", tmp_path / "mount")
         try:

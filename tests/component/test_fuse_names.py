@@ -175,7 +175,7 @@ def test_fsync_of_a_directory(fuse: Mount) -> None:
 
 def test_tmpfile_gets_a_name(fuse: Mount) -> None:
     if LIBFUSE < (3, 17):
-        pytest.skip("O_TMPFILE: libfuse has it from 3.17")
+        pytest.skip("libfuse: O_TMPFILE is there from 3.17")
     descriptor = os.open(fuse.point, os.O_TMPFILE | os.O_RDWR, 0o640)
     try:
         os.write(descriptor, b"text")
@@ -191,7 +191,7 @@ def test_tmpfile_gets_a_name(fuse: Mount) -> None:
 
 def test_closed_tmpfile_frees_its_space(fuse: Mount) -> None:
     if LIBFUSE < (3, 17):
-        pytest.skip("O_TMPFILE: libfuse has it from 3.17")
+        pytest.skip("libfuse: O_TMPFILE is there from 3.17")
     before = os.statvfs(fuse.source).f_bfree
     for _ in range(3):
         descriptor = os.open(fuse.point, os.O_TMPFILE | os.O_RDWR)

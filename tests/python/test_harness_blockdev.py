@@ -56,7 +56,7 @@ def test_discard_frees_the_blocks(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
         dirty(device)
         if not discard(device, SIZE):
-            pytest.skip("the file system below punches no holes")
+            pytest.skip("kernel: the file system below punches no holes")
         assert (tmp_path / "disk0").stat().st_blocks == 0
         assert zero_samples(device, SIZE, 1) == SAMPLES
 

@@ -204,7 +204,7 @@ def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
 
 def test_a_system_that_cannot_come_up_fails_its_cells_only(device: str, tmp_path: Path) -> None:
     if Path("/sys/module/nbd").exists():
-        pytest.skip("this kernel has nbd; the lab's tests cover it")
+        pytest.skip("kernel: it has nbd; the lab's tests cover it")
     plan = plan_for(device, tmp_path / "c", systems=("nbdkit",))
     code, events, err = finish(start(tmp_path / "c"))
     assert code == 1

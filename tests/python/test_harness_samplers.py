@@ -45,7 +45,7 @@ def test_counters_between_samples_lie_on_a_line() -> None:
 def test_sampling_this_process(tmp_path: Path) -> None:
     disk = next((p.name for p in Path("/sys/block").iterdir()), None)
     if not disk:
-        pytest.skip("this machine has no block device to sample")
+        pytest.skip("kernel: this machine has no block device to sample")
     began = time.monotonic()
     with Sampler([disk], os.getpid(), 0.05) as sampler:
         while time.monotonic() < began + 0.5:

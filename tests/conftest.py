@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""With CI=true a skipped test is a failure, unless for a reason that no installation could mend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+# How the reasons of skips begin that stay skips: what the running kernel, the libfuse of the
+# release, or a sanitizer lacks. Anything else was to be installed.
+UNMENDABLE = ("kernel: ", "libfuse: ", "sanitizer: ")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, None]:
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()
+    if os.environ.get("CI") != "true" or not report.skipped or not isinstance(report.longrepr, tuple):
+        return
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    if not reason.startswith(UNMENDABLE):
+        report.outcome = "failed"
+        report.longrepr = f"CI=true, and this was skipped: {reason}"
