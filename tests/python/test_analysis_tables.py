@@ -65,7 +65,9 @@ def runs(system: str, kops: list[float], **changes: Any) -> list[Run]:
 
 
 def text(table: Table, width: int, **options: Any) -> str:
-    console = Console(file=io.StringIO(), width=width, record=True, **options)
+    # A dumb terminal has 80 columns whatever width= says.
+    environment = {"TERM": "xterm-256color"}
+    console = Console(file=io.StringIO(), width=width, record=True, _environ=environment, **options)
     console.print(render.terminal(table, console))
     return console.export_text()
 
