@@ -44,8 +44,6 @@ struct backend_host {
 	void (*error)(void *opaque, const char *message);
 	/* The same, shown only when the framework's debugging is on. May be NULL. */
 	void (*debug)(void *opaque, const char *message);
-	/* The device's size is size bytes now. NULL: the framework cannot tell clients. */
-	void (*resized)(void *opaque, uint64_t size);
 };
 
 /* What a device tells about itself once it is open. Constant except size. */
