@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from loops import MIB, loop, run
+from loops import MIB, load_module, loop, run
 from userblk.harness.blockdev import identify
 from userblk.harness.safety import Refused, check, claimed, mounts, recheck
 
@@ -75,8 +76,13 @@ def test_mounted_in_another_namespace(tmp_path: Path) -> None:
 
 def test_a_partition_in_use_protects_the_disk(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
-        run("addpart", device, "1", "2048", "16384")
-        run("addpart", device, "2", "20480", "16384")
+        table = bytearray(512)  # an MBR; addpart and sfdisk are not everywhere
+        for entry, start in ((446, 2048), (462, 20480)):
+            table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
+        table[510:] = b"\x55\xaa"
+        with Path(device).open("r+b") as disk:
+            disk.write(table)
+        run("partx", "--add", device)
         first, second = f"{device}p1", f"{device}p2"
         if not Path(first).exists():
             pytest.skip("kernel: no partitions of loop devices")
@@ -89,8 +95,7 @@ def test_a_partition_in_use_protects_the_disk(tmp_path: Path) -> None:
             assert check(second, str(identify(second).size)).disk == Path(device).name
         finally:
             run("umount", str(where))
-            run("delpart", device, "1")
-            run("delpart", device, "2")
+            run("partx", "--delete", device)
 
 
 def test_swap(tmp_path: Path) -> None:
@@ -112,6 +117,7 @@ def test_held_by_the_device_mapper(tmp_path: Path) -> None:
         table = f"0 {SIZE // 512} linear {device} 0"
         if not shutil.which("dmsetup"):
             pytest.skip("dmsetup is not installed")
+        load_module("dm-mod")
         made = subprocess.run(["dmsetup", "create", name, "--table", table], capture_output=True, text=True, timeout=30)
         if made.returncode:
             pytest.skip(f"kernel: no device mapper: {made.stderr.strip().splitlines()[-1]}")
