@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -122,66 +123,156 @@ static bool vector_length(const struct iovec *iov, int iovcnt, uint64_t *length)
 	return true;
 }
 
-int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
-{
-	uint64_t length;
+/* The flags that each kind of request accepts. */
+static const unsigned allowed_flags[] = {
+	[BACKEND_READ] = 0,
+	[BACKEND_WRITE] = BACKEND_FUA,
+	[BACKEND_FLUSH] = 0,
+	[BACKEND_TRIM] = BACKEND_FUA,
+	[BACKEND_ZERO] = BACKEND_FUA | BACKEND_MAY_TRIM | BACKEND_FAST_ZERO,
+};
 
-	if (!vector_length(iov, iovcnt, &length) || !inside(b, offset, length))
-		return -EINVAL;
-	return length ? b->ops->readv(b, iov, iovcnt, offset) : 0;
+/* Has the device what the request needs? */
+static bool offered(const struct backend_ops *ops, enum backend_op op)
+{
+	if (ops->submit)
+		return true;
+	switch (op) {
+	case BACKEND_WRITE:
+		return ops->writev != NULL;
+	case BACKEND_TRIM:
+		return ops->trim != NULL;
+	case BACKEND_ZERO:
+		return ops->zero != NULL;
+	default:
+		return true;
+	}
 }
 
-/* What all calls that change the device have in common. */
-static int check_change(struct backend *b, const void *op, unsigned flags, unsigned allowed)
+/* Checks a request and sets its length. *nothing: it is done already. 0 or negative errno. */
+static int check_request(struct backend *b, struct backend_request *r, bool *nothing)
 {
-	if (flags & ~allowed)
+	bool changes = r->op == BACKEND_WRITE || r->op == BACKEND_TRIM || r->op == BACKEND_ZERO;
+
+	*nothing = false;
+	if (r->flags & ~allowed_flags[r->op])
 		return -EINVAL;
-	if (b->readonly)
+	if (changes && b->readonly)
 		return -EROFS;
-	return op ? 0 : -EOPNOTSUPP;
+	if (!offered(b->ops, r->op))
+		return -EOPNOTSUPP;
+	if (r->op == BACKEND_FLUSH) {
+		*nothing = !b->ops->submit && !b->ops->flush;
+		return 0;
+	}
+	if ((r->op == BACKEND_READ || r->op == BACKEND_WRITE) &&
+		!vector_length(r->iov, r->iovcnt, &r->length))
+		return -EINVAL;
+	if (!inside(b, r->offset, r->length))
+		return r->op == BACKEND_WRITE || r->op == BACKEND_ZERO ? -ENOSPC : -EINVAL;
+	*nothing = r->length == 0;
+	return 0;
+}
+
+/* Of a device without submit. */
+static int call(struct backend *b, const struct backend_request *r)
+{
+	switch (r->op) {
+	case BACKEND_READ:
+		return b->ops->readv(b, r->iov, r->iovcnt, r->offset);
+	case BACKEND_WRITE:
+		return b->ops->writev(b, r->iov, r->iovcnt, r->offset, r->flags);
+	case BACKEND_FLUSH:
+		return b->ops->flush(b);
+	case BACKEND_TRIM:
+		return b->ops->trim(b, r->offset, r->length, r->flags);
+	case BACKEND_ZERO:
+		return b->ops->zero(b, r->offset, r->length, r->flags);
+	}
+	return -EINVAL;
+}
+
+/* A thread that waits for its request. */
+struct waiter {
+	sem_t done;
+	int result;
+};
+
+static void wake(struct backend_request *r, int result)
+{
+	struct waiter *w = r->opaque;
+
+	w->result = result;
+	sem_post(&w->done);
+}
+
+static int perform(struct backend *b, struct backend_request *r)
+{
+	struct waiter w;
+	bool nothing;
+	int result = check_request(b, r, &nothing);
+
+	if (result || nothing)
+		return result;
+	if (!b->ops->submit)
+		return call(b, r);
+	sem_init(&w.done, 0, 0);
+	r->done = wake;
+	r->opaque = &w;
+	b->ops->submit(b, r);
+	while (sem_wait(&w.done) < 0)
+		; /* EINTR */
+	sem_destroy(&w.done);
+	return w.result;
+}
+
+void backend_submit(struct backend *b, struct backend_request *request)
+{
+	bool nothing;
+	int result = check_request(b, request, &nothing);
+
+	if (result || nothing)
+		request->done(request, result);
+	else if (b->ops->submit)
+		b->ops->submit(b, request);
+	else
+		request->done(request, call(b, request));
+}
+
+int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
+{
+	return perform(
+		b, &(struct backend_request){
+			   .op = BACKEND_READ, .iov = iov, .iovcnt = iovcnt, .offset = offset});
 }
 
 int backend_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
 {
-	int r = check_change(b, (const void *)b->ops->writev, flags, BACKEND_FUA);
-	uint64_t length;
-
-	if (r)
-		return r;
-	if (!vector_length(iov, iovcnt, &length))
-		return -EINVAL;
-	if (!inside(b, offset, length))
-		return -ENOSPC;
-	return length ? b->ops->writev(b, iov, iovcnt, offset, flags) : 0;
+	return perform(b, &(struct backend_request){.op = BACKEND_WRITE,
+				  .flags = flags,
+				  .iov = iov,
+				  .iovcnt = iovcnt,
+				  .offset = offset});
 }
 
 int backend_flush(struct backend *b)
 {
-	return b->ops->flush ? b->ops->flush(b) : 0;
+	return perform(b, &(struct backend_request){.op = BACKEND_FLUSH});
 }
 
 int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
 {
-	int r = check_change(b, (const void *)b->ops->trim, flags, BACKEND_FUA);
-
-	if (r)
-		return r;
-	if (!inside(b, offset, length))
-		return -EINVAL;
-	return length ? b->ops->trim(b, offset, length, flags) : 0;
+	return perform(
+		b, &(struct backend_request){
+			   .op = BACKEND_TRIM, .flags = flags, .offset = offset, .length = length});
 }
 
 int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
 {
-	int r = check_change(b, (const void *)b->ops->zero, flags,
-		BACKEND_FUA | BACKEND_MAY_TRIM | BACKEND_FAST_ZERO);
-
-	if (r)
-		return r;
-	if (!inside(b, offset, length))
-		return -ENOSPC;
-	return length ? b->ops->zero(b, offset, length, flags) : 0;
+	return perform(
+		b, &(struct backend_request){
+			   .op = BACKEND_ZERO, .flags = flags, .offset = offset, .length = length});
 }
 
 int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,

@@ -13,6 +13,7 @@
  *   backend_open(p, ...);                    once per process; makes no threads, so a
  *                                            fork may follow
  *   backend_readv() ... backend_zero()       any number of threads at once
+ *   backend_submit()                         the same without waiting
  *   backend_close();                         no call in flight
  *   params_free(p);
  *
@@ -87,9 +88,38 @@ struct backend_counter {
 
 struct backend; /* open device; each device embeds it as its first member */
 
+enum backend_op {
+	BACKEND_READ,
+	BACKEND_WRITE,
+	BACKEND_FLUSH,
+	BACKEND_TRIM,
+	BACKEND_ZERO,
+};
+
 /*
- * A device. open, close, info, readv are mandatory; a call that is NULL is
- * answered by the core with -EOPNOTSUPP (flush: 0). All calls are thread-safe.
+ * One data call that is answered later. The caller owns the request, its vector
+ * and the memory behind it, and leaves all of them alone until done() is called.
+ */
+struct backend_request {
+	enum backend_op op;
+	unsigned flags;		 /* as for the call of the same name */
+	const struct iovec *iov; /* READ and WRITE */
+	int iovcnt;
+	uint64_t offset; /* all but FLUSH */
+	uint64_t length; /* TRIM and ZERO: bytes; READ and WRITE: set by the core */
+	/*
+	 * Called once, from any thread, also before backend_submit() has returned.
+	 * result: 0 or negative errno. May submit, may free the request; may not block.
+	 */
+	void (*done)(struct backend_request *request, int result);
+	void *opaque; /* the caller's */
+};
+
+/*
+ * A device. open, close, info and one of readv and submit are mandatory; a call
+ * that is NULL is answered by the core with -EOPNOTSUPP (flush: 0). A device with
+ * submit gets all requests through it: readv to zero are not looked at, and
+ * what it does not offer it answers itself. All calls are thread-safe.
  * Vectors are the caller's; a device may not change them. The core has checked
  * that ranges lie inside the device and that flags are allowed.
  */
@@ -115,6 +145,11 @@ struct backend_ops {
 	int (*trim)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags); /* FUA */
 	int (*zero)(struct backend *b, uint64_t offset, uint64_t length,
 		unsigned flags); /* FUA, MAY_TRIM, FAST_ZERO */
+	/*
+	 * Starts a request and returns without waiting for it, except for memory that
+	 * the device must get back first. Never one of length 0 but FLUSH.
+	 */
+	void (*submit)(struct backend *b, struct backend_request *request);
 	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 		backend_extent_fn fn, void *opaque); /* REQ_ONE */
 	/* Fills up to max counters, returns how many there are. */
@@ -162,6 +197,11 @@ int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned f
 /* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself;
  * -ENOSPC: beyond the end; -EROFS. */
 int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
+/*
+ * Does what the call of the same name does and answers through request->done().
+ * A device without submit has it done before this returns.
+ */
+void backend_submit(struct backend *b, struct backend_request *request);
 int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque);
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
