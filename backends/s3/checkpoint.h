@@ -34,7 +34,7 @@ struct s3_summary_writer {
 };
 
 /* header: decoded (s3_header_decode()). 0; -EINVAL: not the next one; -ENOMEM. */
-int s3_summary_add(struct s3_summary_writer *w, const struct s3_header *header);
+int s3_summary_add(struct s3_summary_writer *w, const struct s3_object_header *header);
 /* Appends the whole summary to out and empties w. */
 void s3_summary_finish(
 	struct s3_summary_writer *w, const struct s3_summary *summary, struct s3_buffer *out);
@@ -46,11 +46,12 @@ void s3_summary_abandon(struct s3_summary_writer *w);
  * is kept in *stopped. The checksum is checked before the first call; uuid NULL: any.
  */
 struct s3_summary_visitor {
-	int (*header)(void *opaque, const struct s3_header *header);
-	int (*record)(void *opaque, const struct s3_header *header, const struct s3_record *record);
+	int (*header)(void *opaque, const struct s3_object_header *header);
+	int (*record)(void *opaque, const struct s3_object_header *header,
+		const struct s3_record *record);
 	void *opaque;
 };
-enum s3_verdict s3_summary_decode(const void *data, size_t length, const uint8_t *uuid,
+enum s3_check s3_summary_decode(const void *data, size_t length, const uint8_t *uuid,
 	const struct s3_summary_visitor *visitor, struct s3_summary *summary, int *stopped);
 
 /* ---- root ---------------------------------------------------------------------- */
@@ -94,7 +95,7 @@ struct s3_root {
 
 void s3_root_encode(const struct s3_root *root, struct s3_buffer *out);
 /* Fills *root, to be freed with s3_root_free(), only when the answer is S3_GOOD. uuid NULL: any. */
-enum s3_verdict s3_root_decode(
+enum s3_check s3_root_decode(
 	const void *data, size_t length, const uint8_t *uuid, struct s3_root *root);
 void s3_root_free(struct s3_root *root);
 

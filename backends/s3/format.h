@@ -23,7 +23,7 @@
 #define S3_ALIGN       4096u	    /* a header is a multiple of it, data follows */
 #define S3_OBJECT_MAX  65536u	    /* blocks of data in one object */
 #define S3_NAME_MAX    63	    /* characters of a snapshot's name */
-#define S3_KEY_MAX     192	    /* bytes of any key below the volume's, with the 0 */
+#define S3_KEY_ROOM    192	    /* bytes of any key below the volume's, with its NUL */
 #define S3_PARENTS_MAX 255	    /* length of a chain of clones */
 
 /*
@@ -34,7 +34,7 @@
 #define S3_GC (1ull << 63)
 
 /* Why something stored was not accepted. */
-enum s3_verdict {
+enum s3_check {
 	S3_GOOD = 0,
 	S3_SHORT,	 /* it ends before what it says it holds */
 	S3_NOT_OURS,	 /* no magic of ours */
@@ -47,7 +47,7 @@ enum s3_verdict {
 };
 
 /* "is damaged: checksum differs": completes a sentence that names the object. */
-const char *s3_verdict_text(enum s3_verdict verdict);
+const char *s3_check_text(enum s3_check check);
 
 /* ---- names ------------------------------------------------------------------- */
 
@@ -82,7 +82,7 @@ struct s3_name {
 	uint8_t uuid[S3_UUID];
 };
 
-/* Writes the key below the volume's; key has S3_KEY_MAX bytes. */
+/* Writes the key below the volume's; key has S3_KEY_ROOM bytes. */
 void s3_name_format(const struct s3_name *name, char *key);
 /* The same of a log or GC object by its number. */
 void s3_name_object(uint64_t id, char *key);
@@ -124,7 +124,7 @@ struct s3_super {
 
 void s3_super_encode(const struct s3_super *super, struct s3_buffer *out);
 /* Fills *super, to be freed with s3_super_free(), only when the answer is S3_GOOD. */
-enum s3_verdict s3_super_decode(const void *data, size_t length, struct s3_super *super);
+enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *super);
 void s3_super_free(struct s3_super *super);
 
 /* ---- log and GC objects --------------------------------------------------------- */
@@ -136,17 +136,17 @@ enum s3_type {
 	S3_TYPE_GC,	  /* data that RELOCATE records refer to; its WRITE records say whence */
 };
 
-enum s3_op {
-	S3_OP_WRITE = 1, /* blocks of this object's data */
-	S3_OP_ZERO,	 /* reads as zeroes; count has 48 bits */
-	S3_OP_DISCARD,	 /* the same, for want of a need: tells extents apart only in the log */
-	S3_OP_GC_OBJECT, /* describes the GC object that the following RELOCATE records name */
-	S3_OP_RELOCATE,	 /* moves what still is where source says */
-	S3_OP_RESET,	 /* rollback: from here on the map is that of the snapshot at seq */
+enum s3_record_op {
+	S3_RECORD_WRITE = 1, /* blocks of this object's data */
+	S3_RECORD_ZERO,	     /* reads as zeroes; count has 48 bits */
+	S3_RECORD_DISCARD,   /* the same, for want of a need: tells extents apart only in the log */
+	S3_RECORD_GC_OBJECT, /* describes the GC object that the following RELOCATE records name */
+	S3_RECORD_RELOCATE,  /* moves what still is where source says */
+	S3_RECORD_RESET,     /* rollback: from here on the map is that of the snapshot at seq */
 };
 
 struct s3_record {
-	enum s3_op op;
+	enum s3_record_op op;
 	uint64_t lba;	 /* blocks; all but GC_OBJECT and RESET */
 	uint64_t count;	 /* blocks, at least 1 */
 	uint32_t offset; /* WRITE, RELOCATE (of the destination): block in the data */
@@ -163,7 +163,7 @@ struct s3_record {
 
 #define S3_UNIT (64u << 10) /* bytes of data before compression and encryption */
 
-struct s3_header {
+struct s3_object_header {
 	enum s3_type type;
 	uint32_t flags; /* S3_FEATURE_ of this object's data */
 	unsigned block_shift;
@@ -204,15 +204,15 @@ size_t s3_header_room(size_t n_records, uint32_t blocks, unsigned block_shift, u
  * or 0 when room does not suffice.
  */
 struct s3_header_writer {
-	struct s3_header header;
+	struct s3_object_header header;
 	uint8_t *buffer;
 	size_t room, length;
 	uint32_t n_records;
 	bool overflow;
 };
 
-void s3_header_begin(
-	struct s3_header_writer *w, const struct s3_header *header, void *buffer, size_t room);
+void s3_header_begin(struct s3_header_writer *w, const struct s3_object_header *header,
+	void *buffer, size_t room);
 void s3_header_add(struct s3_header_writer *w, const struct s3_record *record);
 /* crcs: one per block of header->blocks. */
 size_t s3_header_finish(struct s3_header_writer *w, const uint32_t *crcs);
@@ -224,14 +224,15 @@ size_t s3_header_finish_units(struct s3_header_writer *w, const struct s3_unit *
  * header->header_bytes says how much to read (0: not even that is known). uuid: the
  * volume's; NULL: any. Whether header->id is that of the key, the caller compares.
  */
-enum s3_verdict s3_header_decode(
-	const void *data, size_t length, const uint8_t *uuid, struct s3_header *header);
+enum s3_check s3_header_decode(
+	const void *data, size_t length, const uint8_t *uuid, struct s3_object_header *header);
 
 /* Walks the records of a decoded header: start with cursor 0; false: no more. */
-bool s3_header_next(const struct s3_header *header, size_t *cursor, struct s3_record *record);
+bool s3_header_next(
+	const struct s3_object_header *header, size_t *cursor, struct s3_record *record);
 /* CRC32C of block index of plain data. */
-uint32_t s3_header_crc(const struct s3_header *header, uint32_t index);
+uint32_t s3_header_crc(const struct s3_object_header *header, uint32_t index);
 /* Unit index of transformed data. */
-struct s3_unit s3_header_unit(const struct s3_header *header, uint32_t index);
+struct s3_unit s3_header_unit(const struct s3_object_header *header, uint32_t index);
 
 #endif

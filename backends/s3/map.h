@@ -95,7 +95,7 @@ void s3_map_capture_end(struct s3_map *m, bool committed);
  * count, live counts grow by it. The region does not count as changed. S3_INVALID also when it
  * names a slot that is not in use, or a block that its object has not.
  */
-enum s3_verdict s3_map_load(
+enum s3_check s3_map_load(
 	struct s3_map *m, uint32_t region, const void *data, size_t length, bool count);
 /* Calls fn for every run that is no hole, ascending; no change may run meanwhile. */
 int s3_map_walk(struct s3_map *m, int (*fn)(void *opaque, const struct s3_run *run), void *opaque);

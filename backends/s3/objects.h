@@ -117,7 +117,7 @@ void s3_objects_encode(struct s3_objects *o, struct s3_buffer *out);
  * Fills a new table. with_live: with the live counts it was stored with; false: with none,
  * for a map that counts while it is loaded.
  */
-enum s3_verdict s3_objects_decode(
+enum s3_check s3_objects_decode(
 	struct s3_objects *o, const void *data, size_t length, bool with_live);
 /* Calls fn for each object in order of slots until it answers non-zero, and returns that. */
 int s3_objects_walk(struct s3_objects *o,

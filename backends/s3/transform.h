@@ -49,13 +49,13 @@ static inline uint32_t s3_transform_units(size_t length)
  * Transforms length bytes into out (s3_transform_room() bytes). Draws header->salt; header->id is
  * set. units: s3_transform_units(length) of them. stored: bytes of out. 0, -ENOMEM or -EIO.
  */
-int s3_transform_encode(struct s3_transform *t, struct s3_header *header, const void *data,
+int s3_transform_encode(struct s3_transform *t, struct s3_object_header *header, const void *data,
 	size_t length, void *out, struct s3_unit *units, size_t *stored);
 /*
  * Restores unit index of the object of header (decoded): unit->bytes bytes at data into length
  * bytes (S3_UNIT, less for the last one) at out. -EBADMSG: damaged or forged; -ENOMEM, -EIO.
  */
-int s3_transform_decode(struct s3_transform *t, const struct s3_header *header, uint32_t index,
-	const struct s3_unit *unit, const void *data, void *out, size_t length);
+int s3_transform_decode(struct s3_transform *t, const struct s3_object_header *header,
+	uint32_t index, const struct s3_unit *unit, const void *data, void *out, size_t length);
 
 #endif
