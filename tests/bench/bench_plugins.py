@@ -31,7 +31,6 @@ from nbdkit_server import Nbdkit, plugin_path
 
 SCHEMA = 1
 LIMIT = 0.97  # "not slower": the lower end of the interval is at least this
-THREADS = 16
 MIB = 1 << 20
 
 
@@ -60,14 +59,16 @@ def passthrough(direct: str) -> Side:
 
 
 NBDKIT_NULL = Side("nbdkit null", "null", ("size={size}",))
+NBDKIT_FILE = Side("nbdkit file", "file", ("file={file}",))
 COMPARISONS = {
-    "file": Comparison(passthrough("off"), Side("nbdkit file", "file", ("file={file}",))),
+    "file": Comparison(passthrough("off"), NBDKIT_FILE),
     "null": Comparison(Side("null", plugin_path("null"), ("size={size}",)), NBDKIT_NULL),
     # In memory, where O_DIRECT costs nothing, the difference is the bounce alone.
     "bounce": Comparison(passthrough("on"), passthrough("off")),
     "direct": Comparison(passthrough("on"), passthrough("off"), on_disk=True),
     # The same server twice: what the method itself calls a difference.
-    "control": Comparison(NBDKIT_NULL, NBDKIT_NULL),
+    "control-null": Comparison(NBDKIT_NULL, NBDKIT_NULL),
+    "control-file": Comparison(NBDKIT_FILE, NBDKIT_FILE),
 }
 WORKLOADS = ("randread", "randwrite")
 BLOCKS = ("4k", "128k")
@@ -131,7 +132,7 @@ def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
     size = options.size * MIB
     parameters = [text.format(file=file, size=size) for text in side.parameters]
     with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
-        server = Nbdkit(Path(directory), side.plugin, *parameters, options=("-t", str(THREADS)))
+        server = Nbdkit(Path(directory), side.plugin, *parameters, options=("-t", str(options.threads)))
         try:
             iops = run_fio(server.uri, cell, options.runtime, size, seed)
             if server.stop() != 0:
@@ -200,7 +201,7 @@ def write_json(path: Path, cells: list[Cell], options: argparse.Namespace) -> No
         "seed": options.seed,
         "runtime_s": options.runtime,
         "size_mib": options.size,
-        "threads": THREADS,
+        "threads": options.threads,
         "cells": [
             {
                 "cell": cell.name,
@@ -250,13 +251,19 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         help="regular expressions for the beginning of COMPARISON/WORKLOAD/BLOCK/JOBS, "
         f"such as file/randread/4k or null; comparisons: {', '.join(COMPARISONS)} (default all)",
     )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="nbdkit's threads per connection (default 1: a connection has one request at a time)",
+    )
     parser.add_argument("--size", type=int, default=256, help="of the file in MiB (default 256)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), metavar="DIR")
     parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
-    for name in ("pairs", "runtime", "size"):
+    for name in ("pairs", "runtime", "size", "threads"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
     return options
