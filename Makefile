@@ -158,8 +158,7 @@ all: flow
 
 # ---- FUSE passthrough file system ---------------------------------------------
 
-# Of any libfuse from 3.14 on: PKG_CONFIG_PATH chooses another than the system's (with a
-# TARGET of its own), whose modes are then compiled in.
+# Of any libfuse from 3.14 on; PKG_CONFIG_PATH chooses another than the system's, with a TARGET of its own.
 FUSE := $(B)/fuse-passthrough/userblk-passthrough
 FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-passthrough/*.c))
 CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(shell pkg-config --cflags fuse3)
@@ -172,31 +171,75 @@ fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfu
 FUSE_HERE := $(if $(shell pkg-config --exists 'fuse3 >= 3.14' 2>/dev/null && echo yes),fuse-passthrough)
 all: $(FUSE_HERE)
 
+# Debian's own sources of the libfuse of other releases, built with io_uring, which Debian leaves out:
+# the suite and the version of the source package.
+LIBFUSES := 3.17 3.18
+LIBFUSE_SOURCE_3.17 := trixie 3.17.2-3
+LIBFUSE_SOURCE_3.18 := sid 3.18.3-1
+LIBFUSE_STAMPS := $(foreach v,$(LIBFUSES),build/libfuse-$v/$(lastword $(LIBFUSE_SOURCE_$v))/VERSION)
+
+$(LIBFUSE_STAMPS): build/libfuse-%/VERSION: fuse-passthrough/get-libfuse
+	fuse-passthrough/get-libfuse $(LIBFUSE_SOURCE_$(*D)) $(@D)
+
+# $(call with_libfuse,VERSION,SUFFIX): make with that library, into build/libfuse-VERSION SUFFIX.
+LIBFUSE_DIR = $(CURDIR)/build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))
+with_libfuse = PKG_CONFIG_PATH=$(LIBFUSE_DIR)/lib/pkgconfig $(MAKE) --no-print-directory \
+	TARGET=libfuse-$1$2 LDFLAGS=-Wl,-rpath,$(LIBFUSE_DIR)/lib
+fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough $(PYTHON) -m pytest -q -rs -p no:cacheprovider
+
 FUSE_SUITE_TESTS := tests/component/test_fuse_suites.py
 FUSE_TESTS := $(filter-out $(FUSE_SUITE_TESTS),$(wildcard tests/component/test_fuse_*.py))
 
 test-fuse: fuse-passthrough ## test the FUSE passthrough file system through real mounts
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider $(FUSE_TESTS)
+	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
 .PHONY: test-fuse
 
 test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider $(FUSE_SUITE_TESTS)
+	$(call fuse_pytest,$(TARGET)) $(FUSE_SUITE_TESTS)
 .PHONY: test-fuse-suites
 
 # The same tests with a sanitizer in the program.
+sanitize = $(if $(filter %asan,$1),$(SANITIZE),$(SANITIZE_THREAD))
 test-fuse-asan test-fuse-tsan: test-fuse-%:
-	$(MAKE) TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" fuse-passthrough
-	USERBLK_FUSE=build/$*/fuse-passthrough/userblk-passthrough \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider $(FUSE_TESTS)
+	$(MAKE) TARGET=$* OPT="$(call sanitize,$*)" fuse-passthrough
+	$(call fuse_pytest,$*) $(FUSE_TESTS)
 .PHONY: test-fuse-asan test-fuse-tsan
 
+# The same with another libfuse, which is to have every mode that its version can have.
+define libfuse_targets
+libfuse-$1: build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))/VERSION ## build it against libfuse $1, from Debian's sources
+	$(call with_libfuse,$1) fuse-passthrough
+
+test-fuse-$1: libfuse-$1 ## test it with libfuse $1
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_TESTS)
+
+test-fuse-$1-suites: libfuse-$1 fs-suites ## the suites with libfuse $1
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_SUITE_TESTS)
+
+test-fuse-$1-asan test-fuse-$1-tsan: test-fuse-$1-%: libfuse-$1
+	$(call with_libfuse,$1,-$$*) OPT="$$(call sanitize,$$*)" fuse-passthrough
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1-$$*) $$(FUSE_TESTS)
+.PHONY: libfuse-$1 test-fuse-$1 test-fuse-$1-suites test-fuse-$1-asan test-fuse-$1-tsan
+endef
+fuse_modes = $(if $(filter 3.18,$1),USERBLK_FUSE_ALL_MODES=1)
+$(foreach v,$(LIBFUSES),$(eval $(call libfuse_targets,$v)))
+
+# What tests/bench/bench_fuse.py runs.
+build/host/tests/bench/metadata: tests/bench/metadata.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS)
+
+bench-fuse-programs: libfuse-3.18 build/host/tests/bench/metadata ## build what tests/bench/bench_fuse.py compares
+.PHONY: bench-fuse-programs
+
 # Conformance suites for its tests, from the Rust registry. Debian 12's cargo is too old for
-# them; rustup's or Debian 13's (1.85) is not.
+# them; its cargo-web, rustup's and Debian 13's (1.85) are not.
 FS_SUITES := build/deps/bin/pjdfstest build/deps/bin/fsx
 build/deps/bin/pjdfstest: SUITE_VERSION := 0.2.2
 build/deps/bin/fsx: SUITE_VERSION := 0.3.2
 $(FS_SUITES):
-	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; install Debian 13's cargo, or rustup" >&2; exit 2; }
+	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; run: apt-get install" \
+		"$$(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo)" >&2; exit 2; }
 	cargo install --locked --quiet --root build/deps --version $(SUITE_VERSION) $(@F)
 
 fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
@@ -385,7 +428,7 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(DRY_RUN),--dry-run)
 
 test-lab: ## the lab itself, then nbd and TCMU disks of its real kernel, in one boot
-	lab/make-in-root plugins handlers
+	lab/make-in-root plugins handlers fuse-passthrough
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
 	lab/run --timeout 600 -- env PYTHONPATH=/userblk/python CI=$(CI) \
 		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest \
@@ -397,9 +440,10 @@ bench: deps ## the paper's Table 1, on named devices or in the lab (see userblk 
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit test-python test-component test-component-asan test-fuse test-lab
+TESTS := lint test-unit test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := test-fuse-suites test-fuse-asan test-fuse-tsan test-lab-backports
+LONG_TESTS := test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports
 
 test-lab-backports: ## test-lab on the newer kernel
 	LAB_KERNEL=backports $(MAKE) --no-print-directory test-lab

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, start
+from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
 from nbdkit_server import PRELOAD, Nbdkit, checked, missing_components, plugin_path, run
 
 MIB = 1 << 20
@@ -110,7 +110,7 @@ def fuse_disk() -> Iterator[Path]:
     reason = lacking_for_fuse()
     if reason:
         pytest.skip(reason)
-    with ext4() as point:
+    with rings_enabled(), ext4() as point:
         yield point
 
 

