@@ -240,9 +240,7 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20, help="rounds (default 20)")
-    parser.add_argument(
-        "--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S"
-    )
+    parser.add_argument("--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S")
     parser.add_argument(
         "--cells",
         nargs="+",
