@@ -49,6 +49,12 @@ void s3_objects_free(struct s3_objects *o);
  * header_bytes and blocks are taken. 0: no memory, or it is there (s3_objects_find()).
  */
 uint32_t s3_objects_add(struct s3_objects *o, const struct s3_object *object);
+/*
+ * What becomes known of a log object, of which blocks are in the map since it was begun, when its
+ * last block is: before s3_objects_seal().
+ */
+void s3_objects_size(struct s3_objects *o, uint32_t slot, uint32_t bytes, uint32_t header_bytes,
+	uint32_t blocks);
 /* seq: of the log object that was applied. */
 void s3_objects_seal(struct s3_objects *o, uint32_t slot, uint64_t seq);
 /* Slot of an object; S3_NO_SLOT: not there. */
