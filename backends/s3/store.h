@@ -52,98 +52,91 @@ struct s3_store_config {
 
 extern const char *const s3_addressing_names[];
 
+/* clang-format off */
 /* Rows of a device's parameter table; MEMBER is the struct s3_store_config in its CONFIG. */
-#define S3_STORE_PARAMS(CONFIG, MEMBER)                                                            \
-	{                                                                                          \
-		.name = "endpoint",                                                                \
-		.type = PARAM_STRING,                                                              \
-		.offset = offsetof(CONFIG, MEMBER.endpoint),                                       \
-		.required = true,                                                                  \
-		.metavar = "URL",                                                                  \
-		.help = "the store, as http[s]://host[:port]",                                     \
-	},                                                                                         \
-		{                                                                                  \
-			.name = "region",                                                          \
-			.type = PARAM_STRING,                                                      \
-			.offset = offsetof(CONFIG, MEMBER.region),                                 \
-			.default_value = "us-east-1",                                              \
-			.metavar = "NAME",                                                         \
-			.help = "region that the bucket is in",                                    \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "bucket",                                                          \
-			.type = PARAM_STRING,                                                      \
-			.offset = offsetof(CONFIG, MEMBER.bucket),                                 \
-			.required = true,                                                          \
-			.metavar = "NAME",                                                         \
-			.help = "bucket that holds the volume; it must exist",                     \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "addressing",                                                      \
-			.type = PARAM_CHOICE,                                                      \
-			.offset = offsetof(CONFIG, MEMBER.addressing),                             \
-			.default_value = "path",                                                   \
-			.choices = s3_addressing_names,                                            \
-			.help = "where the bucket's name stands: in the path or in the host name", \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "credentials",                                                     \
-			.type = PARAM_PATH,                                                        \
-			.offset = offsetof(CONFIG, MEMBER.credentials),                            \
-			.metavar = "FILE",                                                         \
-			.help = "file with access-key-id= and secret-access-key= lines, or in "    \
-				"the "                                                             \
-				"format of ~/.aws/credentials; without it the environment "        \
-				"(AWS_ACCESS_KEY_ID, ...), then ~/.aws/credentials",               \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "profile",                                                         \
-			.type = PARAM_STRING,                                                      \
-			.offset = offsetof(CONFIG, MEMBER.profile),                                \
-			.metavar = "NAME",                                                         \
-			.help = "section of a file in the format of ~/.aws/credentials",           \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "ca-file",                                                         \
-			.type = PARAM_PATH,                                                        \
-			.offset = offsetof(CONFIG, MEMBER.ca_file),                                \
-			.metavar = "FILE",                                                         \
-			.help = "certificates to trust instead of the system's (PEM)",             \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "tls-verify",                                                      \
-			.type = PARAM_BOOL,                                                        \
-			.offset = offsetof(CONFIG, MEMBER.tls_verify),                             \
-			.default_value = "on",                                                     \
-			.help = "check the store's certificate",                                   \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "connections",                                                     \
-			.type = PARAM_UINT,                                                        \
-			.offset = offsetof(CONFIG, MEMBER.connections),                            \
-			.default_value = "32",                                                     \
-			.min = 1,                                                                  \
-			.max = 1024,                                                               \
-			.metavar = "N",                                                            \
-			.help = "connections to the store, each for reads, log and background "    \
-				"work",                                                            \
-		},                                                                                 \
-		{                                                                                  \
-			.name = "timeout",                                                         \
-			.type = PARAM_UINT,                                                        \
-			.offset = offsetof(CONFIG, MEMBER.timeout),                                \
-			.default_value = "30",                                                     \
-			.min = 1,                                                                  \
-			.max = 3600,                                                               \
-			.metavar = "SECONDS",                                                      \
-			.help = "time without progress after which a request is tried again",      \
-		},                                                                                 \
-	{                                                                                          \
-		.name = "retry-deadline", .type = PARAM_UINT,                                      \
-		.offset = offsetof(CONFIG, MEMBER.retry_deadline), .default_value = "0",           \
-		.max = 31536000, .metavar = "SECONDS",                                             \
-		.help = "time after which a failing request is given up; 0: never",                \
-	}
+#define S3_STORE_PARAMS(CONFIG, MEMBER) \
+{ \
+	.name = "endpoint", \
+	.type = PARAM_STRING, \
+	.offset = offsetof(CONFIG, MEMBER.endpoint), \
+	.required = true, \
+	.metavar = "URL", \
+	.help = "the store, as http[s]://host[:port]", \
+}, { \
+	.name = "region", \
+	.type = PARAM_STRING, \
+	.offset = offsetof(CONFIG, MEMBER.region), \
+	.default_value = "us-east-1", \
+	.metavar = "NAME", \
+	.help = "region that the bucket is in", \
+}, { \
+	.name = "bucket", \
+	.type = PARAM_STRING, \
+	.offset = offsetof(CONFIG, MEMBER.bucket), \
+	.required = true, \
+	.metavar = "NAME", \
+	.help = "bucket that holds the volume; it must exist", \
+}, { \
+	.name = "addressing", \
+	.type = PARAM_CHOICE, \
+	.offset = offsetof(CONFIG, MEMBER.addressing), \
+	.default_value = "path", \
+	.choices = s3_addressing_names, \
+	.help = "where the bucket's name stands: in the path or in the host name", \
+}, { \
+	.name = "credentials", \
+	.type = PARAM_PATH, \
+	.offset = offsetof(CONFIG, MEMBER.credentials), \
+	.metavar = "FILE", \
+	.help = "file with access-key-id= and secret-access-key= lines, or in the " \
+		"format of ~/.aws/credentials; without it the environment " \
+		"(AWS_ACCESS_KEY_ID, ...), then ~/.aws/credentials", \
+}, { \
+	.name = "profile", \
+	.type = PARAM_STRING, \
+	.offset = offsetof(CONFIG, MEMBER.profile), \
+	.metavar = "NAME", \
+	.help = "section of a file in the format of ~/.aws/credentials", \
+}, { \
+	.name = "ca-file", \
+	.type = PARAM_PATH, \
+	.offset = offsetof(CONFIG, MEMBER.ca_file), \
+	.metavar = "FILE", \
+	.help = "certificates to trust instead of the system's (PEM)", \
+}, { \
+	.name = "tls-verify", \
+	.type = PARAM_BOOL, \
+	.offset = offsetof(CONFIG, MEMBER.tls_verify), \
+	.default_value = "on", \
+	.help = "check the store's certificate", \
+}, { \
+	.name = "connections", \
+	.type = PARAM_UINT, \
+	.offset = offsetof(CONFIG, MEMBER.connections), \
+	.default_value = "32", \
+	.min = 1, \
+	.max = 1024, \
+	.metavar = "N", \
+	.help = "connections to the store, each for reads, log and background work", \
+}, { \
+	.name = "timeout", \
+	.type = PARAM_UINT, \
+	.offset = offsetof(CONFIG, MEMBER.timeout), \
+	.default_value = "30", \
+	.min = 1, \
+	.max = 3600, \
+	.metavar = "SECONDS", \
+	.help = "time without progress after which a request is tried again", \
+}, { \
+	.name = "retry-deadline", \
+	.type = PARAM_UINT, \
+	.offset = offsetof(CONFIG, MEMBER.retry_deadline), \
+	.default_value = "0", \
+	.max = 31536000, \
+	.metavar = "SECONDS", \
+	.help = "time after which a failing request is given up; 0: never", \
+}
+/* clang-format on */
 
 /* An object of a listing. */
 struct s3_listed {
@@ -233,12 +226,12 @@ struct s3_request {
 
 	/* The store's own. */
 	struct s3_request *next;
-	uint64_t began, due, deadline, sent_at; /* monotonic ns */
-	uint64_t length;			/* of iov */
-	char *body;				/* DELETE_MANY: XML */
-	uint8_t digest[32];
-	unsigned attempts;
-	bool reauthenticated;
+	uint64_t began, deadline, due; /* monotonic ns; deadline 0: none */
+	uint64_t length;	       /* bytes of iov */
+	char *body;		       /* DELETE_MANY: XML */
+	char md5[25];		       /* of body, in base64 */
+	uint8_t digest[32];	       /* SHA-256 of what is sent */
+	unsigned mismatches;
 };
 
 struct s3_store;

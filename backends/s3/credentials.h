@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Where the keys to a store come from: a file of our own or of Amazon's form, the
+ * environment, or Amazon's shared files. Never a command line, which everyone can read.
+ */
+#ifndef USERBLK_S3_CREDENTIALS_H
+#define USERBLK_S3_CREDENTIALS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "backends/backend.h"
+
+struct s3_credentials {
+	char *access_key;
+	char *secret_key;
+	char *token; /* of a session; NULL: none */
+	/* Where they are from, for messages: "credentials=FILE", "AWS_ACCESS_KEY_ID". */
+	char *source;
+};
+
+/*
+ * Looks in file (credentials=), in the section profile of Amazon's shared files, in
+ * AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, in the section
+ * AWS_PROFILE (or "default") of the shared files; the first of these that is there
+ * counts. 0; -EINVAL, or the errno of the file: error says why. Warns through host,
+ * which may be NULL, of a file that everyone may read.
+ */
+int s3_credentials_load(const char *file, const char *profile, const struct backend_host *host,
+	struct s3_credentials *credentials, struct params_error *error);
+/* Frees what it holds and overwrites the secrets. */
+void s3_credentials_clear(struct s3_credentials *credentials);
+/* Are they the same keys? */
+bool s3_credentials_equal(const struct s3_credentials *a, const struct s3_credentials *b);
+
+#endif
