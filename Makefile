@@ -418,6 +418,17 @@ test-python: ## pytest: harness, analysis, lab, without any device
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
 .PHONY: test-python
 
+# ---- the S3 device's tests ------------------------------------------------------
+
+# With real S3 servers, of pinned versions, from their registries.
+s3-server:
+	tests/s3/get-server versitygw
+.PHONY: s3-server
+
+test-s3: s3-server ## test what tests the S3 device: store, fault proxy, crash checker
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
+.PHONY: test-s3
+
 # ---- the benchmark and all tests ------------------------------------------------
 
 # make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fixtures of the tests of the S3 device: a store, a proxy before it, a server over it; always undone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
+
+from fault_proxy import FaultProxy
+from servers import BUCKET, S3Client, Store, Versitygw, client, started
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[Store]:
+    """versitygw in memory, one for all tests; each test has volumes or keys of its own."""
+    with started(Versitygw) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(store: Store) -> Iterator[FaultProxy]:
+    running = FaultProxy(store.address, BUCKET)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def s3(store: Store) -> S3Client:
+    """An S3 client that is not ours, straight to the store."""
+    return store.client()
+
+
+@pytest.fixture
+def s3_through_proxy(proxy: FaultProxy) -> S3Client:
+    return client(proxy.url)

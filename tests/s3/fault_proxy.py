@@ -1,0 +1,669 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""An HTTP/1.1 proxy between an S3 client and a store that misbehaves as a test says.
+
+A Rule picks requests (method, key, how many to let pass, how many to take) and gives them to an
+action, which has the Exchange in its hands: it may answer by itself, forward and answer something
+else, cut, delay, or change what passes. Requests that no rule takes are forwarded unchanged, with the
+client's Host header, which its signature covers. Bodies are streamed; each client connection has one
+thread and one connection of its own to the store, both kept alive.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+CHUNK = 256 << 10
+HEAD_LIMIT = 64 << 10
+TIMEOUT_S = 120.0
+
+Address = tuple[str, int]
+Action = Callable[["Exchange"], None]
+
+
+class Broken(Exception):
+    """A connection broke, or is to break: both end with RST."""
+
+
+class Ended(Exception):
+    """The client's connection ends as HTTP lets it."""
+
+
+class Wire:
+    """A socket with what was read ahead of it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(TIMEOUT_S)
+        self.socket = connection
+        self._ahead = bytearray()
+        self._buffer = bytearray(CHUNK)
+
+    def read_head(self) -> bytes:
+        """Up to and with the empty line. Broken: the peer is gone."""
+        while (end := self._ahead.find(b"\r\n\r\n")) < 0:
+            if len(self._ahead) > HEAD_LIMIT:
+                raise Broken("a head without end")
+            self._fill()
+        return self._take(end + 4)
+
+    def read_line(self) -> bytes:
+        while (end := self._ahead.find(b"\r\n")) < 0:
+            self._fill()
+        return self._take(end + 2)
+
+    def read_some(self, limit: int) -> bytes | memoryview:
+        """At least one byte and at most limit, valid until the next call."""
+        if self._ahead:
+            return self._take(min(limit, len(self._ahead)))
+        got = self.socket.recv_into(self._buffer, min(limit, CHUNK))
+        if got == 0:
+            raise Broken("the peer ended the connection")
+        return memoryview(self._buffer)[:got]
+
+    def send(self, data: bytes | memoryview) -> None:
+        self.socket.sendall(data)
+
+    def readable(self) -> bool:
+        return bool(self._ahead) or bool(select.select([self.socket], [], [], 0)[0])
+
+    def reset(self) -> None:
+        """Ends the connection with RST, as a crashed peer or a middle box does."""
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def end(self) -> None:
+        """Ends the connection so that the peer gets all that was sent to it."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            self.socket.settimeout(1.0)
+            while self.socket.recv(CHUNK):
+                pass
+        self.close()
+
+    def close(self) -> None:
+        # Wakes a thread that waits in it, which close() alone does not.
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._ahead[:size])
+        del self._ahead[:size]
+        return data
+
+    def _fill(self) -> None:
+        data = self.socket.recv(CHUNK)
+        if not data:
+            raise Broken("the peer ended the connection")
+        self._ahead += data
+
+
+@dataclass
+class Head:
+    """A request's or reply's first line and header lines."""
+
+    first: str
+    lines: list[tuple[str, str]]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Head:
+        first, *rest = data.decode("latin-1").rstrip("\r\n").split("\r\n")
+        lines = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in rest)]
+        return cls(first, lines)
+
+    def get(self, name: str) -> str | None:
+        return next((value for key, value in self.lines if key.lower() == name), None)
+
+    def remove(self, name: str) -> None:
+        self.lines = [(key, value) for key, value in self.lines if key.lower() != name]
+
+    def set(self, name: str, value: str) -> None:
+        self.remove(name.lower())
+        self.lines.append((name, value))
+
+    def encode(self) -> bytes:
+        text = "".join(f"{name}: {value}\r\n" for name, value in self.lines)
+        return f"{self.first}\r\n{text}\r\n".encode("latin-1")
+
+    @property
+    def status(self) -> int:
+        return int(self.first.split(" ", 2)[1])
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body; None: it is chunked, or there is no word of it."""
+        text = self.get("content-length")
+        return None if text is None else int(text)
+
+    @property
+    def chunked(self) -> bool:
+        return (self.get("transfer-encoding") or "").lower() == "chunked"
+
+
+Sink = Callable[[bytes | memoryview], None]
+
+
+def copy_body(source: Wire, head: Head, sink: Sink, until: Callable[[], bool] = lambda: False) -> bool:
+    """Passes a body on as it is framed. False: until() said to leave off."""
+    if not head.chunked:
+        left = head.length or 0
+        while left:
+            if until():
+                return False
+            data = source.read_some(left)
+            left -= len(data)
+            sink(data)
+        return True
+    while True:
+        if until():
+            return False
+        line = source.read_line()
+        sink(line)
+        size = int(line.split(b";")[0], 16)
+        if size == 0:
+            break
+        size += 2  # with the end of its line
+        while size:
+            data = source.read_some(size)
+            size -= len(data)
+            sink(data)
+    while line != b"\r\n":
+        line = source.read_line()
+        sink(line)
+    return True
+
+
+def has_body(method: str, reply: Head) -> bool:
+    return method != "HEAD" and reply.status >= 200 and reply.status not in (204, 304)
+
+
+def error_body(code: str) -> bytes:
+    message = "made by the fault proxy"
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{message}</Message></Error>'
+    ).encode()
+
+
+class Exchange:
+    """One request and its reply, on their way. An action calls what it needs, once each, in order."""
+
+    def __init__(self, proxy: FaultProxy, client: Wire, request: Head, number: int) -> None:
+        self.proxy = proxy
+        self.client = client
+        self.request = request
+        self.number = number  # of the request, from 1
+        self.method, self.target, _ = request.first.split(" ", 2)
+        # Without the bucket: the clients here address by path.
+        self.key = unquote(self.target.partition("?")[0]).removeprefix(f"/{proxy.bucket}").lstrip("/")
+        self.close_after = (request.get("connection") or "").lower() == "close"
+        self.reply: Head | None = None  # of the store
+        self.answered: int | None = None  # the status that the client got
+
+    @property
+    def upstream(self) -> Wire:
+        return self.proxy.upstream_of(self.client)
+
+    def forward(self, body_limit: int | None = None) -> Head:
+        """
+        Sends the request to the store and returns the head of its reply. body_limit: leave off after
+        about so many bytes of the body, which is the end of the exchange.
+        """
+        sent = 0
+
+        def send(data: bytes | memoryview) -> None:
+            nonlocal sent
+            if body_limit is not None and sent + len(data) >= body_limit:
+                upstream.send(data[: body_limit - sent])
+                raise Broken("cut in the request")
+            sent += len(data)
+            upstream.send(data)
+
+        self._expect()
+        upstream = self.upstream
+        if upstream.readable():  # the store has closed a connection that was idle
+            upstream = self.proxy.reconnect(self.client)
+        upstream.send(self.request.encode())
+        # A store that refuses answers before it has read the body.
+        if not copy_body(self.client, self.request, send, until=upstream.readable):
+            self.close_after = True
+        self.reply = Head.parse(upstream.read_head())
+        while 100 <= self.reply.status < 200:
+            self.reply = Head.parse(upstream.read_head())
+        return self.reply
+
+    def relay(
+        self,
+        change: Callable[[int, bytes], bytes] | None = None,
+        limit: int | None = None,
+        end: type[Exception] = Broken,
+    ) -> None:
+        """
+        Passes the store's reply on. change(offset, data): what the client gets instead of a part of the
+        body. limit: leave off after so many bytes of it, by raising end.
+        """
+        assert self.reply is not None
+        passed = 0
+
+        def send(data: bytes | memoryview) -> None:
+            nonlocal passed
+            if limit is not None and passed + len(data) >= limit:
+                self.client.send(data[: limit - passed])
+                raise end("cut in the reply")
+            self.client.send(data if change is None else change(passed, bytes(data)))
+            passed += len(data)
+
+        self.answered = self.reply.status
+        self.client.send(self.reply.encode())
+        if has_body(self.method, self.reply):
+            copy_body(self.upstream, self.reply, send)
+        self._finish()
+
+    def discard(self) -> None:
+        """Reads the store's reply to its end."""
+        assert self.reply is not None
+        if has_body(self.method, self.reply):
+            copy_body(self.upstream, self.reply, lambda data: None)
+
+    def answer(self, status: int, code: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Answers as an S3 server would that refuses; call without forward() or after discard()."""
+        if self.reply is None:
+            if self.request.get("expect") is not None:
+                self.close_after = True  # the client keeps its body
+            else:
+                copy_body(self.client, self.request, lambda data: None)
+        body = b"" if self.method == "HEAD" else error_body(code)
+        head = Head(f"HTTP/1.1 {status} {code}", [("Content-Type", "application/xml"), *headers])
+        head.set("Content-Length", str(len(body)))
+        if self.close_after:
+            head.set("Connection", "close")
+        self.answered = status
+        self.client.send(head.encode() + body)
+        self._finish()
+
+    def _expect(self) -> None:
+        """The proxy itself says to go on: it is what reads the body."""
+        if (self.request.get("expect") or "").lower() == "100-continue":
+            self.request.remove("expect")
+            self.client.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _finish(self) -> None:
+        closing = self.reply is not None and (self.reply.get("connection") or "").lower() == "close"
+        if self.close_after or closing:
+            raise Ended("as announced")
+
+
+# ---- actions ----------------------------------------------------------------
+
+
+def passed_on(exchange: Exchange) -> None:
+    exchange.forward()
+    exchange.relay()
+
+
+def refused(status: int, code: str, retry_after: int | None = None) -> Action:
+    """The store never hears of it: 503 SlowDown, 403 AccessDenied, RequestTimeTooSkewed, ..."""
+    headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
+    return lambda exchange: exchange.answer(status, code, headers)
+
+
+def done_but_refused(status: int, code: str) -> Action:
+    """The store does it, the client is told that it failed."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.discard()
+        exchange.answer(status, code)
+
+    return action
+
+
+def done_but_reset(exchange: Exchange) -> None:
+    """The store does it, the client's connection breaks before the reply."""
+    exchange.forward()
+    exchange.discard()
+    raise Broken("before the reply")
+
+
+def reset_in_request(after: int) -> Action:
+    """Both connections break after so many bytes of the request's body."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward(body_limit=after)
+        raise Broken("the body was shorter")
+
+    return action
+
+
+def reset_in_reply(after: int) -> Action:
+    """The connection breaks after so many bytes of the reply's body."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.relay(limit=after)
+
+    return action
+
+
+def ended_in_reply(after: int) -> Action:
+    """The connection is closed in order after so many bytes of a reply that announced more."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.relay(limit=after, end=Ended)
+
+    return action
+
+
+def shortened_reply(length: int) -> Action:
+    """A well-formed reply whose body, and Content-Length, ends early."""
+
+    def action(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        whole = reply.length or 0
+        if reply.status not in (200, 206) or not has_body(exchange.method, reply) or whole <= length:
+            exchange.relay()
+            return
+        reply.set("Content-Length", str(length))
+        exchange.client.send(reply.encode())
+        exchange.answered = reply.status
+        left = length
+        while left:
+            data = exchange.upstream.read_some(left)
+            exchange.client.send(data)
+            left -= len(data)
+        exchange.proxy.reconnect(exchange.client)  # away with the rest of the body
+
+    return action
+
+
+def flipped_byte(at: int) -> Action:
+    """One byte of the reply's body, counted from its end if negative, has another value."""
+
+    def action(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        place = at if at >= 0 else (reply.length or 0) + at
+
+        def change(offset: int, data: bytes) -> bytes:
+            if not offset <= place < offset + len(data):
+                return data
+            changed = bytearray(data)
+            changed[place - offset] ^= 0xFF
+            return bytes(changed)
+
+        exchange.relay(change)
+
+    return action
+
+
+def whole_for_range(directory: Path) -> Action:
+    """A range is answered with 200 and the whole object, which lies under directory by its key."""
+
+    def action(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        if reply.status != 206:
+            exchange.relay()
+            return
+        exchange.discard()
+        body = (directory / exchange.key).read_bytes()
+        reply.first = "HTTP/1.1 200 OK"
+        reply.remove("content-range")
+        reply.set("Content-Length", str(len(body)))
+        exchange.answered = 200
+        exchange.client.send(reply.encode() + body)
+
+    return action
+
+
+def overwritten(directory: Path) -> Action:
+    """If-None-Match is ignored: the object that is there, under directory by its key, goes first."""
+
+    def action(exchange: Exchange) -> None:
+        if exchange.request.get("if-none-match") is not None:
+            (directory / exchange.key).unlink(missing_ok=True)
+        passed_on(exchange)
+
+    return action
+
+
+def delayed(before: Callable[[], float] = lambda: 0.0, after: Callable[[], float] = lambda: 0.0) -> Action:
+    """Waits so many seconds before the request reaches the store and before the reply comes back."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.proxy.sleep(before())
+        exchange.forward()
+        exchange.proxy.sleep(after())
+        exchange.relay()
+
+    return action
+
+
+def scattered(seed: int, most: float) -> Callable[[], float]:
+    """Seconds for delayed(), evenly scattered up to a limit, so that replies overtake each other."""
+    rng = random.Random(seed)
+    lock = threading.Lock()
+
+    def seconds() -> float:
+        with lock:
+            return rng.uniform(0, most)
+
+    return seconds
+
+
+def overtaken(by: int, limit: float = 5.0) -> Action:
+    """Holds the reply back until so many later requests were answered, or a time in seconds is over."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.proxy.wait_for_later(exchange.number, by, limit)
+        exchange.relay()
+
+    return action
+
+
+# ---- the proxy --------------------------------------------------------------
+
+
+@dataclass
+class Rule:
+    """Which requests an action gets; taken counts those that it got."""
+
+    action: Action
+    method: str | None = None
+    key: str = ""  # regular expression, searched in the key
+    skip: int = 0  # requests of this kind that pass first
+    times: float = math.inf
+    seen: int = 0
+    taken: int = 0
+
+    def takes(self, exchange: Exchange) -> bool:
+        if self.method not in (None, exchange.method) or not re.search(self.key, exchange.key):
+            return False
+        self.seen += 1
+        if self.seen <= self.skip or self.taken >= self.times:
+            return False
+        self.taken += 1
+        return True
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is kept of a finished exchange; status: None if the client got no reply."""
+
+    number: int
+    method: str
+    key: str
+    status: int | None
+
+
+@dataclass
+class _Connections:
+    client: Wire
+    upstream: Wire | None = None
+
+
+class FaultProxy:
+    """Listens on a port of its own of the loopback interface. Ends with stop()."""
+
+    def __init__(self, store: Address, bucket: str) -> None:
+        self.store = store
+        self.bucket = bucket
+        self.passed: list[Passed] = []
+        self._rules: list[Rule] = []
+        self._connections: dict[Wire, _Connections] = {}
+        self._started = 0
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._silent = False
+        self._listener = self._listen(0)
+        self.address: Address = self._listener.getsockname()[:2]
+        self._thread = self._accept_in_thread()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def add(self, rule: Rule) -> Rule:
+        """Rules are asked in their order; the first that takes a request has it."""
+        with self._changed:
+            self._rules.append(rule)
+        return rule
+
+    def clear(self) -> None:
+        with self._changed:
+            self._rules.clear()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._cut()
+
+    @contextmanager
+    def outage(self, silent: bool = False) -> Iterator[None]:
+        """
+        The store cannot be reached: connections break and new ones are refused; silent: they stay, and
+        new ones are taken, but nothing is ever answered.
+        """
+        if silent:
+            self._silent = True
+            try:
+                yield
+            finally:
+                self._silent = False
+                self._reset_all()
+            return
+        self._cut()
+        try:
+            yield
+        finally:
+            self._listener = self._listen(self.address[1])
+            self._thread = self._accept_in_thread()
+
+    # ---- what actions use
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            self._stopping.wait(seconds)
+
+    def wait_for_later(self, number: int, count: int, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        with self._changed:
+            while sum(done.number > number for done in self.passed) < count and not self._stopping.is_set():
+                if (left := deadline - time.monotonic()) <= 0:
+                    return
+                self._changed.wait(left)
+
+    def upstream_of(self, client: Wire) -> Wire:
+        entry = self._connections.get(client)
+        if entry is None:
+            raise Broken("the proxy has let go of it")
+        if entry.upstream is None:
+            entry.upstream = Wire(socket.create_connection(self.store, TIMEOUT_S))
+        return entry.upstream
+
+    def reconnect(self, client: Wire) -> Wire:
+        entry = self._connections.get(client)
+        if entry is not None and entry.upstream is not None:
+            entry.upstream.close()
+            entry.upstream = None
+        return self.upstream_of(client)
+
+    # ---- connections
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        return listener
+
+    def _accept_in_thread(self) -> threading.Thread:
+        thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        thread.start()
+        return thread
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # closed by _cut()
+            client = Wire(connection)
+            with self._changed:
+                self._connections[client] = _Connections(client)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: Wire) -> None:
+        try:
+            while True:
+                request = Head.parse(client.read_head())
+                self._exchange(client, request)
+        except Ended:
+            client.end()
+        except (Broken, OSError, ValueError):
+            pass
+        finally:
+            with self._changed:
+                entry = self._connections.pop(client, None)
+            if entry is not None and entry.upstream is not None:
+                entry.upstream.reset()
+            client.reset()
+
+    def _exchange(self, client: Wire, request: Head) -> None:
+        with self._changed:
+            self._started += 1
+            exchange = Exchange(self, client, request, self._started)
+            rule = next((rule for rule in self._rules if rule.takes(exchange)), None)
+        while self._silent and not self._stopping.wait(0.05):
+            pass
+        try:
+            (rule.action if rule else passed_on)(exchange)
+        finally:
+            with self._changed:
+                self.passed.append(Passed(exchange.number, exchange.method, exchange.key, exchange.answered))
+                self._changed.notify_all()
+
+    def _cut(self) -> None:
+        """Stops listening and breaks all connections."""
+        # Wakes the thread in accept().
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        self._reset_all()
+
+    def _reset_all(self) -> None:
+        with self._changed:
+            entries = list(self._connections.values())
+        for entry in entries:
+            entry.client.reset()
+            if entry.upstream is not None:
+                entry.upstream.reset()

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Real S3 servers on ports of their own of the loopback interface, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+REGION = "us-east-1"
+BUCKET = "userblk-test"
+ACCESS_KEY = "userblktest"
+SECRET_KEY = "0123456789abcdef0123456789abcdef"
+
+S3Client: TypeAlias = Any  # boto3's: it has no types
+
+
+def client(url: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY, region: str = REGION) -> S3Client:
+    """An S3 client that is not ours, without retries of its own."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={"addressing_style": "path"},
+        connect_timeout=5,
+        read_timeout=30,
+        max_pool_connections=64,
+    )
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name=region,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        config=config,
+    )
+
+
+def program(name: str) -> str:
+    """The path of a pinned server, which is built if it is not there."""
+    result = subprocess.run(
+        [str(ROOT / "tests/s3/get-server"), name], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def memory_directory() -> Path:
+    """A new directory in memory."""
+    return Path(tempfile.mkdtemp(prefix="userblk-s3-", dir="/dev/shm"))
+
+
+def served(call: Callable[[], object]) -> bool:
+    """Did the store do it, or is it still starting?"""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        call()
+    except (BotoCoreError, ClientError):
+        return False
+    return True
+
+
+class Process:
+    """A server process in a process group of its own, with its output in a file."""
+
+    def __init__(self, argv: Sequence[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.argv = list(argv)
+        self.log = log
+        self.env = {**os.environ, **(env or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                start_new_session=True,
+            )
+
+    def end(self, how: signal.Signals) -> None:
+        """Ends it if it runs: SIGTERM for a stop, SIGKILL for a crash."""
+        if self.process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, how)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(STOP_TIMEOUT_S)
+        self.process = None
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                text = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise RuntimeError(f"{what}; {self.argv[0]} says: {text}")
+            time.sleep(0.02)
+
+
+class Store:
+    """A store with its bucket: nodes that serve the same objects. Ends with stop()."""
+
+    name: str
+    conditional_put = True  # does it honour If-None-Match
+
+    def __init__(self, directory: Path, ports: Sequence[int], access_key: str, secret_key: str) -> None:
+        self.directory = directory
+        self.ports = list(ports)
+        self.access_key = access_key
+        self.secret_key = secret_key
+        self.nodes: list[Process] = []
+        self._made = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.ports[0])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
+
+    @property
+    def credentials(self) -> Path:
+        """A file as the device takes it."""
+        path = self.directory / "credentials"
+        path.write_text(
+            f"access-key-id={self.access_key}\nsecret-access-key={self.secret_key}\n", encoding="utf-8"
+        )
+        path.chmod(0o600)
+        return path
+
+    def client(self, url: str | None = None) -> S3Client:
+        return client(url or self.url, self.access_key, self.secret_key)
+
+    def start(self) -> None:
+        """Also after crash() or stop(), on the same ports with the same objects."""
+        for node in self.nodes:
+            node.start()
+        if not self._made:
+            self._make_bucket()
+            self._made = True
+        self._wait_for_bucket()
+
+    def crash(self) -> None:
+        """kill -9 of all nodes."""
+        for node in self.nodes:
+            node.end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.end(signal.SIGTERM)
+
+    def _make_bucket(self) -> None:
+        s3 = self.client()
+        self.nodes[0].wait_until(
+            lambda: served(lambda: s3.create_bucket(Bucket=BUCKET)), f"{self.name} makes no bucket"
+        )
+
+    def _wait_for_bucket(self) -> None:
+        s3 = self.client()
+        self.nodes[0].wait_until(
+            lambda: served(lambda: s3.head_bucket(Bucket=BUCKET)), f"{self.name} serves no bucket"
+        )
+
+
+class Versitygw(Store):
+    """versitygw on a directory: objects are files by their keys."""
+
+    name = "versitygw"
+
+    def __init__(self, directory: Path, tls: tuple[Path, Path] | None = None) -> None:
+        super().__init__(directory, free_ports(1), ACCESS_KEY, SECRET_KEY)
+        self.data = directory / "data"
+        self.data.mkdir()
+        argv = [program(self.name), "--port", f"127.0.0.1:{self.ports[0]}", "--region", REGION, "--quiet"]
+        if tls is not None:
+            argv += ["--cert", str(tls[0]), "--key", str(tls[1])]
+        env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        self.nodes = [Process([*argv, "posix", str(self.data)], directory / "log", env)]
+
+    @property
+    def objects(self) -> Path:
+        """The directory of the bucket: an object lies at its key."""
+        return self.data / BUCKET
+
+
+
+class Minio(Store):
+    """Four MinIO nodes with a drive each, which together are one store."""
+
+    name = "minio"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, free_ports(4), ACCESS_KEY, SECRET_KEY)
+        drives = [directory / f"drive{i}" for i in range(4)]
+        urls = [f"http://127.0.0.1:{port}{drive}" for port, drive in zip(self.ports, drives, strict=True)]
+        # Without MINIO_CI_CD it refuses drives that are no mounts of their own.
+        env = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_CI_CD": "on"}
+        env |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off"}
+        for i, (port, drive) in enumerate(zip(self.ports, drives, strict=True)):
+            drive.mkdir()
+            argv = [program(self.name), "server", "--quiet", "--address", f"127.0.0.1:{port}", *urls]
+            self.nodes.append(Process(argv, directory / f"log{i}", env))
+
+
+class Garage(Store):
+    """Three Garage nodes that hold each object three times. It ignores If-None-Match."""
+
+    name = "garage"
+    conditional_put = False
+
+    def __init__(self, directory: Path) -> None:
+        ports = free_ports(6)
+        access_key, secret_key = "GK" + "1f" * 12, "2e" * 32
+        super().__init__(directory, ports[:3], access_key, secret_key)
+        self._configs: list[Path] = []
+        for i in range(3):
+            config = directory / f"garage{i}.toml"
+            config.write_text(
+                f'metadata_dir = "{directory}/meta{i}"\n'
+                f'data_dir = "{directory}/data{i}"\n'
+                'db_engine = "sqlite"\n'
+                "replication_factor = 3\n"
+                f'rpc_bind_addr = "127.0.0.1:{ports[3 + i]}"\n'
+                f'rpc_public_addr = "127.0.0.1:{ports[3 + i]}"\n'
+                f'rpc_secret = "{"3d" * 32}"\n'
+                "[s3_api]\n"
+                f's3_region = "{REGION}"\n'
+                f'api_bind_addr = "127.0.0.1:{ports[i]}"\n',
+                encoding="utf-8",
+            )
+            self._configs.append(config)
+            argv = [program(self.name), "-c", str(config), "server"]
+            self.nodes.append(Process(argv, directory / f"log{i}", {"RUST_LOG": "garage=warn"}))
+
+    def _make_bucket(self) -> None:
+        """Joins the nodes, lays the data out over them, makes the key and the bucket."""
+        configs = self._configs
+
+        def tell(config: Path, *words: str) -> str:
+            argv = [program(self.name), "-c", str(config), *words]
+            result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=STOP_TIMEOUT_S)
+            if result.returncode != 0:
+                raise RuntimeError(f"garage {' '.join(words)}: {result.stderr.strip()}")
+            return result.stdout.strip()
+
+        def answers(config: Path) -> bool:
+            with suppress(RuntimeError):
+                return bool(tell(config, "node", "id", "-q"))
+            return False
+
+        for node, config in zip(self.nodes, configs, strict=True):
+            node.wait_until(lambda config=config: answers(config), "garage has no node id")  # type: ignore[misc]
+        ids = [tell(config, "node", "id", "-q") for config in configs]
+
+        def joined() -> bool:
+            with suppress(RuntimeError):
+                for other in ids[1:]:
+                    tell(configs[0], "node", "connect", other)
+                return True
+            return False
+
+        self.nodes[0].wait_until(joined, "the nodes of garage do not find each other")
+        for node_id in ids:
+            tell(configs[0], "layout", "assign", "-z", "zone", "-c", "1G", node_id.partition("@")[0])
+        tell(configs[0], "layout", "apply", "--version", "1")
+        tell(configs[0], "key", "import", "--yes", "-n", "test", self.access_key, self.secret_key)
+        tell(configs[0], "bucket", "create", BUCKET)
+        tell(configs[0], "bucket", "allow", "--read", "--write", "--owner", BUCKET, "--key", self.access_key)
+
+
+@contextmanager
+def started(kind: Callable[[Path], Store]) -> Iterator[Store]:
+    """A store in memory, of which nothing is left at the end."""
+    directory = memory_directory()
+    try:
+        store = kind(directory)
+        try:
+            store.start()
+            yield store
+        finally:
+            store.stop()
+    finally:
+        subprocess.run(["rm", "-rf", str(directory)], check=False)
