@@ -62,6 +62,23 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(CPPFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
 
+# ---- S3 device -----------------------------------------------------------------
+
+# Apart from the other devices, which are not to need its libraries.
+S3_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/*.c))
+S3_PACKAGES := libcurl libcrypto expat libzstd libisal
+S3_LIBS = $(shell pkg-config --libs $(S3_PACKAGES))
+$(S3_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
+# Its client of object stores, which knows nothing of volumes.
+S3_CLIENT_OBJS := $(patsubst %,$(B)/backends/s3/%.o,store sigv4 credentials names reply)
+
+S3_CLIENT_BENCH := $(B)/tests/bench/s3_client_bench
+$(S3_CLIENT_BENCH): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+s3-client-bench: $(S3_CLIENT_BENCH) ## build the benchmark of the S3 client alone
+.PHONY: s3-client-bench
+
 # ---- nbdkit plugins ---------------------------------------------------------
 
 PLUGINS := null passthrough
@@ -351,6 +368,13 @@ wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
 comma := ,
 UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
 	pwritev64v2 fdatasync fallocate64)
+
+# The S3 client's tests need no other part of the device.
+define s3_client_unit
+UNIT_OBJS_$1 = $$(S3_CLIENT_OBJS)
+UNIT_LDFLAGS_$1 = $$(S3_LIBS)
+endef
+$(foreach t,$(filter test_s3_client% test_s3_store%,$(UNIT_TESTS)),$(eval $(call s3_client_unit,$t)))
 
 # userblk-flow's tests link all of it but main().
 define flow_unit
