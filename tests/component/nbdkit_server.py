@@ -132,8 +132,9 @@ class Nbdkit:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while read_pid(self.pidfile) is None:
-            if self.process.poll() is not None:
-                raise AssertionError(f"nbdkit ended at once: {self.output()}")
+            if (status := self.process.poll()) is not None:
+                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+                raise AssertionError(f"nbdkit ended at once, {how}: {self.output()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"nbdkit is not ready: {self.output()}")
             time.sleep(0.005)

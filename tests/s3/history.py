@@ -103,10 +103,11 @@ class History:
         """What a read of a block without a write in flight must return."""
         return self.of_block[block][-1]
 
-    def check(self, found: Sequence[int], durable: bool = True) -> Cut:
+    def check(self, found: Sequence[int | None], durable: bool = True) -> Cut:
         """
-        found: for each block the number of the write that it holds, 0 for zeroes. durable: False if
-        objects were taken from the store, which takes durable writes with them. Inconsistent.
+        found: for each block the number of the write that it holds, 0 for zeroes, None for one that
+        could not be read and may hold anything. durable: False if objects were taken from the store,
+        which takes durable writes with them. Inconsistent.
         """
         time, reason = (self.durable_before, self.durable_reason) if durable else (0, "nothing")
 
@@ -116,14 +117,16 @@ class History:
                 time = write.submitted
                 reason = f"block {block} shows write {write.number}, submitted at {time}"
 
-        position = [self._position(block, number) for block, number in enumerate(found)]
-        for block, at in enumerate(position):
+        position = {
+            block: self._position(block, number) for block, number in enumerate(found) if number is not None
+        }
+        for block, at in position.items():
             if found[block] != ZERO:
                 later(self.of_block[block][at], block)
         settled = -1
         while settled != time:
             settled = time
-            for block, at in enumerate(position):
+            for block, at in position.items():
                 writes = self.of_block[block]
                 need = self._required(writes, time, durable)
                 if need > at and found[block] == ZERO:
@@ -140,8 +143,9 @@ class History:
                     )
         lost_writes = {
             write.number
-            for block, at in enumerate(position)
-            for write in self.of_block[block][at + 1 :]
+            for block, number in enumerate(found)
+            if number is not None
+            for write in self.of_block[block][self._last(block, number) + 1 :]
             if write.acknowledged < math.inf
         }
         return Cut(time, reason, len(lost_writes))
@@ -158,6 +162,12 @@ class History:
             f"block {block} holds write {number}, which was never sent there or was lost in a crash"
         )
 
+    def _last(self, block: int, number: int) -> int:
+        """As _position(), but of the newest write that left zeroes."""
+        if number != ZERO:
+            return self._position(block, number)
+        return max(i for i, write in enumerate(self.of_block[block]) if write.zero)
+
     @staticmethod
     def _required(writes: Sequence[Write], time: int, durable: bool) -> int:
         """The place of the newest write of a block that the prefix must hold; 0 if there is none."""
@@ -166,17 +176,15 @@ class History:
                 return i
         return 0
 
-    def settle(self, found: Sequence[int], durable: bool = True) -> Cut:
+    def settle(self, found: Sequence[int | None], durable: bool = True) -> Cut:
         """Checks, then goes on from that state: what it lacks may never come back. Inconsistent."""
         cut = self.check(found, durable)
         now = self._tick()
         for block, number in enumerate(found):
+            if number is None:
+                continue
             writes = self.of_block[block]
-            if number == ZERO:  # any of its zeroes may have left them
-                last = max(i for i, write in enumerate(writes) if write.zero)
-            else:
-                last = self._position(block, number)
-            del writes[last + 1 :]
+            del writes[self._last(block, number) + 1 :]  # any of the zeroes may have left them
             for write in writes:
                 write.acknowledged = min(write.acknowledged, now)
         self.durable_before = self._tick()

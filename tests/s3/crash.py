@@ -1,0 +1,519 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Kills servers of the S3 device in the middle of their work, and judges what is left.
+
+A volume goes through a number of crashes. Each time many requests are in flight over several
+connections: stamped writes of random sizes, trims, zeroes, flushes, FUA, reads whose content is checked.
+Then the server gets kill -9 after a random number of replies, or ends itself at a named point of the
+device (USERBLK_S3_FAILPOINT); in some cases the newest objects or one in the middle are then taken from
+the store, as if their uploads had never ended. The volume is opened again, read as a whole and must hold
+a prefix of what was written, with every durable flush unless objects were taken: history.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
+from device import parameters, volume_directory
+from history import History, Inconsistent, Write
+from nbdkit_server import Handle, NbdError, Nbdkit, nbd, plugin_path
+from servers import Store, Versitygw, memory_directory, started
+from stamps import BLOCK, DamagedBlock, number_of, stamped
+
+BLOCKS = 4096
+CRASHES_PER_VOLUME = 10
+FAILPOINT = "USERBLK_S3_FAILPOINT"
+FAILPOINTS = (
+    "log-put-before",
+    "log-put-after",
+    "fence-put-before",
+    "fence-put-after",
+    "ckpt-region-after",
+    "ckpt-root-before",
+    "ckpt-root-after",
+    "relocate-put-after",
+    "relocate-log-after",
+    "delete-before",
+    "delete-after",
+)
+READ_BYTES = 1 << 20
+REPLY_TIMEOUT_S = 120.0
+
+
+class Failure(Exception):
+    """The device did what it must not."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the load of one generation is made of."""
+
+    depth: int
+    largest: int  # blocks of a request
+    reads: float
+    zeroes: float
+    flushes: float
+    fua: float
+    hot: float  # share of requests on a small part of the volume
+
+    @classmethod
+    def choose(cls, rng: random.Random) -> Mix:
+        return cls(
+            depth=rng.choice((1, 4, 16, 64)),
+            largest=rng.choice((1, 8, 64, 400)),
+            reads=rng.choice((0.0, 0.2)),
+            zeroes=rng.choice((0.0, 0.05, 0.2)),
+            flushes=rng.choice((0.0, 0.01, 0.1)),
+            fua=rng.choice((0.0, 0.02, 0.3)),
+            hot=rng.choice((0.0, 0.5, 0.9)),
+        )
+
+
+class Load:
+    """Requests to one server, in flight over several connections, told to a history."""
+
+    def __init__(self, history: History, run: int, handles: Sequence[Handle], durable: bool) -> None:
+        self.history = history
+        self.run_id = run
+        self.handles = handles
+        self.durable = durable
+        self.busy = bytearray(history.blocks)
+        self.in_flight = 0
+        self.replies = 0
+        self.failed: list[str] = []
+        self.wrong: str | None = None
+
+    def run(self, rng: random.Random, mix: Mix, replies: int) -> None:
+        """Until so many replies came or the server is gone; requests are then still in flight."""
+        poller = select.poll()
+        for handle in self.handles:
+            poller.register(handle.aio_get_fd(), 0)
+        while self.replies < replies and not self.failed:
+            while self.in_flight < mix.depth and not self.failed and self._submit(rng, mix):
+                pass
+            if self.failed or any(handle.aio_is_dead() or handle.aio_is_closed() for handle in self.handles):
+                break
+            by_fd = {}
+            for handle in self.handles:
+                direction = handle.aio_get_direction()
+                events = (select.POLLIN if direction & nbd.AIO_DIRECTION_READ else 0) | (
+                    select.POLLOUT if direction & nbd.AIO_DIRECTION_WRITE else 0
+                )
+                by_fd[handle.aio_get_fd()] = handle
+                poller.modify(handle.aio_get_fd(), events)
+            ready = poller.poll(REPLY_TIMEOUT_S * 1000)
+            if not ready:
+                raise Failure(f"no reply for {REPLY_TIMEOUT_S:.0f} s; in flight: {self.in_flight}")
+            for fd, events in ready:
+                try:
+                    if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                        by_fd[fd].aio_notify_read()
+                    elif events & select.POLLOUT:
+                        by_fd[fd].aio_notify_write()
+                except NbdError as error:
+                    self.failed.append(str(error))
+            if self.wrong:
+                raise Failure(self.wrong)
+
+    def _submit(self, rng: random.Random, mix: Mix) -> bool:
+        """Sends one request. False: the part of the volume it chose is busy."""
+        handle = rng.choice(self.handles)
+        what = rng.random()
+        try:
+            if what < mix.flushes:
+                self._flush(handle)
+                return True
+            count = min(1 + int(rng.expovariate(1.0) * mix.largest / 3), mix.largest)
+            end = 64 if rng.random() < mix.hot else self.history.blocks
+            first = rng.randrange(max(1, end - count))
+            count = min(count, self.history.blocks - first)
+            if any(self.busy[first : first + count]):
+                return False
+            what = rng.random()
+            if what < mix.reads:
+                self._read(handle, first, count)
+            elif what < mix.reads + mix.zeroes:
+                self._zero(handle, first, count, trim=rng.random() < 0.5, fua=rng.random() < mix.fua)
+            else:
+                self._write(handle, first, count, fua=rng.random() < mix.fua)
+        except NbdError as error:
+            self.failed.append(str(error))
+        return True
+
+    def _claim(self, first: int, count: int) -> None:
+        self.in_flight += 1
+        self.busy[first : first + count] = b"\1" * count
+
+    def _answered(self, what: str, error: int, first: int, count: int) -> bool:
+        self.in_flight -= 1
+        self.replies += 1
+        self.busy[first : first + count] = bytes(count)
+        if error:
+            self.failed.append(f"{what} of {count} blocks at {first}: {os.strerror(error)}")
+        return not error
+
+    def _write(self, handle: Handle, first: int, count: int, fua: bool) -> None:
+        write = self.history.submit(first, count)
+        self._claim(first, count)
+        data = bytearray().join(stamped(self.run_id, block, write.number) for block in range(first, first + count))
+        handle.aio_pwrite(
+            nbd.Buffer.from_bytearray(data),
+            first * BLOCK,
+            completion=lambda error: self._written("write", error.value, write, fua),
+            flags=nbd.CMD_FLAG_FUA if fua else 0,
+        )
+
+    def _zero(self, handle: Handle, first: int, count: int, trim: bool, fua: bool) -> None:
+        write = self.history.submit(first, count, zero=True)
+        self._claim(first, count)
+        send = handle.aio_trim if trim else handle.aio_zero
+        send(
+            count * BLOCK,
+            first * BLOCK,
+            completion=lambda error: self._written("trim" if trim else "zero", error.value, write, fua),
+            flags=nbd.CMD_FLAG_FUA if fua else 0,
+        )
+
+    def _written(self, what: str, error: int, write: Write, fua: bool) -> int:
+        if self._answered(what, error, write.first, write.count):
+            self.history.acknowledge(write, durable=fua and self.durable)
+        return 1
+
+    def _flush(self, handle: Handle) -> None:
+        sent = self.history.submit_flush()
+        self.in_flight += 1
+
+        def done(error: int) -> int:
+            if self._answered("flush", error, 0, 0) and self.durable:
+                self.history.acknowledge_flush(sent)
+            return 1
+
+        handle.aio_flush(completion=lambda error: done(error.value))
+
+    def _read(self, handle: Handle, first: int, count: int) -> None:
+        expected = [self.history.newest(block) for block in range(first, first + count)]
+        buffer = nbd.Buffer(count * BLOCK)
+        self._claim(first, count)
+
+        def done(error: int) -> int:
+            if self._answered("read", error, first, count):
+                try:
+                    found = numbers(buffer.to_bytearray(), self.run_id, first)
+                except DamagedBlock as damage:
+                    self.wrong = f"a read while it runs: {damage}"
+                    return 1
+                for i, (number, write) in enumerate(zip(found, expected, strict=True)):
+                    if number != (0 if write.zero else write.number):
+                        self.wrong = f"a read while it runs: block {first + i} holds {number}, not {write}"
+            return 1
+
+        handle.aio_pread(buffer, first * BLOCK, completion=lambda error: done(error.value))
+
+
+def numbers(data: bytes | bytearray, run: int, first: int) -> list[int]:
+    """The numbers of the writes in consecutive blocks from the first one on. DamagedBlock."""
+    return [
+        number_of(bytes(data[i * BLOCK : (i + 1) * BLOCK]), run, first + i) for i in range(len(data) // BLOCK)
+    ]
+
+
+def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[int | None]:
+    """For each block its write; None for one that cannot be read, if that is tolerated."""
+    handle = server.connect()
+    found: list[int | None] = []
+    step = READ_BYTES // BLOCK
+    for first in range(0, blocks, step):
+        count = min(step, blocks - first)
+        try:
+            found += numbers(handle.pread(count * BLOCK, first * BLOCK), run, first)
+        except NbdError as error:
+            if not tolerant:
+                raise Failure(f"blocks from {first} cannot be read: {error}") from error
+            for block in range(first, first + count):
+                try:
+                    found += numbers(handle.pread(BLOCK, block * BLOCK), run, block)
+                except NbdError:
+                    found.append(None)
+    handle.shutdown()
+    return found
+
+
+def take_objects(directory: Path, rng: random.Random) -> str:
+    """
+    Takes objects away that may as well never have been stored: log objects that are newer than the
+    newest object of another kind. Says what it took; "" for nothing.
+    """
+    objects = sorted(
+        (path for path in directory.rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=True,
+    )
+    newest: list[Path] = []
+    for path in objects:
+        if path.relative_to(directory).parts[0] != "log":
+            break
+        newest.append(path)
+    if not newest:
+        return ""
+    if rng.random() < 0.5:
+        taken = newest[: rng.randint(1, min(len(newest), 6))]
+        what = f"the last {len(taken)} of {len(newest)}"
+    else:
+        taken = [newest[rng.randrange(min(len(newest), 6))]]
+        what = f"{taken[0].name}, one of {len(newest)}"
+    for path in taken:
+        path.unlink()
+    return what
+
+
+@dataclass
+class Result:
+    """What one volume went through."""
+
+    volume: int
+    crashes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    writes: int = 0
+    lost: int = 0  # acknowledged writes that were gone, as they may
+    failure: str | None = None
+
+    def json(self) -> str:
+        return json.dumps({**self.__dict__, "kinds": dict(self.kinds)})
+
+    @classmethod
+    def from_json(cls, line: str) -> Result:
+        result = cls(**json.loads(line))
+        result.kinds = Counter(result.kinds)
+        return result
+
+
+Serve = Callable[[Path, Sequence[str]], Nbdkit]
+
+
+@dataclass
+class Volume:
+    """A volume on its way through crashes. serve(directory, wrapper) starts a server over it."""
+
+    serve: Serve
+    work: Path
+    rng: random.Random
+    run: int
+    objects: Path | None = None  # where its objects are, if some may be taken
+    flush_is_durable: bool = True
+    failpoints: Sequence[str] = FAILPOINTS
+    starts: int = 0
+
+    def start(self, failpoint: str | None = None) -> Nbdkit:
+        self.starts += 1
+        directory = self.work / f"s{self.starts}"
+        directory.mkdir()
+        wrapper = ("env", f"{FAILPOINT}={failpoint}") if failpoint else ()
+        return self.serve(directory, wrapper)
+
+    def live(self, crashes: int, result: Result) -> None:
+        """Raises what it finds wrong."""
+        history = History(BLOCKS)
+        server: Nbdkit | None = self.start()
+        try:
+            for _ in range(crashes):
+                kind, durable = "kill", True
+                failpoint = None
+                if self.failpoints and self.rng.random() < 0.5:
+                    failpoint = f"{self.rng.choice(self.failpoints)}:{self.rng.randint(1, 6)}"
+                assert server is not None
+                if failpoint:
+                    server.stop()
+                    try:
+                        server = self.start(failpoint)
+                    except AssertionError as error:
+                        if "killed by SIGKILL" not in str(error):
+                            raise
+                        server = None
+                        kind = failpoint.partition(":")[0]
+                if server is not None:
+                    kind = self._load_and_crash(server, history, failpoint)
+                if self.objects is not None and self.rng.random() < 0.25:
+                    taken = take_objects(self.objects, self.rng)
+                    if taken:
+                        durable = False
+                        kind = "taken: middle" if "one of" in taken else "taken: last"
+                server = None
+                try:
+                    server = self.start()
+                except AssertionError as error:
+                    if durable:
+                        raise Failure(f"the volume cannot be opened any more: {error}") from error
+                    result.kinds["refused: " + kind] += 1
+                    result.crashes += 1
+                    return
+                found = read_volume(server, self.run, BLOCKS, tolerant=not durable)
+                cut = history.settle(found, durable)
+                result.crashes += 1
+                result.kinds[kind] += 1
+                result.writes = len(history.writes) - 1
+                result.lost += cut.lost
+                if None in found:
+                    result.kinds["unreadable blocks: " + kind] += 1
+                    return
+            assert server is not None
+            server.stop()
+        finally:
+            if server is not None:
+                server.kill()
+
+    def _load_and_crash(self, server: Nbdkit, history: History, failpoint: str | None) -> str:
+        handles = [server.connect() for _ in range(self.rng.choice((1, 1, 2, 4)))]
+        load = Load(history, self.run, handles, self.flush_is_durable)
+        replies = int(self.rng.expovariate(1 / 200)) if failpoint is None else 3000
+        load.run(self.rng, Mix.choose(self.rng), replies)
+        kind = "kill"
+        if load.failed:
+            # It dies where it was told to; anything else must not fail.
+            if failpoint is None or not dies(server):
+                raise Failure(f"{load.failed[0]}\n{server.output()}")
+            kind = failpoint.partition(":")[0]
+        server.kill()
+        return kind
+
+
+def dies(server: Nbdkit) -> bool:
+    try:
+        return server.process.wait(10.0) == -signal.SIGKILL
+    except Exception:
+        return False
+
+
+def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
+    rng = random.Random(f"{seed}/{number}")
+    name = f"crash-{seed:x}-{number}"
+    weak = rng.random() < 0.2
+    chosen = parameters(
+        store.url,
+        store.credentials,
+        name,
+        create="on",
+        size=str(BLOCKS * BLOCK),
+        flush="weak" if weak else "durable",
+        **{"batch-size": rng.choice(("1M", "2M", "4M")), "uploads": rng.choice(("1", "2", "8"))},
+    )
+
+    def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        return Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=tuple(wrapper))
+
+    objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
+    return Volume(serve, work, rng, rng.getrandbits(63), objects, flush_is_durable=not weak)
+
+
+def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:
+    """In a process of its own."""
+    result = Result(number)
+    work = memory_directory()
+    volume = s3_volume(number, seed, store, work)
+    try:
+        volume.live(crashes, result)
+    except (Failure, Inconsistent, DamagedBlock) as error:
+        result.failure = f"volume {number}, crash {result.crashes + 1}: {error}"
+    except Exception:
+        result.failure = f"volume {number}, crash {result.crashes + 1}: {traceback.format_exc()}"
+    if result.failure and keep:
+        place = keep / f"volume{number}"
+        shutil.copytree(work, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
+        if volume.objects:
+            shutil.copytree(volume.objects, place / "objects", dirs_exist_ok=True)
+        (place / "failure").write_text(result.failure + "\n", encoding="utf-8")
+    if volume.objects:
+        shutil.rmtree(volume.objects, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def summary(results: Sequence[Result]) -> str:
+    crashes = sum(result.crashes for result in results)
+    kinds = sum((result.kinds for result in results), Counter[str]())
+    lines = [
+        f"{crashes} crashes of {len(results)} volumes, {sum(r.writes for r in results)} writes,"
+        f" {sum(r.lost for r in results)} that were acknowledged but not flushed were lost"
+    ]
+    lines += [f"  {count:6} {kind}" for kind, count in sorted(kinds.items())]
+    lines += [f"FAILED {result.failure}" for result in results if result.failure]
+    failed = sum(result.failure is not None for result in results)
+    lines.append(f"{crashes} passed, {failed} failed")
+    return "\n".join(lines)
+
+
+def run(store: Store, options: argparse.Namespace) -> list[Result]:
+    """All volumes; those that the file of results has are done already."""
+    done: dict[int, Result] = {}
+    if options.results and options.results.exists():
+        header, *lines = options.results.read_text(encoding="utf-8").splitlines()
+        if int(header) != options.seed:
+            raise SystemExit(f"--results={options.results}: is of seed {header}; give --seed {header} or another file")
+        done = {result.volume: result for result in map(Result.from_json, lines) if result.failure is None}
+    volumes = math.ceil(options.points / CRASHES_PER_VOLUME)
+    out = None
+    if options.results:
+        out = options.results.open("w", encoding="utf-8")
+        print(options.seed, *(result.json() for result in done.values()), sep="\n", file=out, flush=True)
+    began = shown = time.monotonic()
+    with ProcessPoolExecutor(options.jobs) as pool:
+        futures = [
+            pool.submit(one_volume, number, CRASHES_PER_VOLUME, options.seed, store, options.keep)
+            for number in range(volumes)
+            if number not in done
+        ]
+        for future in as_completed(futures):
+            result = future.result()
+            done[result.volume] = result
+            if out:
+                print(result.json(), file=out, flush=True)
+            if result.failure:
+                print(f"FAILED {result.failure}", file=sys.stderr, flush=True)
+            if time.monotonic() - shown > 10:
+                shown = time.monotonic()
+                crashes = sum(r.crashes for r in done.values())
+                print(f"{crashes}/{options.points} crashes, {shown - began:.0f} s", file=sys.stderr, flush=True)
+    if out:
+        out.close()
+    return [done[number] for number in sorted(done)]
+
+
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=200, metavar="N", help="crashes (default 200)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="volumes at the same time (default 2)")
+    parser.add_argument("--seed", type=int, default=1, help="of what is chosen by chance (default 1)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keep results here, and go on where they end")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep volumes that fail here, with their logs")
+    options = parser.parse_args(argv)
+    for name in ("points", "jobs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}={getattr(options, name)}: give 1 or more")
+    return options
+
+
+def main(argv: Sequence[str]) -> int:
+    options = parse_options(argv)
+    with started(Versitygw) as store:
+        results = run(store, options)
+    print(f"seed {options.seed}: {summary(results)}")
+    return 1 if any(result.failure for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

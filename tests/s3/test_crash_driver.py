@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The crash checker over devices whose crashes are known: it must accept the right and refuse the wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from crash import BLOCKS, Failure, Result, Serve, Volume, take_objects
+from history import Inconsistent
+from nbdkit_server import Nbdkit, plugin_path
+from stamps import BLOCK, DamagedBlock
+
+SIZE = BLOCKS * BLOCK
+
+
+def volume(tmp_path: Path, serve: Serve, seed: int) -> Volume:
+    work = tmp_path / "w"
+    work.mkdir()
+    return Volume(serve, work, random.Random(seed), run=seed, failpoints=())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+    return path
+
+
+def of_file(disk: Path) -> Serve:
+    """The page cache keeps what a killed server was told: nothing acknowledged is ever lost."""
+
+    def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        return Nbdkit(directory, plugin_path("passthrough"), f"file={disk}", wrapper=tuple(wrapper))
+
+    return serve
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_device_that_loses_nothing(tmp_path: Path, disk: Path, seed: int) -> None:
+    result = Result(0)
+    volume(tmp_path, of_file(disk), seed).live(5, result)
+    assert result.crashes == 5 and result.kinds == {"kill": 5}
+    assert result.writes > 0 and result.lost == 0
+
+
+def test_device_that_loses_all(tmp_path: Path) -> None:
+    def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        return Nbdkit(directory, "memory", f"size={SIZE}", wrapper=tuple(wrapper))
+
+    with pytest.raises(Inconsistent, match="FUA|flush"):
+        volume(tmp_path, serve, 1).live(20, Result(0))
+
+
+def test_device_that_answers_reads_wrongly(tmp_path: Path) -> None:
+    def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        return Nbdkit(directory, "null", f"size={SIZE}", wrapper=tuple(wrapper))
+
+    with pytest.raises((Failure, Inconsistent), match="a read while it runs|FUA|flush"):
+        volume(tmp_path, serve, 1).live(20, Result(0))
+
+
+def test_device_that_fails_requests(tmp_path: Path, disk: Path) -> None:
+    def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        parameters = (f"file={disk}", "error-pwrite-rate=0.1", "error=EIO")
+        return Nbdkit(directory, plugin_path("passthrough"), *parameters, options=("--filter=error",))
+
+    with pytest.raises(Failure, match="write of .* Input/output error"):
+        volume(tmp_path, serve, 1).live(20, Result(0))
+
+
+class Tampering:
+    """Serves a file in which, before the n-th start, something is changed."""
+
+    def __init__(self, disk: Path, seed: int) -> None:
+        self.disk = disk
+        self.inner = of_file(disk)
+        self.rng = random.Random(seed)
+        self.before = bytes(SIZE)
+
+    def __call__(self, directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        now = self.disk.read_bytes()
+        changed = [i for i in range(BLOCKS) if self.block(now, i) != self.block(self.before, i)]
+        self.before = now
+        if changed:
+            block = self.rng.choice(changed)
+            with self.disk.open("r+b") as file:
+                file.seek(block * BLOCK)
+                file.write(self.tampered(self.block(now, block)))
+        return self.inner(directory, wrapper)
+
+    @staticmethod
+    def block(data: bytes, number: int) -> bytes:
+        return data[number * BLOCK : (number + 1) * BLOCK]
+
+    def tampered(self, content: bytes) -> bytes:
+        raise NotImplementedError
+
+
+class Tearing(Tampering):
+    def tampered(self, content: bytes) -> bytes:
+        return bytes(512) + content[512:] if any(content) else content[:512] + b"\1" * (BLOCK - 512)
+
+
+class Dropping(Tampering):
+    """Its blocks become older ones: zeroes, of which the newest writes cannot have been the last."""
+
+    def tampered(self, content: bytes) -> bytes:
+        return bytes(BLOCK)
+
+
+def test_torn_block(tmp_path: Path, disk: Path) -> None:
+    with pytest.raises(DamagedBlock, match="torn or foreign"):
+        volume(tmp_path, Tearing(disk, 1), 1).live(20, Result(0))
+
+
+def test_dropped_write(tmp_path: Path, disk: Path) -> None:
+    with pytest.raises(Inconsistent, match="holds write 0, older than"):
+        volume(tmp_path, Dropping(disk, 1), 1).live(20, Result(0))
+
+
+def test_objects_are_taken_from_the_end_of_the_log_only(tmp_path: Path) -> None:
+    for number, name in enumerate(("log/00/0", "ckpt/1/root", "log/01/1", "log/02/2", "log/03/3")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        stamp = 10**18 + number * 10**9
+        os.utime(path, ns=(stamp, stamp))
+    rng = random.Random(1)
+    kinds = set()
+    for _ in range(30):
+        taken = take_objects(tmp_path, rng)
+        left = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+        assert taken and "0" in left and "root" in left and len(left) < 5
+        kinds.add("one of" in taken)
+        for name in ("log/01/1", "log/02/2", "log/03/3"):
+            path = tmp_path / name
+            path.write_bytes(b"")
+            stamp = 10**18 + int(path.name) * 10**10
+            os.utime(path, ns=(stamp, stamp))
+    assert kinds == {True, False}
