@@ -11,12 +11,8 @@ geometric mean of the ratios first/second with its 95 % Student-t interval.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import random
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scipy import stats
+import paired
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 from nbdkit_server import Nbdkit, plugin_path
@@ -88,44 +84,14 @@ class Cell:
         return f"{self.comparison}/{self.workload}/{self.block}/{self.jobs}"
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """first/second, with its interval; the ends are NaN for fewer than two pairs."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired_ratio(pairs: list[tuple[float, float]], confidence: float = 0.95) -> Ratio:
-    """Geometric mean of first/second and its Student-t interval (n-1)."""
-    logs = [math.log(first / second) for first, second in pairs]
-    n = len(logs)
-    mean = math.fsum(logs) / n
-    if n < 2:
-        return Ratio(math.exp(mean), math.nan, math.nan)
-    variance = math.fsum((x - mean) ** 2 for x in logs) / (n - 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * math.sqrt(variance / n)
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
 def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int) -> float:
     """IOPS of one run."""
     argv = ["fio", f"--name={cell.workload}", "--ioengine=nbd", f"--uri={uri}"]
     argv += [f"--rw={cell.workload}", f"--bs={cell.block}", f"--numjobs={cell.jobs}"]
     argv += [f"--size={size}", "--time_based", f"--runtime={runtime}", "--ramp_time=0.3"]
     argv += ["--group_reporting", "--randrepeat=0", f"--randseed={seed}", "--norandommap"]
-    argv += ["--output-format=json"]
-    result = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(argv)}: exit {result.returncode}: {result.stderr.strip()}")
-    # fio may print a line before the JSON.
-    report = json.loads(result.stdout[result.stdout.index("{") :])
-    job = report["jobs"][0]
-    iops = float(job["read"]["iops"]) + float(job["write"]["iops"])
-    if job["error"] or iops <= 0:
-        raise RuntimeError(f"{cell.name}: fio reports error {job['error']} and {iops} IOPS")
-    return iops
+    job = paired.run_fio(argv, cell.name)
+    return float(job["read"]["iops"]) + float(job["write"]["iops"])
 
 
 def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
@@ -167,22 +133,15 @@ def choose_cells(patterns: list[str]) -> list[Cell]:
         for block in BLOCKS
         for jobs in JOBS
     ]
-    if not patterns:
-        return cells
-    return [cell for cell in cells if any(re.match(p + r"(/|$)", cell.name) for p in patterns)]
+    return [cell for cell in cells if paired.is_chosen(cell.name, patterns)]
 
 
 def line_of(cell: Cell) -> str:
-    ratio = paired_ratio(cell.pairs)
+    ratio = paired.paired_ratio(cell.pairs)
     first = sum(pair[0] for pair in cell.pairs) / len(cell.pairs)
     second = sum(pair[1] for pair in cell.pairs) / len(cell.pairs)
-    if math.isnan(ratio.low):
-        interval, verdict = "no interval: one pair", ""
-    else:
-        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
-        verdict = "ok" if ratio.low >= LIMIT else "slower" if ratio.high < 1 else "unclear"
-    figures = f"{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio.mean:>8.3f}"
-    return f"{cell.name:<26}{figures}  {interval:<22}{verdict}"
+    figures = f"{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}"
+    return f"{cell.name:<26}{figures}{ratio}{ratio.verdict(LIMIT, slower=1)}"
 
 
 def print_table(cells: list[Cell]) -> None:
@@ -195,8 +154,8 @@ def print_table(cells: list[Cell]) -> None:
         print(line_of(cell))
 
 
-def write_json(path: Path, cells: list[Cell], options: argparse.Namespace) -> None:
-    data = {
+def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]:
+    return {
         "schema": SCHEMA,
         "seed": options.seed,
         "runtime_s": options.runtime,
@@ -212,9 +171,6 @@ def write_json(path: Path, cells: list[Cell], options: argparse.Namespace) -> No
             for cell in cells
         ],
     }
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    partial.rename(path)
 
 
 def measure(cells: list[Cell], options: argparse.Namespace) -> None:
@@ -286,7 +242,7 @@ def main(argv: list[str]) -> int:
     print(f"seed {options.seed}, {options.runtime} s a run")
     print_table(cells)
     if options.json:
-        write_json(options.json, cells, options)
+        paired.write_json(options.json, results(cells, options))
     return 0
 
 

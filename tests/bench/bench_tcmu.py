@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import random
@@ -25,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from paired import paired_ratio
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "python"))
@@ -151,19 +152,6 @@ def measure(arguments: argparse.Namespace) -> None:
         )
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of ratios with its 95 % Student-t interval; NaN where one value is all there is."""
-    from scipy import stats
-
-    logs = [math.log(value) for value in values]
-    mean = math.fsum(logs) / len(logs)
-    if len(logs) < 2:
-        return math.exp(mean), math.nan, math.nan
-    variance = math.fsum((value - mean) ** 2 for value in logs) / (len(logs) - 1)
-    half = float(stats.t.ppf(0.975, len(logs) - 1)) * math.sqrt(variance / len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
-
-
 def median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
@@ -190,13 +178,13 @@ def show(arguments: argparse.Namespace) -> None:
                 pairs = sorted(ours.keys() & theirs.keys())
                 if not pairs:
                     continue
-                mean, low, high = interval([ours[i]["iops"] / theirs[i]["iops"] for i in pairs])
+                ratio = paired_ratio([(ours[i]["iops"], theirs[i]["iops"]) for i in pairs])
                 iops, latency, cpu, sleeps = (
                     median([ours[i][key] for i in pairs])
                     for key in ("iops", "latency_us", "server_cpu_us_per_op", "server_sleeps_per_op")
                 )
                 print(
-                    f"{cell:18} {iops:9.0f} {mean:7.3f} {low:8.3f}-{high:<8.3f}"
+                    f"{cell:18} {iops:9.0f} {ratio.mean:7.3f} {ratio.low:8.3f}-{ratio.high:<8.3f}"
                     f" {latency:8.0f} {cpu:7.0f} {sleeps:7.2f}"
                 )
     loads = [run["load"] for run in data["runs"]]

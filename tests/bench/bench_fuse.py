@@ -1,0 +1,510 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares userblk-passthrough with libfuse's passthrough_hp, in pairs of runs, by hand on a quiet machine.
+
+A cell is COMPARISON/WORKLOAD/JOBS. The first five comparisons are modes, in which our program runs against
+passthrough_hp of the same libfuse (3.18, `make libfuse-3.18`); `native` is our kernel passthrough against
+the ext4 below, `rings` our io_uring against our /dev/fuse. In every round both sides of a comparison are
+mounted anew and every cell is run on each of them, in random order. The result of a cell is the geometric
+mean of the ratios first/second with its 95 % Student-t interval; it is ok when the lower end is at least
+the cell's limit, slower when the upper end is below it.
+
+Data is on an ext4 of its own, and cold: before each run the caches of the mount and of the file below are
+emptied. A run takes --runtime; a sequential read is one pass. fio does neither advise nor invalidate,
+which would reach the file below on one side only. Files of the metadata workloads (create, stat,
+open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "tests/component"))
+os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userblk-passthrough")
+
+from fuse_mount import LIBFUSE, MODES, PROGRAM, START_TIMEOUT_S, ext4, rings_enabled, start  # noqa: E402
+from nbdkit_server import checked  # noqa: E402
+from paired import is_chosen, paired_ratio, run_fio, write_json  # noqa: E402
+
+SCHEMA = 1
+MIB = 1 << 20
+PASSTHROUGH_HP = CHECKOUT / "build/libfuse-3.18/3.18.3-1/bin/passthrough_hp"
+METADATA = CHECKOUT / "build/host/tests/bench/metadata"
+NOT_SLOWER = 0.95
+JOBS = (1, 8)
+
+FILE_BYTES = 1024 * MIB
+WRITE_BYTES = 256 * MIB  # of it; what is dirty afterwards must be written before the next run
+
+# mode -> passthrough_hp's options; ours are those of the tests.
+MODE_OPTIONS = {
+    "nocache": ("--nopassthrough", "--nocache"),
+    "default": ("--nopassthrough",),
+    "passthrough": (),
+    "io-uring": ("--nopassthrough", "-o", "io_uring"),
+    "io-uring+passthrough": ("-o", "io_uring"),
+}
+MOUNT_OPTIONS = ("-o", "allow_other,dev,suid")
+
+DATA_WORKLOADS = tuple(f"{kind}-{mode}" for kind in ("direct", "buffered") for mode in
+                       ("randread", "randwrite", "read", "write"))  # fmt: skip
+METADATA_WORKLOADS = ("create", "stat", "open", "unlink")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Side:
+    program: str  # ours, passthrough_hp or native
+    mode: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.program} {self.mode}".strip()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    first: Side
+    second: Side
+    workloads: Sequence[str] = DATA_WORKLOADS + METADATA_WORKLOADS
+
+
+COMPARISONS = {mode: Comparison(Side("ours", mode), Side("passthrough_hp", mode)) for mode in MODE_OPTIONS} | {
+    "native": Comparison(Side("ours", "passthrough"), Side("native"), DATA_WORKLOADS),
+    "rings": Comparison(Side("ours", "io-uring"), Side("ours", "default"), METADATA_WORKLOADS),
+}
+
+
+@dataclass
+class Cell:
+    comparison: str
+    workload: str
+    jobs: int
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.comparison}/{self.workload}/{self.jobs}"
+
+    @property
+    def limit(self) -> float:
+        """What the lower end of the interval is to reach."""
+        if self.comparison == "native":
+            return 0.85
+        if self.comparison == "rings":
+            return 1.5
+        if self.workload == "buffered-randwrite":
+            # passthrough_hp is asked for an attribute before every write: all there is to it in
+            # kernel passthrough, a part of it elsewhere.
+            return 5.0 if "passthrough" in self.comparison else 1.0
+        return NOT_SLOWER
+
+
+class Refused(RuntimeError):
+    """A side is not what it is to be."""
+
+
+# ---- what a side negotiated -----------------------------------------------------
+
+
+def expected_status(mode: str) -> dict[str, str]:
+    writeback = mode in ("default", "io-uring")
+    return {
+        "writeback": "on" if writeback else "off",
+        "timeout": "0" if mode == "nocache" else "86400",
+        "splice": "on",
+        "passthrough": "on" if "passthrough" in mode else "off",
+        "io-uring": "on" if "io-uring" in mode else "off",
+        "killpriv-v2": "on",
+    }
+
+
+def check_rings(side: Side, pid: int) -> None:
+    """The threads that libfuse starts for io_uring are there if and only if the mode has it."""
+    names = [path.read_text().strip() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
+    rings = [name for name in names if name.startswith("fuse-ring")]
+    if bool(rings) != ("io-uring" in side.mode):
+        raise Refused(f"{side.name}: {len(rings)} io_uring threads; see /sys/module/fuse/parameters/enable_uring")
+
+
+def wait_for_state(pid: int, stopped: bool) -> None:
+    while (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T") != stopped:
+        time.sleep(0.001)
+
+
+def check_passthrough(side: Side, pid: int, above: Path, below: Path) -> None:
+    """A cold read is served while the daemon is stopped if and only if the mode is kernel passthrough."""
+    empty_cache(above, below)
+    descriptor = os.open(above, os.O_RDONLY)
+    reader = threading.Thread(target=os.pread, args=(descriptor, 4096, 0))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for_state(pid, True)
+        reader.start()
+        reader.join(2.0 if "passthrough" in side.mode else 0.1)
+        served = not reader.is_alive()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        reader.join()
+        os.close(descriptor)
+    if served != ("passthrough" in side.mode):
+        raise Refused(f"{side.name}: the kernel {'reads' if served else 'does not read'} the file by itself")
+
+
+def check_requests(mode: str) -> None:
+    """passthrough_hp has no status line: one mount that prints its requests shows how they come."""
+    side = Side("passthrough_hp", mode)
+    with tempfile.TemporaryDirectory(prefix="userblk-bench-") as name:
+        source, point = Path(name, "source"), Path(name, "mount")
+        source.mkdir()
+        point.mkdir()
+        with passthrough_hp(side, source, point, "--debug-fuse") as (_, errors):
+            with (point / "file").open("wb") as file:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+        printed = errors.read_text(errors="replace")
+    transports = re.findall(r"^(dev|cqe) unique: \d+, opcode: CREATE\b", printed, re.M)
+    writers = re.findall(r"opcode: WRITE\b.* pid: (\d+)$", printed, re.M)
+    # The kernel itself, pid 0, writes its cache back.
+    seen = (transports, "kernel passthrough" if not writers else "write-back" if writers == ["0"] else "write-through")
+    data = {"nocache": "write-through", "default": "write-back", "io-uring": "write-back"}
+    expected = (["cqe" if "io-uring" in mode else "dev"], data.get(mode, "kernel passthrough"))
+    if seen != expected:
+        raise Refused(f"{side.name}: requests come as {seen}, not {expected}")
+
+
+# ---- mounts -----------------------------------------------------------------------
+
+
+@contextmanager
+def passthrough_hp(side: Side, source: Path, point: Path, *more: str) -> Iterator[tuple[int, Path]]:
+    """Its pid, and the file with what it prints."""
+    errors = point.with_name(point.name + ".errors")
+    argv = [str(PASSTHROUGH_HP), "--foreground", *MODE_OPTIONS[side.mode], *MOUNT_OPTIONS, *more]
+    with errors.open("wb") as output:
+        process = subprocess.Popen([*argv, str(source), str(point)], stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not os.path.ismount(point):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise Refused(f"{side.name}: not mounted: {errors.read_text().strip()}")
+            time.sleep(0.005)
+        os.statvfs(point)
+        yield process.pid, errors
+        checked(["umount", str(point)])
+        if process.wait(START_TIMEOUT_S) != 0 or (not more and errors.read_text().strip()):
+            raise Refused(f"{side.name}: exit {process.returncode}: {errors.read_text().strip()}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if os.path.ismount(point):
+            subprocess.run(["umount", "--lazy", str(point)], check=False)
+
+
+@contextmanager
+def ours(side: Side, source: Path, point: Path) -> Iterator[int]:
+    mount = start(source, point, *MODES[side.mode])
+    try:
+        expected = expected_status(side.mode)
+        wrong = {key: mount.status[key] for key in expected if mount.status[key] != expected[key]}
+        if wrong:
+            raise Refused(f"{side.name}: negotiated {wrong}, not {({key: expected[key] for key in wrong})}")
+        yield mount.process.pid
+        mount.unmount()
+    finally:
+        mount.kill()
+
+
+@contextmanager
+def mounted(side: Side, source: Path, point: Path) -> Iterator[Path]:
+    """The directory to work in."""
+    if side.program == "native":
+        yield source
+        return
+    point.mkdir()
+    with ExitStack() as stack:
+        if side.program == "ours":
+            pid = stack.enter_context(ours(side, source, point))
+        else:
+            pid, _ = stack.enter_context(passthrough_hp(side, source, point))
+        check_rings(side, pid)
+        check_passthrough(side, pid, point / "data", source / "data")
+        yield point
+    point.with_name(point.name + ".errors").unlink()
+    point.rmdir()
+
+
+# ---- runs -------------------------------------------------------------------------
+
+
+def sync_file_system(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if libc.syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs", str(path))
+    finally:
+        os.close(descriptor)
+
+
+def empty_cache(*paths: Path) -> None:
+    """Of files whose data is on disk after this; from the top down."""
+    for path in paths:
+        sync_file_system(path)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def check_cold(path: Path) -> None:
+    resident = int(checked(["fincore", "--bytes", "--noheadings", "--output", "RES", str(path)]))
+    if resident:
+        raise RuntimeError(f"{path}: {resident} bytes are still cached")
+
+
+def run_data(cell: Cell, directory: Path, source: Path, runtime: float, seed: int) -> float:
+    """Operations a second."""
+    path, below = directory / "data", source / "data"
+    empty_cache(path, below)
+    check_cold(below)
+    kind, mode = cell.workload.split("-")
+    argv = ["fio", f"--name={cell.workload}", "--ioengine=psync", "--thread", f"--filename={path}", f"--rw={mode}"]
+    argv += [f"--direct={int(kind == 'direct')}", f"--numjobs={cell.jobs}", "--group_reporting"]
+    argv += ["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0"]
+    size = FILE_BYTES if mode.endswith("read") else WRITE_BYTES
+    if mode.startswith("rand"):
+        argv += ["--bs=4k", f"--size={size}", "--norandommap", "--randrepeat=0", f"--randseed={seed}"]
+    else:
+        part = size // cell.jobs
+        argv += ["--bs=128k", f"--size={part}", f"--offset_increment={part}"]
+    if mode != "read":
+        argv += ["--time_based", f"--runtime={round(runtime * 1000)}ms"]
+    job = run_fio(argv, cell.name, timeout=runtime + 120)
+    side = job["read"] if mode.endswith("read") else job["write"]
+    return float(side["iops"])
+
+
+def run_metadata(threads: int, directory: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Operations a second of each workload."""
+    milliseconds = max(1, round(options.runtime * 500))
+    argv = [str(METADATA), str(directory), str(threads), str(options.files), str(milliseconds)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
+    return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+
+
+@dataclass
+class Sources:
+    """Directories with a file `data`: on ext4 and on tmpfs; and where mount points can be made."""
+
+    disk: Path
+    memory: Path
+    points: Path
+
+
+def tell(number: int, cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        print(f"round {number + 1}: {line_of(cell)}", file=sys.stderr, flush=True)
+
+
+def measure_round(
+    number: int, cells: list[Cell], sources: Sources, rng: random.Random, options: argparse.Namespace
+) -> None:
+    """One pair for each of the cells, which are all of one comparison."""
+    comparison = COMPARISONS[cells[0].comparison]
+    sides = (comparison.first, comparison.second)
+    data = [cell for cell in cells if cell.workload in DATA_WORKLOADS]
+    if data:
+        with ExitStack() as stack:
+            tops = [
+                stack.enter_context(mounted(side, sources.disk, sources.points / str(i)))
+                for i, side in enumerate(sides)
+            ]
+            for cell in rng.sample(data, len(data)):
+                seed = rng.randrange(1 << 31)  # the same offsets for both sides
+                figures = {i: run_data(cell, tops[i], sources.disk, options.runtime, seed)
+                           for i in rng.sample((0, 1), 2)}  # fmt: skip
+                cell.pairs.append((figures[0], figures[1]))
+                tell(number, [cell])
+    threads = sorted({cell.jobs for cell in cells if cell.workload in METADATA_WORKLOADS})
+    if threads:
+        with ExitStack() as stack:
+            tops = [
+                stack.enter_context(mounted(side, sources.memory, sources.points / str(i)))
+                for i, side in enumerate(sides)
+            ]
+            for count in rng.sample(threads, len(threads)):
+                results = {i: run_metadata(count, tops[i], options) for i in rng.sample((0, 1), 2)}
+                done = [cell for cell in cells if cell.workload in METADATA_WORKLOADS and cell.jobs == count]
+                for cell in done:
+                    cell.pairs.append((results[0][cell.workload], results[1][cell.workload]))
+                tell(number, done)
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Sources]:
+    with ExitStack() as stack:
+        disk = stack.enter_context(ext4(options.disk_dir))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="userblk-bench-", dir="/dev/shm")))
+        points = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="userblk-bench-")))
+        block = os.urandom(MIB)
+        with (disk / "data").open("wb") as file:
+            for _ in range(FILE_BYTES // MIB):
+                file.write(block)
+        (memory / "data").write_bytes(block)
+        stack.enter_context(rings_enabled())
+        yield Sources(disk, memory, points)
+
+
+def measure(cells: list[Cell], options: argparse.Namespace) -> None:
+    rng = random.Random(options.seed)
+    names = list(dict.fromkeys(cell.comparison for cell in cells))
+    with prepared(options) as sources:
+        for name in names:
+            if name in MODE_OPTIONS:
+                check_requests(name)
+        for number in range(options.pairs):
+            for name in rng.sample(names, len(names)):
+                of_it = [cell for cell in cells if cell.comparison == name]
+                measure_round(number, of_it, sources, rng, options)
+
+
+# ---- results ----------------------------------------------------------------------
+
+
+def choose_cells(patterns: Sequence[str]) -> list[Cell]:
+    cells = [
+        Cell(name, workload, jobs)
+        for name, comparison in COMPARISONS.items()
+        for workload in comparison.workloads
+        for jobs in JOBS
+    ]
+    return [cell for cell in cells if is_chosen(cell.name, patterns)]
+
+
+def line_of(cell: Cell) -> str:
+    ratio = paired_ratio(cell.pairs)
+    first, second = (sum(pair[i] for pair in cell.pairs) / len(cell.pairs) for i in (0, 1))
+    verdict = ratio.verdict(cell.limit, slower=cell.limit)
+    return f"{cell.name:<42}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio}{cell.limit:>6.2f}  {verdict}"
+
+
+def print_table(cells: list[Cell]) -> None:
+    for name in dict.fromkeys(cell.comparison for cell in cells):
+        comparison = COMPARISONS[name]
+        print(f"{name}: {comparison.first.name} / {comparison.second.name}")
+    heads = f"{'cell':<42}{'n':>4}{'op/s 1st':>12}{'op/s 2nd':>12}{'ratio':>8}"
+    print(f"{heads}  {'95 % interval':<22}{'limit':>6}")
+    for cell in cells:
+        print(line_of(cell))
+
+
+def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "seed": options.seed,
+        "runtime_s": options.runtime,
+        "files": options.files,
+        "libfuse": ".".join(map(str, LIBFUSE)),
+        "cells": [
+            {
+                "cell": cell.name,
+                "first": COMPARISONS[cell.comparison].first.name,
+                "second": COMPARISONS[cell.comparison].second.name,
+                "limit": cell.limit,
+                "pairs": cell.pairs,
+            }
+            for cell in cells
+        ],
+    }
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--runtime", type=float, default=0.6, metavar="S", help="of a run (default 0.6)")
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="regular expressions for the beginning of COMPARISON/WORKLOAD/JOBS, such as io-uring/stat; "
+        f"comparisons: {', '.join(COMPARISONS)}; workloads: {', '.join(DATA_WORKLOADS + METADATA_WORKLOADS)} "
+        "(default all)",
+    )
+    parser.add_argument("--files", type=int, default=4000, help="of the metadata workloads (default 4000)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument(
+        "--disk-dir",
+        type=Path,
+        default=Path("/dev/shm"),
+        metavar="DIR",
+        help="where the image of the ext4 lies (default /dev/shm: in memory, which no other disk I/O disturbs)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    options = parser.parse_args(argv)
+    for name in ("pairs", "runtime", "files"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    return options
+
+
+def lacking() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root"
+    if LIBFUSE < (3, 18, 3):
+        return f"{PROGRAM}: does not run or has a libfuse before 3.18.3; run make bench-fuse-programs"
+    for path in (PASSTHROUGH_HP, METADATA):
+        if not path.exists():
+            return f"{path} is not built; run make bench-fuse-programs"
+    return None
+
+
+def main(argv: list[str]) -> int:
+    options = parse_options(argv)
+    cells = choose_cells(options.cells)
+    if not cells:
+        print(f"--cells={' '.join(options.cells)}: no such cell; try io-uring, native", file=sys.stderr)
+        return 2
+    reason = lacking()
+    if reason:
+        print(f"bench_fuse: {reason}", file=sys.stderr)
+        return 2
+    try:
+        measure(cells, options)
+    except (RuntimeError, AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"bench_fuse: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # What has been measured is shown; mounts and files are gone.
+        cells = [cell for cell in cells if cell.pairs]
+        if not cells:
+            return 130
+    print(f"seed {options.seed}, {options.runtime} s a run, libfuse {'.'.join(map(str, LIBFUSE))}")
+    print_table(cells)
+    if options.json:
+        write_json(options.json, results(cells, options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
