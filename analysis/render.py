@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import DEVICES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
+from .table import DEVICES, FILES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
 LIGHT, DARK = (253, 236, 220), (110, 20, 15)  # of a cell as good as native; of a total loss
 WHITE, BLACK = "#ffffff", "#000000"
@@ -62,7 +62,7 @@ def cell_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
         return ("no native" if cell.mean else "-") + bad
     interval = shown(cell, system)
     if cell.n == 1:
-        value += f" {Mark.SINGLE.value}"
+        value += "" if table.single else f" {Mark.SINGLE.value}"
     elif cell.n > 1:
         half = interval.half if interval else None
         value += f" {NO_INTERVAL}" if half is None else f" ±{half:.{_decimals(table, metric, system != NATIVE)}f}"
@@ -80,6 +80,8 @@ def legend(table: Table) -> list[str]:
     if any(NO_INTERVAL in cell_text(table, METRICS[0], system, cell) for system, cell in cells):
         lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or cannot be told from 0.")
     used = {mark for _, cell in cells for mark in cell.marks}
+    if table.single:
+        used.discard(Mark.SINGLE)  # a note says so of the whole table
     lines += [f"{mark.value}: {MARK_TEXT[mark]}." for mark in Mark if mark in used]
     if any(not cell.n and cell.mean is None and cell.difference is None for _, cell in cells):
         lines.append("-: no result.")
@@ -206,7 +208,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_wide(tables: Sequence[Table]) -> str:
-    """The paper's layout and rounding, with the column names of configs/paper/table1.csv.
+    """The paper's layout and rounding, with the column names of configs/paper.
 
     The first two columns are the paper's; where there are several tables or the numbers are
     emulated, the place is in a last column.
@@ -245,7 +247,7 @@ def csv_long(tables: Sequence[Table]) -> str:
     writer.writerow(heads.split())
     for table in tables:
         for (device, workload, system, name), cell in table.cells.items():
-            metric = next(metric for metric in METRICS if metric.id == name)
+            metric = next(metric for metric in (*METRICS, FILES) if metric.id == name)
             place = [table.title, device, workload, system, name, metric.unit]
             value, low, high = _ends(cell.difference)
             unit = "" if cell.difference is None else "points" if metric.points else "%"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-METRICS = ("throughput_kops", "latency_us", "cpu_percent")
+METRICS = ("throughput_kops", "latency_us", "cpu_percent", "files_kops")
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 
@@ -38,6 +38,7 @@ class Run:
     warnings: tuple[str, ...]
     metrics: Mapping[str, float]  # only those that are finite numbers
     kernel: str
+    engine: str  # what put the load on: fio on the device, flow on a file system
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -65,6 +66,7 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
             warnings=tuple(summary["warnings"]),
             metrics={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
             kernel=str(summary.get("kernel", "")),
+            engine=str(summary.get("engine", "fio")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{source}: not a summary: {type(error).__name__} {error}") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The paper's Table 1 as data: which cells there are, their values, intervals and marks."""
+"""The paper's Tables 1 and 2 as data: which cells there are, their values, intervals and marks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ SYSTEMS = {
     "nbdkit": "nbdkit",
     "tcmu": "TCMU",
     "bdus": "BDUS",
+    "fuse": "FUSE",
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
 }
@@ -30,6 +31,11 @@ WORKLOADS = tuple(
     for access in ("seq-read", "rand-read", "seq-write", "rand-write")
     for threads in (1, 16)
     for size in ("4k", "128k")
+)
+# Table 2 goes on with these.
+FILE_WORKLOADS = (
+    *(f"{action}-{threads}th" for action in ("create", "read", "delete") for threads in (1, 16)),
+    *("file-server", "mail-server", "web-server"),
 )
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
@@ -71,6 +77,10 @@ METRICS = (
 )
 
 
+# Not in the paper's tables: where an operation is a flowop, files per second are in the long CSV.
+FILES = Metric("files_kops", "files_kops", "Files", "kfile/s", False, 1)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One metric of one system under one workload.
@@ -101,19 +111,31 @@ class Table:
     emulated: bool = False
     decimals_cpu: int = 1
 
+    @property
+    def single(self) -> bool:
+        """Has no cell more than one run?"""
+        return max((cell.n for cell in self.cells.values()), default=0) == 1
+
     def cell(self, device: str, workload: str, system: str, metric: Metric) -> Cell:
         return self.cells.get((device, workload, system, metric.id), EMPTY)
 
 
-def half_width_limit(metric: Metric, device: str, workload: str, mean: float) -> float:
-    """The paper's limit on the half width of the interval of a mean, in the metric's unit."""
+def half_width_limit(metric: Metric, device: str, workload: str, mean: float, files: bool = False) -> float:
+    """The paper's limit on the half width of the interval of a mean, in the metric's unit. files: of Table 2."""
     if metric.points:
         return 5.0
-    return abs(mean) * (0.10 if device == "nvme" and "write" in workload else 0.05)
+    return abs(mean) * (0.10 if device == "nvme" and "write" in workload and not files else 0.05)
 
 
 def _marks(
-    metric: Metric, device: str, workload: str, n: int, invalid: int, mean: Interval | None, difference: Interval | None
+    metric: Metric,
+    device: str,
+    workload: str,
+    n: int,
+    invalid: int,
+    mean: Interval | None,
+    difference: Interval | None,
+    files: bool = False,
 ) -> frozenset[Mark]:
     marks = set()
     if invalid:
@@ -121,7 +143,7 @@ def _marks(
     if n == 1:
         marks.add(Mark.SINGLE)
     if mean is not None and mean.half is not None:
-        if mean.half > half_width_limit(metric, device, workload, mean.value):
+        if mean.half > half_width_limit(metric, device, workload, mean.value, files):
             marks.add(Mark.WIDE)
     if difference is not None and metric.sign * difference.value > IMPROVEMENT:
         marks.add(Mark.BETTER)
@@ -129,9 +151,15 @@ def _marks(
 
 
 def make_cell(
-    metric: Metric, device: str, workload: str, sample: Sequence[float], native: Sequence[float] | None, invalid: int
+    metric: Metric,
+    device: str,
+    workload: str,
+    sample: Sequence[float],
+    native: Sequence[float] | None,
+    invalid: int,
+    files: bool = False,
 ) -> Cell:
-    """The cell of a sample of runs. native: the sample to compare with, None for native itself."""
+    """The cell of a sample of runs. native: the sample to compare with, None for native itself. files: of Table 2."""
     if not sample:
         return Cell(0, invalid, None, None, _marks(metric, device, workload, 0, invalid, None, None))
     mean = mean_interval(sample)
@@ -141,7 +169,7 @@ def make_cell(
             difference = difference_interval(sample, native)
         elif ratio := ratio_interval(sample, native):
             difference = ratio.scaled(100.0, -100.0)
-    marks = _marks(metric, device, workload, len(sample), invalid, mean, difference)
+    marks = _marks(metric, device, workload, len(sample), invalid, mean, difference, files)
     return Cell(len(sample), invalid, mean, difference, marks)
 
 
@@ -160,8 +188,12 @@ def _one(runs: Sequence[Run], name: str) -> str:
     return ", ".join(sorted({str(getattr(run, name)) for run in runs if getattr(run, name)}))
 
 
-def make_table(runs: Sequence[Run], seed: int | None = None) -> Table:
-    """Table 1 of runs of one host and suite. runs is not empty; invalid ones are counted only."""
+def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = ()) -> Table:
+    """Table 1, or 2, of runs of one host and suite. runs is not empty; invalid ones are counted only.
+
+    choices: what was chosen where the paper is silent about Table 2.
+    """
+    files = any(run.engine == "flow" for run in runs)
     samples: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -176,25 +208,37 @@ def make_table(runs: Sequence[Run], seed: int | None = None) -> Table:
     rows = tuple(
         (device, workload)
         for device in _ordered((run.device for run in runs), DEVICES)
-        for workload in _ordered((run.workload for run in runs), WORKLOADS)
+        for workload in _ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS)
         if (device, workload) in pairs
     )
     systems = _ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
     cells = {}
     for device, workload in rows:
         for system in systems:
-            for metric in METRICS:
+            for metric in (*METRICS, FILES) if files else METRICS:
                 key = (device, workload, system, metric.id)
                 native = None if system == NATIVE else samples.get((device, workload, NATIVE, metric.id))
                 bad = invalid.get(key[:3], 0)
-                cells[key] = make_cell(metric, device, workload, samples.get(key, []), native, bad)
+                if metric is FILES and key not in samples:
+                    continue
+                cells[key] = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
     emulated = any(run.emulated for run in runs)
-    return Table(_title(runs, emulated), _notes(runs, valid, seed), rows, systems, cells, emulated)
+    notes = _notes(runs, valid, seed)
+    if files:
+        notes += (FLOWOPS, *(f"The paper does not state it: {choice}." for choice in choices))
+    return Table(_title(runs, emulated, files), notes, rows, systems, cells, emulated)
 
 
-def _title(runs: Sequence[Run], emulated: bool) -> str:
+FLOWOPS = (
+    "An operation is a flowop of the workload file, such as open, read, close. Files per second (created, opened or"
+    " deleted) are in table-long.csv as files_kops."
+)
+
+
+def _title(runs: Sequence[Run], emulated: bool, files: bool) -> str:
     place = "EMULATED (lab)" if emulated else "measured on real devices"
-    return f"Table 1: block device workloads, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"
+    what = "Table 2: file system workloads" if files else "Table 1: block device workloads"
+    return f"{what}, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"
 
 
 def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: int | None) -> tuple[str, ...]:
@@ -209,6 +253,8 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
     if seed is not None:
         facts.append(f"seed {seed}")
     notes = ["; ".join(facts)]
+    if valid and max(valid.values()) == 1:
+        notes.append("One repetition: no intervals.")
     if bad := [run for run in runs if not run.valid]:
         notes.append(f"{len(bad)} of {len(runs)} runs are invalid and were left out.")
     if warned := sum(bool(run.warnings) for run in runs if run.valid):
@@ -223,12 +269,12 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
     return tuple(notes)
 
 
-def make_tables(runs: Sequence[Run], seed: int | None = None) -> list[Table]:
+def make_tables(runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = ()) -> list[Table]:
     """One table for each host and suite that runs were made on."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.host, run.suite].append(run)
-    return [make_table(group, seed) for _, group in sorted(groups.items())]
+    return [make_table(group, seed, choices) for _, group in sorted(groups.items())]
 
 
 def column_name(metric: Metric, system: str) -> str:
@@ -237,7 +283,7 @@ def column_name(metric: Metric, system: str) -> str:
 
 
 def paper_table(path: Path) -> Table:
-    """The paper's own table, from its CSV: means only, and native's where they are absolute."""
+    """One of the paper's own tables, from its CSV: means only, and native's where they are absolute."""
     devices = {title: name for name, title in DEVICES.items()}
     columns = {column_name(metric, system): (metric, system) for metric in METRICS for system in SYSTEMS}
     rows, systems, cells = [], [], {}
@@ -249,12 +295,15 @@ def paper_table(path: Path) -> Table:
                 metric, system = columns[column]
                 if system not in systems:
                     systems.append(system)
+                if not text:
+                    continue  # left out by the paper
                 value = Interval(float(text))
                 mean, difference = (value, None) if system == NATIVE else (None, value)
                 marks = _marks(metric, device, workload, 0, 0, mean, difference)
                 cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
+    number = 2 if rows[-1][1] in FILE_WORKLOADS else 1
     return Table(
-        "Table 1 of the BDUS paper (Faria et al., SYSTOR 2021), as published",
+        f"Table {number} of the BDUS paper (Faria et al., SYSTOR 2021), as published",
         ("at least 5 runs per cell; the paper prints no intervals",),
         tuple(rows),
         tuple(systems),

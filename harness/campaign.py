@@ -15,19 +15,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
 from . import paths
 from .blockdev import identify
-from .config import ConfigError, SystemConfig
+from .config import ConfigError, SystemConfig, load_parameters
 from .plan import Device, Plan, estimate, write_plan
 from .safety import check
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
 LAB_BUILD = "build/trixie"
+PAPER = "paper"  # the profile of full size
 LAB_DISK_BYTES = 4 << 30  # the lab's default
-MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop")}
+MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop"), "fuse": ("fuse",)}
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
@@ -129,10 +131,29 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         "host": plan.host,
         "emulated": plan.emulated,
         "command": list(command),
+        "choices": choices(plan),
     }
     (directory / "campaign.json").write_text(json.dumps(asked, indent=1) + "\n")
     write_plan(plan, directory)
     return directory
+
+
+def choices(plan: Plan) -> list[str]:
+    """What the paper does not state of the plan's workloads on file systems, what was chosen and why: a line each."""
+    if not plan.with_files:
+        return []
+    parameters, others = load_parameters()
+    lines = []
+    ids = [workload.id for workload in plan.suite.workloads if workload.engine == "flow"]
+    for parameter in parameters:
+        if not any(fnmatchcase(name, pattern) for name in ids for pattern in parameter.workloads):
+            continue
+        values = {device: parameter.value(plan.profile.name, device) for device in plan.devices}
+        each = ", ".join(f"{value} on {device}" for device, value in values.items())
+        shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
+        full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"
+        lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
+    return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in others]
 
 
 def prepare_lab() -> None:
@@ -158,9 +179,11 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     if not plan.emulated:
         return [*guard, sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
-    size = max(LAB_DISK_BYTES, *(plan.profile.area[name] for name in plan.devices))
+    size = max(LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     limit = LAB_PATIENCE * estimate(plan).seconds + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    if plan.with_files:  # which no control group limits there
+        lab += ["--memory", str(plan.profile.files.memory_bytes >> 20)]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
     return [*guard, *lab, "python3", "-m", "userblk.harness.runner", f"/results/{directory.name}/plan.json"]
 

@@ -44,7 +44,9 @@ BLOCKS_SHOWN = 12
 FORMATS = ("terminal", "markdown", "csv", "csv-long")
 FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
 SYSTEMS = "native,nbdkit,tcmu"
+FILE_SYSTEMS = "fuse"  # and these by default, where the suite has workloads for them
 PAPER = "paper"
+PAPER_TABLES = ("table1.csv", "table2.csv")
 
 
 # ---- plan -----------------------------------------------------------------------
@@ -58,7 +60,9 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     """The plan that the options ask for, and where it runs. Raises ConfigError, Refused."""
     suite = config.load_suite(args.suite)
     profile = config.load_profile(args.profile)
-    systems = [config.load_system(name) for name in dict.fromkeys(_list(args.systems) or [])]
+    default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.engine == "flow" for workload in suite.workloads)
+    wanted = _list(default if args.systems is None else args.systems)
+    systems = [config.load_system(name) for name in dict.fromkeys(wanted or [])]
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
     place = choose_place(args.where, bool(named), missing_modules(systems))
     if place.lab and paths.CHECKOUT is None:
@@ -96,25 +100,40 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         place_line(place),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
         f"profile    {profile.name}: {profile.ramp_s} s discarded + {profile.runtime_s} s measured a run",
+        *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({profile.repetitions} of each cell), seed {plan.seed}",
         f"duration   about {progress.duration(expected.seconds)} (h:mm:ss)"
         + (", and the lab's start" if place.lab else ""),
     ]
     for device in plan.devices.values():
-        area = plan.profile.area[device.id]
+        blocks_write = expected.bytes_written[device.id]
+        written = f"at most {_bytes(blocks_write)} written" + " by block workloads" * plan.with_files
+        if not blocks_write:
+            written = "file systems made anew"
         lines.append(
-            f"device     {device.id} {device.path}: at most {_bytes(expected.bytes_written[device.id])} written,"
-            f" all within its first {_bytes(area)}, whose contents are LOST"
+            f"device     {device.id} {device.path}: {written},"
+            f" all within its first {_bytes(plan.used_bytes(device.id))}, whose contents are LOST"
         )
     blocks = list(plan.blocks())
     order = [
-        f"{entries[0].device} {entries[0].system}" + (f" {entries[0].workload}" if len(entries) == 1 else "")
+        f"{entries[0].device} {entries[0].system}"
+        + (f" {entries[0].workload}" if len(entries) == 1 else f" {entries[0].suite}" if plan.with_files else "")
         for _, entries in blocks[:BLOCKS_SHOWN]
     ]
     more = f", and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
     lines.append(f"order      {len(blocks)} blocks: {', '.join(order)}{more} (--json: every run)")
     return lines
+
+
+def _files_lines(plan: Plan) -> list[str]:
+    files = plan.profile.files
+    if not plan.with_files:
+        return []
+    return [
+        f"           on file systems: {files.ramp_s} s discarded + {files.runtime_s} s (servers"
+        f" {files.macro_runtime_s} s) measured, {_bytes(files.memory_bytes)} of memory"
+    ]
 
 
 def show_plan(plan: Plan, place: Place, as_json: bool) -> None:
@@ -239,8 +258,12 @@ def find_campaign(name: str, results: Path) -> Path:
 
 def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError, ConfigError."""
-    seed = read_plan(directory / "plan.json").seed
-    return make_tables(load_campaign(directory), seed)
+    try:
+        asked = json.loads((directory / "campaign.json").read_text())
+        seed, choices = int(asked["seed"]), [str(line) for line in asked.get("choices", [])]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{directory / 'campaign.json'}: cannot be read: {error}") from None
+    return make_tables(load_campaign(directory), seed, choices)
 
 
 def formatted(tables: Sequence[Table], form: str) -> str:
@@ -250,8 +273,8 @@ def formatted(tables: Sequence[Table], form: str) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    for table in tables:
-        console.print(render.terminal(table, console))
+    for number, table in enumerate(tables):
+        console.print(*[""] * bool(number), render.terminal(table, console), sep="\n")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -272,7 +295,7 @@ def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
 
 def table_command(args: argparse.Namespace) -> int:
     if args.campaign == PAPER:
-        tables = [paper_table(paths.CONFIGS / "paper/table1.csv")]
+        tables = [paper_table(paths.CONFIGS / "paper" / name) for name in PAPER_TABLES]
     else:
         directory = find_campaign(args.campaign, args.results)
         tables = tables_of(directory)
@@ -322,7 +345,11 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--profile", default="quick", help="quick or paper; see configs/profiles (default: %(default)s)"
     )
     parser.add_argument("--reps", type=_count, metavar="N", help="runs of each cell (default: the profile's)")
-    parser.add_argument("--systems", default=SYSTEMS, metavar="LIST", help="of configs/systems (default: %(default)s)")
+    parser.add_argument(
+        "--systems",
+        metavar="LIST",
+        help=f"of configs/systems (default: {SYSTEMS}, and {FILE_SYSTEMS} where the suite has file systems)",
+    )
     parser.add_argument("--workloads", metavar="LIST", help="of the suite, as in seq-read-1th-4k (default: all)")
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
     parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")
@@ -344,8 +371,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="userblk",
-        description="Measures what it costs to serve a block device from user space: the 16 block workloads of the"
-        " BDUS paper on the native device, nbdkit and tcmu-runner, and the paper's Table 1 with confidence intervals.",
+        description="Measures what it costs to serve a block device or a file system from user space: the 16 block and"
+        " 25 file-system workloads of the BDUS paper on the native device, nbdkit, tcmu-runner and FUSE, and the"
+        " paper's Tables 1 and 2 with confidence intervals.",
         epilog="Exit codes: 0 done; 3 some runs are missing or invalid; 1 all are; 2 wrong usage or a refused device;"
         " 130 interrupted (everything is torn down; userblk resume goes on).",
     )
@@ -360,7 +388,7 @@ def make_parser() -> argparse.ArgumentParser:
     plan = add("plan", "print what would run, how long it takes and what it writes")
     run = add("run", "run a campaign and print its table")
     resume = add("resume", "run what is missing or invalid in a campaign")
-    table = add("table", "print the table of a campaign")
+    table = add("table", "print the tables of a campaign")
     lab = add("lab", "build the lab, run a command in it, or get a shell in it")
 
     for sub in (plan, run):
@@ -368,7 +396,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="as userblk plan")
     resume.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
     table.add_argument(
-        "campaign", metavar="CAMPAIGN", help=f"as for resume; `{PAPER}`: the paper's own table, to compare with"
+        "campaign", metavar="CAMPAIGN", help=f"as for resume; `{PAPER}`: the paper's own tables, to compare with"
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     table.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE")

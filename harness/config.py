@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from .paths import CONFIGS
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "nbdkit", "tcmu")
+KINDS = ("native", "nbdkit", "tcmu", "fuse")
+ENGINES = ("fio", "flow")
+FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
 DEVICES = ("passthrough", "null")
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
 QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
@@ -26,12 +28,22 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """One fio job: what it does, on how many threads, in which block size (bytes)."""
+    """One workload of a suite; its id is unique there.
+
+    engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/ID.f with the
+    variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
+    files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
+    """
 
     id: str
-    rw: str
-    threads: int
-    block_size: int
+    rw: str = ""
+    threads: int = 0
+    block_size: int = 0
+    suite: str = ""
+    engine: str = "fio"
+    files: str = ""
+    macro: bool = False
+    variables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def writes(self) -> bool:
@@ -45,8 +57,52 @@ class Suite:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A variable of workload files that the paper does not state, or that a profile scales.
+
+    workloads: patterns of ids. values: by profile, then by device; "" there is every device.
+    """
+
+    variable: str
+    workloads: tuple[str, ...]
+    reason: str
+    values: Mapping[str, Mapping[str, int]]
+
+    def value(self, profile: str, device: str) -> int | None:
+        column = self.values.get(profile, {})
+        return column.get(device, column.get(""))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the paper leaves open, what is done here, and why."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FilesProfile:
+    """Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes)."""
+
+    ramp_s: int
+    runtime_s: int
+    macro_runtime_s: int
+    memory_bytes: int
+    dirty_bytes: int
+    dirty_background_bytes: int
+    overhead_s: float
+    size: Mapping[str, int]
+
+    def seconds(self, workload: Workload) -> int:
+        """Measured after the ramp."""
+        return self.macro_runtime_s if workload.macro else self.runtime_s
+
+
+@dataclass(frozen=True)
 class Profile:
-    """How long and how often; see configs/profiles."""
+    """How long and how often; see configs/profiles. files: for workloads on a file system."""
 
     name: str
     repetitions: int
@@ -59,11 +115,15 @@ class Profile:
     overhead_s: float
     bring_up_s: float
     area: Mapping[str, int]
+    files: FilesProfile
 
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native."""
+    """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
+
+    options, negotiated: of fuse: the daemon's, and what its status line must say.
+    """
 
     name: str
     kind: str
@@ -73,11 +133,17 @@ class SystemConfig:
     timeout_s: int = 0
     queue: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = field(default_factory=list)
+    negotiated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backed(self) -> bool:
         """Does its data lie on the user's device?"""
         return self.device != "null"
+
+    def runs(self, workload: Workload) -> bool:
+        """A null device holds no file system, and FUSE is no block device."""
+        return self.backed if workload.engine == "flow" else self.kind != "fuse"
 
 
 class Table:
@@ -167,35 +233,91 @@ def parse_block_size(text: str) -> int:
     return size
 
 
+def parse_bytes(value: object) -> int:
+    """A whole number, or "64g", "4k". Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = re.fullmatch(r"([1-9][0-9]*)([kmg])", str(value))
+    if not match:
+        raise ValueError(value)
+    return int(match[1]) << {"k": 10, "m": 20, "g": 30}[match[2]]
+
+
 def load_suite(name: str) -> Suite:
-    """The workloads of configs/suites/NAME.toml, in its order."""
+    """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other."""
     table = _read("suites", name)
-    table.text("engine", ("fio",))
+    if "suites" in table.values:
+        parts = [str(part) for part in table.array("suites")]
+        table.end(("name", "suites"))
+        return Suite(name, tuple(workload for part in parts for workload in load_suite(part).workloads))
+    engine = table.text("engine", ENGINES)
     threads = table.array("threads")
     sizes = table.array("block_sizes")
     modes = table.table("modes")
-    table.end(("name", "engine", "threads", "block_sizes", "modes"))
+    metadata = table.table("metadata", optional=engine != "flow")
+    macro = table.table("macro", optional=engine != "flow")
+    table.end(("name", "engine", "threads", "block_sizes", "modes", "metadata", "macro", "suites"))
+    counts = []
+    for count in threads:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise table.error("threads", count, "must be an integer of at least 1")
+        counts.append(count)
     workloads = []
     for mode in list(modes.values):
         rw = modes.text(mode, FIO_MODES)
-        for count in threads:
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise table.error("threads", count, "must be an integer of at least 1")
+        for count in counts:
             for size in sizes:
                 try:
                     block_size = parse_block_size(str(size))
                 except ValueError:
                     message = "must be a power of two of at least 512, as in 4k or 128k"
                     raise table.error("block_sizes", size, message) from None
-                workloads.append(Workload(f"{mode}-{count}th-{size}", rw, count, block_size))
+                workloads.append(Workload(f"{mode}-{count}th-{size}", rw, count, block_size, name, engine))
     if not workloads:
         raise ConfigError(f"{table.file}: modes is empty; add a line such as seq-read = \"read\"")
+    for mode in list(metadata.values):
+        files = metadata.text(mode, FILE_OPERATIONS)
+        workloads += [Workload(f"{mode}-{n}th", threads=n, suite=name, engine=engine, files=files) for n in counts]
+    for mode in list(macro.values):
+        files = macro.text(mode, FILE_OPERATIONS)
+        workloads.append(Workload(mode, suite=name, engine=engine, files=files, macro=True))
     return Suite(name, tuple(workloads))
+
+
+def load_parameters() -> tuple[tuple[Parameter, ...], tuple[Choice, ...]]:
+    """What configs/workloads/parameters.toml says."""
+    path = CONFIGS / "workloads/parameters.toml"
+    file = str(path.relative_to(CONFIGS.parent))
+    try:
+        table = Table(file, tomllib.loads(path.read_text()))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    parameters, choices = [], []
+    for number, item in enumerate(table.array("parameter"), 1):
+        one = Table(file, item if isinstance(item, dict) else {}, f"parameter {number}: ")
+        variable, reason = one.text("variable"), one.text("reason")
+        workloads = tuple(str(pattern) for pattern in one.array("workloads"))
+        values = {}
+        for profile in list(one.values):
+            column = one.take(profile)
+            by_device = column if isinstance(column, dict) else {"": column}
+            try:
+                values[profile] = {str(key): parse_bytes(value) for key, value in by_device.items()}
+            except ValueError as error:
+                raise one.error(profile, error, "must be a whole number, or one with k, m or g") from None
+        parameters.append(Parameter(variable, workloads, reason, values))
+    for number, item in enumerate(table.array("choice"), 1):
+        one = Table(file, item if isinstance(item, dict) else {}, f"choice {number}: ")
+        choices.append(Choice(one.text("what"), one.text("value"), one.text("reason")))
+        one.end(("what", "value", "reason"))
+    table.end(("parameter", "choice"))
+    return tuple(parameters), tuple(choices)
 
 
 def load_profile(name: str) -> Profile:
     table = _read("profiles", name)
-    area = table.table("area")
+    area, files = table.table("area"), table.table("files")
+    size = files.table("size")
     profile = Profile(
         name=name,
         repetitions=table.integer("repetitions", 1),
@@ -208,13 +330,31 @@ def load_profile(name: str) -> Profile:
         overhead_s=table.number("overhead_s"),
         bring_up_s=table.number("bring_up_s"),
         area={key: area.integer(key, 1 << 20) for key in list(area.values)},
+        files=FilesProfile(
+            ramp_s=files.integer("ramp_s", 0),
+            runtime_s=files.integer("runtime_s", 1),
+            macro_runtime_s=files.integer("macro_runtime_s", 1),
+            memory_bytes=files.integer("memory_bytes", 1 << 28),
+            dirty_bytes=files.integer("dirty_bytes", 0),
+            dirty_background_bytes=files.integer("dirty_background_bytes", 0),
+            overhead_s=files.number("overhead_s"),
+            size={key: size.integer(key, 1 << 28) for key in list(size.values)},
+        ),
     )
     table.end(("name", *Profile.__dataclass_fields__))
-    for key, value in profile.area.items():
-        if value % (1 << 20):
-            raise area.error(key, value, "must be a multiple of 1048576 (1 MiB)")
-    if bool(profile.dirty_bytes) != bool(profile.dirty_background_bytes):
-        raise table.error("dirty_bytes", profile.dirty_bytes, "set both dirty limits, or both to 0")
+    files.end(tuple(FilesProfile.__dataclass_fields__))
+    for part, values in ((area, profile.area), (size, profile.files.size)):
+        for key, value in values.items():
+            if value % (1 << 20):
+                raise part.error(key, value, "must be a multiple of 1048576 (1 MiB)")
+    if set(profile.area) != set(profile.files.size):
+        raise files.error("size", "", "must name the same devices as area")
+    for part, dirty, background in (
+        (table, profile.dirty_bytes, profile.dirty_background_bytes),
+        (files, profile.files.dirty_bytes, profile.files.dirty_background_bytes),
+    ):
+        if bool(dirty) != bool(background):
+            raise part.error("dirty_bytes", dirty, "set both dirty limits, or both to 0")
     return profile
 
 
@@ -224,6 +364,17 @@ def load_system(name: str) -> SystemConfig:
     if kind == "native":
         table.end(("name", "kind"))
         return SystemConfig(name, kind)
+    if kind == "fuse":
+        negotiated = table.table("negotiated")
+        system = SystemConfig(
+            name=name,
+            kind=kind,
+            options=[str(option) for option in table.array("options")] if table.values.get("options") else [],
+            negotiated={key: negotiated.text(key) for key in list(negotiated.values)},
+        )
+        table.values.pop("options", None)
+        table.end(("name", "kind", "options", "negotiated"))
+        return system
     queue = table.table("queue", optional=True)
     parameters = table.table("parameters", optional=True)
     system = SystemConfig(

@@ -8,7 +8,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-PACKAGES = ("fio", "nbdkit", "nbd-client", "tcmu-runner")
+PACKAGES = ("fio", "nbdkit", "nbd-client", "tcmu-runner", "e2fsprogs")
 
 
 def _text(path: str) -> str:

@@ -3,8 +3,9 @@
 
 A round is every cell once. Rounds follow one another, so that slow drift of the machine spreads
 over all cells alike; inside a round the order is shuffled from the recorded seed. With keep_up the
-unit that is shuffled is the block (device, system), brought up once: reads first, shuffled, on a
-zero-filled area, then writes, shuffled, each after a discard. Without it every run is its own block.
+unit that is shuffled is the block (device, system, suite), brought up once: reads first, shuffled, on a
+zero-filled area, then writes, shuffled, each after a discard; workloads on a file system, all shuffled,
+each on a new one. Without it every run is its own block.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 
-from .config import ConfigError, Profile, Suite, SystemConfig, Workload
+from .config import (
+    ConfigError,
+    FilesProfile,
+    Parameter,
+    Profile,
+    Suite,
+    SystemConfig,
+    Workload,
+    load_parameters,
+)
 
-SCHEMA = 1
+SCHEMA = 2
 FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, for the estimate only
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -47,6 +58,7 @@ class Entry:
     block: int
     device: str
     system: str
+    suite: str
     workload: str
     repetition: int
     seed: int
@@ -68,11 +80,21 @@ class Plan:
     entries: tuple[Entry, ...]
 
     def workload(self, entry: Entry) -> Workload:
-        return next(w for w in self.suite.workloads if w.id == entry.workload)
+        return next(w for w in self.suite.workloads if (w.suite, w.id) == (entry.suite, entry.workload))
+
+    @property
+    def with_files(self) -> bool:
+        """Does a workload need a file system?"""
+        return any(workload.engine == "flow" for workload in self.suite.workloads)
+
+    def used_bytes(self, device: str) -> int:
+        """At the start of a device."""
+        area = max((self.profile.area[device] for w in self.suite.workloads if w.engine == "fio"), default=0)
+        return max(area, self.profile.files.size[device]) if self.with_files else area
 
     def directory(self, entry: Entry) -> Path:
         """The entry's run directory, relative to the campaign's."""
-        cell = Path(self.host, entry.device, self.suite.name, entry.system, entry.workload)
+        cell = Path(self.host, entry.device, entry.suite, entry.system, entry.workload)
         return cell / str(entry.repetition)
 
     def blocks(self) -> Iterator[tuple[int, tuple[Entry, ...]]]:
@@ -82,10 +104,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds; the most bytes that are written to each device, by device id."""
+    """seconds in all and of each entry; the most bytes that are written to each device, by device id: by the
+    block workloads, since what file systems write depends on their speed."""
 
     runs: int
     seconds: float
+    each: Sequence[float]
     bytes_written: Mapping[str, int]
 
 
@@ -128,8 +152,19 @@ def make_plan(
         if repetitions < 1:
             raise ConfigError(f"repetitions={repetitions}: must be at least 1")
         profile = dataclasses.replace(profile, repetitions=repetitions)
-    chosen = _pick("workload", workloads, [w.id for w in suite.workloads])
-    suite = dataclasses.replace(suite, workloads=tuple(w for w in suite.workloads if w.id in chosen))
+    chosen = _pick("workload", workloads, list(dict.fromkeys(w.id for w in suite.workloads)))
+    parameters, _ = load_parameters()
+    suite = dataclasses.replace(
+        suite,
+        workloads=tuple(
+            _with_variables(w, profile, parameters, devices) if w.engine == "flow" else w
+            for w in suite.workloads
+            if w.id in chosen
+        ),
+    )
+    for system in systems:
+        if not any(system.runs(workload) for workload in suite.workloads):
+            raise ConfigError(f"system={system.name}: none of the workloads can run on it; leave it out")
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "big")
     entries = _shuffle(suite, profile, systems, devices, random.Random(seed))
@@ -147,6 +182,29 @@ def make_plan(
     )
 
 
+def _with_variables(
+    workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[Device]
+) -> Workload:
+    """The workload with the values of its file's variables. Raises ConfigError."""
+    variables = {}
+    for device in devices:
+        values = {}
+        for parameter in parameters:
+            if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
+                value = parameter.value(profile.name, device.id)
+                if value is None:
+                    raise ConfigError(
+                        f"configs/workloads/parameters.toml: {parameter.variable} of {workload.id} has no value for"
+                        f" profile {profile.name} on {device.id}; add one"
+                    )
+                values[parameter.variable] = value
+        if (size := values.pop("size", 0)) and workload.block_size:
+            values["iters"] = size // workload.threads // workload.block_size
+            values["filesize"] = values["iters"] * workload.block_size
+        variables[device.id] = values | {"runtime": profile.files.ramp_s + profile.files.seconds(workload)}
+    return dataclasses.replace(workload, variables=variables)
+
+
 def _shuffle(
     suite: Suite,
     profile: Profile,
@@ -154,48 +212,55 @@ def _shuffle(
     devices: Sequence[Device],
     rng: random.Random,
 ) -> list[Entry]:
-    reads = [w.id for w in suite.workloads if not w.writes]
-    writes = [w.id for w in suite.workloads if w.writes]
+    parts = list(dict.fromkeys(workload.suite for workload in suite.workloads))
     entries: list[Entry] = []
     block = 0
     for repetition in range(1, profile.repetitions + 1):
-        pairs = [(device.id, system.name) for device in devices for system in systems]
+        triples = [(device.id, system, part) for device in devices for system in systems for part in parts]
         if profile.keep_up:
-            rng.shuffle(pairs)
-            cells = []
-            for pair in pairs:
-                order = rng.sample(reads, len(reads)) + rng.sample(writes, len(writes))
-                cells.append([(*pair, workload) for workload in order])
-        else:
-            flat = [(*pair, workload) for pair in pairs for workload in reads + writes]
+            rng.shuffle(triples)
+        cells: list[list[tuple[str, str, str, str]]] = []
+        for device, system, part in triples:
+            here = [w for w in suite.workloads if w.suite == part and system.runs(w)]
+            first = [w.id for w in here if w.engine == "flow" or not w.writes]
+            then = [w.id for w in here if w.id not in first]
+            if profile.keep_up:
+                first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
+            cells.append([(device, system.name, part, workload) for workload in first + then])
+        if not profile.keep_up:
+            flat = [cell for group in cells for cell in group]
             rng.shuffle(flat)
             cells = [[cell] for cell in flat]
-        for group in cells:
-            for device, system, workload in group:
+        for group in filter(None, cells):
+            for device_id, system_name, part, workload in group:
                 seed = rng.randrange(1, 1 << 31)
-                entries.append(Entry(len(entries), block, device, system, workload, repetition, seed))
+                entries.append(Entry(len(entries), block, device_id, system_name, part, workload, repetition, seed))
             block += 1
     return entries
 
 
 def estimate(plan: Plan) -> Estimate:
-    """How long a plan takes and the most that it writes: a write run ends at the latest when its area is full."""
-    profile = plan.profile
-    seconds = 0.0
+    """How long a plan takes and what it writes: a block workload ends at the latest when its area is full."""
+    profile, files = plan.profile, plan.profile.files
+    each = []
     written = dict.fromkeys(plan.devices, 0)
     for _, entries in plan.blocks():
         first = entries[0]
         area = profile.area[first.device]
         backed = plan.systems[first.system].backed
-        reads = sum(not plan.workload(entry).writes for entry in entries)
-        seconds += profile.bring_up_s
-        seconds += len(entries) * (profile.ramp_s + profile.runtime_s + profile.overhead_s)
-        if backed:
-            written[first.device] += (len(entries) - reads) * area
-            if reads:
-                written[first.device] += area
-                seconds += area / FILL_BYTES_PER_S
-    return Estimate(len(plan.entries), seconds, written)
+        start = profile.bring_up_s
+        if backed and any(plan.workload(e).engine == "fio" and not plan.workload(e).writes for e in entries):
+            written[first.device] += area
+            start += area / FILL_BYTES_PER_S
+        for entry in entries:
+            workload = plan.workload(entry)
+            if workload.engine == "flow":
+                each.append(files.ramp_s + files.seconds(workload) + files.overhead_s)
+            else:
+                each.append(profile.ramp_s + profile.runtime_s + profile.overhead_s)
+                written[first.device] += area if backed and workload.writes else 0
+        each[-len(entries)] += start
+    return Estimate(len(plan.entries), sum(each), each, written)
 
 
 def write_plan(plan: Plan, directory: Path) -> Path:
@@ -214,10 +279,10 @@ def read_plan(path: Path) -> Plan:
         value = json.loads(path.read_text())
         if value.pop("schema") != SCHEMA:
             raise ConfigError(f"{path}: another schema than {SCHEMA}; plan the campaign anew")
-        suite = value.pop("suite")
+        suite, profile = value.pop("suite"), value.pop("profile")
         return Plan(
             suite=Suite(suite["name"], tuple(Workload(**w) for w in suite["workloads"])),
-            profile=Profile(**value.pop("profile")),
+            profile=Profile(**profile | {"files": FilesProfile(**profile["files"])}),
             systems={key: SystemConfig(**system) for key, system in value.pop("systems").items()},
             devices={key: Device(**device) for key, device in value.pop("devices").items()},
             entries=tuple(Entry(**entry) for entry in value.pop("entries")),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 from userblk.analysis.render import grids
 from userblk.analysis.summaries import Run, SummaryError, run_from_summary
-from userblk.analysis.table import make_table
+from userblk.analysis.table import make_tables
 
 from .plan import Plan, estimate
 
@@ -36,13 +37,22 @@ class Pace:
         self.total = len(plan.entries)
         self.skipped = 0
         self.ended = 0
-        self._planned = estimate(plan).seconds
+        self._each = estimate(plan).each
+        self._planned = 0.0  # s of the runs that have ended
+        self._left = sum(self._each)
         self._began = time.monotonic()
 
     def start(self, skipped: int) -> None:
         """The runner is up: booting a guest is no part of the pace."""
         self.skipped = skipped
+        self._left *= 1 - skipped / self.total
         self._began = time.monotonic()
+
+    def end(self, index: int) -> None:
+        """One run more has ended."""
+        self.ended += 1
+        self._planned += self._each[index]
+        self._left -= self._each[index]
 
     @property
     def done(self) -> int:
@@ -50,10 +60,10 @@ class Pace:
 
     def left(self) -> float:
         """Seconds."""
-        each = self._planned / self.total
-        if self.ended >= WARMUP:
-            each = (time.monotonic() - self._began) / self.ended
-        return each * (self.total - self.done)
+        if self.done == self.total:
+            return 0.0
+        pace = (time.monotonic() - self._began) / self._planned if self.ended >= WARMUP else 1.0
+        return pace * max(0.0, self._left)
 
 
 class Display(Protocol):
@@ -74,8 +84,15 @@ class JsonLines:
         pass
 
 
-def _ids(event: Event) -> str:
-    return f"{event['device']} {event['system']} {event['workload']} #{event['repetition']}"
+def mixed(plan: Plan) -> bool:
+    """Has the plan several suites, of which workloads may have the same id?"""
+    return len({entry.suite for entry in plan.entries}) > 1
+
+
+def _ids(event: Event, named: bool) -> str:
+    """Which run an event or an entry is about; named: with its suite."""
+    suite = f" {event['suite']}" if named else ""
+    return f"{event['device']} {event['system']}{suite} {event['workload']} #{event['repetition']}"
 
 
 class Lines:
@@ -84,6 +101,7 @@ class Lines:
     def __init__(self, plan: Plan) -> None:
         self._pace = Pace(plan)
         self._entries = plan.entries
+        self._mixed = mixed(plan)
 
     def event(self, event: Event) -> None:
         kind = event["event"]
@@ -92,11 +110,10 @@ class Lines:
             if event["skipped"]:
                 print(f"{event['skipped']} of {self._pace.total} runs were done before", flush=True)
         elif kind in ("entry-done", "entry-failed"):
-            self._pace.ended += 1
+            self._pace.end(event["index"])
             entry = self._entries[event["index"]]
-            place = f"[{self._pace.done}/{self._pace.total}] {entry.device} {entry.system} {entry.workload}"
-            text = outcome(event)
-            print(f"{place} #{entry.repetition}: {text} (left: {duration(self._pace.left())})", flush=True)
+            place = f"[{self._pace.done}/{self._pace.total}] {_ids(dataclasses.asdict(entry), self._mixed)}"
+            print(f"{place}: {outcome(event)} (left: {duration(self._pace.left())})", flush=True)
         elif kind == "note":
             print(event["text"], flush=True)
 
@@ -123,10 +140,11 @@ class Screen:
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
         self._entries = plan.entries
+        self._mixed = mixed(plan)
         self._pace = Pace(plan)
         self._runs: list[Run] = []
         self._now = "starting"
-        self._device = ""
+        self._device = self._suite = ""
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -150,9 +168,9 @@ class Screen:
         if kind == "start":
             self._pace.start(event["skipped"])
         elif kind == "entry-start":
-            self._now, self._device = _ids(event), event["device"]
+            self._now, self._device, self._suite = _ids(event, self._mixed), event["device"], event["suite"]
         elif kind in ("entry-done", "entry-failed"):
-            self._pace.ended += 1
+            self._pace.end(event["index"])
             self._ended(event)
         elif kind == "note":
             self._console.print(Text(event["text"]))
@@ -162,7 +180,7 @@ class Screen:
         entry = self._entries[event["index"]]
         failed = event["event"] == "entry-failed" or not event["summary"]["valid"]
         if failed:
-            place = f"{entry.device} {entry.system} {entry.workload} #{entry.repetition}"
+            place = _ids(dataclasses.asdict(entry), self._mixed)
             self._console.print(Text(f"{place}: {outcome(event)}", style="bold red"))
         if event["event"] == "entry-done":
             try:
@@ -172,9 +190,10 @@ class Screen:
             self._redraw()
 
     def _redraw(self) -> None:
-        if not self._runs:
+        runs = [run for run in self._runs if run.suite == self._suite]
+        if not runs:
             return
-        table = make_table(self._runs)
+        (table,) = make_tables(runs)
         # The device being measured first; from its end, as many rows as there is room for.
         rows = [row for row in table.rows if row[0] == self._device] or list(table.rows)
         if len(table.rows) + 8 <= self._console.height:

@@ -14,28 +14,40 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from . import interrupt
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
-from .commands import CommandError, Recorder, now
+from .commands import CommandError, Process, Recorder, last_line, now
 from .config import ConfigError, Workload
 from .environment import meminfo, snapshot
+from .filesystem import (
+    FileSystemError,
+    Memory,
+    ext4_errors,
+    limit_memory,
+    make_ext4,
+    mount_ext4,
+    mount_points,
+    sync_file_system,
+)
 from .plan import Entry, Plan, read_plan
 from .prepare import PrepareError, dirty_limits, discard_area, drop_caches, fill_area, kept_cached, limit_dirty
 from .safety import Refused, check, claimed, recheck
 from .samplers import DiskUse, Sampler, read_sample, use_between
 from .systems import Running, SystemError_, bring_up, load_modules, modules
+from .systems.base import built
 from .teardown import Teardown, TeardownError, recover
-from .workloads import fio
+from .workloads import Result, WorkloadError, fio, flow
 
 SCHEMA = 1
-FLUSH_PATIENCE = 300.0  # s that fio may take beyond ramp and runtime, to write back what it left dirty
+FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
-SERVER_PATIENCE = 30  # s that fio may take to end once its device's server is dead
+SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
 FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
@@ -84,6 +96,23 @@ def bytes_moved(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines[:2])
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The measured process of a run. seconds: ramp and runtime; parse: reads its results.
+
+    Synced at the end, which tells what a workload cannot see: that its buffered writes failed later.
+    """
+
+    argv: list[str]
+    seconds: float
+    parse: Callable[[], Result]
+    synced: tuple[str, ...]
+    sync: Callable[[int], None]
+    area: int
+    memory: Memory | None = None
+    problems: Callable[[], list[str]] = lambda: []
+
+
 class Runner:
     """One execution of a plan."""
 
@@ -119,9 +148,9 @@ class Runner:
                 if not path:
                     raise Refused(f"{device.path}: not set in the environment; set it to the device's path")
             found = check(path, device.confirm)
-            area = self.plan.profile.area[name]
-            if found.size < area:
-                raise Refused(f"{path}: has {found.size} bytes, but profile {self.plan.profile.name} uses {area}")
+            used = self.plan.used_bytes(name)
+            if found.size < used:
+                raise Refused(f"{path}: has {found.size} bytes, but profile {self.plan.profile.name} uses {used}")
             disks = {other.disk for other in self.devices.values()}
             if found.number in {other.number for other in self.devices.values()}:
                 raise Refused(f"{path}: named for two devices; name two different ones")
@@ -142,7 +171,8 @@ class Runner:
             try:
                 try:
                     self.set_up(pending)
-                    stack.enter_context(kept_cached("fio"))
+                    for program in self.programs(pending):
+                        stack.enter_context(kept_cached(program))
                     for number, entries in self.plan.blocks():
                         self.run_block(number, [entry for entry in entries if entry in pending])
                 finally:
@@ -150,7 +180,7 @@ class Runner:
             except interrupt.Interrupted as reason:
                 self.interrupted = True
                 code = 128 + reason.number
-            except (Refused, TeardownError, SystemError_, PrepareError) as error:
+            except (Refused, TeardownError, SystemError_, PrepareError, FileSystemError) as error:
                 self.emit("note", text=f"the campaign stops: {error}")
                 print(f"userblk: {error}", file=sys.stderr)
                 code = EXIT_NOTHING
@@ -167,7 +197,14 @@ class Runner:
         kinds = dict.fromkeys(self.plan.systems[entry.system].kind for entry in pending)
         for kind in kinds:
             load_modules(modules(kind), self.teardown)
-        limit_dirty(self.plan.profile.dirty_bytes, self.plan.profile.dirty_background_bytes, self.teardown)
+
+    def programs(self, pending: list[Entry]) -> list[str]:
+        """What the workloads run."""
+        engines = dict.fromkeys(self.plan.workload(entry).engine for entry in pending)
+        return [str(self.flow()) if engine == "flow" else "fio" for engine in engines]
+
+    def flow(self) -> Path:
+        return built(self.plan.build, "flow", "userblk-flow")
 
     def run_block(self, number: int, pending: list[Entry]) -> None:
         """Bring the block's system up, as often as a dead server makes it necessary, and run what is pending."""
@@ -179,10 +216,17 @@ class Runner:
             device = self.devices[first.device]
             recheck_free(device, self.plan.devices[first.device].confirm)
             system = self.plan.systems[first.system]
-            area = self.plan.profile.area[first.device]
+            profile = self.plan.profile
+            area = profile.area[first.device]
+            on_files = self.plan.workload(first).engine == "flow"
+            dirty = profile.dirty_bytes, profile.dirty_background_bytes
+            if on_files:
+                dirty = profile.files.dirty_bytes, profile.files.dirty_background_bytes
             recorder = Recorder(directory)
+            mark = self.teardown.mark()
             try:
-                with bring_up(system, device, area, self.plan.build, recorder, self.teardown) as running:
+                limit_dirty(*dirty, self.teardown)
+                with bring_up(system, device, area, self.plan.build, recorder, self.teardown, on_files) as running:
                     filled = False
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
@@ -192,6 +236,7 @@ class Runner:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
                 return
             finally:
+                self.teardown.unwind(mark)
                 write_counters(directory)
 
     # ---- one run ----------------------------------------------------------------------
@@ -207,32 +252,43 @@ class Runner:
             index=entry.index,
             device=entry.device,
             system=entry.system,
+            suite=entry.suite,
             workload=entry.workload,
             repetition=entry.repetition,
         )
+        mark = self.teardown.mark()
         try:
-            began = time.monotonic()
-            preparation = self.prepare(entry, workload, running, filled)
-            preparation["preparation_s"] = round(time.monotonic() - began, 3)
-            summary = self.measure(entry, workload, running, block, directory, preparation)
-        except (PrepareError, CommandError, fio.WorkloadError, OSError) as error:
+            try:
+                began = time.monotonic()
+                if workload.engine == "flow":
+                    job, running, preparation = self.prepare_files(entry, workload, running, directory)
+                else:
+                    job, preparation = self.prepare_area(entry, workload, running, filled, directory)
+                preparation["preparation_s"] = round(time.monotonic() - began, 3)
+                summary = self.measure(entry, workload, job, running, block, directory, preparation)
+            finally:
+                if running.server_died():
+                    running.fail_io()  # else what is still dirty would hold the unmount
+                self.teardown.unwind(mark)
+        except (PrepareError, CommandError, WorkloadError, FileSystemError, SystemError_, OSError) as error:
             self.failed(entry, str(error))
             return False
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         write_json(directory / "summary.json", summary)
-        mark = directory / "DONE.new"
-        mark.touch()
-        mark.rename(directory / "DONE")
+        mark_done(directory)
         self.counts["done" if summary["valid"] else "invalid"] += 1
         self.emit("entry-done", index=entry.index, summary=summary)
-        return not workload.writes
+        return workload.engine == "fio" and not workload.writes
 
-    def prepare(self, entry: Entry, workload: Workload, running: Running, filled: bool) -> dict[str, object]:
-        device = self.devices[entry.device]
-        area = self.plan.profile.area[entry.device]
-        devices = [running.used] + ([running.backing] if running.backing else [])
+    def prepare_area(
+        self, entry: Entry, workload: Workload, running: Running, filled: bool, directory: Path
+    ) -> tuple[Job, dict[str, object]]:
+        """For fio on the device: zero-filled before reads, discarded before writes, nothing in the caches."""
+        device, profile = self.devices[entry.device], self.plan.profile
+        area = profile.area[entry.device]
+        devices = devices_of(running)
         found: dict[str, object] = {}
         if self.plan.systems[entry.system].backed:
             recheck(device, self.plan.devices[entry.device].confirm)
@@ -242,12 +298,80 @@ class Runner:
                 found |= discard_area(device, area, entry.seed)
             elif not filled:
                 fill_area(device, area, entry.seed)
-        return found | drop_caches(devices, area)
+        job = Job(
+            argv=fio.argv(workload, profile, area, running.used.path, entry.seed, directory),
+            seconds=profile.ramp_s + profile.runtime_s,
+            parse=lambda: fio.parse(directory / "fio.json", workload, profile),
+            synced=(running.used.path,),
+            sync=os.fsync,
+            area=area,
+        )
+        return job, found | drop_caches(devices, area)
+
+    def prepare_files(
+        self, entry: Entry, workload: Workload, running: Running, directory: Path
+    ) -> tuple[Job, Running, dict[str, object]]:
+        """For userblk-flow: its files on a new ext4, nothing in the caches. The system as the run then uses it."""
+        device, profile = self.devices[entry.device], self.plan.profile
+        size = profile.files.size[entry.device]
+        confirm = self.plan.devices[entry.device].confirm
+        if running.backing:
+            recheck(device, confirm)  # held by the server
+        else:
+            recheck_free(device, confirm)
+        recorder = Recorder(directory / "preparation")
+        lower, upper = mount_points(self.teardown)
+        memory = limit_memory(profile.files.memory_bytes, self.plan.emulated, self.teardown)
+        results = directory / "flow.json"
+        try:
+            for used in devices_of(running):
+                flush_cache(used.path)
+            found = discard_area(device, size, entry.seed)
+            for used in devices_of(running):  # pages of what was there before
+                flush_cache(used.path)
+            found |= make_ext4(running.used, size, recorder)
+            self.teardown.push("unmount", path=str(lower))
+            mount_ext4(running.used, lower, recorder)
+            program = self.flow()
+            create = flow.argv(program, workload, entry.device, lower, entry.seed, "create")
+            wait_for(recorder.spawn(create), memory, running, flow.CREATE_LIMIT)
+            recorder.run(["umount", str(lower)], timeout=flow.CREATE_LIMIT)
+            found |= drop_caches(devices_of(running), size)
+            mount_ext4(running.used, lower, recorder)
+            top = lower
+            if running.serve:
+                running, top = running.serve(lower, upper, recorder, self.teardown), upper
+                memory.add(running.server)
+        finally:
+            recorder.save()
+        options = flow.run_options(profile, results)
+        over = running
+
+        def parse() -> Result:
+            flow.write_series(results, directory / "flow_intervals.csv")
+            return flow.parse(results, workload, profile)
+
+        def problems() -> list[str]:
+            count = ext4_errors(over.used)
+            return memory.problems() + ([f"ext4 found {count} errors"] if count else [])
+
+        job = Job(
+            argv=flow.argv(program, workload, entry.device, top, entry.seed, "run", *options),
+            seconds=profile.files.ramp_s + profile.files.seconds(workload),
+            parse=parse,
+            synced=tuple(str(point) for point in dict.fromkeys((top, lower))),
+            sync=sync_file_system,
+            area=size,
+            memory=memory,
+            problems=problems,
+        )
+        return job, running, found
 
     def measure(
         self,
         entry: Entry,
         workload: Workload,
+        job: Job,
         running: Running,
         block: str,
         directory: Path,
@@ -255,24 +379,24 @@ class Runner:
     ) -> dict[str, object]:
         """Run the workload and return the summary."""
         profile = self.plan.profile
-        area = profile.area[entry.device]
-        devices = [running.used] + ([running.backing] if running.backing else [])
+        ramp = profile.files.ramp_s if workload.engine == "flow" else profile.ramp_s
+        devices = devices_of(running)
         before = {device.name: queue_attributes(device) for device in devices}
         write_json(directory / "queue-before.json", before)
         warnings = self.busy_warnings()
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]
-        with (
-            opened(running.used.path, os.O_RDONLY) as held,
-            Sampler(names, running.server or None, profile.interval_ms / 1e3) as sampler,
-        ):
+        with ExitStack() as stack:
+            held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
+            sampler = stack.enter_context(Sampler(names, running.server or None, profile.interval_ms / 1e3))
             origin = time.monotonic()
-            argv = fio.argv(workload, profile, area, running.used.path, entry.seed, directory)
-            process = recorder.spawn(argv)
+            process = recorder.spawn(job.argv)
             problems = []
             try:
-                limit = time.monotonic() + profile.ramp_s + profile.runtime_s + FLUSH_PATIENCE
+                if job.memory:
+                    job.memory.add(process.pid)
+                limit = time.monotonic() + job.seconds + FLUSH_PATIENCE
                 first_io = 0.0
                 while process.poll() is None:
                     time.sleep(POLL_S)
@@ -285,17 +409,17 @@ class Runner:
                                 break
                         break
                     if time.monotonic() > limit:
-                        problems.append(f"fio did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
+                        problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
                         break
             finally:
                 process.end()
                 recorder.save()
-            try:
-                # fio cannot see that its buffered writes failed later, on their way to the device.
-                if not problems:
-                    os.fsync(held)
-            except OSError as error:
-                problems.append(f"{running.used.path}: writing back failed: {error.strerror}")
+            for fd, path in zip(held, job.synced, strict=True):
+                try:
+                    if not problems:
+                        job.sync(fd)
+                except OSError as error:
+                    problems.append(f"{path}: writing back failed: {error.strerror}")
         after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}
         write_json(directory / "queue-after.json", after)
         memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
@@ -305,14 +429,15 @@ class Runner:
         if running.server_died() and "the server died" not in problems:
             problems.append("the server died")
         if process.poll():
-            problems.append(f"fio: exit code {process.poll()}")
-        problems += sampler.errors + ([] if problems else running.problems())
+            name = process.record["name"]
+            problems.append(f"{name}: exit code {process.poll()}: {last_line(process.errors)}")
+        problems += sampler.errors + ([] if problems else running.problems()) + job.problems()
         if after != before:
             changed = sorted(name for name in before if before[name] != after.get(name))
             problems.append(f"queue settings of {', '.join(changed)} changed during the run")
         try:
-            result = fio.parse(directory / "fio.json", workload, profile)
-        except fio.WorkloadError as error:
+            result = job.parse()
+        except WorkloadError as error:
             if not problems:
                 raise
             result = None
@@ -322,10 +447,7 @@ class Runner:
         if result:
             problems += result.problems
             warnings += result.warnings
-            if result.measured_from:
-                begin = result.measured_from - time.time() + time.monotonic()
-            else:
-                begin = (first_io or origin) + profile.ramp_s
+            begin = result.measured_from or (first_io or origin) + ramp
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
                 problems.append("no samples of the measured window")
@@ -337,22 +459,27 @@ class Runner:
                 "cpu_percent": use.cpu_percent if use else None,
                 "server_cpu_percent": use.server_cpu_percent if use else None,
                 "throughput_mbps": result.throughput_mbps,
+                **result.metrics,
             }
         settings: dict[str, object] = dict(running.settings)
         settings |= preparation
         settings |= before[running.used.name]
-        settings |= {"area_bytes": area, **dirty_limits()}
+        settings |= {"area_bytes": job.area, **dirty_limits()}
+        if job.memory:
+            settings |= job.memory.settings()
         if running.backing:
             settings["backing"] = before[running.backing.name]
         if result:
-            settings["fio"] = result.version
+            settings[workload.engine] = result.version
+            settings |= result.settings
         disks = use.disks if use else ()
         return {
             "schema": SCHEMA,
             "campaign": self.plan.campaign,
             "host": self.plan.host,
             "device": entry.device,
-            "suite": self.plan.suite.name,
+            "suite": entry.suite,
+            "engine": workload.engine,
             "system": entry.system,
             "workload": entry.workload,
             "repetition": entry.repetition,
@@ -390,6 +517,34 @@ class Runner:
         if other <= OTHER_CPU_LIMIT:
             return []
         return [f"load: other programs took {other:.0f} % of a CPU {'before' if quiet else 'after'} the run"]
+
+
+def devices_of(running: Running) -> list[BlockDevice]:
+    """The device that the workload uses, and the one below."""
+    return [running.used] + ([running.backing] if running.backing else [])
+
+
+def mark_done(directory: Path) -> None:
+    mark = directory / "DONE.new"
+    mark.touch()
+    mark.rename(directory / "DONE")
+
+
+def wait_for(process: Process, memory: Memory, running: Running, limit: float) -> None:
+    """Until a preparing process has ended. Raises CommandError, also if the system's server dies meanwhile."""
+    end = time.monotonic() + limit
+    try:
+        memory.add(process.pid)
+        while not process.wait(POLL_S):
+            if running.server_died():
+                running.fail_io()
+                raise CommandError("the server died while files were made")
+            if time.monotonic() > end:
+                raise CommandError(f"{process.record['name']}: has not ended within {limit:.0f} s")
+    finally:
+        process.end()
+    if process.poll():
+        raise CommandError(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
 
 
 def recheck_free(device: BlockDevice, confirm: str) -> None:

@@ -9,6 +9,7 @@ set $filesize=128k
 set $dirwidth=20
 set $iosize=1m
 set $appendsize=16k
+set $memsize=10m
 set $runtime=3600
 
 set mode quit timeout
@@ -17,7 +18,7 @@ define fileset name=bigfileset,path=$dir,entries=$nfiles,size=$filesize,dirwidth
 
 define process name=fileserver,instances=1
 {
-  thread name=fileserver,memsize=10m,instances=$nthreads
+  thread name=fileserver,memsize=$memsize,instances=$nthreads
   {
     flowop createfile name=createfile1,filesetname=bigfileset,fd=1
     flowop writewholefile name=wrtfile1,srcfd=1,fd=1,iosize=$iosize

@@ -9,6 +9,7 @@ set $filesize=16k
 set $dirwidth=1500000
 set $iosize=1m
 set $appendsize=16k
+set $memsize=10m
 set $runtime=3600
 
 set mode quit timeout
@@ -17,7 +18,7 @@ define fileset name=bigfileset,path=$dir,entries=$nfiles,size=$filesize,dirwidth
 
 define process name=mailserver,instances=1
 {
-  thread name=mailserver,memsize=10m,instances=$nthreads
+  thread name=mailserver,memsize=$memsize,instances=$nthreads
   {
     flowop deletefile name=deletefile1,filesetname=bigfileset
     flowop createfile name=createfile2,filesetname=bigfileset,fd=1

@@ -8,6 +8,7 @@ set $filesize=16k
 set $dirwidth=20
 set $iosize=1m
 set $appendsize=16k
+set $memsize=10m
 set $runtime=3600
 
 set mode quit timeout
@@ -17,7 +18,7 @@ define fileset name=logfiles,path=$dir,entries=1,size=$filesize,dirwidth=$dirwid
 
 define process name=webserver,instances=1
 {
-  thread name=webserver,memsize=10m,instances=$nthreads
+  thread name=webserver,memsize=$memsize,instances=$nthreads
   {
     flowop openfile name=openfile1,filesetname=bigfileset,fd=1
     flowop readwholefile name=readfile1,fd=1,iosize=$iosize

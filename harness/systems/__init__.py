@@ -10,13 +10,13 @@ from ..blockdev import BlockDevice
 from ..commands import Recorder
 from ..config import SystemConfig
 from ..teardown import Teardown
-from . import native, nbdkit, tcmu
+from . import fuse, native, nbdkit, tcmu
 from .base import Context, Running, SystemError_, load_modules
 
 __all__ = ["Context", "Running", "SystemError_", "bring_up", "load_modules", "modules"]
 
-_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up}
-_MODULES = {"native": (), "nbdkit": nbdkit.MODULES, "tcmu": tcmu.MODULES}
+_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up, "fuse": fuse.up}
+_MODULES = {"native": (), "nbdkit": nbdkit.MODULES, "tcmu": tcmu.MODULES, "fuse": fuse.MODULES}
 
 
 def modules(kind: str) -> tuple[str, ...]:
@@ -26,13 +26,19 @@ def modules(kind: str) -> tuple[str, ...]:
 
 @contextmanager
 def bring_up(
-    config: SystemConfig, device: BlockDevice, area: int, build: str, recorder: Recorder, teardown: Teardown
+    config: SystemConfig,
+    device: BlockDevice,
+    area: int,
+    build: str,
+    recorder: Recorder,
+    teardown: Teardown,
+    mountable: bool = False,
 ) -> Iterator[Running]:
     """The system on the device, for the length of the with block. Raises SystemError_, CommandError, TeardownError."""
     mark = teardown.mark()
     try:
         with ExitStack() as after:
-            context = Context(config, device, area, build, recorder, teardown, after)
+            context = Context(config, device, area, build, recorder, teardown, after, mountable)
             try:
                 running = _UP[config.kind](context)
                 try:

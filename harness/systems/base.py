@@ -25,9 +25,20 @@ class SystemError_(Exception):
     """A system cannot be brought up; one line."""
 
 
+def built(build: str, *parts: str) -> Path:
+    """A file that make built. Raises SystemError_."""
+    path = (CHECKOUT or Path()).joinpath(build, *parts)
+    if not path.exists():
+        raise SystemError_(f"{path} is missing; build it with make")
+    return path
+
+
 @dataclass(frozen=True)
 class Context:
-    """What a system is made of. area: bytes of the device that are used; after: left when all is torn down."""
+    """What a system is made of. area: bytes of the device that are used; after: left when all is torn down.
+
+    mountable: the workload mounts the device, so nothing else may hold it.
+    """
 
     config: SystemConfig
     device: BlockDevice
@@ -36,13 +47,11 @@ class Context:
     recorder: Recorder
     teardown: Teardown
     after: ExitStack
+    mountable: bool = False
 
     def library(self, *parts: str) -> Path:
         """A file that make built. Raises SystemError_."""
-        path = (CHECKOUT or Path()).joinpath(self.build, *parts)
-        if not path.exists():
-            raise SystemError_(f"{path} is missing; build it with make")
-        return path
+        return built(self.build, *parts)
 
     def parameters(self) -> dict[str, str]:
         """key=value of our device, but for its size."""
@@ -55,6 +64,7 @@ class Running:
     """A system that is up. used: what the workload opens; server: 0 for native.
 
     problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
+    serve: mounts a file system of ours over one that is mounted, for one run; None: there is none.
     """
 
     used: BlockDevice
@@ -65,6 +75,7 @@ class Running:
     problems: Callable[[], list[str]] = lambda: []
     fail_io: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
+    serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
 
     def server_died(self) -> bool:
         return bool(self.server) and start_time(self.server) != self.server_started

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The device itself. It is held open exclusively, as the servers of the other systems hold it."""
+"""The device itself. It is held open exclusively, as the servers of the other systems hold it, unless it is mounted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from .base import Context, Running, SystemError_
 
 def up(context: Context) -> Running:
     path = context.device.path
+    if context.mountable:
+        return Running(used=context.device)
     try:
         fd = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:

@@ -1,2 +1,33 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Programs that put load on a device, and what they report."""
+"""Programs that put load on a device or a file system, and what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LEAST_RUNTIME = 0.5  # s, below which a run says nothing
+
+
+class WorkloadError(Exception):
+    """A program's result cannot be read; one line."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured after the ramp. problems: reasons for which the run may not be used.
+
+    measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known. metrics and settings: what only this
+    kind of workload has.
+    """
+
+    throughput_kops: float
+    throughput_mbps: float
+    latency_us: float
+    duration_s: float
+    measured_from: float
+    version: str
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)

@@ -4,30 +4,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 from ..config import Profile, Workload
-
-LEAST_RUNTIME = 0.5  # s, below which a run says nothing
-
-
-class WorkloadError(Exception):
-    """fio's result cannot be read; one line."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What fio measured after the ramp. problems: reasons for which the run may not be used."""
-
-    throughput_kops: float
-    throughput_mbps: float
-    latency_us: float
-    duration_s: float
-    measured_from: float  # end of the ramp, seconds since 1970; 0: an old fio that does not tell
-    version: str
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
+from . import LEAST_RUNTIME, Result, WorkloadError
 
 
 def subrange(workload: Workload, area: int) -> int:
@@ -85,7 +66,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         operations = side["total_ios"]
         result_bytes = side["io_bytes"]
         latency = side["lat_ns"]
-        measured_from = job.get("job_start", 0) / 1e3
+        job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
@@ -100,14 +81,14 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     if seconds < LEAST_RUNTIME:
         problems.append(f"measured for {seconds:.2f} s only; use a larger area")
     elif seconds < 0.9 * profile.runtime_s:
-        warnings.append(f"ended after {seconds:.1f} s of {profile.runtime_s} s: its area was done")
+        warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s} s its area was done")
     span = seconds or 1.0
     return Result(
         throughput_kops=operations / span / 1e3,
         throughput_mbps=result_bytes / span / 1e6,
         latency_us=latency["mean"] / 1e3,
         duration_s=seconds,
-        measured_from=measured_from,
+        measured_from=job_start - time.time() + time.monotonic() if job_start else 0.0,
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),

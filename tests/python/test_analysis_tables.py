@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 from userblk.analysis import render
+from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import Run, SummaryError, load_campaign, run_from_summary
 from userblk.analysis.table import (
+    FILE_WORKLOADS,
+    FILES,
     METRICS,
     WORKLOADS,
     Mark,
@@ -79,6 +82,15 @@ def test_papers_table_comes_out_as_it_went_in() -> None:
     assert render.csv_wide([paper_table(PAPER)]) == PAPER.read_text()
 
 
+def test_papers_second_table_comes_out_as_it_went_in() -> None:
+    table = paper_table(CONFIGS / "paper/table2.csv")
+    assert render.csv_wide([table]) == (CONFIGS / "paper/table2.csv").read_text()
+    assert table.title.startswith("Table 2")
+    assert table.rows == tuple((device, name) for device in ("sata", "nvme") for name in WORKLOADS + FILE_WORKLOADS)
+    left_out = table.cell("nvme", "web-server", "fuse", THROUGHPUT)
+    assert render.cell_text(table, THROUGHPUT, "fuse", left_out) == "-"
+
+
 def test_papers_rows_are_in_our_order() -> None:
     rows = paper_table(PAPER).rows
     assert rows == tuple((device, workload) for device in ("sata", "nvme") for workload in WORKLOADS)
@@ -137,6 +149,16 @@ def test_single_run_says_so() -> None:
     assert cell.marks == {Mark.SINGLE} and cell.difference is not None and cell.difference.half is None
     assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "-20.4 n=1"
     assert "n=1: a single run, so no interval." in render.legend(table)
+
+
+def test_one_repetition_is_said_once() -> None:
+    table = make_table(runs("native", [10.0]) + runs("nbdkit", [8.0]))
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
+    assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "-20.0"
+    assert "One repetition: no intervals." in table.notes
+    assert not any("n=1" in line for line in render.legend(table))
+    both = make_table(runs("native", [10.0, 10.1]))
+    assert "One repetition: no intervals." not in both.notes
 
 
 def test_single_native_run_leaves_others_without_interval() -> None:
@@ -248,6 +270,38 @@ def test_long_csv_keeps_every_digit() -> None:
     assert (float(record["ci_low"]), float(record["ci_high"])) == (cell.mean.low, cell.mean.high)
     assert (float(record["diff_ci_low"]), float(record["diff_ci_high"])) == (cell.difference.low, cell.difference.high)
     assert "EMULATED (lab)" in record["measured"]
+
+
+def files_run(system: str, workload: str, kops: float, **changes: Any) -> Run:
+    metrics = {"throughput_kops": kops, "latency_us": 9.0, "cpu_percent": 5.0, "files_kops": kops / 3}
+    ids = {"engine": "flow", "suite": "bdus-fs", "workload": workload, "system": system}
+    return run_from_summary(summary(metrics=metrics, **ids, **changes), "test")
+
+
+def test_the_two_suites_are_two_tables() -> None:
+    names = ("web-server", "create-1th", "seq-read-1th-4k")
+    fs = [files_run(system, name, 9.0) for name in names for system in ("fuse", "native")]
+    block, files = make_tables([*fs, *made_up()], 7, ["size is 5 (because)"])
+    assert block.title.startswith("Table 1: block device") and files.title.startswith("Table 2: file system")
+    assert block.systems == ("native", "nbdkit", "tcmu") and files.systems == ("native", "fuse")
+    assert [name for _, name in files.rows] == ["seq-read-1th-4k", "create-1th", "web-server"]
+    assert "The paper does not state it: size is 5 (because)." in files.notes
+    assert any("An operation is a flowop" in note for note in files.notes)
+    assert not any("flowop" in note for note in block.notes)
+
+
+def test_files_per_second_are_in_the_long_csv_only() -> None:
+    table = make_table([files_run("native", "create-1th", 9.0), files_run("fuse", "create-1th", 6.0)])
+    assert table.cell("sata", "create-1th", "fuse", FILES).mean == Interval(2.0)
+    assert "Files" not in render.markdown([table]).split("\n\n")[1]
+    records = list(csv.DictReader(io.StringIO(render.csv_long([table]))))
+    assert [r["mean"] for r in records if r["metric"] == "files_kops"] == ["3.0", "2.0"]
+    assert {r["unit"] for r in records if r["metric"] == "files_kops"} == {"kfile/s"}
+
+
+def test_writes_to_nvme_have_no_wider_limit_in_table_2() -> None:
+    assert half_width_limit(THROUGHPUT, "nvme", "rand-write-1th-4k", 200.0, files=True) == 10.0
+    assert half_width_limit(THROUGHPUT, "nvme", "rand-write-1th-4k", 200.0) == 20.0
 
 
 def test_hosts_do_not_mix() -> None:

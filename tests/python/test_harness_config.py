@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from userblk.harness import config
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system, names, parse_block_size
+from userblk.harness.config import (
+    ConfigError,
+    load_parameters,
+    load_profile,
+    load_suite,
+    load_system,
+    names,
+    parse_block_size,
+    parse_bytes,
+)
 
 
 def test_the_suite_has_the_papers_workloads_in_its_order() -> None:
@@ -17,6 +28,49 @@ def test_the_suite_has_the_papers_workloads_in_its_order() -> None:
     assert [workload.id for workload in suite.workloads] == paper
     last = suite.workloads[-1]
     assert (last.rw, last.threads, last.block_size, last.writes) == ("randwrite", 16, 128 << 10, True)
+
+
+def test_bdus_is_both_tables_in_their_order() -> None:
+    tables = (config.CONFIGS / "paper" / name for name in ("table1.csv", "table2.csv"))
+    rows = [[line.split(",")[:2] for line in table.read_text().splitlines()[1:]] for table in tables]
+    paper = [workload for table in rows for device, workload in table if device == "SATA"]
+    workloads = load_suite("bdus").workloads
+    assert [workload.id for workload in workloads] == paper and len(paper) == 41
+    assert [(w.suite, w.engine) for w in workloads] == [("bdus-block", "fio")] * 16 + [("bdus-fs", "flow")] * 25
+    assert {w.id: w.files for w in workloads if w.threads == 1 and w.files} == {
+        "create-1th": "createfile",
+        "read-1th": "openfile",
+        "delete-1th": "deletefile",
+    }
+    assert [w.id for w in workloads if w.macro] == ["file-server", "mail-server", "web-server"]
+
+
+def test_every_parameter_has_a_reason_a_use_and_a_value_for_each_profile() -> None:
+    parameters, choices = load_parameters()
+    ids = [workload.id for workload in load_suite("bdus-fs").workloads]
+    for parameter in parameters:
+        for pattern in parameter.workloads:
+            used = [name for name in ids if fnmatchcase(name, pattern)]
+            assert used, pattern
+            for name in used:
+                text = (config.CONFIGS / f"workloads/{name}.f").read_text()
+                variable = "filesize" if parameter.variable == "size" else parameter.variable
+                assert f"set ${variable}=" in text, (name, variable)
+        assert all(parameter.value(p, d) for p in names("profiles") for d in ("sata", "nvme"))
+    assert all(one.reason for one in (*parameters, *choices))
+
+
+def test_the_papers_values_are_those_of_the_workload_files() -> None:
+    """Full size is what stock Filebench would run from the same file (SATA, where the devices differ)."""
+    parameters, _ = load_parameters()
+    for workload in load_suite("bdus-fs").workloads:
+        text = (config.CONFIGS / f"workloads/{workload.id}.f").read_text()
+        found = dict(re.findall(r"^set \$(\w+)=(\w+)", text, re.MULTILINE))
+        for parameter in parameters:
+            if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
+                value = parameter.value("paper", "sata")
+                stated = parse_bytes(found["filesize"]) * workload.threads if parameter.variable == "size" else None
+                assert value == (stated or parse_bytes(int(x) if (x := found[parameter.variable]).isdigit() else x))
 
 
 def test_everything_shipped_loads() -> None:
@@ -31,6 +85,9 @@ def test_the_paper_profile_is_the_papers() -> None:
     paper = load_profile("paper")
     assert (paper.ramp_s + paper.runtime_s, paper.repetitions, paper.keep_up) == (900, 5, False)
     assert paper.area == {"sata": 64 << 30, "nvme": 256 << 30}
+    files = paper.files
+    assert (files.ramp_s + files.runtime_s, files.ramp_s + files.macro_runtime_s) == (900, 3600)
+    assert files.memory_bytes == 4 << 30 and all(files.size[name] > paper.area[name] for name in paper.area)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +106,14 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/nbdkit", '"passthrough"', '"pass"', "device=pass: must be one of passthrough, null"),
         ("systems/nbdkit", 'scheduler = "none"', 'sheduler = "none"', "queue.sheduler=none: unknown key"),
         ("systems/tcmu", "threads = 16", 'threads = "16"', "threads=16: must be an integer"),
+        ("systems/fuse", "options = []", "options = []\nthreads = 5", "threads=5: unknown key"),
+        ("systems/fuse", "[negotiated]", "[agreed]", "negotiated is missing"),
+        ("profiles/quick", "macro_runtime_s = 3", "macro_runtime_s = 0", "files.macro_runtime_s=0: must be"),
+        ("profiles/quick", "[files.size]\nsata = 2", "[files.size]\nsata = 1", "files.size.sata=1147483648: must be"),
+        ("profiles/quick", "dirty_bytes = 67108864", "dirty_bytes = 0", "files.dirty_bytes=0: set both"),
+        ("suites/bdus-fs", '"createfile"', '"makefile"', "metadata.create=makefile: must be one of createfile,"),
+        ("suites/bdus-fs", "[macro]", "[macros]", "macro is missing"),
+        ("suites/bdus", '"bdus-fs"]', '"bdus-fs"]\nengine = "fio"', "engine=fio: unknown key"),
     ],
 )
 def test_a_wrong_key_is_named(
@@ -69,8 +134,26 @@ def test_a_wrong_key_is_named(
     assert "\n" not in str(error.value).rstrip("\n")
 
 
+def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(config.CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    path = tmp_path / "configs/workloads/parameters.toml"
+    text = path.read_text()
+    for old, new, message in (
+        ("quick = 12000", "quick = 0", "parameter 3: quick=0: must be a whole number"),
+        ('quick = "512m"', 'quick = "512x"', "parameter 1: quick=512x: must be"),
+        ("workloads = [\"file-server\"]", "workloads = []", "workloads=[]: must be a list"),
+        ("what = \"discard\"", "", "what is missing"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ConfigError) as error:
+            load_parameters()
+        assert str(error.value).startswith("configs/workloads/parameters.toml: ") and message in str(error.value)
+
+
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of native, nbdkit,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of fuse, native, nbdkit,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")

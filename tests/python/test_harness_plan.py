@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -72,6 +73,68 @@ def test_subsets_and_repetitions() -> None:
         plan_of("quick", campaign="../x")
 
 
+def bdus(profile: str = "quick", *systems: str) -> Plan:
+    names = systems or ("native", "nbdkit", "tcmu", "fuse")
+    return make_plan(
+        suite=load_suite("bdus"),
+        profile=load_profile(profile),
+        systems=[load_system(name) for name in names],
+        devices=DEVICES,
+        campaign="c",
+        build="build/host",
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize("profile", ["quick", "paper"])
+def test_bdus_is_every_workload_on_every_system_that_can(profile: str) -> None:
+    plan = bdus(profile)
+    rounds = plan.profile.repetitions
+    assert len(plan.entries) == 2 * (16 * 3 + 25 * 4) * rounds
+    systems = Counter((entry.suite, entry.system) for entry in plan.entries)
+    assert systems["bdus-block", "fuse"] == 0 and systems["bdus-fs", "fuse"] == 50 * rounds
+    cells = Counter((e.device, e.suite, e.system, e.workload) for e in plan.entries)
+    assert set(cells.values()) == {rounds}
+    directories = {plan.directory(entry) for entry in plan.entries}
+    assert len(directories) == len(plan.entries)  # though ids occur in both suites
+    for entry in plan.entries:
+        assert plan.workload(entry).suite == entry.suite
+
+
+def test_a_block_is_one_system_with_or_without_file_systems() -> None:
+    for _, entries in bdus().blocks():
+        assert len({(e.device, e.system, e.suite) for e in entries}) == 1
+        assert len(entries) in (16, 25)
+
+
+def test_no_file_system_on_null_devices_and_no_fuse_on_block_workloads() -> None:
+    assert {e.suite for e in bdus("quick", "tcmu-null").entries} == {"bdus-block"}
+    with pytest.raises(ConfigError, match="system=fuse: none of the workloads can run on it"):
+        plan_of("quick", systems=[load_system("fuse")])
+
+
+def test_variables_follow_the_profile_and_the_device() -> None:
+    workloads = {workload.id: workload.variables for workload in bdus("paper").suite.workloads if workload.variables}
+    assert len(workloads) == 25
+    assert workloads["rand-read-16th-4k"]["sata"] == {"filesize": 4 << 30, "iters": 1 << 20, "runtime": 900}
+    assert workloads["rand-read-16th-4k"]["nvme"] == {"filesize": 16 << 30, "iters": 1 << 22, "runtime": 900}
+    assert workloads["web-server"]["nvme"] == {"nfiles": 1250000, "memsize": 10 << 20, "runtime": 3600}
+    quick = {workload.id: workload.variables for workload in bdus().suite.workloads}
+    assert quick["read-1th"]["sata"]["finish"] == 3 * quick["read-1th"]["sata"]["nfiles"]
+    profile = dataclasses.replace(load_profile("quick"), name="other")
+    with pytest.raises(ConfigError, match="size of seq-read-1th-4k has no value for profile other"):
+        make_plan(
+            suite=load_suite("bdus-fs"), profile=profile, systems=SYSTEMS, devices=DEVICES, campaign="c", build="b"
+        )
+
+
+def test_the_whole_of_bdus_fits_its_time() -> None:
+    plan = bdus()
+    expected = estimate(plan)
+    assert len(expected.each) == len(plan.entries) and sum(expected.each) == pytest.approx(expected.seconds)
+    assert expected.seconds < 2.5 * 3600
+
+
 def test_estimate_counts_what_may_be_written() -> None:
     plan = plan_of("quick", systems=[load_system("native"), load_system("tcmu-null")])
     area = plan.profile.area["sata"]
@@ -88,10 +151,10 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
     assert plan.directory(plan.entries[0]).parts[-1] == "1"
     value = json.loads(path.read_text())
-    path.write_text(json.dumps(value | {"schema": 2}))
-    with pytest.raises(ConfigError, match="another schema than 1"):
+    path.write_text(json.dumps(value | {"schema": 1}))
+    with pytest.raises(ConfigError, match="another schema than 2"):
         read_plan(path)
-    path.write_text(json.dumps({"schema": 1, "suite": 5}))
+    path.write_text(json.dumps({"schema": 2, "suite": 5}))
     with pytest.raises(ConfigError, match="not a plan"):
         read_plan(path)
     with pytest.raises(ConfigError, match="No such file"):

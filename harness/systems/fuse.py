@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough, our FUSE file system, over the ext4 of the native device: mounted anew for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..commands import Recorder
+from ..filesystem import mounted_type
+from ..interrupt import held
+from ..teardown import Teardown
+from .base import Context, Running, SystemError_, await_up
+
+MODULES = ("fuse",)
+PROGRAM = "userblk-passthrough"
+
+
+def status(text: str) -> dict[str, str]:
+    """What the daemon's status line says, {} as long as there is none."""
+    for line in text.splitlines():
+        words = line.split()
+        if words[:2] == [f"{PROGRAM}:", "ready"]:
+            return dict(word.split("=", 1) for word in words[2:] if "=" in word)
+    return {}
+
+
+def fallbacks(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """What was not granted, or is not as the system's configuration says; a line each."""
+    lines = [f"{PROGRAM}: {name} was refused" for name, value in found.items() if value == "refused"]
+    for name, value in wanted.items():
+        if name not in found:
+            lines.append(f"{PROGRAM}: its status line does not tell {name}")
+        elif found[name] not in (value, "refused"):
+            lines.append(f"{PROGRAM}: {name} is {found[name]} instead of {value}")
+    return lines
+
+
+def up(context: Context) -> Running:
+    """The native device; the file system comes with each run's mount."""
+    program = context.library("fuse-passthrough", PROGRAM)
+    config = context.config
+
+    def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:
+        argv = [str(program), "-f", *config.options, str(source), str(mountpoint)]
+        with held():
+            daemon = recorder.spawn(argv, teardown=teardown)
+            teardown.push("unmount", path=str(mountpoint))  # before the daemon's end: what it caches is written then
+        output = recorder.directory / str(daemon.record["stdout"])
+        await_up(f"{PROGRAM} is not ready", lambda: bool(status(output.read_text(errors="replace"))), daemon)
+        if not mounted_type(mountpoint).startswith("fuse"):
+            raise SystemError_(f"{mountpoint}: is no FUSE file system although {PROGRAM} is ready")
+        found = status(output.read_text(errors="replace"))
+
+        def problems() -> list[str]:
+            gone = [] if mounted_type(mountpoint).startswith("fuse") else [f"{mountpoint} is no longer mounted"]
+            return fallbacks(found, config.negotiated) + gone
+
+        return Running(
+            used=context.device,
+            server=daemon.pid,
+            server_started=daemon.started,
+            settings={"negotiated": found, "options": list(config.options)},
+            problems=problems,
+        )
+
+    return Running(used=context.device, serve=serve)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ext4 of a run and its memory, on a real loop device and in a real control group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loops import MIB, loop
+from userblk.harness import filesystem, teardown
+from userblk.harness.blockdev import identify
+from userblk.harness.commands import CommandError, Recorder
+from userblk.harness.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
+from userblk.harness.teardown import Teardown, recover
+
+SIZE = 64 * MIB
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "image").mkdir()
+    return tmp_path / "image"
+
+
+def test_made_mounted_and_gone(image: Path, tmp_path: Path) -> None:
+    with loop(image, 2 * SIZE) as path:
+        device, recorder, undo = identify(path), Recorder(tmp_path / "r"), Teardown()
+        try:
+            found = make_ext4(device, SIZE, recorder)
+            assert found["file_system_bytes"] == SIZE and "nodiscard" in str(found["mkfs"])
+            point, _ = filesystem.mount_points(undo)
+            undo.push("unmount", path=str(point))
+            mount_ext4(device, point, recorder)
+            assert mounted_type(point) == "ext4"
+            status = os.statvfs(point)
+            assert SIZE // 2 < status.f_blocks * status.f_frsize < SIZE  # not the whole device
+            assert filesystem.ext4_errors(device) == 0
+            with pytest.raises(CommandError, match=r"mounted|in use"):
+                make_ext4(device, SIZE, recorder)  # a mounted one is never made anew
+        finally:
+            undo.unwind()
+        assert mounted_type(point) == "" and not point.parent.exists() and not undo.journal.exists()
+
+
+def test_a_mount_of_something_else_is_told(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loop(image, SIZE) as path:
+        recorder = Recorder(tmp_path / "r")
+        monkeypatch.setattr(recorder, "run", lambda argv, timeout: "")  # a mount that did nothing
+        with pytest.raises(FileSystemError, match="is not the ext4 of"):
+            mount_ext4(identify(path), tmp_path, recorder)
+
+
+def test_a_directory_that_holds_something_is_never_emptied(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    with pytest.raises(OSError, match="not empty"):
+        filesystem.remove_directory(str(precious))
+    assert (precious / "file").exists()
+    filesystem.remove_directory(str(tmp_path / "none"))
+    filesystem.unmount(str(tmp_path))  # nothing is mounted there
+
+
+def test_what_a_killed_runner_mounted_is_unmounted(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    with loop(image, SIZE) as path:
+        code = (
+            "import os, signal, sys; from pathlib import Path\n"
+            "from userblk.harness import filesystem, teardown; from userblk.harness.blockdev import identify\n"
+            "from userblk.harness.commands import Recorder\n"
+            "teardown.RUN = filesystem.RUN = Path(sys.argv[1]); t = teardown.Teardown()\n"
+            "device, recorder = identify(sys.argv[2]), Recorder(Path(sys.argv[3]))\n"
+            "filesystem.make_ext4(device, 64 << 20, recorder); point, _ = filesystem.mount_points(t)\n"
+            "filesystem.limit_memory(1 << 30, False, t)\n"
+            "t.push('unmount', path=str(point)); filesystem.mount_ext4(device, point, recorder)\n"
+            "print(point, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        argv = [sys.executable, "-c", code, str(tmp_path / "run"), path, str(tmp_path / "r")]
+        killed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        point = Path(killed.stdout.strip())
+        assert mounted_type(point) == "ext4", killed.stderr
+        (journal,) = (tmp_path / "run").glob("journal-*")
+        (group,) = (a["path"] for name, a in json.loads(journal.read_text()) if name == "remove_cgroup")
+        assert Path(group).is_dir()
+        assert len(recover()) == 1
+        assert mounted_type(point) == "" and not point.parent.exists() and not Path(group).exists()
+
+
+def test_memory_is_limited() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    undo = Teardown()
+    try:
+        try:
+            memory = limit_memory(64 * MIB, False, undo)
+        except FileSystemError as error:
+            pytest.skip(f"kernel: {error}")
+        assert memory.cgroup is not None and memory.problems() == []
+        # It waits until it is in the group.
+        code = "import sys; sys.stdin.read(1); x = bytearray(256 << 20); x[::4096] = b'x' * len(x[::4096])"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+            memory.add(process.pid)
+            process.communicate(b"g", timeout=60)
+        assert process.returncode == -9
+        assert "were not enough" in memory.problems()[0]
+        found = memory.settings()
+        assert found["memory_limit"] == "cgroup" and found["memory_bytes"] == 64 * MIB
+        memory.add(process.pid)  # it has ended: no error
+    finally:
+        undo.unwind()
+    assert not memory.cgroup.exists()
+
+
+def test_the_guest_is_its_own_limit() -> None:
+    undo = Teardown()
+    memory = limit_memory(64 * MIB, True, undo)
+    assert memory.cgroup is None and memory.settings()["memory_limit"] == "machine" and not undo.steps
+    memory.add(os.getpid())
+    assert memory.problems() == []

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-flow's command line, and which of its results are believed (the numbers are inputs of the tests)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from userblk.harness.config import Workload, load_profile, load_suite
+from userblk.harness.workloads import WorkloadError, flow
+
+QUICK = load_profile("quick")
+PROFILE = dataclasses.replace(QUICK, files=dataclasses.replace(QUICK.files, ramp_s=1, runtime_s=2))
+READ = Workload("read-1th", threads=1, suite="bdus-fs", engine="flow", files="openfile")
+
+
+def interval(start: float, end: float, ops: int = 300) -> dict[str, Any]:
+    flowops = {"open1": ops // 3, "read1": ops // 3, "close1": ops // 3, "finish1": 7}
+    latency = {"sum": ops * 2000, "mean": 2000.0, "bins": {"1000": ops - 10, "92672": 10}}
+    return {"start_s": start, "end_s": end, "ops": ops, "bytes": ops * 4096, "flowops": flowops, "latency_ns": latency}
+
+
+def report(*ends: float, **changes: Any) -> dict[str, Any]:
+    """With intervals that end at these times, the first one busier than the others."""
+    starts = (0.0, *ends)
+    intervals = [interval(a, b, 300 if a else 9000) for a, b in zip(starts, ends, strict=False)]
+    types = {"open1": "openfile", "read1": "readwholefile", "close1": "closefile", "finish1": "finishoncount"}
+    return {
+        "schema": 1,
+        "program": "userblk-flow 0.1.0",
+        "original": False,
+        "threads": 4,
+        "threads_without_file": 0,
+        "started_monotonic_s": 100.0,
+        "duration_s": ends[-1],
+        "end": "time",
+        "variables": {"nfiles": 5},
+        "filesets": [],
+        "flowops": [{"name": name, "type": kind} for name, kind in types.items()],
+        "intervals": intervals,
+    } | changes
+
+
+def parse(tmp_path: Path, value: object) -> Any:
+    (tmp_path / "flow.json").write_text(json.dumps(value))
+    return flow.parse(tmp_path / "flow.json", READ, PROFILE)
+
+
+def test_figures_are_of_the_time_after_the_ramp(tmp_path: Path) -> None:
+    result = parse(tmp_path, report(0.98, 2.0, 3.0))  # the sampler came 20 ms early: still the ramp's end
+    assert result.duration_s == pytest.approx(2.02)
+    assert result.throughput_kops == pytest.approx(0.6 / 2.02)
+    assert result.throughput_mbps == pytest.approx(600 * 4096 / 2.02e6)
+    assert result.latency_us == 2.0
+    assert result.measured_from == pytest.approx(100.98)
+    assert result.metrics["files_kops"] == pytest.approx(0.2 / 2.02)
+    assert (result.metrics["latency_p50_us"], result.metrics["latency_p99_us"]) == (1.0, 92.672)
+    assert result.settings["operations"] == {"open1": 200, "read1": 200, "close1": 200, "finish1": 14}
+    assert (result.problems, result.warnings) == ((), ())
+
+
+def test_a_data_workload_counts_no_files(tmp_path: Path) -> None:
+    (tmp_path / "flow.json").write_text(json.dumps(report(1.0, 3.0)))
+    data = Workload("seq-read-1th-4k", "read", 1, 4096, "bdus-fs", "flow")
+    assert flow.parse(tmp_path / "flow.json", data, PROFILE).metrics["files_kops"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"end": "early", "threads_without_file": 3}, "3 threads found no file any more"),
+        ({"end": "interrupted"}, "interrupted"),
+        ({"original": True}, "--original"),
+    ],
+)
+def test_a_run_that_did_not_go_to_its_end_is_a_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    assert problem in " ".join(parse(tmp_path, report(1.0, 3.0, **changes)).problems)
+
+
+def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
+    assert "after the ramp" in parse(tmp_path, report(0.4, end="all-done")).problems[0]
+    short = parse(tmp_path, report(1.0, 1.4, end="all-done"))
+    assert short.problems == ("measured for 0.40 s only; give it more files",)
+
+
+def test_an_early_end_and_idle_threads_are_warnings(tmp_path: Path) -> None:
+    early = parse(tmp_path, report(1.0, 2.0, end="all-done", threads_without_file=4))
+    assert early.problems == () and early.warnings[0].startswith("early end: after 2.0 s of 3 s")
+    idle = parse(tmp_path, report(1.0, 3.0, threads_without_file=2))
+    assert idle.problems == () and idle.warnings == ("idle threads: 2 of 4 had no file left before the end",)
+    assert parse(tmp_path, report(1.0, 2.9, end="all-done")).warnings == ()
+
+
+def test_an_unreadable_result(tmp_path: Path) -> None:
+    for value in ({}, [], {"schema": 2}, report(1.0, 3.0) | {"intervals": 5}):
+        with pytest.raises(WorkloadError, match=r"flow\.json"):
+            parse(tmp_path, value)
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        flow.parse(tmp_path / "none.json", READ, PROFILE)
+
+
+def test_the_series_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "flow.json").write_text(json.dumps(report(0.5, 1.0)))
+    flow.write_series(tmp_path / "flow.json", tmp_path / "series.csv")
+    rows = list(csv.DictReader((tmp_path / "series.csv").open()))
+    assert [float(row["time_s"]) for row in rows] == [0.5, 1.0]
+    assert float(rows[1]["kops"]) == pytest.approx(0.6) and float(rows[1]["latency_us"]) == 2.0
+
+
+def test_percentiles() -> None:
+    assert flow.percentile({10: 98, 20: 1, 30: 1}, 99) == 20
+    assert flow.percentile({10: 1}, 50) == 10
+    assert flow.percentile({}, 50) == 0
+
+
+def test_both_phases_get_the_same_seed_and_variables() -> None:
+    workload = dataclasses.replace(READ, variables={"sata": {"nfiles": 7, "runtime": 3}, "nvme": {}})
+    create, run = (flow.argv(Path("/f"), workload, "sata", Path("/m"), 5, phase) for phase in ("create", "run"))
+    assert [word for word in create if word not in run] == ["--phase=create"]
+    assert {"--seed=5", "--set=dir=/m", "--set=nfiles=7", "--set=runtime=3"} <= set(run)
+    assert run[-1].endswith("configs/workloads/read-1th.f")
+
+
+def test_every_workload_has_its_file() -> None:
+    for workload in load_suite("bdus-fs").workloads:
+        any_values = dataclasses.replace(workload, variables={"x": {}})
+        assert Path(flow.argv(Path("/f"), any_values, "x", Path("/"), 1, "run")[-1]).is_file()
