@@ -277,6 +277,11 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 	if (fs.passthrough)
 		conn->max_backing_stack_depth = 1;
 #endif
+	/*
+	 * Otherwise the kernel has us truncate with the open, before it looks whether the file
+	 * is being executed, and says ETXTBSY of a program that is gone.
+	 */
+	do_not_want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
 	/* Both cannot be: who passes writes through has nothing to write back. */
 	fs.writeback = fs.writeback && !fs.passthrough && want(conn, FUSE_CAP_WRITEBACK_CACHE);
 #if HAVE_PARALLEL_WRITES

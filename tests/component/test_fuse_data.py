@@ -223,6 +223,25 @@ def test_truncation_is_seen_by_everybody(fuse: Mount) -> None:
     assert (fuse.source / "file").stat().st_size == 0
 
 
+def test_running_program_keeps_its_contents(fuse: Mount) -> None:
+    """Each turn used to truncate the file, which killed the program now and then, before ETXTBSY came."""
+    program = fuse.point / "program"
+    shutil.copy("/bin/sleep", program)
+    process = subprocess.Popen([program, "60"])
+    try:
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC):
+            with pytest.raises(OSError) as caught:
+                os.close(os.open(program, flags))
+            assert caught.value.errno == errno.ETXTBSY
+        assert process.poll() is None
+        assert program.read_bytes() == Path("/bin/sleep").read_bytes()
+    finally:
+        process.kill()
+        process.wait()
+    os.close(os.open(program, os.O_RDONLY | os.O_TRUNC))  # nobody runs it any more
+    assert (fuse.source / "program").stat().st_size == 0
+
+
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
 def test_locks_exclude_and_end_with_the_process(kind: str, fuse: Mount) -> None:
     path = fuse.point / "file"
