@@ -325,7 +325,9 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(DESTDIR)$(prefix)/lib/userblk/plugins $(DESTDIR)$(prefix)/lib/userblk/tcmu-handlers
+	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
+	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
 	for p in $(PLUGINS); do ln -sfn $(plugindir)/nbdkit-userblk-$$p-plugin.so \
 		$(DESTDIR)$(prefix)/lib/userblk/plugins/$$p.so; done
 	for h in $(HANDLERS); do ln -sfn $(handlerdir)/handler_userblk_$$h.so \
@@ -438,7 +440,7 @@ man-check: ## are the manual pages well formed
 	mandoc -T lint -W warning $(MAN_PAGES)
 .PHONY: man-check
 
-test-python: ## pytest: harness, analysis, lab, without any device
+test-python: flow $(FUSE_HERE) ## pytest: harness, analysis, lab, on loop devices
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
 .PHONY: test-python
 
@@ -463,14 +465,14 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(DRY_RUN),--dry-run)
 
 test-lab: ## the lab itself, then nbd and TCMU disks of its real kernel, in one boot
-	lab/make-in-root plugins handlers fuse-passthrough
+	lab/make-in-root plugins handlers fuse-passthrough flow
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
-	lab/run --timeout 600 -- env PYTHONPATH=/userblk/python CI=$(CI) \
+	lab/run --timeout 1200 -- env PYTHONPATH=/userblk/python CI=$(CI) \
 		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab
 
-bench: deps ## the paper's Table 1, on named devices or in the lab (see userblk run --help)
+bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) --no-print-directory all
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
