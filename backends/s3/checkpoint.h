@@ -27,15 +27,16 @@ struct s3_summary {
 	uint64_t first, last; /* sequence numbers, all there */
 };
 
-/* Builds one: zero it (first, length...), add headers in the order of the log, finish. */
+/* Builds one: zero it, add headers in the order of the log, finish. */
 struct s3_summary_writer {
 	struct s3_buffer body;
 	uint64_t first, last; /* 0: none yet */
+	uint8_t instance[S3_UUID];
 };
 
-/* header: decoded (s3_header_decode()). 0; -EINVAL: not the next one; -ENOMEM. */
+/* header: decoded (s3_header_decode()). 0; -EINVAL: not the next one; -ENOMEM: abandon it. */
 int s3_summary_add(struct s3_summary_writer *w, const struct s3_object_header *header);
-/* Appends the whole summary to out and empties w. */
+/* Appends the whole summary, with uuid and epoch of summary, to out and empties w. */
 void s3_summary_finish(
 	struct s3_summary_writer *w, const struct s3_summary *summary, struct s3_buffer *out);
 void s3_summary_abandon(struct s3_summary_writer *w);
@@ -43,7 +44,8 @@ void s3_summary_abandon(struct s3_summary_writer *w);
 /*
  * Decodes: calls header() for each log header (its records and crcs are NULL; salt, batch, time,
  * frontier, cache_record are 0) and then record() for each of its records. Non-zero ends it and
- * is kept in *stopped. The checksum is checked before the first call; uuid NULL: any.
+ * is kept in *stopped. The checksum is checked before the first call, and a record before it is
+ * told; uuid NULL: any.
  */
 struct s3_summary_visitor {
 	int (*header)(void *opaque, const struct s3_object_header *header);

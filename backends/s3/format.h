@@ -21,7 +21,10 @@
 #define S3_BLOCK_MAX   16	    /* and of the largest */
 #define S3_BLOCKS_MAX  (1ull << 37) /* blocks of a volume: 65536 regions (map.h) */
 #define S3_ALIGN       4096u	    /* a header is a multiple of it, data follows */
-#define S3_OBJECT_MAX  65536u	    /* blocks of data in one object */
+#define S3_OBJECT_MAX  65536u	    /* blocks of data in one object, */
+#define S3_DATA_MAX    (256u << 20) /* and bytes of it */
+#define S3_HEADER_MAX  (16u << 20)  /* bytes of an object's header */
+#define S3_PATH_MAX    512	    /* bytes of <prefix>/<volume> */
 #define S3_NAME_MAX    63	    /* characters of a snapshot's name */
 #define S3_KEY_ROOM    192	    /* bytes of any key below the volume's, with its NUL */
 #define S3_PARENTS_MAX 255	    /* length of a chain of clones */
@@ -152,6 +155,7 @@ struct s3_record {
 	uint32_t offset; /* WRITE, RELOCATE (of the destination): block in the data */
 	/* RELOCATE: whence; in the WRITE records of a GC object 0. */
 	uint64_t source;
+	uint8_t source_origin; /* 0, or of an ancestor's object: super.parents[n - 1] */
 	uint32_t source_offset;
 	/* RELOCATE, GC_OBJECT: the GC object. */
 	uint64_t object;
@@ -162,6 +166,7 @@ struct s3_record {
 };
 
 #define S3_UNIT (64u << 10) /* bytes of data before compression and encryption */
+#define S3_TAG	16u	    /* bytes that encryption adds to a unit */
 
 struct s3_object_header {
 	enum s3_type type;
@@ -226,6 +231,10 @@ size_t s3_header_finish_units(struct s3_header_writer *w, const struct s3_unit *
  */
 enum s3_check s3_header_decode(
 	const void *data, size_t length, const uint8_t *uuid, struct s3_object_header *header);
+
+/* What s3_header_decode() checks of fields and records, for who encodes them otherwise. */
+bool s3_header_valid(const struct s3_object_header *header);
+bool s3_record_valid(const struct s3_record *record, const struct s3_object_header *header);
 
 /* Walks the records of a decoded header: start with cursor 0; false: no more. */
 bool s3_header_next(

@@ -67,7 +67,8 @@ int s3_map_punch(struct s3_map *m, uint64_t seq, uint64_t lba, uint64_t count);
  * many, may be NULL. */
 int s3_map_relocate(struct s3_map *m, uint64_t seq, uint64_t lba, uint64_t count, uint32_t source,
 	uint32_t source_offset, uint32_t slot, uint32_t offset, uint64_t *moved);
-/* Everything a hole, without touching live counts. No other call meanwhile. */
+/* Everything a hole, nothing changed since the last checkpoint, live counts as they are: for
+ * s3_objects_rollback(). No other call meanwhile. */
 void s3_map_clear(struct s3_map *m);
 
 uint64_t s3_map_memory(const struct s3_map *m); /* bytes allocated */
@@ -84,19 +85,19 @@ uint64_t s3_map_mapped(const struct s3_map *m); /* blocks that are no hole */
 int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n);
 /*
  * Appends region as it was at s3_map_capture(), while changes go on; nothing appended: it
- * held no block. Once per region of the list. 0 or -ENOMEM.
+ * held no block. Once per region of the list, by one thread at a time. 0 or -ENOMEM.
  */
 int s3_map_capture_region(struct s3_map *m, uint32_t region, struct s3_buffer *out);
 /* Ends it. committed: the root that lists the regions is stored; if not, they count as changed. */
 void s3_map_capture_end(struct s3_map *m, bool committed);
 
 /*
- * Enters a region that s3_map_capture_region() wrote; into a map that holds nothing there. With
- * count, live counts grow by it. The region does not count as changed. S3_INVALID also when it
- * names a slot that is not in use, or a block that its object has not.
+ * Enters a region that s3_map_capture_region() wrote into a map that holds nothing there, and
+ * counts what is alive (s3_objects_settle() when all are loaded). The region does not count as
+ * changed. Regions may be loaded side by side. S3_INVALID also when it names blocks that no object
+ * has; after anything but S3_GOOD map and table are only to be freed.
  */
-enum s3_check s3_map_load(
-	struct s3_map *m, uint32_t region, const void *data, size_t length, bool count);
+enum s3_check s3_map_load(struct s3_map *m, uint32_t region, const void *data, size_t length);
 /* Calls fn for every run that is no hole, ascending; no change may run meanwhile. */
 int s3_map_walk(struct s3_map *m, int (*fn)(void *opaque, const struct s3_run *run), void *opaque);
 

@@ -9,8 +9,8 @@
  * a snapshot is deleted, what it holds goes to the one before it, or is free if the
  * object was born later. (ZFS's dead lists, counted per object.)
  *
- * s3_objects_live(), _pin(), _unpin(), _get() may be called by any number of threads, and
- * beside any other; the functions that say "exclusive" not beside s3_map_ changes.
+ * Any number of threads may call these functions; those that say "exclusive" not beside
+ * changes of the map. A slot may be looked at as long as it is pinned, alive, or taken.
  */
 #ifndef USERBLK_S3_OBJECTS_H
 #define USERBLK_S3_OBJECTS_H
@@ -74,13 +74,14 @@ void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_
  * Takes up to max dead objects of this volume whose death is at most limit (the frontier of
  * the oldest root that is kept, so that recovery needs neither their headers nor their
  * data) and that nobody reads. They are the caller's: s3_objects_remove() when the store has
- * deleted them, s3_objects_put_back() when not. Oldest death first. How many.
+ * deleted them (those of ancestors: at once), s3_objects_put_back() when not. Oldest death
+ * first. How many.
  */
 size_t s3_objects_take_dead(struct s3_objects *o, uint64_t limit, uint32_t *slots, size_t max);
 
 /*
- * Takes up to max objects worth compacting, the least used first: of those that are used by at
- * most percent of their blocks, and with small also of those that are small, however used.
+ * Takes up to max objects worth compacting, the least used first: those of whose blocks less than
+ * percent (in steps of 2) are used, and with small also those that are small, however used.
  * None that a snapshot holds, because relocating frees nothing then. They are the caller's until
  * s3_objects_put_back(), which finds the dead among them.
  */
@@ -109,22 +110,30 @@ int s3_objects_snapshot_delete(struct s3_objects *o, uint64_t seq, uint64_t now)
 /*
  * Exclusive. The head becomes the snapshot at seq, which has to be the newest (-EINVAL if not:
  * delete the younger ones first). Afterwards no object has live blocks: load the map of the
- * snapshot (s3_map_clear() before, then s3_map_load()), which counts them, then
- * s3_objects_settle() tells dead from alive as of now.
+ * snapshot (s3_map_clear(), s3_map_load()), which counts them, then s3_objects_settle().
  */
 int s3_objects_rollback(struct s3_objects *o, uint64_t seq);
-void s3_objects_settle(struct s3_objects *o, uint64_t now);
+/*
+ * Exclusive. Makes the table of a parent's snapshot that of a clone: every object is the next
+ * ancestor's (origin + 1), there are no snapshots. -ERANGE: the chain is too long; -ENOMEM: the
+ * table is of no use any more.
+ */
+int s3_objects_inherit(struct s3_objects *o);
 
 /* ---- checkpoint ------------------------------------------------------------------ */
 
 /* Exclusive. Appends the table (all sealed objects, dead lists, snapshots) as it is now. */
 void s3_objects_encode(struct s3_objects *o, struct s3_buffer *out);
 /*
- * Fills a new table. with_live: with the live counts it was stored with; false: with none,
- * for a map that counts while it is loaded.
+ * Fills a new table, with nothing alive: s3_map_load() counts. Then s3_objects_settle(). After
+ * anything but S3_GOOD it is only to be freed.
  */
-enum s3_check s3_objects_decode(
-	struct s3_objects *o, const void *data, size_t length, bool with_live);
+enum s3_check s3_objects_decode(struct s3_objects *o, const void *data, size_t length);
+/* The map's while it is loaded: count blocks of slot from offset on are alive. False: there are
+ * no such blocks. */
+bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint32_t count);
+/* Exclusive. The map has been loaded; now: the sequence number that it stands for. */
+void s3_objects_settle(struct s3_objects *o, uint64_t now);
 /* Calls fn for each object in order of slots until it answers non-zero, and returns that. */
 int s3_objects_walk(struct s3_objects *o,
 	int (*fn)(void *opaque, uint32_t slot, const struct s3_object *object), void *opaque);
