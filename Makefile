@@ -69,6 +69,9 @@ S3_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/*.c))
 S3_PACKAGES := libcurl libcrypto expat libzstd libisal
 S3_LIBS = $(shell pkg-config --libs $(S3_PACKAGES))
 $(S3_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
+# Who serves it needs them.
+$(B)/plugins/s3.so $(B)/tcmu-handlers/handler_userblk_s3.so: $(S3_OBJS)
+LIBS_s3 = $(S3_LIBS)
 # Its client of object stores, which knows nothing of volumes.
 S3_CLIENT_OBJS := $(patsubst %,$(B)/backends/s3/%.o,store sigv4 credentials names reply)
 
@@ -81,12 +84,12 @@ s3-client-bench: $(S3_CLIENT_BENCH) ## build the benchmark of the S3 client alon
 
 # ---- nbdkit plugins ---------------------------------------------------------
 
-PLUGINS := null passthrough
+PLUGINS := null passthrough s3
 PLUGIN_LIBS := $(PLUGINS:%=$(B)/plugins/%.so)
 
 # Without -z defs: the nbdkit_ functions are in the server. RTLD_NOW finds what is missing.
 $(PLUGIN_LIBS): $(B)/plugins/%.so: $(B)/plugins/%.o $(B)/plugins/nbdkit.o $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS)
+	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) $(LIBS_$*)
 
 # Where `nbdkit ./plugins/NAME.so` looks in a checkout.
 PLUGIN_LINKS := $(if $(filter host,$(TARGET)),$(PLUGINS:%=plugins/%.so))
@@ -118,7 +121,7 @@ test-component-asan: plugins-asan ## the same with the plugins under ASan and UB
 
 # ---- tcmu-runner handlers ---------------------------------------------------
 
-HANDLERS := null passthrough
+HANDLERS := null passthrough s3
 HANDLER_LIBS := $(HANDLERS:%=$(B)/tcmu-handlers/handler_userblk_%.so)
 HANDLER_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard tcmu-handlers/*.c))
 
@@ -144,7 +147,7 @@ tcmu-headers: $(TCMU_STAMP) ## get the headers of the installed tcmu-runner
 # The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
 $(HANDLER_LIBS): $(B)/tcmu-handlers/handler_userblk_%.so: $(B)/tcmu-handlers/%.o \
 		$(B)/tcmu-handlers/tcmu.o $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2
+	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
 	@missing=$$(comm -23 <(nm -D --undefined-only $@ | awk '$$2 ~ /^tcmu/ { print $$2 }' | sort) \
 		<(nm -D --defined-only /usr/bin/tcmu-runner "$$($(CC) -print-file-name=libtcmu.so.2)" | \
 			awk 'NF == 3 { print $$3 }' | sort)); \

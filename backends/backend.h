@@ -167,6 +167,7 @@ struct backend {
 
 extern const struct backend_ops null_backend;
 extern const struct backend_ops passthrough_backend;
+extern const struct backend_ops s3_backend;
 
 /*
  * Opens the device described by params (params_complete() must have succeeded).

@@ -21,7 +21,10 @@
 
 #include "tcmu-handlers/tcmu_adapter.h"
 
-/* Worker threads of each device, and how an experiment changes that. */
+/*
+ * Worker threads of each device, and how an experiment changes that. A device
+ * that answers later needs none: see submit().
+ */
 #define DEFAULT_THREADS	 16
 #define MAX_THREADS	 256
 #define THREADS_VARIABLE "USERBLK_TCMU_THREADS"
@@ -386,10 +389,93 @@ static int adapter_handle_cmd(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 	}
 }
 
+/*
+ * What unmap made of r: advisory, so that doing nothing is allowed. The runner
+ * reports success whatever is answered, so that an error is at least logged.
+ */
+static int after_unmap(struct tcmu_device *dev, uint64_t offset, uint64_t length, int r)
+{
+	if (r == -EOPNOTSUPP)
+		return 0;
+	if (r < 0)
+		tcmu_dev_err(dev, "unmap of %" PRIu64 " bytes at %" PRIu64 ": %s\n", length, offset,
+			strerror(-r));
+	return r;
+}
+
+/* Does the runner call from the one thread of the device's queue, which nothing may hold up? */
+static bool answers_later(void)
+{
+	return handler.nr_threads == 0 && handler_identity.ops->submit;
+}
+
+/* A command under way in a device that answers later. */
+struct job {
+	struct backend_request request;
+	struct tcmu_device *dev;
+	struct tcmur_cmd *cmd;
+	int medium_error; /* the status of an error of the device itself */
+	bool was_write;	  /* without FUA */
+};
+
+static void job_done(struct backend_request *request, int result)
+{
+	struct job *job = request->opaque;
+	struct device *d = tcmur_dev_get_private(job->dev);
+
+	/* As keep_durable() does it. */
+	if (result == 0 && job->was_write && !atomic_load(&d->write_cache)) {
+		job->was_write = false;
+		job->request = (struct backend_request){
+			.op = BACKEND_FLUSH, .done = job_done, .opaque = job};
+		backend_submit(d->backend, &job->request);
+		return;
+	}
+	if (request->op == BACKEND_TRIM)
+		result = after_unmap(job->dev, request->offset, request->length, result);
+	tcmur_cmd_complete(job->dev, job->cmd, to_status(job->cmd, result, job->medium_error));
+	free(job);
+}
+
+/* Starts a command that job_done() ends. */
+static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
+	const struct backend_request *request, int medium_error)
+{
+	struct device *d = tcmur_dev_get_private(dev);
+	struct job *job = malloc(sizeof *job);
+	int state;
+
+	if (!job)
+		return TCMU_STS_NO_RESOURCE;
+	*job = (struct job){
+		.request = *request,
+		.dev = dev,
+		.cmd = cmd,
+		.medium_error = medium_error,
+		.was_write = (request->op == BACKEND_WRITE || request->op == BACKEND_ZERO) &&
+			     !(request->flags & BACKEND_FUA),
+	};
+	job->request.done = job_done;
+	job->request.opaque = job;
+	state = begin();
+	backend_submit(d->backend, &job->request);
+	pthread_setcancelstate(state, NULL);
+	return TCMU_STS_OK;
+}
+
 static int adapter_read(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct iovec *iov,
 	size_t iov_cnt, size_t length, off_t offset)
 {
 	struct device *d = tcmur_dev_get_private(dev);
+
+	if (answers_later())
+		return submit(dev, cmd,
+			&(struct backend_request){.op = BACKEND_READ,
+				.iov = iov,
+				.iovcnt = (int)iov_cnt,
+				.offset = (uint64_t)offset},
+			TCMU_STS_RD_ERR);
+
 	int state = begin();
 	int r = backend_readv(d->backend, iov, (int)iov_cnt, (uint64_t)offset);
 
@@ -434,6 +520,16 @@ static int adapter_write(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct 
 {
 	struct device *d = tcmur_dev_get_private(dev);
 	unsigned flags = write_flags(d, cmd->lib_cmd->cdb);
+
+	if (answers_later())
+		return submit(dev, cmd,
+			&(struct backend_request){.op = BACKEND_WRITE,
+				.flags = flags,
+				.iov = iov,
+				.iovcnt = (int)iov_cnt,
+				.offset = (uint64_t)offset},
+			TCMU_STS_WR_ERR);
+
 	int state = begin();
 	int r = backend_writev(d->backend, iov, (int)iov_cnt, (uint64_t)offset, flags);
 
@@ -445,28 +541,32 @@ static int adapter_write(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct 
 static int adapter_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 {
 	struct device *d = tcmur_dev_get_private(dev);
+
+	if (answers_later())
+		return submit(
+			dev, cmd, &(struct backend_request){.op = BACKEND_FLUSH}, TCMU_STS_WR_ERR);
+
 	int state = begin();
 	int r = backend_flush(d->backend);
 
 	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
 }
 
-/*
- * UNMAP. Advisory: the runner reports success whatever is returned here, so an
- * error is at least logged.
- */
+/* UNMAP. */
 static int adapter_unmap(
 	struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset, uint64_t length)
 {
 	struct device *d = tcmur_dev_get_private(dev);
-	int state = begin();
-	int r = backend_trim(d->backend, offset, length, 0);
 
-	if (r == -EOPNOTSUPP)
-		r = 0;
-	if (r < 0)
-		tcmu_dev_err(dev, "unmap of %" PRIu64 " bytes at %" PRIu64 ": %s\n", length, offset,
-			strerror(-r));
+	if (answers_later())
+		return submit(dev, cmd,
+			&(struct backend_request){
+				.op = BACKEND_TRIM, .offset = offset, .length = length},
+			TCMU_STS_WR_ERR);
+
+	int state = begin();
+	int r = after_unmap(dev, offset, length, backend_trim(d->backend, offset, length, 0));
+
 	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
 }
 
@@ -504,24 +604,79 @@ static int write_pattern(struct backend *b, const struct iovec *block, uint64_t 
 	return r;
 }
 
+/* A WRITE SAME. */
+struct same {
+	struct tcmu_device *dev;
+	struct tcmur_cmd *cmd;
+	struct iovec block;
+	uint64_t offset, length;
+	unsigned flags;
+};
+
+/* Waits. */
+static int write_same(const struct same *same)
+{
+	struct device *d = tcmur_dev_get_private(same->dev);
+	uint8_t *cdb = same->cmd->lib_cmd->cdb;
+	int r = -EOPNOTSUPP;
+
+	if (is_zero(&same->block))
+		r = backend_zero(d->backend, same->offset, same->length,
+			same->flags | (cdb[1] & CDB_UNMAP ? BACKEND_MAY_TRIM : 0));
+	if (r == -EOPNOTSUPP)
+		r = write_pattern(
+			d->backend, &same->block, same->offset, same->length, same->flags);
+	r = keep_durable(d, same->flags, r);
+	return to_status(same->cmd, r, TCMU_STS_WR_ERR);
+}
+
+static void *same_thread(void *opaque)
+{
+	struct same *same = opaque;
+
+	tcmur_cmd_complete(same->dev, same->cmd, write_same(same));
+	free(same);
+	return NULL;
+}
+
+/* In a thread of its own: there are many steps, and it is rare. */
+static int submit_same(const struct same *same)
+{
+	struct same *copy = malloc(sizeof *copy);
+	pthread_t thread;
+
+	if (!copy)
+		return TCMU_STS_NO_RESOURCE;
+	*copy = *same;
+	if (pthread_create(&thread, NULL, same_thread, copy)) {
+		free(copy);
+		return TCMU_STS_NO_RESOURCE;
+	}
+	pthread_detach(thread);
+	return TCMU_STS_OK;
+}
+
 /* The runner has checked that iov is one block. */
 static int adapter_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset,
 	uint64_t length, struct iovec *iov, size_t iov_cnt)
 {
 	struct device *d = tcmur_dev_get_private(dev);
-	uint8_t *cdb = cmd->lib_cmd->cdb;
-	unsigned flags = write_flags(d, cdb);
-	int state = begin();
-	int r = -EOPNOTSUPP;
+	const struct same same = {
+		.dev = dev,
+		.cmd = cmd,
+		.block = *iov,
+		.offset = offset,
+		.length = length,
+		.flags = write_flags(d, cmd->lib_cmd->cdb),
+	};
 
 	(void)iov_cnt;
-	if (is_zero(iov))
-		r = backend_zero(d->backend, offset, length,
-			flags | (cdb[1] & CDB_UNMAP ? BACKEND_MAY_TRIM : 0));
-	if (r == -EOPNOTSUPP)
-		r = write_pattern(d->backend, iov, offset, length, flags);
-	r = keep_durable(d, flags, r);
-	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
+	if (answers_later())
+		return submit_same(&same);
+
+	int state = begin();
+
+	return finish(dev, cmd, state, write_same(&same));
 }
 
 /* ---- registration --------------------------------------------------------------- */
@@ -547,7 +702,7 @@ static int threads_wanted(void)
 	long n;
 
 	if (!text)
-		return DEFAULT_THREADS;
+		return handler_identity.ops->submit ? 0 : DEFAULT_THREADS;
 	errno = 0;
 	n = strtol(text, &end, 10);
 	if (errno || end == text || *end || n < 0 || n > MAX_THREADS) {

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The S3 device as the frameworks see it: parameters, open and close. docs/s3.md. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/backend.h"
+#include "backends/s3/names.h"
+#include "backends/s3/volume.h"
+
+static const char *const block_size_names[] = {"512", "4096", NULL};
+static const uint32_t block_sizes[] = {512, 4096};
+static const char *const flush_names[] = {"durable", "weak", NULL};
+static const char *const fencing_names[] = {"auto", "none", NULL};
+
+static const struct param s3_params[] = {
+	{
+		.name = "volume",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, volume),
+		.required = true,
+		.metavar = "NAME",
+		.help = "name of the volume: a-z, 0-9, '.', '_' and '-'",
+	},
+	{
+		.name = "prefix",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, prefix),
+		.default_value = "userblk",
+		.metavar = "KEY",
+		.help = "what the keys of all volumes begin with",
+	},
+	S3_STORE_PARAMS(struct s3_config, store),
+	{
+		.name = "create",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, create),
+		.default_value = "off",
+		.help = "create the volume, of size= bytes, where there is none yet",
+	},
+	{
+		.name = "size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, size),
+		.min = 1 << 20,
+		.max = UINT64_C(1) << 50,
+		.metavar = "SIZE",
+		.help = "size of the volume; that of an existing one is known",
+	},
+	{
+		.name = "block-size",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, block_size),
+		.default_value = "4096",
+		.choices = block_size_names,
+		.help = "block size in bytes of a volume that is created",
+	},
+	{
+		.name = "batch-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, batch_size),
+		.default_value = "4M",
+		.min = 1 << 20,
+		.max = 16 << 20,
+		.metavar = "SIZE",
+		.help = "bytes of writes that make an object of the log",
+	},
+	{
+		.name = "uploads",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, uploads),
+		.default_value = "8",
+		.min = 1,
+		.max = S3_MAX_UPLOADS,
+		.metavar = "N",
+		.help = "objects of the log that are uploaded at once",
+	},
+	{
+		.name = "memory",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, memory),
+		.default_value = "256M",
+		.min = 8 << 20,
+		.metavar = "SIZE",
+		.help = "memory for data that is written and read, without the map",
+	},
+	{
+		.name = "flush",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, flush),
+		.default_value = "durable",
+		.choices = flush_names,
+		.help = "what a flush waits for: the upload, or nothing (a barrier only: a crash "
+			"loses the newest writes)",
+	},
+	{
+		.name = "fencing",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, fencing),
+		.default_value = "auto",
+		.choices = fencing_names,
+		.help = "auto: a store that cannot keep a second writer out is refused; none: you "
+			"see to it that there is one writer",
+	},
+	{
+		.name = "gc-delay",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, gc_delay),
+		.default_value = "60",
+		.max = 86400,
+		.metavar = "SECONDS",
+		.help = "time that an object that is not needed any more is kept",
+	},
+	{
+		.name = "readonly",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, readonly),
+		.default_value = "off",
+		.help = "refuse all changes; the state of the moment of opening is served",
+	},
+	{.name = NULL},
+};
+
+static int s3_check(const void *config, struct params_error *error)
+{
+	const struct s3_config *c = config;
+	uint64_t buffers = (c->uploads + 2) * c->batch_size;
+
+	if (!s3_name_valid(c->volume)) {
+		params_error_set(error,
+			"volume=%s: not a name of a volume; use 1 to 63 of a-z, 0-9, '.', '_' "
+			"and '-', a letter or digit first",
+			c->volume);
+		return -EINVAL;
+	}
+	if (!s3_key_valid(c->prefix) || strlen(c->prefix) > 200) {
+		params_error_set(error,
+			"prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' and "
+			"single '/' between them",
+			c->prefix);
+		return -EINVAL;
+	}
+	if (c->create && c->readonly) {
+		params_error_set(error, "create=on: not together with readonly=on; leave one out");
+		return -EINVAL;
+	}
+	if (c->size % 4096) {
+		params_error_set(error,
+			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, c->size,
+			(c->size / 4096 + 1) * 4096);
+		return -EINVAL;
+	}
+	if (c->batch_size % 4096) {
+		params_error_set(error,
+			"batch-size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64,
+			c->batch_size, c->batch_size / 4096 * 4096);
+		return -EINVAL;
+	}
+	if (c->memory < 2 * buffers) {
+		params_error_set(error,
+			"memory=%" PRIu64 ": too little for uploads=%" PRIu64
+			" of batch-size=%" PRIu64 "; give %" PRIu64 " or more",
+			c->memory, c->uploads, c->batch_size, 2 * buffers);
+		return -EINVAL;
+	}
+	return s3_store_check(&c->store, error);
+}
+
+uint32_t s3_config_block_size(const struct s3_config *c)
+{
+	return block_sizes[c->block_size];
+}
+
+static int s3_open(
+	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
+{
+	struct s3_volume *v;
+	int r = s3_volume_open(config, size, host, &v);
+
+	if (r == 0)
+		*out = &v->backend;
+	return r;
+}
+
+static void s3_close(struct backend *b)
+{
+	s3_volume_close((struct s3_volume *)b);
+}
+
+static int s3_info(struct backend *b, struct backend_info *info)
+{
+	const struct s3_volume *v = (const struct s3_volume *)b;
+	bool writable = !b->readonly;
+
+	*info = (struct backend_info){
+		.block_size = v->block_size,
+		.preferred_size = 128 << 10,
+		.max_request = (uint32_t)v->batch_size,
+		.trim_granularity = v->block_size,
+		.can_flush = true,
+		.can_fua = true,
+		.can_trim = writable,
+		.can_zero = writable,
+		.can_fast_zero = writable,
+		.can_extents = true,
+		.can_multi_conn = true, /* the log is the volume's, not a connection's */
+	};
+	return 0;
+}
+
+static void s3_submit(struct backend *b, struct backend_request *request)
+{
+	struct s3_volume *v = (struct s3_volume *)b;
+
+	switch (request->op) {
+	case BACKEND_READ:
+		s3_read(v, request);
+		return;
+	case BACKEND_WRITE:
+	case BACKEND_TRIM:
+	case BACKEND_ZERO:
+		s3_write(v, request);
+		return;
+	case BACKEND_FLUSH:
+		s3_flush(v, request);
+		return;
+	}
+}
+
+static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+	backend_extent_fn fn, void *opaque)
+{
+	return s3_read_extents((struct s3_volume *)b, offset, length, flags, fn, opaque);
+}
+
+static int s3_available(struct backend *b, uint64_t *size)
+{
+	*size = ((const struct s3_volume *)b)->size;
+	return 0;
+}
+
+static size_t s3_counters(struct backend *b, struct backend_counter *counters, size_t max)
+{
+	return s3_volume_counters((struct s3_volume *)b, counters, max);
+}
+
+const struct backend_ops s3_backend = {
+	.name = "s3",
+	.summary = "A disk that is a log of objects in an S3-compatible store",
+	.params = s3_params,
+	.main_param = "volume",
+	.config_size = sizeof(struct s3_config),
+	.check = s3_check,
+	.open = s3_open,
+	.close = s3_close,
+	.info = s3_info,
+	.available = s3_available,
+	.submit = s3_submit,
+	.extents = s3_extents,
+	.counters = s3_counters,
+};

@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A volume's life: created, opened, served by two threads, closed. */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "backends/s3/volume.h"
+
+/* Seconds after which an open that cannot reach the store gives up. */
+#define OPEN_DEADLINE 20
+/* What a GET of an object of unknown size asks for first. */
+#define FIRST_GET (64u << 10)
+
+uint64_t s3_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+void s3_volume_key(const struct s3_volume *v, const struct s3_name *name, char *key)
+{
+	strcpy(key, v->base);
+	s3_name_format(name, key + strlen(key));
+}
+
+void s3_volume_object_key(const struct s3_volume *v, uint64_t id, char *key)
+{
+	strcpy(key, v->base);
+	s3_name_object(id, key + strlen(key));
+}
+
+/* ---- failure -------------------------------------------------------------------- */
+
+int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
+{
+	char text[S3_MESSAGE_MAX + 128];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	backend_error(&v->host, "%s", text);
+	return r;
+}
+
+void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
+{
+	char text[S3_MESSAGE_MAX + 128];
+	va_list args;
+	int none = 0;
+
+	if (atomic_compare_exchange_strong(&v->failed, &none, r)) {
+		va_start(args, format);
+		vsnprintf(text, sizeof text, format, args);
+		va_end(args);
+		backend_error(&v->host,
+			"volume=%s: %s; all writes fail from now on, and those that were not "
+			"flushed "
+			"may be lost; mend it and start again",
+			v->name, text);
+	}
+	s3_log_give_up(v);
+}
+
+void s3_volume_fence(struct s3_volume *v, const char *what)
+{
+	atomic_store(&v->fenced, true);
+	s3_volume_fail(v, -EIO, "%s", what);
+}
+
+/* ---- requests that are waited for ------------------------------------------------- */
+
+int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
+	bool if_none_match, struct s3_request *req)
+{
+	struct iovec iov = {(void *)data, length};
+
+	*req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = &iov,
+		.iovcnt = 1,
+		.if_none_match = if_none_match,
+		.retry_deadline = v->deadline,
+	};
+	return s3_store_call(v->store, req);
+}
+
+int s3_volume_get(
+	struct s3_volume *v, const char *key, void *data, size_t length, struct s3_request *req)
+{
+	struct iovec iov = {data, length};
+
+	*req = (struct s3_request){
+		.op = S3_GET,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = &iov,
+		.iovcnt = 1,
+		.allow_short = true,
+		.retry_deadline = v->deadline,
+	};
+	return s3_store_call(v->store, req);
+}
+
+int s3_volume_get_all(
+	struct s3_volume *v, const char *key, void **data, size_t *length, struct s3_request *req)
+{
+	size_t room = FIRST_GET;
+	int r;
+
+	for (;;) {
+		*data = malloc(room);
+		if (!*data)
+			return -ENOMEM;
+		r = s3_volume_get(v, key, *data, room, req);
+		if (r == 0 && req->object_size <= room) {
+			*length = req->bytes;
+			return 0;
+		}
+		free(*data);
+		*data = NULL;
+		if (r)
+			return r;
+		room = req->object_size;
+	}
+}
+
+int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req)
+{
+	*req = (struct s3_request){
+		.op = S3_DELETE,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.retry_deadline = v->deadline,
+	};
+	return s3_store_call(v->store, req);
+}
+
+/* ---- create and open -------------------------------------------------------------- */
+
+static int random_bytes(void *out, size_t length)
+{
+	return getrandom(out, length, 0) == (ssize_t)length ? 0 : -EIO;
+}
+
+/* Is there anything under the volume's name that is no volume? */
+static int check_empty(struct s3_volume *v)
+{
+	struct s3_request req = {
+		.op = S3_LIST,
+		.pool = S3_POOL_BACKGROUND,
+		.key = v->base,
+		.max_keys = 1,
+		.retry_deadline = v->deadline,
+	};
+	int r = s3_store_call(v->store, &req);
+
+	if (r)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	if (req.listing.n_objects)
+		r = s3_volume_refuse(v, -EEXIST,
+			"volume=%s: the bucket holds %s, which is not of a volume; choose another "
+			"name or prefix",
+			v->name, req.listing.objects[0].key);
+	s3_listing_free(&req.listing);
+	return r;
+}
+
+static int create(
+	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key)
+{
+	struct s3_super super = {.layout = S3_LAYOUT_LOG};
+	struct s3_buffer out = {0};
+	struct s3_request req;
+	int r;
+
+	if (!size)
+		return s3_volume_refuse(v, -EINVAL,
+			"create=on: of what size? give size= as well, such as size=100G");
+	if (size % 4096)
+		return s3_volume_refuse(v, -EINVAL,
+			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, size,
+			(size / 4096 + 1) * 4096);
+	r = check_empty(v);
+	if (r)
+		return r;
+	super.block_shift = (unsigned)__builtin_ctz(s3_config_block_size(c));
+	super.blocks = size >> super.block_shift;
+	super.created = (uint64_t)time(NULL);
+	r = random_bytes(super.uuid, sizeof super.uuid);
+	if (r)
+		return r;
+	s3_super_encode(&super, &out);
+	if (out.failed)
+		return -ENOMEM;
+	r = s3_volume_put(v, super_key, out.data, out.length, v->conditional, &req);
+	s3_buffer_free(&out);
+	/* If somebody else created it meanwhile, it is as good; what it is like is looked at. */
+	if (r == -EEXIST)
+		r = 0;
+	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
+}
+
+/* Does the store refuse to replace an object when told so? Without that there is no fencing. */
+static int probe_conditional_put(struct s3_volume *v)
+{
+	struct s3_name name = {.kind = S3_NAME_PROBE};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req, last;
+	int r = random_bytes(name.uuid, sizeof name.uuid);
+
+	if (r)
+		return r;
+	s3_volume_key(v, &name, key);
+	r = s3_volume_put(v, key, "probe", 5, true, &req);
+	if (r == 0)
+		r = s3_volume_put(v, key, "probe", 5, true, &req);
+	else if (r != -EEXIST)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	s3_volume_delete(v, key, &last);
+	if (r == -EEXIST)
+		return 0;
+	if (r == 0 || r == -EOPNOTSUPP)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"fencing=auto: this store ignores If-None-Match, so that a second writer "
+			"could not be kept out; use another store, or fencing=none if you see to "
+			"it "
+			"that there is one writer, or readonly=on");
+	return s3_volume_refuse(v, r, "%s", req.message);
+}
+
+/* Reads and checks the super object; creates it if that is asked for. */
+static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+	size_t length;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r == -ENOENT && c->create) {
+		r = create(v, c, c->size ? c->size : size, key);
+		if (r)
+			return r;
+		r = s3_volume_get_all(v, key, &data, &length, &req);
+	}
+	if (r == -ENOENT)
+		return s3_volume_refuse(v, r,
+			"volume=%s: there is none under prefix=%s; correct the name, or create it "
+			"with "
+			"create=on and size=",
+			v->name, c->prefix);
+	if (r == -ENOMEM)
+		return r;
+	if (r)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	check = s3_super_decode(data, length, &v->super);
+	free(data);
+	if (check != S3_GOOD)
+		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
+			"volume=%s: %s %s", v->name, key, s3_check_text(check));
+	if (v->super.features || v->super.layout != S3_LAYOUT_LOG || v->super.n_parents)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"volume=%s: has features that this program cannot serve (compression, "
+			"encryption, clone or layout=direct); use a newer one",
+			v->name);
+	v->shift = v->super.block_shift;
+	v->block_size = 1u << v->shift;
+	v->size = v->super.blocks << v->shift;
+	if (c->size && c->size != v->size)
+		return s3_volume_refuse(v, -EEXIST,
+			"size=%" PRIu64 ": the volume exists with %" PRIu64
+			" bytes; leave size= out",
+			c->size, v->size);
+	return 0;
+}
+
+static void init_locks(struct s3_volume *v)
+{
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&v->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&v->sealer_work, &attr);
+	pthread_cond_init(&v->keeper_work, &attr);
+	pthread_cond_init(&v->quiet, &attr);
+	pthread_condattr_destroy(&attr);
+	v->stalled_tail = &v->stalled;
+	v->sealing_tail = &v->sealing;
+}
+
+static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
+	uint64_t buffers;
+	int r;
+
+	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
+	v->name = strdup(c->volume);
+	v->batch_size = c->batch_size;
+	v->uploads = (unsigned)c->uploads;
+	/* One that is filled and one that is sealed. */
+	v->max_batches = v->uploads + 2;
+	v->flush_mode = c->flush;
+	v->conditional = c->fencing == S3_FENCING_AUTO;
+	v->gc_delay_ns = c->gc_delay * 1000000000;
+	v->next_gc = S3_GC | 1;
+	v->deadline = OPEN_DEADLINE;
+	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
+		v->deadline = (uint32_t)c->store.retry_deadline;
+	r = v->name ? random_bytes(v->instance, sizeof v->instance) : -ENOMEM;
+	if (r == 0)
+		r = s3_store_open(&c->store, &v->host, &v->store);
+	if (r == 0 && !c->readonly && v->conditional)
+		r = probe_conditional_put(v);
+	if (r == 0)
+		r = read_super(v, c, size);
+	if (r)
+		return r;
+	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
+	buffers = v->max_batches * v->batch_size;
+	v->objects = s3_objects_new(v->batch_blocks);
+	v->map = v->objects ? s3_map_new(v->objects, v->super.blocks) : NULL;
+	v->crcs = s3_crc_cache_new(c->memory - buffers);
+	if (!v->map || !v->crcs)
+		return -ENOMEM;
+	r = s3_recover(v, c->readonly);
+	if (r)
+		return r;
+	v->backend.size = v->size;
+	v->backend.readonly = c->readonly;
+	v->deadline = 0;
+	s3_store_park(v->store);
+	return 0;
+}
+
+static void destroy(struct s3_volume *v)
+{
+	s3_store_close(v->store);
+	s3_batches_free(v);
+	s3_map_free(v->map);
+	s3_objects_free(v->objects);
+	s3_crc_cache_free(v->crcs);
+	s3_summary_abandon(&v->summary);
+	s3_super_free(&v->super);
+	free(v->regions);
+	free(v->summaries);
+	free(v->name);
+	pthread_cond_destroy(&v->quiet);
+	pthread_cond_destroy(&v->keeper_work);
+	pthread_cond_destroy(&v->sealer_work);
+	pthread_mutex_destroy(&v->lock);
+	free(v);
+}
+
+int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
+	struct s3_volume **out)
+{
+	struct s3_volume *v = calloc(1, sizeof *v);
+	int r;
+
+	if (!v)
+		return -ENOMEM;
+	v->host = *host;
+	init_locks(v);
+	r = set_up(v, config, size);
+	if (r) {
+		destroy(v);
+		return r;
+	}
+	*out = v;
+	return 0;
+}
+
+/* ---- threads and close ------------------------------------------------------------- */
+
+int s3_volume_start(struct s3_volume *v)
+{
+	sigset_t all, before;
+	int r = 0;
+
+	if (atomic_load_explicit(&v->started, memory_order_acquire))
+		return 0;
+	/* Signals are the framework's. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_mutex_lock(&v->lock);
+	if (!v->started) {
+		r = pthread_create(&v->sealer, NULL, s3_sealer, v);
+		if (r == 0) {
+			r = pthread_create(&v->keeper, NULL, s3_keeper, v);
+			if (r) {
+				v->stopping = true;
+				pthread_cond_broadcast(&v->sealer_work);
+				pthread_mutex_unlock(&v->lock);
+				pthread_join(v->sealer, NULL);
+				pthread_mutex_lock(&v->lock);
+				v->stopping = false;
+			}
+		}
+		if (r == 0)
+			atomic_store_explicit(&v->started, true, memory_order_release);
+	}
+	pthread_mutex_unlock(&v->lock);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -r;
+}
+
+/* Ends the keeper, makes everything durable, leaves a checkpoint for a quick start. */
+static void stop_threads(struct s3_volume *v)
+{
+	uint64_t seq;
+
+	/* Nothing can be saved any more: not even what is under way is waited for. */
+	if (atomic_load(&v->failed))
+		s3_store_stop(v->store);
+	pthread_mutex_lock(&v->lock);
+	v->keeper_stopping = true;
+	pthread_cond_broadcast(&v->keeper_work);
+	pthread_mutex_unlock(&v->lock);
+	pthread_join(v->keeper, NULL);
+	if (s3_log_drain(v) == 0) {
+		pthread_mutex_lock(&v->lock);
+		seq = v->applied;
+		pthread_mutex_unlock(&v->lock);
+		if (seq > v->checkpoint + 1)
+			s3_checkpoint(v);
+	}
+	pthread_mutex_lock(&v->lock);
+	v->stopping = true;
+	pthread_cond_broadcast(&v->sealer_work);
+	pthread_mutex_unlock(&v->lock);
+	pthread_join(v->sealer, NULL);
+}
+
+void s3_volume_close(struct s3_volume *v)
+{
+	if (v->started)
+		stop_threads(v);
+	destroy(v);
+}
+
+size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
+{
+	struct s3_objects_totals totals;
+	struct s3_stats *s = &v->stats;
+	size_t n;
+
+	s3_objects_totals(v->objects, &totals);
+	const struct backend_counter all[] = {
+		{"log_objects", s->log_objects},
+		{"log_bytes", s->log_bytes},
+		{"checkpoint_bytes", s->checkpoint_bytes},
+		{"full_roots", s->full_roots},
+		{"light_roots", s->light_roots},
+		{"replayed", s->replayed},
+		{"gc_objects", s->gc_objects},
+		{"gc_bytes", s->gc_bytes},
+		{"deleted", s->deleted},
+		{"reads_memory", s->reads_memory},
+		{"reads_store", s->reads_store},
+		{"crc_retries", s->crc_retries},
+		{"stalls", s->stalls},
+		{"objects", totals.objects},
+		{"stored_bytes", totals.bytes},
+		{"map_bytes", s3_map_memory(v->map) + totals.memory},
+	};
+
+	n = sizeof all / sizeof all[0];
+	memcpy(counters, all, (n < max ? n : max) * sizeof *all);
+	return n;
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * An open volume: what the parts of the engine share. docs/s3.md explains it.
+ *
+ *   s3.c          parameters and the device's interface
+ *   volume.c      create, open, close, threads, failure
+ *   log.c         writes: open batch, uploads, frontier, flush
+ *   read.c        reads, and the checksums they are checked with
+ *   recovery.c    from the store to the map; fencing
+ *   maintain.c    checkpoints, garbage collection, deletion
+ *
+ * lock comes before those inside of map and table. done() of requests is called without it.
+ */
+#ifndef USERBLK_S3_VOLUME_H
+#define USERBLK_S3_VOLUME_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backends/backend.h"
+#include "backends/s3/checkpoint.h"
+#include "backends/s3/format.h"
+#include "backends/s3/map.h"
+#include "backends/s3/objects.h"
+#include "backends/s3/store.h"
+
+#define S3_MAX_UPLOADS 64
+/* Sequence numbers that may be uncertain at once: all uploads and what is being filled. */
+#define S3_WINDOW 128
+
+enum s3_flush_mode { S3_FLUSH_DURABLE, S3_FLUSH_WEAK };
+enum s3_fencing { S3_FENCING_AUTO, S3_FENCING_NONE };
+
+struct s3_config {
+	struct s3_store_config store;
+	char *volume, *prefix;
+	bool create, readonly;
+	uint64_t size, batch_size, uploads, memory, gc_delay;
+	unsigned block_size; /* index; s3_config_block_size() */
+	unsigned flush, fencing;
+};
+
+uint32_t s3_config_block_size(const struct s3_config *config);
+
+/* A log object in memory, from its first write until it is uploaded and nobody reads it. */
+struct s3_batch {
+	struct s3_batch *next; /* of the queue to the sealer, or of the free ones */
+	uint64_t seq;
+	uint32_t slot;	 /* in the object table */
+	uint32_t blocks; /* reserved */
+	uint32_t n_records;
+	unsigned refs;		  /* the log's, one of each reader; under the volume's lock */
+	bool closed;		  /* takes nothing more */
+	bool wanted;		  /* a flush waits for its end */
+	bool resident;		  /* reads are answered from here */
+	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
+	_Atomic uint8_t *ready;	  /* of each block: it has been copied */
+	uint8_t *data, *header;
+	uint32_t *crcs;
+	uint64_t began;	       /* ns, monotonic */
+	struct s3_record last; /* not yet in the header: may still grow */
+	struct s3_header_writer writer;
+	/* Upload. */
+	struct s3_volume *volume;
+	struct s3_request request;
+	struct iovec iov[2];
+	struct iovec probe; /* to look at what is there in its place */
+	char key[S3_KEY_MAX + 1];
+};
+
+struct s3_waiter; /* a flush, or a write that is to be durable */
+struct s3_write;  /* a write, trim or zero under way */
+struct s3_crc_cache;
+
+/* Values that counters show. */
+struct s3_stats {
+	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
+	_Atomic uint64_t reads_memory, reads_store, crc_retries, stalls, deleted;
+	_Atomic uint64_t full_roots, light_roots, replayed;
+};
+
+struct s3_volume {
+	struct backend backend;
+	struct backend_host host; /* of errors before the device is open, too */
+	struct s3_store *store;
+	char *name;	/* for messages */
+	char base[272]; /* "<prefix>/<volume>/" */
+	struct s3_super super;
+	uint64_t size;
+	uint32_t block_size;
+	unsigned shift; /* log2 of it */
+	uint64_t batch_size;
+	uint32_t batch_blocks;
+	unsigned uploads, max_batches;
+	enum s3_flush_mode flush_mode;
+	bool conditional; /* PUTs carry If-None-Match */
+	uint8_t instance[S3_UUID];
+	uint64_t epoch;
+	uint32_t deadline; /* s of requests; while opening a short one, else the store's */
+	struct s3_map *map;
+	struct s3_objects *objects;
+	struct s3_crc_cache *crcs;
+	struct s3_stats stats;
+
+	pthread_mutex_t lock;
+	/* Below: under lock. */
+	struct s3_batch *open;		      /* takes writes; holds at least one record */
+	uint64_t next_seq;		      /* of the next batch */
+	uint64_t frontier;		      /* everything up to it is in the store */
+	uint64_t applied;		      /* newest sequence number that is in the map */
+	bool uploaded[S3_WINDOW];	      /* [seq % S3_WINDOW], of those past the frontier */
+	struct s3_batch *resident[S3_WINDOW]; /* [seq % S3_WINDOW] */
+	struct s3_batch *free_batches;
+	unsigned n_batches; /* made */
+	unsigned in_flight; /* closed and not uploaded */
+	unsigned unsealed;  /* closed and not yet given to the store */
+	struct s3_waiter *waiters;
+	struct s3_write *stalled, **stalled_tail; /* wait for memory, in order */
+	bool barrier; /* a checkpoint is about to capture the map: writes wait */
+	struct s3_batch *sealing, **sealing_tail;
+	_Atomic bool started;
+	bool stopping, keeper_stopping;
+	pthread_cond_t sealer_work, keeper_work, quiet;
+	pthread_t sealer, keeper;
+
+	_Atomic int failed;  /* negative errno: no change is accepted any more */
+	_Atomic bool fenced; /* another writer took over: nothing is answered any more */
+
+	/* Of the checkpoints, under lock: */
+	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */
+	struct s3_summary_writer summary; /* of the headers after the newest root */
+	uint64_t log_bytes_since_full;
+
+	/* The keeper's own (before it runs: recovery's; after it ended: close's). */
+	struct s3_root_region *regions; /* of the newest full root, ascending */
+	uint32_t n_regions;
+	uint64_t full;			   /* its frontier, 0: none */
+	struct s3_root_summary *summaries; /* from there to the newest root */
+	uint32_t n_summaries;
+	uint64_t previous; /* frontier of the root before the newest, 0: none */
+	uint64_t previous_full;
+	bool full_wanted; /* the next root has to be a full one */
+	uint64_t next_gc; /* number of the next GC object, with S3_GC */
+	/* Recovery may start from either of the two newest roots: what died later is needed. */
+	uint64_t delete_limit, next_delete_limit, next_delete_ns;
+	uint64_t gc_delay_ns;
+};
+
+/* ---- volume.c ---- */
+int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
+	struct s3_volume **out);
+void s3_volume_close(struct s3_volume *v);
+size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max);
+/* Makes the threads when the first request comes: a fork may follow open. 0 or negative errno. */
+int s3_volume_start(struct s3_volume *v);
+/* No change is accepted from now on. r: negative errno. Tells the reason once. */
+void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* As s3_volume_fail(); reads fail too. */
+void s3_volume_fence(struct s3_volume *v, const char *what);
+/* Full keys; key has S3_KEY_MAX + 1 bytes. */
+void s3_volume_key(const struct s3_volume *v, const struct s3_name *name, char *key);
+void s3_volume_object_key(const struct s3_volume *v, uint64_t id, char *key);
+/*
+ * Requests of the pool for background work, waited for. req tells what came of it. PUT replaces
+ * what is there if if_none_match is false. The answer is req->result.
+ */
+int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
+	bool if_none_match, struct s3_request *req);
+/* Up to length bytes of the beginning; req->bytes tells how many. */
+int s3_volume_get(
+	struct s3_volume *v, const char *key, void *data, size_t length, struct s3_request *req);
+/* The whole object, to be freed. Also -ENOMEM. */
+int s3_volume_get_all(
+	struct s3_volume *v, const char *key, void **data, size_t *length, struct s3_request *req);
+int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req);
+/* Tells the user that a request of open failed: the store's message. Answers r. */
+int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+uint64_t s3_now(void); /* ns, monotonic */
+
+/* ---- log.c ---- */
+void s3_write(struct s3_volume *v, struct backend_request *request);
+void s3_flush(struct s3_volume *v, struct backend_request *request);
+void *s3_sealer(void *volume);
+/* Waits until all that was written is in the store, or has failed. 0 or negative errno. */
+int s3_log_drain(struct s3_volume *v);
+/* Answers everything that waits, after a failure. */
+void s3_log_give_up(struct s3_volume *v);
+/*
+ * Closes the open batch and stops writes until s3_log_resume(); waits until all batches are
+ * sealed. Answers the newest sequence number in the map.
+ */
+uint64_t s3_log_pause(struct s3_volume *v);
+void s3_log_resume(struct s3_volume *v);
+/*
+ * Enters a GC object that is in the store: puts RELOCATE records into the log and the map, as
+ * one step. Those whose source has changed meanwhile do nothing. 0 or negative errno.
+ */
+int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
+	const struct s3_record *records, size_t n);
+/* Waits until seq is in the store. 0 or negative errno. */
+int s3_log_wait(struct s3_volume *v, uint64_t seq);
+/* The batch in memory of an object, held; NULL: it is in the store. */
+struct s3_batch *s3_log_hold(struct s3_volume *v, uint32_t slot);
+void s3_log_release(struct s3_volume *v, struct s3_batch *b);
+/* Copies blocks from a held batch; waits for writers that are still copying. */
+void s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count);
+void s3_batches_free(struct s3_volume *v);
+
+/* ---- read.c ---- */
+void s3_read(struct s3_volume *v, struct backend_request *request);
+int s3_read_extents(struct s3_volume *v, uint64_t offset, uint64_t length, unsigned flags,
+	backend_extent_fn fn, void *opaque);
+/* bytes: what the checksums of objects may take. */
+struct s3_crc_cache *s3_crc_cache_new(uint64_t bytes);
+void s3_crc_cache_free(struct s3_crc_cache *cache);
+/* Remembers the checksums of object id, which are copied. */
+void s3_crc_cache_add(struct s3_crc_cache *cache, uint64_t id, const uint32_t *crcs, uint32_t n);
+
+/* ---- recovery.c ---- */
+/* Fills map and table from the store; unless readonly, keeps all other writers out. */
+int s3_recover(struct s3_volume *v, bool readonly);
+/* What stands in the log at seq. 0, -ENOENT, or negative errno. */
+int s3_recover_header(struct s3_volume *v, uint64_t seq, void **data,
+	struct s3_object_header *header, uint64_t *object_size);
+
+/* ---- maintain.c ---- */
+void *s3_keeper(void *volume);
+/* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
+int s3_checkpoint(struct s3_volume *v);
+
+#endif
