@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 
+from device import ServeS3
 from fault_proxy import FaultProxy
 from servers import BUCKET, S3Client, Store, Versitygw, client, started
+
+_tests = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +45,13 @@ def s3(store: Store) -> S3Client:
 @pytest.fixture
 def s3_through_proxy(proxy: FaultProxy) -> S3Client:
     return client(proxy.url)
+
+
+@pytest.fixture
+def serve_s3(store: Store, tmp_path: Path) -> Iterator[ServeS3]:
+    """Servers over volumes of this test alone."""
+    serve = ServeS3(store, f"t{next(_tests)}", tmp_path)
+    with ExitStack() as stack:
+        yield serve
+        for server in serve.servers:
+            stack.callback(server.kill)

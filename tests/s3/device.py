@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The S3 device's parameters as the tests give them, and where a volume's objects are."""
+"""The S3 device under nbdkit as the tests serve it, and where a volume's objects are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from servers import BUCKET, REGION, Versitygw
+from fault_proxy import FaultProxy
+from nbdkit_server import Nbdkit, plugin_path
+from servers import BUCKET, REGION, Store, Versitygw
 
 PREFIX = "volumes"
 
@@ -27,3 +29,37 @@ def parameters(url: str, credentials: Path, volume: str, **more: str) -> list[st
 def volume_directory(store: Versitygw, volume: str) -> Path:
     """The directory of versitygw that holds the objects of a volume, at their keys below it."""
     return store.objects / PREFIX / volume
+
+
+class ServeS3:
+    """
+    Called with a volume's name it starts a server over that volume, which is made if it is not there.
+    Volumes of different prefixes have nothing in common.
+    """
+
+    def __init__(self, store: Store, prefix: str, directory: Path) -> None:
+        self.store = store
+        self.prefix = prefix
+        self.directory = directory
+        self.servers: list[Nbdkit] = []
+
+    def __call__(
+        self, volume: str, through: FaultProxy | None = None, wrapper: tuple[str, ...] = (), **more: str
+    ) -> Nbdkit:
+        """through: the proxy by which it reaches the store; more: parameters, '_' for '-'."""
+        directory = self.directory / f"s{len(self.servers)}"
+        directory.mkdir()
+        settings = {"create": "on", "size": "64M", "prefix": self.prefix}
+        settings |= {name.replace("_", "-"): value for name, value in more.items()}
+        url = through.url if through else self.store.url
+        chosen = parameters(url, self.store.credentials, volume, **settings)
+        self.servers.append(Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=wrapper))
+        return self.servers[-1]
+
+    def objects(self, volume: str, kind: str = "") -> dict[str, int]:
+        """The sizes of a volume's objects, by key below the volume; kind: "log", "ckpt", ..., or all."""
+        top = f"{self.prefix}/{volume}/"
+        found: dict[str, int] = {}
+        for page in self.store.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=top + kind):
+            found |= {o["Key"].removeprefix(top): int(o["Size"]) for o in page.get("Contents", [])}
+        return found
