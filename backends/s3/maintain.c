@@ -188,9 +188,11 @@ static int store_summary(struct s3_volume *v, struct checkpoint *c, struct s3_ro
 	struct s3_buffer out = {0};
 	char key[S3_KEY_MAX + 1];
 	uint64_t first = c->summary.first, last = c->summary.last;
+	struct s3_summary summary = {.epoch = v->epoch, .first = first, .last = last};
 	int r;
 
-	s3_summary_finish(&c->summary, v->super.uuid, v->epoch, &out);
+	memcpy(summary.uuid, v->super.uuid, S3_UUID);
+	s3_summary_finish(&c->summary, &summary, &out);
 	if (out.failed || last != c->seq) {
 		s3_buffer_free(&out);
 		return out.failed ? -ENOMEM : -EINVAL;
