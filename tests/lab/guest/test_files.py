@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Workloads on file systems: one of data, one of metadata, one server, on every system; and stopped midway."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD, MIB
+from test_campaign import END_LIMIT, START_LIMIT, events, pids, runner, summaries
+from userblk.harness import plan
+from userblk.harness.config import load_profile, load_suite, load_system
+
+SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
+WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
+SIZE = 512 * MIB
+SMALL = {"nfiles": 4000, "dirwidth": 4000, "filesize": 4 * MIB, "iters": 1 << 20}
+DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr"}
+
+
+def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s: int) -> plan.Plan:
+    directory.mkdir()
+    profile = load_profile("quick")
+    files = dataclasses.replace(
+        profile.files, ramp_s=0, runtime_s=runtime_s, macro_runtime_s=runtime_s, size={"nvme": SIZE}
+    )
+    made = plan.make_plan(
+        suite=load_suite("bdus-fs"),
+        profile=dataclasses.replace(profile, area={"nvme": SIZE}, files=files),
+        systems=[load_system(system)],
+        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
+        campaign=directory.name,
+        host="lab",
+        emulated=True,
+        build=BUILD,
+        workloads=workloads,
+        repetitions=1,
+        seed=1,
+    )
+    small = []
+    for workload in made.suite.workloads:
+        values = dict(workload.variables["nvme"])
+        values |= {name: value for name, value in SMALL.items() if name in values}
+        small.append(dataclasses.replace(workload, variables={"nvme": values}))
+    made = dataclasses.replace(made, suite=dataclasses.replace(made.suite, workloads=tuple(small)))
+    plan.write_plan(made, directory)
+    return made
+
+
+def leftovers() -> list[str]:
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    found = [point for point in points if point.startswith("/run/userblk/")]
+    return found + [f"process {pid}" for pid in pids("userblk-flow") + pids("userblk-passthr")]
+
+
+def await_run(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Until the measured phase goes on."""
+    end = time.monotonic() + START_LIMIT
+    while not subprocess.run(["pgrep", "-f", "--", "--phase=run"], capture_output=True, check=False).stdout:
+        assert process.poll() is None, (directory / "runner.log").read_text()
+        assert time.monotonic() < end, (directory / "runner.log").read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_data_metadata_and_a_server(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    made = make_campaign(directory, system, WORKLOADS, 2)
+    with runner(directory) as process:
+        assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
+    found: dict[str, Any] = {summary["workload"]: summary for summary in summaries(directory)}
+    assert sorted(found) == sorted(WORKLOADS)
+    for entry in made.entries:
+        summary = found[entry.workload]
+        assert summary["valid"] and summary["engine"] == "flow", summary["invalid"]
+        assert summary["metrics"]["throughput_kops"] > 0
+        assert summary["settings"]["memory_limit"] == "machine"
+        results = json.loads((directory / made.directory(entry) / "flow.json").read_text())
+        assert results["seed"] == entry.seed and results["summary"]["ops"] > 0
+    read, removed, mail = (found[name] for name in WORKLOADS)
+    # Cold: what was read came from the device, through the system's own.
+    assert read["device_io"]["read_request_kib"] >= 4
+    assert (read["backing_io"] is not None) == (system in ("nbdkit", "tcmu"))
+    assert removed["metrics"]["files_kops"] == pytest.approx(removed["metrics"]["throughput_kops"], rel=0.01)
+    assert mail["metrics"]["files_kops"] < mail["metrics"]["throughput_kops"]
+    if system == "fuse":
+        assert read["settings"]["negotiated"]["writeback"] == "on"
+        assert read["metrics"]["server_cpu_percent"] > 0
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("system", DAEMON)
+def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system, ["rand-read-16th-4k", "mail-server"], 3)
+    with runner(directory) as process:
+        await_run(process, directory)
+        (server,) = pids(DAEMON[system])
+        os.kill(server, signal.SIGKILL)
+        assert process.wait(END_LIMIT) == 3, (directory / "runner.log").read_text()
+    first, second = summaries(directory)
+    assert not first["valid"] and "the server died" in first["invalid"]
+    assert second["valid"], second["invalid"]
+    assert leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_stopped_midway_nothing_is_left(system: str, number: signal.Signals, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system, ["mail-server"], 2)
+    with runner(directory) as process:
+        await_run(process, directory)
+        process.send_signal(number)
+        process.wait(END_LIMIT)
+    if number == signal.SIGINT:
+        assert events(directory)[-1]["event"] == "end" and events(directory)[-1]["interrupted"]
+        assert leftovers() == []
+    assert summaries(directory) == []
+    with runner(directory) as process:  # which also clears up after the one that was killed
+        assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
+    assert len(summaries(directory)) == 1
+    assert leftovers() == []
