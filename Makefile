@@ -79,6 +79,14 @@ S3_CLIENT_BENCH := $(B)/tests/bench/s3_client_bench
 $(S3_CLIENT_BENCH): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
 	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
+# The client as a program, for its tests.
+S3_CLIENT_DRIVER := $(B)/tests/s3/client_driver
+$(S3_CLIENT_DRIVER): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+s3-client-driver: $(S3_CLIENT_DRIVER)
+.PHONY: s3-client-driver
+
 s3-client-bench: $(S3_CLIENT_BENCH) ## build the benchmark of the S3 client alone
 .PHONY: s3-client-bench
 
@@ -264,6 +272,18 @@ $(FS_SUITES):
 
 fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
 .PHONY: fs-suites
+
+# ---- ublk server ---------------------------------------------------------------
+
+UBLK := $(B)/ublk/userblk-ublk
+UBLK_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard ublk/*.c))
+
+$(UBLK): $(UBLK_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -luring
+
+ublk: $(UBLK) ## build the server for Linux's ublk driver (needs liburing-dev)
+.PHONY: ublk
+all: ublk
 
 # ---- lab ----------------------------------------------------------------------
 

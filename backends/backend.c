@@ -285,6 +285,24 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
 	return length ? b->ops->extents(b, offset, length, flags, fn, opaque) : 0;
 }
 
+int backend_map(struct backend *b, struct backend_request *request, struct backend_mapping *mapping)
+{
+	struct iovec whole = {.iov_len = request->length};
+	bool nothing;
+	int r;
+
+	if (!b->ops->map || (request->op != BACKEND_READ && request->op != BACKEND_WRITE))
+		return -EOPNOTSUPP;
+	request->iov = &whole;
+	request->iovcnt = 1;
+	r = check_request(b, request, &nothing);
+	request->iov = NULL;
+	request->iovcnt = 0;
+	if (r == 0)
+		r = nothing ? -EOPNOTSUPP : b->ops->map(b, request, mapping);
+	return r;
+}
+
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max)
 {
 	return b->ops->counters ? b->ops->counters(b, counters, max) : 0;

@@ -64,6 +64,15 @@ struct backend_info {
 	bool can_fast_zero; /* BACKEND_FAST_ZERO is understood */
 	bool can_extents;
 	bool can_multi_conn; /* after flush or FUA on one connection all others see the data */
+	bool never_waits;    /* no call waits for anything: fit for a thread that may not */
+};
+
+/* Where the bytes of a READ or WRITE lie in a file: see backend_map(). */
+struct backend_mapping {
+	int fd;
+	uint64_t offset;	   /* in the file */
+	uint32_t memory_alignment; /* bytes that addresses must be aligned to */
+	int rwf;		   /* RWF_ flags, as of pwritev2(2) */
 };
 
 /* One run of equal state, as backend_extents() reports it. */
@@ -152,6 +161,8 @@ struct backend_ops {
 	void (*submit)(struct backend *b, struct backend_request *request);
 	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 		backend_extent_fn fn, void *opaque); /* REQ_ONE */
+	int (*map)(struct backend *b, const struct backend_request *request,
+		struct backend_mapping *mapping);
 	/* Fills up to max counters, returns how many there are. */
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };
@@ -205,6 +216,17 @@ int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned f
 void backend_submit(struct backend *b, struct backend_request *request);
 int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque);
+/*
+ * For a framework that transfers by itself, with its own buffers: where the
+ * bytes of a READ or WRITE (op, flags, offset, length; no vector) lie. It may do
+ * so until backend_close(), and any part of it; a transfer that fails or ends
+ * early is to be made again by backend_readv() or backend_writev(), where there
+ * are buffers for it, for the device to know. A framework that maps writes sends
+ * all its requests in whole blocks of block_size bytes.
+ * -EOPNOTSUPP: make the call of that name; others as that call.
+ */
+int backend_map(
+	struct backend *b, struct backend_request *request, struct backend_mapping *mapping);
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
 
 /* printf to host->error / host->debug; lines over 1 KiB are cut. */

@@ -122,6 +122,7 @@ static int null_info(struct backend *b, struct backend_info *info)
 		.can_fast_zero = true,
 		.can_extents = true,
 		.can_multi_conn = true,
+		.never_waits = true,
 	};
 	return 0;
 }

@@ -41,6 +41,7 @@ struct passthrough {
 	dev_t disk;	       /* the device itself or the one below the file; may be anonymous */
 	uint32_t sector;       /* logical block size of a device; 1 for a file */
 	uint32_t block;	       /* what info tells: of direct I/O, or sector */
+	uint32_t memory;       /* alignment of addresses, for direct I/O; otherwise 1 */
 	struct direct *direct; /* NULL with direct=off */
 	struct backend_info info;
 	pthread_mutex_t seek_lock; /* the file offset, which lseek() needs and nothing else uses */
@@ -193,7 +194,6 @@ static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t
 
 static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 {
-	uint32_t memory;
 	int flags = fcntl(p->fd, F_GETFL);
 	int r = 0;
 
@@ -201,7 +201,7 @@ static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 	if (flags < 0 || fcntl(p->fd, F_SETFL, flags | O_DIRECT) < 0)
 		r = -errno;
 	else
-		r = find_alignment(p, &p->block, &memory);
+		r = find_alignment(p, &p->block, &p->memory);
 	if (r == -EINVAL) {
 		backend_error(
 			host, "file=%s: direct I/O is not possible there; use direct=off", p->file);
@@ -221,11 +221,11 @@ static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 			p->file, p->backend.size, p->block);
 		return -EINVAL;
 	}
-	p->direct = direct_new(p->fd, p->block, memory);
+	p->direct = direct_new(p->fd, p->block, p->memory);
 	if (!p->direct)
 		return -ENOMEM;
 	backend_debug(host, "file=%s: direct I/O in blocks of %u bytes, memory aligned to %u bytes",
-		p->file, p->block, memory);
+		p->file, p->block, p->memory);
 	return 0;
 }
 
@@ -372,6 +372,7 @@ static int examine_file(struct passthrough *p, const struct passthrough_config *
 	}
 	p->sector = (uint32_t)sector;
 	p->block = p->sector;
+	p->memory = 1;
 	p->backend.size = (uint64_t)size;
 	p->backend.readonly = c->readonly;
 	return 0;
@@ -582,6 +583,25 @@ static int passthrough_writev(
 	}
 	r = write_with(p, iov, iovcnt, offset, 0);
 	return r ? r : sync_data(p);
+}
+
+static int passthrough_map(
+	struct backend *b, const struct backend_request *request, struct backend_mapping *mapping)
+{
+	struct passthrough *p = (struct passthrough *)b;
+
+	if (request->offset % p->block || request->length % p->block)
+		return -EOPNOTSUPP;
+	*mapping = (struct backend_mapping){
+		.fd = p->fd, .offset = request->offset, .memory_alignment = p->memory};
+	if (request->flags & BACKEND_FUA) {
+		/* Through the page cache, its failure must not be lost: see passthrough_writev().
+		 */
+		if (!p->direct || !p->has_dsync || atomic_load(&p->flush_error))
+			return -EOPNOTSUPP;
+		mapping->rwf = RWF_DSYNC;
+	}
+	return 0;
 }
 
 static int passthrough_flush(struct backend *b)
@@ -849,5 +869,6 @@ const struct backend_ops passthrough_backend = {
 	.trim = passthrough_trim,
 	.zero = passthrough_zero,
 	.extents = passthrough_extents,
+	.map = passthrough_map,
 	.counters = passthrough_counters,
 };

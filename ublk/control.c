@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ublk/control.h"
+
+/* One command and its answer. */
+static int command(struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
+{
+	struct __kernel_timespec limit = {.tv_sec = CONTROL_LIMIT};
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&c->ring);
+	struct io_uring_cqe *cqe;
+	int r;
+
+	if (!sqe)
+		return -EBUSY;
+	memset(sqe, 0, 2 * sizeof *sqe); /* SQE128 */
+	sqe->opcode = IORING_OP_URING_CMD;
+	sqe->fd = c->fd;
+	sqe->cmd_op = op;
+	memcpy(sqe->cmd, cmd, sizeof *cmd);
+	r = io_uring_submit(&c->ring);
+	if (r < 0)
+		return r;
+	do
+		r = io_uring_wait_cqe_timeout(&c->ring, &cqe, &limit);
+	while (r == -EINTR);
+	if (r < 0)
+		return r;
+	r = cqe->res;
+	io_uring_cqe_seen(&c->ring, cqe);
+	return r < 0 ? r : 0;
+}
+
+static int with_buffer(struct control *c, uint32_t op, uint32_t id, void *buffer, size_t length)
+{
+	return command(c, op,
+		&(struct ublksrv_ctrl_cmd){.dev_id = id,
+			.queue_id = (uint16_t)-1,
+			.len = (uint16_t)length,
+			.addr = (uintptr_t)buffer});
+}
+
+static int with_data(struct control *c, uint32_t op, uint32_t id, uint64_t data)
+{
+	return command(c, op,
+		&(struct ublksrv_ctrl_cmd){
+			.dev_id = id, .queue_id = (uint16_t)-1, .data[0] = data});
+}
+
+int control_open(struct control *c)
+{
+	int r;
+
+	c->fd = open(CONTROL_PATH, O_RDWR | O_CLOEXEC);
+	if (c->fd < 0)
+		return -errno;
+	r = io_uring_queue_init(4, &c->ring, IORING_SETUP_SQE128);
+	if (r < 0) {
+		close(c->fd);
+		return r;
+	}
+	r = with_buffer(c, UBLK_U_CMD_GET_FEATURES, (uint32_t)-1, &c->features, UBLK_FEATURES_LEN);
+	if (r == 0 && !(c->features & UBLK_F_CMD_IOCTL_ENCODE))
+		r = -EOPNOTSUPP;
+	if (r < 0) {
+		control_close(c);
+		return r == -EPERM || r == -EACCES ? r : -EOPNOTSUPP;
+	}
+	return 0;
+}
+
+void control_close(struct control *c)
+{
+	io_uring_queue_exit(&c->ring);
+	close(c->fd);
+}
+
+int control_add(struct control *c, struct ublksrv_ctrl_dev_info *info)
+{
+	return with_buffer(c, UBLK_U_CMD_ADD_DEV, info->dev_id, info, sizeof *info);
+}
+
+int control_set_params(struct control *c, uint32_t id, struct ublk_params_sent *params)
+{
+	params->len = sizeof *params;
+	return with_buffer(c, UBLK_U_CMD_SET_PARAMS, id, params, sizeof *params);
+}
+
+int control_get_params(struct control *c, uint32_t id, struct ublk_params_sent *params)
+{
+	*params = (struct ublk_params_sent){.len = sizeof *params};
+	return with_buffer(c, UBLK_U_CMD_GET_PARAMS, id, params, sizeof *params);
+}
+
+int control_start(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_START_DEV, id, (uint64_t)getpid());
+}
+
+int control_info(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+{
+	return with_buffer(c, UBLK_U_CMD_GET_DEV_INFO, id, info, sizeof *info);
+}
+
+int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus)
+{
+	CPU_ZERO(cpus);
+	return command(c, UBLK_U_CMD_GET_QUEUE_AFFINITY,
+		&(struct ublksrv_ctrl_cmd){.dev_id = id,
+			.queue_id = (uint16_t)-1,
+			.len = sizeof *cpus,
+			.addr = (uintptr_t)cpus,
+			.data[0] = queue});
+}
+
+int control_stop(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_STOP_DEV, id, 0);
+}
+
+int control_delete(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_DEL_DEV, id, 0);
+}
+
+int control_quiesce(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_QUIESCE_DEV, id, CONTROL_LIMIT / 2 * 1000);
+}
+
+int control_start_recovery(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_START_USER_RECOVERY, id, 0);
+}
+
+int control_end_recovery(struct control *c, uint32_t id)
+{
+	return with_data(c, UBLK_U_CMD_END_USER_RECOVERY, id, (uint64_t)getpid());
+}

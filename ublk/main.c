@@ -1,0 +1,554 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* userblk-ublk: serves, lists and removes disks of Linux's ublk driver. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ublk/options.h"
+#include "ublk/record.h"
+
+#define CHAR_DEVICES "/sys/class/ublk-char"
+
+/* For how long a server may take to end once it was told to. */
+#define PATIENCE_MS 30000
+#define STEP_MS	    20
+
+static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static void complain(const char *format, ...)
+{
+	va_list args;
+
+	fputs("userblk-ublk: ", stderr);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+}
+
+static int open_control(struct control *c)
+{
+	int r = control_open(c);
+
+	switch (-r) {
+	case 0:
+		return 0;
+	case ENOENT:
+	case ENXIO:
+	case ENODEV:
+		complain(CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
+		break;
+	case EACCES:
+	case EPERM:
+		complain(CONTROL_PATH ": %s; run as root", strerror(-r));
+		break;
+	case EOPNOTSUPP:
+		complain(CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
+		break;
+	default:
+		complain(CONTROL_PATH ": %s", strerror(-r));
+	}
+	return EXIT_FAILED;
+}
+
+/* ---- what there is ------------------------------------------------------------------ */
+
+static const char *state_name(uint16_t state)
+{
+	switch (state) {
+	case UBLK_S_DEV_DEAD:
+		return "dead";
+	case UBLK_S_DEV_LIVE:
+		return "live";
+	case UBLK_S_DEV_QUIESCED:
+		return "waiting";
+	case UBLK_S_DEV_FAIL_IO:
+		return "failing";
+	default:
+		return "unknown";
+	}
+}
+
+static const char *recovery_name(uint64_t flags)
+{
+	if (flags & UBLK_F_USER_RECOVERY_REISSUE)
+		return "reissue";
+	if (flags & UBLK_F_USER_RECOVERY_FAIL_IO)
+		return "fail-all";
+	return flags & UBLK_F_USER_RECOVERY ? "fail" : "none";
+}
+
+/* JSON (RFC 8259): a string. Bytes that are no UTF-8 are passed on as they are. */
+static void print_string(const char *text)
+{
+	putchar('"');
+	for (; *text; text++) {
+		unsigned char c = (unsigned char)*text;
+
+		if (c == '"' || c == '\\')
+			printf("\\%c", c);
+		else if (c < 0x20)
+			printf("\\u%04x", c);
+		else
+			putchar(c);
+	}
+	putchar('"');
+}
+
+static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
+{
+	printf("{\"disk\": \"/dev/ublkb%u\", \"number\": %u, \"state\": \"%s\", \"pid\": %d, "
+	       "\"queues\": %u, \"depth\": %u, \"max_request\": %u, \"zero_copy\": %s, "
+	       "\"recovery\": \"%s\", \"arguments\": ",
+		info->dev_id, info->dev_id, state_name(info->state), info->ublksrv_pid,
+		info->nr_hw_queues, info->queue_depth, info->max_io_buf_bytes,
+		info->flags & UBLK_F_AUTO_BUF_REG ? "true" : "false", recovery_name(info->flags));
+	if (!record->words)
+		printf("null");
+	for (int i = 0; i < record->count; i++) {
+		printf("%s", i ? ", " : "[");
+		print_string(record->words[i]);
+	}
+	printf("%s}", record->words ? "]" : "");
+}
+
+static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
+{
+	printf("/dev/ublkb%u %s pid=%d queues=%u depth=%u max_request=%u zero_copy=%s recovery=%s",
+		info->dev_id, state_name(info->state), info->ublksrv_pid, info->nr_hw_queues,
+		info->queue_depth, info->max_io_buf_bytes,
+		info->flags & UBLK_F_AUTO_BUF_REG ? "on" : "off", recovery_name(info->flags));
+	for (int i = 0; i < record->count; i++)
+		printf("%s %s", i ? "" : ":", record->words[i]);
+}
+
+static void print_disk(const struct ublksrv_ctrl_dev_info *info, bool json)
+{
+	struct record record;
+
+	record_read(info->dev_id, info->ublksrv_flags, &record);
+	(json ? print_json : print_line)(info, &record);
+	record_free(&record);
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Numbers of all disks, ascending; the caller frees. */
+static uint32_t *find_disks(size_t *count)
+{
+	DIR *directory = opendir(CHAR_DEVICES);
+	uint32_t *numbers = NULL;
+	struct dirent *entry;
+
+	*count = 0;
+	while (directory && (entry = readdir(directory))) {
+		uint32_t number, *more;
+
+		if (sscanf(entry->d_name, "ublkc%" SCNu32, &number) != 1)
+			continue;
+		more = realloc(numbers, (*count + 1) * sizeof *numbers);
+		if (!more)
+			break;
+		numbers = more;
+		numbers[(*count)++] = number;
+	}
+	if (directory)
+		closedir(directory);
+	if (numbers)
+		qsort(numbers, *count, sizeof *numbers, compare_numbers);
+	return numbers;
+}
+
+static int list(struct control *c, bool json)
+{
+	size_t count, printed = 0;
+	uint32_t *numbers = find_disks(&count);
+
+	if (json)
+		printf("[");
+	for (size_t i = 0; i < count; i++) {
+		struct ublksrv_ctrl_dev_info info;
+
+		if (control_info(c, numbers[i], &info) < 0)
+			continue; /* gone */
+		if (json && printed)
+			printf(", ");
+		print_disk(&info, json);
+		if (!json)
+			printf("\n");
+		printed++;
+	}
+	if (json)
+		printf("]\n");
+	free(numbers);
+	return 0;
+}
+
+static int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+{
+	int r = control_info(c, id, info);
+
+	if (r < 0)
+		complain("ublk%u: %s", id,
+			r == -ENODEV ? "no such disk; see userblk-ublk list" : strerror(-r));
+	return r < 0 ? EXIT_USAGE : 0;
+}
+
+static int info_command(struct control *c, const struct options *o)
+{
+	struct ublksrv_ctrl_dev_info info;
+	int r = examine(c, (uint32_t)o->server.id, &info);
+
+	if (r == 0) {
+		print_disk(&info, o->json);
+		printf("\n");
+	}
+	return r;
+}
+
+static int features(const struct control *c, bool json)
+{
+	static const struct {
+		uint64_t flag;
+		const char *name;
+	} known[] = {
+		{UBLK_F_USER_RECOVERY, "USER_RECOVERY"},
+		{UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"},
+		{UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"},
+		{UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"},
+		{UBLK_F_QUIESCE, "QUIESCE"},
+	};
+
+	printf(json ? "{\"features\": \"0x%" PRIx64 "\"" : "0x%" PRIx64, c->features);
+	for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+		bool has = c->features & known[i].flag;
+
+		if (json)
+			printf(", \"%s\": %s", known[i].name, has ? "true" : "false");
+		else if (has)
+			printf(" %s", known[i].name);
+	}
+	printf(json ? "}\n" : "\n");
+	return 0;
+}
+
+/* ---- the end of a disk --------------------------------------------------------------- */
+
+/* Is it mounted, or claimed by another program? */
+static bool in_use(uint32_t id)
+{
+	char path[32];
+	int fd;
+
+	snprintf(path, sizeof path, "/dev/ublkb%u", id);
+	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC);
+	if (fd >= 0)
+		close(fd);
+	return fd < 0 && errno == EBUSY;
+}
+
+static int delete (struct control *c, const struct options *o)
+{
+	uint32_t id = (uint32_t)o->server.id;
+	struct ublksrv_ctrl_dev_info info;
+	int r = examine(c, id, &info);
+
+	if (r)
+		return r;
+	/* Only a live one: with others, the open may wait for a server. */
+	if (!o->force && info.state == UBLK_S_DEV_LIVE && in_use(id)) {
+		complain("/dev/ublkb%u: in use; unmount or release it first, or use --force", id);
+		return EXIT_USAGE;
+	}
+	r = control_stop(c, id);
+	if (r == 0 || r == -ENODEV)
+		r = control_delete(c, id);
+	if (r == -ETIME)
+		complain("ublk%u: its server (process %d) does not end; kill it", id,
+			info.ublksrv_pid);
+	else if (r < 0 && r != -ENODEV)
+		complain("ublk%u: cannot be removed: %s", id, strerror(-r));
+	if (r < 0 && r != -ENODEV)
+		return EXIT_FAILED;
+	record_remove(id);
+	return 0;
+}
+
+/* ---- service -------------------------------------------------------------------------- */
+
+/* What serve() does once the disk can be used. */
+struct start {
+	struct control *control;
+	const struct options *options;
+	uint64_t cookie;
+	const char *directory; /* of the words, NULL: this one */
+	char *const *words;
+	int report; /* pipe to the process that the user waits for, or -1 */
+	int code;   /* its exit code */
+};
+
+static void ready(void *opaque, uint32_t id)
+{
+	struct start *start = opaque;
+	struct ublksrv_ctrl_dev_info info;
+	unsigned char code = (unsigned char)start->code;
+	int null, r = record_write(id, start->cookie, start->directory, start->words);
+
+	if (r < 0)
+		complain(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
+			strerror(-r));
+	if (start->options->json && control_info(start->control, id, &info) == 0) {
+		print_disk(&info, true);
+		printf("\n");
+	} else {
+		printf("/dev/ublkb%u\n", id);
+	}
+	fflush(stdout);
+	if (start->report < 0)
+		return;
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null >= 0) {
+		dup2(null, STDIN_FILENO);
+		dup2(null, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		close(null);
+	}
+	if (chdir("/") == 0 && write(start->report, &code, 1) == 1)
+		close(start->report);
+	start->report = -1;
+}
+
+/*
+ * Goes to the background: returns in the child, with the pipe on which it is to
+ * report. The parent exits with the code that was reported, or with the child's.
+ */
+static int go_to_background(void)
+{
+	unsigned char code;
+	int ends[2], status;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0) {
+		complain("cannot start a process: %s", strerror(errno));
+		exit(EXIT_FAILED);
+	}
+	if (child == 0) {
+		setsid();
+		close(ends[0]);
+		return ends[1];
+	}
+	close(ends[1]);
+	if (read(ends[0], &code, 1) == 1)
+		_exit(code);
+	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status))
+		_exit(WEXITSTATUS(status));
+	complain("the server died before the disk was ready");
+	_exit(EXIT_FAILED);
+}
+
+static int add(const struct options *o, char *const *words)
+{
+	struct control c;
+	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
+	int r;
+
+	if (!o->foreground)
+		start.report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = open_control(&c);
+	if (r)
+		return r;
+	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
+		complain("no random numbers: %s", strerror(errno));
+		return EXIT_FAILED;
+	}
+	return server_add(&c, o->params, &o->server, start.cookie, ready, &start);
+}
+
+/* Serves again what the disk was added with. */
+static int serve_record(
+	struct control *c, const struct ublksrv_ctrl_dev_info *info, struct start *start)
+{
+	struct params_error error;
+	struct record record;
+	struct options old;
+	int r = record_read(info->dev_id, info->ublksrv_flags, &record);
+
+	if (r < 0) {
+		complain(
+			"ublk%u: nothing is known of what it was added with; use replace or delete",
+			info->dev_id);
+		return EXIT_USAGE;
+	}
+	if (chdir(record.directory) < 0) {
+		complain("%s: %s", record.directory, strerror(errno));
+		return EXIT_USAGE;
+	}
+
+	/* The parser takes the program's name first, and changes the order. */
+	char **argv = calloc((size_t)record.count + 2, sizeof *argv);
+
+	if (!argv)
+		return EXIT_FAILED;
+	argv[0] = "userblk-ublk";
+	memcpy(argv + 1, record.words, (size_t)record.count * sizeof *argv);
+	r = options_parse(record.count + 1, argv, &old, &error);
+	free(argv);
+	if (r < 0) {
+		complain("%s", error.text);
+		return EXIT_USAGE;
+	}
+	old.server.id = info->dev_id;
+	start->directory = record.directory;
+	start->words = record.words;
+	return server_recover(c, old.params, &old.server, ready, start);
+}
+
+static int recover(const struct options *o)
+{
+	struct control c;
+	struct ublksrv_ctrl_dev_info info;
+	struct start start = {.control = &c, .options = o, .report = -1};
+	int r;
+
+	if (!o->foreground)
+		start.report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = open_control(&c);
+	if (r == 0)
+		r = examine(&c, (uint32_t)o->server.id, &info);
+	if (r)
+		return r;
+	if (!(info.flags & UBLK_F_USER_RECOVERY)) {
+		complain("ublk%u: was added with --recovery=none; delete it", info.dev_id);
+		return EXIT_USAGE;
+	}
+	start.cookie = info.ublksrv_flags;
+	return serve_record(&c, &info, &start);
+}
+
+/* Ends the server of a disk that lives. 0 or an exit code. */
+static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *info)
+{
+	int r;
+
+	if (info->flags & UBLK_F_QUIESCE) {
+		r = control_quiesce(c, info->dev_id);
+		if (r < 0) {
+			complain("ublk%u: its server does not go: %s", info->dev_id, strerror(-r));
+			return EXIT_FAILED;
+		}
+		return 0;
+	}
+	/* Older kernels know no other way; what it had is issued again. */
+	if (!(info->flags & UBLK_F_USER_RECOVERY_REISSUE)) {
+		complain("ublk%u: this kernel would fail the requests under way; "
+			 "replace needs --recovery=reissue",
+			info->dev_id);
+		return EXIT_USAGE;
+	}
+	if (kill(info->ublksrv_pid, SIGKILL) < 0 && errno != ESRCH) {
+		complain(
+			"ublk%u: process %d: %s", info->dev_id, info->ublksrv_pid, strerror(errno));
+		return EXIT_FAILED;
+	}
+	return 0;
+}
+
+static int replace(const struct options *o, char *const *words)
+{
+	struct control c;
+	struct ublksrv_ctrl_dev_info info;
+	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
+	int r;
+
+	if (!o->foreground)
+		start.report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = open_control(&c);
+	if (r == 0)
+		r = examine(&c, (uint32_t)o->server.id, &info);
+	if (r)
+		return r;
+	if (!(info.flags & UBLK_F_USER_RECOVERY)) {
+		complain("ublk%u: was added with --recovery=none, so that it ends with its server",
+			info.dev_id);
+		return EXIT_USAGE;
+	}
+	start.cookie = info.ublksrv_flags;
+	if (info.state == UBLK_S_DEV_LIVE)
+		r = end_server(&c, &info);
+	if (r == 0)
+		r = server_recover(&c, o->params, &o->server, ready, &start);
+	if (r == 0 || info.state != UBLK_S_DEV_LIVE || start.report < 0)
+		return r;
+	complain("ublk%u: goes on as before", info.dev_id);
+	start.code = r;
+	return serve_record(&c, &info, &start);
+}
+
+/* ---- main --------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+	/* As they were said: the parser changes the order. */
+	char **words = calloc((size_t)argc + 1, sizeof *words);
+	struct params_error error;
+	struct options o;
+	struct control c;
+	int r;
+
+	if (!words)
+		return EXIT_FAILED;
+	for (int i = 1; i < argc; i++)
+		words[i - 1] = argv[i];
+	if (options_parse(argc, argv, &o, &error) < 0) {
+		complain("%s", error.text);
+		return EXIT_USAGE;
+	}
+	switch (o.command) {
+	case COMMAND_HELP:
+		options_help();
+		return 0;
+	case COMMAND_VERSION:
+		printf("userblk-ublk %s\n", USERBLK_VERSION);
+		return 0;
+	case COMMAND_ADD:
+		return add(&o, words);
+	case COMMAND_RECOVER:
+		return recover(&o);
+	case COMMAND_REPLACE:
+		return replace(&o, words);
+	default:
+		break;
+	}
+	r = open_control(&c);
+	if (r)
+		return r;
+	if (o.command == COMMAND_LIST)
+		r = list(&c, o.json);
+	else if (o.command == COMMAND_INFO)
+		r = info_command(&c, &o);
+	else if (o.command == COMMAND_DELETE)
+		r = delete (&c, &o);
+	else
+		r = features(&c, o.json);
+	control_close(&c);
+	return r;
+}

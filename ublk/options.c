@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ublk/options.h"
+
+#define DEFAULT_DEPTH	128
+#define DEFAULT_THREADS 16 /* as under nbdkit and tcmu-runner */
+#define MAX_THREADS	256
+#define MAX_QUEUES	4096 /* UBLK_MAX_NR_QUEUES */
+#define MAX_NUMBER	(1 << 20)
+
+static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend};
+
+static const char *const mode_names[] = {"workers", "uring", NULL};
+static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};
+static const char *const recovery_names[] = {"reissue", "fail", "fail-all", "none", NULL};
+
+#define FOR(command) (1u << COMMAND_##command)
+
+/* What an option is, and the commands that take it. */
+static const struct rule {
+	const char *name;
+	unsigned commands;
+	const char *const *choices; /* NULL: a number from min to max, or a flag if max is 0 */
+	long min, max;
+	const char *help;
+} rules[] = {
+	{"mode", FOR(ADD) | FOR(REPLACE), mode_names, 0, 0,
+		"workers: threads make the device's calls; uring: the queue's own thread does what "
+		"it can without waiting (default: workers)"},
+	{"threads", FOR(ADD) | FOR(REPLACE), NULL, 1, MAX_THREADS, "worker threads (default: 16)"},
+	{"queues", FOR(ADD), NULL, 1, MAX_QUEUES, "hardware queues (default: one per CPU)"},
+	{"depth", FOR(ADD), NULL, 1, UBLK_MAX_QUEUE_DEPTH, "requests per queue (default: 128)"},
+	{"zero-copy", FOR(ADD), zero_copy_names, 0, 0,
+		"in uring mode, transfer from and to the client's pages (default: auto, if the "
+		"kernel "
+		"and the device can)"},
+	{"recovery", FOR(ADD), recovery_names, 0, 0,
+		"when the server dies, requests wait for another one (reissue), those that it had "
+		"fail "
+		"(fail), all fail until there is one (fail-all), or the disk goes (none) "
+		"(default: reissue)"},
+	{"number", FOR(ADD), NULL, 0, MAX_NUMBER, "N of /dev/ublkbN (default: the first free one)"},
+	{"foreground", FOR(ADD) | FOR(RECOVER) | FOR(REPLACE), NULL, 0, 0,
+		"do not go to the background"},
+	{"json", FOR(ADD) | FOR(RECOVER) | FOR(REPLACE) | FOR(LIST) | FOR(INFO) | FOR(FEATURES),
+		NULL, 0, 0, "print JSON"},
+	{"force", FOR(DELETE), NULL, 0, 0, "also while the disk is in use"},
+};
+#define RULES (sizeof rules / sizeof rules[0])
+
+static const struct {
+	const char *name;
+	enum command command;
+	const char *usage;
+} commands[] = {
+	{"add", COMMAND_ADD, "add DEVICE KEY=VALUE...       serve a new disk"},
+	{"replace", COMMAND_REPLACE,
+		"replace N DEVICE KEY=VALUE... serve the disk by a new server from now on"},
+	{"recover", COMMAND_RECOVER,
+		"recover N                     serve a disk whose server died"},
+	{"delete", COMMAND_DELETE, "delete N                      remove the disk"},
+	{"list", COMMAND_LIST, "list                          disks"},
+	{"info", COMMAND_INFO, "info N                        all about one"},
+	{"features", COMMAND_FEATURES,
+		"features                      what this kernel's ublk can do"},
+};
+#define COMMANDS (sizeof commands / sizeof commands[0])
+
+void options_help(void)
+{
+	printf("Usage: userblk-ublk COMMAND [OPTION]...\n"
+	       "Serves block devices as /dev/ublkbN, by Linux's ublk driver.\n\nCommands:\n");
+	for (size_t i = 0; i < COMMANDS; i++)
+		printf("    %s\n", commands[i].usage);
+	printf("\nOptions:\n");
+	for (size_t i = 0; i < RULES; i++) {
+		printf("    --%s", rules[i].name);
+		for (size_t j = 0; rules[i].choices && rules[i].choices[j]; j++)
+			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
+		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
+	}
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+		char *help = params_help(devices[i]);
+
+		printf("\nDevice %s: %s\n%s", devices[i]->name, devices[i]->summary, help);
+		free(help);
+	}
+}
+
+int64_t options_disk(const char *text)
+{
+	static const char *const prefixes[] = {"/dev/ublkb", "ublkb"};
+	char *end;
+	long n;
+
+	for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+		if (strncmp(text, prefixes[i], strlen(prefixes[i])) == 0) {
+			text += strlen(prefixes[i]);
+			break;
+		}
+	if (*text < '0' || *text > '9')
+		return -1;
+	n = strtol(text, &end, 10);
+	return *end || n > MAX_NUMBER ? -1 : n;
+}
+
+/* The value of a rule: the index of a choice, or a number. False: error says why. */
+static bool parse_value(
+	const struct rule *rule, const char *text, long *value, struct params_error *error)
+{
+	char *end;
+
+	if (rule->choices) {
+		char all[128] = "";
+
+		for (*value = 0; rule->choices[*value]; ++*value) {
+			if (strcmp(text, rule->choices[*value]) == 0)
+				return true;
+			strncat(all, ", ", sizeof all - strlen(all) - 1);
+			strncat(all, rule->choices[*value], sizeof all - strlen(all) - 1);
+		}
+		params_error_set(error, "--%s=%s: must be one of%s", rule->name, text, all + 1);
+		return false;
+	}
+	errno = 0;
+	*value = strtol(text, &end, 10);
+	if (end == text || *end || errno || *value < rule->min || *value > rule->max) {
+		params_error_set(error, "--%s=%s: must be a number from %ld to %ld", rule->name,
+			text, rule->min, rule->max);
+		return false;
+	}
+	return true;
+}
+
+static void store(struct options *o, const char *name, long value)
+{
+	if (strcmp(name, "mode") == 0)
+		o->server.mode = (enum mode)value;
+	else if (strcmp(name, "threads") == 0)
+		o->server.threads = (unsigned)value;
+	else if (strcmp(name, "queues") == 0)
+		o->server.queues = (unsigned)value;
+	else if (strcmp(name, "depth") == 0)
+		o->server.depth = (unsigned)value;
+	else if (strcmp(name, "zero-copy") == 0)
+		o->server.zero_copy = (enum zero_copy)value;
+	else if (strcmp(name, "recovery") == 0)
+		o->server.recovery = (enum recovery)value;
+	else if (strcmp(name, "number") == 0)
+		o->server.id = value;
+	else if (strcmp(name, "foreground") == 0)
+		o->foreground = true;
+	else if (strcmp(name, "json") == 0)
+		o->json = true;
+	else if (strcmp(name, "force") == 0)
+		o->force = true;
+}
+
+static bool parse_command(const char *word, struct options *o, struct params_error *error)
+{
+	if (!word) {
+		params_error_set(error, "no command; see userblk-ublk --help");
+		return false;
+	}
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (strcmp(word, commands[i].name) == 0) {
+			o->command = commands[i].command;
+			return true;
+		}
+	params_error_set(error, "%s: no such command; see userblk-ublk --help", word);
+	return false;
+}
+
+/* The device and its pairs: all that is left on the command line. */
+static int parse_device(char **words, struct options *o, struct params_error *error)
+{
+	const struct backend_ops *ops = NULL;
+	char names[64] = "";
+	int r = 0;
+
+	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+		if (*words && strcmp(*words, devices[i]->name) == 0)
+			ops = devices[i];
+		strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
+		strncat(names, devices[i]->name, sizeof names - strlen(names) - 1);
+	}
+	if (!ops) {
+		params_error_set(error, "%s: %s; name one of %s", *words ? *words : "DEVICE",
+			*words ? "no such device" : "missing", names);
+		return -EINVAL;
+	}
+	o->params = params_new(ops);
+	for (words++; r == 0 && *words; words++) {
+		char *value = strchr(*words, '=');
+
+		if (value) {
+			*value = 0;
+			r = params_set(o->params, *words, value + 1, error);
+			*value = '=';
+		} else {
+			r = params_set(o->params, ops->main_param, *words, error);
+		}
+	}
+	if (r == 0)
+		r = params_complete(o->params, false, error);
+	if (r < 0) {
+		params_free(o->params);
+		o->params = NULL;
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int parse_words(char **words, struct options *o, struct params_error *error)
+{
+	bool names_disk = FOR(REPLACE) & 1u << o->command || FOR(RECOVER) & 1u << o->command ||
+			  FOR(DELETE) & 1u << o->command || FOR(INFO) & 1u << o->command;
+
+	if (names_disk) {
+		o->server.id = *words ? options_disk(*words) : -1;
+		if (o->server.id < 0) {
+			params_error_set(error, "%s: %s; give the N of /dev/ublkbN",
+				*words ? *words : "N", *words ? "no disk of ublk" : "missing");
+			return -EINVAL;
+		}
+		words++;
+	}
+	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE)
+		return parse_device(words, o, error);
+	if (*words) {
+		params_error_set(error, "%s: too many words; see userblk-ublk --help", *words);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int options_parse(int argc, char **argv, struct options *o, struct params_error *error)
+{
+	struct option table[RULES + 3] = {{0}};
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	int got, index;
+
+	*o = (struct options){
+		.server = {.id = -1,
+			.queues = cpus > 0 ? (unsigned)cpus : 1,
+			.depth = DEFAULT_DEPTH,
+			.threads = DEFAULT_THREADS},
+	};
+	for (size_t i = 0; i < RULES; i++)
+		table[i] = (struct option){rules[i].name,
+			rules[i].choices || rules[i].max ? required_argument : no_argument, NULL,
+			'o'};
+	table[RULES] = (struct option){"help", no_argument, NULL, 'h'};
+	table[RULES + 1] = (struct option){"version", no_argument, NULL, 'V'};
+
+	if (argc > 1 && argv[1][0] != '-') {
+		if (!parse_command(argv[1], o, error))
+			return -EINVAL;
+		argv++;
+		argc--;
+	} else {
+		o->command = COMMAND_HELP; /* only --help and --version stand alone */
+	}
+	opterr = 0;
+	optind = 0; /* anew */
+	while ((got = getopt_long(argc, argv, ":", table, &index)) != -1) {
+		const struct rule *rule;
+		long value = 1;
+
+		if (got == 'h' || got == 'V') {
+			o->command = got == 'h' ? COMMAND_HELP : COMMAND_VERSION;
+			return 0;
+		}
+		if (got != 'o') {
+			params_error_set(error, "%s: %s; see userblk-ublk --help", argv[optind - 1],
+				got == ':' ? "needs a value" : "no such option");
+			return -EINVAL;
+		}
+		rule = &rules[index];
+		if (!(rule->commands & 1u << o->command)) {
+			params_error_set(error, "--%s: not an option of this command; leave it out",
+				rule->name);
+			return -EINVAL;
+		}
+		if (table[index].has_arg && !parse_value(rule, optarg, &value, error))
+			return -EINVAL;
+		store(o, rule->name, value);
+	}
+	if (o->command == COMMAND_HELP)
+		return parse_command(NULL, o, error) ? 0 : -EINVAL;
+	return parse_words(argv + optind, o, error);
+}

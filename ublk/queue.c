@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <liburing.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/param.h>
+#include <unistd.h>
+
+#include "ublk/queue.h"
+
+#define SECTOR_SHIFT 9
+
+/* What a completion is about: the upper half of its user data; the lower half is the tag. */
+enum event {
+	EVENT_COMMAND, /* the kernel sends a request, or takes the tag away */
+	EVENT_TRANSFER,
+	EVENT_WAKE, /* workers have finished something */
+};
+
+/* A tag and the request that it carries. */
+struct io {
+	struct work work; /* for the workers */
+	struct backend_request request;
+	struct iovec iov; /* this tag's buffer, as long as the request */
+	struct queue *queue;
+	struct io *next_finished;
+	int result;	  /* of a finished request: 0 or negative errno */
+	uint32_t moved;	  /* bytes that transfers have done */
+	bool flush_after; /* FUA that the transfer itself cannot have */
+	uint16_t tag;
+};
+
+struct queue {
+	const struct service *service;
+	uint16_t id;
+	cpu_set_t cpus;
+	pthread_t thread;
+	sem_t started;
+	int error; /* of the start */
+
+	struct io_uring ring;
+	const struct ublksrv_io_desc *descriptions; /* one a tag, written by the kernel */
+	size_t descriptions_size;
+	char *buffers; /* NULL with zero copy */
+	size_t buffers_size;
+	struct io *ios;
+	unsigned in_service; /* requests that the kernel waits for */
+	bool stopping;	     /* the kernel has begun to take tags away */
+	struct work *for_workers, **last_for_workers;
+
+	/* From the workers: requests that are finished, newest first. */
+	_Atomic(struct io *) finished;
+	int wake; /* eventfd */
+	uint64_t wake_count;
+};
+
+/* ---- translation -------------------------------------------------------------- */
+
+int queue_translate(const struct ublksrv_io_desc *d, struct backend_request *request)
+{
+	*request = (struct backend_request){
+		.offset = d->start_sector << SECTOR_SHIFT,
+		.length = (uint64_t)d->nr_sectors << SECTOR_SHIFT,
+	};
+	switch (d->op_flags & 0xff) {
+	case UBLK_IO_OP_READ:
+		request->op = BACKEND_READ;
+		return 0;
+	case UBLK_IO_OP_WRITE:
+		request->op = BACKEND_WRITE;
+		break;
+	case UBLK_IO_OP_FLUSH:
+		request->op = BACKEND_FLUSH;
+		return 0;
+	case UBLK_IO_OP_DISCARD:
+		request->op = BACKEND_TRIM;
+		break;
+	case UBLK_IO_OP_WRITE_ZEROES:
+		request->op = BACKEND_ZERO;
+		if (!(d->op_flags & UBLK_IO_F_NOUNMAP))
+			request->flags |= BACKEND_MAY_TRIM;
+		break;
+	default:
+		return -EOPNOTSUPP;
+	}
+	if (d->op_flags & UBLK_IO_F_FUA)
+		request->flags |= BACKEND_FUA;
+	return 0;
+}
+
+int queue_answer(const struct backend_request *request, int result)
+{
+	if (result == 0 && (request->op == BACKEND_READ || request->op == BACKEND_WRITE))
+		return (int)request->length;
+	return result;
+}
+
+/* ---- the ring ------------------------------------------------------------------- */
+
+static struct io_uring_sqe *get_sqe(struct queue *q)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
+
+	/* There are entries for all tags at once, but a tag may need two in one round. */
+	while (!sqe) {
+		io_uring_submit(&q->ring);
+		sqe = io_uring_get_sqe(&q->ring);
+	}
+	return sqe;
+}
+
+static uint64_t user_data(enum event event, uint16_t tag)
+{
+	return (uint64_t)event << 32 | tag;
+}
+
+/* Offers the tag to the kernel, with the result of its request if there was one. */
+static void offer(struct queue *q, struct io *io, uint32_t op, int result)
+{
+	struct io_uring_sqe *sqe = get_sqe(q);
+	struct ublksrv_io_cmd *command = (struct ublksrv_io_cmd *)sqe->cmd;
+
+	memset(sqe, 0, sizeof *sqe);
+	sqe->opcode = IORING_OP_URING_CMD;
+	sqe->fd = 0; /* of the registered files */
+	sqe->flags = IOSQE_FIXED_FILE;
+	sqe->cmd_op = op;
+	sqe->user_data = user_data(EVENT_COMMAND, io->tag);
+	command->q_id = q->id;
+	command->tag = io->tag;
+	command->result = result;
+	if (q->service->zero_copy)
+		sqe->addr =
+			io->tag; /* the slot for the next request's pages: UBLK_F_AUTO_BUF_REG */
+	else
+		command->addr = (uintptr_t)io->iov.iov_base;
+}
+
+static void finish(struct io *io, int result)
+{
+	struct queue *q = io->queue;
+
+	q->in_service--;
+	offer(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, queue_answer(&io->request, result));
+}
+
+static void arm_wake(struct queue *q)
+{
+	struct io_uring_sqe *sqe = get_sqe(q);
+
+	io_uring_prep_read(sqe, q->wake, &q->wake_count, sizeof q->wake_count, 0);
+	sqe->user_data = user_data(EVENT_WAKE, 0);
+}
+
+/* ---- serving --------------------------------------------------------------------- */
+
+/* Makes the device's call and waits for it. 0 or negative errno. */
+static int call(struct io *io)
+{
+	const struct backend_request *r = &io->request;
+	struct backend *device = io->queue->service->device;
+
+	switch (r->op) {
+	case BACKEND_READ:
+		return backend_readv(device, &io->iov, 1, r->offset);
+	case BACKEND_WRITE:
+		return backend_writev(device, &io->iov, 1, r->offset, r->flags);
+	case BACKEND_FLUSH:
+		return backend_flush(device);
+	case BACKEND_TRIM:
+		return backend_trim(device, r->offset, r->length, r->flags);
+	case BACKEND_ZERO:
+		return backend_zero(device, r->offset, r->length, r->flags);
+	}
+	return -EINVAL;
+}
+
+/* Hands a result to the queue's thread. From any thread; io is not the caller's any more. */
+static void hand_back(struct io *io, int result)
+{
+	struct queue *q = io->queue;
+	struct io *newest = atomic_load(&q->finished);
+
+	io->result = result;
+	do
+		io->next_finished = newest;
+	while (!atomic_compare_exchange_weak(&q->finished, &newest, io));
+	/* Whoever put the first one there wakes it for all that follow. */
+	if (!newest)
+		eventfd_write(q->wake, 1);
+}
+
+static void run_in_worker(struct work *work)
+{
+	struct io *io = (struct io *)work;
+
+	/* After a transfer of its own, the queue wants only this. */
+	hand_back(io, io->flush_after ? backend_flush(io->queue->service->device) : call(io));
+}
+
+static void done_later(struct backend_request *request, int result)
+{
+	hand_back(request->opaque, result);
+}
+
+static void to_workers(struct io *io)
+{
+	struct queue *q = io->queue;
+
+	io->work = (struct work){.run = run_in_worker};
+	*q->last_for_workers = &io->work;
+	q->last_for_workers = &io->work.next;
+}
+
+/* Starts the transfer of what is left of a request. 0 or negative errno. */
+static int transfer(struct io *io)
+{
+	struct queue *q = io->queue;
+	struct backend_request rest = {
+		.op = io->request.op,
+		.flags = io->request.flags,
+		.offset = io->request.offset + io->moved,
+		.length = io->request.length - io->moved,
+	};
+	struct backend_mapping m;
+	int r = backend_map(q->service->device, &rest, &m);
+
+	if (r == -EOPNOTSUPP && rest.flags & BACKEND_FUA) {
+		rest.flags &= ~BACKEND_FUA;
+		r = backend_map(q->service->device, &rest, &m);
+		io->flush_after = r == 0;
+	}
+	if (r)
+		return r;
+
+	struct io_uring_sqe *sqe = get_sqe(q);
+	bool reads = rest.op == BACKEND_READ;
+
+	if (q->service->zero_copy) {
+		/* The address is an offset into the registered pages. */
+		if (reads)
+			io_uring_prep_read_fixed(sqe, m.fd, (void *)(uintptr_t)io->moved,
+				(unsigned)rest.length, m.offset, io->tag);
+		else
+			io_uring_prep_write_fixed(sqe, m.fd, (void *)(uintptr_t)io->moved,
+				(unsigned)rest.length, m.offset, io->tag);
+	} else {
+		char *buffer = (char *)io->iov.iov_base + io->moved;
+
+		if (reads)
+			io_uring_prep_read(sqe, m.fd, buffer, (unsigned)rest.length, m.offset);
+		else
+			io_uring_prep_write(sqe, m.fd, buffer, (unsigned)rest.length, m.offset);
+	}
+	sqe->rw_flags = m.rwf;
+	sqe->user_data = user_data(EVENT_TRANSFER, io->tag);
+	return 0;
+}
+
+static void transferred(struct io *io, int result)
+{
+	const struct service *s = io->queue->service;
+	int r = -EIO; /* the file has ended */
+
+	if (result > 0) {
+		io->moved += (uint32_t)result;
+		if (io->moved < io->request.length) {
+			r = transfer(io);
+			if (r == 0)
+				return;
+		} else if (io->flush_after) {
+			to_workers(io);
+			return;
+		} else {
+			finish(io, 0);
+			return;
+		}
+	} else if (result < 0) {
+		r = result;
+	}
+	/* Only the device can say what it means; without a buffer, it cannot be asked. */
+	if (s->zero_copy) {
+		finish(io, r);
+	} else {
+		io->flush_after = false;
+		to_workers(io);
+	}
+}
+
+/* A request has come. */
+static void serve(struct io *io)
+{
+	struct queue *q = io->queue;
+	const struct service *s = q->service;
+	int r = queue_translate(&q->descriptions[io->tag], &io->request);
+	bool has_data = io->request.op == BACKEND_READ || io->request.op == BACKEND_WRITE;
+
+	q->in_service++;
+	io->moved = 0;
+	io->flush_after = false;
+	io->iov.iov_len = io->request.length;
+	if (r) {
+		finish(io, r);
+	} else if (s->mode == MODE_URING && s->info.never_waits) {
+		finish(io, call(io));
+	} else if (s->mode == MODE_URING && s->device->ops->submit) {
+		io->request.iov = &io->iov;
+		io->request.iovcnt = 1;
+		io->request.done = done_later;
+		io->request.opaque = io;
+		backend_submit(s->device, &io->request);
+	} else if (s->mapped && has_data) {
+		r = transfer(io);
+		if (r == -EOPNOTSUPP && !s->zero_copy)
+			to_workers(io);
+		else if (r)
+			finish(io, r);
+	} else {
+		to_workers(io);
+	}
+}
+
+static void take_finished(struct queue *q)
+{
+	struct io *io = atomic_exchange(&q->finished, NULL), *next;
+
+	for (; io; io = next) {
+		next = io->next_finished;
+		finish(io, io->result);
+	}
+}
+
+static void take(struct queue *q, uint64_t data, int result)
+{
+	struct io *io = &q->ios[data & 0xffff];
+
+	switch ((enum event)(data >> 32)) {
+	case EVENT_COMMAND:
+		if (result == UBLK_IO_RES_OK)
+			serve(io);
+		else
+			q->stopping = true; /* UBLK_IO_RES_ABORT, or the end of the device */
+		break;
+	case EVENT_TRANSFER:
+		transferred(io, result);
+		break;
+	case EVENT_WAKE:
+		arm_wake(q);
+		take_finished(q);
+		break;
+	}
+}
+
+/* Everything that has completed. Were there any? */
+static bool take_all(struct queue *q)
+{
+	struct io_uring_cqe *cqe;
+	unsigned head, count = 0;
+
+	io_uring_for_each_cqe(&q->ring, head, cqe)
+	{
+		take(q, cqe->user_data, cqe->res);
+		count++;
+	}
+	io_uring_cq_advance(&q->ring, count);
+	if (q->for_workers) {
+		workers_push(q->service->workers, q->for_workers);
+		q->for_workers = NULL;
+		q->last_for_workers = &q->for_workers;
+	}
+	return count > 0;
+}
+
+/*
+ * Until the kernel takes the tags away. A tag whose result was committed after
+ * that is not answered any more (QUIESCE_DEV), so that nobody waits for it.
+ */
+static void loop(struct queue *q)
+{
+	do {
+		int r = io_uring_submit_and_wait(&q->ring, 1);
+
+		if (r < 0 && r != -EINTR && r != -EAGAIN && r != -EBUSY) {
+			backend_error(&q->service->device->host, "queue %u: io_uring fails: %s",
+				q->id, strerror(-r));
+			_exit(1); /* the kernel deals with it as with any dead server */
+		}
+		take_all(q);
+	} while (!q->stopping || q->in_service > 0);
+	do
+		io_uring_submit_and_get_events(&q->ring);
+	while (take_all(q) || q->in_service > 0);
+}
+
+/* ---- start and end --------------------------------------------------------------- */
+
+static size_t page_multiple(size_t bytes)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	return (bytes + page - 1) / page * page;
+}
+
+static int map_memory(struct queue *q)
+{
+	const struct service *s = q->service;
+	size_t stride = page_multiple(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
+	void *memory;
+
+	q->descriptions_size = page_multiple(s->depth * sizeof(struct ublksrv_io_desc));
+	memory = mmap(NULL, q->descriptions_size, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd,
+		(off_t)(UBLKSRV_CMD_BUF_OFFSET + q->id * stride));
+	if (memory == MAP_FAILED)
+		return -errno;
+	q->descriptions = memory;
+	if (s->zero_copy)
+		return 0;
+	q->buffers_size = (size_t)s->depth * s->buffer_size;
+	memory = mmap(
+		NULL, q->buffers_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED)
+		return -errno;
+	q->buffers = memory;
+	return 0;
+}
+
+static int set_up_ring(struct queue *q)
+{
+	const struct service *s = q->service;
+	struct io_uring_params params = {
+		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE,
+		/* A command or a transfer of each tag, and the wake-up. */
+		.cq_entries = 2u * s->depth + 2,
+	};
+	int r = io_uring_queue_init_params(s->depth + 2u, &q->ring, &params);
+
+	if (r < 0)
+		return r;
+	r = io_uring_register_files(&q->ring, &s->fd, 1);
+	if (r == 0 && s->zero_copy)
+		r = io_uring_register_buffers_sparse(&q->ring, s->depth);
+	if (r == 0)
+		r = io_uring_register_ring_fd(&q->ring) == 1 ? 0 : -EINVAL;
+	if (r < 0)
+		io_uring_queue_exit(&q->ring);
+	return r;
+}
+
+static void *run(void *opaque)
+{
+	struct queue *q = opaque;
+	const struct service *s = q->service;
+	int r = set_up_ring(q);
+
+	if (r == 0) {
+		for (uint16_t tag = 0; tag < s->depth; tag++)
+			offer(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
+		arm_wake(q);
+		r = io_uring_submit(&q->ring);
+		if (r < 0)
+			io_uring_queue_exit(&q->ring);
+	}
+	q->error = r < 0 ? r : 0;
+	sem_post(&q->started);
+	if (r < 0)
+		return NULL;
+	loop(q);
+	io_uring_queue_exit(&q->ring);
+	s->ended(s->opaque);
+	return NULL;
+}
+
+void queue_free(struct queue *q)
+{
+	if (q->descriptions)
+		munmap((void *)q->descriptions, q->descriptions_size);
+	if (q->buffers)
+		munmap(q->buffers, q->buffers_size);
+	if (q->wake >= 0)
+		close(q->wake);
+	sem_destroy(&q->started);
+	free(q->ios);
+	free(q);
+}
+
+int queue_start(
+	const struct service *service, uint16_t id, const cpu_set_t *cpus, struct queue **out)
+{
+	struct queue *q = calloc(1, sizeof *q);
+	pthread_attr_t attributes;
+	int r;
+
+	if (!q)
+		return -ENOMEM;
+	q->service = service;
+	q->id = id;
+	q->last_for_workers = &q->for_workers;
+	sem_init(&q->started, 0, 0);
+	q->wake = eventfd(0, EFD_CLOEXEC);
+	q->ios = calloc(service->depth, sizeof *q->ios);
+	r = q->wake < 0 ? -errno : q->ios ? map_memory(q) : -ENOMEM;
+	if (r < 0) {
+		queue_free(q);
+		return r;
+	}
+	for (uint16_t tag = 0; tag < service->depth; tag++)
+		q->ios[tag] = (struct io){.queue = q,
+			.tag = tag,
+			.iov.iov_base = q->buffers ? q->buffers + (size_t)tag * service->buffer_size
+						   : NULL};
+	pthread_attr_init(&attributes);
+	if (CPU_COUNT(cpus) > 0)
+		pthread_attr_setaffinity_np(&attributes, sizeof *cpus, cpus);
+	r = -pthread_create(&q->thread, &attributes, run, q);
+	pthread_attr_destroy(&attributes);
+	if (r == 0) {
+		while (sem_wait(&q->started) < 0)
+			; /* EINTR */
+		r = q->error;
+		if (r < 0)
+			pthread_join(q->thread, NULL);
+	}
+	if (r < 0) {
+		queue_free(q);
+		return r;
+	}
+	*out = q;
+	return 0;
+}
+
+void queue_join(struct queue *q)
+{
+	pthread_join(q->thread, NULL);
+}

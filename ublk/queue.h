@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * One hardware queue of a ublk device: a thread with its own io_uring, which
+ * takes requests from the kernel and hands back their results.
+ */
+#ifndef USERBLK_UBLK_QUEUE_H
+#define USERBLK_UBLK_QUEUE_H
+
+#include <sched.h>
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backends/backend.h"
+#include "ublk/uapi.h"
+#include "ublk/workers.h"
+
+/* Who serves a request. */
+enum mode {
+	MODE_WORKERS, /* worker threads, by the device's synchronous calls */
+	MODE_URING,   /* the queue's own thread, wherever nothing makes it wait */
+};
+
+/* What all queues of a device share. */
+struct service {
+	struct backend *device;
+	struct backend_info info;
+	enum mode mode;
+	bool mapped;		 /* reads and writes go to the device's file: backend_map() */
+	bool zero_copy;		 /* mapped, from and to the client's own pages */
+	struct workers *workers; /* NULL when there is nothing for them to do */
+	int fd;			 /* /dev/ublkcN */
+	uint16_t depth;		 /* tags of each queue */
+	uint32_t buffer_size;	 /* bytes of the largest request */
+	/* Called once by each queue's thread when it ends. From that thread. */
+	void (*ended)(void *opaque);
+	void *opaque;
+};
+
+struct queue;
+
+/*
+ * Starts the thread of queue number id and returns once it has offered all its
+ * tags to the kernel. cpus: where it may run. 0 or a negative errno.
+ */
+int queue_start(
+	const struct service *service, uint16_t id, const cpu_set_t *cpus, struct queue **out);
+/* Waits for the end of the thread: the kernel has taken the device away. */
+void queue_join(struct queue *queue);
+/* After the join, and after the end of all threads that may still be answering. */
+void queue_free(struct queue *queue);
+
+/* What the kernel's description of a request asks of the device. -EOPNOTSUPP: nothing it knows. */
+int queue_translate(const struct ublksrv_io_desc *description, struct backend_request *request);
+/* What the kernel is to be told: bytes or negative errno. result: 0 or negative errno. */
+int queue_answer(const struct backend_request *request, int result);
+
+#endif

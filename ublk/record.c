@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ublk/record.h"
+
+static void path_of(uint32_t id, const char *suffix, char path[64])
+{
+	snprintf(path, 64, RECORD_DIRECTORY "/%" PRIu32 "%s", id, suffix);
+}
+
+/* The file is the cookie, the directory and the words, each ended by a zero byte. */
+int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *words)
+{
+	char path[64], temporary[64];
+	char *own = NULL;
+	FILE *file;
+	int fd, r = 0;
+
+	if (!directory)
+		directory = own = getcwd(NULL, 0);
+	if (!directory)
+		return -errno;
+	path_of(id, "", path);
+	path_of(id, ".new", temporary);
+	/* It may hold secrets, as the command line may. */
+	if (mkdir(RECORD_DIRECTORY, 0755) < 0 && errno != EEXIST)
+		r = -errno;
+	fd = r ? -1 : open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	file = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!file) {
+		r = r ? r : -errno;
+		free(own);
+		return r;
+	}
+	fprintf(file, "%016" PRIx64 "%c%s%c", cookie, 0, directory, 0);
+	for (; *words; words++)
+		fprintf(file, "%s%c", *words, 0);
+	if (ferror(file))
+		r = -EIO;
+	if (fclose(file) != 0 && r == 0)
+		r = -errno;
+	if (r == 0 && rename(temporary, path) < 0)
+		r = -errno;
+	if (r < 0)
+		unlink(temporary);
+	free(own);
+	return r;
+}
+
+/* A whole file with a zero byte behind it. */
+static char *slurp(const char *path, size_t *length)
+{
+	FILE *file = fopen(path, "re");
+	char *text = NULL;
+	size_t room = 0;
+
+	*length = 0;
+	if (!file)
+		return NULL;
+	do {
+		char *more = realloc(text, room + 4096 + 1);
+
+		if (!more)
+			break;
+		text = more;
+		*length += fread(text + room, 1, 4096, file);
+		room += 4096;
+	} while (*length == room);
+	fclose(file);
+	if (text)
+		text[*length] = 0;
+	return text;
+}
+
+int record_read(uint32_t id, uint64_t cookie, struct record *record)
+{
+	char path[64], expected[17];
+	size_t length, used;
+	int fields = 0;
+
+	*record = (struct record){0};
+	path_of(id, "", path);
+	record->text = slurp(path, &length);
+	if (!record->text)
+		return -ENOENT;
+	snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
+	for (used = 0; used < length; used += strlen(record->text + used) + 1)
+		fields++;
+	if (strcmp(record->text, expected) != 0 || fields < 3) {
+		record_free(record);
+		return -ENOENT;
+	}
+	record->words = calloc((size_t)fields, sizeof *record->words);
+	if (!record->words) {
+		record_free(record);
+		return -ENOMEM;
+	}
+	used = strlen(record->text) + 1;
+	record->directory = record->text + used;
+	for (used += strlen(record->directory) + 1; used < length;
+		used += strlen(record->text + used) + 1)
+		record->words[record->count++] = record->text + used;
+	return 0;
+}
+
+void record_free(struct record *record)
+{
+	free(record->words);
+	free(record->text);
+	*record = (struct record){0};
+}
+
+void record_remove(uint32_t id)
+{
+	char path[64];
+
+	path_of(id, "", path);
+	unlink(path);
+}

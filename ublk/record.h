@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What a disk was added with, for those who come after its server: a file per
+ * disk. It counts only with the cookie that the kernel keeps for the disk, so
+ * that one that was left behind is never taken for another disk's.
+ */
+#ifndef USERBLK_UBLK_RECORD_H
+#define USERBLK_UBLK_RECORD_H
+
+#include <stdint.h>
+
+#define RECORD_DIRECTORY "/run/userblk-ublk"
+
+struct record {
+	char *directory; /* in which the words were said */
+	char **words;	 /* of the command line; ends with NULL */
+	int count;
+	char *text; /* what the others point into */
+};
+
+/* directory NULL: this one. 0 or negative errno; never half a file. */
+int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *words);
+/* -ENOENT: there is none for that cookie. */
+int record_read(uint32_t id, uint64_t cookie, struct record *record);
+void record_free(struct record *record);
+void record_remove(uint32_t id);
+
+#endif

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ublk/server.h"
+
+#define SECTOR_SHIFT 9
+#define MAX_BLOCK    4096u /* of the kernel's driver: a page */
+
+/* The largest discard and write of zeroes in bytes: lengths have 32 bits. */
+#define MAX_RANGE (1u << 31)
+
+/* For how long a device node may take to appear, or an old server to go. */
+#define PATIENCE_MS 30000
+#define STEP_MS	    20
+
+/* Counters that are logged; a device with more shows the first ones. */
+#define MAX_COUNTERS 16
+
+struct server {
+	struct control *control;
+	uint32_t id;
+	struct service service;
+	struct queue **queues;
+	unsigned started; /* queues with a thread */
+	unsigned ended;	  /* of these; atomic */
+	pthread_t main;
+	bool logs; /* standard error is nobody's any more */
+	bool error_told;
+};
+
+/* ---- what is told to whom --------------------------------------------------------- */
+
+static void host_error(void *opaque, const char *message)
+{
+	struct server *s = opaque;
+
+	s->error_told = true;
+	if (s->logs)
+		syslog(LOG_ERR, "%s", message);
+	fprintf(stderr, "userblk-ublk: %s\n", message);
+}
+
+/* A line to the user about a step that failed. r: negative errno. */
+static int failed(struct server *s, const char *what, int r)
+{
+	char line[256];
+
+	snprintf(line, sizeof line, "ublk%" PRId32 ": %s: %s", (int32_t)s->id, what, strerror(-r));
+	host_error(s, line);
+	return EXIT_FAILED;
+}
+
+static void log_counters(struct server *s)
+{
+	struct backend_counter counters[MAX_COUNTERS];
+	size_t i, n = backend_counters(s->service.device, counters, MAX_COUNTERS);
+
+	for (i = 0; i < n && i < MAX_COUNTERS; i++) {
+		if (s->logs)
+			syslog(LOG_INFO, "ublk%u: %s=%" PRIu64, s->id, counters[i].name,
+				counters[i].value);
+		fprintf(stderr, "userblk-ublk: ublk%u: %s=%" PRIu64 "\n", s->id, counters[i].name,
+			counters[i].value);
+	}
+}
+
+/* ---- parameters --------------------------------------------------------------------- */
+
+static uint8_t shift_of(uint32_t power)
+{
+	return (uint8_t)__builtin_ctz(power);
+}
+
+int server_parameters(const struct backend_info *info, uint32_t memory_alignment,
+	uint32_t buffer_size, struct ublk_params_sent *out)
+{
+	uint32_t block =
+		info->block_size < 1u << SECTOR_SHIFT ? 1u << SECTOR_SHIFT : info->block_size;
+	uint64_t max_trim =
+		info->max_trim && info->max_trim < MAX_RANGE ? info->max_trim : MAX_RANGE;
+
+	if (block > MAX_BLOCK)
+		return -EINVAL;
+	*out = (struct ublk_params_sent){
+		.types = UBLK_PARAM_TYPE_BASIC,
+		.basic =
+			{
+				.attrs = (info->readonly ? UBLK_ATTR_READ_ONLY : 0u) |
+					 (info->rotational ? UBLK_ATTR_ROTATIONAL : 0u) |
+					 /* Without it nobody would ever send a flush. */
+					 (info->can_flush ? UBLK_ATTR_VOLATILE_CACHE : 0u) |
+					 (info->can_fua ? UBLK_ATTR_FUA : 0u),
+				.logical_bs_shift = shift_of(block),
+				.physical_bs_shift = shift_of(block),
+				.io_min_shift = shift_of(block),
+				.io_opt_shift = shift_of(info->preferred_size < block
+								 ? block
+								 : info->preferred_size),
+				.max_sectors = buffer_size >> SECTOR_SHIFT,
+				.dev_sectors = info->size / block * (block >> SECTOR_SHIFT),
+			},
+	};
+	if (info->can_trim || info->can_zero) {
+		uint32_t granularity =
+			info->trim_granularity > block ? info->trim_granularity : block;
+
+		out->types |= UBLK_PARAM_TYPE_DISCARD;
+		out->discard = (struct ublk_param_discard){
+			.discard_granularity = granularity,
+			.max_discard_sectors =
+				info->can_trim
+					? (uint32_t)(max_trim / block * block >> SECTOR_SHIFT)
+					: 0,
+			.max_write_zeroes_sectors = info->can_zero ? MAX_RANGE >> SECTOR_SHIFT : 0,
+			.max_discard_segments = 1,
+		};
+	}
+	if (memory_alignment > 1) {
+		out->types |= UBLK_PARAM_TYPE_DMA_ALIGN;
+		out->dma_alignment = memory_alignment - 1;
+	}
+	return 0;
+}
+
+const char *server_mismatch(const struct ublk_params_sent *old, const struct ublk_params_sent *new)
+{
+	const uint32_t same = UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA;
+
+	if (new->basic.dev_sectors < old->basic.dev_sectors)
+		return "it is smaller than the disk";
+	if (new->basic.logical_bs_shift > old->basic.logical_bs_shift)
+		return "its blocks are larger than the disk's";
+	if ((new->basic.attrs ^ old->basic.attrs) & same)
+		return "it differs from the disk in being read-only, in its cache or in FUA";
+	if (old->types & UBLK_PARAM_TYPE_DMA_ALIGN &&
+		new->types &UBLK_PARAM_TYPE_DMA_ALIGN &&new->dma_alignment > old->dma_alignment)
+		return "it needs memory aligned better than the disk's";
+	return NULL;
+}
+
+/* ---- set-up -------------------------------------------------------------------------- */
+
+/* Can reads and writes go to the device's file? alignment: what memory needs there. */
+static bool can_map(struct backend *device, const struct backend_info *info, uint32_t *alignment)
+{
+	struct backend_request first = {.op = BACKEND_READ, .length = info->block_size};
+	struct backend_mapping mapping;
+
+	if (backend_map(device, &first, &mapping) < 0)
+		return false;
+	*alignment = mapping.memory_alignment;
+	return true;
+}
+
+static int open_device(struct server *s, const struct params *params, uint64_t size)
+{
+	const struct backend_host host = {.opaque = s, .error = host_error};
+	int r = backend_open(params, size, &host, &s->service.device);
+
+	if (r == 0)
+		r = backend_info(s->service.device, &s->service.info);
+	if (r == 0)
+		return 0;
+	/* A device tells what a user can mend, and only that. */
+	if (!s->error_told) {
+		backend_error(&host, "cannot open the %s device: %s", params_ops(params)->name,
+			strerror(-r));
+		return EXIT_FAILED;
+	}
+	return EXIT_USAGE;
+}
+
+/* The character device; udev may be about to give it its owner. */
+static int open_char(struct server *s)
+{
+	char path[32];
+
+	snprintf(path, sizeof path, "/dev/ublkc%u", s->id);
+	for (int waited = 0;; waited += STEP_MS) {
+		s->service.fd = open(path, O_RDWR | O_CLOEXEC);
+		if (s->service.fd >= 0)
+			return 0;
+		if ((errno != ENOENT && errno != EACCES) || waited >= PATIENCE_MS)
+			return -errno;
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+	}
+}
+
+static void queue_ended(void *opaque)
+{
+	struct server *s = opaque;
+
+	if (__atomic_add_fetch(&s->ended, 1, __ATOMIC_ACQ_REL) ==
+		__atomic_load_n(&s->started, __ATOMIC_ACQUIRE))
+		pthread_kill(s->main, SIGUSR1);
+}
+
+/* Starts the threads, which offer all tags. 0 or negative errno. */
+static int start_threads(struct server *s, const struct server_options *o, uint16_t queues)
+{
+	struct service *v = &s->service;
+	bool in_place = v->mode == MODE_URING && (v->info.never_waits || v->device->ops->submit);
+
+	v->ended = queue_ended;
+	v->opaque = s;
+	s->main = pthread_self();
+	if (!in_place) {
+		v->workers = workers_new(o->threads);
+		if (!v->workers)
+			return -EAGAIN;
+	}
+	s->queues = calloc(queues, sizeof(struct queue *));
+	if (!s->queues)
+		return -ENOMEM;
+	s->started = queues;
+	for (uint16_t i = 0; i < queues; i++) {
+		cpu_set_t cpus;
+		int r = control_affinity(s->control, s->id, i, &cpus);
+
+		if (r == 0)
+			r = queue_start(v, i, &cpus, &s->queues[i]);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* Once the kernel has taken all tags away. */
+static void end_threads(struct server *s)
+{
+	for (unsigned i = 0; i < s->started; i++)
+		if (s->queues[i])
+			queue_join(s->queues[i]);
+	workers_free(s->service.workers);
+	log_counters(s);
+	backend_close(s->service.device);
+	/* Before the kernel is asked to delete the device: it waits for these mappings. */
+	for (unsigned i = 0; i < s->started; i++)
+		if (s->queues[i])
+			queue_free(s->queues[i]);
+	free(s->queues);
+	close(s->service.fd);
+}
+
+/* Until the end. true: someone asked for it; false: the kernel has taken the device away. */
+static bool wait_for_end(void)
+{
+	sigset_t set;
+	int got;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGUSR1);
+	while (sigwait(&set, &got) != 0)
+		;
+	return got != SIGUSR1;
+}
+
+/* Before there are threads, which inherit it. */
+static void block_signals(void)
+{
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGUSR1);
+	pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+static uint64_t recovery_flags(uint64_t features, enum recovery recovery)
+{
+	uint64_t flags = features & UBLK_F_QUIESCE;
+
+	switch (recovery) {
+	case RECOVERY_REISSUE:
+		return flags | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE;
+	case RECOVERY_FAIL:
+		return flags | UBLK_F_USER_RECOVERY;
+	case RECOVERY_FAIL_ALL:
+		return flags | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_FAIL_IO;
+	case RECOVERY_NONE:
+		break;
+	}
+	return 0;
+}
+
+/* Threads, then start, then service until the end. recovers: the disk is there already. */
+static int serve(struct server *s, const struct server_options *o, uint16_t queues, bool recovers,
+	void (*ready)(void *opaque, uint32_t id), void *opaque)
+{
+	const char *step = "cannot start the queues";
+	int r = start_threads(s, o, queues);
+
+	if (r == 0) {
+		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
+		r = recovers ? control_end_recovery(s->control, s->id)
+			     : control_start(s->control, s->id);
+	}
+	if (r < 0) {
+		failed(s, step, r);
+		if (recovers)
+			_exit(EXIT_FAILED); /* the device waits for another server */
+		control_stop(s->control, s->id);
+		end_threads(s);
+		control_delete(s->control, s->id);
+		return EXIT_FAILED;
+	}
+	ready(opaque, s->id);
+	s->logs = true;
+
+	bool asked = wait_for_end();
+
+	if (asked) {
+		r = control_stop(s->control, s->id);
+		if (r < 0 && r != -ENODEV)
+			return failed(s, "STOP_DEV", r);
+	}
+	end_threads(s);
+	/* Whoever stopped the device deletes it, or gives it another server. */
+	if (asked) {
+		r = control_delete(s->control, s->id);
+		if (r < 0 && r != -ENODEV)
+			return failed(s, "DEL_DEV", r);
+	}
+	return 0;
+}
+
+int server_add(struct control *c, const struct params *params, const struct server_options *o,
+	uint64_t cookie, void (*ready)(void *opaque, uint32_t id), void *opaque)
+{
+	struct server s = {.control = c, .id = (uint32_t)o->id};
+	struct service *v = &s.service;
+	const struct backend_host host = {.opaque = &s, .error = host_error};
+	struct ublksrv_ctrl_dev_info info = {
+		.dev_id = (uint32_t)o->id,
+		.nr_hw_queues = (uint16_t)o->queues,
+		.queue_depth = (uint16_t)o->depth,
+		.max_io_buf_bytes = MAX_REQUEST,
+		.ublksrv_flags = cookie,
+		.flags = UBLK_F_CMD_IOCTL_ENCODE | recovery_flags(c->features, o->recovery),
+	};
+	struct ublk_params_sent sent;
+	uint32_t alignment = 1;
+	int r;
+
+	block_signals();
+	if (o->recovery != RECOVERY_NONE && ~c->features & info.flags) {
+		backend_error(
+			&host, "--recovery: this kernel's ublk has no such way; choose another");
+		return EXIT_USAGE;
+	}
+	r = open_device(&s, params, 0);
+	if (r)
+		return r;
+	v->mode = o->mode;
+	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
+	v->zero_copy = v->mapped && o->zero_copy != ZERO_COPY_OFF &&
+		       c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
+	if (o->zero_copy == ZERO_COPY_ON && !v->zero_copy) {
+		backend_error(&host, "--zero-copy=on: %s",
+			!v->mapped
+				? "needs --mode=uring and a device that is a file, as passthrough"
+				: "this kernel's ublk has no AUTO_BUF_REG (6.16); leave it out");
+		backend_close(v->device);
+		return EXIT_USAGE;
+	}
+	if (v->zero_copy)
+		info.flags |= UBLK_F_AUTO_BUF_REG;
+	if (server_parameters(&v->info, v->zero_copy ? alignment : 1, MAX_REQUEST, &sent) < 0) {
+		backend_error(&host,
+			"the device's blocks have %" PRIu32
+			" bytes; ublk takes at most 4096: use direct=off",
+			v->info.block_size);
+		backend_close(v->device);
+		return EXIT_USAGE;
+	}
+	r = control_add(c, &info);
+	if (r < 0) {
+		failed(&s, r == -EEXIST ? "exists; choose another --number" : "ADD_DEV", r);
+		backend_close(v->device);
+		return r == -EEXIST ? EXIT_USAGE : EXIT_FAILED;
+	}
+	s.id = info.dev_id;
+	v->depth = info.queue_depth;
+	v->buffer_size = info.max_io_buf_bytes;
+	sent.basic.max_sectors = v->buffer_size >> SECTOR_SHIFT;
+	r = control_set_params(c, s.id, &sent);
+	if (r < 0)
+		failed(&s, "SET_PARAMS", r);
+	else if ((r = open_char(&s)) < 0)
+		failed(&s, "cannot open its character device", r);
+	if (r < 0) {
+		control_delete(c, s.id);
+		backend_close(v->device);
+		return EXIT_FAILED;
+	}
+	return serve(&s, o, info.nr_hw_queues, false, ready, opaque);
+}
+
+int server_recover(struct control *c, const struct params *params, const struct server_options *o,
+	void (*ready)(void *opaque, uint32_t id), void *opaque)
+{
+	struct server s = {.control = c, .id = (uint32_t)o->id};
+	struct service *v = &s.service;
+	const struct backend_host host = {.opaque = &s, .error = host_error};
+	struct ublksrv_ctrl_dev_info info;
+	struct ublk_params_sent old, new;
+	uint32_t alignment = 1;
+	const char *mismatch;
+	int r;
+
+	block_signals();
+	r = control_info(c, s.id, &info);
+	if (r == 0)
+		r = control_get_params(c, s.id, &old);
+	if (r < 0)
+		return failed(&s, "cannot be examined", r);
+	/* The old server may not be quite gone, and may hold the device that we are to open. */
+	r = control_start_recovery(c, s.id);
+	for (int waited = 0; r == -EBUSY && waited < PATIENCE_MS; waited += STEP_MS) {
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+		r = control_start_recovery(c, s.id);
+	}
+	if (r < 0)
+		return failed(&s,
+			r == -EBUSY ? "has a server; end it first, or use replace"
+				    : "START_USER_RECOVERY",
+			r);
+	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT);
+	if (r)
+		return r;
+	v->mode = o->mode;
+	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
+	v->zero_copy = info.flags & UBLK_F_AUTO_BUF_REG;
+	v->depth = info.queue_depth;
+	v->buffer_size = info.max_io_buf_bytes;
+	mismatch = "its blocks are too large";
+	if (server_parameters(&v->info, v->zero_copy ? alignment : 1, v->buffer_size, &new) == 0)
+		mismatch = server_mismatch(&old, &new);
+	if (!mismatch && v->zero_copy && !v->mapped)
+		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
+	if (mismatch) {
+		backend_error(
+			&host, "ublk%u: this device cannot serve the disk: %s", s.id, mismatch);
+		backend_close(v->device);
+		return EXIT_USAGE;
+	}
+	r = open_char(&s);
+	if (r < 0) {
+		failed(&s, "cannot open its character device", r);
+		backend_close(v->device);
+		return EXIT_FAILED;
+	}
+	return serve(&s, o, info.nr_hw_queues, true, ready, opaque);
+}

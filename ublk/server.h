@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A device behind /dev/ublkbN, from its creation to its end. */
+#ifndef USERBLK_UBLK_SERVER_H
+#define USERBLK_UBLK_SERVER_H
+
+#include "backends/params.h"
+#include "ublk/control.h"
+#include "ublk/queue.h"
+
+/* Exit codes: of a mistake that a user can mend, and of what the kernel or the machine refuses. */
+#define EXIT_USAGE  2
+#define EXIT_FAILED 1
+
+/* Bytes of the largest request. */
+#define MAX_REQUEST (1u << 20)
+
+enum zero_copy { ZERO_COPY_AUTO, ZERO_COPY_ON, ZERO_COPY_OFF };
+
+/* What becomes of requests when the server dies. */
+enum recovery {
+	RECOVERY_REISSUE,  /* all wait for the next server */
+	RECOVERY_FAIL,	   /* those that it had fail, others wait */
+	RECOVERY_FAIL_ALL, /* all fail until there is the next server */
+	RECOVERY_NONE,	   /* all fail, and the disk goes */
+};
+
+struct server_options {
+	int64_t id; /* N of /dev/ublkbN; -1: the kernel chooses */
+	unsigned queues, depth, threads;
+	enum mode mode;
+	enum zero_copy zero_copy;
+	enum recovery recovery;
+};
+
+/*
+ * Creates the device and serves it until the kernel takes it away or SIGTERM or
+ * SIGINT comes, which removes it. ready() is called once the disk can be used.
+ * cookie: kept by the kernel for whoever asks. An exit code; errors are told
+ * on standard error, and by syslog after ready().
+ */
+int server_add(struct control *c, const struct params *params, const struct server_options *o,
+	uint64_t cookie, void (*ready)(void *opaque, uint32_t id), void *opaque);
+/* The same for a device that waits for a server: mode and threads may be others than before. */
+int server_recover(struct control *c, const struct params *params, const struct server_options *o,
+	void (*ready)(void *opaque, uint32_t id), void *opaque);
+
+/* What the kernel is to announce. Of a device whose blocks are larger than 4096 bytes: -EINVAL. */
+int server_parameters(const struct backend_info *info, uint32_t memory_alignment,
+	uint32_t buffer_size, struct ublk_params_sent *out);
+/* A line about what keeps a device with the new parameters from taking the place of one with the
+ * old ones. NULL: nothing. */
+const char *server_mismatch(const struct ublk_params_sent *old, const struct ublk_params_sent *new);
+
+#endif
