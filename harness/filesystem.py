@@ -163,7 +163,13 @@ class Memory:
         return []
 
 
-def _controller() -> tuple[Path, str]:
+@undo
+def disable_controller(control: str) -> None:
+    with suppress(OSError):  # others have come to use it
+        Path(control).write_text("-memory")
+
+
+def _controller(teardown: Teardown) -> tuple[Path, str]:
     """Where memory control groups are made, and the name of their limit. Raises FileSystemError."""
     unified: list[Path] = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -178,6 +184,7 @@ def _controller() -> tuple[Path, str]:
         if "memory" in (point / "cgroup.controllers").read_text().split():
             control = point / "cgroup.subtree_control"
             if "memory" not in control.read_text().split():
+                teardown.push("disable_controller", control=str(control))
                 control.write_text("+memory")
             return point, "memory.max"
     raise FileSystemError("memory: this machine has no memory control group, version 1 or 2, to limit it with")
@@ -188,7 +195,7 @@ def limit_memory(limit: int, emulated: bool, teardown: Teardown) -> Memory:
     if emulated:
         return Memory(None, meminfo()["MemTotal"])
     try:
-        point, name = _controller()
+        point, name = _controller(teardown)
         cgroup = point / f"userblk-{os.getpid()}"
         with held():
             cgroup.mkdir()

@@ -470,8 +470,7 @@ class Runner:
         if running.backing:
             settings["backing"] = before[running.backing.name]
         if result:
-            settings[workload.engine] = result.version
-            settings |= result.settings
+            settings[workload.engine] = dict(result.settings) | {"version": result.version}
         disks = use.disks if use else ()
         return {
             "schema": SCHEMA,

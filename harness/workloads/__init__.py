@@ -17,8 +17,8 @@ class WorkloadError(Exception):
 class Result:
     """What was measured after the ramp. problems: reasons for which the run may not be used.
 
-    measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known. metrics and settings: what only this
-    kind of workload has.
+    measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known. metrics and settings: what only
+    this kind of workload has.
     """
 
     throughput_kops: float
