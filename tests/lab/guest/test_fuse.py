@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The FUSE file system on the guest's own kernel, with Debian's own libfuse."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, run
+
+PROGRAM = Path("build/trixie/fuse-passthrough/userblk-passthrough").resolve()
+MODES = {"default": (), "nocache": ("--nocache",), "passthrough": ("--passthrough",)}
+
+Start = Callable[..., tuple[subprocess.Popen[str], dict[str, str]]]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Path]:
+    """A directory on an ext4 of the emulated NVMe disk."""
+    disk, point = os.environ["LAB_NVME"], tmp_path / "ext4"
+    point.mkdir()
+    run(["mkfs.ext4", "-q", "-F", disk])
+    run(["mount", disk, point])
+    try:
+        (point / "source").mkdir()
+        yield point / "source"
+    finally:
+        run(["umount", point])
+    run(["fsck.ext4", "-f", "-n", disk])
+
+
+@pytest.fixture
+def start(source: Path, mountpoint: Path) -> Iterator[Start]:
+    """start(OPTION...): mounts source at mountpoint; the process, and what its status line says."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(*options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+        argv = [str(PROGRAM), "--foreground", "-o", "allow_other", *options, str(source), str(mountpoint)]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        processes.append(process)
+        assert process.stdout
+        words = process.stdout.readline().split()
+        assert words[:2] == ["userblk-passthrough:", "ready"], words
+        assert run(["findmnt", "-no", "FSTYPE", mountpoint]).strip() == "fuse.userblk-passthrough"
+        return process, dict(word.split("=", 1) for word in words[2:])
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait(LIMIT)
+        if mountpoint.is_mount():
+            run(["umount", "--lazy", mountpoint])
+
+
+def unmount(process: subprocess.Popen[str], mountpoint: Path) -> None:
+    run(["umount", mountpoint])
+    assert process.wait(LIMIT) == 0
+    assert process.stdout and process.stdout.read() == "", "it complained"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_status_verified_data_and_clean_unmount(mode: str, start: Start, source: Path, mountpoint: Path) -> None:
+    process, status = start(*MODES[mode])
+    version = run(["pkg-config", "--modversion", "fuse3"]).strip()
+    assert status["libfuse"] == version
+    assert status["passthrough"] == ("on" if mode == "passthrough" else "off")
+    assert status["writeback"] == ("on" if mode == "default" else "off")
+    assert (status["io-uring"], status["handles"], status["ownership"]) == ("off", "on", "caller")
+    for direct in (0, 1):
+        run(
+            ["fio", "--name=verify", f"--directory={mountpoint}", "--size=1M", "--rw=randwrite", "--bs=4k",
+             f"--direct={direct}", "--ioengine=psync", "--numjobs=2", "--thread", "--verify=crc32c",
+             "--verify_fatal=1", "--verify_state_save=0"]
+        )  # fmt: skip
+    names = sorted(os.listdir(mountpoint))
+    assert names == ["verify.0.0", "verify.1.0"]
+    above = [(mountpoint / name).read_bytes() for name in names]
+    unmount(process, mountpoint)
+    assert [(source / name).read_bytes() for name in names] == above
+
+
+def test_io_uring_is_refused_by_this_libfuse(source: Path, mountpoint: Path) -> None:
+    done = subprocess.run([PROGRAM, "--io-uring", source, mountpoint], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 2
+    assert done.stderr.startswith("userblk-passthrough: io-uring: this program was built with libfuse 3.17")
+    assert not mountpoint.is_mount()
+
+
+def stat_errno(path: Path) -> int:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+def stuck() -> list[str]:
+    """Threads in uninterruptible sleep."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/task/*"):
+        with suppress(OSError):
+            if (path / "stat").read_text().rpartition(")")[2].split()[0] == "D":
+                found.append(f"{path.name} {(path / 'comm').read_text().strip()}")
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_daemon(mode: str, start: Start, mountpoint: Path) -> None:
+    """ENOTCONN for whoever comes, an error and no hang for whoever was there, and a clean unmount."""
+    process, _ = start(*MODES[mode])
+    load = subprocess.Popen(
+        ["fio", "--name=load", f"--directory={mountpoint}", "--size=1M", "--rw=randrw", "--bs=4k", "--ioengine=psync",
+         "--fsync=8", "--numjobs=4", "--thread", "--time_based", "--runtime=100"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + LIMIT
+        while len(os.listdir(mountpoint)) < 4:
+            assert time.monotonic() < deadline and load.poll() is None
+            time.sleep(0.1)
+        process.kill()
+        process.wait(LIMIT)
+        while stat_errno(mountpoint / "new") != errno.ENOTCONN:
+            assert time.monotonic() < deadline, "no ENOTCONN"
+            time.sleep(0.1)
+        if mode != "passthrough":  # open files are the kernel's own there, until they are closed
+            output, _ = load.communicate(timeout=LIMIT)
+            assert load.returncode != 0, output
+    finally:
+        load.kill()
+        load.wait(LIMIT)
+    run(["umount", mountpoint])
+    assert not mountpoint.is_mount()
+    while stuck():
+        assert time.monotonic() < deadline, stuck()
+        time.sleep(0.1)
