@@ -388,11 +388,23 @@ UNIT_LDFLAGS_test_tcmu := -l:libtcmu.so.2
 $(B)/tests/unit/test_tcmu.o: CPPFLAGS_tests = $(CPPFLAGS_tcmu-handlers)
 $(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)
 
+# userblk-ublk's tests link all of it but main().
+$(foreach t,$(filter test_ublk%,$(UNIT_TESTS)),\
+	$(eval UNIT_OBJS_$t = $$(filter-out %/main.o,$$(UBLK_OBJS)))$(eval UNIT_LDFLAGS_$t := -luring))
+
 # What the fault tests answer in the kernel's place (names as with 64-bit offsets).
 wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
 comma := ,
 UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
 	pwritev64v2 fdatasync fallocate64)
+
+# Those of what it stores and of its map need the pure parts, and samples of what is stored.
+S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map checkpoint transform names)
+define s3_pure_unit
+UNIT_OBJS_$1 = $$(S3_PURE_OBJS) $$(B)/tests/unit/s3_samples.o
+UNIT_LDFLAGS_$1 := $$(S3_LIBS)
+endef
+$(foreach t,$(filter test_s3_format% test_s3_map%,$(UNIT_TESTS)),$(eval $(call s3_pure_unit,$t)))
 
 # The S3 client's tests need no other part of the device.
 define s3_client_unit
@@ -424,6 +436,27 @@ test-unit: ## C unit tests, under the sanitizers
 	$(MAKE) --no-print-directory TARGET=tsan OPT="$(SANITIZE_THREAD)" \
 		UNIT_TESTS="$(UNIT_THREAD_TESTS)" run-unit
 .PHONY: test-unit
+
+# libFuzzer on the decoders of what the S3 device stores. What it has learnt stays in build/fuzz.
+FUZZ_S3 := build/fuzz/s3
+FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,bytes format objects map checkpoint names) \
+	tests/unit/s3_samples.c tests/fuzz/fuzz_s3.c
+
+$(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
+	@mkdir -p $(@D)/corpus
+	clang -std=c17 -D_GNU_SOURCE $(WARNINGS) -O1 -g -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lisal
+	$@ --seeds $(@D)/corpus
+
+SECONDS_FUZZ ?= 60
+fuzz-s3: $(FUZZ_S3) ## fuzz the decoders of the S3 device for SECONDS_FUZZ=60 (needs clang)
+	$< -max_total_time=$(SECONDS_FUZZ) -max_len=16384 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus
+.PHONY: fuzz-s3
+
+fuzz-s3-long: ## the same for half an hour
+	$(MAKE) --no-print-directory SECONDS_FUZZ=1800 fuzz-s3
+.PHONY: fuzz-s3-long
 
 format-check: ## are all C files formatted
 	git ls-files -z '*.c' '*.h' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* userblk-ublk, as far as it goes without the kernel's driver. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/unit/support.h"
+#include "ublk/options.h"
+#include "ublk/queue.h"
+#include "ublk/server.h"
+
+#define WORDS 16
+
+/* Parses a command line, which may be changed. */
+static int parse(struct options *o, struct params_error *error, const char *line)
+{
+	static char text[512];
+	char *argv[WORDS] = {"userblk-ublk"};
+	int argc = 1;
+
+	snprintf(text, sizeof text, "%s", line);
+	for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
+		argv[argc++] = word;
+	argv[argc] = NULL;
+	error->text[0] = 0;
+	return options_parse(argc, argv, o, error);
+}
+
+static void test_add_is_parsed(void **state)
+{
+	struct params_error error;
+	struct options o;
+
+	(void)state;
+	assert_int_equal(
+		parse(&o, &error, "add --mode=uring --depth 7 null --queues=3 size=1M --json"), 0);
+	assert_int_equal(o.command, COMMAND_ADD);
+	assert_int_equal(o.server.mode, MODE_URING);
+	assert_int_equal(o.server.depth, 7);
+	assert_int_equal(o.server.queues, 3);
+	assert_int_equal(o.server.threads, 16);
+	assert_int_equal(o.server.id, -1);
+	assert_int_equal(o.server.recovery, RECOVERY_REISSUE);
+	assert_true(o.json);
+	assert_false(o.foreground);
+	assert_ptr_equal(params_ops(o.params), &null_backend);
+	params_free(o.params);
+}
+
+static void test_main_parameter_needs_no_key(void **state)
+{
+	struct params_error error;
+	struct options o;
+
+	(void)state;
+	assert_int_equal(parse(&o, &error, "add null 1M"), 0);
+	assert_true(params_given(o.params, "size"));
+	params_free(o.params);
+}
+
+static void test_disks_have_three_names(void **state)
+{
+	(void)state;
+	assert_int_equal(options_disk("3"), 3);
+	assert_int_equal(options_disk("ublkb12"), 12);
+	assert_int_equal(options_disk("/dev/ublkb0"), 0);
+	assert_int_equal(options_disk(""), -1);
+	assert_int_equal(options_disk("-1"), -1);
+	assert_int_equal(options_disk("3x"), -1);
+	assert_int_equal(options_disk("/dev/nbd3"), -1);
+	assert_int_equal(options_disk("ublkb"), -1);
+	assert_int_equal(options_disk("99999999999999999999"), -1);
+}
+
+static void test_replace_takes_a_disk_and_a_device(void **state)
+{
+	struct params_error error;
+	struct options o;
+
+	(void)state;
+	assert_int_equal(parse(&o, &error, "replace /dev/ublkb5 null size=1M"), 0);
+	assert_int_equal(o.command, COMMAND_REPLACE);
+	assert_int_equal(o.server.id, 5);
+	params_free(o.params);
+}
+
+/* Each mistake is one line that names what is wrong. */
+static void test_mistakes_are_named(void **state)
+{
+	static const struct {
+		const char *line, *part;
+	} mistakes[] = {
+		{"", "no command"},
+		{"frobnicate", "frobnicate: no such command"},
+		{"add", "DEVICE: missing; name one of null, passthrough"},
+		{"add zero", "zero: no such device"},
+		{"add null", "size"},
+		{"add null size=1M color=red", "color"},
+		{"add null size=1M size=2M", "size"},
+		{"add null size=1000", "not a multiple"},
+		{"add --depth=0 null size=1M", "--depth=0: must be a number from 1 to 4096"},
+		{"add --depth=4097 null size=1M", "--depth=4097: must be"},
+		{"add --queues=two null size=1M", "--queues=two: must be"},
+		{"add --threads=1x null size=1M", "--threads=1x: must be"},
+		{"add --mode=fast null size=1M", "--mode=fast: must be one of workers, uring"},
+		{"add --mode", "--mode: needs a value"},
+		{"add --nonsense null size=1M", "--nonsense: no such option"},
+		{"add --force null size=1M", "--force: not an option of this command"},
+		{"replace --depth=4 0 null size=1M", "--depth: not an option of this command"},
+		{"delete", "N: missing"},
+		{"delete sda", "sda: no disk of ublk"},
+		{"info 1 2", "2: too many words"},
+		{"list 1", "1: too many words"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+		struct params_error error;
+		struct options o;
+
+		assert_int_equal(parse(&o, &error, mistakes[i].line), -EINVAL);
+		assert_holds(error.text, mistakes[i].part);
+		assert_null(strchr(error.text, '\n'));
+	}
+}
+
+static void test_help_needs_nothing_else(void **state)
+{
+	struct params_error error;
+	struct options o;
+
+	(void)state;
+	assert_int_equal(parse(&o, &error, "--help"), 0);
+	assert_int_equal(o.command, COMMAND_HELP);
+	assert_int_equal(parse(&o, &error, "add --help"), 0);
+	assert_int_equal(o.command, COMMAND_HELP);
+	assert_int_equal(parse(&o, &error, "--version"), 0);
+	assert_int_equal(o.command, COMMAND_VERSION);
+}
+
+static void test_requests_are_translated(void **state)
+{
+	static const struct {
+		uint32_t op_flags;
+		enum backend_op op;
+		unsigned flags;
+	} cases[] = {
+		{UBLK_IO_OP_READ, BACKEND_READ, 0},
+		/* A device refuses flags that it does not know, and a read has none. */
+		{UBLK_IO_OP_READ | UBLK_IO_F_FUA | UBLK_IO_F_FAILFAST_DEV, BACKEND_READ, 0},
+		{UBLK_IO_OP_WRITE, BACKEND_WRITE, 0},
+		{UBLK_IO_OP_WRITE | UBLK_IO_F_META | UBLK_IO_F_SWAP, BACKEND_WRITE, 0},
+		{UBLK_IO_OP_WRITE | UBLK_IO_F_FUA, BACKEND_WRITE, BACKEND_FUA},
+		{UBLK_IO_OP_FLUSH, BACKEND_FLUSH, 0},
+		{UBLK_IO_OP_DISCARD, BACKEND_TRIM, 0},
+		{UBLK_IO_OP_WRITE_ZEROES, BACKEND_ZERO, BACKEND_MAY_TRIM},
+		{UBLK_IO_OP_WRITE_ZEROES | UBLK_IO_F_NOUNMAP, BACKEND_ZERO, 0},
+		{UBLK_IO_OP_WRITE_ZEROES | UBLK_IO_F_NOUNMAP | UBLK_IO_F_FUA, BACKEND_ZERO,
+			BACKEND_FUA},
+	};
+	struct backend_request r;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		const struct ublksrv_io_desc d = {.op_flags = cases[i].op_flags,
+			.start_sector = 1ull << 40,
+			.nr_sectors = 1u << 22};
+
+		assert_int_equal(queue_translate(&d, &r), 0);
+		assert_int_equal(r.op, cases[i].op);
+		assert_int_equal(r.flags, cases[i].flags);
+		assert_true(r.offset == 1ull << 49);
+		assert_true(r.length == 1ull << 31);
+	}
+	assert_int_equal(
+		queue_translate(&(struct ublksrv_io_desc){.op_flags = UBLK_IO_OP_WRITE_SAME}, &r),
+		-EOPNOTSUPP);
+}
+
+/* The kernel takes a short answer for a short transfer: it is all or an error. */
+static void test_answers_are_whole(void **state)
+{
+	struct backend_request r = {.op = BACKEND_READ, .length = 1u << 20};
+
+	(void)state;
+	assert_int_equal(queue_answer(&r, 0), 1 << 20);
+	assert_int_equal(queue_answer(&r, -EIO), -EIO);
+	r.op = BACKEND_WRITE;
+	assert_int_equal(queue_answer(&r, 0), 1 << 20);
+	r.op = BACKEND_TRIM;
+	assert_int_equal(queue_answer(&r, 0), 0);
+	r.op = BACKEND_FLUSH;
+	assert_int_equal(queue_answer(&r, -EIO), -EIO);
+}
+
+static const struct backend_info usual = {
+	.size = (1u << 30) + 4096 + 512,
+	.block_size = 4096,
+	.preferred_size = 65536,
+	.trim_granularity = 512,
+	.can_flush = true,
+	.can_fua = true,
+	.can_trim = true,
+	.can_zero = true,
+};
+
+static void test_parameters_are_announced(void **state)
+{
+	struct ublk_params_sent p;
+	struct backend_info info = usual;
+
+	(void)state;
+	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC | UBLK_PARAM_TYPE_DISCARD);
+	assert_int_equal(p.basic.attrs, UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA);
+	assert_int_equal(p.basic.logical_bs_shift, 12);
+	assert_int_equal(p.basic.io_opt_shift, 16);
+	assert_int_equal(p.basic.max_sectors, 2048);
+	/* Whole blocks. */
+	assert_true(p.basic.dev_sectors == ((1u << 30) + 4096) / 512);
+	assert_int_equal(p.discard.discard_granularity, 4096);
+	assert_int_equal(p.discard.max_discard_sectors, (1u << 31) / 512);
+	assert_int_equal(p.discard.max_discard_segments, 1);
+
+	info.block_size = 1;
+	info.max_trim = 1000000;
+	info.readonly = info.rotational = true;
+	assert_int_equal(server_parameters(&info, 512, 1u << 20, &p), 0);
+	assert_int_equal(p.basic.logical_bs_shift, 9);
+	assert_int_equal(p.discard.max_discard_sectors, 1000000 / 512);
+	assert_int_equal(p.basic.attrs, UBLK_ATTR_READ_ONLY | UBLK_ATTR_ROTATIONAL |
+						UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA);
+	assert_true(p.types & UBLK_PARAM_TYPE_DMA_ALIGN);
+	assert_int_equal(p.dma_alignment, 511);
+
+	info.can_trim = false;
+	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(p.discard.max_discard_sectors, 0);
+	assert_true(p.discard.max_write_zeroes_sectors > 0);
+	info.can_zero = false;
+	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC);
+
+	info.block_size = 8192;
+	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), -EINVAL);
+}
+
+static void test_replacements_must_fit(void **state)
+{
+	struct ublk_params_sent old, new;
+	struct backend_info info = usual;
+
+	(void)state;
+	assert_int_equal(server_parameters(&info, 512, 1u << 20, &old), 0);
+	assert_null(server_mismatch(&old, &old));
+	info.size *= 2;
+	info.block_size = 512;
+	info.rotational = true;
+	assert_int_equal(server_parameters(&info, 1, 1u << 20, &new), 0);
+	assert_null(server_mismatch(&old, &new));
+	assert_holds(server_mismatch(&new, &old), "smaller");
+	info = usual;
+	info.block_size = 512;
+	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_null(server_mismatch(&old, &new));
+	new.basic.dev_sectors = old.basic.dev_sectors;
+	assert_holds(server_mismatch(&new, &old), "blocks");
+	info = usual;
+	info.can_fua = false;
+	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(server_mismatch(&old, &new), "FUA");
+	info = usual;
+	info.readonly = true;
+	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(server_mismatch(&old, &new), "read-only");
+	assert_int_equal(server_parameters(&usual, 4096, 1u << 20, &new), 0);
+	assert_holds(server_mismatch(&old, &new), "aligned");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_add_is_parsed),
+		cmocka_unit_test(test_main_parameter_needs_no_key),
+		cmocka_unit_test(test_disks_have_three_names),
+		cmocka_unit_test(test_replace_takes_a_disk_and_a_device),
+		cmocka_unit_test(test_mistakes_are_named),
+		cmocka_unit_test(test_help_needs_nothing_else),
+		cmocka_unit_test(test_requests_are_translated),
+		cmocka_unit_test(test_answers_are_whole),
+		cmocka_unit_test(test_parameters_are_announced),
+		cmocka_unit_test(test_replacements_must_fit),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
