@@ -15,7 +15,7 @@
 /* Runs looked up at once. */
 #define RUNS 64
 /* A GET whose bytes are not what was written is repeated: they may have been changed on the way. */
-#define ATTEMPTS 3
+#define ATTEMPTS 6
 
 /* ---- checksums of objects --------------------------------------------------------- */
 
