@@ -448,14 +448,14 @@ $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
 		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lisal
 	$@ --seeds $(@D)/corpus
 
-SECONDS_FUZZ ?= 60
-fuzz-s3: $(FUZZ_S3) ## fuzz the decoders of the S3 device for SECONDS_FUZZ=60 (needs clang)
-	$< -max_total_time=$(SECONDS_FUZZ) -max_len=16384 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
+FUZZ_SECONDS ?= 60
+fuzz-s3: $(FUZZ_S3) ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60 (needs clang)
+	$< -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
 		-artifact_prefix=build/fuzz/ build/fuzz/corpus
 .PHONY: fuzz-s3
 
 fuzz-s3-long: ## the same for half an hour
-	$(MAKE) --no-print-directory SECONDS_FUZZ=1800 fuzz-s3
+	$(MAKE) --no-print-directory FUZZ_SECONDS=1800 fuzz-s3
 .PHONY: fuzz-s3-long
 
 format-check: ## are all C files formatted
@@ -533,9 +533,9 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
+TESTS := lint test-unit fuzz-s3 test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports
 
 test-lab-backports: ## test-lab on the newer kernel

@@ -80,6 +80,7 @@ struct s3_map {
 	_Atomic uint64_t blocks;
 	_Atomic uint64_t memory, mapped;
 	struct region *_Atomic *regions; /* REGIONS; made when first written */
+	_Atomic uint32_t top;		 /* regions from here on were never made */
 	pthread_mutex_t making;		 /* of a region */
 	struct shard shards[SHARDS];
 	/* The checkpoint that is running. */
@@ -396,7 +397,7 @@ static void drop_notes(struct s3_map *m, struct leaf *notes, size_t n)
 
 static void drop_regions(struct s3_map *m)
 {
-	for (uint32_t i = 0; i < REGIONS; i++) {
+	for (uint32_t i = 0; i < m->top; i++) {
 		struct region *region = m->regions[i];
 
 		if (!region)
@@ -465,6 +466,8 @@ static struct region *region_make(struct s3_map *m, uint32_t index)
 			atomic_fetch_add(&m->memory, weight(region));
 			pthread_mutex_init(&region->lock, NULL);
 			m->regions[index] = region;
+			if (index >= m->top)
+				m->top = index + 1;
 		}
 	}
 	pthread_mutex_unlock(&m->making);
@@ -799,7 +802,7 @@ int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n)
 
 	if (m->captured)
 		return -EBUSY;
-	for (uint32_t i = 0; i < REGIONS; i++)
+	for (uint32_t i = 0; i < m->top; i++)
 		room += m->regions[i] != NULL;
 	*regions = malloc((room + 1) * sizeof *list);
 	m->captured = malloc((room + 1) * sizeof *list);
@@ -814,7 +817,7 @@ int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n)
 	}
 	atomic_fetch_add(&m->memory, weight(m->scratch));
 	list = m->captured;
-	for (uint32_t i = 0; i < REGIONS; i++) {
+	for (uint32_t i = 0; i < m->top; i++) {
 		struct region *region = m->regions[i];
 
 		if (!region || (!all && !region->changed))

@@ -1,0 +1,705 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What the S3 device stores: read back as written, refused when it is anything else. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/transform.h"
+#include "tests/unit/s3_samples.h"
+#include "tests/unit/support.h"
+
+/* ---- every kind ------------------------------------------------------------------ */
+
+static int ignore_header(void *opaque, const struct s3_object_header *header)
+{
+	(void)opaque;
+	(void)header;
+	return 0;
+}
+
+static int ignore_record(
+	void *opaque, const struct s3_object_header *header, const struct s3_record *record)
+{
+	(void)opaque;
+	(void)header;
+	(void)record;
+	return 0;
+}
+
+static enum s3_check read_super(const void *data, size_t length)
+{
+	struct s3_super super;
+	enum s3_check check = s3_super_decode(data, length, &super);
+
+	if (!check)
+		s3_super_free(&super);
+	return check;
+}
+
+static enum s3_check read_header(const void *data, size_t length)
+{
+	struct s3_object_header header;
+
+	return s3_header_decode(data, length, sample_uuid, &header);
+}
+
+static enum s3_check read_summary(const void *data, size_t length)
+{
+	const struct s3_summary_visitor visitor = {ignore_header, ignore_record, NULL};
+	struct s3_summary summary;
+	int stopped;
+
+	return s3_summary_decode(data, length, sample_uuid, &visitor, &summary, &stopped);
+}
+
+static enum s3_check read_root(const void *data, size_t length)
+{
+	struct s3_root root;
+	enum s3_check check = s3_root_decode(data, length, sample_uuid, &root);
+
+	if (!check)
+		s3_root_free(&root);
+	return check;
+}
+
+static enum s3_check read_region(const void *data, size_t length)
+{
+	struct s3_objects *objects = s3_objects_new(1024);
+	struct s3_map *map = s3_map_new(objects, 2 * S3_REGION_BLOCKS);
+	struct s3_buffer table = {0}, region = {0};
+	enum s3_check check;
+
+	sample_map(&table, &region);
+	assert_int_equal(s3_objects_decode(objects, table.data, table.length), S3_GOOD);
+	check = s3_map_load(map, 1, data, length);
+	s3_map_free(map);
+	s3_objects_free(objects);
+	s3_buffer_free(&table);
+	s3_buffer_free(&region);
+	return check;
+}
+
+static void write_region(struct s3_buffer *out)
+{
+	struct s3_buffer table = {0};
+
+	sample_map(&table, out);
+	s3_buffer_free(&table);
+}
+
+static void write_header(struct s3_buffer *out)
+{
+	sample_header(out, 5, 0);
+}
+
+static void write_header_units(struct s3_buffer *out)
+{
+	sample_header(out, 5, S3_FEATURES);
+}
+
+static void write_root(struct s3_buffer *out)
+{
+	sample_root(out, false);
+}
+
+static void write_light_root(struct s3_buffer *out)
+{
+	sample_root(out, true);
+}
+
+static const struct {
+	void (*write)(struct s3_buffer *out);
+	enum s3_check (*read)(const void *data, size_t length);
+	size_t crc;
+	bool magic_only; /* the uuid is not checked */
+} kinds[] = {
+	{sample_super, read_super, 20, true},
+	{write_header, read_header, 20, false},
+	{write_header_units, read_header, 20, false},
+	{sample_summary, read_summary, 12, false},
+	{write_root, read_root, 12, false},
+	{write_light_root, read_root, 12, false},
+	{write_region, read_region, 20, true},
+};
+
+#define N_KINDS (sizeof kinds / sizeof kinds[0])
+
+/* A copy of exactly that size, so that ASan sees each byte too many. */
+static enum s3_check read_copy(size_t kind, const uint8_t *data, size_t length)
+{
+	uint8_t *copy = malloc(length ? length : 1);
+	enum s3_check check;
+
+	memcpy(copy, data, length);
+	check = kinds[kind].read(copy, length);
+	free(copy);
+	return check;
+}
+
+static void test_truncated(void **state)
+{
+	(void)state;
+	for (size_t k = 0; k < N_KINDS; k++) {
+		struct s3_buffer b = {0};
+
+		kinds[k].write(&b);
+		assert_false(b.failed);
+		assert_int_equal(read_copy(k, b.data, b.length), S3_GOOD);
+		for (size_t length = 0; length < b.length; length += length < 300 ? 1 : 97)
+			assert_int_not_equal(read_copy(k, b.data, length), S3_GOOD);
+		s3_buffer_free(&b);
+	}
+}
+
+static void test_flipped(void **state)
+{
+	(void)state;
+	for (size_t k = 0; k < N_KINDS; k++) {
+		struct s3_buffer b = {0};
+
+		kinds[k].write(&b);
+		for (size_t i = 0; i < b.length; i += i < 300 ? 1 : 53) {
+			b.data[i] ^= 1u << i % 8;
+			assert_int_not_equal(read_copy(k, b.data, b.length), S3_GOOD);
+			b.data[i] ^= 1u << i % 8;
+		}
+		s3_buffer_free(&b);
+	}
+}
+
+static uint32_t crc_without(const uint8_t *p, size_t length, size_t hole)
+{
+	uint32_t crc = s3_crc32c(0, p, hole);
+
+	crc = s3_crc32c(crc, "\0\0\0", 4);
+	return s3_crc32c(crc, p + hole + 4, length - hole - 4);
+}
+
+/* The same with a checksum that matches: whatever the answer is, it is an answer. */
+static void test_forged(void **state)
+{
+	(void)state;
+	for (size_t k = 0; k < N_KINDS; k++) {
+		struct s3_buffer b = {0};
+
+		kinds[k].write(&b);
+		for (size_t i = 8; i < b.length; i += i < 400 ? 1 : 53)
+			for (unsigned flip = 0; flip < 3; flip++) {
+				uint8_t kept = b.data[i];
+
+				b.data[i] = (uint8_t)(flip == 0 ? kept ^ 1 : flip == 1 ? 0xff : 0);
+				s3_put(b.data + kinds[k].crc,
+					crc_without(b.data, b.length, kinds[k].crc), 4);
+				read_copy(k, b.data, b.length);
+				b.data[i] = kept;
+			}
+		s3_buffer_free(&b);
+	}
+}
+
+/* Says what it is that is wrong. */
+static void test_verdicts(void **state)
+{
+	(void)state;
+	for (size_t k = 0; k < N_KINDS; k++) {
+		struct s3_buffer b = {0};
+
+		kinds[k].write(&b);
+		b.data[0] ^= 1;
+		assert_int_equal(read_copy(k, b.data, b.length), S3_NOT_OURS);
+		b.data[0] ^= 1;
+		b.data[8]++;
+		assert_int_equal(read_copy(k, b.data, b.length), S3_NEWER);
+		b.data[8]--;
+		b.data[kinds[k].crc] ^= 1;
+		assert_int_equal(read_copy(k, b.data, b.length), S3_CHECKSUM);
+		b.data[kinds[k].crc] ^= 1;
+		if (!kinds[k].magic_only) {
+			b.data[24] ^= 1;
+			s3_put(b.data + kinds[k].crc, crc_without(b.data, b.length, kinds[k].crc),
+				4);
+			assert_int_equal(read_copy(k, b.data, b.length), S3_OTHER_VOLUME);
+		}
+		s3_buffer_free(&b);
+	}
+}
+
+static void test_unknown_flags(void **state)
+{
+	struct s3_buffer b = {0};
+
+	(void)state;
+	write_header(&b);
+	b.data[10] |= 0x80;
+	s3_put(b.data + 20, crc_without(b.data, b.length, 20), 4);
+	assert_int_equal(read_header(b.data, b.length), S3_UNKNOWN_FLAG);
+	b.length = 0;
+	sample_super(&b);
+	b.data[15] |= 0x80;
+	s3_put(b.data + 20, crc_without(b.data, b.length, 20), 4);
+	assert_int_equal(read_super(b.data, b.length), S3_UNKNOWN_FLAG);
+	s3_buffer_free(&b);
+}
+
+/* ---- one by one ------------------------------------------------------------------- */
+
+static void test_crc(void **state)
+{
+	(void)state;
+	/* The check value of CRC-32C, and RFC 3720 B.4: 32 bytes of zeroes. */
+	assert_int_equal(s3_crc32c(0, "123456789", 9), 0xe3069283);
+	assert_int_equal(s3_crc32c(0, (uint8_t[32]){0}, 32), 0x8a9136aa);
+	assert_int_equal(s3_crc32c(s3_crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
+}
+
+static void test_varints(void **state)
+{
+	static const int64_t numbers[] = {
+		0, 1, -1, 63, 64, -64, -65, 1 << 20, INT64_MAX, INT64_MIN};
+	struct s3_buffer b = {0};
+	struct s3_reader r;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+		s3_buffer_varint(&b, (uint64_t)numbers[i]);
+		s3_buffer_signed(&b, numbers[i]);
+	}
+	r = (struct s3_reader){.next = b.data, .end = b.data + b.length};
+	for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+		assert_true(s3_read_varint(&r) == (uint64_t)numbers[i]);
+		assert_true(s3_read_signed(&r) == numbers[i]);
+	}
+	assert_false(r.bad);
+	assert_int_equal(s3_read_left(&r), 0);
+	assert_int_equal(s3_read_varint(&r), 0);
+	assert_true(r.bad);
+	/* Longer than needed, and more than 64 bits. */
+	r = (struct s3_reader){.next = (const uint8_t *)"\x80\x00", .end = NULL};
+	r.end = r.next + 2;
+	s3_read_varint(&r);
+	assert_true(r.bad);
+	r = (struct s3_reader){
+		.next = (const uint8_t *)"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", .end = NULL};
+	r.end = r.next + 10;
+	s3_read_varint(&r);
+	assert_true(r.bad);
+	s3_buffer_free(&b);
+}
+
+static void test_names(void **state)
+{
+	static const char *const good[] = {
+		"super",
+		"log/ef/0123456789abcdef",
+		"gc/01/0000000000000001",
+		"chunk/00/0000000000000000",
+		"ckpt/0000000000000010/root",
+		"ckpt/0000000000000010/summary",
+		"ckpt/0000000000000010/00ff",
+		"snap/daily.2026-11-21_x/root",
+		"snap/a/child/0123456789abcdef0123456789abcdef",
+		"probe/0123456789abcdef0123456789abcdef",
+	};
+	static const char *const bad[] = {
+		"",
+		"supe",
+		"super/",
+		"Super",
+		"log",
+		"log/",
+		"log/ef/0123456789abcde",
+		"log/ef/0123456789abcdef0",
+		"log/ee/0123456789abcdef",
+		"log/EF/0123456789abcdEF",
+		"log/ef/8123456789abcdef",
+		"gc/01/8000000000000001",
+		"log/ef//123456789abcdef",
+		"ckpt/0000000000000010",
+		"ckpt/0000000000000010/",
+		"ckpt/0000000000000010/roots",
+		"ckpt/0000000000000010/0ff",
+		"ckpt/0000000000000010/000ff",
+		"ckpt/8000000000000010/root",
+		"snap//root",
+		"snap/.a/root",
+		"snap/A/root",
+		"snap/a",
+		"snap/a/",
+		"snap/a/child/",
+		"snap/a/child/0123456789abcdef0123456789abcde",
+		"snap/a/../root",
+		"probe/0123456789abcdef0123456789abcdeg",
+		"log/ef/0123456789abcdef/x",
+		"snap/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa/root",
+	};
+	struct s3_name name;
+	char key[S3_KEY_ROOM];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+		assert_true(s3_name_parse(good[i], &name));
+		s3_name_format(&name, key);
+		assert_string_equal(key, good[i]);
+	}
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		if (s3_name_parse(bad[i], &name))
+			fail_msg("taken for a key: %s", bad[i]);
+	s3_name_object(S3_GC | 0x1ff, key);
+	assert_string_equal(key, "gc/ff/00000000000001ff");
+	assert_true(s3_name_parse(key, &name));
+	assert_true(name.number == (S3_GC | 0x1ff));
+	s3_name_object(0x1ff, key);
+	assert_string_equal(key, "log/ff/00000000000001ff");
+}
+
+static void test_super(void **state)
+{
+	struct s3_buffer b = {0}, again = {0};
+	struct s3_super super;
+
+	(void)state;
+	sample_super(&b);
+	assert_int_equal(s3_super_decode(b.data, b.length, &super), S3_GOOD);
+	assert_int_equal(super.blocks, 1ull << 28);
+	assert_int_equal(super.features, S3_FEATURES);
+	assert_int_equal(super.n_parents, 2);
+	assert_string_equal(super.parents[1].path, "userblk/grand-parent");
+	assert_string_equal(super.parents[0].snapshot, "daily.1");
+	s3_super_encode(&super, &again);
+	assert_int_equal(again.length, b.length);
+	assert_memory_equal(again.data, b.data, b.length);
+	s3_super_free(&super);
+	s3_buffer_free(&again);
+	s3_buffer_free(&b);
+}
+
+/* What is decoded has all that was encoded: encoded again, it is the same bytes. */
+static void test_header(void **state)
+{
+	(void)state;
+	for (uint32_t flags = 0; flags <= S3_FEATURES; flags += S3_FEATURES) {
+		struct s3_buffer b = {0};
+		struct s3_object_header header;
+		struct s3_header_writer w;
+		struct s3_record rec;
+		uint8_t *again;
+		size_t cursor = 0, n = 0;
+
+		sample_header(&b, 5, flags);
+		assert_int_equal(s3_header_decode(b.data, b.length, sample_uuid, &header), S3_GOOD);
+		assert_int_equal(header.header_bytes, b.length);
+		again = malloc(b.length);
+		s3_header_begin(&w, &header, again, b.length);
+		for (; s3_header_next(&header, &cursor, &rec); n++)
+			s3_header_add(&w, &rec);
+		assert_int_equal(n, header.n_records);
+		if (flags) {
+			struct s3_unit units[3];
+
+			for (uint32_t i = 0; i < 3; i++)
+				units[i] = s3_header_unit(&header, i);
+			assert_true(units[0].raw && !units[1].raw);
+			assert_int_equal(s3_header_finish_units(&w, units), b.length);
+		} else {
+			uint32_t crcs[40];
+
+			for (uint32_t i = 0; i < 40; i++)
+				crcs[i] = s3_header_crc(&header, i);
+			assert_int_equal(s3_header_finish(&w, crcs), b.length);
+		}
+		assert_memory_equal(again, b.data, b.length);
+		/* Less than the header: how much to read. */
+		assert_int_equal(s3_header_decode(b.data, 1000, sample_uuid, &header), S3_SHORT);
+		assert_int_equal(header.header_bytes, b.length);
+		free(again);
+		s3_buffer_free(&b);
+	}
+}
+
+static void test_header_room(void **state)
+{
+	struct s3_object_header header = {.type = S3_TYPE_DATA, .block_shift = 12, .id = 1};
+	struct s3_record zero = {.op = S3_RECORD_ZERO, .lba = 0, .count = 1};
+	struct s3_header_writer w;
+	uint8_t buffer[4096];
+
+	(void)state;
+	s3_header_begin(&w, &header, buffer, sizeof buffer);
+	for (int i = 0; i < (4096 - 160) / 16; i++)
+		s3_header_add(&w, &zero);
+	assert_int_equal(s3_header_finish(&w, NULL), 4096);
+	s3_header_begin(&w, &header, buffer, sizeof buffer);
+	for (int i = 0; i < (4096 - 160) / 16 + 1; i++)
+		s3_header_add(&w, &zero);
+	assert_int_equal(s3_header_finish(&w, NULL), 0);
+}
+
+struct seen {
+	unsigned headers, records;
+};
+
+static int see_header(void *opaque, const struct s3_object_header *header)
+{
+	struct seen *seen = opaque;
+	struct s3_buffer b = {0};
+	struct s3_object_header original;
+
+	assert_int_equal(header->id, 5 + seen->headers);
+	sample_header(&b, header->id, header->id & 1 ? S3_FEATURES : 0);
+	assert_int_equal(s3_header_decode(b.data, b.length, NULL, &original), S3_GOOD);
+	assert_int_equal(header->blocks, original.blocks);
+	assert_int_equal(header->header_bytes, original.header_bytes);
+	assert_int_equal(header->data_bytes, original.data_bytes);
+	assert_int_equal(header->epoch, original.epoch);
+	assert_memory_equal(header->instance, original.instance, S3_UUID);
+	s3_buffer_free(&b);
+	seen->headers++;
+	seen->records = 0;
+	return 0;
+}
+
+static int see_record(
+	void *opaque, const struct s3_object_header *header, const struct s3_record *record)
+{
+	struct seen *seen = opaque;
+	struct s3_buffer b = {0};
+	struct s3_object_header original;
+	struct s3_record rec = {0};
+	size_t cursor = 0;
+
+	sample_header(&b, header->id, header->id & 1 ? S3_FEATURES : 0);
+	assert_int_equal(s3_header_decode(b.data, b.length, NULL, &original), S3_GOOD);
+	for (unsigned i = 0; i <= seen->records; i++)
+		assert_true(s3_header_next(&original, &cursor, &rec));
+	assert_int_equal(rec.op, record->op);
+	assert_int_equal(rec.lba, record->lba);
+	assert_int_equal(rec.count, record->count);
+	assert_int_equal(rec.offset, record->offset);
+	assert_true(rec.source == record->source && rec.object == record->object);
+	assert_int_equal(rec.source_origin, record->source_origin);
+	assert_int_equal(rec.source_offset, record->source_offset);
+	assert_int_equal(rec.bytes, record->bytes);
+	assert_int_equal(rec.header_bytes, record->header_bytes);
+	assert_int_equal(rec.seq, record->seq);
+	s3_buffer_free(&b);
+	seen->records++;
+	return 0;
+}
+
+static void test_summary(void **state)
+{
+	struct seen seen = {0};
+	const struct s3_summary_visitor visitor = {see_header, see_record, &seen};
+	struct s3_buffer b = {0};
+	struct s3_summary summary;
+	int stopped;
+
+	(void)state;
+	sample_summary(&b);
+	assert_int_equal(
+		s3_summary_decode(b.data, b.length, sample_uuid, &visitor, &summary, &stopped),
+		S3_GOOD);
+	assert_int_equal(seen.headers, 4);
+	assert_int_equal(seen.records, 7);
+	assert_int_equal(summary.first, 5);
+	assert_int_equal(summary.last, 8);
+	s3_buffer_free(&b);
+}
+
+static void test_root(void **state)
+{
+	(void)state;
+	for (int light = 0; light < 2; light++) {
+		struct s3_buffer b = {0}, again = {0};
+		struct s3_root root;
+
+		sample_root(&b, light);
+		assert_int_equal(s3_root_decode(b.data, b.length, sample_uuid, &root), S3_GOOD);
+		assert_int_equal(root.n_regions, light ? 0 : 3);
+		assert_int_equal(root.n_summaries, light ? 2 : 0);
+		assert_string_equal(root.snapshots[1].name, "daily.1");
+		if (light)
+			assert_int_equal(root.summaries[1].first, 111);
+		else
+			assert_int_equal(root.regions[2].region, 65535);
+		s3_root_encode(&root, &again);
+		assert_int_equal(again.length, b.length);
+		assert_memory_equal(again.data, b.data, b.length);
+		s3_root_free(&root);
+		s3_buffer_free(&again);
+		s3_buffer_free(&b);
+	}
+}
+
+static void test_table(void **state)
+{
+	struct s3_buffer table = {0}, region = {0}, again = {0};
+	struct s3_objects *objects = s3_objects_new(1024);
+	struct s3_map *map = s3_map_new(objects, 2 * S3_REGION_BLOCKS);
+
+	(void)state;
+	sample_map(&table, &region);
+	assert_int_equal(s3_objects_decode(objects, table.data, table.length), S3_GOOD);
+	assert_int_equal(s3_map_load(map, 1, region.data, region.length), S3_GOOD);
+	s3_objects_settle(objects, 100);
+	s3_objects_encode(objects, &again);
+	assert_int_equal(again.length, table.length);
+	assert_memory_equal(again.data, table.data, table.length);
+	s3_map_free(map);
+	s3_objects_free(objects);
+	for (size_t length = 0; length < table.length; length++) {
+		uint8_t *copy = malloc(length + 1);
+
+		memcpy(copy, table.data, length);
+		objects = s3_objects_new(1024);
+		assert_int_not_equal(s3_objects_decode(objects, copy, length), S3_GOOD);
+		s3_objects_free(objects);
+		free(copy);
+	}
+	s3_buffer_free(&table);
+	s3_buffer_free(&region);
+	s3_buffer_free(&again);
+}
+
+/* ---- transforms -------------------------------------------------------------------- */
+
+#define DATA (3 * S3_UNIT + 4096)
+
+static void test_transform(void **state)
+{
+	static const uint8_t key[S3_KEY_BYTES] = "a key of thirty-two bytes......";
+	uint8_t *data = malloc(DATA), *out = malloc(s3_transform_room(DATA)),
+		*back = malloc(S3_UNIT);
+	uint8_t *twice = malloc(s3_transform_room(DATA));
+	uint32_t noise = 1;
+
+	(void)state;
+	memset(data, 'x', DATA);
+	for (size_t i = 0; i < S3_UNIT; i++) /* a unit that does not shrink */
+		data[i] = (uint8_t)((noise = noise * 1664525 + 1013904223) >> 24);
+	for (uint32_t features = 1; features <= S3_FEATURES; features++) {
+		struct s3_object_header header = {.id = 7}, other = {.id = 7};
+		struct s3_unit units[4], units_other[4];
+		struct s3_transform *t;
+		size_t stored, stored_other, at = 0;
+
+		assert_int_equal(s3_transform_new(features, key, sample_uuid, &t), 0);
+		assert_int_equal(
+			s3_transform_encode(t, &header, data, DATA, out, units, &stored), 0);
+		assert_int_equal(header.flags, features);
+		assert_true(stored <= s3_transform_room(DATA));
+		if (features & S3_FEATURE_ZSTD)
+			assert_true(units[0].raw && !units[1].raw && units[1].bytes < 1000);
+		/* Built again, nothing is encrypted with the same key and nonce. */
+		assert_int_equal(s3_transform_encode(
+					 t, &other, data, DATA, twice, units_other, &stored_other),
+			0);
+		if (features & S3_FEATURE_AES) {
+			assert_memory_not_equal(header.salt, other.salt, sizeof header.salt);
+			assert_memory_not_equal(out, twice, 64);
+		}
+		for (uint32_t i = 0; i < 4; i++) {
+			size_t length = i < 3 ? S3_UNIT : 4096;
+			struct s3_object_header moved = header;
+			struct s3_unit unit = units[i];
+
+			assert_int_equal(
+				s3_transform_decode(t, &header, i, &unit, out + at, back, length),
+				0);
+			assert_memory_equal(back, data + (size_t)i * S3_UNIT, length);
+			/* Damage, another place, another object. */
+			out[at + unit.bytes / 2] ^= 1;
+			assert_int_equal(
+				s3_transform_decode(t, &header, i, &unit, out + at, back, length),
+				-EBADMSG);
+			if (features & S3_FEATURE_AES) {
+				unit.crc = s3_crc32c(0, out + at, unit.bytes);
+				assert_int_equal(s3_transform_decode(t, &header, i, &unit, out + at,
+							 back, length),
+					-EBADMSG);
+			}
+			out[at + unit.bytes / 2] ^= 1;
+			unit = units[i];
+			if (features & S3_FEATURE_AES) {
+				moved.id = 8;
+				assert_int_equal(s3_transform_decode(t, &header, i + 1, &unit,
+							 out + at, back, length),
+					-EBADMSG);
+				assert_int_equal(s3_transform_decode(t, &moved, i, &unit, out + at,
+							 back, length),
+					-EBADMSG);
+			}
+			at += unit.bytes;
+		}
+		assert_int_equal(at, stored);
+		s3_transform_free(t);
+	}
+	free(data);
+	free(out);
+	free(twice);
+	free(back);
+}
+
+static void test_keys(void **state)
+{
+	static const uint8_t key[S3_KEY_BYTES + 1] = "a key of thirty-two bytes......";
+	uint8_t read[S3_KEY_BYTES], check[16], other[16];
+	struct s3_transform *t, *wrong;
+	struct s3_object_header header = {.id = 7};
+	struct s3_unit unit;
+	uint8_t data[4096] = {0}, out[4096 + 64];
+	size_t stored;
+
+	(void)state;
+	for (size_t length = 31; length <= 33; length++) {
+		const char *path = scratch_path("key");
+		FILE *file = fopen(path, "w");
+
+		assert_int_equal(fwrite(key, 1, length, file), length);
+		fclose(file);
+		assert_int_equal(s3_transform_read_key(path, read), length == 32 ? 0 : -EINVAL);
+	}
+	assert_memory_equal(read, key, sizeof read);
+	assert_int_equal(s3_transform_read_key("/nonexistent", read), -ENOENT);
+	read[0] ^= 1;
+	assert_int_equal(s3_transform_key_check(key, sample_uuid, check), 0);
+	assert_int_equal(s3_transform_key_check(read, sample_uuid, other), 0);
+	assert_memory_not_equal(check, other, sizeof check);
+	assert_int_equal(s3_transform_new(S3_FEATURE_AES, key, sample_uuid, &t), 0);
+	assert_int_equal(s3_transform_new(S3_FEATURE_AES, read, sample_uuid, &wrong), 0);
+	assert_int_equal(
+		s3_transform_encode(t, &header, data, sizeof data, out, &unit, &stored), 0);
+	assert_int_equal(
+		s3_transform_decode(wrong, &header, 0, &unit, out, data, sizeof data), -EBADMSG);
+	/* Not encrypted in a volume that is: not ours, even with a good checksum. */
+	header.flags = 0;
+	assert_int_equal(
+		s3_transform_decode(t, &header, 0, &unit, out, data, sizeof data), -EBADMSG);
+	s3_transform_free(t);
+	s3_transform_free(wrong);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_crc),
+		cmocka_unit_test(test_varints),
+		cmocka_unit_test(test_names),
+		cmocka_unit_test(test_super),
+		cmocka_unit_test(test_header),
+		cmocka_unit_test(test_header_room),
+		cmocka_unit_test(test_summary),
+		cmocka_unit_test(test_root),
+		cmocka_unit_test(test_table),
+		cmocka_unit_test(test_truncated),
+		cmocka_unit_test(test_flipped),
+		cmocka_unit_test(test_forged),
+		cmocka_unit_test(test_verdicts),
+		cmocka_unit_test(test_unknown_flags),
+		cmocka_unit_test(test_transform),
+		cmocka_unit_test(test_keys),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The map of the S3 device and its table of objects against a flat array. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/map.h"
+#include "tests/unit/support.h"
+
+static uint64_t random_state;
+
+/* splitmix64 */
+static uint64_t draw(void)
+{
+	uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+	return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t n)
+{
+	return draw() % n;
+}
+
+static uint64_t seed(void)
+{
+	const char *given = getenv("SEED");
+
+	random_state = given ? strtoull(given, NULL, 0) : 20261121;
+	print_message("SEED=%llu\n", (unsigned long long)random_state);
+	return random_state;
+}
+
+/* ---- a map and its model ----------------------------------------------------------- */
+
+#define TARGET	    1024u
+#define MAX_OBJECTS 4096u
+
+/* A block as the model sees it. */
+struct block {
+	uint64_t id; /* 0: a hole */
+	uint32_t offset;
+};
+
+struct model_object {
+	uint64_t id, birth, death;
+	uint32_t slot, blocks, live;
+	bool gone;
+};
+
+/* The model's first block: its middle is where two regions of the map meet. */
+#define BLOCKS 40000u
+#define BASE   (S3_REGION_BLOCKS - BLOCKS / 2)
+
+struct world {
+	struct s3_objects *objects;
+	struct s3_map *map;
+	uint64_t blocks;
+	struct block *flat;
+	uint64_t seq, gc, steps;
+	/* Of the model: objects by the order in which they came. */
+	struct model_object *all;
+	size_t n_all;
+};
+
+static void world_init(struct world *w, uint64_t blocks)
+{
+	memset(w, 0, sizeof *w);
+	w->blocks = blocks;
+	w->objects = s3_objects_new(TARGET);
+	w->map = s3_map_new(w->objects, BASE + blocks);
+	w->flat = calloc(blocks, sizeof *w->flat);
+	w->all = calloc(MAX_OBJECTS, sizeof *w->all);
+	assert_non_null(w->map);
+}
+
+static void world_free(struct world *w)
+{
+	s3_map_free(w->map);
+	s3_objects_free(w->objects);
+	free(w->flat);
+	free(w->all);
+}
+
+/* From the end, where what is looked for mostly is. */
+static struct model_object *model_find(struct world *w, uint64_t id)
+{
+	for (size_t i = w->n_all; i--;)
+		if (w->all[i].id == id && !w->all[i].gone)
+			return &w->all[i];
+	return NULL;
+}
+
+static struct model_object *object_add(
+	struct world *w, uint64_t id, uint64_t birth, uint32_t blocks)
+{
+	struct model_object *m = &w->all[w->n_all++];
+
+	assert_true(w->n_all < MAX_OBJECTS);
+	*m = (struct model_object){.id = id, .birth = birth, .blocks = blocks};
+	m->slot = s3_objects_add(w->objects, &(struct s3_object){.id = id,
+						     .birth = birth,
+						     .bytes = 4096 + blocks * 4096,
+						     .header_bytes = 4096,
+						     .blocks = blocks});
+	assert_int_not_equal(m->slot, S3_NO_SLOT);
+	return m;
+}
+
+/* Takes what the range shows out of the model's counts. */
+static void model_displace(struct world *w, uint64_t lba, uint64_t count)
+{
+	for (uint64_t i = lba; i < lba + count; i++) {
+		struct model_object *m;
+
+		if (!w->flat[i].id)
+			continue;
+		m = model_find(w, w->flat[i].id);
+		assert_non_null(m);
+		if (!--m->live)
+			m->death = w->seq;
+		w->flat[i].id = 0;
+	}
+}
+
+static void do_write(
+	struct world *w, uint64_t lba, uint32_t count, struct model_object *m, uint32_t offset)
+{
+	w->steps++;
+	m->live += count;
+	assert_int_equal(s3_map_update(w->map, w->seq, BASE + lba, count, m->slot, offset), 0);
+	model_displace(w, lba, count);
+	for (uint32_t i = 0; i < count; i++)
+		w->flat[lba + i] = (struct block){m->id, offset + i};
+}
+
+static void do_punch(struct world *w, uint64_t lba, uint64_t count)
+{
+	w->steps++;
+	assert_int_equal(s3_map_punch(w->map, w->seq, BASE + lba, count), 0);
+	model_displace(w, lba, count);
+}
+
+/* The range as the map shows it is that of the model; runs are joined and complete. */
+static void compare(struct world *w, uint64_t lba, uint64_t count)
+{
+	struct s3_run runs[64];
+	uint64_t end = lba + count;
+
+	while (lba < end) {
+		size_t n = s3_map_lookup(w->map, BASE + lba, end - lba, false, runs, 64);
+
+		assert_in_range(n, 1, 64);
+		for (size_t i = 0; i < n; i++) {
+			struct s3_object object = {0};
+
+			assert_int_equal(runs[i].lba, BASE + lba);
+			assert_in_range(runs[i].count, 1, end - lba);
+			if (runs[i].slot)
+				s3_objects_get(w->objects, runs[i].slot, &object);
+			if (i) {
+				const struct s3_run *before = &runs[i - 1];
+
+				assert_false(before->slot == runs[i].slot &&
+					     (!before->slot || before->offset + before->count ==
+								       runs[i].offset));
+			}
+			for (uint64_t j = 0; j < runs[i].count; j++) {
+				const struct block *b = &w->flat[lba + j];
+
+				if (b->id != object.id ||
+					(b->id && b->offset != runs[i].offset + j))
+					fail_msg("block %llu: map %llx:%llu, model %llx:%u",
+						(unsigned long long)(lba + j),
+						(unsigned long long)object.id,
+						(unsigned long long)(runs[i].offset + j),
+						(unsigned long long)b->id, b->offset);
+			}
+			lba += runs[i].count;
+		}
+	}
+}
+
+/* Counts of objects and totals are what a recount finds. */
+static void compare_objects(struct world *w)
+{
+	struct s3_objects_totals totals;
+	uint64_t live = 0, objects = 0, dead = 0;
+
+	for (size_t i = 0; i < w->n_all; i++) {
+		const struct model_object *m = &w->all[i];
+		struct s3_object object;
+
+		if (m->gone)
+			continue;
+		assert_int_equal(s3_objects_find(w->objects, 0, m->id), m->slot);
+		s3_objects_get(w->objects, m->slot, &object);
+		assert_int_equal(object.id, m->id);
+		assert_int_equal(object.live, m->live);
+		if (!m->live)
+			assert_int_equal(object.death, m->death);
+		live += m->live;
+		dead += !m->live;
+		objects++;
+	}
+	s3_objects_totals(w->objects, &totals);
+	assert_int_equal(totals.live, live);
+	assert_int_equal(totals.objects, objects);
+	assert_int_equal(totals.dead, dead);
+	assert_int_equal(s3_map_mapped(w->map), live);
+}
+
+/* ---- what a volume does ------------------------------------------------------------- */
+
+/* Forgets the objects that nobody can need, as GC does. */
+static void collect(struct world *w, uint64_t limit)
+{
+	uint32_t slots[64];
+	size_t n = s3_objects_take_dead(w->objects, limit, slots, 64);
+
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+		struct model_object *m;
+
+		s3_objects_get(w->objects, slots[i], &object);
+		m = model_find(w, object.id);
+		assert_non_null(m);
+		assert_int_equal(m->live, 0);
+		assert_true(m->death <= limit);
+		assert_int_equal(s3_objects_remove(w->objects, slots[i]), 0);
+		m->gone = true;
+	}
+	/* The model forgets, too. */
+	if (w->n_all > MAX_OBJECTS / 2) {
+		size_t kept = 0;
+
+		for (size_t i = 0; i < w->n_all; i++)
+			if (!w->all[i].gone)
+				w->all[kept++] = w->all[i];
+		w->n_all = kept;
+	}
+}
+
+/* A batch: writes of different shapes, holes, all in one object. */
+static void batch(struct world *w, unsigned shape, unsigned writes)
+{
+	struct model_object *m = object_add(w, w->seq + 1, w->seq + 1, TARGET);
+	uint32_t used = 0;
+
+	w->seq++;
+	for (unsigned i = 0; i < writes && used < TARGET; i++) {
+		uint32_t most = shape == 0 ? 1 : shape == 1 ? 16 : shape == 2 ? 300 : 1024;
+		uint32_t count = 1 + (uint32_t)below(most);
+		uint64_t lba = below(w->blocks);
+
+		if (count > TARGET - used)
+			count = TARGET - used;
+		if (shape == 3)
+			lba &= ~511ull; /* whole leaves */
+		if (count > w->blocks - lba)
+			count = (uint32_t)(w->blocks - lba);
+		if (below(8) == 0) {
+			do_punch(w, lba,
+				below(16) || 8 * count > w->blocks - lba ? count : 8 * count);
+			continue;
+		}
+		do_write(w, lba, count, m, used);
+		compare(w, lba > 600 ? lba - 600 : 0,
+			lba + count + 600 < w->blocks ? count + (lba > 600 ? 1200 : lba) : 1);
+		used += count;
+	}
+	s3_objects_seal(w->objects, m->slot, w->seq);
+	if (!m->live)
+		m->death = w->seq;
+}
+
+/* Moves what lives of sparse objects into one, as GC does; a part of it is overwritten meanwhile.
+ */
+static void compact(struct world *w)
+{
+	uint32_t slots[4];
+	size_t n = s3_objects_take_sparse(w->objects, 30, true, slots, 4);
+	struct move {
+		uint64_t lba, source;
+		uint32_t source_slot, source_offset, to, count;
+	} *moves = calloc(w->blocks, sizeof *moves);
+	struct model_object *m;
+	size_t n_moves = 0;
+	uint32_t to = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+
+		s3_objects_get(w->objects, slots[i], &object);
+		for (uint64_t lba = 0; lba < w->blocks && to < TARGET; lba++) {
+			struct block *b = &w->flat[lba];
+			struct move *last = n_moves ? &moves[n_moves - 1] : NULL;
+
+			if (b->id != object.id)
+				continue;
+			if (last && last->source == b->id && last->lba + last->count == lba &&
+				last->source_offset + last->count == b->offset)
+				last->count++;
+			else
+				moves[n_moves++] =
+					(struct move){lba, b->id, slots[i], b->offset, to, 1};
+			to++;
+		}
+	}
+	if (!to)
+		goto out;
+	batch(w, 1, 8);
+	w->seq++;
+	m = object_add(w, S3_GC | ++w->gc, w->seq, to);
+	for (size_t i = 0; i < n_moves; i++) {
+		const struct move *v = &moves[i];
+		uint64_t moved, expected = 0;
+
+		for (uint32_t j = 0; j < v->count; j++) {
+			struct block *b = &w->flat[v->lba + j];
+
+			if (b->id != v->source || b->offset != v->source_offset + j)
+				continue;
+			model_displace(w, v->lba + j, 1);
+			*b = (struct block){m->id, v->to + j};
+			m->live++;
+			expected++;
+		}
+		assert_int_equal(s3_map_relocate(w->map, w->seq, BASE + v->lba, v->count,
+					 v->source_slot, v->source_offset, m->slot, v->to, &moved),
+			0);
+		assert_int_equal(moved, expected);
+		compare(w, v->lba, v->count);
+		w->steps++;
+	}
+	s3_objects_seal(w->objects, m->slot, w->seq);
+	if (!m->live)
+		m->death = w->seq;
+out:
+	for (size_t i = 0; i < n; i++)
+		s3_objects_put_back(w->objects, slots[i]);
+	free(moves);
+}
+
+/* ---- checkpoints --------------------------------------------------------------------- */
+
+#define MAX_REGIONS 8
+
+/* What a store holds of a volume. */
+struct stored {
+	struct s3_buffer regions[MAX_REGIONS];
+	struct s3_buffer table;
+	uint64_t seq;
+};
+
+static void stored_free(struct stored *s)
+{
+	for (size_t i = 0; i < MAX_REGIONS; i++)
+		s3_buffer_free(&s->regions[i]);
+	s3_buffer_free(&s->table);
+}
+
+/* Opens what is stored, and compares it with a model of then. */
+static void check_stored(struct world *w, const struct stored *s, const struct block *then)
+{
+	struct world again = *w;
+
+	again.objects = s3_objects_new(TARGET);
+	again.map = s3_map_new(again.objects, BASE + w->blocks);
+	again.flat = (struct block *)(uintptr_t)then;
+	assert_int_equal(s3_objects_decode(again.objects, s->table.data, s->table.length), S3_GOOD);
+	for (uint32_t i = 0; i < MAX_REGIONS; i++)
+		if (s->regions[i].length)
+			assert_int_equal(
+				s3_map_load(again.map, i, s->regions[i].data, s->regions[i].length),
+				S3_GOOD);
+	s3_objects_settle(again.objects, s->seq);
+	compare(&again, 0, w->blocks);
+	s3_map_free(again.map);
+	s3_objects_free(again.objects);
+}
+
+/* A checkpoint; between its regions the volume goes on. */
+static void checkpoint(struct world *w, struct stored *s, bool commit)
+{
+	struct block *then = malloc(w->blocks * sizeof *then);
+	struct stored next = {.seq = w->seq};
+	uint32_t *regions;
+	size_t n;
+
+	memcpy(then, w->flat, w->blocks * sizeof *then);
+	s3_objects_encode(w->objects, &next.table);
+	assert_int_equal(s3_map_capture(w->map, !s->seq, &regions, &n), 0);
+	for (size_t i = 0; i < n; i++) {
+		for (unsigned rounds = (unsigned)below(4); rounds; rounds--)
+			batch(w, (unsigned)below(4), 20);
+		if (!commit && i == n / 2)
+			break;
+		assert_int_equal(
+			s3_map_capture_region(w->map, regions[i], &next.regions[regions[i]]), 0);
+		if (!commit)
+			continue;
+		s3_buffer_free(&s->regions[regions[i]]);
+		s->regions[regions[i]] = next.regions[regions[i]];
+		next.regions[regions[i]] = (struct s3_buffer){0};
+	}
+	s3_map_capture_end(w->map, commit);
+	if (commit) {
+		s3_buffer_free(&s->table);
+		s->table = next.table;
+		s->seq = next.seq;
+		next.table = (struct s3_buffer){0};
+		check_stored(w, s, then);
+		collect(w, s->seq);
+	}
+	stored_free(&next);
+	free(regions);
+	free(then);
+}
+
+static void test_model(void **state)
+{
+	struct world w;
+	struct stored stored = {0};
+	const char *given = getenv("STEPS");
+	uint64_t steps = given ? strtoull(given, NULL, 0) : 1000000;
+
+	(void)state;
+	seed();
+	world_init(&w, BLOCKS);
+	for (unsigned i = 0; w.steps < steps; i++) {
+		unsigned what = (unsigned)below(100);
+
+		if (what < 85)
+			batch(&w, (unsigned)below(4), 1 + (unsigned)below(400));
+		else if (what < 92)
+			compact(&w);
+		else
+			checkpoint(&w, &stored, below(4) > 0);
+		if (i % 8 == 0) {
+			compare(&w, 0, w.blocks);
+			compare_objects(&w);
+		}
+	}
+	do_punch(&w, 0, w.blocks);
+	w.seq++;
+	compare(&w, 0, w.blocks);
+	compare_objects(&w);
+	stored_free(&stored);
+	world_free(&w);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_model),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
