@@ -110,7 +110,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/fuse", "[negotiated]", "[agreed]", "negotiated is missing"),
         ("profiles/quick", "macro_runtime_s = 3", "macro_runtime_s = 0", "files.macro_runtime_s=0: must be"),
         ("profiles/quick", "[files.size]\nsata = 2", "[files.size]\nsata = 1", "files.size.sata=1147483648: must be"),
-        ("profiles/quick", "dirty_bytes = 67108864", "dirty_bytes = 0", "files.dirty_bytes=0: set both"),
+        ("profiles/quick", "dirty_bytes = 268435456", "dirty_bytes = 0", "files.dirty_bytes=0: set both"),
         ("suites/bdus-fs", '"createfile"', '"makefile"', "metadata.create=makefile: must be one of createfile,"),
         ("suites/bdus-fs", "[macro]", "[macros]", "macro is missing"),
         ("suites/bdus", '"bdus-fs"]', '"bdus-fs"]\nengine = "fio"', "engine=fio: unknown key"),

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 from conftest import BUILD, MIB
-from test_campaign import END_LIMIT, START_LIMIT, events, pids, runner, summaries
+from test_campaign import START_LIMIT, events, pids, runner, summaries
 from userblk.harness import plan
 from userblk.harness.config import load_profile, load_suite, load_system
 
 SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
-SMALL = {"nfiles": 4000, "dirwidth": 4000, "filesize": 4 * MIB, "iters": 1 << 20}
+SMALL = {"nfiles": 1000, "dirwidth": 1000, "filesize": 2 * MIB, "iters": 1 << 20}
+END_LIMIT = 300.0  # s for what is left of a campaign of up to three cells
+MANY = 6000  # of which the deletion takes longer than the least time that counts
 DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr"}
 
 
@@ -48,6 +50,8 @@ def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s:
     for workload in made.suite.workloads:
         values = dict(workload.variables["nvme"])
         values |= {name: value for name, value in SMALL.items() if name in values}
+        if workload.id.startswith("delete"):
+            values["nfiles"] = MANY
         small.append(dataclasses.replace(workload, variables={"nvme": values}))
     made = dataclasses.replace(made, suite=dataclasses.replace(made.suite, workloads=tuple(small)))
     plan.write_plan(made, directory)
@@ -72,7 +76,7 @@ def await_run(process: subprocess.Popen[bytes], directory: Path) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_data_metadata_and_a_server(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
-    made = make_campaign(directory, system, WORKLOADS, 2)
+    made = make_campaign(directory, system, WORKLOADS, 1)
     with runner(directory) as process:
         assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
     found: dict[str, Any] = {summary["workload"]: summary for summary in summaries(directory)}
@@ -99,7 +103,7 @@ def test_data_metadata_and_a_server(system: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("system", DAEMON)
 def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
-    make_campaign(directory, system, ["rand-read-16th-4k", "mail-server"], 3)
+    make_campaign(directory, system, ["rand-read-16th-4k", "mail-server"], 2)
     with runner(directory) as process:
         await_run(process, directory)
         (server,) = pids(DAEMON[system])
@@ -111,8 +115,10 @@ def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    ("system", "number"),
+    [("native", signal.SIGINT), ("nbdkit", signal.SIGKILL), ("tcmu", signal.SIGINT), ("fuse", signal.SIGKILL)],
+)
 def test_stopped_midway_nothing_is_left(system: str, number: signal.Signals, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, system, ["mail-server"], 2)
