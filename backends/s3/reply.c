@@ -403,6 +403,7 @@ static const struct {
 	/* credentials */
 	{"AccessDenied", S3_REAUTHENTICATE, -EACCES},
 	{"InvalidAccessKeyId", S3_REAUTHENTICATE, -EACCES},
+	{"XAdminUserNotFound", S3_REAUTHENTICATE, -EACCES}, /* versitygw's, with status 404 */
 	{"SignatureDoesNotMatch", S3_REAUTHENTICATE, -EACCES},
 	{"ExpiredToken", S3_REAUTHENTICATE, -EACCES},
 	{"InvalidToken", S3_REAUTHENTICATE, -EACCES},

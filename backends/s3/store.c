@@ -33,7 +33,7 @@
 #define BACKOFF_FIRST (SECOND / 10)
 #define BACKOFF_LAST  (10 * SECOND)
 /* Replies that are not what was asked for, before a request is given up. */
-#define MISMATCHES_MAX 10
+#define MISMATCHES_MAX 6
 /* The user is told of a store out of reach after this time. */
 #define OUTAGE_TOLD (5 * SECOND)
 
@@ -235,9 +235,12 @@ static void say_no_answer(const struct transfer *t, CURLcode code)
 	else
 		say(t->req,
 			"endpoint=%s: %s of %s was not answered: %s; look at the store and the "
-			"network",
+			"network%s",
 			s->endpoint_text, op_names[t->req->op], t->req->key ? t->req->key : "keys",
-			detail);
+			detail,
+			s->endpoint.tls || atomic_load(&s->known)
+				? ""
+				: ", or write https:// if it has TLS");
 }
 
 static void say_credentials(
@@ -253,7 +256,8 @@ static void say_credentials(
 			snprintf(off, sizeof off, " by %lld s", (long long)(time(NULL) - t->date));
 		say(req, "endpoint=%s: this host's clock differs from the store's%s; set the clock",
 			s->endpoint_text, off);
-	} else if (strcmp(e->code, "InvalidAccessKeyId") == 0) {
+	} else if (strcmp(e->code, "InvalidAccessKeyId") == 0 ||
+		   strcmp(e->code, "XAdminUserNotFound") == 0) {
 		say(req,
 			"%s: the store does not know the access key ID %s; give one that it issued",
 			c->source, c->access_key);
@@ -284,7 +288,7 @@ static void say_answer(
 	struct s3_request *req = t->req;
 	const char *region = e->region[0] ? e->region : t->region;
 
-	if (verdict.action == S3_NOT_S3) {
+	if (verdict.action == S3_NOT_S3 && !e->code[0]) {
 		say(req,
 			"endpoint=%s: what answers there (HTTP status %ld) is no S3 store; correct "
 			"the endpoint",
