@@ -731,6 +731,92 @@ static void test_resize(void **state)
 	free(new_config);
 }
 
+/* ---- a device that answers later -------------------------------------------------- */
+
+#define QUEUE 128
+
+static struct backend_request *queue[QUEUE];
+static int queued;
+
+static void keep_request(struct backend *b, struct backend_request *request)
+{
+	(void)b;
+	assert_true(queued < QUEUE);
+	queue[queued++] = request;
+}
+
+static void answer(int i, int result)
+{
+	queue[i]->done(queue[i], result);
+}
+
+/* All of the runner's queue is carried by its one thread, and answered in any order. */
+static void test_submit(void **state)
+{
+	static struct command commands[QUEUE];
+	char block[BLOCK] = "";
+	struct iovec iov = {block, BLOCK};
+	struct command c;
+
+	(void)state;
+	free((char *)registered->cfg_desc);
+	ops.submit = keep_request;
+	assert_int_equal(handler_init(), 0);
+	assert_int_equal(registered->nr_threads, 0);
+	queued = 0;
+	for (int i = 0; i < QUEUE; i++)
+		assert_int_equal(registered->write(&dev, command(&commands[i], WRITE_10, 0), &iov,
+					 1, BLOCK, i * (off_t)BLOCK),
+			TCMU_STS_OK);
+	assert_int_equal(queued, QUEUE);
+	assert_int_equal(completions, 0);
+	for (int i = QUEUE - 1; i >= 0; i--) {
+		assert_int_equal(queue[i]->op, BACKEND_WRITE);
+		assert_int_equal(queue[i]->offset, i * BLOCK);
+		assert_int_equal(queue[i]->length, BLOCK);
+		answer(i, i ? 0 : -EIO);
+		assert_int_equal(completions, QUEUE - i);
+		assert_int_equal(completed_status, i ? TCMU_STS_OK : TCMU_STS_WR_ERR);
+	}
+
+	/* What the core refuses is an answer, too. */
+	completions = queued = 0;
+	assert_int_equal(read_bytes(block, BLOCK, (uint64_t)BLOCKS * BLOCK), TCMU_STS_OK);
+	assert_int_equal(queued, 0);
+	assert_int_equal(completions, 1);
+	assert_int_equal(completed_status, TCMU_STS_RANGE);
+
+	/* The write cache is turned off while a write is under way: flushed before the answer. */
+	completions = queued = 0;
+	assert_int_equal(
+		registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0), TCMU_STS_OK);
+	ops.submit = NULL;
+	assert_int_equal(set_write_cache(false), 0);
+	ops.submit = keep_request;
+	answer(0, 0);
+	assert_int_equal(completions, 0);
+	assert_int_equal(queued, 2);
+	assert_int_equal(queue[1]->op, BACKEND_FLUSH);
+	answer(1, -EIO);
+	assert_int_equal(completions, 1);
+	assert_int_equal(completed_status, TCMU_STS_WR_ERR);
+
+	/* With FUA from the beginning, once. */
+	completions = queued = 0;
+	assert_int_equal(
+		registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(queue[0]->flags, BACKEND_FUA);
+	answer(0, 0);
+	assert_int_equal(completions, 1);
+
+	completions = queued = 0;
+	logged[0] = 0;
+	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
+	answer(0, -EIO);
+	assert_holds(logged, "unmap of 1048576 bytes at 0");
+	assert_int_equal(completed_status, TCMU_STS_WR_ERR);
+}
+
 static void *write_until_cancelled(void *opaque)
 {
 	_Atomic int *done = opaque;
@@ -832,6 +918,7 @@ int main(void)
 		TEST(test_refused_commands),
 		TEST(test_errors),
 		TEST(test_resize),
+		TEST(test_submit),
 		TEST(test_cancel),
 		TEST(test_counters),
 		TEST(test_manual),
