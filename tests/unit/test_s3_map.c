@@ -51,9 +51,9 @@ struct model_object {
 	bool gone;
 };
 
-/* The model's first block: its middle is where two regions of the map meet. */
+/* The model's first block: where two regions of the map meet is 1000 blocks on. */
 #define BLOCKS 40000u
-#define BASE   (S3_REGION_BLOCKS - BLOCKS / 2)
+#define BASE   (S3_REGION_BLOCKS - 1000u)
 
 struct world {
 	struct s3_objects *objects;
@@ -453,10 +453,420 @@ static void test_model(void **state)
 	world_free(&w);
 }
 
+/* ---- snapshots ------------------------------------------------------------------------ */
+
+#define MAX_SNAPSHOTS 6
+#define SMALL_WORLD   3000u
+
+struct past {
+	uint64_t seq;
+	struct block *flat;
+	struct s3_buffer regions[MAX_REGIONS];
+};
+
+struct history {
+	struct world w;
+	struct past pasts[MAX_SNAPSHOTS];
+	size_t n;
+};
+
+static void past_free(struct past *past)
+{
+	for (size_t i = 0; i < MAX_REGIONS; i++)
+		s3_buffer_free(&past->regions[i]);
+	free(past->flat);
+}
+
+struct mention {
+	uint64_t id, offset;
+	bool head;
+};
+
+static int by_block(const void *a, const void *b)
+{
+	const struct mention *x = a, *y = b;
+
+	if (x->id != y->id)
+		return x->id < y->id ? -1 : 1;
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* Counts of every object are those of a recount: head, and what only snapshots hold. */
+static void recount(struct history *h)
+{
+	struct world *w = &h->w;
+	size_t room = (h->n + 1) * w->blocks, n = 0;
+	struct mention *all = calloc(room, sizeof *all);
+	struct s3_objects_totals totals;
+	uint64_t total_held = 0;
+
+	for (uint64_t i = 0; i < w->blocks; i++) {
+		if (w->flat[i].id)
+			all[n++] = (struct mention){w->flat[i].id, w->flat[i].offset, true};
+		for (size_t k = 0; k < h->n; k++)
+			if (h->pasts[k].flat[i].id)
+				all[n++] = (struct mention){
+					h->pasts[k].flat[i].id, h->pasts[k].flat[i].offset, false};
+	}
+	qsort(all, n, sizeof *all, by_block);
+	for (size_t o = 0; o < w->n_all; o++) {
+		const struct model_object *m = &w->all[o];
+		uint32_t live = 0, held = 0;
+		struct s3_object object;
+
+		/* The first mention of the object, by halving. */
+		size_t low = 0, high = n;
+
+		while (low < high) {
+			size_t middle = (low + high) / 2;
+
+			if (all[middle].id < m->id)
+				low = middle + 1;
+			else
+				high = middle;
+		}
+		for (size_t i = low; i < n && all[i].id == m->id;) {
+			size_t next = i;
+			bool head = false;
+
+			for (; next < n && !by_block(&all[next], &all[i]); next++)
+				head |= all[next].head;
+			live += head;
+			held += !head;
+			i = next;
+		}
+		total_held += held;
+		if (m->gone) {
+			assert_int_equal(live + held, 0);
+			continue;
+		}
+		s3_objects_get(w->objects, m->slot, &object);
+		assert_true(object.id == m->id);
+		assert_int_equal(object.live, live);
+		assert_int_equal(object.held, held);
+	}
+	s3_objects_totals(w->objects, &totals);
+	assert_int_equal(totals.held, total_held);
+	free(all);
+}
+
+static void capture_all(struct world *w, struct s3_buffer regions[MAX_REGIONS])
+{
+	uint32_t *list;
+	size_t n;
+
+	assert_int_equal(s3_map_capture(w->map, true, &list, &n), 0);
+	for (size_t i = 0; i < n; i++)
+		assert_int_equal(s3_map_capture_region(w->map, list[i], &regions[list[i]]), 0);
+	s3_map_capture_end(w->map, true);
+	free(list);
+}
+
+static void load_all(struct world *w, const struct s3_buffer regions[MAX_REGIONS])
+{
+	for (uint32_t i = 0; i < MAX_REGIONS; i++)
+		if (regions[i].length)
+			assert_int_equal(s3_map_load(w->map, i, regions[i].data, regions[i].length),
+				S3_GOOD);
+	s3_objects_settle(w->objects, w->seq);
+}
+
+static void take_snapshot(struct history *h)
+{
+	struct past *past = &h->pasts[h->n++];
+
+	*past = (struct past){.seq = h->w.seq, .flat = malloc(h->w.blocks * sizeof *past->flat)};
+	memcpy(past->flat, h->w.flat, h->w.blocks * sizeof *past->flat);
+	capture_all(&h->w, past->regions);
+	assert_int_equal(s3_objects_snapshot(h->w.objects, past->seq), 0);
+}
+
+static void delete_snapshot(struct history *h, size_t k)
+{
+	uint64_t seq = h->pasts[k].seq;
+
+	assert_int_equal(s3_objects_snapshot_delete(h->w.objects, seq, h->w.seq), 0);
+	past_free(&h->pasts[k]);
+	h->n--;
+	memmove(&h->pasts[k], &h->pasts[k + 1], (h->n - k) * sizeof *h->pasts);
+}
+
+static void model_recount_live(struct world *w)
+{
+	for (size_t i = 0; i < w->n_all; i++)
+		w->all[i].live = 0;
+	for (uint64_t i = 0; i < w->blocks; i++)
+		if (w->flat[i].id)
+			model_find(w, w->flat[i].id)->live++;
+}
+
+static void roll_back(struct history *h)
+{
+	struct past *past = &h->pasts[h->n - 1];
+
+	if (h->n > 1)
+		assert_int_equal(
+			s3_objects_rollback(h->w.objects, h->pasts[h->n - 2].seq - 1), -EINVAL);
+	h->w.seq++;
+	assert_int_equal(s3_objects_rollback(h->w.objects, past->seq), 0);
+	s3_map_clear(h->w.map);
+	load_all(&h->w, past->regions);
+	memcpy(h->w.flat, past->flat, h->w.blocks * sizeof *past->flat);
+	model_recount_live(&h->w);
+}
+
+/* Stores everything and opens it again. */
+static void reopen(struct history *h)
+{
+	struct world *w = &h->w;
+	struct s3_buffer regions[MAX_REGIONS] = {0}, table = {0};
+
+	s3_objects_encode(w->objects, &table);
+	capture_all(w, regions);
+	s3_map_free(w->map);
+	s3_objects_free(w->objects);
+	w->objects = s3_objects_new(TARGET);
+	w->map = s3_map_new(w->objects, BASE + w->blocks);
+	assert_int_equal(s3_objects_decode(w->objects, table.data, table.length), S3_GOOD);
+	load_all(w, regions);
+	for (size_t i = 0; i < MAX_REGIONS; i++)
+		s3_buffer_free(&regions[i]);
+	s3_buffer_free(&table);
+}
+
+static void test_snapshots(void **state)
+{
+	struct history h = {0};
+
+	(void)state;
+	seed();
+	world_init(&h.w, SMALL_WORLD);
+	for (unsigned i = 0; i < 1500; i++) {
+		unsigned what = (unsigned)below(100);
+
+		if (what < 60)
+			batch(&h.w, (unsigned)below(3), 1 + (unsigned)below(60));
+		else if (what < 70)
+			compact(&h.w);
+		else if (what < 80 && h.n < MAX_SNAPSHOTS)
+			take_snapshot(&h);
+		else if (what < 88 && h.n)
+			delete_snapshot(&h, (size_t)below(h.n));
+		else if (what < 92 && h.n)
+			roll_back(&h);
+		else if (what < 95)
+			reopen(&h);
+		else
+			collect(&h.w, h.w.seq);
+		recount(&h);
+	}
+	compare(&h.w, 0, h.w.blocks);
+	while (h.n)
+		delete_snapshot(&h, h.n - 1);
+	recount(&h);
+	world_free(&h.w);
+}
+
+/* An object that snapshots hold is not worth moving; one that is small is, when that is asked. */
+static void test_sparse(void **state)
+{
+	struct world w;
+	struct model_object *large, *small, *full;
+	uint32_t slots[8];
+
+	(void)state;
+	world_init(&w, SMALL_WORLD);
+	w.seq = 1;
+	large = object_add(&w, 1, 1, TARGET);
+	do_write(&w, 0, 200, large, 0);
+	s3_objects_seal(w.objects, large->slot, 1);
+	w.seq = 2;
+	small = object_add(&w, 2, 2, 1);
+	do_write(&w, 2000, 1, small, 0);
+	s3_objects_seal(w.objects, small->slot, 2);
+	w.seq = 3;
+	full = object_add(&w, 3, 3, TARGET);
+	do_write(&w, 1000, TARGET - 200, full, 0);
+	do_write(&w, 2100, 200, full, TARGET - 200);
+	s3_objects_seal(w.objects, full->slot, 3);
+	assert_int_equal(s3_objects_take_sparse(w.objects, 18, false, slots, 8), 0);
+	assert_int_equal(s3_objects_take_sparse(w.objects, 30, false, slots, 8), 1);
+	assert_int_equal(slots[0], large->slot);
+	/* It is taken. */
+	assert_int_equal(s3_objects_take_sparse(w.objects, 30, false, slots, 8), 0);
+	s3_objects_put_back(w.objects, large->slot);
+	assert_int_equal(s3_objects_take_sparse(w.objects, 30, true, slots, 8), 2);
+	assert_int_equal(slots[1], small->slot);
+	s3_objects_put_back(w.objects, large->slot);
+	s3_objects_put_back(w.objects, small->slot);
+	assert_int_equal(s3_objects_snapshot(w.objects, 3), 0);
+	assert_int_equal(s3_objects_take_sparse(w.objects, 100, true, slots, 8), 0);
+	world_free(&w);
+}
+
+/* A read that is under way keeps its object; a dead one that nobody reads goes. */
+static void test_pins(void **state)
+{
+	struct world w;
+	struct model_object *m;
+	struct s3_run run;
+	uint32_t slot;
+
+	(void)state;
+	world_init(&w, SMALL_WORLD);
+	w.seq = 1;
+	m = object_add(&w, 1, 1, TARGET);
+	do_write(&w, 0, 10, m, 0);
+	s3_objects_seal(w.objects, m->slot, 1);
+	assert_int_equal(s3_map_lookup(w.map, BASE, 10, true, &run, 1), 1);
+	w.seq = 2;
+	do_punch(&w, 0, 10);
+	assert_int_equal(s3_objects_take_dead(w.objects, 2, &slot, 1), 0);
+	assert_int_equal(s3_objects_remove(w.objects, m->slot), -EBUSY);
+	s3_objects_unpin(w.objects, run.slot);
+	assert_int_equal(s3_objects_take_dead(w.objects, 1, &slot, 1), 0);
+	assert_int_equal(s3_objects_take_dead(w.objects, 2, &slot, 1), 1);
+	assert_int_equal(s3_objects_remove(w.objects, slot), 0);
+	assert_int_equal(s3_objects_find(w.objects, 0, 1), S3_NO_SLOT);
+	world_free(&w);
+}
+
+/* A clone's table: everything is the parent's, and may be forgotten but not deleted. */
+static void test_inherit(void **state)
+{
+	struct world w;
+	struct model_object *m;
+	struct s3_object object;
+	struct s3_objects_totals totals;
+	uint32_t slot;
+
+	(void)state;
+	world_init(&w, SMALL_WORLD);
+	w.seq = 7;
+	m = object_add(&w, 7, 7, TARGET);
+	do_write(&w, 0, 10, m, 0);
+	s3_objects_seal(w.objects, m->slot, 7);
+	assert_int_equal(s3_objects_snapshot(w.objects, 7), 0);
+	assert_int_equal(s3_objects_inherit(w.objects), 0);
+	assert_int_equal(s3_objects_find(w.objects, 1, 7), m->slot);
+	s3_objects_totals(w.objects, &totals);
+	assert_int_equal(totals.bytes + totals.blocks + totals.live + totals.small, 0);
+	assert_int_equal(totals.objects, 1);
+	/* A number of the clone's own. */
+	w.seq = 1;
+	assert_int_equal(s3_map_punch(w.map, 1, BASE, 10), 0);
+	assert_int_equal(s3_objects_take_dead(w.objects, 1, &slot, 1), 1);
+	s3_objects_get(w.objects, slot, &object);
+	assert_int_equal(object.origin, 1);
+	assert_int_equal(s3_objects_remove(w.objects, slot), 0);
+	world_free(&w);
+}
+
+/* ---- size ----------------------------------------------------------------------------- */
+
+/* Writes all blocks in extents of count at random places (1: each once), objects of 4 MiB. */
+static double mib_per_tib(uint64_t blocks, uint32_t count, bool in_order)
+{
+	struct s3_objects *objects = s3_objects_new(TARGET);
+	struct s3_map *map = s3_map_new(objects, blocks);
+	struct s3_objects_totals totals;
+	uint64_t extents = blocks / count, seq = 0;
+	uint32_t used = TARGET, slot = 0;
+	double bytes;
+
+	for (uint64_t i = 0; i < extents; i++) {
+		/* An odd factor meets every extent of a power of two of them once. */
+		uint64_t lba = (in_order ? i : (i * 0x9e3779b1u) % extents) * count;
+		uint32_t done = 0;
+
+		while (done < count) {
+			uint32_t n;
+
+			if (used == TARGET) {
+				if (slot)
+					s3_objects_seal(objects, slot, seq);
+				seq++;
+				slot = s3_objects_add(objects, &(struct s3_object){.id = seq,
+								       .birth = seq,
+								       .bytes = 4 << 20,
+								       .header_bytes = 4096,
+								       .blocks = TARGET});
+				used = 0;
+				/* Sequential writes begin anywhere in a leaf. */
+				if (in_order && seq == 1)
+					used = 100;
+			}
+			n = count - done < TARGET - used ? count - done : TARGET - used;
+			assert_int_equal(s3_map_update(map, seq, lba + done, n, slot, used), 0);
+			done += n;
+			used += n;
+		}
+	}
+	s3_objects_totals(objects, &totals);
+	assert_int_equal(s3_map_mapped(map), blocks);
+	bytes = (double)(s3_map_memory(map) + totals.memory);
+	s3_map_free(map);
+	s3_objects_free(objects);
+	return bytes / (1 << 20) * ((double)(1ull << 28) / (double)blocks);
+}
+
+/* At 1/64 of the scale, 16 GiB, of which what does not grow with it is left out. */
+static void test_memory(void **state)
+{
+	struct s3_objects *objects = s3_objects_new(TARGET);
+	struct s3_map *map = s3_map_new(objects, 1ull << 32);
+	struct s3_objects_totals totals;
+	double random, sequential;
+
+	(void)state;
+	s3_objects_totals(objects, &totals);
+	/* 16 TiB, nothing written. */
+	assert_true(s3_map_memory(map) + totals.memory < 256 << 10);
+	s3_map_free(map);
+	s3_objects_free(objects);
+	random = mib_per_tib(1 << 22, 1, false);
+	sequential = mib_per_tib(1 << 22, 1024, true);
+	print_message("MiB per TiB: %.1f written at random in 4 KiB, %.1f sequentially\n", random,
+		sequential);
+	assert_true(random <= 2.1 * 1024);
+	assert_true(sequential <= 50);
+}
+
+/* The whole of 16 TiB at once, of which some is written at both ends. */
+static void test_discard_all(void **state)
+{
+	const uint64_t blocks = 1ull << 32;
+	struct s3_objects *objects = s3_objects_new(TARGET);
+	struct s3_map *map = s3_map_new(objects, blocks);
+	uint32_t slot = s3_objects_add(objects,
+		&(struct s3_object){
+			.id = 1, .birth = 1, .bytes = 8192, .header_bytes = 4096, .blocks = 8});
+	struct s3_run run;
+
+	(void)state;
+	assert_int_equal(s3_map_update(map, 1, 0, 4, slot, 0), 0);
+	assert_int_equal(s3_map_update(map, 1, blocks - 4, 4, slot, 4), 0);
+	s3_objects_seal(objects, slot, 1);
+	assert_int_equal(s3_map_lookup(map, 0, blocks, false, &run, 1), 1);
+	assert_int_equal(run.count, 4);
+	assert_int_equal(s3_map_punch(map, 2, 0, blocks), 0);
+	assert_int_equal(s3_map_lookup(map, 0, blocks, false, &run, 1), 1);
+	assert_true(run.count == blocks && !run.slot);
+	assert_int_equal(s3_objects_take_dead(objects, 2, &slot, 1), 1);
+	s3_map_free(map);
+	s3_objects_free(objects);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_model),
+		cmocka_unit_test(test_snapshots),
+		cmocka_unit_test(test_sparse),
+		cmocka_unit_test(test_pins),
+		cmocka_unit_test(test_inherit),
+		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_discard_all),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
