@@ -448,6 +448,20 @@ $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
 		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lisal
 	$@ --seeds $(@D)/corpus
 
+# The same on the parsers of what a store answers.
+FUZZ_S3_REPLIES := build/fuzz/s3-replies
+FUZZ_S3_REPLIES_SOURCES := backends/s3/reply.c backends/s3/names.c tests/fuzz/fuzz_s3_replies.c
+
+$(FUZZ_S3_REPLIES): $(FUZZ_S3_REPLIES_SOURCES) $(wildcard backends/s3/*.h tests/fuzz/*.dict)
+	@mkdir -p $(@D)/corpus-replies
+	clang -std=c17 -D_GNU_SOURCE $(WARNINGS) -O1 -g -fsanitize=fuzzer,address,undefined \
+		-fno-sanitize-recover=all -I. $(FUZZ_S3_REPLIES_SOURCES) -o $@ -lexpat
+
+fuzz-s3-replies: $(FUZZ_S3_REPLIES) ## fuzz the parsers of what a store answers (needs clang)
+	$< -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
+		-dict=tests/fuzz/s3_replies.dict -artifact_prefix=build/fuzz/ build/fuzz/corpus-replies
+.PHONY: fuzz-s3-replies
+
 FUZZ_SECONDS ?= 60
 fuzz-s3: $(FUZZ_S3) ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60 (needs clang)
 	$< -max_total_time=$(FUZZ_SECONDS) -max_len=16384 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
@@ -455,7 +469,7 @@ fuzz-s3: $(FUZZ_S3) ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60 (n
 .PHONY: fuzz-s3
 
 fuzz-s3-long: ## the same for half an hour
-	$(MAKE) --no-print-directory FUZZ_SECONDS=1800 fuzz-s3
+	$(MAKE) --no-print-directory FUZZ_SECONDS=1800 fuzz-s3 fuzz-s3-replies
 .PHONY: fuzz-s3-long
 
 format-check: ## are all C files formatted
@@ -507,9 +521,16 @@ s3-server:
 	tests/s3/get-server versitygw
 .PHONY: s3-server
 
-test-s3: s3-server ## test what tests the S3 device: store, fault proxy, crash checker
+test-s3: s3-server s3-client-driver ## test what tests the S3 device: store, fault proxy, crash checker
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
 .PHONY: test-s3
+
+# The client's tests with a sanitizer in it.
+test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
+	$(MAKE) --no-print-directory TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" s3-client-driver
+	USERBLK_S3_DRIVER=build/$*/tests/s3/client_driver \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_client.py
+.PHONY: test-s3-client-asan test-s3-client-tsan
 
 # ---- the benchmark and all tests ------------------------------------------------
 
@@ -533,7 +554,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit fuzz-s3 test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
 LONG_TESTS := fuzz-s3-long test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports

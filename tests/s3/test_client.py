@@ -1,0 +1,634 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The S3 client against a real store, straight and through a proxy that misbehaves.
+
+tests/s3/client_driver.c is the client as a program; a client that is not ours puts and checks objects.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from errno import EACCES, EEXIST, EINVAL, EIO, ENOENT, ENXIO, EPROTO, ERANGE, EREMCHG, ESHUTDOWN
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_proxy import (
+    Action,
+    Exchange,
+    FaultProxy,
+    Rule,
+    delayed,
+    done_but_refused,
+    done_but_reset,
+    ended_in_reply,
+    overwritten,
+    passed_on,
+    refused,
+    reset_in_reply,
+    reset_in_request,
+    shortened_reply,
+    whole_for_range,
+)
+from servers import ACCESS_KEY, BUCKET, ROOT, SECRET_KEY, Process, S3Client, Versitygw, free_ports, program
+
+DRIVER = os.environ.get("USERBLK_S3_DRIVER", str(ROOT / "build/host/tests/s3/client_driver"))
+MIB = 1 << 20
+BODY = random.Random(4).randbytes(3 * MIB + 5)
+
+
+def digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+class Driver:
+    """A client_driver; lines are what it tells its user."""
+
+    def __init__(self, directory: Path, *parameters: str, env: dict[str, str] | None = None) -> None:
+        self._log = (directory / f"driver-{random.getrandbits(32):08x}").open("w+b")
+        self.process = subprocess.Popen(
+            [DRIVER, *parameters],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+
+    def __call__(self, *words: object) -> dict[str, Any]:
+        """Runs a command and returns its answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"no answer: {self.told}"
+        answer: dict[str, Any] = json.loads(line)
+        assert answer.get("called", 1) == 1
+        return answer
+
+    @property
+    def told(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def end(self) -> int:
+        """Closes the client. The sanitizers' verdict is in the status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        status = self.process.wait(60)
+        assert status in (0, 2), self.told
+        return status
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None and self.process.stdout is not None:
+            self.process.stdin.close()
+            self.process.stdout.close()
+        self._log.close()
+
+
+Connect = Callable[..., Driver]
+
+
+@pytest.fixture
+def connect(store: Versitygw, tmp_path: Path) -> Iterator[Connect]:
+    """connect(URL, PARAMETER=VALUE...): a client of the store; those that run are ended well."""
+    drivers: list[Driver] = []
+
+    def start(url: str | None = None, env: dict[str, str] | None = None, **parameters: object) -> Driver:
+        values = {
+            "endpoint": url or store.url,
+            "bucket": BUCKET,
+            "credentials": store.credentials,
+            "retry-deadline": 20,
+            **{name.replace("_", "-"): value for name, value in parameters.items()},
+        }
+        words = [f"{name}={value}" for name, value in values.items() if value is not None]
+        drivers.append(Driver(tmp_path, *words, env=env))
+        return drivers[-1]
+
+    with ExitStack() as stack:
+        yield start
+        for driver in drivers:
+            stack.callback(driver.kill)
+        for driver in drivers:
+            driver.end()
+
+
+@pytest.fixture
+def driver(connect: Connect) -> Driver:
+    return connect()
+
+
+@pytest.fixture
+def through(connect: Connect, proxy: FaultProxy) -> Driver:
+    """A client that the proxy stands in front of."""
+    return connect(proxy.url)
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())
+    return f"client/{name}/object"
+
+
+def put(s3: S3Client, key: str, body: bytes = BODY) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+
+def get(s3: S3Client, key: str) -> bytes:
+    return bytes(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+
+
+# ---- what it does --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 5 * MIB + 3])
+@pytest.mark.parametrize("how", ["", "digest"])
+def test_put_stores_the_body(driver: Driver, s3: S3Client, key: str, size: int, how: str) -> None:
+    answer = driver("put", key, size, 7, *how.split())
+    assert answer["result"] == 0 and answer["retries"] == 0 and answer["bytes"] == size
+    stored = get(s3, key)
+    assert len(stored) == size and digest(stored) == answer["sha256"]
+    assert answer["etag"] == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
+
+
+def test_get_receives_ranges(driver: Driver, s3: S3Client, key: str) -> None:
+    put(s3, key)
+    size = len(BODY)
+    for offset, length in [(0, size), (0, 1), (size - 1, 1), (4096, 4096), (1000, 2 * MIB)]:
+        answer = driver("get", key, offset, length)
+        assert (answer["result"], answer["bytes"], answer["object_size"]) == (0, length, size)
+        assert answer["sha256"] == digest(BODY[offset : offset + length])
+    assert driver("get", key, size - 10, 11)["result"] == -ERANGE
+    assert driver("get", key, size, 1)["result"] == -ERANGE
+    answer = driver("get", key, size - 10, 100, "short")
+    assert (answer["result"], answer["bytes"], answer["object_size"]) == (0, 10, size)
+    assert answer["sha256"] == digest(BODY[-10:])
+    answer = driver("get", key, size + 5, 100, "short")
+    assert (answer["result"], answer["bytes"]) == (0, 0)
+    answer = driver("get", f"{key}-none", 0, 100, "short")
+    assert answer["result"] == -ENOENT and "no such object" in answer["message"]
+
+
+def test_head_tells_sizes(driver: Driver, s3: S3Client, key: str) -> None:
+    for size in 0, 1, 12345:
+        put(s3, key, BODY[:size])
+        answer = driver("head", key)
+        assert (answer["result"], answer["object_size"]) == (0, size)
+    assert answer["etag"] == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
+    assert driver("head", f"{key}-none")["result"] == -ENOENT
+
+
+def test_conditional_put_has_one_winner(driver: Driver, s3: S3Client, key: str) -> None:
+    first = driver("put", key, 1000, 1, "none-match")
+    assert first["result"] == 0
+    second = driver("put", key, 1000, 2, "none-match")
+    assert second["result"] == -EEXIST and second["retries"] == 0
+    assert digest(get(s3, key)) == first["sha256"]
+    third = driver("put", key, 1000, 3, "match=" + first["etag"])
+    assert third["result"] == 0
+    assert driver("put", key, 1000, 4, "match=" + first["etag"])["result"] == -EEXIST
+    assert digest(get(s3, key)) == third["sha256"]
+
+
+def test_conditional_puts_at_once_have_one_winner(driver: Driver, key: str) -> None:
+    assert driver("parallel", 16, "put", key, 100000, 1, "none-match")["results"] == {"0": 1, str(-EEXIST): 15}
+
+
+def test_delete_removes(driver: Driver, s3: S3Client, key: str) -> None:
+    put(s3, key, b"x")
+    assert driver("delete", key)["result"] == 0
+    assert driver("head", key)["result"] == -ENOENT
+    assert driver("delete", key)["result"] == 0
+
+
+def test_delete_many_removes_a_thousand(driver: Driver, s3: S3Client, key: str) -> None:
+    assert driver("parallel", 40, "put", f"{key}-%", 10, 1)["results"] == {"0": 40}
+    put(s3, f"{key}-stays", b"x")
+    keys = [f"{key}-{i}" for i in range(1000)]
+    answer = driver("delete-many", *keys)
+    assert answer["result"] == 0 and answer["key_results"] == [0] * 1000
+    assert [o["Key"] for o in s3.list_objects_v2(Bucket=BUCKET, Prefix=key)["Contents"]] == [f"{key}-stays"]
+
+
+def test_list_pages_and_prefixes(driver: Driver, s3: S3Client, key: str) -> None:
+    root = key.removesuffix("object")
+    names = [f"a/{i}" for i in range(5)] + ["b", "c/1", "with space+plus%25&<é>"]
+    for name in names:
+        put(s3, root + name, name.encode())
+    found: list[str] = []
+    token: list[str] = []
+    for _ in range(len(names)):
+        answer = driver("list", root, "max=3", *token)
+        assert answer["result"] == 0 and len(answer["objects"]) <= 3
+        found += [o[0] for o in answer["objects"]]
+        assert all(o[1] == len(o[0].removeprefix(root).encode()) and not o[3] for o in answer["objects"])
+        if answer["token"] is None:
+            break
+        token = ["token=" + answer["token"]]
+    assert found == sorted(root + name for name in names)
+    prefixes = driver("list", root, "delimiter")["objects"]
+    assert sorted((o[0].removeprefix(root), o[3]) for o in prefixes) == [
+        ("a/", True),
+        ("b", False),
+        ("c/", True),
+        (names[-1], False),
+    ]
+    later = driver("list", root, f"after={root}a/3")["objects"]
+    assert [o[0] for o in later] == [key for key in found if key > f"{root}a/3"]
+    assert driver("list", f"{root}none")["objects"] == []
+
+
+def test_malformed_requests_are_refused(driver: Driver, key: str) -> None:
+    for bad in "/a", "a//b", "a/../b", "A", "a+b", "a" * 513:
+        assert driver("put", bad, 1, 1)["result"] == -EINVAL
+    assert driver("get", key, 0, 0)["result"] == -EINVAL
+    assert driver("list", "/")["result"] == -EINVAL
+    assert driver("delete-many")["result"] == -EINVAL
+    assert driver("delete-many", *[f"k{i}" for i in range(1001)])["result"] == -EINVAL
+    assert driver("counters")["put"]["requests"] == 0
+
+
+def test_connections_are_kept(connect: Connect, s3: S3Client, key: str) -> None:
+    driver = connect(connections=4)
+    put(s3, key)
+    assert driver("parallel", 100, "get", key, 0, 70000)["results"] == {"0": 100}
+    counters = driver("counters")
+    assert counters["connections"] <= 4
+    assert counters["get"]["requests"] == counters["get"]["histogram"] == 100
+    assert counters["get"]["received"] == 100 * 70000
+    assert counters["get"]["max_ns"] <= counters["get"]["busy_ns"]
+
+
+def test_goes_on_after_parking(driver: Driver, s3: S3Client, key: str) -> None:
+    put(s3, key)
+    for _ in range(3):
+        assert driver("parallel", 20, "get", key, 0, 4096)["results"] == {"0": 20}
+        threads = Path(f"/proc/{driver.process.pid}/task")
+        assert len(list(threads.iterdir())) > 1
+        driver("park")
+        names = {(t / "comm").read_text() for t in threads.iterdir()}
+        assert len(list(threads.iterdir())) == 1 or names == {"client_driver\n", "asan\n"}
+
+
+@pytest.mark.parametrize("command", [f"get %s 0 {len(BODY)}", "put %s-% 300000 1", "list client/", "get %s-none 0 1"])
+def test_close_ends_what_is_in_flight(connect: Connect, s3: S3Client, key: str, command: str) -> None:
+    put(s3, key)
+    driver = connect(connections=8)
+    answer = driver("abort", 200, command.replace("%s", key))
+    assert answer["in_flight"] == 0
+    assert sum(answer["results"].values()) == 200 and answer["results"].get(str(-ESHUTDOWN), 0) > 0
+    assert set(answer["results"]) <= {"0", str(-ESHUTDOWN), str(-ENOENT)}
+
+
+def test_close_ends_what_waits_for_another_try(through: Driver, proxy: FaultProxy, key: str) -> None:
+    proxy.add(Rule(refused(503, "SlowDown")))
+    answer = through("abort", 50, "put", f"{key}-%", 100, 1)
+    assert answer["results"] == {str(-ESHUTDOWN): 50}
+
+
+def test_addresses_by_virtual_host(connect: Connect, tmp_path: Path, key: str) -> None:
+    (port,) = free_ports(1)
+    with gateway(tmp_path, port, "--virtual-domain", f"localhost:{port}"):
+        driver = connect(f"http://localhost:{port}", addressing="virtual")
+        assert driver("put", key, 1000, 1)["result"] == 0
+        assert driver("get", key, 0, 1000)["sha256"] == digest((tmp_path / "data" / BUCKET / key).read_bytes())
+        assert driver("list", key)["objects"][0][0] == key
+        assert driver("delete-many", key)["result"] == 0
+
+
+# ---- faults --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "times"),
+    [
+        (refused(503, "SlowDown"), 3),
+        (refused(503, "SlowDown", retry_after=1), 1),
+        (refused(429, "TooManyRequests"), 2),
+        (refused(409, "ConditionalRequestConflict"), 2),
+        (refused(400, "RequestTimeout"), 1),
+        (refused(500, "InternalError"), 2),
+        (done_but_refused(500, "InternalError"), 1),
+        (done_but_reset, 2),
+        (reset_in_request(70000), 2),
+    ],
+)
+def test_put_is_tried_again(
+    through: Driver, proxy: FaultProxy, s3: S3Client, key: str, action: Action, times: int
+) -> None:
+    rule = proxy.add(Rule(action, "PUT", times=times))
+    answer = through("put", key, 2 * MIB, 3)
+    assert answer["result"] == 0 and answer["retries"] >= times and rule.taken == times
+    assert digest(get(s3, key)) == answer["sha256"]
+    counters = through("counters")["put"]
+    assert (counters["requests"], counters["errors"], counters["retries"]) == (1, 0, answer["retries"])
+
+
+@pytest.mark.parametrize("action", [done_but_refused(500, "InternalError"), done_but_reset])
+def test_own_conditional_put_is_told_apart(
+    through: Driver, proxy: FaultProxy, s3: S3Client, key: str, action: Action
+) -> None:
+    """The first attempt was stored, its reply was lost: the caller is told to look."""
+    proxy.add(Rule(action, "PUT", times=1))
+    answer = through("put", key, MIB, 3, "none-match")
+    assert answer["result"] == -EEXIST and answer["retries"] >= 1
+    assert digest(get(s3, key)) == answer["sha256"]
+
+
+def test_ignored_condition_is_seen(through: Driver, proxy: FaultProxy, store: Versitygw, key: str) -> None:
+    """What the probe at open relies on: such a store answers 200 twice."""
+    proxy.add(Rule(overwritten(store.objects), "PUT"))
+    assert [through("put", key, 10, i, "none-match")["result"] for i in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "action", [reset_in_reply(0), reset_in_reply(100000), ended_in_reply(100000), shortened_reply(100000)]
+)
+def test_cut_replies_are_tried_again(
+    through: Driver, proxy: FaultProxy, s3: S3Client, key: str, action: Action
+) -> None:
+    put(s3, key)
+    proxy.add(Rule(action, "GET", times=2))
+    answer = through("get", key, 5, 2 * MIB)
+    assert (answer["result"], answer["retries"]) == (0, 2)
+    assert answer["sha256"] == digest(BODY[5 : 5 + 2 * MIB])
+
+
+def test_whole_object_for_a_range_is_no_data(
+    through: Driver, proxy: FaultProxy, store: Versitygw, s3: S3Client, key: str
+) -> None:
+    put(s3, key)
+    rule = proxy.add(Rule(whole_for_range(store.objects), "GET", times=1))
+    answer = through("get", key, 4096, 4096)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    assert answer["sha256"] == digest(BODY[4096:8192])
+    rule.taken, rule.times = 0, 1000
+    for command in ("get", key, 0, 4096), ("head", key):
+        answer = through(*command)
+        assert (answer["result"], answer["bytes"]) == (-EIO, 0)
+        assert "not what was asked for" in answer["message"]
+
+
+def test_other_range_is_no_data(through: Driver, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    def moved(exchange: Exchange) -> None:
+        exchange.request.set("Range", "bytes=0-4095")
+        reply = exchange.forward()
+        assert reply.status in (206, 403)
+        reply.first = "HTTP/1.1 206 Partial Content"
+        reply.set("Content-Range", f"bytes 0-{(reply.length or 1) - 1}/{len(BODY)}")
+        exchange.relay()
+
+    put(s3, key)
+    proxy.add(Rule(moved, "GET", times=1))
+    answer = through("get", key, 4096, 4096)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    assert answer["sha256"] == digest(BODY[4096:8192])
+
+
+def test_slow_reply_is_tried_again(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    put(s3, key)
+    proxy.add(Rule(delayed(after=lambda: 30.0), "GET", times=1))
+    answer = connect(proxy.url, timeout=1)("get", key, 0, 4096)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+
+
+def test_gives_up_at_the_deadline(connect: Connect, proxy: FaultProxy, key: str) -> None:
+    proxy.add(Rule(refused(503, "SlowDown")))
+    answer = connect(proxy.url, retry_deadline=1)("get", key, 0, 4096)
+    assert answer["result"] == -EIO and answer["retries"] >= 1
+    assert "503" in answer["message"] and "given up after" in answer["message"]
+    # Also in the middle of an attempt.
+    proxy.clear()
+    proxy.add(Rule(delayed(after=lambda: 30.0)))
+    answer = connect(proxy.url, retry_deadline=1)("get", key, 0, 4096)
+    assert answer["result"] == -EIO
+
+
+def test_outlasts_an_outage_and_tells(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    driver = connect(proxy.url, retry_deadline=0)
+    put(s3, key)
+    assert driver("get", key, 0, 10)["result"] == 0
+    over = threading.Event()
+    with proxy.outage():
+        results: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: results.append(driver("parallel", 30, "get", key, 0, 4096)))
+        thread.start()
+        while "is being tried again" not in driver.told:
+            assert not over.wait(0.1)
+    thread.join()
+    assert results[0]["results"] == {"0": 30} and results[0]["retries"] >= 30
+    assert f"endpoint={proxy.url}: cannot connect" in driver.told
+    assert "answers again after" in driver.told
+    assert len(driver.told.splitlines()) == 2
+
+
+def test_proxys_not_found_is_not_absence(through: Driver, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """A 404 without the store's own word for it, as a load balancer gives when it has no server."""
+
+    def not_found(exchange: Exchange) -> None:
+        exchange.client.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found")
+
+    put(s3, key)
+    assert through("head", key)["result"] == 0
+    proxy.add(Rule(not_found, "GET", times=2))
+    for command in ("get", key, 0, 4096), ("head", key):
+        answer = through(*command)
+        assert answer["result"] == 0
+    assert through("counters")["get"]["retries"] == 2
+
+
+# ---- what a user can mend --------------------------------------------------------
+
+
+def test_token_is_sent_and_signed(connect: Connect, proxy: FaultProxy, tmp_path: Path, key: str) -> None:
+    seen: list[tuple[str | None, str | None]] = []
+
+    def look(exchange: Exchange) -> None:
+        seen.append((exchange.request.get("x-amz-security-token"), exchange.request.get("authorization")))
+        passed_on(exchange)
+
+    proxy.add(Rule(look))
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_SESSION_TOKEN": "to/ken+="}
+    answer = connect(proxy.url, env=keys, credentials=None)("get", key, 0, 1)
+    # versitygw has no sessions; that it says so shows that it was a session's.
+    assert answer["result"] == -EACCES and "token" in answer["message"]
+    assert seen[0][0] == "to/ken+=" and ";x-amz-security-token," in (seen[0][1] or "")
+
+
+def test_credentials_are_read_again(connect: Connect, proxy: FaultProxy, tmp_path: Path, key: str) -> None:
+    path = tmp_path / "credentials"
+    path.write_text(f"access-key-id={ACCESS_KEY}\nsecret-access-key=old\n", encoding="utf-8")
+    path.chmod(0o600)
+    driver = connect(proxy.url, credentials=path)
+    answer = driver("put", key, 10, 1)
+    assert answer["result"] == -EACCES and answer["retries"] == 0
+    assert "secret access key is not that of access key ID" in answer["message"]
+    assert f"credentials={path}" in answer["message"] and "old" not in answer["message"]
+    path.write_text(f"access-key-id={ACCESS_KEY}\nsecret-access-key={SECRET_KEY}\n", encoding="utf-8")
+    answer = driver("put", key, 10, 1)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    # On a store in use, a token may be renewed a little late.
+    proxy.add(Rule(refused(400, "ExpiredToken"), times=2))
+    answer = driver("put", key, 10, 1)
+    assert (answer["result"], answer["retries"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("action", "result", "text"),
+    [
+        (refused(400, "ExpiredToken"), EACCES, "the session token has expired; renew it"),
+        (refused(403, "RequestTimeTooSkewed"), EACCES, "this host's clock differs from the store's"),
+        (refused(403, "AccessDenied"), EACCES, f"bucket={BUCKET}: access key ID {ACCESS_KEY}"),
+        (refused(301, "PermanentRedirect", None), EREMCHG, "not that of bucket"),
+        (refused(400, "AuthorizationHeaderMalformed"), EREMCHG, "region=us-east-1"),
+        (refused(507, "XMinioStorageFull"), 28, "the store is full"),
+        (refused(501, "NotImplemented"), 95, "the store does not support GET"),
+        (refused(400, "InvalidArgument"), EINVAL, "HTTP status 400 InvalidArgument"),
+    ],
+)
+def test_refusals_are_told_at_once(
+    through: Driver, proxy: FaultProxy, key: str, action: Action, result: int, text: str
+) -> None:
+    proxy.add(Rule(action))
+    answer = through("get", key, 0, 10)
+    assert (answer["result"], answer["retries"]) == (-result, 0)
+    assert text in answer["message"] and "\n" not in answer["message"]
+
+
+def test_redirect_names_the_region(through: Driver, proxy: FaultProxy, key: str) -> None:
+    def redirect(exchange: Exchange) -> None:
+        exchange.answer(301, "PermanentRedirect", (("x-amz-bucket-region", "eu-west-3"), ("Location", "http://a/")))
+
+    proxy.add(Rule(redirect))
+    answer = through("get", key, 0, 10)
+    assert answer["result"] == -EREMCHG
+    assert answer["message"].startswith("region=us-east-1: bucket userblk-test is in region eu-west-3; give region=")
+
+
+def test_wrong_bucket_key_and_region(connect: Connect, tmp_path: Path, key: str) -> None:
+    driver = connect(bucket="no-such-bucket")
+    for command in ("get", key, 0, 1), ("put", key, 1, 1), ("head", key), ("list", ""), ("delete-many", key):
+        answer = driver(*command)
+        assert answer["result"] == -ENXIO, answer
+        assert "bucket=no-such-bucket: no such bucket at http://127.0.0.1:" in answer["message"]
+    path = tmp_path / "wrong"
+    path.write_text("access-key-id=nobody\nsecret-access-key=x\n", encoding="utf-8")
+    path.chmod(0o600)
+    answer = connect(credentials=path)("get", key, 0, 1)
+    assert answer["result"] == -EACCES
+    assert f"credentials={path}: the store does not know the access key ID nobody" in answer["message"]
+    answer = connect(region="eu-north-1")("get", key, 0, 1)
+    assert answer["result"] in (-EREMCHG, -EACCES) and "region" in answer["message"]
+
+
+def test_nobody_listens(connect: Connect, key: str) -> None:
+    (port,) = free_ports(1)
+    answer = connect(f"http://127.0.0.1:{port}", retry_deadline=1)("get", key, 0, 1)
+    assert answer["result"] == -EIO
+    assert f"endpoint=http://127.0.0.1:{port}: cannot connect" in answer["message"]
+
+
+def test_no_s3_store_answers(connect: Connect, key: str) -> None:
+    class Page(http.server.BaseHTTPRequestHandler):
+        def reply(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            self.send_response(404 if self.command == "GET" else 200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"<p/>")
+
+        do_GET = do_PUT = do_POST = do_DELETE = reply
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        driver = connect(f"http://127.0.0.1:{server.server_port}", retry_deadline=5)
+        for command in (
+            ("get", key, 0, 1),
+            ("head", key),
+            ("put", key, 1, 1),
+            ("delete", key),
+            ("list", ""),
+            ("delete-many", key),
+        ):
+            answer = driver(*command)
+            assert (answer["result"], answer["retries"]) == (-EPROTO, 0), command
+            assert "is no S3 store; correct the endpoint" in answer["message"]
+        server.shutdown()
+
+
+@contextmanager
+def gateway(directory: Path, port: int, *options: str) -> Iterator[None]:
+    """A versitygw of its own below directory, with the bucket."""
+    (directory / "data" / BUCKET).mkdir(parents=True)
+    argv = [program("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *options]
+    env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    process = Process([*argv, "posix", str(directory / "data")], directory / "log", env)
+    process.start()
+    try:
+        yield
+    finally:
+        process.end(signal.SIGKILL)
+
+
+def test_tls(connect: Connect, tmp_path: Path, key: str) -> None:
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
+    subprocess.run([*argv, "-keyout", str(private), "-out", str(cert)], check=True, capture_output=True)
+    (port,) = free_ports(1)
+    with gateway(tmp_path, port, "--cert", str(cert), "--key", str(private)):
+        url = f"https://127.0.0.1:{port}"
+        driver = connect(url, ca_file=cert)
+        assert driver("put", key, 5 * MIB, 1)["result"] == 0
+        assert driver("get", key, 0, 5 * MIB)["sha256"] == digest((tmp_path / "data" / BUCKET / key).read_bytes())
+        assert driver("parallel", 50, "get", key, 4096, 4096)["results"] == {"0": 50}
+        assert driver("delete-many", key)["result"] == 0
+        assert connect(url, tls_verify="off")("put", key, 10, 1)["result"] == 0
+
+        answer = connect(url)("get", key, 0, 1)
+        assert (answer["result"], answer["retries"]) == (-EPROTO, 0)
+        assert "certificate is not trusted" in answer["message"] and "give ca-file=FILE" in answer["message"]
+        answer = connect(f"https://localhost:{port}", ca_file=cert)("get", key, 0, 1)
+        assert answer["result"] == -EPROTO and "the name it was issued for" in answer["message"]
+        answer = connect(f"http://127.0.0.1:{port}", retry_deadline=2)("get", key, 0, 1)
+        assert answer["result"] == -EIO and "write https:// if it has TLS" in answer["message"]
+        answer = connect(url, ca_file=private)("get", key, 0, 1)
+        assert answer["result"] == -EPROTO and f"ca-file={private}" in answer["message"]
+
+
+def test_tls_where_there_is_none(connect: Connect, store: Versitygw, key: str) -> None:
+    answer = connect(store.url.replace("http:", "https:"))("get", key, 0, 1)
+    assert (answer["result"], answer["retries"]) == (-EPROTO, 0)
+    assert "TLS fails" in answer["message"] and "use http://" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"url": "ftp://a"}, "endpoint=ftp://a: no address of a store; write http[s]://host[:port]"),
+        ({"bucket": "No"}, "bucket=No: no name of a bucket"),
+        ({"region": "a b"}, "region=a b: no name of a region"),
+        ({"addressing": "virtual"}, "addressing=virtual: the endpoint 127.0.0.1 is an IP address"),
+        ({"ca_file": "/x"}, "ca-file=/x: no certificates over http"),
+        ({"credentials": "/nowhere"}, "credentials=/nowhere: No such file or directory"),
+        ({"connections": "0"}, "connections=0: out of range"),
+    ],
+)
+def test_bad_parameters(connect: Connect, parameters: dict[str, Any], text: str) -> None:
+    driver = connect(**parameters)
+    assert driver.end() == 2
+    assert text in driver.told and len(driver.told.splitlines()) == 1
