@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from nbdkit_server import ROOT, checked, run
 
@@ -173,25 +174,37 @@ def rings_enabled() -> Iterator[None]:
     if not ENABLE_RINGS.exists():
         yield
         return
-    with RINGS_LOCK.open("a+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if ENABLE_RINGS.read_text().strip() == "N":
-            ENABLE_RINGS.write_text("Y")
-            lock.write("N")
-            lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    with RINGS_LOCK.open("a+") as users:
+        with alone():
+            if is_only_user(users) and ENABLE_RINGS.read_text().strip() == "N":
+                ENABLE_RINGS.write_text("Y")
+                users.write("N")
+                users.flush()
+            fcntl.flock(users, fcntl.LOCK_SH)
         try:
             yield
         finally:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass  # others are still in here
-            else:
-                lock.seek(0)
-                if lock.read():
-                    ENABLE_RINGS.write_text("N")
-                lock.truncate(0)
+            with alone():
+                if is_only_user(users):
+                    users.seek(0)
+                    if users.read():
+                        ENABLE_RINGS.write_text("N")
+                    users.truncate(0)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    with RINGS_LOCK.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_only_user(users: TextIO) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -209,7 +222,8 @@ def ext4(top: Path = Path("/var/tmp")) -> Iterator[Path]:
         try:
             yield point
         finally:
-            checked(["umount", str(point)])
+            # Killed daemons and their clients let go of their files a little later.
+            wait_until(f"umount {point}", lambda: run(["umount", str(point)]).returncode == 0, STOP_TIMEOUT_S)
     finally:
         shutil.rmtree(directory)
 
