@@ -14,6 +14,8 @@
 
 /* Seconds after which an open that cannot reach the store gives up. */
 #define OPEN_DEADLINE 20
+/* Headers after the newest root for which it is worth writing another at the end. */
+#define MANY_HEADERS 64
 /* What a GET of an object of unknown size asks for first. */
 #define FIRST_GET (64u << 10)
 
@@ -449,6 +451,9 @@ static void stop_threads(struct s3_volume *v)
 
 void s3_volume_close(struct s3_volume *v)
 {
+	/* Fences add up where a volume is often opened and not written. */
+	if (!v->started && !v->backend.readonly && v->applied - v->checkpoint > MANY_HEADERS)
+		s3_volume_start(v);
 	if (v->started)
 		stop_threads(v);
 	destroy(v);
