@@ -87,6 +87,14 @@ $(S3_CLIENT_DRIVER): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
 s3-client-driver: $(S3_CLIENT_DRIVER)
 .PHONY: s3-client-driver
 
+S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
+$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map, at 1 TiB
+	$<
+.PHONY: bench-s3-map
+
 s3-client-bench: $(S3_CLIENT_BENCH) ## build the benchmark of the S3 client alone
 .PHONY: s3-client-bench
 
