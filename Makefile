@@ -529,9 +529,31 @@ s3-server:
 	tests/s3/get-server versitygw
 .PHONY: s3-server
 
-test-s3: s3-server s3-client-driver ## test what tests the S3 device: store, fault proxy, crash checker
+test-s3: plugins s3-server s3-client-driver ## test the S3 device: data, faults, two writers, 200 crashes
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
 .PHONY: test-s3
+
+# What was done is kept in build/crash: an interrupted run goes on.
+CRASH_POINTS ?= 10000
+
+test-crash: plugins s3-server ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
+	@mkdir -p build/crash
+	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash
+	@rm build/crash/results
+.PHONY: test-crash
+
+test-s3-outage: plugins s3-server ## the S3 device through outages of 5 minutes
+	USERBLK_S3_OUTAGE=300 $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_device_faults.py -k test_outage
+.PHONY: test-s3-outage
+
+test-s3-distributed: test-s3-minio test-s3-garage ## the S3 device over four MinIO nodes and over Garage (cargo)
+.PHONY: test-s3-distributed
+
+test-s3-minio test-s3-garage: test-s3-%: plugins
+	tests/s3/get-server $*
+	USERBLK_S3_STORE=$* $(PYTHON) -m pytest -q -rs -p no:cacheprovider \
+		tests/s3/distributed.py tests/s3/test_device_data.py $(if $(filter minio,$*),tests/s3/test_device_writers.py)
+.PHONY: test-s3-minio test-s3-garage
 
 # The client's tests with a sanitizer in it.
 test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
@@ -564,7 +586,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports
 
 test-lab-backports: ## test-lab on the newer kernel
@@ -593,7 +615,7 @@ run-tests: all
 .PHONY: run-tests
 
 clean: ## remove what was built, but not the lab's root file system nor results
-	rm -rf $(filter-out build/lab build/deps build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
+	rm -rf $(filter-out build/lab build/deps build/s3-servers build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
 .PHONY: clean
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

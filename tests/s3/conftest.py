@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,15 +16,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 
 from device import ServeS3
 from fault_proxy import FaultProxy
-from servers import BUCKET, S3Client, Store, Versitygw, client, started
+from servers import BUCKET, KINDS, S3Client, Store, client, started
 
 _tests = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def store() -> Iterator[Store]:
-    """versitygw in memory, one for all tests; each test has volumes or keys of its own."""
-    with started(Versitygw) as running:
+    """
+    A store in memory, one for all tests, each of which has volumes or keys of its own: versitygw, or what
+    USERBLK_S3_STORE names.
+    """
+    with started(KINDS[os.environ.get("USERBLK_S3_STORE", "versitygw")]) as running:
         yield running
 
 

@@ -36,7 +36,7 @@ from nbdkit_server import Handle, NbdError, Nbdkit, nbd, plugin_path
 from servers import Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, number_of, stamped
 
-BLOCKS = 4096
+BLOCKS = 1024
 CRASHES_PER_VOLUME = 10
 FAILPOINT = "USERBLK_S3_FAILPOINT"
 FAILPOINTS = (
@@ -52,7 +52,7 @@ FAILPOINTS = (
     "delete-before",
     "delete-after",
 )
-READ_BYTES = 1 << 20
+READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 120.0
 
 
@@ -236,31 +236,45 @@ def numbers(data: bytes | bytearray, run: int, first: int) -> list[int]:
 def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[int | None]:
     """For each block its write; None for one that cannot be read, if that is tolerated."""
     handle = server.connect()
-    found: list[int | None] = []
+    found: list[int | None] = [None] * blocks
     step = READ_BYTES // BLOCK
+    # In parallel: what was written at random is many small objects' parts.
+    parts = []
     for first in range(0, blocks, step):
-        count = min(step, blocks - first)
+        buffer = nbd.Buffer(min(step, blocks - first) * BLOCK)
+        parts.append((first, buffer, handle.aio_pread(buffer, first * BLOCK)))
+    while handle.aio_in_flight():
+        if handle.poll(int(REPLY_TIMEOUT_S * 1000)) == 0:
+            raise Failure(f"no reply to a read for {REPLY_TIMEOUT_S:.0f} s")
+    for first, buffer, cookie in parts:
         try:
-            found += numbers(handle.pread(count * BLOCK, first * BLOCK), run, first)
+            handle.aio_command_completed(cookie)
+            data = buffer.to_bytearray()
+            found[first : first + len(data) // BLOCK] = numbers(data, run, first)
         except NbdError as error:
             if not tolerant:
                 raise Failure(f"blocks from {first} cannot be read: {error}") from error
-            for block in range(first, first + count):
+            for block in range(first, min(first + step, blocks)):
                 try:
-                    found += numbers(handle.pread(BLOCK, block * BLOCK), run, block)
+                    found[block] = numbers(handle.pread(BLOCK, block * BLOCK), run, block)[0]
                 except NbdError:
-                    found.append(None)
+                    pass
     handle.shutdown()
     return found
 
 
-def take_objects(directory: Path, rng: random.Random) -> str:
+def objects_in(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}
+
+
+def take_objects(directory: Path, before: set[Path], rng: random.Random) -> str:
     """
     Takes objects away that may as well never have been stored: log objects that are newer than the
-    newest object of another kind. Says what it took; "" for nothing.
+    newest object of another kind. before: those that were there when the server had opened the volume;
+    its fence among them was stored before anything after it. Says what it took; "" for nothing.
     """
     objects = sorted(
-        (path for path in directory.rglob("*") if path.is_file()),
+        objects_in(directory) - before,
         key=lambda path: path.stat().st_mtime_ns,
         reverse=True,
     )
@@ -329,6 +343,7 @@ class Volume:
     def live(self, crashes: int, result: Result) -> None:
         """Raises what it finds wrong."""
         history = History(BLOCKS)
+        before: set[Path] = set()
         server: Nbdkit | None = self.start()
         try:
             for _ in range(crashes):
@@ -347,9 +362,10 @@ class Volume:
                         server = None
                         kind = failpoint.partition(":")[0]
                 if server is not None:
+                    before = objects_in(self.objects) if self.objects else set()
                     kind = self._load_and_crash(server, history, failpoint)
-                if self.objects is not None and self.rng.random() < 0.25:
-                    taken = take_objects(self.objects, self.rng)
+                if server is not None and self.objects and self.rng.random() < 0.25:
+                    taken = take_objects(self.objects, before, self.rng)
                     if taken:
                         durable = False
                         kind = "taken: middle" if "one of" in taken else "taken: last"

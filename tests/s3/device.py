@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from fault_proxy import FaultProxy
@@ -42,18 +43,25 @@ class ServeS3:
         self.prefix = prefix
         self.directory = directory
         self.servers: list[Nbdkit] = []
+        self._made: set[str] = set()
+        self._numbers = itertools.count()
 
     def __call__(
         self, volume: str, through: FaultProxy | None = None, wrapper: tuple[str, ...] = (), **more: str
     ) -> Nbdkit:
         """through: the proxy by which it reaches the store; more: parameters, '_' for '-'."""
-        directory = self.directory / f"s{len(self.servers)}"
+        directory = self.directory / f"s{next(self._numbers)}"
         directory.mkdir()
-        settings = {"create": "on", "size": "64M", "prefix": self.prefix}
+        settings = {"prefix": self.prefix}
+        if volume not in self._made:
+            settings |= {"create": "on", "size": "64M"}
+        if not self.store.conditional_put:
+            settings |= {"fencing": "none"}
         settings |= {name.replace("_", "-"): value for name, value in more.items()}
         url = through.url if through else self.store.url
         chosen = parameters(url, self.store.credentials, volume, **settings)
         self.servers.append(Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=wrapper))
+        self._made.add(volume)
         return self.servers[-1]
 
     def objects(self, volume: str, kind: str = "") -> dict[str, int]:

@@ -89,6 +89,10 @@ class Process:
         self.env = {**os.environ, **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process has no say over the server."""
+        return {**self.__dict__, "process": None}
+
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -199,6 +203,7 @@ class Versitygw(Store):
         self.data = directory / "data"
         self.data.mkdir()
         argv = [program(self.name), "--port", f"127.0.0.1:{self.ports[0]}", "--region", REGION, "--quiet"]
+        argv.append("--keep-alive")  # as every other store does by itself
         if tls is not None:
             argv += ["--cert", str(tls[0]), "--key", str(tls[1])]
         env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
@@ -293,6 +298,9 @@ class Garage(Store):
         tell(configs[0], "key", "import", "--yes", "-n", "test", self.access_key, self.secret_key)
         tell(configs[0], "bucket", "create", BUCKET)
         tell(configs[0], "bucket", "allow", "--read", "--write", "--owner", BUCKET, "--key", self.access_key)
+
+
+KINDS: dict[str, Callable[[Path], Store]] = {"versitygw": Versitygw, "minio": Minio, "garage": Garage}
 
 
 @contextmanager

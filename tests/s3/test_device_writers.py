@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Two writers of one volume: the second takes over, the first acknowledges nothing more."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from device import ServeS3
+from nbdkit_server import NbdError, nbd
+from stamps import BLOCK, number_of, stamped
+
+RUN = 9
+
+
+def holds(data: bytes | bytearray, block: int) -> int:
+    return number_of(bytes(data), RUN, block)
+
+
+def test_paused_writer_is_fenced(serve_s3: ServeS3) -> None:
+    first = serve_s3("v", batch_size="1M")
+    a = first.connect()
+    for block in range(64):
+        a.pwrite(stamped(RUN, block, 1), block * BLOCK)
+    a.flush()
+    a.pwrite(stamped(RUN, 0, 2), 0)  # acknowledged, not flushed: may be lost
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        second = serve_s3("v", batch_size="1M")
+        b = second.connect()
+        assert holds(b.pread(BLOCK, 0), 0) in (1, 2)
+        for block in range(64):
+            b.pwrite(stamped(RUN, block, 3), block * BLOCK)
+        b.flush()
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    with pytest.raises(NbdError):
+        a.flush()
+    with pytest.raises(NbdError):
+        a.pwrite(stamped(RUN, 1, 4), BLOCK, nbd.CMD_FLAG_FUA)
+    with pytest.raises(NbdError):
+        a.pread(BLOCK, BLOCK)
+    for block in range(64):
+        assert holds(b.pread(BLOCK, block * BLOCK), block) == 3
+    b.pwrite(stamped(RUN, 5, 6), 5 * BLOCK)
+    b.flush()
+    first.stop()
+    assert "took over" in first.output() or "writer" in first.output()
+    second.kill()
+    third = serve_s3("v").connect()
+    for block in range(64):
+        assert holds(third.pread(BLOCK, block * BLOCK), block) == (6 if block == 5 else 3)
+
+
+def test_first_writer_with_writes_in_flight(serve_s3: ServeS3) -> None:
+    """Whichever of A's writes are in the log when B opens it: B's state stays what B saw."""
+    first = serve_s3("v", batch_size="1M")
+    a = first.connect()
+    handles = []
+    for number in range(1, 400):
+        block = number % 256
+        data = bytearray(stamped(RUN, block, number))
+        handles.append(a.aio_pwrite(nbd.Buffer.from_bytearray(data), block * BLOCK))
+    second = serve_s3("v", batch_size="1M")
+    b = second.connect()
+    seen = bytes(b.pread(256 * BLOCK, 0))
+    with pytest.raises(NbdError):
+        a.flush()
+    assert b.pread(256 * BLOCK, 0) == seen
+    b.flush()
+    second.kill()
+    assert serve_s3("v").connect().pread(256 * BLOCK, 0) == seen
+
+
+def test_many_writers_in_turn(serve_s3: ServeS3) -> None:
+    """Each opens while the one before it runs, and finds what that one flushed."""
+    before = None
+    for number in range(1, 9):
+        server = serve_s3("v")
+        handle = server.connect()
+        if number > 1:
+            assert holds(handle.pread(BLOCK, 0), 0) == number - 1
+        handle.pwrite(stamped(RUN, 0, number), 0)
+        handle.flush()
+        if before is not None:
+            with pytest.raises(NbdError):
+                before.pwrite(stamped(RUN, 0, 99), 0, nbd.CMD_FLAG_FUA)
+        before = handle
