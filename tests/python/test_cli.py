@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_analysis_tables import summary
 from userblk.harness import load, paths
-from userblk.harness.campaign import choose_place, create, host_devices, lab_devices, runner_argv
+from userblk.harness.campaign import choices, choose_place, create, host_devices, lab_devices, runner_argv
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
 from userblk.harness.plan import Plan, make_plan, read_plan
 from userblk.harness.progress import Lines, Pace, duration
@@ -60,6 +61,8 @@ def small_plan(**changes: object) -> Plan:
         (["run", *LAB, "--dry-run", "--reps", "0"], "repetitions=0"),
         (["run", *LAB, "--dry-run", "--reps", "-1"], "-1"),
         (["run", *LAB, "--dry-run", "--systems", ","], "nothing to run"),
+        (["run", *LAB, "--dry-run", "--systems", "native,fuse"], "system=fuse: none of the workloads"),
+        (["run", *LAB, "--dry-run", "--suite", "bdus-fs", "--systems", "tcmu-null"], "system=tcmu-null: none"),
         (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
         (["plan", "--where", "host"], "--sata"),
         (["resume", "nosuch"], "nosuch"),
@@ -101,6 +104,17 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
         "LOST",
     ):
         assert fact in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_both_tables(tmp_path: Path) -> None:
+    result = userblk("run", *LAB, "--dry-run", "--suite", "bdus", "--reps", "1", "--seed", "1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    facts = ("41 workloads", "native, nbdkit, tcmu, fuse", "296 (1 of each cell)", "of memory", "sata fuse bdus-fs")
+    for fact in facts:
+        assert fact in result.stdout
+    hours, minutes, _ = re.search(r"about (\d+):(\d+):(\d+)", result.stdout).groups()  # type: ignore[union-attr]
+    assert int(hours) * 60 + int(minutes) < 50
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,8 +168,20 @@ def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None
     assert float(argv[argv.index("--timeout") + 1]) > 600  # a hang ends
     assert argv[argv.index("--share") + 1] == str(tmp_path)
     assert argv[-1] == "/results/made-up/plan.json"
+    assert "--memory" not in argv
     large = runner_argv(small_plan(profile=load_profile("paper")), tmp_path / "made-up")
     assert large[large.index("--disk-size") + 1] == "256G"
+    files = runner_argv(small_plan(suite=load_suite("bdus-fs")), tmp_path / "made-up")
+    assert files[files.index("--memory") + 1] == "4096"  # the limit of what workloads on file systems may use
+
+
+def test_choices_are_those_of_the_workloads_and_kept() -> None:
+    assert choices(small_plan()) == []
+    lines = choices(small_plan(suite=load_suite("bdus-fs")))  # seq-read-1th-4k
+    assert lines[0].startswith("size of seq-read-*, rand-* is 536870912, scaled from the paper profile's (as the area")
+    assert not any("nfiles" in line for line in lines) and any(line.startswith("discard: ") for line in lines)
+    full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
+    assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
 
 
 # ---- campaigns ---------------------------------------------------------------------------
