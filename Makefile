@@ -196,11 +196,13 @@ all: flow
 
 # Of any libfuse from 3.14 on; PKG_CONFIG_PATH chooses another than the system's, with a TARGET of its own.
 FUSE := $(B)/fuse-passthrough/userblk-passthrough
-FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-passthrough/*.c))
-CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(shell pkg-config --cflags fuse3)
+# For io_uring; linked in, since it is small and not everywhere.
+LIBURING := $(if $(shell pkg-config --exists 'liburing >= 2.2' 2>/dev/null && echo yes),-l:liburing.a)
+FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out $(if $(LIBURING),,%/rings.c),$(wildcard fuse-passthrough/*.c)))
+CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(if $(LIBURING),-DHAVE_LIBURING) $(shell pkg-config --cflags fuse3)
 
 $(FUSE): $(FUSE_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3) $(LIBURING)
 
 fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
 .PHONY: fuse-passthrough
@@ -586,7 +588,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports
 
 test-lab-backports: ## test-lab on the newer kernel

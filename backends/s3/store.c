@@ -1563,13 +1563,13 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->deadline = seconds ? req->began + seconds * SECOND : 0;
 
 	/* Here, in the caller's thread, rather than where it would hold up other requests. */
-	if (req->op == S3_DELETE_MANY)
+	if (req->op == S3_DELETE_MANY) {
+		for (size_t i = 0; i < req->n_keys; i++)
+			req->key_results[i] = -EIO; /* until the store says otherwise */
 		r = make_delete_body(req);
-	else if (s->endpoint.tls)
-		; /* not used */
-	else if (req->op == S3_PUT && req->sha256)
+	} else if (!s->endpoint.tls && req->op == S3_PUT && req->sha256)
 		memcpy(req->digest, req->sha256, sizeof req->digest);
-	else
+	else if (!s->endpoint.tls)
 		digest_vectors(req->iov, req->op == S3_PUT ? req->iovcnt : 0, req->digest);
 	if (r)
 		return r;

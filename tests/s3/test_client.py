@@ -271,14 +271,17 @@ def test_connections_are_kept(connect: Connect, s3: S3Client, key: str) -> None:
 
 
 def test_goes_on_after_parking(driver: Driver, s3: S3Client, key: str) -> None:
+    def threads() -> int:
+        return len(list(Path(f"/proc/{driver.process.pid}/task").iterdir()))
+
     put(s3, key)
+    driver("counters")
+    before = threads()  # a sanitizer has one of its own
     for _ in range(3):
         assert driver("parallel", 20, "get", key, 0, 4096)["results"] == {"0": 20}
-        threads = Path(f"/proc/{driver.process.pid}/task")
-        assert len(list(threads.iterdir())) > 1
+        assert threads() == before + 1
         driver("park")
-        names = {(t / "comm").read_text() for t in threads.iterdir()}
-        assert len(list(threads.iterdir())) == 1 or names == {"client_driver\n", "asan\n"}
+        assert threads() == before
 
 
 @pytest.mark.parametrize("command", [f"get %s 0 {len(BODY)}", "put %s-% 300000 1", "list client/", "get %s-none 0 1"])
@@ -520,7 +523,7 @@ def test_wrong_bucket_key_and_region(connect: Connect, tmp_path: Path, key: str)
     driver = connect(bucket="no-such-bucket")
     for command in ("get", key, 0, 1), ("put", key, 1, 1), ("head", key), ("list", ""), ("delete-many", key):
         answer = driver(*command)
-        assert answer["result"] == -ENXIO, answer
+        assert answer["result"] == -ENXIO and 0 not in answer.get("key_results", []), answer
         assert "bucket=no-such-bucket: no such bucket at http://127.0.0.1:" in answer["message"]
     path = tmp_path / "wrong"
     path.write_text("access-key-id=nobody\nsecret-access-key=x\n", encoding="utf-8")
