@@ -229,12 +229,16 @@ static void leaf_drop(struct s3_map *m, struct leaf *l)
 	l->kind = EMPTY;
 }
 
-/* Room for n runs: an eighth more than needed, since most leaves grow. */
+/*
+ * Room for n runs: an eighth more than needed, since most leaves grow. The largest arrays all have
+ * the size of a flat leaf, so that one can take the place of another.
+ */
 static struct packed *take_runs(struct s3_map *m, size_t n, uint16_t *room)
 {
 	struct packed *runs;
 
-	*room = (uint16_t)(n + n / 8);
+	n += n / 8;
+	*room = (uint16_t)(n > RUNS_BACK ? RUNS_MAX : n);
 	runs = take(m, *room * sizeof *runs);
 	return runs;
 }
