@@ -138,6 +138,8 @@ struct backend_ops {
 	const struct param *params; /* ends with a NULL name */
 	const char *main_param;	    /* parameter that may stand without its key, or NULL */
 	size_t config_size;	    /* bytes of the struct that the params point into */
+	/* open() takes the device away from whoever serves it: not to be done just to look. */
+	bool open_takes_over;
 	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
 	int (*check)(const void *config, struct params_error *error);
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */

@@ -134,7 +134,7 @@ static int open_device(const char *cfgstring, uint64_t size, const struct backen
 	}
 	*backend = NULL;
 	/* With size= the open may create the file: not before LIO's size is known. */
-	if (size == 0 && params_given(*params, "size"))
+	if (size == 0 && (params_given(*params, "size") || handler_identity.ops->open_takes_over))
 		return 0;
 	r = backend_open(*params, size, host, backend);
 	if (r < 0) {

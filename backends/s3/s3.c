@@ -251,6 +251,7 @@ const struct backend_ops s3_backend = {
 	.params = s3_params,
 	.main_param = "volume",
 	.config_size = sizeof(struct s3_config),
+	.open_takes_over = true,
 	.check = s3_check,
 	.open = s3_open,
 	.close = s3_close,

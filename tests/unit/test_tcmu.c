@@ -427,6 +427,15 @@ static void test_accepted(void **state)
 	assert_true(registered->check_config(text, &reason));
 	assert_null(reason);
 
+	/* Nor does it open a device that this would take away from another server. */
+	ops.open_takes_over = true;
+	snprintf(text, sizeof text, "userblk_test/%s", scratch_path("absent"));
+	assert_true(registered->check_config(text, &reason));
+	ops.open_takes_over = false;
+	assert_false(registered->check_config(text, &reason));
+	free(reason);
+	reason = NULL;
+
 	/* What a check must not do: create the file. */
 	snprintf(text, sizeof text, "userblk_test/%s;size=1m;direct=off", scratch_path("new"));
 	assert_true(registered->check_config(text, &reason));
