@@ -96,15 +96,16 @@ class Load:
         self.busy = bytearray(history.blocks)
         self.in_flight = 0
         self.replies = 0
+        self.blocks = 0  # that replies were about
         self.failed: list[str] = []
         self.wrong: str | None = None
 
-    def run(self, rng: random.Random, mix: Mix, replies: int) -> None:
-        """Until so many replies came or the server is gone; requests are then still in flight."""
+    def run(self, rng: random.Random, mix: Mix, replies: int, blocks: int) -> None:
+        """Until so many replies came, or about so many blocks, or the server is gone; requests stay in flight."""
         poller = select.poll()
         for handle in self.handles:
             poller.register(handle.aio_get_fd(), 0)
-        while self.replies < replies and not self.failed:
+        while self.replies < replies and self.blocks < blocks and not self.failed:
             while self.in_flight < mix.depth and not self.failed and self._submit(rng, mix):
                 pass
             if self.failed or any(handle.aio_is_dead() or handle.aio_is_closed() for handle in self.handles):
@@ -163,6 +164,7 @@ class Load:
     def _answered(self, what: str, error: int, first: int, count: int) -> bool:
         self.in_flight -= 1
         self.replies += 1
+        self.blocks += count
         self.busy[first : first + count] = bytes(count)
         if error:
             self.failed.append(f"{what} of {count} blocks at {first}: {os.strerror(error)}")
@@ -396,8 +398,9 @@ class Volume:
     def _load_and_crash(self, server: Nbdkit, history: History, failpoint: str | None) -> str:
         handles = [server.connect() for _ in range(self.rng.choice((1, 1, 2, 4)))]
         load = Load(history, self.run, handles, self.flush_is_durable)
-        replies = int(self.rng.expovariate(1 / 200)) if failpoint is None else 3000
-        load.run(self.rng, Mix.choose(self.rng), replies)
+        # A point that was named is to be reached.
+        scale = self.rng.expovariate(1.0) if failpoint is None else 4.0
+        load.run(self.rng, Mix.choose(self.rng), int(scale * 300), int(scale * 4096))
         kind = "kill"
         if load.failed:
             # It dies where it was told to; anything else must not fail.
