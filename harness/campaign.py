@@ -27,6 +27,7 @@ from .safety import check
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
 LAB_BUILD = "build/trixie"
+LAB_TARGETS = ("plugins", "handlers", "flow", "fuse-passthrough")  # what systems and workloads are made of
 PAPER = "paper"  # the profile of full size
 LAB_DISK_BYTES = 4 << 30  # the lab's default
 MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop"), "fuse": ("fuse",)}
@@ -160,7 +161,7 @@ def prepare_lab() -> None:
     """Build the root file system and the programs for the guest, where not current. Raises ConfigError."""
     if paths.CHECKOUT is None:
         raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
-    argv = [str(paths.CHECKOUT / "lab/make-in-root"), "all"]
+    argv = [str(paths.CHECKOUT / "lab/make-in-root"), *LAB_TARGETS]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             output, _ = process.communicate()
