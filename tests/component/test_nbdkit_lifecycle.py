@@ -14,7 +14,7 @@ import pytest
 from conftest import SIZE, Serve
 from nbdkit_server import ROOT, checked, plugin_path, read_pid, run, run_nbdkit
 
-PLUGINS = pytest.mark.parametrize("plugin", ["null", "passthrough"])
+PLUGINS = pytest.mark.parametrize("plugin", ["null", "passthrough", "s3"])
 
 
 def help_lines(plugin: str) -> dict[str, str]:
@@ -72,7 +72,7 @@ def test_dump_plugin(plugin: str) -> None:
     assert dump["userblk_device"] == plugin
     assert dump["thread_model"] == "parallel"
     assert dump["errno_is_preserved"] == "1"
-    main_parameter = {"null": "size", "passthrough": "file"}[plugin]
+    main_parameter = {"null": "size", "passthrough": "file", "s3": "volume"}[plugin]
     assert dump["magic_config_key"] == main_parameter
     version = (ROOT / "python/userblk/__init__.py").read_text(encoding="utf-8")
     assert f'__version__ = "{dump["version"]}"' in version
