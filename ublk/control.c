@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -121,9 +122,21 @@ int control_stop(struct control *c, uint32_t id)
 	return with_data(c, UBLK_U_CMD_STOP_DEV, id, 0);
 }
 
-int control_delete(struct control *c, uint32_t id)
+int control_delete(struct control *c, uint32_t id, bool in_use)
 {
-	return with_data(c, UBLK_U_CMD_DEL_DEV, id, 0);
+	return with_data(c, in_use ? UBLK_U_CMD_DEL_DEV_ASYNC : UBLK_U_CMD_DEL_DEV, id, 0);
+}
+
+bool control_in_use(uint32_t id)
+{
+	char path[32];
+	int fd;
+
+	snprintf(path, sizeof path, "/dev/ublkb%u", id);
+	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC);
+	if (fd >= 0)
+		close(fd);
+	return fd < 0 && errno == EBUSY;
 }
 
 int control_quiesce(struct control *c, uint32_t id)

@@ -20,8 +20,8 @@
 
 #define CHAR_DEVICES "/sys/class/ublk-char"
 
-/* For how long a server may take to end once it was told to. */
-#define PATIENCE_MS 30000
+/* For how long a server that was killed may be seen as living. */
+#define PATIENCE_MS 3000
 #define STEP_MS	    20
 
 static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -250,35 +250,24 @@ static int features(const struct control *c, bool json)
 
 /* ---- the end of a disk --------------------------------------------------------------- */
 
-/* Is it mounted, or claimed by another program? */
-static bool in_use(uint32_t id)
-{
-	char path[32];
-	int fd;
-
-	snprintf(path, sizeof path, "/dev/ublkb%u", id);
-	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC);
-	if (fd >= 0)
-		close(fd);
-	return fd < 0 && errno == EBUSY;
-}
-
-static int delete (struct control *c, const struct options *o)
+static int delete_disk(struct control *c, const struct options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	struct ublksrv_ctrl_dev_info info;
+	bool in_use;
 	int r = examine(c, id, &info);
 
 	if (r)
 		return r;
 	/* Only a live one: with others, the open may wait for a server. */
-	if (!o->force && info.state == UBLK_S_DEV_LIVE && in_use(id)) {
+	in_use = info.state == UBLK_S_DEV_LIVE && control_in_use(id);
+	if (in_use && !o->force) {
 		complain("/dev/ublkb%u: in use; unmount or release it first, or use --force", id);
 		return EXIT_USAGE;
 	}
 	r = control_stop(c, id);
 	if (r == 0 || r == -ENODEV)
-		r = control_delete(c, id);
+		r = control_delete(c, id, in_use);
 	if (r == -ETIME)
 		complain("ublk%u: its server (process %d) does not end; kill it", id,
 			info.ublksrv_pid);
@@ -286,7 +275,7 @@ static int delete (struct control *c, const struct options *o)
 		complain("ublk%u: cannot be removed: %s", id, strerror(-r));
 	if (r < 0 && r != -ENODEV)
 		return EXIT_FAILED;
-	record_remove(id);
+	record_remove(id, info.ublksrv_flags);
 	return 0;
 }
 
@@ -299,8 +288,9 @@ struct start {
 	uint64_t cookie;
 	const char *directory; /* of the words, NULL: this one */
 	char *const *words;
-	int report; /* pipe to the process that the user waits for, or -1 */
-	int code;   /* its exit code */
+	uint32_t id; /* of the disk, once it can be used */
+	int report;  /* pipe to the process that the user waits for, or -1 */
+	int code;    /* its exit code */
 };
 
 static void ready(void *opaque, uint32_t id)
@@ -310,6 +300,7 @@ static void ready(void *opaque, uint32_t id)
 	unsigned char code = (unsigned char)start->code;
 	int null, r = record_write(id, start->cookie, start->directory, start->words);
 
+	start->id = id;
 	if (r < 0)
 		complain(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
@@ -332,6 +323,16 @@ static void ready(void *opaque, uint32_t id)
 	if (chdir("/") == 0 && write(start->report, &code, 1) == 1)
 		close(start->report);
 	start->report = -1;
+}
+
+/* After the end of service: a disk that is gone needs no record. code is passed through. */
+static int forget(const struct start *start, int code)
+{
+	struct ublksrv_ctrl_dev_info info;
+
+	if (code == 0 && control_info(start->control, start->id, &info) < 0)
+		record_remove(start->id, start->cookie);
+	return code;
 }
 
 /*
@@ -378,7 +379,7 @@ static int add(const struct options *o, char *const *words)
 		complain("no random numbers: %s", strerror(errno));
 		return EXIT_FAILED;
 	}
-	return server_add(&c, o->params, &o->server, start.cookie, ready, &start);
+	return forget(&start, server_add(&c, o->params, &o->server, start.cookie, ready, &start));
 }
 
 /* Serves again what the disk was added with. */
@@ -417,7 +418,7 @@ static int serve_record(
 	old.server.id = info->dev_id;
 	start->directory = record.directory;
 	start->words = record.words;
-	return server_recover(c, old.params, &old.server, ready, start);
+	return forget(start, server_recover(c, old.params, &old.server, ready, start));
 }
 
 static int recover(const struct options *o)
@@ -438,6 +439,18 @@ static int recover(const struct options *o)
 	if (!(info.flags & UBLK_F_USER_RECOVERY)) {
 		complain("ublk%u: was added with --recovery=none; delete it", info.dev_id);
 		return EXIT_USAGE;
+	}
+	/* A server that was killed may be about to go. */
+	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
+		if (waited >= PATIENCE_MS) {
+			complain("ublk%u: has a server (process %d); end it first, or use replace",
+				info.dev_id, info.ublksrv_pid);
+			return EXIT_USAGE;
+		}
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+		r = examine(&c, info.dev_id, &info);
+		if (r)
+			return r;
 	}
 	start.cookie = info.ublksrv_flags;
 	return serve_record(&c, &info, &start);
@@ -495,7 +508,7 @@ static int replace(const struct options *o, char *const *words)
 	if (info.state == UBLK_S_DEV_LIVE)
 		r = end_server(&c, &info);
 	if (r == 0)
-		r = server_recover(&c, o->params, &o->server, ready, &start);
+		r = forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
 	if (r == 0 || info.state != UBLK_S_DEV_LIVE || start.report < 0)
 		return r;
 	complain("ublk%u: goes on as before", info.dev_id);
@@ -546,7 +559,7 @@ int main(int argc, char **argv)
 	else if (o.command == COMMAND_INFO)
 		r = info_command(&c, &o);
 	else if (o.command == COMMAND_DELETE)
-		r = delete (&c, &o);
+		r = delete_disk(&c, &o);
 	else
 		r = features(&c, o.json);
 	control_close(&c);

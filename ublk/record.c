@@ -117,9 +117,14 @@ void record_free(struct record *record)
 	*record = (struct record){0};
 }
 
-void record_remove(uint32_t id)
+void record_remove(uint32_t id, uint64_t cookie)
 {
+	struct record record;
 	char path[64];
+
+	if (record_read(id, cookie, &record) < 0)
+		return;
+	record_free(&record);
 
 	path_of(id, "", path);
 	unlink(path);

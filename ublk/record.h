@@ -23,6 +23,7 @@ int record_write(uint32_t id, uint64_t cookie, const char *directory, char *cons
 /* -ENOENT: there is none for that cookie. */
 int record_read(uint32_t id, uint64_t cookie, struct record *record);
 void record_free(struct record *record);
-void record_remove(uint32_t id);
+/* Only if it is that cookie's. */
+void record_remove(uint32_t id, uint64_t cookie);
 
 #endif

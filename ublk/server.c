@@ -314,13 +314,14 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 			_exit(EXIT_FAILED); /* the device waits for another server */
 		control_stop(s->control, s->id);
 		end_threads(s);
-		control_delete(s->control, s->id);
+		control_delete(s->control, s->id, false);
 		return EXIT_FAILED;
 	}
 	ready(opaque, s->id);
 	s->logs = true;
 
 	bool asked = wait_for_end();
+	bool in_use = asked && control_in_use(s->id);
 
 	if (asked) {
 		r = control_stop(s->control, s->id);
@@ -330,7 +331,7 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 	end_threads(s);
 	/* Whoever stopped the device deletes it, or gives it another server. */
 	if (asked) {
-		r = control_delete(s->control, s->id);
+		r = control_delete(s->control, s->id, in_use);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
 	}
@@ -402,7 +403,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	else if ((r = open_char(&s)) < 0)
 		failed(&s, "cannot open its character device", r);
 	if (r < 0) {
-		control_delete(c, s.id);
+		control_delete(c, s.id, false);
 		backend_close(v->device);
 		return EXIT_FAILED;
 	}
@@ -434,10 +435,8 @@ int server_recover(struct control *c, const struct params *params, const struct 
 		r = control_start_recovery(c, s.id);
 	}
 	if (r < 0)
-		return failed(&s,
-			r == -EBUSY ? "has a server; end it first, or use replace"
-				    : "START_USER_RECOVERY",
-			r);
+		return failed(
+			&s, r == -EBUSY ? "its server does not end" : "START_USER_RECOVERY", r);
 	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT);
 	if (r)
 		return r;

@@ -13,7 +13,7 @@
 
 #include <linux/ublk_cmd.h>
 
-/* Commands in their ioctl encoding: 6.4, GET_FEATURES 6.5, QUIESCE_DEV 6.16. */
+/* Commands in their ioctl encoding: 6.4, GET_FEATURES 6.5, DEL_DEV_ASYNC 6.7, QUIESCE_DEV 6.16. */
 #ifndef UBLK_U_CMD_GET_DEV_INFO
 #define UBLK_U_CMD_GET_QUEUE_AFFINITY                                                              \
 	_IOR('u', UBLK_CMD_GET_QUEUE_AFFINITY, struct ublksrv_ctrl_cmd)
@@ -34,6 +34,9 @@
 #ifndef UBLK_U_CMD_GET_FEATURES
 #define UBLK_U_CMD_GET_FEATURES _IOR('u', 0x13, struct ublksrv_ctrl_cmd)
 #define UBLK_FEATURES_LEN	8
+#endif
+#ifndef UBLK_U_CMD_DEL_DEV_ASYNC
+#define UBLK_U_CMD_DEL_DEV_ASYNC _IOR('u', 0x14, struct ublksrv_ctrl_cmd)
 #endif
 #ifndef UBLK_U_CMD_QUIESCE_DEV
 #define UBLK_U_CMD_QUIESCE_DEV _IOWR('u', 0x16, struct ublksrv_ctrl_cmd)

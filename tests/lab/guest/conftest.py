@@ -20,7 +20,7 @@ BUILD = "build/trixie"
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices
 LIMIT = 120.0  # s for every command; the machine may be busy
-SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "fio")
+SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "fio")
 
 Up = Callable[..., AbstractContextManager[Running]]
 
@@ -94,6 +94,7 @@ def leftovers() -> list[str]:
         except OSError:
             continue  # ended
     found += [str(path) for path in Path("/sys/block").glob("nbd*") if (path / "size").read_text().strip() != "0"]
+    found += [str(path) for path in Path("/dev").glob("ublk[bc][0-9]*")]
     target = Path("/sys/kernel/config/target")
     found += [str(path) for path in target.glob("*/*") if path.is_dir() and path.name != "alua"]
     for module in ("nbd", "tcm_loop", "target_core_user"):

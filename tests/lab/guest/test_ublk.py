@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-ublk on the kernel's driver: data, ends and beginnings of servers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD, LIMIT, MIB, run
+from test_systems import read
+
+UBLK = Path(BUILD, "ublk/userblk-ublk")
+NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
+MODES = ("workers", "uring", "zero-copy")
+CYCLES = 64
+
+
+def ublk(*words: str | Path, expect: int | None = 0) -> str:
+    return run([UBLK, *words], expect=expect)
+
+
+def disks() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(ublk("list", "--json"))
+    return found
+
+
+def info(disk: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ublk("info", disk, "--json"))
+    return found
+
+
+def mode_options(mode: str) -> list[str]:
+    if mode == "workers":
+        return ["--mode=workers"]
+    has = json.loads(ublk("features", "--json"))["AUTO_BUF_REG"]
+    if mode == "zero-copy" and not has:
+        pytest.skip("kernel: its ublk registers no buffers by itself")
+    return ["--mode=uring", f"--zero-copy={'on' if mode == 'zero-copy' else 'off'}"]
+
+
+Add = Callable[..., str]
+
+
+@pytest.fixture
+def add() -> Iterator[Add]:
+    """add(words...): the path of a new disk; all are removed at the end."""
+    run(["modprobe", "ublk_drv"])
+
+    def enter(*words: str | Path) -> str:
+        return ublk("add", *words).strip()
+
+    yield enter
+    for disk in disks():
+        ublk("delete", "--force", str(disk["number"]))
+    assert list(Path("/run/userblk-ublk").glob("*")) == []
+
+
+def await_true(what: str, condition: Callable[[], bool], patience: float = LIMIT) -> None:
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def kill(disk: str) -> None:
+    """As a crash would; until the kernel has noticed."""
+    os.kill(info(disk)["pid"], signal.SIGKILL)
+    await_true("the kernel does not notice the death", lambda: info(disk)["state"] != "live")
+
+
+def requests(disk: str) -> int:
+    return sum(map(int, Path("/sys/block", Path(disk).name, "stat").read_text().split()[0:5:4]))
+
+
+def start_verify(disk: str, *options: str) -> subprocess.Popen[str]:
+    """fio that writes and then verifies, once it has begun."""
+    before = requests(disk)
+    load = subprocess.Popen(
+        ["fio", "--name=verify", f"--filename={disk}", "--rw=randwrite", "--bsrange=512-64k", "--direct=1",
+         "--ioengine=libaio", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    await_true("fio does not begin", lambda: requests(disk) > before + 20)
+    return load
+
+
+def finish(load: subprocess.Popen[str]) -> None:
+    output, _ = load.communicate(timeout=LIMIT)
+    assert load.returncode == 0, output
+
+
+# ---- data ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_verify_and_discard(add: Add, mode: str) -> None:
+    disk = add(*mode_options(mode), "passthrough", f"file={NVME}")
+    assert info(disk)["zero_copy"] == (mode == "zero-copy")
+    finish(start_verify(disk, "--size=16M", "--fdatasync=32"))
+    assert read(NVME, 0, MIB) == read(disk, 0, MIB)
+    assert any(read(disk, 0, MIB))
+    run(["blkdiscard", "-f", "-z", "-o", str(3 * 512), "-l", str(MIB), disk])
+    assert any(read(disk, 0, 3 * 512))
+    assert not any(read(disk, 3 * 512, MIB))
+    assert any(read(disk, 3 * 512 + MIB, MIB))
+    run(["blkdiscard", "-f", "-o", str(4 * MIB), "-l", str(4 * MIB), disk])
+    # The emulated device reads as zeroes where it was discarded: the discard arrived.
+    assert not any(read(disk, 4 * MIB, 4 * MIB))
+    assert any(read(disk, 8 * MIB, MIB))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_file_system(add: Add, mountpoint: Path, mode: str) -> None:
+    disk = add(*mode_options(mode), "passthrough", f"file={NVME}")
+    queue = Path("/sys/block", Path(disk).name, "queue")
+    assert (queue / "write_cache").read_text().strip() == "write back", "flushes would never be sent"
+    assert (queue / "fua").read_text().strip() == "1"
+    run(["mkfs.ext4", "-qF", disk])
+    run(["mount", disk, mountpoint])
+    run(
+        ["fio", "--name=verify", f"--directory={mountpoint}", "--size=4M", "--rw=randwrite", "--bs=4k",
+         "--ioengine=psync", "--numjobs=2", "--thread", "--fsync=64", "--verify=crc32c", "--verify_fatal=1"]
+    )  # fmt: skip
+    run(["fstrim", "-v", mountpoint])
+    assert "in use" in ublk("delete", disk, expect=2)
+    run(["umount", mountpoint])
+    run(["fsck.ext4", "-f", "-n", disk])
+    ublk("delete", disk)
+    run(["fsck.ext4", "-f", "-n", NVME])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_file_without_direct(add: Add, tmp_path: Path, mode: str) -> None:
+    """FUA through the page cache, and a file that is made by the server."""
+    disk = add(*mode_options(mode), "passthrough", f"file={tmp_path / 'file'}", "size=32M", "direct=off")
+    assert int(Path("/sys/block", Path(disk).name, "size").read_text()) * 512 == 32 * MIB
+    finish(start_verify(disk, "--size=8M", "--sync=dsync"))
+
+
+def test_null_reads_zeroes(add: Add) -> None:
+    for mode in ("workers", "uring"):
+        disk = add(f"--mode={mode}", "null", f"size={16 * MIB}")
+        assert not any(read(disk, 0, 16 * MIB))
+        run(["dd", "if=/dev/urandom", f"of={disk}", "bs=1M", "count=4", "oflag=direct"])
+        assert not any(read(disk, 0, 4 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("queues", "depth", "mode"),
+    [(1, 1, "uring"), (1, 1, "workers"), (2, 3, "uring"), (2, 3, "workers"), (1, 4096, "uring"), (64, 5, "workers")],
+)
+def test_odd_queues_and_depths(add: Add, queues: int, depth: int, mode: str) -> None:
+    disk = add(f"--mode={mode}", f"--queues={queues}", f"--depth={depth}", "passthrough", f"file={NVME}")
+    assert info(disk)["depth"] == depth
+    assert info(disk)["queues"] == min(queues, os.cpu_count() or 1)
+    finish(start_verify(disk, "--size=2M"))
+
+
+def test_readonly(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}", "readonly=on")
+    assert Path("/sys/block", Path(disk).name, "ro").read_text().strip() == "1"
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
+
+
+# ---- ends and beginnings ------------------------------------------------------------------------------
+
+
+def test_many_cycles(add: Add) -> None:
+    for cycle in range(CYCLES):
+        disk = add("--mode=uring" if cycle % 2 else "--mode=workers", "null", "size=1M")
+        ublk("delete", disk)
+    assert disks() == []
+    assert list(Path("/dev").glob("ublkb*")) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_server_is_recovered(add: Add, mode: str) -> None:
+    """No request fails: they wait for the next server."""
+    disk = add(*mode_options(mode), "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=24M")
+    kill(disk)
+    assert info(disk)["state"] == "waiting"
+    assert load.poll() is None
+    ublk("recover", disk)
+    assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_killed_server_without_recovery(add: Add) -> None:
+    disk = add("--recovery=none", "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    assert load.wait(LIMIT) != 0
+    await_true("the disk stays", lambda: not Path(disk).exists())
+    assert "--recovery=none" in ublk("recover", disk, expect=2)
+    ublk("delete", disk)
+    add("passthrough", f"file={NVME}")
+
+
+def test_waiting_disk_can_be_deleted(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    ublk("delete", disk)
+    assert load.wait(LIMIT) != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_remove_the_disk(add: Add, number: int) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    os.kill(info(disk)["pid"], number)
+    await_true("the disk stays", lambda: disks() == [])
+    add("passthrough", f"file={NVME}")
+
+
+def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    run(["mkfs.ext4", "-qF", disk])
+    run(["mount", disk, mountpoint])
+    (mountpoint / "file").write_bytes(b"x" * MIB)
+    os.sync()
+    ublk("delete", "--force", disk)
+    run(["umount", mountpoint], expect=None)
+    run(["fsck.ext4", "-fy", NVME], expect=None)
+    assert disks() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replaced_under_load(add: Add, mode: str) -> None:
+    options = mode_options(mode)
+    disk = add(*options, "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=32M", "--loops=4")
+    pids = {info(disk)["pid"]}
+    for _ in range(3):
+        ublk("replace", disk, options[0], "passthrough", f"file={NVME}")
+        pids.add(info(disk)["pid"])
+    assert len(pids) == 4
+    assert load.poll() is None, "over before it was replaced"
+    finish(load)
+
+
+def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    for words, reason in (
+        (("null", "size=1M"), "has only"),
+        (("passthrough", "file=/nonexistent"), "No such file"),
+        (("passthrough", f"file={NVME}", "readonly=on"), "read-only"),
+    ):
+        output = ublk("replace", disk, *words, expect=2)
+        assert reason in output
+        assert "goes on as before" in output
+        assert info(disk)["state"] == "live"
+    finish(load)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------
+
+
+def refused(words: Sequence[str | Path], reason: str) -> None:
+    output = ublk(*words, expect=2)
+    assert reason in output
+    assert output.count("\n") == 1, output
+
+
+def test_refusals(add: Add, tmp_path: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    refused(("add", "passthrough", f"file={NVME}"), "in use")
+    refused(("add", "--number=0", "null", "size=1M"), "choose another --number")
+    refused(("add", "--mode=uring", "--zero-copy=on", "null", "size=1M"), "--zero-copy=on")
+    refused(("recover", disk), "has a server")
+    refused(("info", "77"), "no such disk")
+    refused(("delete", "77"), "no such disk")
+    assert [found["disk"] for found in disks()] == [disk]
+
+
+def test_unprivileged_users_are_refused(add: Add) -> None:
+    add("null", "size=1M")
+    output = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", UBLK, "delete", "0"], expect=1)
+    assert "run as root" in output
+    assert len(disks()) == 1
