@@ -470,6 +470,8 @@ def summary(results: Sequence[Result]) -> str:
         f" {sum(r.lost for r in results)} that were acknowledged but not flushed were lost"
     ]
     lines += [f"  {count:6} {kind}" for kind, count in sorted(kinds.items())]
+    never = [name for name in FAILPOINTS if not kinds[name]]
+    lines += [f"  never reached: {', '.join(never)}"] if never else []
     lines += [f"FAILED {result.failure}" for result in results if result.failure]
     failed = sum(result.failure is not None for result in results)
     lines.append(f"{crashes} passed, {failed} failed")
