@@ -832,6 +832,35 @@ static void test_memory(void **state)
 	assert_true(sequential <= 50);
 }
 
+/* The last block of the largest object is not followed by the first of the next slot. */
+static void test_slots_apart(void **state)
+{
+	struct s3_objects *objects = s3_objects_new(TARGET);
+	struct s3_map *map = s3_map_new(objects, S3_REGION_BLOCKS);
+	struct s3_object object = {
+		.id = 1, .birth = 1, .header_bytes = 4096, .blocks = S3_OBJECT_MAX};
+	uint32_t first = s3_objects_add(objects, &object), second;
+	struct s3_run runs[2];
+
+	(void)state;
+	object.id = 2;
+	second = s3_objects_add(objects, &object);
+	assert_int_equal(second, first + 1);
+	assert_int_equal(s3_map_update(map, 1, 0, 1, first, S3_OBJECT_MAX - 1), 0);
+	assert_int_equal(s3_map_update(map, 2, 1, 1, second, 0), 0);
+	assert_int_equal(s3_map_punch(map, 3, 0, 1), 0);
+	assert_int_equal(s3_map_lookup(map, 1, 1, false, runs, 2), 1);
+	assert_int_equal(s3_map_update(map, 4, 0, 1, first, S3_OBJECT_MAX - 1), 0);
+	assert_int_equal(s3_map_punch(map, 5, 1, 1), 0);
+	assert_int_equal(s3_map_update(map, 6, 1, 1, second, 0), 0);
+	assert_int_equal(s3_map_lookup(map, 0, 2, false, runs, 2), 2);
+	assert_int_equal(runs[1].slot, second);
+	/* The object of each, not two blocks of the first. */
+	assert_int_equal(s3_map_punch(map, 7, 0, 2), 0);
+	s3_map_free(map);
+	s3_objects_free(objects);
+}
+
 /* The whole of 16 TiB at once, of which some is written at both ends. */
 static void test_discard_all(void **state)
 {
@@ -866,6 +895,7 @@ int main(void)
 		cmocka_unit_test(test_pins),
 		cmocka_unit_test(test_inherit),
 		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_slots_apart),
 		cmocka_unit_test(test_discard_all),
 	};
 
