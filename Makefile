@@ -574,7 +574,7 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(DRY_RUN),--dry-run)
 
 test-lab: ## the lab itself, then nbd and TCMU disks of its real kernel, in one boot
-	lab/make-in-root plugins handlers fuse-passthrough flow
+	lab/make-in-root plugins handlers fuse-passthrough flow ublk
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
 	lab/run --timeout 1200 -- env PYTHONPATH=/userblk/python CI=$(CI) \
 		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest \
