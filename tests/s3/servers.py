@@ -96,7 +96,7 @@ class Process:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.argv,
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.argv],  # not to outlive a test that is killed
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
