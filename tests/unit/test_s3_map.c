@@ -832,6 +832,39 @@ static void test_memory(void **state)
 	assert_true(sequential <= 50);
 }
 
+/* A block that was written again within its object is not where it was; nor is what an aborted
+ * checkpoint left out written. */
+static void test_moved_and_aborted(void **state)
+{
+	struct world w;
+	struct model_object *m, *gc;
+	uint32_t *list;
+	uint64_t moved;
+	size_t n;
+
+	(void)state;
+	world_init(&w, SMALL_WORLD);
+	w.seq = 1;
+	m = object_add(&w, 1, 1, TARGET);
+	gc = object_add(&w, S3_GC | 1, 2, TARGET);
+	do_write(&w, 0, 1, m, 0);
+	do_write(&w, 0, 1, m, 1);
+	assert_int_equal(s3_map_relocate(w.map, 2, BASE, 1, m->slot, 0, gc->slot, 0, &moved), 0);
+	assert_int_equal(moved, 0);
+	compare(&w, 0, 10);
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(s3_map_capture(w.map, false, &list, &n), 0);
+		assert_int_equal(n, 1);
+		free(list);
+		s3_map_capture_end(w.map, i == 1);
+	}
+	assert_int_equal(s3_map_capture(w.map, false, &list, &n), 0);
+	assert_int_equal(n, 0);
+	free(list);
+	s3_map_capture_end(w.map, true);
+	world_free(&w);
+}
+
 /* The last block of the largest object is not followed by the first of the next slot. */
 static void test_slots_apart(void **state)
 {
@@ -895,6 +928,7 @@ int main(void)
 		cmocka_unit_test(test_pins),
 		cmocka_unit_test(test_inherit),
 		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_moved_and_aborted),
 		cmocka_unit_test(test_slots_apart),
 		cmocka_unit_test(test_discard_all),
 	};
