@@ -20,6 +20,8 @@ SYSTEMS = {
     "buse": "BUSE",
     "nbdkit": "nbdkit",
     "tcmu": "TCMU",
+    "ublk-workers": "ublk (workers)",
+    "ublk-uring": "ublk (io_uring)",
     "bdus": "BDUS",
     "fuse": "FUSE",
     "nbdkit-null": "nbdkit null",

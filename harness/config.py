@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from .paths import CONFIGS
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "nbdkit", "tcmu", "fuse")
+KINDS = ("native", "nbdkit", "tcmu", "fuse", "ublk")
 ENGINES = ("fio", "flow")
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
 DEVICES = ("passthrough", "null")
+UBLK_MODES = ("workers", "uring")
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
 QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
 
@@ -122,6 +123,7 @@ class Profile:
 class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
+    mode: of ublk: who serves requests.
     options, negotiated: of fuse: the daemon's, and what its status line must say.
     """
 
@@ -133,6 +135,7 @@ class SystemConfig:
     timeout_s: int = 0
     queue: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""
     options: Sequence[str] = field(default_factory=list)
     negotiated: Mapping[str, str] = field(default_factory=dict)
 
@@ -383,7 +386,8 @@ def load_system(name: str) -> SystemConfig:
         device=table.text("device", DEVICES),
         connections=table.integer("connections", 1) if kind == "nbdkit" else 0,
         threads=table.integer("threads", 1),
-        timeout_s=table.integer("timeout_s", 1),
+        timeout_s=0 if kind == "ublk" else table.integer("timeout_s", 1),
+        mode=table.text("mode", UBLK_MODES) if kind == "ublk" else "",
         queue={key: queue.text(key) for key in QUEUE_KEYS if key in queue.values},
         parameters={key: parameters.text(key) for key in list(parameters.values)},
     )

@@ -10,13 +10,19 @@ from ..blockdev import BlockDevice
 from ..commands import Recorder
 from ..config import SystemConfig
 from ..teardown import Teardown
-from . import fuse, native, nbdkit, tcmu
+from . import fuse, native, nbdkit, tcmu, ublk
 from .base import Context, Running, SystemError_, load_modules
 
 __all__ = ["Context", "Running", "SystemError_", "bring_up", "load_modules", "modules"]
 
-_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up, "fuse": fuse.up}
-_MODULES = {"native": (), "nbdkit": nbdkit.MODULES, "tcmu": tcmu.MODULES, "fuse": fuse.MODULES}
+_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up, "fuse": fuse.up, "ublk": ublk.up}
+_MODULES = {
+    "native": (),
+    "nbdkit": nbdkit.MODULES,
+    "tcmu": tcmu.MODULES,
+    "fuse": fuse.MODULES,
+    "ublk": ublk.MODULES,
+}
 
 
 def modules(kind: str) -> tuple[str, ...]:

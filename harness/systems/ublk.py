@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-ublk: one of our devices on the kernel's ublk driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from ..blockdev import identify
+from ..teardown import PATIENCE, TeardownError, undo
+from .base import Context, Running, SystemError_, await_up, set_queue, settle
+
+MODULES = ("ublk_drv",)
+
+
+@undo
+def remove_ublk(program: str, number: int) -> None:
+    """The disk, whether its server lives or not."""
+    if not Path(f"/dev/ublkc{number}").exists():
+        return
+    argv = [program, "delete", "--force", str(number)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+    if done.returncode and Path(f"/dev/ublkc{number}").exists():
+        raise TeardownError(done.stderr.strip() or f"/dev/ublkb{number} stays")
+
+
+def up(context: Context) -> Running:
+    config, device, teardown, recorder = context.config, context.device, context.teardown, context.recorder
+    program = str(context.library("ublk", "userblk-ublk"))
+    parameters = context.parameters()
+    if not config.backed:
+        parameters |= {"size": str(context.area), "block-size": str(device.logical_block_size)}
+    # With --recovery=none the kernel fails all requests once the server is gone: nothing hangs.
+    argv = [program, "add", "--foreground", "--json", "--recovery=none", f"--mode={config.mode}"]
+    argv += [f"--threads={config.threads}", config.device, *(f"{key}={value}" for key, value in parameters.items())]
+    server = recorder.spawn(argv, teardown=teardown)
+    output = recorder.directory / str(server.record["stdout"])
+    await_up("userblk-ublk is not ready", lambda: output.read_bytes().endswith(b"}\n"), server)
+    told = json.loads(output.read_text())
+    teardown.push("remove_ublk", program=program, number=told["number"])
+
+    settle()
+    used = identify(told["disk"])
+    size = device.size if config.backed else context.area
+    if used.size != size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {size} in blocks of {device.logical_block_size}"
+        )
+    set_queue(context, used)
+    return Running(
+        used=used,
+        backing=device if config.backed else None,
+        server=server.pid,
+        server_started=server.started,
+        settings={"mode": config.mode, "threads": config.threads, **parameters}
+        | {key: told[key] for key in ("queues", "depth", "max_request", "zero_copy")},
+        fail_io=lambda: remove_ublk(program, told["number"]),
+    )
