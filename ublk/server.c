@@ -434,6 +434,9 @@ int server_recover(struct control *c, const struct params *params, const struct 
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 		r = control_start_recovery(c, s.id);
 	}
+	/* Begun by one that then failed: kernels before 6.16 want it only once. */
+	if (r == -EINVAL && info.flags & UBLK_F_USER_RECOVERY && info.state != UBLK_S_DEV_LIVE)
+		r = 0;
 	if (r < 0)
 		return failed(
 			&s, r == -EBUSY ? "its server does not end" : "START_USER_RECOVERY", r);
