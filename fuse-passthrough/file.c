@@ -37,8 +37,7 @@ static int file_direct_fd(const struct fuse_file_info *fi)
 	return (int)(fi->fh >> 32) - 1;
 }
 
-/* The descriptor for a request: fi->flags are those that the file has now. */
-static int data_fd(const struct fuse_file_info *fi)
+int data_fd(const struct fuse_file_info *fi)
 {
 	int direct_fd = file_direct_fd(fi);
 

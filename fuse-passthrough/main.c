@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "passthrough.h"
+#include "rings.h"
 
 #define NAME "userblk-passthrough"
 
@@ -192,9 +193,9 @@ static bool check_options(struct options *o)
 			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
-	if (o->io_uring && !HAVE_IO_URING) {
-		complain("io-uring: this program was built with libfuse %d.%d; build it with "
-			 "3.18.3 or later",
+	if (o->io_uring && !HAVE_OWN_RINGS && !HAVE_LIBFUSE_RINGS) {
+		complain("io-uring: this program was built with libfuse %d.%d and without "
+			 "liburing; install liburing-dev and build it again",
 			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
@@ -262,6 +263,10 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 {
 	(void)data;
 	negotiate_privileges(conn);
+#if HAVE_LIBFUSE_RINGS
+	if (fs.own_rings)
+		do_not_want(conn, FUSE_CAP_OVER_IO_URING);
+#endif
 	if (fs.splice) {
 		granted.splice = want(conn, FUSE_CAP_SPLICE_READ);
 		granted.splice = want(conn, FUSE_CAP_SPLICE_WRITE) && granted.splice;
@@ -295,6 +300,12 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
 	if (!announcing)
 		complain("out of memory: no status line");
+}
+
+/* Rings of our own have no use for it: there is one for each CPU anyway. */
+static bool clones_fd(void)
+{
+	return options.clone_fd && !fs.own_rings;
 }
 
 /* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
@@ -342,18 +353,19 @@ static void *announce(void *arg)
 			"%s: the mount does not answer: %s", options.mount_point, strerror(failed));
 	dprintf(status_fd,
 		NAME ": ready libfuse=%s protocol=7.%u writeback=%s timeout=%g splice=%s "
-		     "clone-fd=%s max-threads=%u passthrough=%s io-uring=%s killpriv-v2=%s "
-		     "acl=%s readdirplus=%s handles=%s ownership=%s max-write=%u\n",
+		     "clone-fd=%s max-threads=%u passthrough=%s io-uring=%s async-io=%s "
+		     "killpriv-v2=%s acl=%s readdirplus=%s handles=%s ownership=%s max-write=%u\n",
 		fuse_pkgversion(), granted.protocol,
 		state(!options.no_writeback && fs.timeout > 0 && !options.passthrough,
 			fs.writeback),
-		fs.timeout, state(!options.nosplice, granted.splice),
-		state(options.clone_fd, options.clone_fd), options.thread_count,
+		fs.timeout, state(!options.nosplice && !options.io_uring, granted.splice),
+		state(options.clone_fd, clones_fd()), options.thread_count,
 		state(options.passthrough, fs.passthrough),
-		state(options.io_uring, atomic_load(&fs.rings)), state(false, fs.killpriv_v2),
-		state(true, granted.acl), state(true, granted.readdirplus),
-		state(true, inodes_have_handles()), fs.is_root ? "caller" : "daemon",
-		granted.max_write);
+		state(options.io_uring, atomic_load(&fs.rings)),
+		state(options.io_uring, fs.own_rings && atomic_load(&fs.rings)),
+		state(false, fs.killpriv_v2), state(true, granted.acl),
+		state(true, granted.readdirplus), state(true, inodes_have_handles()),
+		fs.is_root ? "caller" : "daemon", granted.max_write);
 	if (!options.foreground)
 		go_to_background();
 	if (status_fd > 2)
@@ -436,22 +448,40 @@ static bool open_directories(void)
 
 static bool add_session_options(struct fuse_args *args)
 {
+	const char *rings = options.io_uring && HAVE_LIBFUSE_RINGS ? ",io_uring" : "";
 	char *text = NULL;
 	bool ok;
 
 	/* Commas and backslashes in the name of the source are libfuse's separators. */
 	if (asprintf(&text, "fsname=%s,subtype=" NAME ",default_permissions%s", options.source,
-		    options.io_uring ? ",io_uring" : "") == -1)
+		    rings) == -1)
 		return false;
 	if (strpbrk(options.source, ",\\")) {
 		free(text);
-		if (asprintf(&text, "subtype=" NAME ",default_permissions%s",
-			    options.io_uring ? ",io_uring" : "") == -1)
+		if (asprintf(&text, "subtype=" NAME ",default_permissions%s", rings) == -1)
 			return false;
 	}
 	ok = fuse_opt_insert_arg(args, 1, "-o") == 0 && fuse_opt_insert_arg(args, 2, text) == 0;
 	free(text);
 	return ok && (!options.debug || fuse_opt_add_arg(args, "-odebug") == 0);
+}
+
+/* Finds out who can serve io_uring, if it is wanted: rings.c, libfuse, or nobody. */
+static bool choose_rings(void)
+{
+	int result = -ENOTSUP;
+
+	if (!options.io_uring)
+		return true;
+#if HAVE_OWN_RINGS
+	result = rings_offer(fs.session);
+	fs.own_rings = result == 0;
+#endif
+	if (fs.own_rings || HAVE_LIBFUSE_RINGS)
+		return true;
+	complain("io-uring: libfuse %s: %s; build it with -Denable-custom-io=true",
+		fuse_pkgversion(), strerror(-result));
+	return false;
 }
 
 /* Mounts and serves until unmounted or told to end. Returns the exit status. */
@@ -465,14 +495,23 @@ static int serve(struct fuse_args *args)
 	fs.session = fuse_session_new(args, &ops, sizeof(ops), NULL);
 	if (!fs.session)
 		return EXIT_WRONG_USE; /* libfuse has said why */
+	if (!choose_rings()) {
+		fuse_session_destroy(fs.session);
+		return EXIT_WRONG_USE;
+	}
 	loop = fuse_loop_cfg_create();
 	if (!loop || fuse_set_signal_handlers(fs.session) != 0) {
 		complain("cannot start: out of memory");
 	} else if (fuse_session_mount(fs.session, options.mount_point) == 0) {
-		fuse_loop_cfg_set_clone_fd(loop, (unsigned)options.clone_fd);
+		fuse_loop_cfg_set_clone_fd(loop, clones_fd());
 		fuse_loop_cfg_set_max_threads(loop, options.thread_count);
 		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
 		result = fuse_session_loop_mt(fs.session, loop);
+#if HAVE_OWN_RINGS
+		/* Told to end in the middle of an lseek: its thread still uses them. */
+		if (searches_done())
+			rings_stop();
+#endif
 		fuse_session_unmount(fs.session);
 		if (announcing)
 			pthread_join(announcer, NULL);
@@ -480,7 +519,7 @@ static int serve(struct fuse_args *args)
 	}
 	if (loop)
 		fuse_loop_cfg_destroy(loop);
-	/* Told to end in the middle of an lseek: its thread still uses the session. */
+	/* As above. */
 	if (searches_done())
 		fuse_session_destroy(fs.session);
 	if (atomic_load(&fs.passthrough_refused))
@@ -543,7 +582,7 @@ int main(int argc, char *argv[])
 		goto out;
 	fs.timeout = options.timeout_seconds;
 	fs.writeback = !options.no_writeback && fs.timeout > 0;
-	fs.splice = !options.nosplice;
+	fs.splice = !options.nosplice && !options.io_uring; /* rings have memory, no pipes */
 	fs.passthrough = options.passthrough;
 	options.foreground = options.foreground || options.debug;
 	if (!open_directories())

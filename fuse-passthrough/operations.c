@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "passthrough.h"
+#include "rings.h"
 
 /* In the kernel's number, which libfuse hands on where it knows it (killpriv_v2). */
 #define SETATTR_KILL_SETID (1 << 11)
@@ -307,16 +308,28 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 	fuse_reply_readlink(req, target);
 }
 
+static bool came_by_ring(fuse_req_t req)
+{
+#if HAVE_LIBFUSE_RINGS
+	if (fuse_req_is_uring(req))
+		return true;
+#endif
+	(void)req;
+#if HAVE_OWN_RINGS
+	return rings_serve_this();
+#else
+	return false;
+#endif
+}
+
 static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct inode *inode = inode_of(ino);
 	int fd = inode_get(inode), result;
 	struct statvfs st;
 
-#if HAVE_IO_URING
-	if (fuse_req_is_uring(req))
+	if (came_by_ring(req))
 		atomic_store(&fs.rings, true);
-#endif
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);
 		return;

@@ -8,6 +8,7 @@
  *   operations.c  names, attributes, links, extended attributes
  *   directory.c   opendir, readdir, readdirplus
  *   file.c        open files: read, write, space, kernel passthrough
+ *   rings.c       requests through io_uring
  *
  * Operations answer a request exactly once, by fuse_reply_*(), and return
  * nothing. Helpers return a descriptor or 0, or a negative errno.
@@ -37,8 +38,13 @@
 #define HAVE_PASSTHROUGH     LIBFUSE_AT_LEAST(3, 17, 0)
 #define HAVE_TMPFILE	     LIBFUSE_AT_LEAST(3, 17, 0)
 #define HAVE_STATX	     LIBFUSE_AT_LEAST(3, 18, 0)
-#define HAVE_IO_URING	     LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose requests */
-#define HAVE_KILLPRIV_V2     LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose its flags */
+#ifdef HAVE_LIBURING
+#define HAVE_OWN_RINGS 1
+#else
+#define HAVE_OWN_RINGS 0
+#endif
+#define HAVE_LIBFUSE_RINGS LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose requests */
+#define HAVE_KILLPRIV_V2   LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose its flags */
 
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
@@ -52,6 +58,7 @@ struct filesystem {
 	bool is_root;	   /* files can be given to the requesting user */
 	bool killpriv_v2;  /* the kernel says when set-id bits must go */
 	bool direct_mmap;  /* O_DIRECT files may bypass the kernel's cache and still be mapped */
+	bool own_rings;	   /* io_uring is served by rings.c, not by libfuse */
 	atomic_bool rings; /* a request came through io_uring */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
@@ -109,6 +116,10 @@ struct fd_path fd_path(int fd);
 
 /* Descriptor of an open file, as file.c packs it into fi->fh. */
 int file_fd(const struct fuse_file_info *fi);
+
+/* The one to read and write by: fi->flags are those that the file has at the time of the request.
+ */
+int data_fd(const struct fuse_file_info *fi);
 
 void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,

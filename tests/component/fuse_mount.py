@@ -73,8 +73,8 @@ def lacking_for_mode(mode: str) -> str | None:
     library = "this libfuse was to have all modes" if ALL_MODES else "libfuse"
     if "passthrough" in mode and LIBFUSE < (3, 17):
         return f"{library}: {mode}: {version} has no kernel passthrough; 3.17 has"
-    if "io-uring" in mode and LIBFUSE < (3, 18, 3):
-        return f"{library}: {mode}: {version} has no usable io_uring; 3.18.3 has"
+    if "io-uring" in mode and "io-uring" in run([str(PROGRAM), "--io-uring"]).stderr:
+        return f"{library}: {mode}: the program was built without liburing"
     kernel = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
     if "passthrough" in mode and kernel < (6, 9):
         return f"kernel: {mode}: Linux {kernel[0]}.{kernel[1]} has no FUSE passthrough; 6.9 has"

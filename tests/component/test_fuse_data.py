@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount
+from fuse_mount import Mount, lacking_for_mode, wait_until
 from nbdkit_server import checked, run
 
 FuseStart = Callable[..., Mount]
@@ -300,6 +300,43 @@ def test_fsync_reaches_the_source(fuse: Mount) -> None:
         file.write(b" and more")
         os.fdatasync(file.fileno())
         assert (fuse.source / "file").read_bytes() == b"data and more"
+
+
+def test_waiting_write_does_not_hold_up_its_cpu(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """One thread serves all requests of a CPU; it does not wait for direct I/O below."""
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+    mount = fuse_start("--io-uring")
+    if mount.status["async-io"] != "on":
+        pytest.skip("libfuse: built without custom I/O, it serves io_uring by itself")
+    (fuse_source / "file").write_bytes(bytes(4096))
+    (fuse_source / "other").write_bytes(b"text")
+    script = (
+        "import mmap, os, sys\n"
+        "file = os.open(sys.argv[1], os.O_WRONLY | os.O_DIRECT)\n"
+        "print(flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.pwrite(file, memoryview(mmap.mmap(-1, 4096)), 0)\n"
+    )
+    on_first_cpu = ["taskset", "--cpu-list", "0"]
+    argv = [*on_first_cpu, sys.executable, "-c", script, str(mount.point / "file")]
+    writer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdin is not None and writer.stdout is not None
+    writer.stdout.readline()
+    checked(["fsfreeze", "--freeze", str(fuse_source)])
+    try:
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+        system_call = Path(f"/proc/{writer.pid}/syscall")
+        wait_until("the write waits", lambda: system_call.read_text().startswith("18 "))
+        for _ in range(20):
+            served = run([*on_first_cpu, "cat", str(mount.point / "other")], timeout=20)
+            assert served.stdout == "text", served.stderr
+        assert writer.poll() is None
+    finally:
+        checked(["fsfreeze", "--unfreeze", str(fuse_source)])
+    assert writer.wait(20) == 0
 
 
 def test_kernel_passthrough_sends_no_data_here(fuse: Mount) -> None:

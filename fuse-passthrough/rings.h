@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Requests and answers through io_uring (FUSE_OVER_IO_URING).
+ *
+ * The kernel has one queue for each CPU, and here a thread serves each. libfuse
+ * has such threads too (3.18), but they do all I/O themselves, so that no more
+ * requests are under way than there are CPUs, and an answer from another thread
+ * races with them. Here, the file I/O of a request goes into the same ring as
+ * its answer: one system call submits both, the answer follows the I/O without
+ * the thread, which serves the next request meanwhile. All other requests go
+ * through libfuse, as custom I/O, which it has had since 3.14.
+ */
+#ifndef USERBLK_FUSE_RINGS_H
+#define USERBLK_FUSE_RINGS_H
+
+#include <stdbool.h>
+
+#include <fuse_lowlevel.h>
+
+/*
+ * Makes session, which is not mounted yet, agree when the kernel offers
+ * io_uring; the rings come up with the first request. Returns 0, or a negative
+ * errno, -ENOTSUP when libfuse was built without custom I/O. Then nothing has
+ * changed.
+ */
+int rings_offer(struct fuse_session *session);
+
+/* Ends the threads. The loop of the session has ended; nothing is to be answered any more. */
+void rings_stop(void);
+
+/* Whether the calling thread serves a request that came through io_uring. */
+bool rings_serve_this(void);
+
+#endif
