@@ -324,18 +324,24 @@ def test_waiting_write_does_not_hold_up_its_cpu(fuse_source: Path, fuse_start: F
     writer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert writer.stdin is not None and writer.stdout is not None
     writer.stdout.readline()
-    checked(["fsfreeze", "--freeze", str(fuse_source)])
+    # It thaws when its input ends, so also when this process is killed.
+    freeze = 'fsfreeze --freeze "$1" && echo; read _; fsfreeze --unfreeze "$1"'
+    argv = ["sh", "-c", freeze, "sh", str(fuse_source)]
+    freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert freezer.stdin is not None and freezer.stdout is not None
     try:
+        assert freezer.stdout.readline() == b"\n"
         writer.stdin.write(b"\n")
         writer.stdin.flush()
         system_call = Path(f"/proc/{writer.pid}/syscall")
         wait_until("the write waits", lambda: system_call.read_text().startswith("18 "))
         for _ in range(20):
-            served = run([*on_first_cpu, "cat", str(mount.point / "other")], timeout=20)
-            assert served.stdout == "text", served.stderr
+            reader = subprocess.Popen([*on_first_cpu, "cat", mount.point / "other"], stdout=subprocess.PIPE)
+            assert reader.communicate(timeout=20)[0] == b"text"  # leaves one that hangs to the thaw
         assert writer.poll() is None
     finally:
-        checked(["fsfreeze", "--unfreeze", str(fuse_source)])
+        freezer.stdin.close()
+        assert freezer.wait(20) == 0
     assert writer.wait(20) == 0
 
 
