@@ -505,6 +505,11 @@ void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_
 	bool held = is_held(o, s);
 	uint32_t before, now;
 
+	/*
+	 * Pinned, because as soon as live is 0 another thread that is further down here may
+	 * list the object as dead, and GC then give its slot to a new one.
+	 */
+	s3_objects_pin(o, slot);
 	/* Held before it is gone: it is never too little that is used. */
 	if (held && delta < 0) {
 		atomic_fetch_add(&s->fresh, (uint32_t)-delta);
@@ -516,11 +521,12 @@ void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_
 	assert(now <= s->blocks);
 	if (!s->origin)
 		atomic_fetch_add(&o->live, (uint64_t)delta);
-	if (held || step_of(before, s->blocks) == step_of(now, s->blocks))
-		return;
-	pthread_mutex_lock(&o->lock);
-	relist(o, slot, seq);
-	pthread_mutex_unlock(&o->lock);
+	if (!held && step_of(before, s->blocks) != step_of(now, s->blocks)) {
+		pthread_mutex_lock(&o->lock);
+		relist(o, slot, seq);
+		pthread_mutex_unlock(&o->lock);
+	}
+	s3_objects_unpin(o, slot);
 }
 
 /* ---- GC ---------------------------------------------------------------------- */
