@@ -47,10 +47,10 @@
 static int check_not_fenced(struct s3_volume *v)
 {
 	struct s3_object_header header;
-	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
-	uint8_t *data;
+	enum s3_check check;
 	uint64_t next;
+	void *data;
 	int r;
 
 	pthread_mutex_lock(&v->lock);
@@ -59,24 +59,14 @@ static int check_not_fenced(struct s3_volume *v)
 	r = atomic_load(&v->failed);
 	if (r)
 		return r;
-	data = malloc(S3_ALIGN);
-	if (!data)
-		return -ENOMEM;
-	s3_volume_object_key(v, next, key);
-	r = s3_volume_get(v, key, data, S3_ALIGN, &req);
-	if (r == -ENOENT) {
-		r = 0;
-	} else if (r == 0) {
-		enum s3_check check = s3_header_decode(data, req.bytes, v->super.uuid, &header);
-
-		/* A longer header is complete enough to tell whose it is. */
-		if ((check == S3_GOOD || check == S3_SHORT) && header.epoch > v->epoch)
-			r = -ESTALE;
-	}
+	r = s3_volume_get_header(v, next, &data, &header, &check, &req);
+	if (r)
+		return r == -ENOENT ? 0 : r;
 	free(data);
-	if (r == -ESTALE)
-		s3_volume_fence(v, "another writer took the volume over");
-	return r;
+	if (check != S3_GOOD || header.epoch <= v->epoch)
+		return 0;
+	s3_volume_fence(v, "another writer took the volume over");
+	return -ESTALE;
 }
 
 /* ---- checkpoint ----------------------------------------------------------------------- */

@@ -494,42 +494,24 @@ static int damaged(struct s3_volume *v, const char *key, const char *why)
 		v->name, key, why);
 }
 
-int s3_recover_header(struct s3_volume *v, uint64_t seq, void **data,
+/* What stands in the log at seq. 0, -ENOENT, or negative errno, which has been told. */
+static int look_again(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, uint64_t *object_size)
 {
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
 	enum s3_check check;
-	size_t length = FIRST_READ;
-	int r;
+	int r = s3_volume_get_header(v, seq, data, header, &check, &req);
 
-	s3_volume_object_key(v, seq, key);
-	for (;;) {
-		*data = malloc(length);
-		if (!*data)
-			return -ENOMEM;
-		r = s3_volume_get(v, key, *data, length, &req);
-		if (r) {
-			free(*data);
-			if (r != -ENOENT)
-				s3_volume_refuse(v, r, "%s", req.message);
-			return r;
-		}
-		check = s3_header_decode(*data, req.bytes, v->super.uuid, header);
-		if (check == S3_SHORT && header->header_bytes > length &&
-			req.object_size >= header->header_bytes) {
-			length = header->header_bytes;
-			free(*data);
-			continue;
-		}
-		break;
-	}
+	if (r)
+		return r == -ENOENT || r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
 	*object_size = req.object_size;
 	if (check == S3_GOOD && header->id != seq)
 		check = S3_INVALID;
 	if (check == S3_GOOD)
 		return 0;
 	free(*data);
+	s3_volume_object_key(v, seq, key);
 	return damaged(v, key, s3_check_text(check));
 }
 
@@ -550,7 +532,7 @@ static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look
 		return s3_volume_refuse(v, l->req.result, "%s", l->req.message);
 	if (s3_header_decode(l->iov.iov_base, l->req.bytes, v->super.uuid, &header) != S3_GOOD ||
 		header.id != seq) {
-		r = s3_recover_header(v, seq, &data, &header, &size);
+		r = look_again(v, seq, &data, &header, &size);
 		if (r)
 			return r == -ENOENT ? 1 : r;
 	}
@@ -602,7 +584,7 @@ static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char 
 	struct s3_request req;
 	uint64_t size;
 	void *data;
-	int r = s3_recover_header(v, seq, &data, &header, &size);
+	int r = look_again(v, seq, &data, &header, &size);
 
 	if (r)
 		return r == -ENOENT ? 0 : r;

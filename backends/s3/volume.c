@@ -18,6 +18,8 @@
 #define MANY_HEADERS 64
 /* What a GET of an object of unknown size asks for first. */
 #define FIRST_GET (64u << 10)
+/* And what one of a header asks for. */
+#define FIRST_HEADER (16u << 10)
 
 uint64_t s3_now(void)
 {
@@ -134,6 +136,33 @@ int s3_volume_get_all(
 		if (r)
 			return r;
 		room = req->object_size;
+	}
+}
+
+int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
+	struct s3_object_header *header, enum s3_check *check, struct s3_request *req)
+{
+	char key[S3_KEY_MAX + 1];
+	size_t length = FIRST_HEADER;
+
+	s3_volume_object_key(v, seq, key);
+	for (;;) {
+		int r;
+
+		*data = malloc(length);
+		if (!*data)
+			return -ENOMEM;
+		r = s3_volume_get(v, key, *data, length, req);
+		if (r) {
+			free(*data);
+			return r;
+		}
+		*check = s3_header_decode(*data, req->bytes, v->super.uuid, header);
+		if (*check != S3_SHORT || header->header_bytes <= length ||
+			req->object_size < header->header_bytes)
+			return 0;
+		length = header->header_bytes;
+		free(*data);
 	}
 }
 

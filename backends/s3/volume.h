@@ -175,6 +175,12 @@ int s3_volume_get(
 /* The whole object, to be freed. Also -ENOMEM. */
 int s3_volume_get_all(
 	struct s3_volume *v, const char *key, void **data, size_t *length, struct s3_request *req);
+/*
+ * The whole header of the object of the log at seq. If the answer is 0, check tells what it is
+ * worth; data, which header points into, is to be freed. Also -ENOMEM.
+ */
+int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
+	struct s3_object_header *header, enum s3_check *check, struct s3_request *req);
 int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req);
 /* Tells the user that a request of open failed: the store's message. Answers r. */
 int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
@@ -223,9 +229,6 @@ void s3_crc_cache_add(struct s3_crc_cache *cache, uint64_t id, const uint32_t *c
 /* ---- recovery.c ---- */
 /* Fills map and table from the store; unless readonly, keeps all other writers out. */
 int s3_recover(struct s3_volume *v, bool readonly);
-/* What stands in the log at seq. 0, -ENOENT, or negative errno. */
-int s3_recover_header(struct s3_volume *v, uint64_t seq, void **data,
-	struct s3_object_header *header, uint64_t *object_size);
 
 /* ---- maintain.c ---- */
 void *s3_keeper(void *volume);

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 from device import ServeS3
+from fault_proxy import FaultProxy, Rule, delayed, passed_on
 from nbdkit_server import Handle, Nbdkit
 from servers import BUCKET
 
@@ -207,3 +209,27 @@ def test_what_changes_nothing_costs_nothing(serve_s3: ServeS3) -> None:
     handle.flush()
     assert handle.pread(BLOCK, 5 << 40) == bytes(BLOCK)
     assert len(serve_s3.objects("v", "log/")) <= 3
+
+
+def test_own_object_with_a_long_header_is_no_other_writer(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """Stored but not yet answered it stands where another writer's fence would."""
+    server = serve_s3("v", through=proxy, gc_delay="0", batch_size="4M")
+    handle = server.connect()
+    handle.pwrite(b"".join(stamp(1) for _ in range(BLOCKS)), 0)
+    handle.flush()
+    released = threading.Event()
+    held = proxy.add(Rule(delayed(after=lambda: float(not released.wait(30))), method="PUT", key="/log/", times=1))
+    looked = proxy.add(Rule(passed_on, method="GET", key=f"/log/.*{3:016x}$"))
+    # A whole batch of as many records; and compaction becomes worth while.
+    for _ in range(2):
+        for block in range(0, BLOCKS, 2):
+            handle.pwrite(stamp(2), block * BLOCK)
+    wait_until(lambda: held.taken == 1, "the batch is not uploaded")
+    wait_until(lambda: looked.taken > 2, "nobody looked for another writer")
+    released.set()
+    handle.flush()
+    handle.pwrite(stamp(3), 0)
+    handle.flush()
+    assert handle.pread(BLOCK, 0) == stamp(3)
+    assert server.stop() == 0
+    assert "another writer" not in server.output()
