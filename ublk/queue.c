@@ -420,8 +420,9 @@ static int map_memory(struct queue *q)
 	if (s->zero_copy)
 		return 0;
 	q->buffers_size = (size_t)s->depth * s->buffer_size;
-	memory = mmap(
-		NULL, q->buffers_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* Pages come with the first request that needs them. */
+	memory = mmap(NULL, q->buffers_size, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (memory == MAP_FAILED)
 		return -errno;
 	q->buffers = memory;
