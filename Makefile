@@ -573,13 +573,20 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(DRY_RUN),--dry-run)
 
-test-lab: ## the lab itself, then nbd and TCMU disks of its real kernel, in one boot
-	lab/make-in-root plugins handlers fuse-passthrough flow ublk
+GUEST_TESTS = env PYTHONPATH=/userblk/python CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
+LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk
+
+test-lab: ## the lab itself, then our disks and file systems on its real kernel, in one boot
+	lab/make-in-root $(LAB_PROGRAMS)
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
-	lab/run --timeout 1200 -- env PYTHONPATH=/userblk/python CI=$(CI) \
-		python3 -m pytest -q -rs -p no:cacheprovider tests/lab/guest \
+	lab/run --timeout 1200 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab
+
+test-lab-long: ## what test-lab leaves out: every combination, many cycles
+	lab/make-in-root $(LAB_PROGRAMS)
+	lab/run --timeout 1200 -- $(GUEST_TESTS) -m long tests/lab/guest
+.PHONY: test-lab-long
 
 bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) --no-print-directory all
@@ -589,7 +596,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
 LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
-	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-backports
+	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-long test-lab-backports
 
 test-lab-backports: ## test-lab on the newer kernel
 	LAB_KERNEL=backports $(MAKE) --no-print-directory test-lab

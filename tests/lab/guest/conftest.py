@@ -25,6 +25,10 @@ SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk",
 Up = Callable[..., AbstractContextManager[Running]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: left to make test-lab-long")
+
+
 def run(argv: Sequence[str | Path], *, expect: int | None = 0, stdin: str | None = None) -> str:
     """Run a command; its standard output and error. expect: exit code, None: any."""
     done = subprocess.run(
