@@ -19,6 +19,7 @@ static const struct backend_ops *const devices[] = {&null_backend, &passthrough_
 
 static const char *const mode_names[] = {"workers", "uring", NULL};
 static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};
+static const char *const flush_names[] = {"strict", "weak", NULL};
 static const char *const recovery_names[] = {"reissue", "fail", "fail-all", "none", NULL};
 
 #define FOR(command) (1u << COMMAND_##command)
@@ -46,6 +47,9 @@ static const struct rule {
 		"fail "
 		"(fail), all fail until there is one (fail-all), or the disk goes (none) "
 		"(default: reissue)"},
+	{"flush", FOR(ADD) | FOR(REPLACE), flush_names, 0, 0,
+		"weak: flushes and FUA keep the order of writes, but make nothing durable (unsafe) "
+		"(default: strict)"},
 	{"number", FOR(ADD), NULL, 0, MAX_NUMBER, "N of /dev/ublkbN (default: the first free one)"},
 	{"foreground", FOR(ADD) | FOR(RECOVER) | FOR(REPLACE), NULL, 0, 0,
 		"do not go to the background"},
@@ -153,6 +157,8 @@ static void store(struct options *o, const char *name, long value)
 		o->server.zero_copy = (enum zero_copy)value;
 	else if (strcmp(name, "recovery") == 0)
 		o->server.recovery = (enum recovery)value;
+	else if (strcmp(name, "flush") == 0)
+		o->server.flush = (enum flush)value;
 	else if (strcmp(name, "number") == 0)
 		o->server.id = value;
 	else if (strcmp(name, "foreground") == 0)

@@ -299,11 +299,14 @@ static void serve(struct io *io)
 	int r = queue_translate(&q->descriptions[io->tag], &io->request);
 	bool has_data = io->request.op == BACKEND_READ || io->request.op == BACKEND_WRITE;
 
+	/* What was acknowledged is in the device's hands: in order, if not durable. */
+	if (s->weak_flush)
+		io->request.flags &= ~BACKEND_FUA;
 	q->in_service++;
 	io->moved = 0;
 	io->flush_after = false;
 	io->iov.iov_len = io->request.length;
-	if (r) {
+	if (r || (s->weak_flush && io->request.op == BACKEND_FLUSH)) {
 		finish(io, r);
 	} else if (s->mode == MODE_URING && s->info.never_waits) {
 		finish(io, call(io));

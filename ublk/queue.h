@@ -28,6 +28,7 @@ struct service {
 	enum mode mode;
 	bool mapped;		 /* reads and writes go to the device's file: backend_map() */
 	bool zero_copy;		 /* mapped, from and to the client's own pages */
+	bool weak_flush;	 /* flushes and FUA are barriers only */
 	struct workers *workers; /* NULL when there is nothing for them to do */
 	int fd;			 /* /dev/ublkcN */
 	uint16_t depth;		 /* tags of each queue */

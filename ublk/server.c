@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,6 +24,9 @@
 #define PATIENCE_MS 30000
 #define STEP_MS	    20
 
+/* For how long what an old server had open may still be claimed after its end. */
+#define RELEASE_MS 10000
+
 /* Counters that are logged; a device with more shows the first ones. */
 #define MAX_COUNTERS 16
 
@@ -34,8 +38,10 @@ struct server {
 	unsigned started; /* queues with a thread */
 	unsigned ended;	  /* of these; atomic */
 	pthread_t main;
-	bool logs; /* standard error is nobody's any more */
-	bool error_told;
+	_Atomic bool logs; /* standard error is nobody's any more */
+	_Atomic bool error_told;
+	bool keeps;	 /* errors, for they may be mended by waiting */
+	char kept[1024]; /* the first one */
 };
 
 /* ---- what is told to whom --------------------------------------------------------- */
@@ -44,6 +50,11 @@ static void host_error(void *opaque, const char *message)
 {
 	struct server *s = opaque;
 
+	if (s->keeps) {
+		if (!s->kept[0])
+			snprintf(s->kept, sizeof s->kept, "%s", message);
+		return;
+	}
 	s->error_told = true;
 	if (s->logs)
 		syslog(LOG_ERR, "%s", message);
@@ -162,11 +173,23 @@ static bool can_map(struct backend *device, const struct backend_info *info, uin
 	return true;
 }
 
-static int open_device(struct server *s, const struct params *params, uint64_t size)
+/* patience: ms to wait for a device that is claimed. 0 or an exit code. */
+static int open_device(struct server *s, const struct params *params, uint64_t size, int patience)
 {
 	const struct backend_host host = {.opaque = s, .error = host_error};
-	int r = backend_open(params, size, &host, &s->service.device);
+	int r;
 
+	s->keeps = true;
+	for (int waited = 0;; waited += STEP_MS) {
+		s->kept[0] = 0;
+		r = backend_open(params, size, &host, &s->service.device);
+		if (r != -EBUSY || waited >= patience)
+			break;
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+	}
+	s->keeps = false;
+	if (s->kept[0])
+		host_error(s, s->kept);
 	if (r == 0)
 		r = backend_info(s->service.device, &s->service.info);
 	if (r == 0)
@@ -242,6 +265,9 @@ static void end_threads(struct server *s)
 		if (s->queues[i])
 			queue_join(s->queues[i]);
 	workers_free(s->service.workers);
+	/* An orderly end leaves nothing behind that a crash of the machine could take. */
+	if (s->service.weak_flush && backend_flush(s->service.device) < 0)
+		failed(s, "the last writes are not durable", -EIO);
 	log_counters(s);
 	backend_close(s->service.device);
 	/* Before the kernel is asked to delete the device: it waits for these mappings. */
@@ -261,22 +287,26 @@ static bool wait_for_end(void)
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
 	sigaddset(&set, SIGUSR1);
 	while (sigwait(&set, &got) != 0)
 		;
 	return got != SIGUSR1;
 }
 
-/* Before there are threads, which inherit it. */
-static void block_signals(void)
+/* Before there are threads, which inherit both. */
+static void prepare_process(void)
 {
 	sigset_t set;
 
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
 	sigaddset(&set, SIGUSR1);
 	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
+	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 }
 
 static uint64_t recovery_flags(uint64_t features, enum recovery recovery)
@@ -356,16 +386,17 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	uint32_t alignment = 1;
 	int r;
 
-	block_signals();
+	prepare_process();
 	if (o->recovery != RECOVERY_NONE && ~c->features & info.flags) {
 		backend_error(
 			&host, "--recovery: this kernel's ublk has no such way; choose another");
 		return EXIT_USAGE;
 	}
-	r = open_device(&s, params, 0);
+	r = open_device(&s, params, 0, 0);
 	if (r)
 		return r;
 	v->mode = o->mode;
+	v->weak_flush = o->flush == FLUSH_WEAK;
 	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
 	v->zero_copy = v->mapped && o->zero_copy != ZERO_COPY_OFF &&
 		       c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
@@ -422,7 +453,7 @@ int server_recover(struct control *c, const struct params *params, const struct 
 	const char *mismatch;
 	int r;
 
-	block_signals();
+	prepare_process();
 	r = control_info(c, s.id, &info);
 	if (r == 0)
 		r = control_get_params(c, s.id, &old);
@@ -440,10 +471,11 @@ int server_recover(struct control *c, const struct params *params, const struct 
 	if (r < 0)
 		return failed(
 			&s, r == -EBUSY ? "its server does not end" : "START_USER_RECOVERY", r);
-	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT);
+	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);
 	if (r)
 		return r;
 	v->mode = o->mode;
+	v->weak_flush = o->flush == FLUSH_WEAK;
 	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
 	v->zero_copy = info.flags & UBLK_F_AUTO_BUF_REG;
 	v->depth = info.queue_depth;

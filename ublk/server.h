@@ -24,12 +24,15 @@ enum recovery {
 	RECOVERY_NONE,	   /* all fail, and the disk goes */
 };
 
+enum flush { FLUSH_STRICT, FLUSH_WEAK };
+
 struct server_options {
 	int64_t id; /* N of /dev/ublkbN; -1: the kernel chooses */
 	unsigned queues, depth, threads;
 	enum mode mode;
 	enum zero_copy zero_copy;
 	enum recovery recovery;
+	enum flush flush;
 };
 
 /*

@@ -41,6 +41,7 @@ static void test_add_is_parsed(void **state)
 	assert_int_equal(o.server.threads, 16);
 	assert_int_equal(o.server.id, -1);
 	assert_int_equal(o.server.recovery, RECOVERY_REISSUE);
+	assert_int_equal(o.server.flush, FLUSH_STRICT);
 	assert_true(o.json);
 	assert_false(o.foreground);
 	assert_ptr_equal(params_ops(o.params), &null_backend);
@@ -78,7 +79,8 @@ static void test_replace_takes_a_disk_and_a_device(void **state)
 	struct options o;
 
 	(void)state;
-	assert_int_equal(parse(&o, &error, "replace /dev/ublkb5 null size=1M"), 0);
+	assert_int_equal(parse(&o, &error, "replace --flush=weak /dev/ublkb5 null size=1M"), 0);
+	assert_int_equal(o.server.flush, FLUSH_WEAK);
 	assert_int_equal(o.command, COMMAND_REPLACE);
 	assert_int_equal(o.server.id, 5);
 	params_free(o.params);

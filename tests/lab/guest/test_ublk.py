@@ -172,6 +172,7 @@ def test_readonly(add: Add) -> None:
 # ---- ends and beginnings ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_many_cycles(add: Add) -> None:
     for cycle in range(CYCLES):
         disk = add("--mode=uring" if cycle % 2 else "--mode=workers", "null", "size=1M")
@@ -204,6 +205,41 @@ def test_killed_server_without_recovery(add: Add) -> None:
     add("passthrough", f"file={NVME}")
 
 
+def test_recovery_fail(add: Add) -> None:
+    """What the server had fails; the disk waits."""
+    disk = add("--recovery=fail", "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    ublk("recover", disk)
+    assert load.wait(LIMIT) != 0
+    finish(start_verify(disk, "--size=2M"))
+
+
+def test_recovery_fail_all(add: Add) -> None:
+    if not json.loads(ublk("features", "--json"))["USER_RECOVERY_FAIL_IO"]:
+        pytest.skip("kernel: its ublk cannot fail requests while there is no server")
+    disk = add("--recovery=fail-all", "passthrough", f"file={NVME}")
+    kill(disk)
+    assert info(disk)["state"] == "failing"
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
+    ublk("recover", disk)
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"])
+
+
+def test_weak_flush(add: Add) -> None:
+    """No flush reaches the device while the disk lives; its end makes all durable."""
+
+    def flushes() -> int:
+        return int(Path("/sys/block", Path(NVME).name, "stat").read_text().split()[15])
+
+    disk = add("--flush=weak", "passthrough", f"file={NVME}")
+    before = flushes()
+    finish(start_verify(disk, "--size=2M", "--fdatasync=1"))
+    assert flushes() == before
+    ublk("delete", disk)
+    assert flushes() > before
+
+
 def test_waiting_disk_can_be_deleted(add: Add) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=64M")
@@ -212,7 +248,7 @@ def test_waiting_disk_can_be_deleted(add: Add) -> None:
     assert load.wait(LIMIT) != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_remove_the_disk(add: Add, number: int) -> None:
     disk = add("passthrough", f"file={NVME}")
     os.kill(info(disk)["pid"], number)
