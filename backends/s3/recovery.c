@@ -30,6 +30,7 @@ struct replay {
 	uint32_t gc[S3_WINDOW]; /* GC objects that it has brought */
 	unsigned n_gc;
 	uint64_t last_epoch;
+	uint64_t newest_root; /* frontier of the newest one that is there, usable or not */
 };
 
 static void seal_objects(struct replay *p, uint64_t seq)
@@ -417,6 +418,7 @@ static int load_newest_root(struct s3_volume *v, struct replay *p)
 	}
 	if (r == 0 && i == roots.n)
 		*p = (struct replay){.v = v};
+	p->newest_root = roots.n ? roots.seqs[0] : 0;
 	free(roots.seqs);
 	return r;
 }
@@ -654,6 +656,25 @@ static int fence(struct s3_volume *v, struct replay *p)
 	return r;
 }
 
+/*
+ * A root says that the log was whole up to it. Objects that the two newest roots do not need are
+ * deleted, so that the log behind an older one has gaps, which look like its end.
+ */
+static int check_reached(struct s3_volume *v, uint64_t newest_root)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = newest_root};
+	char key[S3_KEY_MAX + 1];
+
+	if (v->applied >= newest_root)
+		return 0;
+	s3_volume_key(v, &name, key);
+	return s3_volume_refuse(v, -EIO,
+		"volume=%s: %s or a part of it is damaged or missing, and the log ends before it, "
+		"at "
+		"object %" PRIu64 "; restore the volume from a backup",
+		v->name, key, v->applied);
+}
+
 int s3_recover(struct s3_volume *v, bool readonly)
 {
 	struct replay *p = calloc(1, sizeof *p);
@@ -661,6 +682,8 @@ int s3_recover(struct s3_volume *v, bool readonly)
 
 	if (r == 0)
 		r = roll_forward(v, p);
+	if (r == 0)
+		r = check_reached(v, p->newest_root);
 	if (r == 0 && !readonly)
 		r = fence(v, p);
 	v->next_seq = v->applied + 1;

@@ -143,6 +143,22 @@ def test_damaged_checkpoint(serve_s3: ServeS3, how: str) -> None:
     model.check(serve_s3("v").connect())
 
 
+def test_log_that_ends_before_the_checkpoint_is_refused(serve_s3: ServeS3) -> None:
+    """Objects that only older roots need are deleted; without a root, such a gap is no end of the log."""
+    model = Model(6)
+    for _ in range(2):
+        server = serve_s3("v", gc_delay="0")
+        model.write(server.connect(), 5)
+        server.stop()
+    for key in roots(serve_s3, "v"):
+        overwrite(serve_s3, "v", key, flipped)
+    delete(serve_s3, "v", min(serve_s3.objects("v", "log/"), key=lambda k: k[-16:]))
+    before = serve_s3.objects("v")
+    with pytest.raises(AssertionError, match=roots(serve_s3, "v")[-1]):
+        serve_s3("v")
+    assert serve_s3.objects("v") == before
+
+
 @pytest.mark.parametrize("how", ["flipped", "cut short", "foreign"])
 def test_damaged_log_is_refused(serve_s3: ServeS3, how: str) -> None:
     """It may hold what was flushed: one clear line, and nothing is changed."""
