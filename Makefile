@@ -323,7 +323,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -348,6 +348,10 @@ install-flow: $(FLOW)
 	install -D -m 755 $(FLOW) $(DESTDIR)$(prefix)/bin/userblk-flow
 .PHONY: install-flow
 
+install-ublk: $(UBLK)
+	install -D -m 755 $(UBLK) $(DESTDIR)$(prefix)/sbin/userblk-ublk
+.PHONY: install-ublk
+
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
 
@@ -358,9 +362,10 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough ublk,$(DESTDIR)$(prefix)/lib/userblk/$d)
 	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
 	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
+	ln -sfn $(prefix)/sbin/userblk-ublk $(DESTDIR)$(prefix)/lib/userblk/ublk/userblk-ublk
 	for p in $(PLUGINS); do ln -sfn $(plugindir)/nbdkit-userblk-$$p-plugin.so \
 		$(DESTDIR)$(prefix)/lib/userblk/plugins/$$p.so; done
 	for h in $(HANDLERS); do ln -sfn $(handlerdir)/handler_userblk_$$h.so \
@@ -373,7 +378,8 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow)
+	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow) \
+		$(DESTDIR)$(prefix)/sbin/userblk-ublk
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
 
