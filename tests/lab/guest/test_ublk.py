@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -297,7 +298,19 @@ def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
     finish(load)
 
 
-# ---- refusals ------------------------------------------------------------------------------------------
+# ---- the manual, and refusals ---------------------------------------------------------------------------
+
+
+def test_the_manual_has_what_help_has() -> None:
+    usage, manual = ublk("--help"), Path("docs/man/userblk-ublk.8").read_text()
+    commands, rest = usage.split("Commands:")[1].split("Options:")
+    options = rest.split("Device ")[0]
+    sections = {part.split("\n", 1)[0]: part for part in manual.split("\n.Sh ")}
+    for help_part, name, said, written in (
+        (commands, "DESCRIPTION", r"^    ([a-z]+) ", r"^\.It Cm ([a-z]+)"),
+        (options, "OPTIONS", r"^    --([a-z-]+)", r"^\.It Fl -([a-z-]+)"),
+    ):
+        assert re.findall(said, help_part, re.M) == re.findall(written, sections[name], re.M) != []
 
 
 def refused(words: Sequence[str | Path], reason: str) -> None:
