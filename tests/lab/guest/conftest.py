@@ -18,7 +18,7 @@ from userblk.harness.teardown import Teardown
 
 BUILD = "build/trixie"
 MIB = 1 << 20
-AREA = 256 * MIB  # of the null devices
+AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 120.0  # s for every command; the machine may be busy
 SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "fio")
 

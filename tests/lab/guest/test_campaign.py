@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILD
+from conftest import AREA, BUILD
 from userblk.harness import plan
 from userblk.harness.config import load_profile, load_suite, load_system
 
@@ -31,7 +32,7 @@ def make_campaign(directory: Path, system: str) -> None:
     directory.mkdir()
     made = plan.make_plan(
         suite=load_suite("bdus-block"),
-        profile=load_profile("quick"),
+        profile=dataclasses.replace(load_profile("quick"), area={"nvme": AREA}),
         systems=[load_system(system)],
         devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
         campaign=directory.name,

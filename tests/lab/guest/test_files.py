@@ -117,7 +117,12 @@ def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("system", "number"),
-    [("native", signal.SIGINT), ("nbdkit", signal.SIGKILL), ("tcmu", signal.SIGINT), ("fuse", signal.SIGKILL)],
+    [
+        pytest.param("native", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("nbdkit", signal.SIGKILL, marks=pytest.mark.long),
+        ("tcmu", signal.SIGINT),
+        ("fuse", signal.SIGKILL),
+    ],
 )
 def test_stopped_midway_nothing_is_left(system: str, number: signal.Signals, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
