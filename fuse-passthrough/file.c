@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -163,12 +162,20 @@ static void end_passthrough(fuse_req_t req, struct inode *inode)
 }
 #endif
 
+/* Whether the kernel may hold data written through it back: without write-back, those of mappings.
+ */
+static bool may_dirty(const struct fuse_file_info *fi)
+{
+	int mode = fi->flags & O_ACCMODE;
+
+	return mode != O_RDONLY && (fs.writeback || mode != O_WRONLY);
+}
+
 /* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
 static void finish_open(
 	fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, int fd, int direct_fd)
 {
 	(void)req;
-	(void)inode;
 	fi->fh = pack(fd, direct_fd);
 	fi->keep_cache = fs.timeout > 0;
 	fi->noflush = fs.timeout == 0 && (fi->flags & O_ACCMODE) == O_RDONLY;
@@ -176,6 +183,8 @@ static void finish_open(
 	if (fs.passthrough)
 		begin_passthrough(req, inode, fi);
 #endif
+	if (may_dirty(fi))
+		atomic_fetch_add(&inode->dirtiers, 1);
 #if HAVE_PARALLEL_WRITES
 	/* Only so do direct writes to one file run side by side. */
 	if (fs.direct_mmap && !fs.passthrough && direct_fd != -1) {
@@ -188,11 +197,12 @@ static void finish_open(
 static void undo_open(fuse_req_t req, struct inode *inode, const struct fuse_file_info *fi)
 {
 	(void)req;
-	(void)inode;
 #if HAVE_PASSTHROUGH
 	if (fs.passthrough)
 		end_passthrough(req, inode);
 #endif
+	if (may_dirty(fi))
+		atomic_fetch_sub(&inode->dirtiers, 1);
 	close_files(file_fd(fi), file_direct_fd(fi));
 }
 
@@ -435,128 +445,30 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 	fuse_reply_err(req, -result);
 }
 
-/* ---- SEEK_DATA and SEEK_HOLE ---- */
-
-/* A search for data or holes that waits for the thread below. */
-struct search {
-	struct search *next;
-	fuse_req_t req;
-	fuse_ino_t ino;
-	off_t offset;
-	int whence, fd;
-};
-
-static struct {
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	struct search *first, **end;
-	bool running, busy;
-} searches = {
-	.lock = PTHREAD_MUTEX_INITIALIZER,
-	.changed = PTHREAD_COND_INITIALIZER,
-	.end = &searches.first,
-};
-
-static void seek_now(fuse_req_t req, int fd, off_t offset, int whence)
+/*
+ * The kernel asks without having written its cached pages back: the source would
+ * call new data a hole, and cp(1) would lose it. EINVAL says that there is no such
+ * search, and programs read the whole file. Nothing here may wait for the kernel to
+ * write instead, see docs/fuse.md.
+ */
+void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
 {
-	off_t result = lseek(fd, offset, whence);
+	struct inode *inode = inode_of(ino);
+	off_t result;
 
+	/*
+	 * Before the last of them is released, all that was written through any has arrived.
+	 * What the kernel passes through (backing_id lasts as long as an open file) needs no cache.
+	 */
+	if (atomic_load(&inode->dirtiers) > 0 && inode->backing_id == 0) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	result = lseek(file_fd(fi), offset, whence);
 	if (result == -1)
 		fuse_reply_err(req, errno);
 	else
 		fuse_reply_lseek(req, result);
-}
-
-/*
- * The kernel asks for data and holes without having written its cached pages
- * back, so the source would call new data a hole, and cp(1) would lose it. Have
- * it drop the cache of the file first: that writes. The workers must be free to
- * serve those writes meanwhile, hence a thread of its own.
- */
-static void *search_thread(void *arg)
-{
-	(void)arg;
-	pthread_mutex_lock(&searches.lock);
-	for (;;) {
-		struct search *search = searches.first;
-
-		if (!search) {
-			searches.busy = false;
-			pthread_cond_wait(&searches.changed, &searches.lock);
-			continue;
-		}
-		searches.busy = true;
-		searches.first = search->next;
-		if (!searches.first)
-			searches.end = &searches.first;
-		pthread_mutex_unlock(&searches.lock);
-
-		fuse_lowlevel_notify_inval_inode(fs.session, search->ino, 0, 0);
-		seek_now(search->req, search->fd, search->offset, search->whence);
-		free(search);
-		pthread_mutex_lock(&searches.lock);
-	}
-	return NULL;
-}
-
-/* Hands search to the thread. Returns 0 or a negative errno. */
-static int search_later(struct search *search)
-{
-	pthread_t thread;
-	int result = 0;
-
-	pthread_mutex_lock(&searches.lock);
-	if (!searches.running) {
-		result = -pthread_create(&thread, NULL, search_thread, NULL);
-		if (result == 0) {
-			pthread_detach(thread);
-			searches.running = true;
-		}
-	}
-	if (result == 0) {
-		*searches.end = search;
-		searches.end = &search->next;
-		searches.busy = true;
-		pthread_cond_signal(&searches.changed);
-	}
-	pthread_mutex_unlock(&searches.lock);
-	return result;
-}
-
-void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
-{
-	struct search *search;
-	int result;
-
-	if (!fs.writeback) {
-		seek_now(req, file_fd(fi), offset, whence);
-		return;
-	}
-	search = calloc(1, sizeof(*search));
-	if (!search) {
-		fuse_reply_err(req, ENOMEM);
-		return;
-	}
-	search->req = req;
-	search->ino = ino;
-	search->offset = offset;
-	search->whence = whence;
-	search->fd = file_fd(fi);
-	result = search_later(search);
-	if (result < 0) {
-		free(search);
-		fuse_reply_err(req, -result);
-	}
-}
-
-bool searches_done(void)
-{
-	bool done;
-
-	pthread_mutex_lock(&searches.lock);
-	done = !searches.busy;
-	pthread_mutex_unlock(&searches.lock);
-	return done;
 }
 
 /* ---- copies ---- */

@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <unistd.h>
@@ -329,18 +330,41 @@ static void go_to_background(void)
 }
 
 /*
- * Uses the mount as anybody would, to see how requests arrive, and writes the
+ * Whether the mount answers: 0 or an errno. Another process asks, which holds
+ * nothing of ours: a thread that waits in the kernel for an answer that we owe
+ * cannot be killed, and would keep the connection of a killed daemon alive.
+ */
+static int ask_mount(void)
+{
+	struct statvfs st;
+	int status;
+	pid_t child = fork();
+
+	if (child == -1)
+		return errno;
+	if (child == 0) {
+		if (syscall(SYS_close_range, 0, ~0U, 0) == -1)
+			_exit(errno);
+		_exit(statvfs(options.mount_point, &st) == -1 ? errno : 0);
+	}
+	while (waitpid(child, &status, 0) == -1)
+		if (errno != EINTR)
+			return errno;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : EINTR;
+}
+
+/*
+ * Has the mount used as by anybody, to see how requests arrive, and writes the
  * status line. A thread of its own: the session must run meanwhile.
  */
 static void *announce(void *arg)
 {
-	struct statvfs st;
 	double waited = 0;
 	int failed;
 
 	(void)arg;
 	for (;;) {
-		failed = statvfs(options.mount_point, &st) == -1 ? errno : 0;
+		failed = ask_mount();
 		if (!failed && (!options.io_uring || atomic_load(&fs.rings)))
 			break;
 		if (waited >= RINGS_SECONDS)
@@ -508,9 +532,7 @@ static int serve(struct fuse_args *args)
 		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
 		result = fuse_session_loop_mt(fs.session, loop);
 #if HAVE_OWN_RINGS
-		/* Told to end in the middle of an lseek: its thread still uses them. */
-		if (searches_done())
-			rings_stop();
+		rings_stop();
 #endif
 		fuse_session_unmount(fs.session);
 		if (announcing)
@@ -519,9 +541,7 @@ static int serve(struct fuse_args *args)
 	}
 	if (loop)
 		fuse_loop_cfg_destroy(loop);
-	/* As above. */
-	if (searches_done())
-		fuse_session_destroy(fs.session);
+	fuse_session_destroy(fs.session);
 	if (atomic_load(&fs.passthrough_refused))
 		complain("%ju inodes were not passed through by the kernel",
 			(uintmax_t)atomic_load(&fs.passthrough_refused));

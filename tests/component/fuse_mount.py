@@ -144,7 +144,9 @@ def start(
 ) -> Mount:
     """Mounts source at point, and waits for the status line. What was asked for must have been granted."""
     errors = point.with_name(point.name + ".errors")
-    argv = [*wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
+    # A test in the background of a shell would hand down that they are ignored.
+    signals = ("env", "--default-signal=INT,HUP")
+    argv = [*signals, *wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
     with errors.open("wb") as stderr:
         process = subprocess.Popen([*argv, str(source), str(point)], stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
@@ -226,6 +228,22 @@ def ext4(top: Path = Path("/var/tmp")) -> Iterator[Path]:
             wait_until(f"umount {point}", lambda: run(["umount", str(point)]).returncode == 0, STOP_TIMEOUT_S)
     finally:
         shutil.rmtree(directory)
+
+
+@contextmanager
+def frozen(source: Path) -> Iterator[None]:
+    """Until its end, whoever writes to the source waits."""
+    # It thaws when its input ends, so also when this process is killed.
+    freeze = 'fsfreeze --freeze "$1" && echo; read _; fsfreeze --unfreeze "$1"'
+    argv = ["sh", "-c", freeze, "sh", str(source)]
+    freezer = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert freezer.stdin is not None and freezer.stdout is not None
+    try:
+        assert freezer.stdout.readline() == b"\n"
+        yield
+    finally:
+        freezer.stdin.close()
+        assert freezer.wait(20) == 0
 
 
 def wait_until(what: str, condition: object, timeout: float = 10.0) -> None:

@@ -7,6 +7,8 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from fuse_mount import (
     MODES,
     PROGRAM,
     Mount,
+    frozen,
     lacking_for_fuse,
     lacking_for_mode,
     parse_status,
@@ -195,6 +198,48 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
             os.close(descriptor)
     checked(["umount", str(fuse.point)])
     assert not os.path.ismount(fuse.point)
+
+
+def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """As it did when it had the kernel write its cache before it searched for data."""
+    mount = fuse_start("--max-threads=2")
+    abort = Path(f"/sys/fs/fuse/connections/{os.minor(mount.point.stat().st_dev)}/abort")
+    script = (
+        "import os, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "os.ftruncate(file, 1 << 20)\n"
+        "os.pwrite(file, b'x' * 4096, 65536)\n"
+        "print(flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try: os.lseek(file, 0, os.SEEK_DATA)\n"
+        "except OSError: os.fsync(file)\n"
+    )
+    argv = [sys.executable, "-c", script, str(mount.point / "file")]
+    searcher = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert searcher.stdin is not None and searcher.stdout is not None
+    assert searcher.stdout.readline() == b"\n"
+    try:
+        with frozen(fuse_source):
+            searcher.stdin.write(b"\n")
+            searcher.stdin.flush()
+            wait_until("the cache is being written", lambda: waits_for_the_thaw(mount.process.pid))
+            mount.process.kill()
+        mount.process.wait(10)
+        assert searcher.wait(10) == 1
+        assert "\nConnectionAbortedError: " in searcher.communicate()[1].decode()
+        assert stat_errno(mount.point / "other") == errno.ENOTCONN
+    except subprocess.TimeoutExpired:
+        if abort.exists():  # nothing else ends a daemon that waits for itself
+            abort.write_text("1")
+        raise
+    finally:
+        searcher.kill()
+
+
+def waits_for_the_thaw(pid: int) -> bool:
+    """A thread of the process waits in the kernel to write to a frozen file system."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return any("percpu_rwsem_wait" in (thread / "wchan").read_text() for thread in threads)
 
 
 def stat_errno(path: Path) -> int:
