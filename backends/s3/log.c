@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
 
 /* Records of a batch beyond one for each block: trims and relocations have no data. */
@@ -140,7 +141,7 @@ static int open_batch(struct s3_volume *v)
 	b->seq = v->next_seq++;
 	b->blocks = b->n_records = 0;
 	b->last.count = 0;
-	b->closed = b->wanted = false;
+	b->closed = b->wanted = b->relocates = false;
 	b->refs = 1;
 	b->writers = 1;
 	b->began = s3_now();
@@ -733,6 +734,9 @@ static void uploaded(struct s3_batch *b)
 	struct s3_waiter *ready;
 	int r;
 
+	s3_failpoint(S3_FAIL_LOG_PUT_AFTER);
+	if (b->relocates)
+		s3_failpoint(S3_FAIL_RELOCATE_LOG_AFTER);
 	s3_crc_cache_add(v->crcs, b->seq, b->crcs, b->blocks);
 	pthread_mutex_lock(&v->lock);
 	v->uploaded[b->seq % S3_WINDOW] = true;
@@ -912,8 +916,10 @@ static void seal(struct s3_volume *v, struct s3_batch *b, uint64_t frontier, uin
 	pthread_mutex_unlock(&v->lock);
 	atomic_fetch_add(&v->stats.log_objects, 1);
 	atomic_fetch_add(&v->stats.log_bytes, bytes + data);
-	if (atomic_load(&v->failed) == 0)
+	if (atomic_load(&v->failed) == 0) {
+		s3_failpoint(S3_FAIL_LOG_PUT_BEFORE);
 		put_batch(b);
+	}
 }
 
 /* The oldest closed batch, once all have copied what they write into it. Under the lock. */
@@ -1108,6 +1114,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 		if (r == 0 && moved) {
 			s3_header_add(&b->writer, record);
 			b->n_records++;
+			b->relocates = true;
 		}
 	}
 	if (r == 0)

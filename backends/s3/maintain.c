@@ -14,10 +14,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
 
-/* Log objects between two roots; half of what recovery may have to read. */
-#define CHECKPOINT_EVERY 512
 /* A full root may cost this part of the log since the last one. */
 #define FULL_SHARE 20
 /* A full root this small is written at once. */
@@ -139,6 +138,7 @@ static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t regi
 	if (r == 0 && out.length) {
 		s3_volume_key(v, &name, key);
 		r = put(v, key, out.data, out.length);
+		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
 		c->regions[c->n_regions++] = (struct s3_root_region){
 			.region = region,
 			.seq = c->seq,
@@ -189,6 +189,7 @@ static int store_summary(struct s3_volume *v, struct checkpoint *c, struct s3_ro
 	}
 	s3_volume_key(v, &name, key);
 	r = put(v, key, out.data, out.length);
+	s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
 	*part = (struct s3_root_summary){
 		.first = first,
 		.last = last,
@@ -220,7 +221,10 @@ static int store_root(struct s3_volume *v, struct s3_root *root)
 		return -ENOMEM;
 	}
 	s3_volume_key(v, &name, key);
+	s3_failpoint(S3_FAIL_CKPT_ROOT_BEFORE);
 	r = s3_volume_put(v, key, out.data, out.length, v->conditional, &req);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_CKPT_ROOT_AFTER);
 	if (r == -EEXIST && req.retries) {
 		/* Ours, whose reply was lost, or another writer's: then it has fenced us. */
 		r = check_not_fenced(v);
@@ -457,8 +461,11 @@ static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 		keys[i] = text[i];
 		results[i] = -EIO;
 	}
-	if (r == 0)
+	if (r == 0) {
+		s3_failpoint(S3_FAIL_DELETE_BEFORE);
 		s3_store_call(v->store, &req);
+		s3_failpoint(S3_FAIL_DELETE_AFTER);
+	}
 	for (size_t i = 0; i < n; i++) {
 		if (r == 0 && results[i] == 0 && s3_objects_remove(v->objects, slots[i]) == 0)
 			atomic_fetch_add(&v->stats.deleted, 1);
@@ -641,6 +648,7 @@ static int store_target(struct s3_volume *v, struct target *t)
 	r = s3_store_call(v->store, &req);
 	if (r)
 		return r;
+	s3_failpoint(S3_FAIL_RELOCATE_PUT_AFTER);
 	r = s3_log_relocate(v, &object, t->records, t->n_records);
 	if (r)
 		return r;
@@ -784,7 +792,7 @@ static bool compact_if_needed(struct s3_volume *v)
 
 static bool checkpoint_due(const struct s3_volume *v)
 {
-	return v->frontier - v->checkpoint >= CHECKPOINT_EVERY;
+	return v->frontier - v->checkpoint >= v->checkpoint_every;
 }
 
 /* Under the lock. */

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
 
 /* Headers asked for at once, and how much of each object first. */
@@ -639,7 +640,10 @@ static int fence(struct s3_volume *v, struct replay *p)
 			break;
 		}
 		s3_volume_object_key(v, header.id, key);
+		s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
 		r = s3_volume_put(v, key, buffer, bytes, v->conditional, &req);
+		if (r == 0)
+			s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
 		if (r == -EEXIST)
 			r = meet(v, p, header.id, key);
 		else if (r)

@@ -104,6 +104,17 @@ static const struct param s3_params[] = {
 			"see to it that there is one writer",
 	},
 	{
+		.name = "checkpoint",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, checkpoint),
+		.default_value = "512",
+		.min = 4,
+		.max = 512,
+		.metavar = "OBJECTS",
+		.help = "objects of the log between two checkpoints; opening after a crash reads "
+			"twice as many",
+	},
+	{
 		.name = "gc-delay",
 		.type = PARAM_UINT,
 		.offset = offsetof(struct s3_config, gc_delay),

@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
 
 /* Seconds after which an open that cannot reach the store gives up. */
@@ -348,12 +349,15 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->max_batches = v->uploads + 2;
 	v->flush_mode = c->flush;
 	v->conditional = c->fencing == S3_FENCING_AUTO;
+	v->checkpoint_every = c->checkpoint;
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
 	v->deadline = OPEN_DEADLINE;
 	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
 		v->deadline = (uint32_t)c->store.retry_deadline;
 	r = v->name ? random_bytes(v->instance, sizeof v->instance) : -ENOMEM;
+	if (r == 0)
+		r = s3_failpoint_choose(&v->host);
 	if (r == 0)
 		r = s3_store_open(&c->store, &v->host, &v->store);
 	if (r == 0 && !c->readonly && v->conditional)

@@ -37,7 +37,7 @@ struct s3_config {
 	struct s3_store_config store;
 	char *volume, *prefix;
 	bool create, readonly;
-	uint64_t size, batch_size, uploads, memory, gc_delay;
+	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay;
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing;
 };
@@ -55,6 +55,7 @@ struct s3_batch {
 	bool closed;		  /* takes nothing more */
 	bool wanted;		  /* a flush waits for its end */
 	bool resident;		  /* reads are answered from here */
+	bool relocates;		  /* holds RELOCATE records */
 	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
 	_Atomic uint8_t *ready;	  /* of each block: it has been copied */
 	uint8_t *data, *header;
@@ -146,6 +147,7 @@ struct s3_volume {
 	/* Recovery may start from either of the two newest roots: what died later is needed. */
 	uint64_t delete_limit, next_delete_limit, next_delete_ns;
 	uint64_t gc_delay_ns;
+	uint64_t checkpoint_every; /* objects of the log */
 };
 
 /* ---- volume.c ---- */

@@ -20,12 +20,14 @@ import random
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +56,7 @@ FAILPOINTS = (
 )
 READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 120.0
+REACH_S = 3.0  # for which the load goes on, that a point may be reached
 
 
 class Failure(Exception):
@@ -102,35 +105,44 @@ class Load:
 
     def run(self, rng: random.Random, mix: Mix, replies: int, blocks: int) -> None:
         """Until so many replies came, or about so many blocks, or the server is gone; requests stay in flight."""
-        poller = select.poll()
-        for handle in self.handles:
-            poller.register(handle.aio_get_fd(), 0)
         while self.replies < replies and self.blocks < blocks and not self.failed:
             while self.in_flight < mix.depth and not self.failed and self._submit(rng, mix):
                 pass
-            if self.failed or any(handle.aio_is_dead() or handle.aio_is_closed() for handle in self.handles):
-                break
-            by_fd = {}
-            for handle in self.handles:
-                direction = handle.aio_get_direction()
-                events = (select.POLLIN if direction & nbd.AIO_DIRECTION_READ else 0) | (
-                    select.POLLOUT if direction & nbd.AIO_DIRECTION_WRITE else 0
-                )
-                by_fd[handle.aio_get_fd()] = handle
-                poller.modify(handle.aio_get_fd(), events)
-            ready = poller.poll(REPLY_TIMEOUT_S * 1000)
-            if not ready:
-                raise Failure(f"no reply for {REPLY_TIMEOUT_S:.0f} s; in flight: {self.in_flight}")
-            for fd, events in ready:
-                try:
-                    if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                        by_fd[fd].aio_notify_read()
-                    elif events & select.POLLOUT:
-                        by_fd[fd].aio_notify_write()
-                except NbdError as error:
-                    self.failed.append(str(error))
-            if self.wrong:
-                raise Failure(self.wrong)
+            self._wait()
+
+    def finish(self) -> None:
+        """Waits until no request is in flight, or the server is gone."""
+        while self.in_flight and not self.failed:
+            self._wait()
+
+    def _wait(self) -> None:
+        """For something to go on with on any connection."""
+        if any(handle.aio_is_dead() or handle.aio_is_closed() for handle in self.handles):
+            self.failed.append("a connection ended")
+        if self.failed:
+            return
+        poller = select.poll()
+        by_fd = {}
+        for handle in self.handles:
+            direction = handle.aio_get_direction()
+            events = (select.POLLIN if direction & nbd.AIO_DIRECTION_READ else 0) | (
+                select.POLLOUT if direction & nbd.AIO_DIRECTION_WRITE else 0
+            )
+            by_fd[handle.aio_get_fd()] = handle
+            poller.register(handle.aio_get_fd(), events)
+        ready = poller.poll(REPLY_TIMEOUT_S * 1000)
+        if not ready:
+            raise Failure(f"no reply for {REPLY_TIMEOUT_S:.0f} s; in flight: {self.in_flight}")
+        for fd, events in ready:
+            try:
+                if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    by_fd[fd].aio_notify_read()
+                elif events & select.POLLOUT:
+                    by_fd[fd].aio_notify_write()
+            except NbdError as error:
+                self.failed.append(str(error))
+        if self.wrong:
+            raise Failure(self.wrong)
 
     def _submit(self, rng: random.Random, mix: Mix) -> bool:
         """Sends one request. False: the part of the volume it chose is busy."""
@@ -352,7 +364,9 @@ class Volume:
                 kind, durable = "kill", True
                 failpoint = None
                 if self.failpoints and self.rng.random() < 0.5:
-                    failpoint = f"{self.rng.choice(self.failpoints)}:{self.rng.randint(1, 6)}"
+                    name = self.rng.choice(self.failpoints)
+                    most = 1 if name.startswith("fence") else 6 if name.startswith("log") else 2
+                    failpoint = f"{name}:{self.rng.randint(1, most)}"
                 assert server is not None
                 if failpoint:
                     server.stop()
@@ -398,24 +412,40 @@ class Volume:
     def _load_and_crash(self, server: Nbdkit, history: History, failpoint: str | None) -> str:
         handles = [server.connect() for _ in range(self.rng.choice((1, 1, 2, 4)))]
         load = Load(history, self.run, handles, self.flush_is_durable)
-        # A point that was named is to be reached.
-        scale = self.rng.expovariate(1.0) if failpoint is None else 4.0
-        load.run(self.rng, Mix.choose(self.rng), int(scale * 300), int(scale * 4096))
-        kind = "kill"
-        if load.failed:
-            # It dies where it was told to; anything else must not fail.
-            if failpoint is None or not dies(server):
+        if failpoint is None:
+            scale = self.rng.expovariate(1.0)
+            load.run(self.rng, Mix.choose(self.rng), int(scale * 300), int(scale * 4096))
+            if load.failed:
                 raise Failure(f"{load.failed[0]}\n{server.output()}")
-            kind = failpoint.partition(":")[0]
-        server.kill()
-        return kind
+            server.kill()
+            return "kill"
+        # The point is to be reached: by garbage collection, which takes its time, or at the end.
+        end = time.monotonic() + REACH_S
+        replies = blocks = 0
+        while not load.failed and (replies == 0 or time.monotonic() < end):
+            replies, blocks = replies + 200, blocks + 2048
+            load.run(self.rng, Mix.choose(self.rng), replies, blocks)
+        load.finish()
+        if not load.failed:
+            for handle in handles:  # nbdkit ends after its clients
+                with suppress(NbdError):
+                    handle.shutdown()
+            os.kill(server.pid, signal.SIGTERM)
+        # It dies where it was told to; anything else must not fail.
+        status = ended(server)
+        if status == -signal.SIGKILL:
+            return failpoint.partition(":")[0]
+        if load.failed or status != 0:
+            raise Failure(f"{(load.failed or [f'exit status {status}'])[0]}\n{server.output()}")
+        return "stopped"
 
 
-def dies(server: Nbdkit) -> bool:
+def ended(server: Nbdkit) -> int | None:
+    """How the server ended: as Popen tells it; None: it goes on, or hangs."""
     try:
-        return server.process.wait(10.0) == -signal.SIGKILL
-    except Exception:
-        return False
+        return server.process.wait(60.0)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
@@ -429,7 +459,12 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
         create="on",
         size=str(BLOCKS * BLOCK),
         flush="weak" if weak else "durable",
-        **{"batch-size": rng.choice(("1M", "2M", "4M")), "uploads": rng.choice(("1", "2", "8"))},
+        **{
+            "batch-size": rng.choice(("1M", "2M", "4M")),
+            "uploads": rng.choice(("1", "2", "8")),
+            "checkpoint": rng.choice(("4", "16", "512")),
+            "gc-delay": rng.choice(("0", "0", "60")),
+        },
     )
 
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
@@ -462,6 +497,11 @@ def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | 
     return result
 
 
+def never_reached(results: Sequence[Result]) -> list[str]:
+    """The named points that no crash was at."""
+    return [name for name in FAILPOINTS if not any(result.kinds[name] for result in results)]
+
+
 def summary(results: Sequence[Result]) -> str:
     crashes = sum(result.crashes for result in results)
     kinds = sum((result.kinds for result in results), Counter[str]())
@@ -470,9 +510,9 @@ def summary(results: Sequence[Result]) -> str:
         f" {sum(r.lost for r in results)} that were acknowledged but not flushed were lost"
     ]
     lines += [f"  {count:6} {kind}" for kind, count in sorted(kinds.items())]
-    never = [name for name in FAILPOINTS if not kinds[name]]
-    lines += [f"  never reached: {', '.join(never)}"] if never else []
     lines += [f"FAILED {result.failure}" for result in results if result.failure]
+    never = never_reached(results)
+    lines += [f"FAILED never reached: {', '.join(never)}; give more --points"] if never else []
     failed = sum(result.failure is not None for result in results)
     lines.append(f"{crashes} passed, {failed} failed")
     return "\n".join(lines)
@@ -533,7 +573,7 @@ def main(argv: Sequence[str]) -> int:
     with started(Versitygw) as store:
         results = run(store, options)
     print(f"seed {options.seed}: {summary(results)}")
-    return 1 if any(result.failure for result in results) else 0
+    return 1 if any(result.failure for result in results) or never_reached(results) else 0
 
 
 if __name__ == "__main__":

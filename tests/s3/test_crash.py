@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
-from crash import main
+from crash import FAILPOINT, FAILPOINTS, main
+from device import ServeS3
 
 POINTS = int(os.environ.get("USERBLK_CRASH_POINTS", "200"))
 
@@ -17,3 +19,12 @@ def test_crashes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = capfd.readouterr().out
     print(text)
     assert status == 0, text
+
+
+@pytest.mark.parametrize("text", ["log-put", "log-put-before:0", "log-put-before:x", ""])
+def test_unknown_failpoint_is_refused(serve_s3: ServeS3, text: str) -> None:
+    with pytest.raises(AssertionError, match=f"{FAILPOINT}={text}: no such point") as error:
+        serve_s3("v", wrapper=("env", f"{FAILPOINT}={text}"))
+    names = re.search("there are (.*), each with", str(error.value))
+    assert names and tuple(names[1].split(", ")) == FAILPOINTS
+    assert not serve_s3.objects("v")

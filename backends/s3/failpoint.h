@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Named points at which a process may be told to kill itself, for the crash checker:
+ * USERBLK_S3_FAILPOINT=NAME[:N] in the environment means the N-th pass (default 1) of that point.
+ */
+#ifndef USERBLK_S3_FAILPOINT_H
+#define USERBLK_S3_FAILPOINT_H
+
+#include <stdatomic.h>
+
+#include "backends/backend.h"
+
+enum s3_failpoint {
+	S3_FAIL_NOWHERE,
+	S3_FAIL_LOG_PUT_BEFORE, /* an object of the log is complete, its PUT not begun */
+	S3_FAIL_LOG_PUT_AFTER,	/* stored; nothing has been done about it */
+	S3_FAIL_FENCE_PUT_BEFORE,
+	S3_FAIL_FENCE_PUT_AFTER,
+	S3_FAIL_CKPT_REGION_AFTER, /* a region or summary is stored, the root is not */
+	S3_FAIL_CKPT_ROOT_BEFORE,
+	S3_FAIL_CKPT_ROOT_AFTER,
+	S3_FAIL_RELOCATE_PUT_AFTER, /* a GC object is stored, the log does not know it */
+	S3_FAIL_RELOCATE_LOG_AFTER, /* nor anything been done about an object with RELOCATE records
+				     */
+	S3_FAIL_DELETE_BEFORE,	    /* some dead objects are to go */
+	S3_FAIL_DELETE_AFTER,
+	S3_FAIL_POINTS,
+};
+
+extern _Atomic int s3_failpoint_chosen;
+
+/* Reads the environment. 0, or -EINVAL for what is no such point, which is told to host. */
+int s3_failpoint_choose(const struct backend_host *host);
+
+void s3_failpoint_pass(void);
+
+/* The process is at a point. */
+static inline void s3_failpoint(enum s3_failpoint point)
+{
+	if (atomic_load_explicit(&s3_failpoint_chosen, memory_order_relaxed) == (int)point)
+		s3_failpoint_pass();
+}
+
+#endif
