@@ -102,7 +102,8 @@ class Mount:
         assert kind.strip() == "fuse.userblk-passthrough"
 
     def unmount(self) -> None:
-        checked(["umount", str(self.point)])
+        # xfs_io(8) and the like look at every mount of the machine, also those of another run.
+        wait_until(f"umount {self.point}", lambda: run(["umount", str(self.point)]).returncode == 0)
         try:
             status = self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
