@@ -111,8 +111,8 @@ class Mount:
             # rightly serves; a daemon that hangs does not end by this either.
             self.process.terminate()
             status = self.process.wait(STOP_TIMEOUT_S)
-        assert status == 0
-        assert self.errors.read_text() == ""
+        errors = self.errors.read_text()
+        assert status == 0 and errors == "", f"exit {status}\n{errors}"
 
     def kill(self) -> None:
         """Leaves nothing behind, whatever state it is in."""
