@@ -13,6 +13,7 @@ a prefix of what was written, with every durable flush unless objects were taken
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -358,13 +359,14 @@ class Volume:
         """Raises what it finds wrong."""
         history = History(BLOCKS)
         before: set[Path] = set()
+        points = itertools.cycle(self.failpoints)
         server: Nbdkit | None = self.start()
         try:
             for _ in range(crashes):
                 kind, durable = "kill", True
                 failpoint = None
                 if self.failpoints and self.rng.random() < 0.5:
-                    name = self.rng.choice(self.failpoints)
+                    name = next(points)
                     most = 1 if name.startswith("fence") else 6 if name.startswith("log") else 2
                     failpoint = f"{name}:{self.rng.randint(1, most)}"
                 assert server is not None
@@ -452,26 +454,28 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     rng = random.Random(f"{seed}/{number}")
     name = f"crash-{seed:x}-{number}"
     weak = rng.random() < 0.2
-    chosen = parameters(
-        store.url,
-        store.credentials,
-        name,
-        create="on",
-        size=str(BLOCKS * BLOCK),
-        flush="weak" if weak else "durable",
-        **{
-            "batch-size": rng.choice(("1M", "2M", "4M")),
-            "uploads": rng.choice(("1", "2", "8")),
-            "checkpoint": rng.choice(("4", "16", "512")),
-            "gc-delay": rng.choice(("0", "0", "60")),
-        },
-    )
+    chosen = {
+        "create": "on",
+        "size": str(BLOCKS * BLOCK),
+        "flush": "weak" if weak else "durable",
+        "batch-size": rng.choice(("1M", "2M", "4M")),
+        "uploads": rng.choice(("1", "2", "8")),
+        "checkpoint": rng.choice(("4", "16", "512")),
+        "gc-delay": rng.choice(("0", "60")),
+    }
+    # On the way to a named point everything is done as early as can be.
+    soon = {"batch-size": "1M", "checkpoint": "4", "gc-delay": "0"}
 
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
-        return Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=tuple(wrapper))
+        settings = chosen | soon if wrapper else chosen
+        arguments = parameters(store.url, store.credentials, name, **settings)
+        return Nbdkit(directory, plugin_path("s3"), *arguments, wrapper=tuple(wrapper))
 
     objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
-    return Volume(serve, work, rng, rng.getrandbits(63), objects, flush_is_durable=not weak)
+    # About as many as a volume gets to, so that all are tried as often.
+    first = number * (CRASHES_PER_VOLUME // 2) % len(FAILPOINTS)
+    points = FAILPOINTS[first:] + FAILPOINTS[:first]
+    return Volume(serve, work, rng, rng.getrandbits(63), objects, flush_is_durable=not weak, failpoints=points)
 
 
 def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:
