@@ -772,24 +772,14 @@ static void put_batch(struct s3_batch *b)
 		.key = b->key,
 		.iov = b->iov,
 		.iovcnt = b->iov[1].iov_len ? 2 : 1,
-		.if_none_match = v->conditional,
+		.if_none_match = v->conditional && !b->stale[0],
+		.if_match = b->stale[0] ? b->stale : NULL,
 		.done = put_done,
 		.opaque = b,
 	};
 	r = s3_store_submit(v->store, &b->request);
 	if (r)
 		s3_volume_fail(v, -EIO, "cannot upload: %s", strerror(-r));
-}
-
-/* The stale object is gone, or the attempt failed. */
-static void deleted_stale(struct s3_request *req)
-{
-	struct s3_batch *b = req->opaque;
-
-	if (req->result)
-		s3_volume_fail(b->volume, -EIO, "%s", req->message);
-	else
-		put_batch(b);
 }
 
 /* What is there in place of a batch? */
@@ -802,6 +792,7 @@ static void looked(struct s3_request *req)
 	int r = req->result;
 	uint64_t bytes = req->bytes;
 
+	b->stale[0] = 0;
 	if (r == -ENOENT) {
 		free(b->probe.iov_base);
 		put_batch(b);
@@ -820,19 +811,15 @@ static void looked(struct s3_request *req)
 		uploaded(b);
 		return;
 	}
-	if (check == S3_GOOD && there.epoch < v->epoch) {
-		/* Left by a writer that our fence had stopped: nobody ever counted on it. */
+	if (check == S3_GOOD && there.epoch < v->epoch && req->etag[0]) {
+		/*
+		 * Left by a writer that our fence had stopped: nobody ever counted on it. It is
+		 * replaced as it is: a deletion might meet the fence of the next writer, who has
+		 * made room for it here meanwhile.
+		 */
 		free(b->probe.iov_base);
-		b->request = (struct s3_request){
-			.op = S3_DELETE,
-			.pool = S3_POOL_LOG,
-			.key = b->key,
-			.done = deleted_stale,
-			.opaque = b,
-		};
-		r = s3_store_submit(v->store, &b->request);
-		if (r)
-			s3_volume_fail(v, -EIO, "cannot delete: %s", strerror(-r));
+		memcpy(b->stale, req->etag, sizeof b->stale);
+		put_batch(b);
 		return;
 	}
 	free(b->probe.iov_base);
@@ -854,7 +841,8 @@ static void put_done(struct s3_request *req)
 		s3_volume_fail(v, -EIO, "closed before everything was uploaded");
 		return;
 	}
-	if (r != -EEXIST) {
+	/* What was to be replaced is gone, or another one by now: look again. */
+	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
 		s3_volume_fail(v, -EIO, "%s", req->message);
 		return;
 	}

@@ -499,16 +499,15 @@ static int damaged(struct s3_volume *v, const char *key, const char *why)
 
 /* What stands in the log at seq. 0, -ENOENT, or negative errno, which has been told. */
 static int look_again(struct s3_volume *v, uint64_t seq, void **data,
-	struct s3_object_header *header, uint64_t *object_size)
+	struct s3_object_header *header, struct s3_request *req)
 {
 	char key[S3_KEY_MAX + 1];
-	struct s3_request req;
 	enum s3_check check;
-	int r = s3_volume_get_header(v, seq, data, header, &check, &req);
+	int r = s3_volume_get_header(v, seq, data, header, &check, req);
 
 	if (r)
-		return r == -ENOENT || r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
-	*object_size = req.object_size;
+		return r == -ENOENT || r == -ENOMEM ? r
+						    : s3_volume_refuse(v, r, "%s", req->message);
 	if (check == S3_GOOD && header->id != seq)
 		check = S3_INVALID;
 	if (check == S3_GOOD)
@@ -525,6 +524,7 @@ static int look_again(struct s3_volume *v, uint64_t seq, void **data,
 static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look *l)
 {
 	struct s3_object_header header;
+	struct s3_request again;
 	uint64_t size = l->req.object_size;
 	void *data = NULL;
 	int r;
@@ -535,9 +535,10 @@ static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look
 		return s3_volume_refuse(v, l->req.result, "%s", l->req.message);
 	if (s3_header_decode(l->iov.iov_base, l->req.bytes, v->super.uuid, &header) != S3_GOOD ||
 		header.id != seq) {
-		r = look_again(v, seq, &data, &header, &size);
+		r = look_again(v, seq, &data, &header, &again);
 		if (r)
 			return r == -ENOENT ? 1 : r;
+		size = again.object_size;
 	}
 	if (header.epoch < p->last_epoch)
 		r = 1;
@@ -580,36 +581,59 @@ static int roll_forward(struct s3_volume *v, struct replay *p)
 
 /* ---- the fence -------------------------------------------------------------------- */
 
-/* What to do about an object that stands where the fence is to be. 0: try again. 1: it is ours. */
-static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char *key)
+/*
+ * What to do about an object that stands where the fence is to be. 0: try again, replacing that of
+ * etag stale (""; none). 1: it is ours.
+ */
+static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char *key, char *stale)
 {
 	struct s3_object_header header;
 	struct s3_request req;
-	uint64_t size;
 	void *data;
-	int r = look_again(v, seq, &data, &header, &size);
+	int r = look_again(v, seq, &data, &header, &req);
 
+	*stale = 0;
 	if (r)
 		return r == -ENOENT ? 0 : r;
 	if (memcmp(header.instance, v->instance, S3_UUID) == 0) {
 		r = 1; /* its reply was lost */
 	} else if (header.epoch >= p->last_epoch) {
 		/* Another writer was at work up to now. */
-		r = size == (uint64_t)header.header_bytes + header.data_bytes
+		r = req.object_size == (uint64_t)header.header_bytes + header.data_bytes
 			    ? apply(p, &header)
 			    : damaged(v, key, "is not as long as it says");
+	} else if (req.etag[0]) {
+		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
+		memcpy(stale, req.etag, sizeof req.etag);
 	} else {
-		r = s3_volume_delete(v, key, &req);
-		if (r)
-			s3_volume_refuse(v, r, "%s", req.message);
+		r = damaged(v, key, "comes without an etag");
 	}
 	free(data);
 	return r;
 }
 
+/* Puts the fence where nothing is, or in place of the object of etag stale. */
+static int put_fence(struct s3_volume *v, const char *key, void *data, size_t length,
+	const char *stale, struct s3_request *req)
+{
+	struct iovec iov = {data, length};
+
+	*req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = &iov,
+		.iovcnt = 1,
+		.if_none_match = v->conditional && !*stale,
+		.if_match = v->conditional && *stale ? stale : NULL,
+		.retry_deadline = v->deadline,
+	};
+	return s3_store_call(v->store, req);
+}
+
 static int fence(struct s3_volume *v, struct replay *p)
 {
-	char key[S3_KEY_MAX + 1];
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
 	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
 	uint64_t highest = v->epoch > v->super.epoch ? v->epoch : v->super.epoch;
 	int r = buffer ? 0 : -ENOMEM;
@@ -641,11 +665,11 @@ static int fence(struct s3_volume *v, struct replay *p)
 		}
 		s3_volume_object_key(v, header.id, key);
 		s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
-		r = s3_volume_put(v, key, buffer, bytes, v->conditional, &req);
+		r = put_fence(v, key, buffer, bytes, stale, &req);
 		if (r == 0)
 			s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
-		if (r == -EEXIST)
-			r = meet(v, p, header.id, key);
+		if (r == -EEXIST || (r == -ENOENT && *stale))
+			r = meet(v, p, header.id, key, stale);
 		else if (r)
 			s3_volume_refuse(v, r, "%s", req.message);
 		else

@@ -69,6 +69,7 @@ struct s3_batch {
 	struct iovec iov[2];
 	struct iovec probe; /* to look at what is there in its place */
 	char key[S3_KEY_MAX + 1];
+	char stale[S3_ETAG_MAX + 1]; /* of the object that is to be replaced; "": none */
 };
 
 struct s3_waiter; /* a flush, or a write that is to be durable */

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 from device import ServeS3
+from fault_proxy import FaultProxy, Rule, delayed
 from nbdkit_server import NbdError, nbd
+from servers import BUCKET
 from stamps import BLOCK, number_of, stamped
 
 RUN = 9
@@ -87,3 +90,45 @@ def test_many_writers_in_turn(serve_s3: ServeS3) -> None:
             with pytest.raises(NbdError):
                 before.pwrite(stamped(RUN, 0, 99), 0, nbd.CMD_FLAG_FUA)
         before = handle
+
+
+def test_room_in_place_of_a_stale_object_is_not_taken_from_the_next_writer(
+    serve_s3: ServeS3, proxy: FaultProxy
+) -> None:
+    """
+    What a fenced writer left behind stands where B's next object and C's fence are to be. B makes
+    room for itself so slowly that C takes over meanwhile: B must acknowledge nothing.
+    """
+    first = serve_s3("v")
+    a = first.connect()
+    for number in range(1, 4):
+        a.pwrite(stamped(RUN, 0, number), 0)
+        a.flush()
+    first.kill()
+    *_, lost, stale = sorted(serve_s3.objects("v", "log/"), key=lambda key: key[-16:])
+    serve_s3.store.client().delete_object(Bucket=BUCKET, Key=f"{serve_s3.prefix}/v/{lost}")
+
+    second = serve_s3("v", through=proxy)
+    b = second.connect()
+    assert holds(b.pread(BLOCK, 0), 0) == 1
+    released = threading.Event()
+    slow = delayed(before=lambda: float(not released.wait(30)))
+    # B's first PUT shows it that something is there.
+    held = [
+        proxy.add(Rule(slow, method=method, key=f"/{stale}$", skip=skip, times=1))
+        for method, skip in (("DELETE", 0), ("PUT", 1))
+    ]
+    b.pwrite(stamped(RUN, 0, 20), 0)
+    flush = b.aio_flush()
+    while not any(rule.taken for rule in held):
+        b.poll(100)
+        assert not b.aio_command_completed(flush)
+    c = serve_s3("v").connect()
+    c.pwrite(stamped(RUN, 0, 30), 0)
+    c.flush()
+    released.set()
+    with pytest.raises(NbdError):
+        while not b.aio_command_completed(flush):
+            b.poll(-1)
+    c.flush()
+    assert holds(c.pread(BLOCK, 0), 0) == 30
