@@ -67,8 +67,7 @@ struct entry {
 	struct iovec memory[2]; /* both, as the kernel wants to hear of them */
 	uint32_t command;	/* the last one */
 	uint64_t commit_id;
-	atomic_uint_fast64_t unique; /* of the request at work; 0: none */
-	struct entry *next;	     /* in the list of those that another thread answered */
+	uint64_t unique; /* of the request at work; 0: none */
 };
 
 struct queue {
@@ -76,9 +75,7 @@ struct queue {
 	struct io_uring ring;
 	bool has_ring;
 	pthread_t thread;
-	int event; /* eventfd: there are answered entries, or it is time to stop */
-	pthread_mutex_t lock;
-	struct entry *answered; /* under lock */
+	int event; /* eventfd: it is time to start, or to stop */
 	void *memory;
 	size_t memory_size;
 	struct entry entries[DEPTH];
@@ -148,7 +145,7 @@ static void prepare_answer(struct entry *entry, int error, size_t length)
 
 	memcpy(entry->header->in_out, &out, sizeof(out));
 	entry->header->ring_ent_in_out.payload_sz = (uint32_t)length;
-	atomic_store_explicit(&entry->unique, 0, memory_order_relaxed);
+	entry->unique = 0;
 }
 
 static void submit_answer(struct entry *entry, int error, size_t length)
@@ -265,7 +262,7 @@ static void start_request(struct entry *entry)
 			return;
 		break;
 	}
-	atomic_store_explicit(&entry->unique, in->unique, memory_order_relaxed);
+	entry->unique = in->unique;
 	process(entry, in);
 }
 
@@ -285,22 +282,14 @@ static void end_io(struct entry *entry, unsigned mark, int result)
 
 /* ---- answers from libfuse ---- */
 
-static struct entry *find_in(struct queue *queue, uint64_t unique)
-{
-	for (unsigned i = 0; i < DEPTH; i++)
-		if (atomic_load_explicit(&queue->entries[i].unique, memory_order_relaxed) == unique)
-			return &queue->entries[i];
-	return NULL;
-}
-
-/* The entry of request unique, or NULL when it came by the device. */
+/* The entry of request unique, which the thread that got it answers; NULL: it came by the device.
+ */
 static struct entry *find_entry(uint64_t unique)
 {
-	struct entry *entry = own_queue ? find_in(own_queue, unique) : NULL;
-
-	for (unsigned i = 0; !entry && i < rings.threads; i++)
-		entry = find_in(&rings.queues[i], unique);
-	return entry;
+	for (unsigned i = 0; own_queue && i < DEPTH; i++)
+		if (own_queue->entries[i].unique == unique)
+			return &own_queue->entries[i];
+	return NULL;
 }
 
 static void wake(struct queue *queue)
@@ -309,18 +298,6 @@ static void wake(struct queue *queue)
 
 	if (write(queue->event, &one, sizeof(one)) == -1)
 		complain("eventfd: %s", strerror(errno));
-}
-
-/* Has the thread of entry send an answer that is complete. */
-static void answer_from_outside(struct entry *entry)
-{
-	struct queue *queue = entry->queue;
-
-	pthread_mutex_lock(&queue->lock);
-	entry->next = queue->answered;
-	queue->answered = entry;
-	pthread_mutex_unlock(&queue->lock);
-	wake(queue);
 }
 
 static ssize_t answer(
@@ -337,43 +314,20 @@ static ssize_t answer(
 		length += iov[i].iov_len;
 	}
 	prepare_answer(entry, out->error, length);
-	if (entry->queue == own_queue)
-		submit_command(entry, FUSE_IO_URING_CMD_COMMIT_AND_FETCH);
-	else
-		answer_from_outside(entry);
+	submit_command(entry, FUSE_IO_URING_CMD_COMMIT_AND_FETCH);
 	return (ssize_t)(sizeof(*out) + length);
 }
 
 /* ---- the threads ---- */
 
-static void submit_answered(struct queue *queue)
-{
-	struct entry *entry;
-	uint64_t count;
-
-	if (read(queue->event, &count, sizeof(count)) == -1)
-		complain("eventfd: %s", strerror(errno));
-	pthread_mutex_lock(&queue->lock);
-	entry = queue->answered;
-	queue->answered = NULL;
-	pthread_mutex_unlock(&queue->lock);
-	while (entry) {
-		struct entry *next = entry->next;
-
-		submit_command(entry, FUSE_IO_URING_CMD_COMMIT_AND_FETCH);
-		entry = next;
-	}
-	submit_poll(queue);
-}
-
-/* Returns false when the file system is gone. */
-static bool complete(struct queue *queue, uint64_t data, int result)
+/* Returns false when the file system is gone, or it is time to stop. */
+static bool complete(uint64_t data, int result)
 {
 	struct entry *entry = (struct entry *)(uintptr_t)(data & ~(uint64_t)IO_MARKS);
 
-	if (!entry) {
-		submit_answered(queue);
-	} else if (data & IO_MARKS) {
+	if (!entry)
+		return false; /* rings_stop() */
+	if (data & IO_MARKS) {
 		end_io(entry, data & IO_MARKS, result);
 	} else if (result == 0) {
 		start_request(entry);
@@ -418,7 +372,7 @@ static void *serve_queue(void *arg)
 		io_uring_submit_and_wait(&queue->ring, 1);
 		io_uring_for_each_cqe(&queue->ring, head, cqe)
 		{
-			alive = complete(queue, io_uring_cqe_get_data64(cqe), cqe->res) && alive;
+			alive = complete(io_uring_cqe_get_data64(cqe), cqe->res) && alive;
 			done++;
 		}
 		io_uring_cq_advance(&queue->ring, done);
@@ -436,7 +390,6 @@ static bool prepare_queue(struct queue *queue, unsigned id)
 	char *memory;
 
 	queue->id = (uint16_t)id;
-	pthread_mutex_init(&queue->lock, NULL);
 	queue->memory_size = DEPTH * size;
 	/* Pages are taken as they are used. */
 	memory = mmap(NULL, queue->memory_size, PROT_READ | PROT_WRITE,
