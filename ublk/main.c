@@ -421,25 +421,36 @@ static int serve_record(
 	return forget(start, server_recover(c, old.params, &old.server, ready, start));
 }
 
+/* Begins a server for a disk that there is already, which has to outlive its server. */
+static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
+{
+	int r;
+
+	if (!start->options->foreground)
+		start->report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = open_control(start->control);
+	if (r == 0)
+		r = examine(start->control, (uint32_t)start->options->server.id, info);
+	if (r)
+		return r;
+	if (info->flags & UBLK_F_USER_RECOVERY)
+		return 0;
+	complain("ublk%u: was added with --recovery=none, so that it ends with its server; "
+		 "delete it",
+		info->dev_id);
+	return EXIT_USAGE;
+}
+
 static int recover(const struct options *o)
 {
 	struct control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .report = -1};
-	int r;
+	int r = begin_server(&start, &info);
 
-	if (!o->foreground)
-		start.report = go_to_background();
-	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
-	r = open_control(&c);
-	if (r == 0)
-		r = examine(&c, (uint32_t)o->server.id, &info);
 	if (r)
 		return r;
-	if (!(info.flags & UBLK_F_USER_RECOVERY)) {
-		complain("ublk%u: was added with --recovery=none; delete it", info.dev_id);
-		return EXIT_USAGE;
-	}
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
 		if (waited >= PATIENCE_MS) {
@@ -489,21 +500,10 @@ static int replace(const struct options *o, char *const *words)
 	struct control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
-	int r;
+	int r = begin_server(&start, &info);
 
-	if (!o->foreground)
-		start.report = go_to_background();
-	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
-	r = open_control(&c);
-	if (r == 0)
-		r = examine(&c, (uint32_t)o->server.id, &info);
 	if (r)
 		return r;
-	if (!(info.flags & UBLK_F_USER_RECOVERY)) {
-		complain("ublk%u: was added with --recovery=none, so that it ends with its server",
-			info.dev_id);
-		return EXIT_USAGE;
-	}
 	start.cookie = info.ublksrv_flags;
 	if (info.state == UBLK_S_DEV_LIVE)
 		r = end_server(&c, &info);
