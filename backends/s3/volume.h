@@ -8,6 +8,7 @@
  *   read.c        reads, and the checksums they are checked with
  *   recovery.c    from the store to the map; fencing
  *   maintain.c    checkpoints, garbage collection, deletion
+ *   snapshot.c    snapshots, clones, the volume's size: what is asked of the keeper
  *
  * lock comes before those inside of map and table. done() of requests is called without it.
  */
@@ -237,5 +238,58 @@ int s3_recover(struct s3_volume *v, bool readonly);
 void *s3_keeper(void *volume);
 /* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
 int s3_checkpoint(struct s3_volume *v);
+
+/*
+ * Compacts until nothing is worth it, makes that durable, and waits until the store is rid of what
+ * was freed, which takes gc-delay= as well. progress (may be NULL): bytes of garbage gone, of those
+ * there were at the beginning. Any thread. 0 or negative errno.
+ */
+int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+	void *opaque);
+
+/* ---- snapshot.c ---- */
+
+/*
+ * Any thread may call these, while the volume is served but for the rollback. They take as long
+ * as the store does. What a user can mend is told through the host as well.
+ */
+
+/*
+ * A snapshot of the volume as it is now, everything that was acknowledged before included, which
+ * is durable with it. -EEXIST; -EINVAL: not a name (s3_name_valid()); -EROFS.
+ */
+int s3_snapshot_create(struct s3_volume *v, const char *name);
+/* -ENOENT; -EBUSY: it has clones; -EROFS. */
+int s3_snapshot_delete(struct s3_volume *v, const char *name);
+/*
+ * The volume becomes what the snapshot holds, which stays. The volume must not be served. Its
+ * size stays, but for a smaller one than the snapshot's. -ENOENT; -EBUSY: there are younger
+ * snapshots, to be deleted first; -EROFS.
+ */
+int s3_snapshot_rollback(struct s3_volume *v, const char *name);
+
+struct s3_snapshot_info {
+	char name[S3_NAME_MAX + 1];
+	uint64_t seq, time, blocks; /* time: s since 1970; blocks: size of the volume then */
+	uint32_t children;	    /* clones */
+};
+/* The oldest first; list is to be freed. */
+int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t *n);
+
+/*
+ * A new volume <new_prefix>/<new_volume> in the same bucket that begins as the snapshot is, and
+ * reads what it has not overwritten from where it is. The snapshot cannot be deleted as long as
+ * there is its marker, snap/<snapshot>/child/<uuid of the clone>, which whoever deletes the clone
+ * deletes last. parent may be open read-only, or served elsewhere. -ENOENT; -EEXIST: the name is
+ * taken; -EMLINK: the parent is the 255th in its chain; -EBUSY: the snapshot is being deleted;
+ * -EINVAL: not a name or prefix.
+ */
+int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *new_prefix,
+	const char *new_volume);
+/*
+ * Another size in bytes, a multiple of 4096. -ENOTEMPTY: what would be cut off is not empty: it has
+ * to be trimmed first; -EINVAL: too small or large; -EROFS.
+ */
+int s3_volume_resize(struct s3_volume *v, uint64_t size);
 
 #endif
