@@ -5,11 +5,12 @@
 A cell is COMPARISON/WORKLOAD/JOBS. The first five comparisons are modes, in which our program runs against
 passthrough_hp of the same libfuse (3.18, `make libfuse-3.18`); `native` is our kernel passthrough against
 the ext4 below, `rings` our io_uring against our /dev/fuse. In every round both sides of a comparison are
-mounted anew and every cell is run on each of them, in random order. The result of a cell is the geometric
-mean of the ratios first/second with its 95 % Student-t interval; it is ok when the lower end is at least
-the cell's limit, slower when the upper end is below it.
+mounted anew and every cell is run on each of them, in random order. The result of a cell is the
+Hodges-Lehmann estimate of first/second with its 95 % interval; it is ok when the lower end is at least the
+cell's limit, slower when the upper end is below it.
 
-Data is on an ext4 of its own, and cold: before each run the caches of the mount and of the file below are
+Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one
+file wait for each other in the kernel, whoever passes the file on), and cold: before each run the caches of the mount and of the file below are
 emptied. A run takes --runtime; a sequential read is one pass. fio does neither advise nor invalidate,
 which would reach the file below on one side only. Files of the metadata workloads (create, stat,
 open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
@@ -49,8 +50,8 @@ NOT_SLOWER = 0.95
 COLD_TIMEOUT_S = 20.0
 JOBS = (1, 8)
 
-FILE_BYTES = 1024 * MIB
-WRITE_BYTES = 256 * MIB  # of it; what is dirty afterwards must be written before the next run
+READ_BYTES = 1024 * MIB  # of all jobs together
+WRITE_BYTES = 256 * MIB  # what is dirty afterwards must be written before the next run
 
 # mode -> passthrough_hp's options; ours are those of the tests.
 MODE_OPTIONS = {
@@ -247,7 +248,8 @@ def mounted(side: Side, source: Path, point: Path) -> Iterator[Path]:
         else:
             pid, _ = stack.enter_context(passthrough_hp(side, source, point))
         check_rings(side, pid)
-        check_passthrough(side, pid, point / "data", source / "data")
+        file = data_files(source, 1)[0].name
+        check_passthrough(side, pid, point / file, source / file)
         yield point
     point.with_name(point.name + ".errors").unlink()
     point.rmdir()
@@ -265,43 +267,49 @@ def sync_file_system(path: Path) -> None:
         os.close(descriptor)
 
 
+def data_files(directory: Path, jobs: int) -> list[Path]:
+    """Of that many jobs: together READ_BYTES."""
+    return [directory / f"data{jobs}.{job}" for job in range(jobs)]
+
+
 def empty_cache(*paths: Path) -> None:
     """Of files whose data is on disk after this; from the top down."""
-    for path in paths:
-        sync_file_system(path)
+    for directory in dict.fromkeys(path.parent for path in paths):
+        sync_file_system(directory)
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
 
-def make_cold(above: Path, below: Path) -> None:
-    """What is still being read ahead cannot be dropped: tried until nothing of the file below is cached."""
+def make_cold(above: Sequence[Path], below: Sequence[Path]) -> None:
+    """What is still being read ahead cannot be dropped: tried until nothing of the files below is cached."""
     deadline = time.monotonic() + COLD_TIMEOUT_S
     while True:
-        empty_cache(above, below)
-        resident = int(checked(["fincore", "--bytes", "--noheadings", "--output", "RES", str(below)]))
+        empty_cache(*above, *below)
+        argv = ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, below)]
+        resident = sum(map(int, checked(argv).split()))
         if not resident:
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{below}: {resident} bytes stay cached")
+            raise RuntimeError(f"{below[0].parent}: {resident} bytes stay cached")
         time.sleep(0.01)
 
 
 def run_data(cell: Cell, directory: Path, source: Path, runtime: float, seed: int) -> float:
     """Operations a second."""
-    path, below = directory / "data", source / "data"
-    make_cold(path, below)
+    files = data_files(directory, cell.jobs)
+    make_cold(files, data_files(source, cell.jobs))
     kind, mode = cell.workload.split("-")
-    argv = ["fio", f"--name={cell.workload}", "--ioengine=psync", "--thread", f"--filename={path}", f"--rw={mode}"]
+    argv = ["fio", f"--name={cell.workload}", "--ioengine=psync", "--thread", f"--directory={directory}"]
+    argv += [f"--filename_format={files[0].name.removesuffix('0')}$jobnum", f"--rw={mode}"]
     argv += [f"--direct={int(kind == 'direct')}", f"--numjobs={cell.jobs}", "--group_reporting"]
     argv += ["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0"]
-    size = FILE_BYTES if mode.endswith("read") else WRITE_BYTES
+    size = (READ_BYTES if mode.endswith("read") else WRITE_BYTES) // cell.jobs
     if mode.startswith("rand"):
         argv += ["--bs=4k", f"--size={size}", "--norandommap", "--randrepeat=0", f"--randseed={seed}"]
     else:
-        part = size // cell.jobs
-        argv += ["--bs=128k", f"--size={part}", f"--offset_increment={part}"]
+        argv += ["--bs=128k", f"--size={size}"]
     if mode != "read":
         argv += ["--time_based", f"--runtime={round(runtime * 1000)}ms"]
     job = run_fio(argv, cell.name, timeout=runtime + 120)
@@ -321,7 +329,7 @@ def run_metadata(threads: int, directory: Path, options: argparse.Namespace) -> 
 
 @dataclass
 class Sources:
-    """Directories with a file `data`: on ext4 and on tmpfs; and where mount points can be made."""
+    """Directories, on ext4 with the data files, on tmpfs with one small file; and where mount points can be made."""
 
     disk: Path
     memory: Path
@@ -374,10 +382,12 @@ def prepared(options: argparse.Namespace) -> Iterator[Sources]:
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="userblk-bench-", dir="/dev/shm")))
         points = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="userblk-bench-")))
         block = os.urandom(MIB)
-        with (disk / "data").open("wb") as file:
-            for _ in range(FILE_BYTES // MIB):
-                file.write(block)
-        (memory / "data").write_bytes(block)
+        for jobs in JOBS:
+            for path in data_files(disk, jobs):
+                with path.open("wb") as file:
+                    for _ in range(READ_BYTES // jobs // MIB):
+                        file.write(block)
+        data_files(memory, 1)[0].write_bytes(block)
         stack.enter_context(rings_enabled())
         yield Sources(disk, memory, points)
 
@@ -447,7 +457,7 @@ def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6, the fewest that have an interval)")
     parser.add_argument("--runtime", type=float, default=0.6, metavar="S", help="of a run (default 0.6)")
     parser.add_argument(
         "--cells",

@@ -5,7 +5,7 @@
 A cell is COMPARISON/WORKLOAD/BLOCK/JOBS. In every round each cell is run once with each of its
 two sides, in random order, each run with a server of its own; a run's figure is fio's IOPS
 through its nbd engine, one connection per job, one request at a time. The result of a cell is the
-geometric mean of the ratios first/second with its 95 % Student-t interval.
+Hodges-Lehmann estimate of first/second with its 95 % interval.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A cell is COMPARISON/WORKLOAD/BLOCK. In every round each cell is run once with e
 random order, each run with a versitygw in memory and a volume of its own. Volumes are filled before reads,
 and served anew, so that nothing is cached. Eight fio jobs of one request each, through fio's nbd engine (s3backer,
 which serves a FUSE file: psync with O_DIRECT). A run's figure is bytes per second from fio's start until
-all is flushed. The result of a cell is the geometric mean of the ratios first/second with its 95 % Student-t interval.
+all is flushed. The result of a cell is the Hodges-Lehmann estimate of first/second with its 95 % interval.
 The peers are Debian's packages s3backer and nbdkit-plugin-python.
 """
 

@@ -184,7 +184,7 @@ def show(arguments: argparse.Namespace) -> None:
                     for key in ("iops", "latency_us", "server_cpu_us_per_op", "server_sleeps_per_op")
                 )
                 print(
-                    f"{cell:18} {iops:9.0f} {ratio.mean:7.3f} {ratio.low:8.3f}-{ratio.high:<8.3f}"
+                    f"{cell:18} {iops:9.0f} {ratio.middle:7.3f} {ratio.low:8.3f}-{ratio.high:<8.3f}"
                     f" {latency:8.0f} {cpu:7.0f} {sleeps:7.2f}"
                 )
     loads = [run["load"] for run in data["runs"]]

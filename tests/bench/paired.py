@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ratio:
-    """first/second, with its interval; the ends are NaN for fewer than two pairs."""
+    """first/second, with its interval; the ends are NaN for too few pairs."""
 
-    mean: float
+    middle: float
     low: float
     high: float
 
     def __str__(self) -> str:
         if math.isnan(self.low):
-            return f"{self.mean:8.3f}  {'no interval: one pair':<22}"
+            return f"{self.middle:8.3f}  {'no interval: few pairs':<22}"
         interval = f"[{self.low:.3f}, {self.high:.3f}]"
-        return f"{self.mean:8.3f}  {interval:<22}"
+        return f"{self.middle:8.3f}  {interval:<22}"
 
     def verdict(self, limit: float, slower: float) -> str:
         """ok: surely at least limit; slower: surely below slower; empty without an interval."""
@@ -34,18 +35,40 @@ class Ratio:
         return "ok" if self.low >= limit else "slower" if self.high < slower else "unclear"
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Ratio:
-    """Geometric mean of first/second and its Student-t interval (n-1)."""
-    from scipy import stats  # not where only measuring is done
+def signed_rank_quantile(n: int, probability: float) -> int:
+    """
+    The largest k such that Wilcoxon's signed-rank statistic of n differences without a trend is below k
+    with at most this probability; 0: there is none.
+    """
+    counts = [1]  # of the subsets of the ranks so far, by their sum
+    for rank in range(1, n + 1):
+        longer = counts + [0] * rank
+        for total, count in enumerate(counts):
+            longer[total + rank] += count
+        counts = longer
+    below = 0
+    for k, count in enumerate(counts):
+        below += count
+        if below > probability * 2**n:
+            return k
+    raise ValueError(f"probability={probability}: not below 1")
 
+
+def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> Ratio:
+    """
+    The Hodges-Lehmann estimate of first/second (the median of the geometric means of any two of the pairs'
+    ratios, and of each with itself) and its exact interval from Wilcoxon's signed-rank test (Hollander,
+    Wolfe and Chicken, Nonparametric Statistical Methods, 3.2 and 3.3). Not Student's: a burst of other
+    load on a shared host makes single pairs differ by 2, and a few of them would decide a mean.
+    95 % take six pairs.
+    """
     logs = [math.log(first / second) for first, second in pairs]
-    n = len(logs)
-    mean = math.fsum(logs) / n
-    if n < 2:
-        return Ratio(math.exp(mean), math.nan, math.nan)
-    variance = math.fsum((x - mean) ** 2 for x in logs) / (n - 1)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * math.sqrt(variance / n)
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    averages = sorted((a + b) / 2 for i, a in enumerate(logs) for b in logs[i:])
+    middle = math.exp(statistics.median(averages))
+    outside = signed_rank_quantile(len(logs), (1 - confidence) / 2)
+    if not outside:
+        return Ratio(middle, math.nan, math.nan)
+    return Ratio(middle, math.exp(averages[outside - 1]), math.exp(averages[-outside]))
 
 
 def is_chosen(name: str, patterns: Sequence[str]) -> bool:

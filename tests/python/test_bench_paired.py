@@ -4,28 +4,48 @@
 from __future__ import annotations
 
 import math
+import random
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from paired import Ratio, is_chosen, paired_ratio, run_fio, write_json  # noqa: E402
+from paired import Ratio, is_chosen, paired_ratio, run_fio, signed_rank_quantile, write_json  # noqa: E402
 
 
-def test_ratio_is_geometric_with_a_student_interval() -> None:
-    ratio = paired_ratio([(2.0, 1.0), (8.0, 1.0)])
-    assert ratio.mean == pytest.approx(4.0)
-    half = 12.7062 * math.log(2)  # t(0.975, 1 degree of freedom) x standard error of the logarithms
-    assert math.log(ratio.high / ratio.mean) == pytest.approx(half, rel=1e-4)
-    assert ratio.low * ratio.high == pytest.approx(16.0)
+def test_ratio_and_interval_are_those_of_the_signed_rank_test() -> None:
+    # Depression scores of Hollander, Wolfe and Chicken, 9 pairs, 96.1 %: between the 6th smallest and the 6th largest of 45 averages.
+    logs = [0.952, -0.147, 1.022, 0.430, 0.620, 0.590, 0.490, -0.080, 0.010]
+    averages = sorted((a + b) / 2 for i, a in enumerate(logs) for b in logs[i:])
+    ratio = paired_ratio([(math.exp(x), 1.0) for x in logs])
+    assert math.log(ratio.low) == pytest.approx(averages[5]) == pytest.approx(0.010)
+    assert math.log(ratio.high) == pytest.approx(averages[-6]) == pytest.approx(0.786)
+    assert math.log(ratio.middle) == pytest.approx(0.46)
 
 
-def test_one_pair_has_no_interval_and_no_verdict() -> None:
-    ratio = paired_ratio([(3.0, 2.0)])
-    assert ratio.mean == pytest.approx(1.5) and math.isnan(ratio.low) and math.isnan(ratio.high)
+def test_quantiles_of_the_signed_rank_statistic() -> None:
+    # Published table of two-sided 5 %: the largest value that is still significant is one below.
+    assert [signed_rank_quantile(n, 0.025) for n in (5, 6, 8, 10, 20, 30)] == [0, 1, 4, 9, 53, 138]
+
+
+def test_interval_covers_in_95_percent_of_noisy_series() -> None:
+    rng = random.Random(4)
+    covered = 0
+    for _ in range(600):
+        # One pair in ten is far off: bursts of other load.
+        logs = [rng.gauss(0, 1.0 if rng.random() < 0.1 else 0.05) for _ in range(20)]
+        ratio = paired_ratio([(math.exp(0.1 + x), 1.0) for x in logs])
+        covered += ratio.low <= math.exp(0.1) <= ratio.high
+    assert 0.93 <= covered / 600 <= 0.98
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_few_pairs_have_no_interval_and_no_verdict(n: int) -> None:
+    ratio = paired_ratio([(3.0, 2.0)] * n)
+    assert ratio.middle == pytest.approx(1.5) and math.isnan(ratio.low) and math.isnan(ratio.high)
     assert ratio.verdict(0.5, slower=2.0) == ""
-    assert "one pair" in str(ratio)
+    assert "few pairs" in str(ratio)
 
 
 @pytest.mark.parametrize(
