@@ -88,7 +88,7 @@ def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int) -> float
     """IOPS of one run."""
     argv = ["fio", f"--name={cell.workload}", "--ioengine=nbd", f"--uri={uri}"]
     argv += [f"--rw={cell.workload}", f"--bs={cell.block}", f"--numjobs={cell.jobs}"]
-    argv += [f"--size={size}", "--time_based", f"--runtime={runtime}", "--ramp_time=0.3"]
+    argv += [f"--size={size}", "--time_based", f"--runtime={round(runtime * 1000)}ms", "--ramp_time=300ms"]
     argv += ["--group_reporting", "--randrepeat=0", f"--randseed={seed}", "--norandommap"]
     job = paired.run_fio(argv, cell.name)
     return float(job["read"]["iops"]) + float(job["write"]["iops"])
