@@ -15,7 +15,7 @@ from paired import Ratio, is_chosen, paired_ratio, run_fio, signed_rank_quantile
 
 
 def test_ratio_and_interval_are_those_of_the_signed_rank_test() -> None:
-    # Depression scores of Hollander, Wolfe and Chicken, 9 pairs, 96.1 %: between the 6th smallest and the 6th largest of 45 averages.
+    # Depression scores of Hollander, Wolfe and Chicken: 9 pairs, between the 6th smallest and largest of 45 averages.
     logs = [0.952, -0.147, 1.022, 0.430, 0.620, 0.590, 0.490, -0.080, 0.010]
     averages = sorted((a + b) / 2 for i, a in enumerate(logs) for b in logs[i:])
     ratio = paired_ratio([(math.exp(x), 1.0) for x in logs])
