@@ -9,11 +9,11 @@ mounted anew and every cell is run on each of them, in random order. The result 
 Hodges-Lehmann estimate of first/second with its 95 % interval; it is ok when the lower end is at least the
 cell's limit, slower when the upper end is below it.
 
-Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one
-file wait for each other in the kernel, whoever passes the file on), and cold: before each run the caches
-of the mount and of the file below are emptied. A run takes --runtime; a sequential read is one pass. fio does neither advise nor invalidate,
-which would reach the file below on one side only. Files of the metadata workloads (create, stat,
-open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
+Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one file wait
+for each other in the kernel, whoever passes the file on), and cold: before each run the caches of the mount
+and of the file below are emptied. A run takes --runtime; a sequential read is one pass. fio does neither
+advise nor invalidate, which would reach the file below on one side only. Files of the metadata workloads
+(create, stat, open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
 """
 
 from __future__ import annotations
