@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <inttypes.h>
 #include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "backends/backend.h"
+
+/* Counters that are told; a device with more tells the first ones. */
+#define MAX_COUNTERS 16
 
 static void tell(void (*sink)(void *, const char *), void *opaque, const char *format, va_list args)
 	__attribute__((format(printf, 3, 0)));
@@ -306,4 +310,15 @@ int backend_map(struct backend *b, struct backend_request *request, struct backe
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max)
 {
 	return b->ops->counters ? b->ops->counters(b, counters, max) : 0;
+}
+
+bool backend_counters_text(struct backend *b, char *text, size_t room)
+{
+	struct backend_counter counters[MAX_COUNTERS];
+	size_t used = 0, n = backend_counters(b, counters, MAX_COUNTERS);
+
+	for (size_t i = 0; i < n && i < MAX_COUNTERS && used < room; i++)
+		used += (size_t)snprintf(text + used, room - used, " %s=%" PRIu64, counters[i].name,
+			counters[i].value);
+	return n > 0;
 }

@@ -140,6 +140,8 @@ struct backend_ops {
 	size_t config_size;	    /* bytes of the struct that the params point into */
 	/* open() takes the device away from whoever serves it: not to be done just to look. */
 	bool open_takes_over;
+	/* Writes that were acknowledged die with the process, as with a machine, until a flush. */
+	bool holds_writes;
 	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
 	int (*check)(const void *config, struct params_error *error);
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
@@ -230,6 +232,8 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
 int backend_map(
 	struct backend *b, struct backend_request *request, struct backend_mapping *mapping);
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
+/* " NAME=VALUE NAME=VALUE" of all counters, cut where the room ends. False: there are none. */
+bool backend_counters_text(struct backend *b, char *text, size_t room);
 
 /* printf to host->error / host->debug; lines over 1 KiB are cut. */
 void backend_error(const struct backend_host *host, const char *format, ...)

@@ -449,6 +449,46 @@ int params_complete(struct params *p, bool size_given, struct params_error *erro
 	return p->ops->check ? p->ops->check(p->config, error) : 0;
 }
 
+struct params *params_from_words(
+	const struct backend_ops *const *devices, char *const *words, struct params_error *error)
+{
+	const struct backend_ops *ops = NULL;
+	char names[64] = "";
+	struct params *p;
+	int r = 0;
+
+	for (size_t i = 0; devices[i]; i++) {
+		if (*words && strcmp(*words, devices[i]->name) == 0)
+			ops = devices[i];
+		strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
+		strncat(names, devices[i]->name, sizeof names - strlen(names) - 1);
+	}
+	if (!ops) {
+		params_error_set(error, "%s: %s; name one of %s", *words ? *words : "DEVICE",
+			*words ? "no such device" : "missing", names);
+		return NULL;
+	}
+	p = params_new(ops);
+	for (words++; r == 0 && *words; words++) {
+		char *value = strchr(*words, '=');
+
+		if (value) {
+			*value = 0;
+			r = params_set(p, *words, value + 1, error);
+			*value = '=';
+		} else {
+			r = params_set(p, ops->main_param, *words, error);
+		}
+	}
+	if (r == 0)
+		r = params_complete(p, false, error);
+	if (r < 0) {
+		params_free(p);
+		return NULL;
+	}
+	return p;
+}
+
 const struct backend_ops *params_ops(const struct params *p)
 {
 	return p->ops;
@@ -494,4 +534,14 @@ char *params_help(const struct backend_ops *ops)
 	if (fclose(stream))
 		abort();
 	return text;
+}
+
+void params_print_devices(const struct backend_ops *const *devices)
+{
+	for (; *devices; devices++) {
+		char *help = params_help(*devices);
+
+		printf("\nDevice %s: %s\n%s", (*devices)->name, (*devices)->summary, help);
+		free(help);
+	}
 }

@@ -14,9 +14,6 @@
 
 #include "plugins/nbdkit_adapter.h"
 
-/* The largest number of counters printed; a device with more shows the first ones. */
-#define MAX_COUNTERS 16
-
 /* One device per process, shared by all connections: O_EXCL refuses a second open. */
 static struct params *params;
 static struct backend *device;
@@ -110,18 +107,11 @@ static int adapter_get_ready(void)
  */
 static void print_counters(void)
 {
-	struct backend_counter counters[MAX_COUNTERS];
-	size_t i, n = backend_counters(device, counters, MAX_COUNTERS);
 	char line[1024];
-	int used = 0;
 
-	if (n == 0)
-		return;
-	for (i = 0; i < n && i < MAX_COUNTERS && used < (int)sizeof line; i++)
-		used += snprintf(line + used, sizeof line - (size_t)used, " %s=%" PRIu64,
-			counters[i].name, counters[i].value);
 	/* In one write, so that nothing comes between. */
-	fprintf(stderr, "%s: counters:%s\n", plugin_identity.name, line);
+	if (backend_counters_text(device, line, sizeof line))
+		fprintf(stderr, "%s: counters:%s\n", plugin_identity.name, line);
 }
 
 static void adapter_cleanup(void)

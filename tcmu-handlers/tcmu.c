@@ -35,9 +35,6 @@
 /* Non-zero patterns of WRITE SAME are written in pieces of this size. */
 #define PATTERN_SIZE (1u << 20)
 
-/* The largest number of counters logged; a device with more shows the first ones. */
-#define MAX_COUNTERS 16
-
 /* Bits of CDB byte 1. */
 #define CDB_FUA	  0x08 /* WRITE, COMPARE AND WRITE */
 #define CDB_UNMAP 0x08 /* WRITE SAME */
@@ -250,17 +247,10 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 /* Whoever reads a result must know of bounced requests. */
 static void log_counters(struct tcmu_device *dev, struct backend *backend)
 {
-	struct backend_counter counters[MAX_COUNTERS];
-	size_t i, n = backend_counters(backend, counters, MAX_COUNTERS);
 	char line[1024];
-	size_t used = 0;
 
-	if (n == 0)
-		return;
-	for (i = 0; i < n && i < MAX_COUNTERS && used < sizeof line; i++)
-		used += (size_t)snprintf(line + used, sizeof line - used, " %s=%" PRIu64,
-			counters[i].name, counters[i].value);
-	tcmu_dev_info(dev, "counters:%s\n", line);
+	if (backend_counters_text(backend, line, sizeof line))
+		tcmu_dev_info(dev, "counters:%s\n", line);
 }
 
 static void adapter_close(struct tcmu_device *dev)
