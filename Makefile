@@ -289,12 +289,24 @@ fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (ne
 UBLK := $(B)/ublk/userblk-ublk
 UBLK_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard ublk/*.c))
 
-$(UBLK): $(UBLK_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -luring
+$(UBLK): $(UBLK_OBJS) $(BACKEND_OBJS) $(S3_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -luring $(S3_LIBS)
 
 ublk: $(UBLK) ## build the server for Linux's ublk driver (needs liburing-dev)
 .PHONY: ublk
 all: ublk
+
+# ---- sequential server -----------------------------------------------------------
+
+BUSE := $(B)/buse/userblk-buse
+BUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard buse/*.c))
+
+$(BUSE): $(BUSE_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS)
+
+buse: $(BUSE) ## build the sequential server on Linux's nbd driver
+.PHONY: buse
+all: buse
 
 # ---- lab ----------------------------------------------------------------------
 
@@ -314,6 +326,7 @@ lab-programs: ## build everything for the lab's guest, inside its root file syst
 
 prefix  ?= /usr/local
 mandir  ?= $(prefix)/share/man
+unitdir ?= $(prefix)/lib/systemd/system
 # nbdkit looks for plugins in one directory, whatever the prefix is.
 plugindir ?= $(shell nbdkit --dump-config | sed -n 's/^plugindir=//p')
 # So does tcmu-runner, in the directory of its own handlers.
@@ -324,7 +337,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-buse install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -349,9 +362,17 @@ install-flow: $(FLOW)
 	install -D -m 755 $(FLOW) $(DESTDIR)$(prefix)/bin/userblk-flow
 .PHONY: install-flow
 
+UBLK_UNIT := userblk-ublk@.service
+
 install-ublk: $(UBLK)
 	install -D -m 755 $(UBLK) $(DESTDIR)$(prefix)/sbin/userblk-ublk
+	install -d $(DESTDIR)$(unitdir)
+	sed 's,@sbindir@,$(prefix)/sbin,' ublk/$(UBLK_UNIT) >$(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 .PHONY: install-ublk
+
+install-buse: $(BUSE)
+	install -D -m 755 $(BUSE) $(DESTDIR)$(prefix)/sbin/userblk-buse
+.PHONY: install-buse
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
@@ -363,10 +384,11 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough ublk,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
 	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
 	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
 	ln -sfn $(prefix)/sbin/userblk-ublk $(DESTDIR)$(prefix)/lib/userblk/ublk/userblk-ublk
+	ln -sfn $(prefix)/sbin/userblk-buse $(DESTDIR)$(prefix)/lib/userblk/buse/userblk-buse
 	for p in $(PLUGINS); do ln -sfn $(plugindir)/nbdkit-userblk-$$p-plugin.so \
 		$(DESTDIR)$(prefix)/lib/userblk/plugins/$$p.so; done
 	for h in $(HANDLERS); do ln -sfn $(handlerdir)/handler_userblk_$$h.so \
@@ -380,7 +402,7 @@ install-man:
 
 uninstall: ## remove what install put there
 	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow) \
-		$(DESTDIR)$(prefix)/sbin/userblk-ublk
+		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
 
@@ -407,7 +429,8 @@ $(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)
 
 # userblk-ublk's tests link all of it but main().
 $(foreach t,$(filter test_ublk%,$(UNIT_TESTS)),\
-	$(eval UNIT_OBJS_$t = $$(filter-out %/main.o,$$(UBLK_OBJS)))$(eval UNIT_LDFLAGS_$t := -luring))
+	$(eval UNIT_OBJS_$t = $$(filter-out %/main.o,$$(UBLK_OBJS)) $$(S3_OBJS))$(eval UNIT_LDFLAGS_$t = -luring $$(S3_LIBS)))
+$(foreach t,$(filter test_buse%,$(UNIT_TESTS)),$(eval UNIT_OBJS_$t = $$(B)/buse/serve.o))
 
 # What the fault tests answer in the kernel's place (names as with 64-bit offsets).
 wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
@@ -581,9 +604,9 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(DRY_RUN),--dry-run)
 
 GUEST_TESTS = env PYTHONPATH=/userblk/python CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
-LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk
+LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk buse
 
-test-lab: ## the lab itself, then our disks and file systems on its real kernel, in one boot
+test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
 	lab/make-in-root $(LAB_PROGRAMS)
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
 	lab/run --timeout 1200 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
@@ -592,7 +615,7 @@ test-lab: ## the lab itself, then our disks and file systems on its real kernel,
 
 test-lab-long: ## what test-lab leaves out: every combination, many cycles
 	lab/make-in-root $(LAB_PROGRAMS)
-	lab/run --timeout 1200 -- $(GUEST_TESTS) -m long tests/lab/guest
+	lab/run --timeout 3600 -- $(GUEST_TESTS) -m long tests/lab/guest
 .PHONY: test-lab-long
 
 bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
@@ -603,11 +626,13 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
 LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
-	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-long test-lab-backports
+	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-long test-lab-backports test-lab-long-backports
 
 test-lab-backports: ## test-lab on the newer kernel
 	LAB_KERNEL=backports $(MAKE) --no-print-directory test-lab
-.PHONY: test-lab-backports
+test-lab-long-backports: ## test-lab-long on it
+	LAB_KERNEL=backports $(MAKE) --no-print-directory test-lab-long
+.PHONY: test-lab-backports test-lab-long-backports
 
 # All of them, then fails if one did. Skips are listed; with CI=true tests/conftest.py makes
 # failures of those that an installation would have mended.

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-buse on the kernel's nbd driver: its beginning, its ends, and what it refuses. Data: test_systems.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import BUILD, LIMIT, MIB, run
+
+BUSE = Path(BUILD, "buse/userblk-buse")
+NVME = os.environ["LAB_NVME"]
+
+Server = subprocess.Popen[str]
+Start = Callable[..., tuple[Server, str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start(words...): a server and the path of its disk; killed at the end if it has not ended."""
+    run(["modprobe", "nbd"])
+    servers: list[Server] = []
+
+    def enter(*words: str) -> tuple[Server, str]:
+        server = subprocess.Popen(
+            [str(BUSE), "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        servers.append(server)
+        assert server.stdout and server.stderr
+        line = server.stdout.readline()
+        assert line, server.stderr.read()
+        return server, json.loads(line)["disk"]
+
+    yield enter
+    for server in servers:
+        server.kill()
+        server.communicate(timeout=LIMIT)
+
+
+def size(disk: str) -> int:
+    return int(Path("/sys/block", Path(disk).name, "size").read_text()) * 512
+
+
+def queue(disk: str, name: str) -> str:
+    return Path("/sys/block", Path(disk).name, "queue", name).read_text().strip()
+
+
+def await_gone(disk: str) -> None:
+    end = time.monotonic() + LIMIT
+    while size(disk) or Path("/sys/block", Path(disk).name, "pid").exists():
+        assert time.monotonic() < end, "the disk stays"
+        time.sleep(0.05)
+
+
+def ended(server: Server) -> tuple[int, str]:
+    _, errors = server.communicate(timeout=LIMIT)
+    return server.returncode, errors
+
+
+def test_the_disk_is_what_the_device_is(start: Start) -> None:
+    _, disk = start("passthrough", f"file={NVME}")
+    assert size(disk) == size(NVME)
+    assert queue(disk, "logical_block_size") == queue(NVME, "logical_block_size")
+    assert queue(disk, "write_cache") == "write back"
+    assert queue(disk, "fua") == "1"
+    assert int(queue(disk, "discard_max_bytes")) > 0
+    _, second = start("passthrough", f"file={os.environ['LAB_SATA']}", "readonly=on")
+    assert second != disk
+    assert Path("/sys/block", Path(second).name, "ro").read_text().strip() == "1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_writes_back_and_removes_the_disk(start: Start, number: int) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    text = os.urandom(MIB)
+    # Kept open: what was written stays in the page cache of the disk until the signal.
+    with open(disk, "r+b", buffering=0) as stream:
+        stream.write(text)
+        server.send_signal(number)
+        code, errors = ended(server)
+        assert code == 0, errors
+    await_gone(disk)
+    with open(NVME, "rb") as stream:
+        assert stream.read(MIB) == text
+
+
+def test_disconnected_by_another(start: Start) -> None:
+    server, disk = start("null", f"size={MIB}")
+    run(["nbd-client", "-d", disk])
+    code, errors = ended(server)
+    assert code == 0, errors
+    await_gone(disk)
+
+
+def test_killed(start: Start) -> None:
+    """Errors at once; the disk goes, and the device can be served again."""
+    server, disk = start("passthrough", f"file={NVME}")
+    load = subprocess.Popen(
+        ["fio", "--name=load", f"--filename={disk}", "--size=64M", "--rw=randrw", "--bs=4k", "--ioengine=libaio",
+         "--iodepth=16", "--direct=1", "--time_based", "--runtime=60"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    counter = Path("/sys/block", Path(disk).name, "stat")
+    end = time.monotonic() + LIMIT
+    while int(counter.read_text().split()[0]) < 50:
+        assert time.monotonic() < end and load.poll() is None, "no I/O to disturb"
+        time.sleep(0.05)
+    server.kill()
+    output, _ = load.communicate(timeout=LIMIT)
+    assert load.returncode != 0 and "error" in output.lower()
+    await_gone(disk)
+    _, again = start("passthrough", f"file={NVME}")
+    assert again == disk
+
+
+def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    run(["mkfs.ext4", "-qF", disk])
+    run(["mount", disk, mountpoint])
+    for words, reason in (
+        ([f"--disk={disk}", "null", "size=1M"], "in use"),
+        (["--disk=/dev/nbd15x", "null", "size=1M"], "name /dev/nbdN"),
+        ([f"--disk={NVME}", "null", "size=1M"], "name /dev/nbdN"),
+        (["--disk=/dev/nbd999", "null", "size=1M"], "does not exist"),
+        (["passthrough", f"file={NVME}"], "in use"),
+        (["null", "size=x"], "size=x"),
+        (["--timeout=-1", "null", "size=1M"], "--timeout=-1"),
+        (["nothing"], "no such device"),
+        ([], "missing"),
+    ):
+        output = run([BUSE, *words], expect=1 if "nbd999" in "".join(words) else 2)
+        assert reason in output, words
+        assert output.count("\n") == 1, output
+    assert server.poll() is None
+    (mountpoint / "file").write_bytes(b"x" * MIB)
+    run(["umount", mountpoint])
+    run(["fsck.ext4", "-f", "-n", disk])
+
+
+def test_unprivileged_users_are_refused() -> None:
+    run(["modprobe", "nbd"])
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    assert "run as root" in run([*user, BUSE, "null", "size=1M"], expect=1)
+
+
+def test_the_manual_has_what_help_has() -> None:
+    usage, manual = run([BUSE, "--help"]), Path("docs/man/userblk-buse.8").read_text()
+    said = re.findall(r"^    --([a-z]+)", usage.split("Options:")[1].split("Device ")[0], re.M)
+    assert said == re.findall(r"^\.It Fl -([a-z]+)", manual, re.M) != []

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The sequential server over a socket pair, with this file in the place of the kernel's driver. */
+#include <endian.h>
+#include <errno.h>
+#include <linux/nbd.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "buse/serve.h"
+#include "tests/unit/support.h"
+
+#define MIB  (1u << 20)
+#define SIZE (4 * MIB)
+
+struct connection {
+	struct device device;
+	pthread_t thread;
+	int sockets[2]; /* ours, the server's */
+	int result;
+};
+
+static void *run_server(void *opaque)
+{
+	struct connection *c = opaque;
+
+	c->result = serve(c->device.backend, c->sockets[1]);
+	shutdown(c->sockets[1], SHUT_RDWR);
+	return NULL;
+}
+
+static void begin(struct connection *c, const char *parameters)
+{
+	device_open(&c->device, &passthrough_backend, "%s;file=%s", parameters,
+		scratch_file("disk", SIZE));
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, c->sockets), 0);
+	assert_int_equal(pthread_create(&c->thread, NULL, run_server, c), 0);
+}
+
+/* What serve() returned. */
+static int end(struct connection *c)
+{
+	pthread_join(c->thread, NULL);
+	close(c->sockets[0]);
+	close(c->sockets[1]);
+	device_close(&c->device);
+	return c->result;
+}
+
+static void put(struct connection *c, const void *bytes, size_t length)
+{
+	for (size_t done = 0; done < length;) {
+		ssize_t n = send(
+			c->sockets[0], (const char *)bytes + done, length - done, MSG_NOSIGNAL);
+
+		assert_true(n > 0);
+		done += (size_t)n;
+	}
+}
+
+static void get(struct connection *c, void *bytes, size_t length)
+{
+	assert_int_equal(recv(c->sockets[0], bytes, length, MSG_WAITALL), length);
+}
+
+static void ask(struct connection *c, uint32_t type, uint64_t offset, uint32_t length)
+{
+	struct serve_request request = {
+		.magic = htobe32(NBD_REQUEST_MAGIC),
+		.type = htobe32(type),
+		.cookie = 0x1122334455667788 + offset,
+		.offset = htobe64(offset),
+		.length = htobe32(length),
+	};
+
+	put(c, &request, sizeof request);
+}
+
+/* The error in the answer to the request for offset. */
+static uint32_t answer(struct connection *c, uint64_t offset)
+{
+	struct serve_reply reply;
+
+	get(c, &reply, sizeof reply);
+	assert_int_equal(be32toh(reply.magic), NBD_REPLY_MAGIC);
+	assert_true(reply.cookie == 0x1122334455667788 + offset);
+	return be32toh(reply.error);
+}
+
+static void test_layout_is_that_of_the_protocol(void **state)
+{
+	(void)state;
+	assert_int_equal(sizeof(struct serve_request), 28);
+	assert_int_equal(sizeof(struct serve_reply), 16);
+	assert_int_equal(sizeof(struct serve_request), sizeof(struct nbd_request));
+	assert_int_equal(sizeof(struct serve_reply), sizeof(struct nbd_reply));
+}
+
+static void test_data_comes_back(void **state)
+{
+	static char written[MIB], read[MIB];
+	struct connection c;
+
+	(void)state;
+	begin(&c, "direct=off");
+	for (size_t i = 0; i < sizeof written; i++)
+		written[i] = (char)(i * 7 + i / 4096);
+	/* Three are under way before the first answer is taken, as the kernel does it. */
+	ask(&c, SERVE_WRITE, 4096, 4096);
+	put(&c, written, 4096);
+	ask(&c, SERVE_WRITE | SERVE_FUA, 8192, 512);
+	put(&c, written + 4096, 512);
+	ask(&c, SERVE_READ, 4096, 4608);
+	assert_int_equal(answer(&c, 4096), 0);
+	assert_int_equal(answer(&c, 8192), 0);
+	assert_int_equal(answer(&c, 4096), 0);
+	get(&c, read, 4608);
+	assert_memory_equal(read, written, 4608);
+	/* More than the socket holds. */
+	ask(&c, SERVE_WRITE, MIB, MIB);
+	put(&c, written, MIB);
+	assert_int_equal(answer(&c, MIB), 0);
+	ask(&c, SERVE_READ, MIB, MIB);
+	assert_int_equal(answer(&c, MIB), 0);
+	get(&c, read, MIB);
+	assert_memory_equal(read, written, MIB);
+	ask(&c, SERVE_FLUSH, 0, 0);
+	assert_int_equal(answer(&c, 0), 0);
+	ask(&c, SERVE_DISCONNECT, 0, 0);
+	assert_int_equal(end(&c), 0);
+}
+
+static bool is_zero(const char *bytes, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		if (bytes[i])
+			return false;
+	return true;
+}
+
+static void test_zeroes_and_trim(void **state)
+{
+	static char data[2 * MIB];
+	struct connection c;
+
+	(void)state;
+	begin(&c, "direct=off");
+	for (uint32_t flags = 0; flags <= SERVE_NO_HOLE; flags += SERVE_NO_HOLE) {
+		memset(data, 'x', sizeof data);
+		ask(&c, SERVE_WRITE, 0, sizeof data);
+		put(&c, data, sizeof data);
+		assert_int_equal(answer(&c, 0), 0);
+		ask(&c, SERVE_WRITE_ZEROES | flags, 512, sizeof data - 1024);
+		assert_int_equal(answer(&c, 512), 0);
+		ask(&c, SERVE_READ, 0, sizeof data);
+		assert_int_equal(answer(&c, 0), 0);
+		get(&c, data, sizeof data);
+		assert_int_equal(data[511], 'x');
+		assert_true(is_zero(data + 512, sizeof data - 1024));
+		assert_int_equal(data[sizeof data - 512], 'x');
+	}
+	ask(&c, SERVE_TRIM, 0, MIB);
+	assert_int_equal(answer(&c, 0), 0);
+	ask(&c, SERVE_READ, 0, MIB);
+	assert_int_equal(answer(&c, 0), 0);
+	get(&c, data, MIB);
+	assert_true(is_zero(data, MIB));
+	close(c.sockets[0]); /* hanging up is an end like another */
+	c.sockets[0] = -1;
+	assert_int_equal(end(&c), 0);
+}
+
+static void test_errors_are_answered(void **state)
+{
+	char block[512] = {1};
+	struct connection c;
+
+	(void)state;
+	begin(&c, "direct=off;readonly=on");
+	ask(&c, SERVE_WRITE, 0, sizeof block);
+	put(&c, block, sizeof block);
+	assert_int_equal(answer(&c, 0), EPERM);
+	ask(&c, SERVE_READ, SIZE, sizeof block); /* no data follows */
+	assert_int_equal(answer(&c, SIZE), EINVAL);
+	ask(&c, 5, 0, 0);
+	assert_int_equal(answer(&c, 0), EINVAL);
+	ask(&c, SERVE_READ, 0, sizeof block);
+	assert_int_equal(answer(&c, 0), 0);
+	get(&c, block, sizeof block);
+	assert_true(is_zero(block, sizeof block));
+	ask(&c, SERVE_DISCONNECT, 0, 0);
+	assert_int_equal(end(&c), 0);
+}
+
+static void test_what_is_no_request_ends_it(void **state)
+{
+	struct serve_request request = {.magic = htobe32(NBD_REPLY_MAGIC)};
+	struct connection c;
+
+	(void)state;
+	begin(&c, "direct=off");
+	put(&c, &request, sizeof request);
+	assert_int_equal(end(&c), -EPROTO);
+
+	begin(&c, "direct=off");
+	ask(&c, SERVE_WRITE, 0, SERVE_MAX_TRANSFER + 512);
+	assert_int_equal(end(&c), -EMSGSIZE);
+
+	begin(&c, "direct=off");
+	ask(&c, SERVE_WRITE, 0, 512);
+	put(&c, &request, sizeof request);
+	shutdown(c.sockets[0], SHUT_WR);
+	assert_int_equal(end(&c), -ECONNRESET);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_layout_is_that_of_the_protocol),
+		cmocka_unit_test(test_data_comes_back),
+		cmocka_unit_test(test_zeroes_and_trim),
+		cmocka_unit_test(test_errors_are_answered),
+		cmocka_unit_test(test_what_is_no_request_ends_it),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
