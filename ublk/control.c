@@ -3,36 +3,97 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ublk/control.h"
 
-/* One command and its answer. */
-static int command(struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
+/* How often it is looked whether a command has become pointless. */
+#define LOOK_NS 100000000
+
+static struct io_uring_sqe *new_sqe(struct control *c)
 {
-	struct __kernel_timespec limit = {.tv_sec = CONTROL_LIMIT};
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&c->ring);
-	struct io_uring_cqe *cqe;
+
+	if (sqe)
+		memset(sqe, 0, 2 * sizeof *sqe); /* SQE128 */
+	return sqe;
+}
+
+/* The kernel's wait for a command of ours is to end. */
+static int cancel(struct control *c, uint64_t number)
+{
+	struct io_uring_sqe *sqe = new_sqe(c);
 	int r;
 
 	if (!sqe)
 		return -EBUSY;
-	memset(sqe, 0, 2 * sizeof *sqe); /* SQE128 */
+	io_uring_prep_cancel64(sqe, number, 0);
+	sqe->user_data = ++c->sent;
+	r = io_uring_submit(&c->ring);
+	return r < 0 ? r : 0;
+}
+
+/*
+ * The answer to a command. ended, if not NULL: gives up with -ECANCELED when that
+ * becomes other than 0. Answers to others, which nobody waits for any more, are
+ * left out.
+ */
+static int answer(struct control *c, uint64_t number, const unsigned *ended)
+{
+	struct timespec now;
+	time_t limit;
+	bool cancelled = false;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	limit = now.tv_sec + CONTROL_LIMIT;
+	while (now.tv_sec <= limit) {
+		struct __kernel_timespec look = {.tv_nsec = LOOK_NS};
+		struct io_uring_cqe *cqe;
+		int r = io_uring_wait_cqe_timeout(&c->ring, &cqe, &look);
+
+		if (r == 0) {
+			uint64_t found = cqe->user_data;
+
+			r = cqe->res;
+			io_uring_cqe_seen(&c->ring, cqe);
+			if (found == number)
+				return cancelled && r < 0 ? -ECANCELED : r < 0 ? r : 0;
+		} else if (r != -ETIME && r != -EINTR) {
+			return r;
+		}
+		if (ended && !cancelled && __atomic_load_n(ended, __ATOMIC_ACQUIRE)) {
+			cancelled = true;
+			r = cancel(c, number);
+			if (r < 0)
+				return r;
+		}
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	}
+	return -ETIME;
+}
+
+/* One command and its answer. ended: as for answer(). */
+static int command_unless(
+	struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd, const unsigned *ended)
+{
+	struct io_uring_sqe *sqe = new_sqe(c);
+	int r;
+
+	if (!sqe)
+		return -EBUSY;
 	sqe->opcode = IORING_OP_URING_CMD;
 	sqe->fd = c->fd;
 	sqe->cmd_op = op;
+	sqe->user_data = ++c->sent;
 	memcpy(sqe->cmd, cmd, sizeof *cmd);
 	r = io_uring_submit(&c->ring);
-	if (r < 0)
-		return r;
-	do
-		r = io_uring_wait_cqe_timeout(&c->ring, &cqe, &limit);
-	while (r == -EINTR);
-	if (r < 0)
-		return r;
-	r = cqe->res;
-	io_uring_cqe_seen(&c->ring, cqe);
-	return r < 0 ? r : 0;
+	return r < 0 ? r : answer(c, c->sent, ended);
+}
+
+static int command(struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
+{
+	return command_unless(c, op, cmd, NULL);
 }
 
 static int with_buffer(struct control *c, uint32_t op, uint32_t id, void *buffer, size_t length)
@@ -55,7 +116,7 @@ int control_open(struct control *c)
 {
 	int r;
 
-	c->fd = open(CONTROL_PATH, O_RDWR | O_CLOEXEC);
+	*c = (struct control){.fd = open(CONTROL_PATH, O_RDWR | O_CLOEXEC)};
 	if (c->fd < 0)
 		return -errno;
 	r = io_uring_queue_init(4, &c->ring, IORING_SETUP_SQE128);
@@ -96,9 +157,18 @@ int control_get_params(struct control *c, uint32_t id, struct ublk_params_sent *
 	return with_buffer(c, UBLK_U_CMD_GET_PARAMS, id, params, sizeof *params);
 }
 
-int control_start(struct control *c, uint32_t id)
+/* A command that says whose the disk is, and waits for its queues. */
+static int with_pid(struct control *c, uint32_t op, uint32_t id, const unsigned *ended)
 {
-	return with_data(c, UBLK_U_CMD_START_DEV, id, (uint64_t)getpid());
+	return command_unless(c, op,
+		&(struct ublksrv_ctrl_cmd){
+			.dev_id = id, .queue_id = (uint16_t)-1, .data[0] = (uint64_t)getpid()},
+		ended);
+}
+
+int control_start(struct control *c, uint32_t id, const unsigned *ended)
+{
+	return with_pid(c, UBLK_U_CMD_START_DEV, id, ended);
 }
 
 int control_info(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
@@ -149,7 +219,7 @@ int control_start_recovery(struct control *c, uint32_t id)
 	return with_data(c, UBLK_U_CMD_START_USER_RECOVERY, id, 0);
 }
 
-int control_end_recovery(struct control *c, uint32_t id)
+int control_end_recovery(struct control *c, uint32_t id, const unsigned *ended)
 {
-	return with_data(c, UBLK_U_CMD_END_USER_RECOVERY, id, (uint64_t)getpid());
+	return with_pid(c, UBLK_U_CMD_END_USER_RECOVERY, id, ended);
 }

@@ -19,6 +19,7 @@ struct control {
 	int fd;
 	struct io_uring ring;
 	uint64_t features; /* UBLK_F_ that the kernel knows */
+	uint64_t sent;	   /* commands so far */
 };
 
 /* -ENOENT: no ublk in this kernel; -EOPNOTSUPP: one that is too old (before 6.5). */
@@ -29,8 +30,11 @@ void control_close(struct control *c);
 int control_add(struct control *c, struct ublksrv_ctrl_dev_info *info);
 int control_set_params(struct control *c, uint32_t id, struct ublk_params_sent *params);
 int control_get_params(struct control *c, uint32_t id, struct ublk_params_sent *params);
-/* Waits until every tag was fetched; then the kernel reads the partition table. */
-int control_start(struct control *c, uint32_t id);
+/*
+ * Waits until every tag was fetched; then the kernel reads the partition table.
+ * -ECANCELED: *ended, which another thread sets, was not 0 before that.
+ */
+int control_start(struct control *c, uint32_t id, const unsigned *ended);
 int control_info(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 /* CPUs that the kernel sends the queue's requests from. */
 int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus);
@@ -47,6 +51,7 @@ bool control_in_use(uint32_t id);
 int control_quiesce(struct control *c, uint32_t id);
 /* -EBUSY: the server has not closed the device yet. */
 int control_start_recovery(struct control *c, uint32_t id);
-int control_end_recovery(struct control *c, uint32_t id);
+/* As control_start(). */
+int control_end_recovery(struct control *c, uint32_t id, const unsigned *ended);
 
 #endif

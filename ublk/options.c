@@ -15,12 +15,13 @@
 #define MAX_QUEUES	4096 /* UBLK_MAX_NR_QUEUES */
 #define MAX_NUMBER	(1 << 20)
 
-static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend};
+static const struct backend_ops *const devices[] = {
+	&null_backend, &passthrough_backend, &s3_backend, NULL};
 
 static const char *const mode_names[] = {"workers", "uring", NULL};
 static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};
 static const char *const flush_names[] = {"strict", "weak", NULL};
-static const char *const recovery_names[] = {"reissue", "fail", "fail-all", "none", NULL};
+static const char *const recovery_names[] = {"auto", "reissue", "fail", "fail-all", "none", NULL};
 
 #define FOR(command) (1u << COMMAND_##command)
 
@@ -46,7 +47,7 @@ static const struct rule {
 		"when the server dies, requests wait for another one (reissue), those that it had "
 		"fail "
 		"(fail), all fail until there is one (fail-all), or the disk goes (none) "
-		"(default: reissue)"},
+		"(default: auto, which is reissue, but none for s3)"},
 	{"flush", FOR(ADD) | FOR(REPLACE), flush_names, 0, 0,
 		"weak: flushes and FUA keep the order of writes, but make nothing durable (unsafe) "
 		"(default: strict)"},
@@ -90,12 +91,7 @@ void options_help(void)
 			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
 		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
 	}
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		char *help = params_help(devices[i]);
-
-		printf("\nDevice %s: %s\n%s", devices[i]->name, devices[i]->summary, help);
-		free(help);
-	}
+	params_print_devices(devices);
 }
 
 int64_t options_disk(const char *text)
@@ -184,44 +180,33 @@ static bool parse_command(const char *word, struct options *o, struct params_err
 	return false;
 }
 
-/* The device and its pairs: all that is left on the command line. */
-static int parse_device(char **words, struct options *o, struct params_error *error)
+/*
+ * A disk that goes on after its server's death must not have forgotten what it
+ * acknowledged: nobody would be told.
+ */
+static int choose_recovery(struct options *o, struct params_error *error)
 {
-	const struct backend_ops *ops = NULL;
-	char names[64] = "";
-	int r = 0;
+	const struct backend_ops *ops = params_ops(o->params);
+	enum recovery *recovery = &o->server.recovery;
 
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		if (*words && strcmp(*words, devices[i]->name) == 0)
-			ops = devices[i];
-		strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
-		strncat(names, devices[i]->name, sizeof names - strlen(names) - 1);
-	}
-	if (!ops) {
-		params_error_set(error, "%s: %s; name one of %s", *words ? *words : "DEVICE",
-			*words ? "no such device" : "missing", names);
-		return -EINVAL;
-	}
-	o->params = params_new(ops);
-	for (words++; r == 0 && *words; words++) {
-		char *value = strchr(*words, '=');
-
-		if (value) {
-			*value = 0;
-			r = params_set(o->params, *words, value + 1, error);
-			*value = '=';
-		} else {
-			r = params_set(o->params, ops->main_param, *words, error);
-		}
-	}
-	if (r == 0)
-		r = params_complete(o->params, false, error);
-	if (r < 0) {
-		params_free(o->params);
-		o->params = NULL;
-		return -EINVAL;
-	}
-	return 0;
+	if (*recovery == RECOVERY_AUTO)
+		*recovery = ops->holds_writes ? RECOVERY_NONE : RECOVERY_REISSUE;
+	if (!ops->holds_writes || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
+		return 0;
+	if (o->command == COMMAND_ADD)
+		params_error_set(error,
+			"--recovery=%s: the %s device holds writes in memory, and the disk would "
+			"go on "
+			"without them; use none",
+			recovery_names[*recovery], ops->name);
+	else
+		params_error_set(error,
+			"%s: holds writes in memory, and a disk that can be replaced would go on "
+			"without them; delete the disk and add it",
+			ops->name);
+	params_free(o->params);
+	o->params = NULL;
+	return -EINVAL;
 }
 
 static int parse_words(char **words, struct options *o, struct params_error *error)
@@ -238,8 +223,10 @@ static int parse_words(char **words, struct options *o, struct params_error *err
 		}
 		words++;
 	}
-	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE)
-		return parse_device(words, o, error);
+	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE) {
+		o->params = params_from_words(devices, words, error);
+		return o->params ? choose_recovery(o, error) : -EINVAL;
+	}
 	if (*words) {
 		params_error_set(error, "%s: too many words; see userblk-ublk --help", *words);
 		return -EINVAL;

@@ -27,16 +27,13 @@
 /* For how long what an old server had open may still be claimed after its end. */
 #define RELEASE_MS 10000
 
-/* Counters that are logged; a device with more shows the first ones. */
-#define MAX_COUNTERS 16
-
 struct server {
 	struct control *control;
 	uint32_t id;
 	struct service service;
 	struct queue **queues;
 	unsigned started; /* queues with a thread */
-	unsigned ended;	  /* of these; atomic */
+	unsigned ended;	  /* of these, for whatever reason; atomic */
 	pthread_t main;
 	_Atomic bool logs; /* standard error is nobody's any more */
 	_Atomic bool error_told;
@@ -73,16 +70,13 @@ static int failed(struct server *s, const char *what, int r)
 
 static void log_counters(struct server *s)
 {
-	struct backend_counter counters[MAX_COUNTERS];
-	size_t i, n = backend_counters(s->service.device, counters, MAX_COUNTERS);
+	char line[1024];
 
-	for (i = 0; i < n && i < MAX_COUNTERS; i++) {
-		if (s->logs)
-			syslog(LOG_INFO, "ublk%u: %s=%" PRIu64, s->id, counters[i].name,
-				counters[i].value);
-		fprintf(stderr, "userblk-ublk: ublk%u: %s=%" PRIu64 "\n", s->id, counters[i].name,
-			counters[i].value);
-	}
+	if (!backend_counters_text(s->service.device, line, sizeof line))
+		return;
+	if (s->logs)
+		syslog(LOG_INFO, "ublk%u: counters:%s", s->id, line);
+	fprintf(stderr, "userblk-ublk: ublk%u: counters:%s\n", s->id, line);
 }
 
 /* ---- parameters --------------------------------------------------------------------- */
@@ -320,6 +314,7 @@ static uint64_t recovery_flags(uint64_t features, enum recovery recovery)
 		return flags | UBLK_F_USER_RECOVERY;
 	case RECOVERY_FAIL_ALL:
 		return flags | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_FAIL_IO;
+	case RECOVERY_AUTO:
 	case RECOVERY_NONE:
 		break;
 	}
@@ -335,8 +330,10 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
-		r = recovers ? control_end_recovery(s->control, s->id)
-			     : control_start(s->control, s->id);
+		r = recovers ? control_end_recovery(s->control, s->id, &s->ended)
+			     : control_start(s->control, s->id, &s->ended);
+		if (r == -ECANCELED)
+			step = "its queues ended before it could be used";
 	}
 	if (r < 0) {
 		failed(s, step, r);

@@ -18,6 +18,7 @@ enum zero_copy { ZERO_COPY_AUTO, ZERO_COPY_ON, ZERO_COPY_OFF };
 
 /* What becomes of requests when the server dies. */
 enum recovery {
+	RECOVERY_AUTO,	   /* on the command line only: reissue, or none where that loses writes */
 	RECOVERY_REISSUE,  /* all wait for the next server */
 	RECOVERY_FAIL,	   /* those that it had fail, others wait */
 	RECOVERY_FAIL_ALL, /* all fail until there is the next server */

@@ -263,6 +263,7 @@ const struct backend_ops s3_backend = {
 	.main_param = "volume",
 	.config_size = sizeof(struct s3_config),
 	.open_takes_over = true,
+	.holds_writes = true,
 	.check = s3_check,
 	.open = s3_open,
 	.close = s3_close,

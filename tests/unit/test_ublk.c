@@ -126,6 +126,28 @@ static void test_mistakes_are_named(void **state)
 	}
 }
 
+/* Writes that only the server had must not be forgotten while the disk goes on. */
+static void test_devices_that_hold_writes_end_with_their_server(void **state)
+{
+	const char *s3 = "s3 volume=v endpoint=http://127.0.0.1:1 bucket=bucket region=r "
+			 "credentials=/nowhere";
+	struct params_error error;
+	struct options o;
+	char line[256];
+
+	(void)state;
+	snprintf(line, sizeof line, "add %s", s3);
+	assert_int_equal(parse(&o, &error, line), 0);
+	assert_int_equal(o.server.recovery, RECOVERY_NONE);
+	params_free(o.params);
+	snprintf(line, sizeof line, "add --recovery=reissue %s", s3);
+	assert_int_equal(parse(&o, &error, line), -EINVAL);
+	assert_holds(error.text, "--recovery=reissue: the s3 device holds writes");
+	snprintf(line, sizeof line, "replace 0 %s", s3);
+	assert_int_equal(parse(&o, &error, line), -EINVAL);
+	assert_holds(error.text, "delete the disk and add it");
+}
+
 static void test_help_needs_nothing_else(void **state)
 {
 	struct params_error error;
@@ -287,6 +309,7 @@ int main(void)
 		cmocka_unit_test(test_disks_have_three_names),
 		cmocka_unit_test(test_replace_takes_a_disk_and_a_device),
 		cmocka_unit_test(test_mistakes_are_named),
+		cmocka_unit_test(test_devices_that_hold_writes_end_with_their_server),
 		cmocka_unit_test(test_help_needs_nothing_else),
 		cmocka_unit_test(test_requests_are_translated),
 		cmocka_unit_test(test_answers_are_whole),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -21,6 +22,8 @@ UBLK = Path(BUILD, "ublk/userblk-ublk")
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
 MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
+REPLACEMENTS = 100
+STAGES = 16  # calls of a thread into io_uring from its start until it serves, and some more
 
 
 def ublk(*words: str | Path, expect: int | None = 0) -> str:
@@ -283,6 +286,85 @@ def test_replaced_under_load(add: Add, mode: str) -> None:
     finish(load)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
+    options = mode_options(mode)
+    disk = add(*options, "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=32M", "--loops=100000", "--rate_iops=2000", "--verify_backlog=256")
+    try:
+        pids = {info(disk)["pid"]}
+        for number in range(REPLACEMENTS):
+            # Back and forth, where the disk allows both.
+            word = options[0] if mode == "zero-copy" or number % 2 else "--mode=workers"
+            before = requests(disk)
+            ublk("replace", disk, word, "passthrough", f"file={NVME}")
+            pids.add(info(disk)["pid"])
+            await_true("no request comes through", lambda before=before: requests(disk) > before)
+            assert load.poll() is None, load.communicate()[0]
+        assert len(pids) == REPLACEMENTS + 1
+    finally:
+        load.send_signal(signal.SIGINT)
+        output, _ = load.communicate(timeout=LIMIT)
+    assert "verify:" not in output and "err= 0" in output, output
+
+
+@pytest.mark.long
+def test_killed_at_each_stage_of_its_life(add: Add) -> None:
+    """Whatever is left can be deleted, and the device served again."""
+    for stage in range(1, STAGES + 1):
+        server = subprocess.Popen(
+            ["strace", "-f", "-o", "/dev/null", "-e", f"inject=io_uring_enter:signal=KILL:when={stage}",
+             UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            await_true(
+                "it neither dies nor serves",
+                lambda one=server: one.poll() is not None or any(disk["state"] == "live" for disk in disks()),
+            )
+            for disk in disks():
+                if disk["state"] == "live":
+                    os.kill(disk["pid"], signal.SIGKILL)
+            server.wait(LIMIT)
+        finally:
+            server.kill()
+            server.communicate()
+        for disk in disks():
+            ublk("delete", str(disk["number"]))
+        assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == [], f"killed at stage {stage}"
+        assert list(Path("/run/userblk-ublk").glob("*")) == []
+    finish(start_verify(add("passthrough", f"file={NVME}"), "--size=1M"))
+
+
+@pytest.mark.long
+def test_queues_that_end_early_end_the_server(add: Add) -> None:
+    """Another deletes the disk between the offer of its tags and its start: nobody waits for what cannot come."""
+    run(["modprobe", "ublk_drv"])
+    began = time.monotonic()
+    server = subprocess.Popen(
+        ["strace", "-f", "-o", "/dev/null", "-e", "inject=io_uring_enter:delay_enter=2000000",
+         UBLK, "add", "--foreground", "--number=5", "--queues=1", "null", "size=1M"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        def threads() -> int:
+            pids = run(["pgrep", "-x", "userblk-ublk"], expect=None).split()
+            return max((len(list(Path(f"/proc/{pid}/task").glob("*"))) for pid in pids), default=0)
+
+        await_true("no queue is started", lambda: threads() > 1)
+        time.sleep(3)  # the tags are offered after 2 s, the start is asked for after 4
+        ublk("delete", "5")
+        output, _ = server.communicate(timeout=LIMIT)
+        assert server.returncode == 1
+        assert "queues ended" in output, output
+        assert time.monotonic() - began < 55
+    finally:
+        server.kill()
+        server.communicate()
+    assert disks() == []
+
+
 def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=16M")
@@ -296,6 +378,26 @@ def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
         assert "goes on as before" in output
         assert info(disk)["state"] == "live"
     finish(load)
+
+
+def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
+    (line,) = re.findall(r"^ExecStart=(.*)$", Path("ublk/userblk-ublk@.service").read_text(), re.M)
+    line = line.replace("@sbindir@/userblk-ublk", str(UBLK.absolute()))
+    words = shlex.split(line.replace("%i", "3").replace("$$", "$"))
+    assert words.pop() == "$USERBLK_DISK"
+    argv = [*words, "passthrough", f"file={NVME}"]
+    for state in ("", "waiting"):
+        assert [disk["state"] for disk in disks()] == [state] * bool(state)
+        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        await_true("the disk does not live", lambda: [disk["state"] for disk in disks()] == ["live"])
+        assert info("/dev/ublkb3")["pid"] == server.pid
+        if not state:
+            server.kill()
+            server.wait(LIMIT)
+            await_true("the disk does not wait", lambda: [disk["state"] for disk in disks()] == ["waiting"])
+    server.terminate()
+    assert server.wait(LIMIT) == 0
+    await_true("the disk stays", lambda: disks() == [])
 
 
 # ---- the manual, and refusals ---------------------------------------------------------------------------
@@ -331,7 +433,12 @@ def test_refusals(add: Add, tmp_path: Path) -> None:
 
 
 def test_unprivileged_users_are_refused(add: Add) -> None:
-    add("null", "size=1M")
-    output = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", UBLK, "delete", "0"], expect=1)
-    assert "run as root" in output
-    assert len(disks()) == 1
+    disk = add("null", "size=1M")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(UBLK)]
+    for words in (
+        ["delete", "0"], ["delete", "--force", "0"], ["recover", "0"], ["replace", "0", "null", "size=1M"],
+        ["info", "0"], ["list"], ["features"], ["add", "null", "size=1M"], ["add", "passthrough", f"file={NVME}"],
+    ):  # fmt: skip
+        output = run([*nobody, *words], expect=1)
+        assert "run as root" in output and output.count("\n") == 1, words
+    assert len(disks()) == 1 and info(disk)["state"] == "live"
