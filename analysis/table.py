@@ -18,14 +18,17 @@ DEVICES = {"sata": "SATA", "nvme": "NVMe"}
 SYSTEMS = {
     NATIVE: "Native",
     "buse": "BUSE",
+    "nbdkit-serial": "nbdkit (serial)",
     "nbdkit": "nbdkit",
     "tcmu": "TCMU",
     "ublk-workers": "ublk (workers)",
     "ublk-uring": "ublk (io_uring)",
     "bdus": "BDUS",
     "fuse": "FUSE",
+    "buse-null": "BUSE null",
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
+    "ublk-null": "ublk null",
 }
 # The paper's order of rows within a device.
 WORKLOADS = tuple(
@@ -39,6 +42,7 @@ FILE_WORKLOADS = (
     *(f"{action}-{threads}th" for action in ("create", "read", "delete") for threads in (1, 16)),
     *("file-server", "mail-server", "web-server"),
 )
+ENGINES = ("fio", "flow")  # of the runs that the tables hold
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
 
@@ -175,7 +179,7 @@ def make_cell(
     return Cell(len(sample), invalid, mean, difference, marks)
 
 
-def _ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+def ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """Known ids in their order, then the others by name."""
     found, known = set(found), list(known)
     return tuple([name for name in known if name in found] + sorted(found - set(known)))
@@ -209,11 +213,11 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
     pairs = {(run.device, run.workload) for run in runs}
     rows = tuple(
         (device, workload)
-        for device in _ordered((run.device for run in runs), DEVICES)
-        for workload in _ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS)
+        for device in ordered((run.device for run in runs), DEVICES)
+        for workload in ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS)
         if (device, workload) in pairs
     )
-    systems = _ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
+    systems = ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
     cells = {}
     for device, workload in rows:
         for system in systems:
@@ -245,7 +249,7 @@ def _title(runs: Sequence[Run], emulated: bool, files: bool) -> str:
 
 def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: int | None) -> tuple[str, ...]:
     facts = [
-        "devices " + ", ".join(DEVICES.get(d, d) for d in _ordered((run.device for run in runs), DEVICES)),
+        "devices " + ", ".join(DEVICES.get(d, d) for d in ordered((run.device for run in runs), DEVICES)),
         f"campaign {_one(runs, 'campaign')}",
         f"profile {_one(runs, 'profile')}",
         f"n = {_range(valid.values()) if valid else 0} runs per cell",
@@ -272,10 +276,11 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
 
 
 def make_tables(runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = ()) -> list[Table]:
-    """One table for each host and suite that runs were made on."""
+    """One table for each host and suite that runs were made on; other engines have reports of their own."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.host, run.suite].append(run)
+        if run.engine in ENGINES:
+            groups[run.host, run.suite].append(run)
     return [make_table(group, seed, choices) for _, group in sorted(groups.items())]
 
 

@@ -27,10 +27,18 @@ from .safety import check
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
 LAB_BUILD = "build/trixie"
-LAB_TARGETS = ("plugins", "handlers", "flow", "fuse-passthrough")  # what systems and workloads are made of
+# What systems and workloads are made of.
+LAB_TARGETS = ("plugins", "handlers", "flow", "fuse-passthrough", "ublk", "buse")
 PAPER = "paper"  # the profile of full size
-LAB_DISK_BYTES = 4 << 30  # the lab's default
-MODULES = {"nbdkit": ("nbd",), "tcmu": ("target_core_user", "tcm_loop"), "fuse": ("fuse",), "ublk": ("ublk_drv",)}
+LAB_DISK_BYTES = 4 << 30  # the lab's defaults
+LAB_CPUS = 2
+MODULES = {
+    "buse": ("nbd",),
+    "nbdkit": ("nbd",),
+    "tcmu": ("target_core_user", "tcm_loop"),
+    "fuse": ("fuse",),
+    "ublk": ("ublk_drv",),
+}
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 

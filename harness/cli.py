@@ -16,13 +16,15 @@ from pathlib import Path
 
 from rich.console import Console
 from userblk import __version__
-from userblk.analysis import render
+from userblk.analysis import failover, render, report, sweep
+from userblk.analysis.report import Report
 from userblk.analysis.summaries import SummaryError, load_campaign
 from userblk.analysis.table import Table, make_tables, paper_table
 
 from . import config, interrupt, load, paths, progress
 from .campaign import (
     LAB_BUILD,
+    LAB_CPUS,
     Place,
     Runner,
     choose_place,
@@ -61,17 +63,24 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     suite = config.load_suite(args.suite)
     profile = config.load_profile(args.profile)
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.engine == "flow" for workload in suite.workloads)
+    if suite.systems:
+        default = ",".join(suite.systems)
     wanted = _list(default if args.systems is None else args.systems)
     systems = [config.load_system(name) for name in dict.fromkeys(wanted or [])]
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
     place = choose_place(args.where, bool(named), missing_modules(systems))
     if place.lab and paths.CHECKOUT is None:
         raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
+    devices = lab_devices() if place.lab else host_devices(named, args.confirm)
+    if not any(system.backed for system in systems):
+        devices = devices[-1:]  # which is not used: one tells all
+    cpus = LAB_CPUS if place.lab else os.cpu_count() or 1
+    fitting = tuple(workload for workload in suite.workloads if workload.cpus <= cpus)
     plan = make_plan(
-        suite=suite,
+        suite=dataclasses.replace(suite, workloads=fitting),
         profile=profile,
         systems=systems,
-        devices=lab_devices() if place.lab else host_devices(named, args.confirm),
+        devices=devices,
         campaign=time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{profile.name}" + "-lab" * place.lab,
         build=LAB_BUILD if place.lab else str(paths.HOST_BUILD),
         host="lab" if place.lab else None,
@@ -201,10 +210,13 @@ def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
         else:
             display = progress.Lines(plan)
         code = follow(plan, directory, display)
-    if tables := tables_of(directory):
-        written = write_tables(tables, directory)
+    tables, reports = tables_of(directory), reports_of(directory)
+    if tables or reports:
+        written = write_tables(tables, directory) if tables else []
+        written += write_reports(reports, directory)
         if not as_json:
             print_tables(tables, console)
+            print_reports(reports, console)
         say(f"Results and tables are in {directory}: {', '.join(written)}")
     if code:
         say(f"Not every run is done and valid (runner's exit code {code}). {how_to_resume(directory)}")
@@ -266,7 +278,32 @@ def tables_of(directory: Path) -> list[Table]:
     return make_tables(load_campaign(directory), seed, choices)
 
 
-def formatted(tables: Sequence[Table], form: str) -> str:
+def reports_of(directory: Path) -> list[Report]:
+    """Of the suites that are not in the tables. Raises SummaryError."""
+    return [one for module in (failover, sweep) for one in module.reports(directory)]
+
+
+def print_reports(reports: Sequence[Report], console: Console) -> None:
+    for one in reports:
+        console.print("", report.terminal(one), sep="\n")
+
+
+def write_reports(reports: Sequence[Report], directory: Path) -> list[str]:
+    """Their files and figures; returns the names."""
+    files = report.files_of(reports)
+    for name, text in files.items():
+        write_file(directory / name, text)
+    try:
+        return [*files, *report.draw(reports, directory)]
+    except ImportError:
+        say("Figures need matplotlib; run: apt-get install python3-matplotlib")
+        return list(files)
+
+
+def formatted(tables: Sequence[Table], reports: Sequence[Report], form: str) -> str:
+    if reports:
+        rest = report.markdown(reports) if form == "markdown" else "\n".join(map(report.as_csv, reports))
+        return (formatted(tables, [], form) + "\n" if tables else "") + rest
     if form == "markdown":
         return render.markdown(tables)
     return render.csv_wide(tables) if form == "csv" else render.csv_long(tables)
@@ -289,26 +326,29 @@ def write_file(path: Path, text: str) -> None:
 def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
     """table.md, table.csv and table-long.csv; returns their names."""
     for name, form in FILES.items():
-        write_file(directory / name, formatted(tables, form))
+        write_file(directory / name, formatted(tables, [], form))
     return list(FILES)
 
 
 def table_command(args: argparse.Namespace) -> int:
+    reports: list[Report] = []
     if args.campaign == PAPER:
         tables = [paper_table(paths.CONFIGS / "paper" / name) for name in PAPER_TABLES]
     else:
         directory = find_campaign(args.campaign, args.results)
-        tables = tables_of(directory)
-        if not tables:
+        tables, reports = tables_of(directory), reports_of(directory)
+        if not tables and not reports:
             raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
     if args.format != "terminal":
-        text = formatted(tables, args.format)
+        text = formatted(tables, reports, args.format)
     elif args.output:
         console = Console(file=open(os.devnull, "w"), record=True, width=Console().width)  # noqa: SIM115
         print_tables(tables, console)
+        print_reports(reports, console)
         text = console.export_text()
     else:
         print_tables(tables, Console())
+        print_reports(reports, Console())
         return 0
     if args.output:
         write_file(args.output, text)
@@ -348,7 +388,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--systems",
         metavar="LIST",
-        help=f"of configs/systems (default: {SYSTEMS}, and {FILE_SYSTEMS} where the suite has file systems)",
+        help=f"of configs/systems (default: those that the suite names; else {SYSTEMS}, and {FILE_SYSTEMS} where it has"
+        " file systems)",
     )
     parser.add_argument("--workloads", metavar="LIST", help="of the suite, as in seq-read-1th-4k (default: all)")
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")

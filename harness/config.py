@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .paths import CONFIGS
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "nbdkit", "tcmu", "fuse", "ublk")
-ENGINES = ("fio", "flow")
+KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk")
+ENGINES = ("fio", "flow", "failover", "sweep")
+# What can be done to the server of which kinds of systems, by the best way that each has.
+EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
+TIMES = ("before_s", "spread_s", "after_s")
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
 DEVICES = ("passthrough", "null")
 UBLK_MODES = ("workers", "uring")
@@ -34,6 +37,9 @@ class Workload:
     engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/ID.f with the
     variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
     files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
+    engine failover: fio while the server ends by event, with the seconds of timing (by profile).
+    engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
+    on line, 0: all.
     """
 
     id: str
@@ -45,6 +51,15 @@ class Workload:
     files: str = ""
     macro: bool = False
     variables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    event: str = ""
+    timing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    depth: int = 0
+    cpus: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Needs a bring-up of its own: leaves another server than there was, or wants fewer CPUs."""
+        return bool(self.event or self.cpus)
 
     @property
     def writes(self) -> bool:
@@ -53,8 +68,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Suite:
+    """systems: those that it is for, where no others are asked for; none: the usual ones."""
+
     name: str
     workloads: tuple[Workload, ...]
+    systems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +163,9 @@ class SystemConfig:
         return self.device != "null"
 
     def runs(self, workload: Workload) -> bool:
-        """A null device holds no file system, and FUSE is no block device."""
+        """A null device holds no file system nor data, and FUSE is no block device."""
+        if workload.event:
+            return self.backed and self.kind in EVENTS[workload.event]
         return self.backed if workload.engine == "flow" else self.kind != "fuse"
 
 
@@ -249,32 +269,28 @@ def parse_bytes(value: object) -> int:
 def load_suite(name: str) -> Suite:
     """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other."""
     table = _read("suites", name)
+    systems = tuple(str(system) for system in table.array("systems")) if "systems" in table.values else ()
     if "suites" in table.values:
         parts = [str(part) for part in table.array("suites")]
-        table.end(("name", "suites"))
-        return Suite(name, tuple(workload for part in parts for workload in load_suite(part).workloads))
+        table.end(("name", "suites", "systems"))
+        return Suite(name, tuple(workload for part in parts for workload in load_suite(part).workloads), systems)
     engine = table.text("engine", ENGINES)
-    threads = table.array("threads")
+    if engine == "failover":
+        return Suite(name, tuple(_failover_workloads(name, table)), systems)
+    if engine == "sweep":
+        return Suite(name, tuple(_sweep_workloads(name, table)), systems)
+    counts = _counts(table, "threads")
     sizes = table.array("block_sizes")
     modes = table.table("modes")
     metadata = table.table("metadata", optional=engine != "flow")
     macro = table.table("macro", optional=engine != "flow")
-    table.end(("name", "engine", "threads", "block_sizes", "modes", "metadata", "macro", "suites"))
-    counts = []
-    for count in threads:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise table.error("threads", count, "must be an integer of at least 1")
-        counts.append(count)
+    table.end(("name", "engine", "threads", "block_sizes", "modes", "metadata", "macro", "suites", "systems"))
     workloads = []
     for mode in list(modes.values):
         rw = modes.text(mode, FIO_MODES)
         for count in counts:
             for size in sizes:
-                try:
-                    block_size = parse_block_size(str(size))
-                except ValueError:
-                    message = "must be a power of two of at least 512, as in 4k or 128k"
-                    raise table.error("block_sizes", size, message) from None
+                block_size = _block_size(table, "block_sizes", size)
                 workloads.append(Workload(f"{mode}-{count}th-{size}", rw, count, block_size, name, engine))
     if not workloads:
         raise ConfigError(f"{table.file}: modes is empty; add a line such as seq-read = \"read\"")
@@ -284,7 +300,58 @@ def load_suite(name: str) -> Suite:
     for mode in list(macro.values):
         files = macro.text(mode, FILE_OPERATIONS)
         workloads.append(Workload(mode, suite=name, engine=engine, files=files, macro=True))
-    return Suite(name, tuple(workloads))
+    return Suite(name, tuple(workloads), systems)
+
+
+def _failover_workloads(suite: str, table: Table) -> Iterator[Workload]:
+    """Of the rest of a suite's table: one for each event."""
+    events, part = [str(event) for event in table.array("events")], table.table("timing")
+    timing = {}
+    for profile in list(part.values):
+        times = part.table(profile)
+        timing[profile] = {key: times.integer(key, 1) for key in TIMES}
+        times.end(TIMES)
+    table.end(("name", "engine", "systems", "events", "timing"))
+    for event in events:
+        if event not in EVENTS:
+            raise table.error("events", event, f"must be of {', '.join(EVENTS)}")
+        yield Workload(event, "randwrite", suite=suite, engine="failover", event=event, timing=timing)
+
+
+def _counts(table: Table, key: str) -> list[int]:
+    counts = []
+    for count in table.array(key):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise table.error(key, count, "must be an integer of at least 1")
+        counts.append(count)
+    return counts
+
+
+def _block_size(table: Table, key: str, value: object) -> int:
+    try:
+        return parse_block_size(str(value))
+    except ValueError:
+        raise table.error(key, value, "must be a power of two of at least 512, as in 4k or 128k") from None
+
+
+def _sweep_workloads(suite: str, table: Table) -> Iterator[Workload]:
+    """Of the rest of a suite's table."""
+    jobs, depths = _counts(table, "jobs"), _counts(table, "depths")
+    sizes = [(str(size), _block_size(table, "block_sizes", size)) for size in table.array("block_sizes")]
+    part, scaling = table.table("modes"), table.table("scaling")
+    modes = {mode: part.text(mode, FIO_MODES) for mode in list(part.values)}
+    depth, size = scaling.integer("depth", 1), _block_size(scaling, "block_size", scaling.text("block_size"))
+    cpus = _counts(scaling, "cpus")
+    scaling.end(("depth", "block_size", "cpus"))
+    table.end(("name", "engine", "systems", "jobs", "depths", "block_sizes", "modes", "scaling"))
+    for mode, rw in modes.items():
+        for count in jobs:
+            for at_once in depths:
+                for text, block in sizes:
+                    name = f"{mode}-{count}j-{at_once}d-{text}"
+                    yield Workload(name, rw, count, block, suite, "sweep", depth=at_once)
+        for count in cpus:
+            yield Workload(f"{mode}-{count}cpu", rw, count, size, suite, "sweep", depth=depth, cpus=count)
 
 
 def load_parameters() -> tuple[tuple[Parameter, ...], tuple[Choice, ...]]:
@@ -385,7 +452,7 @@ def load_system(name: str) -> SystemConfig:
         kind=kind,
         device=table.text("device", DEVICES),
         connections=table.integer("connections", 1) if kind == "nbdkit" else 0,
-        threads=table.integer("threads", 1),
+        threads=1 if kind == "buse" else table.integer("threads", 1),
         timeout_s=0 if kind == "ublk" else table.integer("timeout_s", 1),
         mode=table.text("mode", UBLK_MODES) if kind == "ublk" else "",
         queue={key: queue.text(key) for key in QUEUE_KEYS if key in queue.values},

@@ -162,6 +162,12 @@ def make_plan(
             if w.id in chosen
         ),
     )
+    for workload in suite.workloads:
+        if workload.timing and profile.name not in workload.timing:
+            raise ConfigError(
+                f"configs/suites/{workload.suite}.toml: timing: profile {profile.name} is missing; add it,"
+                f" or use one of {', '.join(workload.timing)}"
+            )
     for system in systems:
         if not any(system.runs(workload) for workload in suite.workloads):
             raise ConfigError(f"system={system.name}: none of the workloads can run on it; leave it out")
@@ -226,7 +232,10 @@ def _shuffle(
             then = [w.id for w in here if w.id not in first]
             if profile.keep_up:
                 first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
-            cells.append([(device, system.name, part, workload) for workload in first + then])
+            group = [(device, system.name, part, workload) for workload in first + then]
+            alone = {workload.id for workload in here if workload.alone}
+            cells.append([cell for cell in group if cell[3] not in alone])
+            cells += [[cell] for cell in group if cell[3] in alone]
         if not profile.keep_up:
             flat = [cell for group in cells for cell in group]
             rng.shuffle(flat)
@@ -257,7 +266,9 @@ def estimate(plan: Plan) -> Estimate:
             if workload.engine == "flow":
                 each.append(files.ramp_s + files.seconds(workload) + files.overhead_s)
             else:
-                each.append(profile.ramp_s + profile.runtime_s + profile.overhead_s)
+                times = workload.timing.get(profile.name)
+                seconds = sum(times.values()) if times else profile.ramp_s + profile.runtime_s
+                each.append(seconds + profile.overhead_s)
                 written[first.device] += area if backed and workload.writes else 0
         each[-len(entries)] += start
     return Estimate(len(plan.entries), sum(each), each, written)
@@ -281,7 +292,7 @@ def read_plan(path: Path) -> Plan:
             raise ConfigError(f"{path}: another schema than {SCHEMA}; plan the campaign anew")
         suite, profile = value.pop("suite"), value.pop("profile")
         return Plan(
-            suite=Suite(suite["name"], tuple(Workload(**w) for w in suite["workloads"])),
+            suite=Suite(suite["name"], tuple(Workload(**w) for w in suite["workloads"]), tuple(suite["systems"])),
             profile=Profile(**profile | {"files": FilesProfile(**profile["files"])}),
             systems={key: SystemConfig(**system) for key, system in value.pop("systems").items()},
             devices={key: Device(**device) for key, device in value.pop("devices").items()},

@@ -21,6 +21,7 @@ from .environment import meminfo
 from .teardown import Teardown, write_setting
 
 VM = Path("/proc/sys/vm")
+CPUS = Path("/sys/devices/system/cpu")
 CACHED_LIMIT = 0.01  # share of the area that may still be cached
 
 
@@ -91,3 +92,22 @@ def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
 def dirty_limits() -> dict[str, int]:
     names = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
     return {name: int((VM / name).read_text()) for name in names}
+
+
+def limit_cpus(count: int, teardown: Teardown) -> None:
+    """Leave so many CPUs on line, the first ones; 0: all that there are. Raises PrepareError."""
+    online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=lambda p: int(p.name[3:])) if _online(path)]
+    if count > len(online):
+        raise PrepareError(f"{count} CPUs are wanted, but {len(online)} are on line")
+    for path in reversed(online[count:] if count else []):
+        setting = path / "online"
+        if not setting.exists():
+            raise PrepareError(f"{path.name} cannot be taken off line")
+        teardown.push("restore_setting", path=str(setting), value="1")
+        write_setting(setting, "0")
+
+
+def _online(cpu: Path) -> bool:
+    """The first one often cannot be taken off line, and then does not say that it is on."""
+    setting = cpu / "online"
+    return not setting.exists() or setting.read_text().strip() == "1"

@@ -193,7 +193,10 @@ class Screen:
         runs = [run for run in self._runs if run.suite == self._suite]
         if not runs:
             return
-        (table,) = make_tables(runs)
+        tables = make_tables(runs)
+        if not tables:
+            return  # a suite with a report of its own, which is for the end
+        table = tables[0]
         # The device being measured first; from its end, as many rows as there is room for.
         rows = [row for row in table.rows if row[0] == self._device] or list(table.rows)
         if len(table.rows) + 8 <= self._console.height:

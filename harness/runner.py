@@ -34,13 +34,22 @@ from .filesystem import (
     sync_file_system,
 )
 from .plan import Entry, Plan, read_plan
-from .prepare import PrepareError, dirty_limits, discard_area, drop_caches, fill_area, kept_cached, limit_dirty
+from .prepare import (
+    PrepareError,
+    dirty_limits,
+    discard_area,
+    drop_caches,
+    fill_area,
+    kept_cached,
+    limit_cpus,
+    limit_dirty,
+)
 from .safety import Refused, check, claimed, recheck
 from .samplers import DiskUse, Sampler, read_sample, use_between
 from .systems import Running, SystemError_, bring_up, load_modules, modules
 from .systems.base import built
 from .teardown import Teardown, TeardownError, recover
-from .workloads import Result, WorkloadError, fio, flow
+from .workloads import Result, WorkloadError, failover, fio, flow
 
 SCHEMA = 1
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
@@ -101,6 +110,7 @@ class Job:
     """The measured process of a run. seconds: ramp and runtime; parse: reads its results.
 
     Synced at the end, which tells what a workload cannot see: that its buffered writes failed later.
+    disturb: called all the time with the seconds since its start. ends: exit codes that are no failure of the run.
     """
 
     argv: list[str]
@@ -111,6 +121,9 @@ class Job:
     area: int
     memory: Memory | None = None
     problems: Callable[[], list[str]] = lambda: []
+    disturb: Callable[[float], None] = lambda seconds: None
+    ends: tuple[int, ...] = (0,)
+    interval_s: float | None = None
 
 
 class Runner:
@@ -219,6 +232,7 @@ class Runner:
             profile = self.plan.profile
             area = profile.area[first.device]
             on_files = self.plan.workload(first).engine == "flow"
+            outlives = bool(self.plan.workload(first).event)
             dirty = profile.dirty_bytes, profile.dirty_background_bytes
             if on_files:
                 dirty = profile.files.dirty_bytes, profile.files.dirty_background_bytes
@@ -226,12 +240,15 @@ class Runner:
             mark = self.teardown.mark()
             try:
                 limit_dirty(*dirty, self.teardown)
-                with bring_up(system, device, area, self.plan.build, recorder, self.teardown, on_files) as running:
+                limit_cpus(self.plan.workload(first).cpus, self.teardown)
+                with bring_up(
+                    system, device, area, self.plan.build, recorder, self.teardown, on_files, outlives
+                ) as running:
                     filled = False
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
-            except (SystemError_, CommandError, OSError) as error:
+            except (SystemError_, CommandError, PrepareError, OSError) as error:
                 for entry in pending:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
                 return
@@ -298,6 +315,8 @@ class Runner:
                 found |= discard_area(device, area, entry.seed)
             elif not filled:
                 fill_area(device, area, entry.seed)
+        if workload.event:
+            return self.failover_job(entry, workload, running, directory), found | drop_caches(devices, area)
         job = Job(
             argv=fio.argv(workload, profile, area, running.used.path, entry.seed, directory),
             seconds=profile.ramp_s + profile.runtime_s,
@@ -307,6 +326,32 @@ class Runner:
             area=area,
         )
         return job, found | drop_caches(devices, area)
+
+    def failover_job(self, entry: Entry, workload: Workload, running: Running, directory: Path) -> Job:
+        """fio, while the server's end comes at its time."""
+        times = failover.timing(workload, self.plan.profile.name, entry.seed)
+        area = self.plan.profile.area[entry.device]
+        event = failover.Event()
+
+        def disturb(seconds: float) -> None:
+            if event.ended_s or seconds < times.event_s:
+                return
+            began = time.monotonic()
+            event.began_s = seconds
+            running.change_server(workload.event)
+            event.ended_s = seconds + time.monotonic() - began
+
+        return Job(
+            argv=failover.argv(running.used.path, area, times.end_s, entry.seed, directory),
+            seconds=times.end_s + failover.verify_limit(times),
+            parse=lambda: failover.parse(directory, times, event),
+            synced=(running.used.path,),
+            sync=os.fsync,
+            area=area,
+            disturb=disturb,
+            ends=(0, 1),  # requests that fail are counted
+            interval_s=failover.INTERVAL_S,
+        )
 
     def prepare_files(
         self, entry: Entry, workload: Workload, running: Running, directory: Path
@@ -389,7 +434,8 @@ class Runner:
         names = [device.name for device in devices]
         with ExitStack() as stack:
             held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
-            sampler = stack.enter_context(Sampler(names, running.server or None, profile.interval_ms / 1e3))
+            interval_s = job.interval_s or profile.interval_ms / 1e3
+            sampler = stack.enter_context(Sampler(names, running.server or None, interval_s))
             origin = time.monotonic()
             process = recorder.spawn(job.argv)
             problems = []
@@ -400,6 +446,7 @@ class Runner:
                 first_io = 0.0
                 while process.poll() is None:
                     time.sleep(POLL_S)
+                    job.disturb(time.monotonic() - origin)
                     first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
                     if running.server_died():
                         problems.append("the server died")
@@ -428,7 +475,7 @@ class Runner:
 
         if running.server_died() and "the server died" not in problems:
             problems.append("the server died")
-        if process.poll():
+        if process.poll() not in job.ends:
             name = process.record["name"]
             problems.append(f"{name}: exit code {process.poll()}: {last_line(process.errors)}")
         problems += sampler.errors + ([] if problems else running.problems()) + job.problems()

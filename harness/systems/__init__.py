@@ -10,14 +10,22 @@ from ..blockdev import BlockDevice
 from ..commands import Recorder
 from ..config import SystemConfig
 from ..teardown import Teardown
-from . import fuse, native, nbdkit, tcmu, ublk
+from . import buse, fuse, native, nbdkit, tcmu, ublk
 from .base import Context, Running, SystemError_, load_modules
 
 __all__ = ["Context", "Running", "SystemError_", "bring_up", "load_modules", "modules"]
 
-_UP = {"native": native.up, "nbdkit": nbdkit.up, "tcmu": tcmu.up, "fuse": fuse.up, "ublk": ublk.up}
+_UP = {
+    "native": native.up,
+    "buse": buse.up,
+    "nbdkit": nbdkit.up,
+    "tcmu": tcmu.up,
+    "fuse": fuse.up,
+    "ublk": ublk.up,
+}
 _MODULES = {
     "native": (),
+    "buse": buse.MODULES,
     "nbdkit": nbdkit.MODULES,
     "tcmu": tcmu.MODULES,
     "fuse": fuse.MODULES,
@@ -39,12 +47,13 @@ def bring_up(
     recorder: Recorder,
     teardown: Teardown,
     mountable: bool = False,
+    outlives: bool = False,
 ) -> Iterator[Running]:
     """The system on the device, for the length of the with block. Raises SystemError_, CommandError, TeardownError."""
     mark = teardown.mark()
     try:
         with ExitStack() as after:
-            context = Context(config, device, area, build, recorder, teardown, after, mountable)
+            context = Context(config, device, area, build, recorder, teardown, after, mountable, outlives)
             try:
                 running = _UP[config.kind](context)
                 try:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -38,6 +40,7 @@ class Context:
     """What a system is made of. area: bytes of the device that are used; after: left when all is torn down.
 
     mountable: the workload mounts the device, so nothing else may hold it.
+    outlives: the disk must outlive its server, and wait for another one.
     """
 
     config: SystemConfig
@@ -48,6 +51,7 @@ class Context:
     teardown: Teardown
     after: ExitStack
     mountable: bool = False
+    outlives: bool = False
 
     def library(self, *parts: str) -> Path:
         """A file that make built. Raises SystemError_."""
@@ -65,6 +69,8 @@ class Running:
 
     problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
     serve: mounts a file system of ours over one that is mounted, for one run; None: there is none.
+    restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
+    the old one lives, which ends by it. Called by change_server() only.
     """
 
     used: BlockDevice
@@ -76,9 +82,28 @@ class Running:
     fail_io: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
+    restart: Callable[[], int] | None = None
+    replace: Callable[[], int] | None = None
 
     def server_died(self) -> bool:
         return bool(self.server) and start_time(self.server) != self.server_started
+
+    def change_server(self, event: str) -> None:
+        """Let another server take the place of this one: "kill" it first, or "replace" it. Raises SystemError_."""
+        change = self.replace if event == "replace" else self.restart
+        if change is None:
+            raise SystemError_(f"{self.used.path}: its framework can do no {event}")
+        old, started = self.server, self.server_started
+        self.server = 0  # its end is no failure
+        try:
+            if event == "kill":
+                os.kill(old, signal.SIGKILL)
+                await_up("the killed server does not end", lambda: start_time(old) != started)
+            self.server = change()
+        except BaseException:
+            self.fail_io()  # nobody else will answer
+            raise
+        self.server_started = start_time(self.server)
 
 
 def await_up(what: str, condition: Callable[[], bool], process: Process | None = None) -> None:

@@ -9,27 +9,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..blockdev import identify
-from ..commands import CommandError
+from ..commands import CommandError, Process
 from ..interrupt import held
 from ..teardown import PATIENCE, await_true, undo
+from . import nbd_netlink
 from .base import Context, Running, SystemError_, await_up, scratch, set_queue, settle
 
 MODULES = ("nbd",)
 
+# Where the disk outlives its server: what the server had is sent again after this (s); it must be more than any request
+# takes. And for how long the disk waits for a server.
+RESEND_S = 10
+DEAD_CONNECTION_S = 60
 
-def _connected(device: str) -> bool:
+
+def connected(device: str) -> bool:
+    """Has it a server, or somebody who still has it open after the server's end?"""
     block = Path("/sys/block", Path(device).name)
     return (block / "pid").exists() or (block / "size").read_text().strip() != "0"
 
 
 @undo
 def disconnect_nbd(device: str) -> None:
-    if Path(device).exists() and _connected(device):
-        _hang_up(device)
-        await_true(f"{device} stays connected", lambda: not _connected(device))
+    if Path(device).exists() and connected(device):
+        hang_up(device)
+        await_true(f"{device} stays connected", lambda: not connected(device))
 
 
-def _hang_up(device: str) -> None:
+def hang_up(device: str) -> None:
     """End the connections; the device stays as long as somebody has it open."""
     subprocess.run(["nbd-client", "-d", device], capture_output=True, timeout=PATIENCE, check=False)
 
@@ -38,8 +45,25 @@ def _free_devices() -> Iterator[str]:
     blocks = sorted(Path("/sys/block").glob("nbd*"), key=lambda path: int(path.name[3:]))
     for block in blocks:
         device = f"/dev/{block.name}"
-        if not _connected(device) and Path(device).exists():
+        if not connected(device) and Path(device).exists():
             yield device
+
+
+def _attach(context: Context, socket: Path, connections: int) -> str:
+    """Connect a free disk by nbd-client: /dev/nbdN."""
+    options = ["-b", str(context.device.logical_block_size), "-C", str(connections)]
+    options += ["-timeout", str(context.config.timeout_s)]
+    error: CommandError | None = None
+    for device in _free_devices():
+        try:
+            with held():
+                argv = ["nbd-client", "-unix", str(socket), device, *options]
+                context.recorder.run(argv, timeout=PATIENCE)
+                context.teardown.push("disconnect_nbd", device=device)
+            return device
+        except CommandError as failure:
+            error = failure  # another program may have taken it first
+    raise error or SystemError_("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
 
 
 def up(context: Context) -> Running:
@@ -53,22 +77,32 @@ def up(context: Context) -> Running:
     if not config.backed:
         parameters |= {"size": str(context.area), "block-size": str(context.device.logical_block_size)}
     argv = ["nbdkit", "-f", "-U", str(socket), "-P", str(pidfile), "-t", str(config.threads), str(plugin)]
-    server = recorder.spawn([*argv, *(f"{key}={value}" for key, value in parameters.items())], teardown=teardown)
-    await_up("nbdkit is not ready", pidfile.exists, server)
+    argv += [f"{key}={value}" for key, value in parameters.items()]
 
-    block_size = str(context.device.logical_block_size)
-    options = ["-b", block_size, "-C", str(connections), "-timeout", str(config.timeout_s)]
-    error: CommandError | None = None
-    for device in _free_devices():
-        try:
-            with held():
-                recorder.run(["nbd-client", "-unix", str(socket), device, *options], timeout=PATIENCE)
-                teardown.push("disconnect_nbd", device=device)
-            break
-        except CommandError as failure:
-            error = failure  # another program may have taken it first
+    def start() -> Process:
+        server = recorder.spawn(argv, teardown=teardown)
+        await_up("nbdkit is not ready", pidfile.exists, server)
+        return server
+
+    server = start()
+    block_size = context.device.logical_block_size
+    timeout_s = config.timeout_s
+    waits: dict[str, object] = {}
+    if context.outlives:
+        timeout_s, waits["dead_connection_s"] = min(timeout_s, RESEND_S), DEAD_CONNECTION_S
+        with held():
+            device = nbd_netlink.attach(socket, connections, block_size, timeout_s, DEAD_CONNECTION_S)
+            teardown.push("disconnect_nbd", device=device)
     else:
-        raise error or SystemError_("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
+        device = _attach(context, socket, connections)
+
+    def restart() -> int:
+        for path in (socket, pidfile):
+            path.unlink(missing_ok=True)
+        pid = start().pid
+        teardown.push("disconnect_nbd", device=device)  # before the server's end
+        nbd_netlink.reconnect(device, socket, connections)
+        return pid
 
     size = context.device.size if config.backed else context.area
     await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
@@ -80,7 +114,7 @@ def up(context: Context) -> Running:
 
     def problems() -> list[str]:
         queues = sum(1 for _ in (used.queue.parent / "mq").iterdir())
-        found = [] if _connected(device) else [f"{device} is no longer connected"]
+        found = [] if connected(device) else [f"{device} is no longer connected"]
         if queues != connections:
             found.append(f"{device} has {queues} connections instead of {connections}")
         return found
@@ -90,7 +124,8 @@ def up(context: Context) -> Running:
         backing=context.device if config.backed else None,
         server=server.pid,
         server_started=server.started,
-        settings={"connections": connections, "threads": config.threads, "timeout_s": config.timeout_s, **parameters},
+        settings={"connections": connections, "threads": config.threads, "timeout_s": timeout_s, **waits, **parameters},
         problems=problems,
-        fail_io=lambda: _hang_up(device),
+        fail_io=lambda: hang_up(device),
+        restart=restart if context.outlives else None,
     )

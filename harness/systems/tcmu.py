@@ -89,6 +89,16 @@ def up(context: Context) -> Running:
         (used.queue.parent / "device/state").write_text("offline\n")
         lun.fail_commands()
 
+    def restart() -> int:
+        """The new daemon finds the disk, and has the kernel send again what was in the ring."""
+        try:
+            pid = _start_daemon(context, handler).process.pid
+        except LioError as error:
+            raise SystemError_(str(error)) from None
+        teardown.push("remove_lun", hba=str(lun.hba))  # before the daemon's end
+        return pid
+
+    ours = settings["threads"] == config.threads
     return Running(
         used=used,
         backing=device if config.backed else None,
@@ -96,4 +106,5 @@ def up(context: Context) -> Running:
         server_started=start_time(server),
         settings=settings,
         fail_io=fail_io,
+        restart=restart if context.outlives and ours else None,
     )

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from ..blockdev import identify
+from ..commands import Process
 from ..teardown import PATIENCE, TeardownError, undo
 from .base import Context, Running, SystemError_, await_up, set_queue, settle
 
@@ -31,13 +33,19 @@ def up(context: Context) -> Running:
     parameters = context.parameters()
     if not config.backed:
         parameters |= {"size": str(context.area), "block-size": str(device.logical_block_size)}
+    served = [f"--mode={config.mode}", f"--threads={config.threads}", config.device]
+    served += [f"{key}={value}" for key, value in parameters.items()]
+
+    def start(command: str, *words: str) -> tuple[Process, dict[str, Any]]:
+        """A server, and what it tells once its disk can be used."""
+        server = recorder.spawn([program, command, "--foreground", "--json", *words], teardown=teardown)
+        output = recorder.directory / str(server.record["stdout"])
+        await_up("userblk-ublk is not ready", lambda: output.read_bytes().endswith(b"}\n"), server)
+        return server, json.loads(output.read_text())
+
     # With --recovery=none the kernel fails all requests once the server is gone: nothing hangs.
-    argv = [program, "add", "--foreground", "--json", "--recovery=none", f"--mode={config.mode}"]
-    argv += [f"--threads={config.threads}", config.device, *(f"{key}={value}" for key, value in parameters.items())]
-    server = recorder.spawn(argv, teardown=teardown)
-    output = recorder.directory / str(server.record["stdout"])
-    await_up("userblk-ublk is not ready", lambda: output.read_bytes().endswith(b"}\n"), server)
-    told = json.loads(output.read_text())
+    server, told = start("add", f"--recovery={'reissue' if context.outlives else 'none'}", *served)
+    number = str(told["number"])
     teardown.push("remove_ublk", program=program, number=told["number"])
 
     settle()
@@ -49,6 +57,12 @@ def up(context: Context) -> Running:
             f" not {size} in blocks of {device.logical_block_size}"
         )
     set_queue(context, used)
+
+    def change(command: str, *words: str) -> int:
+        server, _ = start(command, number, *words)
+        teardown.push("remove_ublk", program=program, number=told["number"])  # before the server's end
+        return server.pid
+
     return Running(
         used=used,
         backing=device if config.backed else None,
@@ -57,4 +71,6 @@ def up(context: Context) -> Running:
         settings={"mode": config.mode, "threads": config.threads, **parameters}
         | {key: told[key] for key in ("queues", "depth", "max_request", "zero_copy")},
         fail_io=lambda: remove_ublk(program, told["number"]),
+        restart=(lambda: change("recover")) if context.outlives else None,
+        replace=(lambda: change("replace", *served)) if context.outlives else None,
     )

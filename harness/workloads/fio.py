@@ -20,17 +20,19 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
     """The command line. Buffered, closed loop, one outstanding operation a thread, each thread on its own part.
 
     There is no time_based: a run ends early when its parts are done, as in the paper, since a second pass
-    would read from the page cache.
+    would read from the page cache. A workload with a depth goes past that, and on for the whole time.
     """
     size = subrange(workload, area)
     log = directory / "fio"
+    engine = ["--ioengine=psync", "--iodepth=1", "--direct=0"]
+    if workload.depth:
+        engine = ["--ioengine=io_uring", f"--iodepth={workload.depth}", "--direct=1", "--time_based=1"]
+        engine += ["--end_fsync=1"] * workload.writes
     return [
         "fio",
         f"--name={workload.id}",
         f"--filename={device}",
-        "--ioengine=psync",
-        "--iodepth=1",
-        "--direct=0",
+        *engine,
         "--thread=1",
         f"--numjobs={workload.threads}",
         f"--rw={workload.rw}",

@@ -63,6 +63,8 @@ def small_plan(**changes: object) -> Plan:
         (["run", *LAB, "--dry-run", "--systems", ","], "nothing to run"),
         (["run", *LAB, "--dry-run", "--systems", "native,fuse"], "system=fuse: none of the workloads"),
         (["run", *LAB, "--dry-run", "--suite", "bdus-fs", "--systems", "tcmu-null"], "system=tcmu-null: none"),
+        (["run", *LAB, "--dry-run", "--suite", "failover", "--systems", "native"], "system=native: none"),
+        (["run", *LAB, "--dry-run", "--suite", "failover", "--systems", "buse"], "system=buse: none"),
         (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
         (["plan", "--where", "host"], "--sata"),
         (["resume", "nosuch"], "nosuch"),
@@ -278,3 +280,18 @@ def test_own_work_is_no_load(tmp_path: Path) -> None:
         worker.wait()
     load.write(tmp_path, percent)
     assert json.loads((tmp_path / load.FILE).read_text())["other_cpu_percent"] == round(percent, 1)
+
+
+def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
+    result = userblk("plan", *LAB, "--suite", "frameworks", "--json", cwd=tmp_path)
+    plan = json.loads(result.stdout)["plan"]
+    assert list(plan["systems"]) == [
+        "native", "buse", "nbdkit-serial", "nbdkit", "tcmu", "ublk-workers", "ublk-uring",
+    ]  # fmt: skip
+    result = userblk("plan", *LAB, "--suite", "frameworks", "--systems", "native,buse", "--json", cwd=tmp_path)
+    assert list(json.loads(result.stdout)["plan"]["systems"]) == ["native", "buse"]
+    # Null devices touch no disk, so that one of the lab's stands for both; and it has 2 CPUs.
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", cwd=tmp_path)
+    plan = json.loads(result.stdout)["plan"]
+    assert len(plan["devices"]) == 1
+    assert {w["cpus"] for w in plan["suite"]["workloads"]} == {0, 1, 2}

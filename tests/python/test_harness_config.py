@@ -77,7 +77,8 @@ def test_everything_shipped_loads() -> None:
     assert {load_profile(name).name for name in names("profiles")} == {"quick", "paper"}
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
-    assert [name for name, system in systems.items() if not system.backed] == ["nbdkit-null", "tcmu-null"]
+    unbacked = [name for name, system in systems.items() if not system.backed]
+    assert unbacked == ["buse-null", "nbdkit-null", "tcmu-null", "ublk-null"]
     assert systems["nbdkit"].queue["scheduler"] == "none"
 
 
@@ -153,7 +154,7 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of fuse, native, nbdkit,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of buse, buse-null, fuse, native, nbdkit,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")

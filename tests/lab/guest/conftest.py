@@ -20,7 +20,7 @@ BUILD = "build/trixie"
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 120.0  # s for every command; the machine may be busy
-SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "fio")
+SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "fio")
 
 Up = Callable[..., AbstractContextManager[Running]]
 
@@ -45,7 +45,9 @@ def run(argv: Sequence[str | Path], *, expect: int | None = 0, stdin: str | None
     return done.stdout
 
 
-def config(kind: str, device: str = "passthrough", *, timeout_s: int = 30, **parameters: str) -> SystemConfig:
+def config(
+    kind: str, device: str = "passthrough", *, timeout_s: int = 30, mode: str = "workers", **parameters: str
+) -> SystemConfig:
     return SystemConfig(
         name=kind,
         kind=kind,
@@ -53,23 +55,27 @@ def config(kind: str, device: str = "passthrough", *, timeout_s: int = 30, **par
         connections=2,
         threads=16,
         timeout_s=timeout_s,
+        mode=mode if kind == "ublk" else "",
         parameters=parameters,
     )
 
 
 @pytest.fixture
 def up(tmp_path: Path) -> Up:
-    """up(config, device="/dev/..."): a system of the harness, torn down at the end of the with block."""
+    """up(config, device="/dev/...", outlives=False): a system of the harness, torn down at the with block's end."""
     count = 0
 
     @contextmanager
-    def enter(system: SystemConfig, device: str = os.environ["LAB_NVME"]) -> Iterator[Running]:
+    def enter(
+        system: SystemConfig, device: str = os.environ["LAB_NVME"], outlives: bool = False
+    ) -> Iterator[Running]:
         nonlocal count
         count += 1
         recorder, teardown = Recorder(tmp_path / str(count)), Teardown()
         try:
             load_modules(modules(system.kind), teardown)
-            with bring_up(system, identify(device), AREA, BUILD, recorder, teardown) as running:
+            disk = identify(device)
+            with bring_up(system, disk, AREA, BUILD, recorder, teardown, outlives=outlives) as running:
                 yield running
         finally:
             teardown.unwind()

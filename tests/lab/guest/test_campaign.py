@@ -19,6 +19,8 @@ import pytest
 from conftest import AREA, BUILD
 from userblk.harness import plan
 from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.prepare import PrepareError, limit_cpus
+from userblk.harness.teardown import Teardown
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
@@ -80,6 +82,21 @@ def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
 
 def summaries(directory: Path) -> list[dict[str, Any]]:
     return [event["summary"] for event in events(directory) if event["event"] == "entry-done"]
+
+
+def test_cpus_are_taken_off_line_and_come_back() -> None:
+    teardown, count = Teardown(), os.cpu_count()
+    assert count and count > 1
+    try:
+        limit_cpus(0, teardown)
+        assert os.cpu_count() == count
+        limit_cpus(1, teardown)
+        assert os.cpu_count() == 1
+        with pytest.raises(PrepareError, match=f"{count} CPUs are wanted, but 1 are on line"):
+            limit_cpus(count, teardown)
+    finally:
+        teardown.unwind()
+    assert os.cpu_count() == count
 
 
 @pytest.mark.parametrize("system", SERVER)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import MIB, Up, config, run
 
-KINDS = ("nbdkit", "tcmu")
+KINDS = ("buse", "nbdkit", "tcmu")
 
 
 @pytest.mark.parametrize("kind", KINDS)

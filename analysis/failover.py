@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What an application saw when a server ended under load: suite failover, as a table and as throughput over time."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from .report import Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .summaries import SummaryError
+from .table import DEVICES, SYSTEMS, ordered
+
+SUITE = "failover"
+EVENTS = {"kill": "killed and restarted", "replace": "replaced"}
+MEASURES = (
+    ("failed_requests", "Requests failed", 1),
+    ("lost_blocks", "Blocks lost", 1),
+    ("stall_s", "Longest stall (s)", 2),
+    ("recovery_s", "Back at 90 % after (s)", 2),
+    ("before_kops", "Before (kop/s)", 2),
+)
+NOTES = (
+    "fio writes 4 KiB blocks at random at depth 16; beside it, a second job writes at a steady pace and reads all of it"
+    " back at the end.",
+    "Requests failed, blocks lost (acknowledged writes that were not read back): mean of all runs.",
+    "Longest stall: the longest time that a request took. Back at 90 %: from the event until the mean of 1 s was 90 %"
+    " of the throughput before, at a resolution of 0.1 s.",
+    "±: half width of the 95 % confidence interval.",
+    "nbd: connections are given to the kernel again; what the server had is sent again after 10 s, the timeout chosen."
+    " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"
+    " the server had, or it is quiesced (Linux 6.16) when it is replaced.",
+    "FUSE and BUSE are not in the table, for there is nothing to measure. When the FUSE daemon is gone all open files"
+    " fail (ENOTCONN), until the file system is mounted anew and they are opened again; the disk of BUSE ends with its"
+    " server.",
+)
+BEFORE_S, BIN_S = 5.0, 0.25  # of the figures
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. series: seconds from the event, kop/s of the interval that ends there."""
+
+    device: str
+    event: str
+    system: str
+    measures: Mapping[str, float]
+    series: Sequence[tuple[float, float]]
+
+
+def _series(path: Path, event_s: float) -> list[tuple[float, float]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                (float(row["time_s"]) - event_s, float(row["read_kops"]) + float(row["write_kops"]))
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, ValueError) as error:
+        raise SummaryError(f"{path}: cannot be read: {error}") from None
+
+
+def _run(directory: Path, summary: Mapping[str, Any]) -> Run:
+    settings = summary["settings"][SUITE]
+    values = {name: {**settings, **summary["metrics"]}.get(name) for name, _, _ in MEASURES}
+    return Run(
+        device=summary["device"],
+        event=summary["workload"],
+        system=summary["system"],
+        measures={name: float(value) for name, value in values.items() if value is not None},
+        series=_series(directory / "samples.csv", float(settings["event_s"])),
+    )
+
+
+def reports(directory: Path) -> list[Report]:
+    """Of a campaign, none without a finished run. Raises SummaryError."""
+    found = list(summaries_of(directory, SUITE))
+    if not found:
+        return []
+    runs = [_run(path, summary) for path, summary in found if summary["valid"]]
+    where, facts = place([summary for _, summary in found])
+    cells: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        cells[run.device, run.event, run.system].append(run)
+    keys = [
+        (device, event, system)
+        for device in ordered({run.device for run in runs}, DEVICES)
+        for event in ordered({run.event for run in runs}, EVENTS)
+        for system in ordered({run.system for run in runs}, SYSTEMS)
+        if (device, event, system) in cells
+    ]
+    rows, records = [], []
+    for device, event, system in keys:
+        cell = cells[device, event, system]
+        texts = []
+        for name, _, decimals in MEASURES:
+            values = [run.measures[name] for run in cell if name in run.measures]
+            interval = interval_of(values)
+            missing = f" (not in {len(cell) - len(values)})" if len(values) < len(cell) else ""
+            texts.append(interval_text(interval, decimals) + missing)
+            fields = (device, event, system, name, str(len(values)), *interval_fields(interval))
+            records.append(fields)
+        head = (DEVICES.get(device, device), SYSTEMS.get(system, system), EVENTS.get(event, event), str(len(cell)))
+        rows.append((*head, *texts))
+    figures = {
+        f"{SUITE}-{device}-{event}": partial(
+            _draw, f"{DEVICES.get(device, device)}, server {EVENTS.get(event, event)}, {where}", panels
+        )
+        for device, event in dict.fromkeys(key[:2] for key in keys)
+        if (panels := [(key[2], cells[key]) for key in keys if key[:2] == (device, event)])
+    }
+    return [
+        Report(
+            name=SUITE,
+            title=f"A server's end under load, {where}",
+            notes=(*facts, *NOTES),
+            columns=("Device", "System", "Server", "Runs", *(title for _, title, _ in MEASURES)),
+            rows=tuple(rows),
+            heads=("device", "event", "system", "measure", "n", "mean", "ci_low", "ci_high"),
+            records=tuple(records),
+            emulated=any(summary["emulated"] for _, summary in found),
+            figures=figures,
+        )
+    ]
+
+
+def mean_series(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """Mean of all runs in bins of BIN_S seconds: the middle of the bin, kop/s."""
+    bins: dict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        for time, rate in run.series:
+            bins[int(time // BIN_S)].append(rate)
+    return [((number + 0.5) * BIN_S, fmean(rates)) for number, rates in sorted(bins.items())]
+
+
+def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequence[Path]) -> None:
+    """Throughput over time around the event, a panel a system: each run, and their mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.8 * len(panels) + 1.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (system, runs) in zip(axes, panels, strict=True):
+        for run in runs:
+            axis.plot(*zip(*run.series, strict=True), color="0.75", linewidth=0.7)
+        axis.plot(*zip(*mean_series(runs), strict=True), color="#7a1f1a", linewidth=1.4)
+        axis.axvline(0, color="black", linewidth=0.8, linestyle="--")
+        axis.set_ylabel("kop/s")
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{SYSTEMS.get(system, system)}, {len(runs)} runs", loc="left", fontsize=9)
+    axes[-1].set_xlim(left=-BEFORE_S)
+    axes[-1].set_xlabel("seconds from the event")
+    figure.suptitle(title, fontsize=10)
+    for path in paths:
+        figure.savefig(path, dpi=150)

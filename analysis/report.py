@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tables that are not the paper's Tables 1 and 2: what a suite of its own measures, with figures, in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from .statistics import Interval, mean_interval
+from .summaries import SCHEMA, SummaryError
+
+NO_VALUE = "-"
+
+
+@dataclass(frozen=True)
+class Report:
+    """rows: for people; records: of the CSV, in full precision. name: of its files.
+
+    figures: by name, called with the path of each file that is to be made.
+    """
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    heads: tuple[str, ...]
+    records: tuple[tuple[str, ...], ...]
+    emulated: bool = False
+    figures: Mapping[str, Callable[[Sequence[Path]], None]] = field(default_factory=dict)
+
+
+def summaries_of(directory: Path, suite: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Directory and summary of every finished run of a suite in a campaign. Raises SummaryError."""
+    for done in sorted(directory.glob(f"*/*/{suite}/*/*/*/DONE")):
+        file = done.with_name("summary.json")
+        try:
+            summary = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SummaryError(f"{file}: cannot be read: {error}") from None
+        if summary.get("schema") != SCHEMA:
+            raise SummaryError(f"{file}: schema={summary.get('schema')}: this version reads schema {SCHEMA}")
+        yield done.parent, summary
+
+
+def place(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    """Where and when the runs were made: for the title, and as notes. summaries is not empty."""
+
+    def each(name: str) -> str:
+        return ", ".join(sorted({str(summary.get(name, "")) for summary in summaries}))
+
+    emulated = any(summary["emulated"] for summary in summaries)
+    notes = [f"campaign {each('campaign')}; profile {each('profile')}; Linux {each('kernel')}"]
+    if bad := sum(not summary["valid"] for summary in summaries):
+        notes.append(f"{bad} of {len(summaries)} runs are invalid and were left out.")
+    if warned := sum(bool(summary["warnings"]) for summary in summaries if summary["valid"]):
+        notes.append(f"{warned} of {len(summaries)} runs have warnings, most about load on the machine.")
+    return f"host {each('host')}, {'EMULATED (lab)' if emulated else 'measured on real devices'}", tuple(notes)
+
+
+def interval_of(values: Sequence[float]) -> Interval | None:
+    return mean_interval(values) if values else None
+
+
+def interval_text(interval: Interval | None, decimals: int) -> str:
+    """The mean, and the half width of its interval if there is one."""
+    if interval is None:
+        return NO_VALUE
+    half = interval.half
+    return f"{interval.value:.{decimals}f}" + ("" if half is None else f" ±{half:.{decimals}f}")
+
+
+def interval_fields(interval: Interval | None) -> tuple[str, str, str]:
+    """Value and both ends for a CSV, empty where there is none."""
+    if interval is None:
+        return "", "", ""
+    low, high = ("" if end is None else repr(end) for end in (interval.low, interval.high))
+    return repr(interval.value), low, high
+
+
+def terminal(report: Report) -> RenderableType:
+    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, column in enumerate(report.columns):
+        grid.add_column(column, justify="right" if number > 1 else "left")
+    for row in report.rows:
+        grid.add_row(*map(Text, row))
+    title = Text(report.title, style="bold reverse" if report.emulated else "bold")
+    return Group(title, "", grid, "", Text("\n".join(report.notes)))
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    lines: list[str] = []
+    for report in reports:
+        lines += [f"### {report.title}", "", "| " + " | ".join(report.columns) + " |"]
+        lines.append("|---|---|" + "---:|" * (len(report.columns) - 2))
+        lines += ["| " + " | ".join(row) + " |" for row in report.rows]
+        lines += ["", *(f"- {note}" for note in report.notes)]
+        lines += [f"\n![{name}]({name}.png)" for name in report.figures]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def as_csv(report: Report) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(report.heads)
+    writer.writerows(report.records)
+    return out.getvalue()
+
+
+def files_of(reports: Sequence[Report]) -> dict[str, str]:
+    """Name and text of the files that reports leave in a campaign's directory, but for figures."""
+    files = {f"{report.name}.md": markdown([report]) for report in reports}
+    return files | {f"{report.name}.csv": as_csv(report) for report in reports}
+
+
+def draw(reports: Sequence[Report], directory: Path) -> list[str]:
+    """Make all figures, as PNG and SVG; returns the names of the files."""
+    names = []
+    for report in reports:
+        for name, figure in report.figures.items():
+            paths = [directory / f"{name}.{form}" for form in ("png", "svg")]
+            figure(paths)
+            names += [path.name for path in paths]
+    return names

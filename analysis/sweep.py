@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Throughput of null devices over block sizes, jobs, depths and CPUs: suite buse-null, the BUSE thesis's chapter 5."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from userblk.harness.paths import CONFIGS
+
+from .report import NO_VALUE, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .table import SYSTEMS, ordered
+
+SUITE = "buse-null"
+THESIS = CONFIGS / "thesis/scaling.csv"
+POINT = re.compile(r"(\w+)-(\d+)j-(\d+)d-(\d+[km]?)")
+SCALING = re.compile(r"(\w+)-(\d+)cpu")
+NOTES = (
+    "Sequential fio, io_uring, direct, on null devices: the ceiling of each framework. GB/s, 10^9 bytes.",
+    "±: half width of the 95 % confidence interval.",
+)
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+Samples = dict[str, list[float]]  # of a system: GB/s of each valid run
+
+
+def block_bytes(text: str) -> int:
+    return int(text.rstrip("km")) * UNITS[text.lstrip("0123456789")]
+
+
+def thesis() -> dict[tuple[str, int], dict[str, str]]:
+    """What the thesis measured, as it prints it: by mode and number of vCPUs, by system."""
+    found: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
+    with THESIS.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["mode"], int(row["vcpus"])][row["system"]] = f"{row['gbps']} (-{row['below']}, +{row['above']})"
+    return dict(found)
+
+
+def reports(directory: Path) -> list[Report]:
+    """Of a campaign, none without a finished run. Raises SummaryError."""
+    found = [summary for _, summary in summaries_of(directory, SUITE)]
+    if not found:
+        return []
+    points: dict[tuple[str, int, int, int], Samples] = defaultdict(lambda: defaultdict(list))
+    scaling: dict[tuple[str, int], Samples] = defaultdict(lambda: defaultdict(list))
+    texts = {}
+    for summary in found:
+        rate = summary["metrics"].get("throughput_mbps")
+        if not summary["valid"] or rate is None:
+            continue
+        system = summary["system"]
+        if match := POINT.fullmatch(summary["workload"]):
+            mode, jobs, depth, text = match.groups()
+            texts[block_bytes(text)] = text
+            points[mode, int(depth), int(jobs), block_bytes(text)][system].append(rate / 1e3)
+        elif match := SCALING.fullmatch(summary["workload"]):
+            scaling[match[1], int(match[2])][system].append(rate / 1e3)
+    systems = ordered({system for samples in (*points.values(), *scaling.values()) for system in samples}, SYSTEMS)
+    where, facts = place(found)
+    emulated = any(summary["emulated"] for summary in found)
+    titles = tuple(SYSTEMS.get(system, system) for system in systems)
+    made = []
+    if points:
+        rows = [
+            (mode, str(depth), str(jobs), texts[size], *_cells(points[mode, depth, jobs, size], systems))
+            for mode, depth, jobs, size in sorted(points)
+        ]
+        records = [
+            (mode, str(depth), str(jobs), str(size), system, str(len(rates)), *interval_fields(interval_of(rates)))
+            for (mode, depth, jobs, size), samples in sorted(points.items())
+            for system, rates in sorted(samples.items())
+        ]
+        modes = dict.fromkeys(mode for mode, _, _, _ in sorted(points))
+        figures = {f"{SUITE}-{mode}": partial(_draw_points, mode, where, points, systems) for mode in modes}
+        made.append(
+            Report(
+                name=SUITE,
+                title=f"Null devices over block size, jobs and depth (BUSE thesis, Figures 5.2 and 5.3), {where}",
+                notes=(*facts, *NOTES),
+                columns=("Mode", "Depth", "Jobs", "Block", *titles),
+                rows=tuple(rows),
+                heads=("mode", "depth", "jobs", "block_size", "system", "n", "gbps", "ci_low", "ci_high"),
+                records=tuple(records),
+                emulated=emulated,
+                figures=figures,
+            )
+        )
+    if scaling:
+        made.append(_scaling_report(scaling, systems, where, facts, emulated))
+    return made
+
+
+def _cells(samples: Samples, systems: Sequence[str]) -> list[str]:
+    return [interval_text(interval_of(samples.get(system, [])), 3) for system in systems]
+
+
+def _scaling_report(
+    scaling: dict[tuple[str, int], Samples],
+    systems: Sequence[str],
+    where: str,
+    facts: Sequence[str],
+    emulated: bool,
+) -> Report:
+    """Beside the thesis's numbers."""
+    known = thesis()
+    names = list(dict.fromkeys(name for values in known.values() for name in values))
+    rows, records = [], []
+    for key in sorted({*scaling, *(key for key in known if key[0] in {mode for mode, _ in scaling})}):
+        mode, cpus = key
+        theirs = [known.get(key, {}).get(name, NO_VALUE) for name in names]
+        rows.append((mode, str(cpus), *_cells(scaling.get(key, {}), systems), *theirs))
+        for system, rates in sorted(scaling.get(key, {}).items()):
+            records.append((mode, str(cpus), system, str(len(rates)), *interval_fields(interval_of(rates))))
+    titles = [SYSTEMS.get(system, system) for system in systems]
+    return Report(
+        name=f"{SUITE}-scaling",
+        title=f"Null devices over CPUs, 64 KiB, depth 4, a job per CPU (BUSE thesis, Tables 5.2 to 5.5), {where}",
+        notes=(
+            *facts,
+            *NOTES,
+            "Thesis: Amazon EC2 m5zn instances, as printed, with the distances to both ends; its BUSE is a kernel"
+            " module of its own, not the BUSE of the BDUS paper.",
+        ),
+        columns=("Mode", "CPUs", *titles, *(f"thesis {name}" for name in names)),
+        rows=tuple(rows),
+        heads=("mode", "cpus", "system", "n", "gbps", "ci_low", "ci_high"),
+        records=tuple(records),
+        emulated=emulated,
+        figures={f"{SUITE}-scaling": partial(_draw_scaling, where, scaling, systems)},
+    )
+
+
+def _draw_points(
+    mode: str,
+    where: str,
+    points: dict[tuple[str, int, int, int], Samples],
+    systems: Sequence[str],
+    paths: Sequence[Path],
+) -> None:
+    """A row a depth, a column a number of jobs, as the thesis's figures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    depths = sorted({depth for m, depth, _, _ in points if m == mode})
+    jobs = sorted({count for m, _, count, _ in points if m == mode})
+    figure = Figure(figsize=(3.2 * len(jobs) + 1.5, 2.2 * len(depths) + 1), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(depths), len(jobs), sharex=True, sharey=True, squeeze=False)
+    for row, depth in enumerate(depths):
+        for column, count in enumerate(jobs):
+            axis = axes[row, column]
+            sizes = sorted(size for m, d, c, size in points if (m, d, c) == (mode, depth, count))
+            for number, system in enumerate(systems):
+                means = [interval_of(points[mode, depth, count, size].get(system, [])) for size in sizes]
+                line = [(size, mean.value) for size, mean in zip(sizes, means, strict=True) if mean]
+                if line:
+                    label = SYSTEMS.get(system, system)
+                    axis.plot(*zip(*line, strict=True), marker="o", markersize=3, color=f"C{number}", label=label)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sizes, [f"{size >> 10}k" for size in sizes])
+            axis.set_ylim(bottom=0)
+            axis.set_title(f"depth {depth}, jobs {count}", fontsize=9)
+    figure.supylabel("GB/s", fontsize=9)
+    figure.supxlabel("block size", fontsize=9)
+    _finish(figure, axes[0, 0], f"null devices, {mode}, {where}", paths)
+
+
+def _draw_scaling(
+    where: str, scaling: dict[tuple[str, int], Samples], systems: Sequence[str], paths: Sequence[Path]
+) -> None:
+    """A panel a mode, throughput over CPUs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    modes = sorted({mode for mode, _ in scaling})
+    figure = Figure(figsize=(4 * len(modes) + 1.5, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    for axis, mode in zip(axes, modes, strict=True):
+        for number, system in enumerate(systems):
+            line = [
+                (cpus, interval)
+                for (m, cpus), samples in sorted(scaling.items())
+                if m == mode and (interval := interval_of(samples.get(system, [])))
+            ]
+            if line:
+                axis.errorbar(
+                    [cpus for cpus, _ in line],
+                    [interval.value for _, interval in line],
+                    [interval.half or 0.0 for _, interval in line],
+                    marker="o", markersize=4, capsize=3, color=f"C{number}", label=SYSTEMS.get(system, system),
+                )  # fmt: skip
+        axis.set_xticks(sorted({cpus for m, cpus in scaling if m == mode}))
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("CPUs")
+        axis.set_title(mode, fontsize=9)
+    axes[0].set_ylabel("GB/s")
+    _finish(figure, axes[0], f"null devices, 64 KiB, depth 4, a job per CPU, {where}", paths)
+
+
+def _finish(figure: Any, axis: Any, title: str, paths: Sequence[Path]) -> None:
+    """Legend, title and files of a matplotlib figure, for which there are no types."""
+    axis.legend(fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    for path in paths:
+        figure.savefig(path, dpi=150)

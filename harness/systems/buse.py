@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-buse: one of our devices on the kernel's nbd driver, one request at a time."""
+
+from __future__ import annotations
+
+import json
+
+from ..blockdev import identify
+from ..interrupt import held
+from .base import Context, Running, SystemError_, await_up, set_queue, settle
+from .nbdkit import MODULES, connected, hang_up
+
+__all__ = ["MODULES", "up"]
+
+
+def up(context: Context) -> Running:
+    config, device, teardown, recorder = context.config, context.device, context.teardown, context.recorder
+    program = str(context.library("buse", "userblk-buse"))
+    parameters = context.parameters()
+    if not config.backed:
+        parameters |= {"size": str(context.area), "block-size": str(device.logical_block_size)}
+    argv = [program, "--json", f"--timeout={config.timeout_s}", config.device]
+    argv += [f"{key}={value}" for key, value in parameters.items()]
+    server = recorder.spawn(argv, teardown=teardown)
+    output = recorder.directory / str(server.record["stdout"])
+    await_up("userblk-buse is not ready", lambda: output.read_bytes().endswith(b"}\n"), server)
+    disk = json.loads(output.read_text())["disk"]
+    with held():
+        teardown.push("disconnect_nbd", device=disk)
+
+    settle()
+    used = identify(disk)
+    size = device.size if config.backed else context.area
+    if used.size != size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {size} in blocks of {device.logical_block_size}"
+        )
+    set_queue(context, used)
+    return Running(
+        used=used,
+        backing=device if config.backed else None,
+        server=server.pid,
+        server_started=server.started,
+        settings={"connections": 1, "threads": 1, "timeout_s": config.timeout_s, **parameters},
+        problems=lambda: [] if connected(disk) else [f"{disk} is no longer connected"],
+        fail_io=lambda: hang_up(disk),
+    )

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Load on a disk whose server ends meanwhile: the fio jobs, and what they saw of it.
+
+Two jobs at once. `load` writes at random as fast as it can, in the upper half of the area. `verify` writes
+blocks of its own at a steady pace for as long, and reads all of them back at the end: every write that was
+acknowledged before, during and after the event must be there. A request that fails is counted and does not end
+the load.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import Workload
+from . import LEAST_RUNTIME, Result, WorkloadError
+
+BLOCK = 4096
+DEPTH = 16
+VERIFY_DEPTH = 4
+VERIFY_RATE = 128  # operations per second of the job that is verified
+INTERVAL_S = 0.1  # of the samples: the resolution of the time back to full throughput
+SETTLED_S = 1.0  # s at the beginning that are not counted as throughput before the event
+BACK = 0.9  # of the throughput before: full throughput
+WINDOW_S = 1.0  # s of which the mean must be that high
+LOST = "(requested block:"  # in the line that fio prints of each block that is not what was written
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds since the start of the load: of the event, and of the end."""
+
+    event_s: float
+    end_s: int
+
+
+def timing(workload: Workload, profile: str, seed: int) -> Timing:
+    """When the event comes: at a random moment, the same for the same seed."""
+    known = workload.timing[profile]
+    when = known["before_s"] + random.Random(seed).uniform(0, known["spread_s"])
+    return Timing(round(when, 3), known["before_s"] + known["spread_s"] + known["after_s"])
+
+
+@dataclass
+class Event:
+    """What was done to the server, filled in when it is done. Times as in Timing."""
+
+    began_s: float = 0.0
+    ended_s: float = 0.0  # the new server serves, as far as it says so
+
+
+def argv(device: str, area: int, seconds: int, seed: int, directory: Path) -> list[str]:
+    """The command line."""
+    half = area // 2 // BLOCK * BLOCK
+    verified = min(seconds * VERIFY_RATE * BLOCK, half)
+    return [
+        "fio",
+        "--name=global",
+        f"--filename={device}",
+        "--ioengine=libaio",
+        "--direct=1",
+        "--thread=1",
+        "--rw=randwrite",
+        f"--bs={BLOCK}",
+        "--allow_file_create=0",
+        "--randrepeat=0",
+        f"--randseed={seed}",
+        "--continue_on_error=all",
+        "--eta=never",
+        "--output-format=json",
+        f"--output={directory / 'fio.json'}",
+        "--name=load",
+        f"--iodepth={DEPTH}",
+        f"--offset={half}",
+        f"--size={half}",
+        "--norandommap=1",
+        "--time_based=1",
+        f"--runtime={seconds}",
+        "--name=verify",
+        f"--iodepth={VERIFY_DEPTH}",
+        "--offset=0",
+        f"--size={verified}",
+        f"--rate_iops=,{VERIFY_RATE}",  # of writes
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--verify_fatal=0",
+    ]
+
+
+Series = Sequence[tuple[float, float]]  # end of the interval in s since the start of the load, kop/s in it
+
+
+def read_series(path: Path) -> Series:
+    """From samples.csv."""
+    with path.open(newline="") as file:
+        return [
+            (float(row["time_s"]), float(row["read_kops"]) + float(row["write_kops"])) for row in csv.DictReader(file)
+        ]
+
+
+def mean_rate(series: Series, begin: float, end: float) -> float | None:
+    """kop/s between two times, None if no whole interval lies between."""
+    total = seconds = 0.0
+    for (before, _), (time, rate) in zip(series, series[1:], strict=False):
+        if before >= begin and time <= end:
+            total += rate * (time - before)
+            seconds += time - before
+    return total / seconds if seconds else None
+
+
+def recovery(series: Series, event: float, end: float) -> float | None:
+    """Seconds from the event until throughput is back for WINDOW_S, 0 if it never left; None: not before the end."""
+    before = mean_rate(series, SETTLED_S, event)
+    if not before:
+        return None
+    for time in [event, *(time for time, _ in series if time > event)]:
+        if time + WINDOW_S > end:
+            return None
+        rate = mean_rate(series, time, time + WINDOW_S + INTERVAL_S)
+        if rate is not None and rate >= BACK * before:
+            return time - event
+    return None
+
+
+def verify_limit(times: Timing) -> float:
+    """Seconds that reading back may take, beyond what the runner grants anyway."""
+    return times.end_s * VERIFY_RATE / 100
+
+
+def parse(directory: Path, times: Timing, event: Event) -> Result:
+    """Raises WorkloadError if there is nothing to read."""
+    try:
+        report = json.loads((directory / "fio.json").read_text())
+        load, verify = report["jobs"]
+        written, checked = load["write"], verify["read"]
+        seconds = written["runtime"] / 1e3
+        failed = sum(job.get("total_err", 0) for job in (load, verify))
+        longest = max(part["lat_ns"]["max"] for part in (written, verify["write"], checked)) / 1e9
+        blocks, verified = verify["write"]["total_ios"], checked["total_ios"]
+        throughput, latency = written["total_ios"] / (seconds or 1.0) / 1e3, written["lat_ns"]["mean"] / 1e3
+        moved = written["io_bytes"] / (seconds or 1.0) / 1e6
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WorkloadError(f"fio.json cannot be read: {error}") from None
+    lost = sum(path.read_text(errors="replace").count(LOST) for path in (directory / "commands").glob("*-fio.err"))
+    series = read_series(directory / "samples.csv")
+    back = recovery(series, event.began_s, times.end_s)
+    problems = []
+    warnings = []
+    if not event.began_s:
+        problems.append("the load ended before the event")
+    if seconds < LEAST_RUNTIME or not written["total_ios"]:
+        problems.append("fio wrote nothing")
+    if not verified or verified + failed < blocks:
+        problems.append(f"fio verified {verified} of {blocks} blocks")
+    if back is None and event.began_s:
+        left = times.end_s - times.event_s
+        warnings.append(f"slow: not back at {BACK * 100:.0f} % of the throughput within {left:.0f} s")
+    return Result(
+        throughput_kops=throughput,
+        throughput_mbps=moved,
+        latency_us=latency,
+        duration_s=seconds,
+        measured_from=0.0,
+        version=str(report.get("fio version", "")),
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        metrics={
+            "failed_requests": float(failed - lost if failed > lost else 0),
+            "lost_blocks": float(lost),
+            "stall_s": longest,
+            "recovery_s": back,
+        },
+        settings={
+            "event_s": event.began_s,
+            "restarted_s": event.ended_s,
+            "end_s": times.end_s,
+            "before_kops": mean_rate(series, SETTLED_S, event.began_s),
+            "blocks_verified": verified,
+        },
+    )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A server ends under load and another takes its place: no request fails, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import AREA, BUILD, LIMIT, Up, config
+from test_campaign import END_LIMIT, runner, summaries
+from userblk.harness import plan
+from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.teardown import start_time
+
+CHANGES = [
+    ("nbdkit", "", "kill"),
+    ("tcmu", "", "kill"),
+    ("ublk", "uring", "replace"),
+    *(pytest.param("ublk", mode, event, marks=pytest.mark.long)
+      for mode, event in (("workers", "kill"), ("workers", "replace"), ("uring", "kill"))),
+]  # fmt: skip
+
+
+def requests(stat: Path) -> int:
+    return sum(map(int, stat.read_text().split()[0:5:4]))
+
+
+@pytest.mark.parametrize(("kind", "mode", "event"), CHANGES)
+def test_no_request_fails(up: Up, kind: str, mode: str, event: str) -> None:
+    with up(config(kind, timeout_s=5, mode=mode), outlives=True) as running:
+        load = subprocess.Popen(
+            ["fio", "--name=verify", f"--filename={running.used.path}", "--rw=randwrite", "--bs=4k", "--direct=1",
+             "--ioengine=libaio", "--iodepth=16", "--size=128M", "--io_size=64M", "--rate_iops=1000",
+             "--verify=crc32c", "--verify_fatal=1"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            stat = running.used.queue.parent / "stat"
+            before, end = requests(stat), time.monotonic() + LIMIT
+            while requests(stat) < before + 200:
+                assert time.monotonic() < end and load.poll() is None, "no I/O to disturb"
+                time.sleep(0.05)
+            old = running.server
+            running.change_server(event)
+            assert running.server != old and not start_time(old)
+            assert not running.server_died() and running.problems() == []
+            assert load.poll() is None, "over before the server changed"
+            output, _ = load.communicate(timeout=LIMIT)
+            assert load.returncode == 0, output
+        finally:
+            if load.poll() is None:
+                running.fail_io()
+                load.kill()
+                load.wait(LIMIT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("system", ["nbdkit", "tcmu", "ublk-workers", "ublk-uring"])
+def test_a_campaign_measures_it(system: str, tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    directory.mkdir()
+    made = plan.make_plan(
+        suite=load_suite("failover"),
+        profile=dataclasses.replace(load_profile("quick"), area={"nvme": AREA}),
+        systems=[load_system(system)],
+        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
+        campaign=directory.name,
+        host="lab",
+        emulated=True,
+        build=BUILD,
+        repetitions=1,
+        seed=1,
+    )
+    plan.write_plan(made, directory)
+    with runner(directory) as process:
+        assert process.wait(3 * END_LIMIT) == 0, (directory / "runner.log").read_text()
+    found = summaries(directory)
+    assert {one["workload"] for one in found} == ({"kill", "replace"} if "ublk" in system else {"kill"})
+    for one in found:
+        print(json.dumps(one["metrics"]))
+        assert one["valid"], one["invalid"]
+        assert one["metrics"]["failed_requests"] == one["metrics"]["lost_blocks"] == 0
+        assert one["settings"]["failover"]["before_kops"] > 0

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suite buse-null: its workloads, and its tables beside the thesis's numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from userblk.analysis import report, sweep
+from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.plan import Device, make_plan
+from userblk.harness.workloads.fio import argv
+
+
+def test_its_workloads_are_the_thesis_experiments() -> None:
+    suite = load_suite("buse-null")
+    points = [w for w in suite.workloads if not w.cpus]
+    assert len(points) == 2 * 2 * 3 * 5
+    assert {w.engine for w in suite.workloads} == {"sweep"}
+    assert all(sweep.POINT.fullmatch(w.id) for w in points)
+    assert [w.id for w in suite.workloads if w.cpus == 2] == ["read-2cpu", "write-2cpu"]
+    (one,) = (w for w in suite.workloads if w.id == "write-2cpu")
+    assert (one.threads, one.depth, one.block_size) == (2, 4, 65536)
+    words = argv(one, load_profile("quick"), 1 << 30, "/dev/x", 1, Path("/r"))
+    assert {"--ioengine=io_uring", "--iodepth=4", "--direct=1", "--time_based=1", "--end_fsync=1"} <= set(words)
+    assert "--rw=write" in words and "--numjobs=2" in words
+
+
+def test_what_wants_fewer_cpus_is_brought_up_alone() -> None:
+    suite = load_suite("buse-null")
+    suite = dataclasses.replace(suite, workloads=tuple(w for w in suite.workloads if w.cpus <= 2))
+    plan = make_plan(
+        suite=suite,
+        profile=load_profile("quick"),
+        systems=[load_system("ublk-null")],
+        devices=[Device("nvme", "/dev/null", "1")],
+        campaign="test",
+        build="build",
+        repetitions=1,
+    )
+    assert sorted(len(entries) for _, entries in plan.blocks()) == [1, 1, 1, 1, 60]
+
+
+def write_run(campaign: Path, system: str, workload: str, number: int, mbps: float) -> None:
+    directory = campaign / "lab/nvme/buse-null" / system / workload / str(number)
+    directory.mkdir(parents=True)
+    summary = {
+        "schema": 1, "campaign": "c", "host": "lab", "system": system, "workload": workload, "profile": "quick",
+        "emulated": False, "kernel": "6.12", "valid": True, "warnings": [], "metrics": {"throughput_mbps": mbps},
+    }  # fmt: skip
+    (directory / "summary.json").write_text(json.dumps(summary))
+    (directory / "DONE").touch()
+
+
+def test_tables_stand_beside_the_thesis(tmp_path: Path) -> None:
+    for number, mbps in enumerate((1000.0, 1200.0, 1100.0), 1):
+        write_run(tmp_path, "ublk-null", "read-2cpu", number, mbps)
+    for size, mbps in (("4k", 100.0), ("1m", 900.0)):
+        write_run(tmp_path, "ublk-null", f"read-1j-4d-{size}", 1, mbps)
+        write_run(tmp_path, "nbdkit-null", f"read-1j-4d-{size}", 1, mbps / 2)
+    points, scaling = sweep.reports(tmp_path)
+    assert points.columns[4:] == ("nbdkit null", "ublk null")
+    assert points.rows == (("read", "4", "1", "4k", "0.050", "0.100"), ("read", "4", "1", "1m", "0.450", "0.900"))
+    rows = {row[:2]: row[2:] for row in scaling.rows}
+    assert rows["read", "2"] == ("-", "1.100 ±0.248", "6.56 (-0.05, +0.06)", "2.72 (-0.04, +0.05)",
+                                 "3.89 (-0.15, +0.12)", "-")  # fmt: skip
+    assert rows["read", "48"] == ("-", "-", "71.89 (-0.34, +0.29)", "11.29 (-0.56, +0.42)", "4.05 (-0.17, +0.17)",
+                                  "6.80 (-0.03, +0.03)")  # fmt: skip
+    assert len(report.draw([points, scaling], tmp_path)) == 4
+    assert (tmp_path / "buse-null-scaling.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_thesis_has_its_44_numbers() -> None:
+    values = sweep.thesis()
+    assert sum(map(len, values.values())) == 44
+    assert values["write", 48] == {
+        "BUSE": "114.35 (-0.71, +0.68)", "NBD": "14.02 (-0.28, +0.27)", "TCMU": "3.61 (-0.10, +0.09)",
+        "BDUS": "6.01 (-0.03, +0.03)",
+    }  # fmt: skip
+
+
+def test_a_campaign_without_it_has_no_report(tmp_path: Path) -> None:
+    assert sweep.reports(tmp_path) == []
+    write_run(tmp_path, "ublk-null", "read-1j-4d-4k", 1, 1.0)
+    assert [one.name for one in sweep.reports(tmp_path)] == ["buse-null"]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suite failover, as far as it goes without a kernel that has its disks: its plan, its figures, NBD's netlink."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import struct
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from userblk.harness.blockdev import BlockDevice
+from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
+from userblk.harness.plan import Device, Plan, estimate, make_plan
+from userblk.harness.systems import nbd_netlink
+from userblk.harness.systems.base import Running, SystemError_
+from userblk.harness.systems.nbd_netlink import attribute, attributes, connections_attribute, open_export
+from userblk.harness.teardown import start_time
+from userblk.harness.workloads import WorkloadError
+from userblk.harness.workloads.failover import Event, Timing, argv, mean_rate, parse, recovery, timing
+
+
+def plan_for(profile: str = "quick", systems: tuple[str, ...] = ("tcmu", "ublk-uring")) -> Plan:
+    return make_plan(
+        suite=load_suite("failover"),
+        profile=load_profile(profile),
+        systems=[load_system(name) for name in systems],
+        devices=[Device("nvme", "/dev/null", "1")],
+        campaign="test",
+        build="build",
+        seed=1,
+    )
+
+
+def test_each_run_has_a_bring_up_of_its_own() -> None:
+    plan = plan_for()
+    cells = {(entry.system, entry.workload) for entry in plan.entries}
+    assert cells == {("tcmu", "kill"), ("ublk-uring", "kill"), ("ublk-uring", "replace")}
+    assert [len(entries) for _, entries in plan.blocks()] == [1] * 9
+    assert min(estimate(plan).each) > 33
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="system=native: none of the workloads"):
+        plan_for(systems=("native",))
+    profile = dataclasses.replace(load_profile("quick"), name="other")
+    with pytest.raises(ConfigError, match="profile other is missing; add it, or use one of quick, paper"):
+        make_plan(
+            suite=load_suite("failover"),
+            profile=profile,
+            systems=[load_system("tcmu")],
+            devices=[Device("nvme", "/dev/null", "1")],
+            campaign="test",
+            build="build",
+        )
+
+
+def test_the_event_comes_at_a_random_moment_that_its_seed_repeats() -> None:
+    workload = load_suite("failover").workloads[0]
+    times = [timing(workload, "quick", seed) for seed in range(50)]
+    assert times[7] == timing(workload, "quick", 7)
+    assert all(5 <= one.event_s <= 8 and one.end_s == 33 for one in times)
+    assert max(one.event_s for one in times) - min(one.event_s for one in times) > 2
+
+
+def test_the_jobs_do_not_touch_each_other() -> None:
+    words = argv("/dev/x", 1 << 30, 33, 1, Path("/r"))
+    load, verify = words.index("--name=load"), words.index("--name=verify")
+    half = 1 << 29
+    assert {f"--offset={half}", f"--size={half}"} <= set(words[load:verify])
+    assert {"--offset=0", f"--size={33 * 128 * 4096}"} <= set(words[verify:])
+    small = argv("/dev/x", 16 << 20, 33, 1, Path("/r"))
+    assert f"--size={8 << 20}" in small[small.index("--name=verify") :]
+
+
+def series(rates: list[float]) -> list[tuple[float, float]]:
+    return [((number + 1) / 10, rate) for number, rate in enumerate(rates)]
+
+
+def test_recovery_is_the_time_until_throughput_is_back() -> None:
+    steady, stall = [10.0] * 50, [0.0] * 30
+    assert mean_rate(series(steady), 1.0, 5.0) == pytest.approx(10)
+    # Gone for 3 s, then slow for 1 s, then as before.
+    back = recovery(series(steady + stall + [5.0] * 10 + [10.0] * 40), 5.0, 13.0)
+    assert back is not None and 3.6 <= back <= 4.1
+    assert recovery(series(steady + [9.5] * 50), 5.0, 10.0) == 0
+    assert recovery(series(steady + [8.5] * 50), 5.0, 10.0) is None
+    assert recovery(series(steady + stall), 5.0, 8.0) is None
+    # A moment of speed, as of what had waited, is not yet throughput.
+    back = recovery(series(steady + stall + [20.0] * 2 + [0.0] * 20 + [10.0] * 30), 5.0, 13.0)
+    assert back is not None and back > 4.5
+
+
+def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int = 100) -> None:
+    def side(operations: int, longest: float) -> dict[str, object]:
+        return {
+            "runtime": 10000,
+            "total_ios": operations,
+            "io_bytes": operations * 4096,
+            "lat_ns": {"mean": 1e6, "max": longest},
+        }
+
+    jobs = [
+        {"write": side(100000, 2.5e9), "read": side(0, 0), "total_err": failed},
+        {"write": side(100, 1e6), "read": side(verified, 1e6), "total_err": 0},
+    ]
+    (directory / "fio.json").write_text(json.dumps({"fio version": "fio-3", "jobs": jobs}))
+    (directory / "commands").mkdir()
+    (directory / "commands/00-fio.err").write_text(errors)
+    rows = ["time_s,read_kops,write_kops", *(f"{time},0,{rate}" for time, rate in series([10.0] * 100))]
+    (directory / "samples.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_what_fio_saw_is_counted(tmp_path: Path) -> None:
+    lost = "verify: bad magic header 0, wanted acca at file /dev/x offset 0, length 4096 (requested block: offset=0)\n"
+    result(tmp_path, errors=2 * lost, failed=5)
+    found = parse(tmp_path, Timing(5.0, 10), Event(5.0, 6.0))
+    assert found.problems == ()
+    assert found.metrics == {"failed_requests": 3, "lost_blocks": 2, "stall_s": 2.5, "recovery_s": 0.0}
+    assert found.throughput_kops == 10 and found.settings["blocks_verified"] == 100
+
+
+def test_runs_that_say_nothing_are_invalid(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="fio.json cannot be read"):
+        parse(tmp_path, Timing(5.0, 10), Event(5.0, 6.0))
+    result(tmp_path, verified=40)
+    problems = parse(tmp_path, Timing(5.0, 10), Event()).problems
+    assert problems == ("the load ended before the event", "fio verified 40 of 100 blocks")
+
+
+# ---- servers and NBD ------------------------------------------------------------------
+
+
+def test_a_killed_server_is_no_dead_one_once_another_serves() -> None:
+    servers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    try:
+        disk = BlockDevice("/dev/x", "x", "x", 0, 0, 512, False, "")
+        running = Running(used=disk, server=servers[0].pid, server_started=start_time(servers[0].pid))
+        running.restart = lambda: servers[1].pid
+        with pytest.raises(SystemError_, match="/dev/x: its framework can do no replace"):
+            running.change_server("replace")
+        assert servers[0].poll() is None
+        running.change_server("kill")
+        assert running.server == servers[1].pid and not running.server_died()
+        assert servers[0].wait(10) == -9
+        servers[1].kill()
+        servers[1].wait(10)
+        assert running.server_died()
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def test_netlink_attributes_are_padded_and_nested() -> None:
+    packed = attribute(2, b"nbd\0") + attribute(1, struct.pack("=H", 7)) + attribute(3, b"12345")
+    assert len(packed) % 4 == 0
+    assert attributes(packed) == {2: b"nbd\0", 1: struct.pack("=H", 7), 3: b"12345"}
+    with socket.socket(socket.AF_UNIX) as one:
+        (items,) = attributes(connections_attribute([one])).values()
+        (item,) = attributes(items).values()
+        assert attributes(item) == {1: struct.pack("=I", one.fileno())}
+
+
+def test_the_handshake_with_a_real_server(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    server = subprocess.Popen(["nbdkit", "-f", "-U", str(path), "memory", "1M"], stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while not path.exists():
+            assert time.monotonic() < end and server.poll() is None
+            time.sleep(0.02)
+        connection, size, flags = open_export(path)
+        assert size == 1 << 20 and flags & 1
+        # NBD_CMD_READ of the first block.
+        connection.sendall(struct.pack(">IIQQI", 0x25609513, 0, 1, 0, 512))
+        reply = connection.recv(16 + 512, socket.MSG_WAITALL)
+        assert struct.unpack(">IIQ", reply[:16]) == (0x67446698, 0, 1) and not any(reply[16:])
+        connection.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
+    ours, theirs = socket.socket(socket.AF_UNIX), tmp_path / "s"
+    ours.bind(str(theirs))
+    ours.listen()
+
+    def answer() -> None:
+        with ours.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(SystemError_, match="is no NBD server"):
+        nbd_netlink.open_export(theirs)
+    thread.join()
+    ours.close()
