@@ -375,10 +375,13 @@ install-buse: $(BUSE)
 .PHONY: install-buse
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
+completiondir = $(prefix)/share/bash-completion/completions
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
 
 install-python:
 	install -D -m 755 bin/userblk $(DESTDIR)$(prefix)/bin/userblk
+	install -d $(DESTDIR)$(completiondir)
+	$(PYTHON) bin/userblk completion bash > $(DESTDIR)$(completiondir)/userblk
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR) python/userblk/*.py
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis analysis/*.py
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
@@ -401,7 +404,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow) \
+	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow) \
 		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
@@ -452,13 +455,6 @@ UNIT_OBJS_$1 = $$(S3_CLIENT_OBJS)
 UNIT_LDFLAGS_$1 = $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_client% test_s3_store%,$(UNIT_TESTS)),$(eval $(call s3_client_unit,$t)))
-
-# Those of whole devices over a store in their own process need everything but the client.
-define s3_fake_unit
-UNIT_OBJS_$1 = $$(filter-out %/store.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
-UNIT_LDFLAGS_$1 := $$(S3_LIBS)
-endef
-$(foreach t,$(filter test_s3_direct%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
 
 # userblk-flow's tests link all of it but main().
 define flow_unit
@@ -565,7 +561,7 @@ test-python: flow $(FUSE_HERE) ## pytest: harness, analysis, lab, on loop device
 
 # With real S3 servers, of pinned versions, from their registries.
 s3-server:
-	harness/get-s3-server versitygw
+	tests/s3/get-server versitygw
 .PHONY: s3-server
 
 test-s3: plugins s3-server s3-client-driver ## test the S3 device: data, faults, two writers, 200 crashes
@@ -589,7 +585,7 @@ test-s3-distributed: test-s3-minio test-s3-garage ## the S3 device over four Min
 .PHONY: test-s3-distributed
 
 test-s3-minio test-s3-garage: test-s3-%: plugins
-	harness/get-s3-server $*
+	tests/s3/get-server $*
 	USERBLK_S3_STORE=$* $(PYTHON) -m pytest -q -rs -p no:cacheprovider \
 		tests/s3/distributed.py tests/s3/test_device_data.py $(if $(filter minio,$*),tests/s3/test_device_writers.py)
 .PHONY: test-s3-minio test-s3-garage
@@ -605,7 +601,8 @@ test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
 
 # make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...
 BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $(CONFIRM),--confirm '$(CONFIRM)') \
-	$(if $(PROFILE),--profile $(PROFILE)) $(if $(REPS),--reps $(REPS)) $(if $(SUITE),--suite $(SUITE)) \
+	$(if $(PROFILE),--profile $(PROFILE)) $(if $(REPS),--reps $(REPS)) $(if $(MAX_REPS),--max-reps $(MAX_REPS)) \
+	$(if $(WARM_UP),--warm-up $(WARM_UP)) $(if $(CONTROL),--control) $(if $(COSTS),--costs) $(if $(SUITE),--suite $(SUITE)) \
 	$(if $(SYSTEMS),--systems '$(SYSTEMS)') $(if $(WORKLOADS),--workloads '$(WORKLOADS)') \
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(DRY_RUN),--dry-run)

@@ -56,7 +56,7 @@ def value_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
 def cell_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
     """The value, its interval and its marks: complete without any colour."""
     value = value_text(table, metric, system, cell)
-    signs = "".join(mark.value for mark in (Mark.BETTER, Mark.WIDE) if mark in cell.marks)
+    signs = "".join(mark.value for mark in (Mark.BETTER, Mark.WIDE, Mark.UNSTEADY) if mark in cell.marks)
     bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
     if not value:
         return ("no native" if cell.mean else "-") + bad

@@ -13,6 +13,7 @@ from typing import Any
 
 SCHEMA = 1
 METRICS = ("throughput_kops", "latency_us", "cpu_percent", "files_kops")
+COUNTING = "0"  # the repetition in which costs were counted, and no timing is used
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 
@@ -39,6 +40,7 @@ class Run:
     metrics: Mapping[str, float]  # only those that are finite numbers
     kernel: str
     engine: str  # what put the load on: fio on the device, flow on a file system
+    steady: bool | None = None  # was the workload's throughput, once warm; None: it cannot be told
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -67,6 +69,7 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
             metrics={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
             kernel=str(summary.get("kernel", "")),
             engine=str(summary.get("engine", "fio")),
+            steady=(summary.get("warm_up") or {}).get("steady"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{source}: not a summary: {type(error).__name__} {error}") from None
@@ -81,7 +84,7 @@ def _run_directories(directory: str, depth: int) -> Iterator[str]:
         if entry.is_dir():
             if depth > 1:
                 yield from _run_directories(entry.path, depth - 1)
-            elif os.path.exists(os.path.join(entry.path, "DONE")):
+            elif entry.name != COUNTING and os.path.exists(os.path.join(entry.path, "DONE")):
                 yield entry.path
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -25,6 +25,9 @@ SYSTEMS = {
     "ublk-uring": "ublk (io_uring)",
     "bdus": "BDUS",
     "fuse": "FUSE",
+    "nbdkit-file": "nbdkit file",
+    "qemu-nbd": "qemu-nbd",
+    "s3backer": "s3backer",
     "buse-null": "BUSE null",
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
@@ -53,6 +56,7 @@ class Mark(Enum):
     WIDE = "~"
     SINGLE = "n=1"
     INVALID = "!"
+    UNSTEADY = "^"
 
 
 MARK_TEXT = {
@@ -60,6 +64,7 @@ MARK_TEXT = {
     Mark.WIDE: "interval of the mean wider than the paper's limits: half width over 5 % of the mean"
     " (NVMe writes 10 %), CPU 5 points",
     Mark.SINGLE: "a single run, so no interval",
+    Mark.UNSTEADY: "throughput of one of the runs was not steady after its warm-up",
     Mark.INVALID: "invalid runs, shown by their number and left out of the mean",
 }
 
@@ -210,6 +215,7 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
         valid[run.cell] += 1
         for name, value in run.metrics.items():
             samples[(*run.cell, name)].append(value)
+    unsteady = {run.cell for run in runs if run.valid and run.steady is False}
     pairs = {(run.device, run.workload) for run in runs}
     rows = tuple(
         (device, workload)
@@ -227,7 +233,10 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
                 bad = invalid.get(key[:3], 0)
                 if metric is FILES and key not in samples:
                     continue
-                cells[key] = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
+                cell = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
+                if key[:3] in unsteady:
+                    cell = replace(cell, marks=cell.marks | {Mark.UNSTEADY})
+                cells[key] = cell
     emulated = any(run.emulated for run in runs)
     notes = _notes(runs, valid, seed)
     if files:

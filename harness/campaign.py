@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,26 +18,24 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
-from . import paths
+from userblk import __version__
+
+from . import environment, paths
 from .blockdev import identify
 from .config import ConfigError, SystemConfig, load_parameters
 from .plan import Device, Plan, estimate, write_plan
 from .safety import check
+from .systems import modules
+from .systems.command import module_there
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
 LAB_BUILD = "build/trixie"
 # What systems and workloads are made of.
 LAB_TARGETS = ("plugins", "handlers", "flow", "fuse-passthrough", "ublk", "buse")
 PAPER = "paper"  # the profile of full size
+CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
-MODULES = {
-    "buse": ("nbd",),
-    "nbdkit": ("nbd",),
-    "tcmu": ("target_core_user", "tcm_loop"),
-    "fuse": ("fuse",),
-    "ublk": ("ublk_drv",),
-}
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
@@ -47,25 +44,17 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and why in one line."""
+    """Where, and why in one line. remote: the host of several."""
 
     lab: bool
     reason: str
+    remote: str = ""
 
 
 def missing_modules(systems: Sequence[SystemConfig]) -> list[str]:
-    """What this machine's kernel lacks for the systems."""
-    needed = sorted({module for system in systems for module in MODULES.get(system.kind, ())})
-    modprobe = shutil.which("modprobe", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
-    missing = []
-    for module in needed:
-        if Path("/sys/module", module).exists():
-            continue
-        # Succeeds for what is built in, too.
-        argv = [modprobe or "", "--dry-run", "--quiet", module]
-        if not modprobe or subprocess.run(argv, capture_output=True, check=False).returncode:
-            missing.append(module)
-    return missing
+    """What this machine's kernel lacks for our systems; those of others are left out where they cannot run."""
+    needed = sorted({module for system in systems if system.kind != "command" for module in modules(system)})
+    return [module for module in needed if not module_there(module)]
 
 
 def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
@@ -127,7 +116,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         raise ConfigError(f"{directory}: exists; wait a second and begin again") from None
     except OSError as error:
         raise ConfigError(f"results={results}: {error.strerror}; name a directory that can be written") from None
-    asked = {
+    asked: dict[str, object] = {
         "schema": 1,
         "campaign": plan.campaign,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -136,12 +125,18 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         "systems": list(plan.systems),
         "devices": {device.id: device.path for device in plan.devices.values()},
         "repetitions": plan.profile.repetitions,
+        "max_repetitions": plan.profile.max_repetitions,
+        "warm_up": f"{plan.profile.ramp_s} s, as asked for" if plan.profile.fixed_warm_up else "found",
+        "control": CONTROL in plan.systems,
         "seed": plan.seed,
         "host": plan.host,
         "emulated": plan.emulated,
         "command": list(command),
         "choices": choices(plan),
+        "userblk": environment.source(paths.CHECKOUT) | {"version": __version__},
     }
+    if plan.emulated:  # what the guest cannot see
+        asked["machine"] = environment.snapshot()
     (directory / "campaign.json").write_text(json.dumps(asked, indent=1) + "\n")
     write_plan(plan, directory)
     return directory
@@ -189,7 +184,8 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
         return [*guard, sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
-    limit = LAB_PATIENCE * estimate(plan).seconds + LAB_START
+    runs = plan.profile.max_repetitions / plan.profile.repetitions
+    limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     if plan.with_files:  # which no control group limits there
         lab += ["--memory", str(plan.profile.files.memory_bytes >> 20)]
@@ -198,13 +194,17 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
 
 
 class Runner:
-    """The runner as a child, in a session of its own so that only we decide when it is interrupted."""
+    """The runner as a child, in a session of its own so that only we decide when it is interrupted.
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    until_eof: it runs elsewhere, where no signal reaches it, and ends when its standard input does.
+    """
+
+    def __init__(self, argv: Sequence[str], until_eof: bool = False) -> None:
+        self._until_eof = until_eof
         env = dict(os.environ, PYTHONPATH=str(paths.PYTHON_PATH), PYTHONUNBUFFERED="1")
         self._process = subprocess.Popen(
-            runner_argv(plan, directory),
-            stdin=subprocess.DEVNULL,
+            argv,
+            stdin=subprocess.PIPE if until_eof else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -254,7 +254,9 @@ class Runner:
 
     def stop(self) -> None:
         """Have it tear everything down, and wait for that; kill it only if that takes too long."""
-        if self._process.poll() is None:
+        if self._until_eof and self._process.stdin:
+            self._process.stdin.close()
+        elif self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_LIMIT)

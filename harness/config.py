@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Suites, profiles and systems from configs/*.toml, checked key by key.
+"""Suites, profiles, systems and hosts from configs/*.toml, checked key by key.
 
-Every error is one line: "FILE: KEY=VALUE: what is wrong; remedy".
+Every error is one line: "FILE: KEY=VALUE: what is wrong; remedy". What the keys mean is in docs/extending.md.
 """
 
 from __future__ import annotations
 
 import re
+import string
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .paths import CONFIGS
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk")
+KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk", "command")
 ENGINES = ("fio", "flow", "failover", "sweep")
 # What can be done to the server of which kinds of systems, by the best way that each has.
 EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
@@ -22,6 +24,9 @@ TIMES = ("before_s", "spread_s", "after_s")
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
 DEVICES = ("passthrough", "null")
 UBLK_MODES = ("workers", "uring")
+DISKS = ("nbd", "output", "loop")  # how the server of a system of kind command becomes a disk
+# What its commands may hold in braces, beside the environment variables that it requires.
+PLACEHOLDERS = ("device", "directory", "socket", "pidfile", "mount", "size", "block_size", "threads", "connections")
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
 QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
 
@@ -121,13 +126,22 @@ class FilesProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """How long and how often; see configs/profiles. files: for workloads on a file system."""
+    """How long and how often; see configs/profiles. files: for workloads on a file system.
+
+    A cell is measured repetitions times, and again up to max_repetitions times as long as a half width of its
+    intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what harness/steady.py
+    finds beyond them, unless fixed_warm_up (which is no key of the file but what --warm-up says).
+    interval_ms: of the samples of the machine; series_ms: of the workload's own series.
+    """
 
     name: str
     repetitions: int
+    max_repetitions: int
+    half_width: float
     ramp_s: int
     runtime_s: int
     interval_ms: int
+    series_ms: int
     keep_up: bool
     dirty_bytes: int
     dirty_background_bytes: int
@@ -135,6 +149,21 @@ class Profile:
     bring_up_s: float
     area: Mapping[str, int]
     files: FilesProfile
+    fixed_warm_up: bool = False
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What must be there for a system: programs, kernel modules, set environment variables.
+
+    packages: Debian's, which bring it; hint: how to get what Debian has not.
+    """
+
+    programs: Sequence[str] = field(default_factory=list)
+    modules: Sequence[str] = field(default_factory=list)
+    environment: Sequence[str] = field(default_factory=list)
+    packages: Sequence[str] = field(default_factory=list)
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +172,7 @@ class SystemConfig:
 
     mode: of ublk: who serves requests.
     options, negotiated: of fuse: the daemon's, and what its status line must say.
+    server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
     """
 
     name: str
@@ -156,6 +186,11 @@ class SystemConfig:
     mode: str = ""
     options: Sequence[str] = field(default_factory=list)
     negotiated: Mapping[str, str] = field(default_factory=dict)
+    server: Sequence[str] = field(default_factory=list)
+    stop: Sequence[str] = field(default_factory=list)
+    file: str = ""
+    disk: str = ""
+    requires: Requires = field(default_factory=Requires)
 
     @property
     def backed(self) -> bool:
@@ -221,25 +256,52 @@ class Table:
             raise self.error(key, value, "must be a list with at least one value")
         return value
 
+    def texts(self, key: str, optional: bool = False) -> list[str]:
+        """A list of strings; of an optional one also without any."""
+        if optional and not self.values.get(key):
+            self.values.pop(key, None)
+            return []
+        values = self.array(key)
+        for value in values:
+            if not isinstance(value, str):
+                raise self.error(key, value, "must be a list of strings")
+        return [str(value) for value in values]
+
     def end(self, known: Sequence[str]) -> None:
         for key, value in self.values.items():
             raise self.error(key, value, f"unknown key; known are {', '.join(known)}")
 
 
 def names(kind: str) -> list[str]:
-    """What there is of a kind: "suites", "profiles" or "systems"."""
+    """What there is of a kind: "suites", "profiles", "systems" or "hosts"."""
     return sorted(path.stem for path in (CONFIGS / kind).glob("*.toml"))
+
+
+def description(kind: str, name: str) -> str:
+    """What the comment at the top of its file says."""
+    lines = []
+    for line in (CONFIGS / kind / f"{name}.toml").read_text().splitlines()[1:]:  # the first is the licence
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines)
 
 
 def _read(kind: str, name: str) -> Table:
     path = CONFIGS / kind / f"{name}.toml"
     if name not in names(kind):
         raise ConfigError(f"{kind.removesuffix('s')}={name}: unknown; use one of {', '.join(names(kind))}")
-    file = str(path.relative_to(CONFIGS.parent))
+    return _read_file(path, name)
+
+
+def _read_file(path: Path, name: str) -> Table:
+    file = str(path.relative_to(CONFIGS.parent)) if path.is_relative_to(CONFIGS.parent) else str(path)
     try:
         table = Table(file, tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}; name a file that can be read") from None
     if (found := table.text("name")) != name:
         raise table.error("name", found, f"must be the file's name, {name}")
     return table
@@ -391,9 +453,12 @@ def load_profile(name: str) -> Profile:
     profile = Profile(
         name=name,
         repetitions=table.integer("repetitions", 1),
+        max_repetitions=table.integer("max_repetitions", 1),
+        half_width=table.number("half_width"),
         ramp_s=table.integer("ramp_s", 0),
         runtime_s=table.integer("runtime_s", 1),
         interval_ms=table.integer("interval_ms", 100),
+        series_ms=table.integer("series_ms", 50),
         keep_up=table.boolean("keep_up"),
         dirty_bytes=table.integer("dirty_bytes", 0),
         dirty_background_bytes=table.integer("dirty_background_bytes", 0),
@@ -411,7 +476,9 @@ def load_profile(name: str) -> Profile:
             size={key: size.integer(key, 1 << 28) for key in list(size.values)},
         ),
     )
-    table.end(("name", *Profile.__dataclass_fields__))
+    table.end([name for name in Profile.__dataclass_fields__ if name != "fixed_warm_up"])
+    if profile.max_repetitions < profile.repetitions:
+        raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
     files.end(tuple(FilesProfile.__dataclass_fields__))
     for part, values in ((area, profile.area), (size, profile.files.size)):
         for key, value in values.items():
@@ -434,6 +501,8 @@ def load_system(name: str) -> SystemConfig:
     if kind == "native":
         table.end(("name", "kind"))
         return SystemConfig(name, kind)
+    if kind == "command":
+        return _command_system(name, table)
     if kind == "fuse":
         negotiated = table.table("negotiated")
         system = SystemConfig(
@@ -459,5 +528,114 @@ def load_system(name: str) -> SystemConfig:
         parameters={key: parameters.text(key) for key in list(parameters.values)},
     )
     queue.end(QUEUE_KEYS)
-    table.end(("name", *SystemConfig.__dataclass_fields__))
+    command_keys = ("server", "stop", "file", "disk", "requires")
+    table.end([key for key in SystemConfig.__dataclass_fields__ if key not in command_keys])
     return system
+
+
+COMMAND_KEYS = ("name", "kind", "server", "disk", "backed", "connections", "threads", "timeout_s", "file", "stop")
+
+
+def _command_system(name: str, table: Table) -> SystemConfig:
+    """A system that is commands only."""
+    server, disk = table.texts("server"), table.text("disk", DISKS)
+    asked = table.table("requires", optional=True)
+    requires = Requires(
+        programs=asked.texts("programs", optional=True) or [server[0]],
+        modules=asked.texts("modules", optional=True),
+        environment=asked.texts("environment", optional=True),
+        packages=asked.texts("packages", optional=True),
+        hint=asked.text("hint") if "hint" in asked.values else "",
+    )
+    asked.end(tuple(Requires.__dataclass_fields__))
+    queue = table.table("queue", optional=True)
+    system = SystemConfig(
+        name=name,
+        kind="command",
+        device="passthrough" if table.boolean("backed") else "null",
+        connections=table.integer("connections", 1) if disk == "nbd" else 0,
+        threads=table.integer("threads", 1) if "threads" in table.values else 1,
+        timeout_s=table.integer("timeout_s", 1) if disk == "nbd" else 0,
+        queue={key: queue.text(key) for key in QUEUE_KEYS if key in queue.values},
+        server=server,
+        stop=table.texts("stop", optional=True),
+        file=table.text("file") if disk == "loop" else "",
+        disk=disk,
+        requires=requires,
+    )
+    queue.end(QUEUE_KEYS)
+    table.end((*COMMAND_KEYS, "queue", "requires"))
+    allowed = (*PLACEHOLDERS, *requires.environment)
+    for key, words, more in (("server", server, ()), ("stop", system.stop, ("disk",)), ("file", [system.file], ())):
+        for word in words:
+            for used in _placeholders(table, key, word):
+                if used not in (*allowed, *more):
+                    known = ", ".join(f"{{{one}}}" for one in (*allowed, *more))
+                    raise table.error(key, word, f"{{{used}}} is unknown; use one of {known}")
+    if disk == "nbd" and not any("{socket}" in word for word in server):
+        raise table.error("server", server, "disk=nbd needs {socket} in it")
+    return system
+
+
+def _placeholders(table: Table, key: str, word: str) -> list[str]:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
+    except ValueError as error:
+        raise table.error(key, word, f"{error}; write {{{{ and }}}} for braces of its own") from None
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of a campaign on several. address: for ssh; id: in the results; confirm: per device."""
+
+    id: str
+    address: str
+    devices: Mapping[str, str]
+    confirm: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Machines that run a campaign side by side. userblk: the checkout, or the prefix it is installed below, on each.
+
+    directory: where each keeps its part of campaigns until it is fetched. ssh: the command and its options.
+    """
+
+    name: str
+    userblk: str
+    directory: str
+    ssh: Sequence[str]
+    hosts: Sequence[Host]
+
+
+def load_hosts(name: str) -> Hosts:
+    """Of configs/hosts/NAME.toml, or of a file of the user's own, which has a / or .toml in its name."""
+    own = "/" in name or name.endswith(".toml")
+    table = _read_file(Path(name).absolute(), Path(name).stem) if own else _read("hosts", name)
+    found = []
+    for address in table.texts("hosts"):
+        part = table.table(address, optional=False)
+        devices = {key: part.text(key) for key in ("sata", "nvme") if key in part.values}
+        if not devices:
+            raise ConfigError(f"{table.file}: {address}: names no device; add sata = or nvme =")
+        confirm = part.table("confirm")
+        host = Host(
+            id=part.text("id") if "id" in part.values else re.sub(r"[^a-z0-9.-]", "-", address.split("@")[-1].lower()),
+            address=address,
+            devices=devices,
+            confirm={key: confirm.text(key) for key in devices},
+        )
+        confirm.end(tuple(devices))
+        part.end(("id", "sata", "nvme", "confirm"))
+        found.append(host)
+    if len({host.id for host in found}) < len(found):
+        raise ConfigError(f"{table.file}: hosts: two have the same id; give them different ones with id =")
+    hosts = Hosts(
+        name=table.file,
+        userblk=table.text("userblk"),
+        directory=table.text("directory") if "directory" in table.values else "/var/lib/userblk",
+        ssh=table.texts("ssh", optional=True) or ["ssh"],
+        hosts=found,
+    )
+    table.end(("name", "userblk", "directory", "ssh", "hosts"))
+    return hosts

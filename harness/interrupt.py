@@ -34,11 +34,15 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def install() -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread; later ones do nothing."""
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread; later ones do nothing.
+
+    A SIGHUP that is ignored (nohup) stays ignored.
+    """
     _State.depth = _State.pending = 0
     _State.raised = False
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _handle)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
 
 
 @contextmanager

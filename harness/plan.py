@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A campaign's plan: which cells run, in which order, with which seeds.
 
-A round is every cell once. Rounds follow one another, so that slow drift of the machine spreads
-over all cells alike; inside a round the order is shuffled from the recorded seed. With keep_up the
-unit that is shuffled is the block (device, system, suite), brought up once: reads first, shuffled, on a
-zero-filled area, then writes, shuffled, each after a discard; workloads on a file system, all shuffled,
-each on a new one. Without it every run is its own block.
+A round is every cell once, later (extend()) every cell that needs another run. Rounds follow one another, so that slow
+drift of the machine spreads over all cells alike; inside a round the order is shuffled from the recorded seed. With
+keep_up the unit that is shuffled is the block (device, system, suite), brought up once: reads first, shuffled, on a
+zero-filled area, then writes, shuffled, each after a discard; workloads on a file system, all shuffled, each on a new
+one. Without it every run is its own block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -27,15 +27,20 @@ from .config import (
     FilesProfile,
     Parameter,
     Profile,
+    Requires,
     Suite,
     SystemConfig,
     Workload,
     load_parameters,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, for the estimate only
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+COUNTING = 0  # the repetition in which costs are counted, and no timing is used
+
+CellId = tuple[str, str, str, str]  # device, suite, system, workload
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,10 @@ class Entry:
     repetition: int
     seed: int
 
+    @property
+    def cell(self) -> CellId:
+        return self.device, self.suite, self.system, self.workload
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -81,6 +90,11 @@ class Plan:
 
     def workload(self, entry: Entry) -> Workload:
         return next(w for w in self.suite.workloads if (w.suite, w.id) == (entry.suite, entry.workload))
+
+    @property
+    def rounds(self) -> int:
+        """Without the one that counts."""
+        return max((entry.repetition for entry in self.entries), default=0)
 
     @property
     def with_files(self) -> bool:
@@ -132,11 +146,16 @@ def make_plan(
     emulated: bool = False,
     seed: int | None = None,
     repetitions: int | None = None,
+    max_repetitions: int | None = None,
+    warm_up_s: int | None = None,
+    count_costs: bool = False,
     workloads: Sequence[str] | None = None,
 ) -> Plan:
     """Lay a campaign out. build: directory of plugins/ and tcmu-handlers/, relative to the checkout.
 
-    seed None: a new one. repetitions, workloads None: the profile's, all of the suite.
+    seed None: a new one. repetitions: just so many; max_repetitions: more than the profile's where intervals are
+    wide, at most so many. count_costs: a round before the first in which costs are counted. warm_up_s: discarded
+    instead of what is found. workloads: None: all of the suite.
     """
     host = host or re.sub(r"[^a-z0-9._-]", "-", platform.node().lower()) or "host"
     for kind, name in (("campaign", campaign), ("host", host), *(("device", d.id) for d in devices)):
@@ -151,7 +170,19 @@ def make_plan(
     if repetitions is not None:
         if repetitions < 1:
             raise ConfigError(f"repetitions={repetitions}: must be at least 1")
-        profile = dataclasses.replace(profile, repetitions=repetitions)
+        profile = dataclasses.replace(profile, repetitions=repetitions, max_repetitions=repetitions)
+    if max_repetitions is not None:
+        if repetitions is not None:
+            raise ConfigError(f"max-reps={max_repetitions}: --reps {repetitions} is honoured exactly; leave one out")
+        if max_repetitions < profile.repetitions:
+            least = profile.repetitions
+            raise ConfigError(
+                f"max-reps={max_repetitions}: profile {profile.name} has at least {least}; use --reps for fewer"
+            )
+        profile = dataclasses.replace(profile, max_repetitions=max_repetitions)
+    if warm_up_s is not None:
+        files = dataclasses.replace(profile.files, ramp_s=warm_up_s)
+        profile = dataclasses.replace(profile, ramp_s=warm_up_s, files=files, fixed_warm_up=True)
     chosen = _pick("workload", workloads, list(dict.fromkeys(w.id for w in suite.workloads)))
     parameters, _ = load_parameters()
     suite = dataclasses.replace(
@@ -173,8 +204,7 @@ def make_plan(
             raise ConfigError(f"system={system.name}: none of the workloads can run on it; leave it out")
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "big")
-    entries = _shuffle(suite, profile, systems, devices, random.Random(seed))
-    return Plan(
+    plan = Plan(
         campaign=campaign,
         host=host,
         emulated=emulated,
@@ -184,8 +214,13 @@ def make_plan(
         profile=profile,
         systems={system.name: system for system in systems},
         devices={device.id: device for device in devices},
-        entries=tuple(entries),
+        entries=(),
     )
+    if count_costs:
+        plan = _round(plan, COUNTING)
+    for _ in range(profile.repetitions):
+        plan = extend(plan)
+    return plan
 
 
 def _with_variables(
@@ -211,45 +246,49 @@ def _with_variables(
     return dataclasses.replace(workload, variables=variables)
 
 
-def _shuffle(
-    suite: Suite,
-    profile: Profile,
-    systems: Sequence[SystemConfig],
-    devices: Sequence[Device],
-    rng: random.Random,
-) -> list[Entry]:
-    parts = list(dict.fromkeys(workload.suite for workload in suite.workloads))
-    entries: list[Entry] = []
-    block = 0
-    for repetition in range(1, profile.repetitions + 1):
-        triples = [(device.id, system, part) for device in devices for system in systems for part in parts]
+def extend(plan: Plan, wanted: Collection[CellId] | None = None) -> Plan:
+    """The plan with one round more: of the wanted cells, None: of all. Its order follows from the seed alone."""
+    return _round(plan, plan.rounds + 1, wanted)
+
+
+def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None) -> Plan:
+    rng = random.Random(f"{plan.seed} {repetition}")
+    profile = plan.profile
+    parts = list(dict.fromkeys(workload.suite for workload in plan.suite.workloads))
+    triples = [(device, system, part) for device in plan.devices for system in plan.systems.values() for part in parts]
+    if profile.keep_up:
+        rng.shuffle(triples)
+    groups: list[list[CellId]] = []
+    for device, system, part in triples:
+        here = [w for w in plan.suite.workloads if w.suite == part and system.runs(w)]
+        first = [w.id for w in here if w.engine == "flow" or not w.writes]
+        then = [w.id for w in here if w.id not in first]
         if profile.keep_up:
-            rng.shuffle(triples)
-        cells: list[list[tuple[str, str, str, str]]] = []
-        for device, system, part in triples:
-            here = [w for w in suite.workloads if w.suite == part and system.runs(w)]
-            first = [w.id for w in here if w.engine == "flow" or not w.writes]
-            then = [w.id for w in here if w.id not in first]
-            if profile.keep_up:
-                first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
-            group = [(device, system.name, part, workload) for workload in first + then]
-            alone = {workload.id for workload in here if workload.alone}
-            cells.append([cell for cell in group if cell[3] not in alone])
-            cells += [[cell] for cell in group if cell[3] in alone]
-        if not profile.keep_up:
-            flat = [cell for group in cells for cell in group]
-            rng.shuffle(flat)
-            cells = [[cell] for cell in flat]
-        for group in filter(None, cells):
-            for device_id, system_name, part, workload in group:
-                seed = rng.randrange(1, 1 << 31)
-                entries.append(Entry(len(entries), block, device_id, system_name, part, workload, repetition, seed))
-            block += 1
-    return entries
+            first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
+        group = [(device, part, system.name, workload) for workload in first + then]
+        alone = {workload.id for workload in here if workload.alone}
+        groups.append([cell for cell in group if cell[3] not in alone])
+        groups += [[cell] for cell in group if cell[3] in alone]
+    if not profile.keep_up:
+        flat = [cell for group in groups for cell in group]
+        rng.shuffle(flat)
+        groups = [[cell] for cell in flat]
+    entries = list(plan.entries)
+    block = entries[-1].block + 1 if entries else 0
+    for group in groups:
+        cells = [cell for cell in group if wanted is None or cell in wanted]
+        for device, part, name, workload in cells:
+            seed = rng.randrange(1, 1 << 31)
+            entries.append(Entry(len(entries), block, device, name, part, workload, repetition, seed))
+        block += bool(cells)
+    return dataclasses.replace(plan, entries=tuple(entries))
 
 
 def estimate(plan: Plan) -> Estimate:
-    """How long a plan takes and what it writes: a block workload ends at the latest when its area is full."""
+    """How long a plan takes and what it writes: a block workload ends at the latest when its area is full.
+
+    Of the runs that are in it; with adaptive repetition there may come to be max_repetitions / repetitions as many.
+    """
     profile, files = plan.profile, plan.profile.files
     each = []
     written = dict.fromkeys(plan.devices, 0)
@@ -294,7 +333,10 @@ def read_plan(path: Path) -> Plan:
         return Plan(
             suite=Suite(suite["name"], tuple(Workload(**w) for w in suite["workloads"]), tuple(suite["systems"])),
             profile=Profile(**profile | {"files": FilesProfile(**profile["files"])}),
-            systems={key: SystemConfig(**system) for key, system in value.pop("systems").items()},
+            systems={
+                key: SystemConfig(**system | {"requires": Requires(**system["requires"])})
+                for key, system in value.pop("systems").items()
+            },
             devices={key: Device(**device) for key, device in value.pop("devices").items()},
             entries=tuple(Entry(**entry) for entry in value.pop("entries")),
             **value,

@@ -29,19 +29,34 @@ class PrepareError(Exception):
     """The device or the caches are not in the state that a run needs; one line."""
 
 
+class DeviceError(Exception):
+    """The user's own device failed, with nothing of ours in between; one line."""
+
+
+@contextmanager
+def acting_on(device: BlockDevice) -> Iterator[None]:
+    """What fails inside is the device. Raises DeviceError."""
+    try:
+        yield
+    except OSError as error:
+        raise DeviceError(f"{device.path}: the device fails: {error.strerror}") from None
+
+
 def fill_area(device: BlockDevice, area: int, seed: int) -> None:
     """Zero-fill, before reads."""
-    zero_fill(device.path, area)
-    zeroes = zero_samples(device.path, area, seed)
+    with acting_on(device):
+        zero_fill(device.path, area)
+        zeroes = zero_samples(device.path, area, seed)
     if zeroes != SAMPLES:
         raise PrepareError(f"{device.path}: {SAMPLES - zeroes} of {SAMPLES} blocks are not zero after the zero-fill")
 
 
 def discard_area(device: BlockDevice, area: int, seed: int) -> dict[str, object]:
     """Discard, before writes. What came of it: a device may be unable to, and need not return zeroes afterwards."""
-    if not discard(device.path, area):
-        return {"discarded": False}
-    return {"discarded": True, "discarded_zero_samples": zero_samples(device.path, area, seed), "samples": SAMPLES}
+    with acting_on(device):
+        if not discard(device.path, area):
+            return {"discarded": False}
+        return {"discarded": True, "discarded_zero_samples": zero_samples(device.path, area, seed), "samples": SAMPLES}
 
 
 def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:

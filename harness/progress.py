@@ -18,8 +18,9 @@ from userblk.analysis.render import grids
 from userblk.analysis.summaries import Run, SummaryError, run_from_summary
 from userblk.analysis.table import make_tables
 
-from .plan import Plan, estimate
+from .plan import COUNTING, Entry, Plan, estimate
 
+ENDS = ("entry-done", "entry-failed", "entry-left-out")
 WARMUP = 5  # runs until the pace measured replaces the estimate
 Event = dict[str, Any]
 
@@ -47,6 +48,13 @@ class Pace:
         self.skipped = skipped
         self._left *= 1 - skipped / self.total
         self._began = time.monotonic()
+
+    def extend(self, plan: Plan) -> None:
+        """Runs were added to the plan's end."""
+        each = estimate(plan).each
+        self._left += sum(each[len(self._each) :])
+        self._each = each
+        self.total = len(each)
 
     def end(self, index: int) -> None:
         """One run more has ended."""
@@ -95,12 +103,17 @@ def _ids(event: Event, named: bool) -> str:
     return f"{event['device']} {event['system']}{suite} {event['workload']} #{event['repetition']}"
 
 
+def extended(plan: Plan, event: Event) -> Plan:
+    """The plan with the entries that the runner has added to it."""
+    return dataclasses.replace(plan, entries=plan.entries + tuple(Entry(**entry) for entry in event["entries"]))
+
+
 class Lines:
     """One line for each run: where standard output is no terminal."""
 
     def __init__(self, plan: Plan) -> None:
         self._pace = Pace(plan)
-        self._entries = plan.entries
+        self._plan = plan
         self._mixed = mixed(plan)
 
     def event(self, event: Event) -> None:
@@ -109,9 +122,16 @@ class Lines:
             self._pace.start(event["skipped"])
             if event["skipped"]:
                 print(f"{event['skipped']} of {self._pace.total} runs were done before", flush=True)
-        elif kind in ("entry-done", "entry-failed"):
+        elif kind == "environment":
+            for line in event["warnings"]:
+                print(f"Environment: {line}", flush=True)
+        elif kind == "extend":
+            self._plan = extended(self._plan, event)
+            self._pace.extend(self._plan)
+            print(event["reason"], flush=True)
+        elif kind in ENDS:
             self._pace.end(event["index"])
-            entry = self._entries[event["index"]]
+            entry = self._plan.entries[event["index"]]
             place = f"[{self._pace.done}/{self._pace.total}] {_ids(dataclasses.asdict(entry), self._mixed)}"
             print(f"{place}: {outcome(event)} (left: {duration(self._pace.left())})", flush=True)
         elif kind == "note":
@@ -125,9 +145,13 @@ def outcome(event: Event) -> str:
     """What came of an entry, in a few words."""
     if event["event"] == "entry-failed":
         return f"FAILED: {event['reason']}"
+    if event["event"] == "entry-left-out":
+        return f"left out: {event['reason']}"
     summary = event["summary"]
     if not summary["valid"]:
         return "INVALID: " + "; ".join(summary["invalid"])
+    if summary["repetition"] == COUNTING:
+        return "costs: " + (", ".join(f"{name} {value:g}" for name, value in summary["costs"].items()) or "none known")
     metrics = summary["metrics"]
     parts = (("throughput_kops", ".2f", "kop/s"), ("latency_us", ".1f", "us"), ("cpu_percent", ".0f", "% CPU"))
     text = ", ".join(f"{metrics[name]:{form}} {unit}" for name, form, unit in parts if metrics.get(name) is not None)
@@ -139,7 +163,7 @@ class Screen:
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
-        self._entries = plan.entries
+        self._plan = plan
         self._mixed = mixed(plan)
         self._pace = Pace(plan)
         self._runs: list[Run] = []
@@ -169,7 +193,15 @@ class Screen:
             self._pace.start(event["skipped"])
         elif kind == "entry-start":
             self._now, self._device, self._suite = _ids(event, self._mixed), event["device"], event["suite"]
-        elif kind in ("entry-done", "entry-failed"):
+        elif kind == "environment":
+            for line in event["warnings"]:
+                self._console.print(Text(f"Environment: {line}"))
+        elif kind == "extend":
+            self._plan = extended(self._plan, event)
+            self._pace.extend(self._plan)
+            self._bar.update(self._task, total=self._pace.total)
+            self._console.print(Text(event["reason"]))
+        elif kind in ENDS:
             self._pace.end(event["index"])
             self._ended(event)
         elif kind == "note":
@@ -177,12 +209,12 @@ class Screen:
         self.tick()
 
     def _ended(self, event: Event) -> None:
-        entry = self._entries[event["index"]]
-        failed = event["event"] == "entry-failed" or not event["summary"]["valid"]
+        entry = self._plan.entries[event["index"]]
+        failed = event["event"] != "entry-done" or not event["summary"]["valid"]
         if failed:
             place = _ids(dataclasses.asdict(entry), self._mixed)
             self._console.print(Text(f"{place}: {outcome(event)}", style="bold red"))
-        if event["event"] == "entry-done":
+        if event["event"] == "entry-done" and entry.repetition != COUNTING:
             try:
                 self._runs.append(run_from_summary(event["summary"], f"entry {event['index']}"))
             except SummaryError as error:

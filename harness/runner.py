@@ -12,13 +12,17 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
-from . import interrupt
+from . import counters, environment, interrupt, repeat
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Process, Recorder, last_line, now
 from .config import ConfigError, Workload
@@ -33,8 +37,9 @@ from .filesystem import (
     mount_points,
     sync_file_system,
 )
-from .plan import Entry, Plan, read_plan
+from .plan import COUNTING, Entry, Plan, extend, read_plan, write_plan
 from .prepare import (
+    DeviceError,
     PrepareError,
     dirty_limits,
     discard_area,
@@ -45,10 +50,10 @@ from .prepare import (
     limit_dirty,
 )
 from .safety import Refused, check, claimed, recheck
-from .samplers import DiskUse, Sampler, read_sample, use_between
-from .systems import Running, SystemError_, bring_up, load_modules, modules
+from .samplers import DiskUse, Sampler, Use, read_sample, use_between
+from .systems import Running, SystemError_, absent, bring_up, load_modules, modules
 from .systems.base import built
-from .teardown import Teardown, TeardownError, recover
+from .teardown import Teardown, TeardownError, recover, undo
 from .workloads import Result, WorkloadError, failover, fio, flow
 
 SCHEMA = 1
@@ -58,9 +63,15 @@ STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
 SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
+WRITE_BACK_FAILED = "writing back failed"
+SPARE_BYTES = 256 << 20  # that must be free where results are, beside what the largest run took three times
 FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
+
+
+class Stopped(Exception):
+    """Going on makes no sense, or would do harm; one line."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -85,6 +96,17 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
     values = ((name, getattr(use, name)) for name in names)
     return {name: None if value is None else round(value, 3) for name, value in values}
+
+
+def costs(use: Use, operations: float) -> dict[str, float]:
+    """What an operation of the workload cost, as far as the kernel counts it: no timings."""
+    if not operations:
+        return {}
+    found = {f"server_{name}_per_op": value for name, value in use.counts.items()}
+    for prefix, disk in zip(("device", "backing"), use.disks, strict=False):
+        found[f"{prefix}_requests_per_op"] = (disk.read_kops + disk.write_kops) * 1e3 * use.duration_s
+        found[f"{prefix}_bytes_per_op"] = (disk.read_mbps + disk.write_mbps) * 1e6 * use.duration_s
+    return {name: round(value / operations, 6) for name, value in found.items()}
 
 
 def write_counters(directory: Path) -> None:
@@ -135,7 +157,10 @@ class Runner:
         self.teardown = Teardown()
         self.devices: dict[str, BlockDevice] = {}
         self.environment: dict[str, object] = {}
-        self.counts = {"done": 0, "invalid": 0, "failed": 0}
+        self.condition: dict[str, object] = {}
+        self.cached: set[str] = set()
+        self.largest_run = 0  # bytes
+        self.counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
         self.interrupted = False
 
     # ---- events -----------------------------------------------------------------
@@ -144,7 +169,8 @@ class Runner:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
         with (self.directory / "events.jsonl").open("a") as file:
             file.write(line + "\n")
-        print(line, flush=True)
+        with suppress(BrokenPipeError):  # who listened is gone, and will have ended us
+            print(line, flush=True)
 
     def failed(self, entry: Entry, reason: str) -> None:
         self.counts["failed"] += 1
@@ -183,17 +209,19 @@ class Runner:
             code = 0
             try:
                 try:
-                    self.set_up(pending)
-                    for program in self.programs(pending):
-                        stack.enter_context(kept_cached(program))
-                    for number, entries in self.plan.blocks():
-                        self.run_block(number, [entry for entry in entries if entry in pending])
+                    self.look_around()
+                    while pending or (pending := self.more()):
+                        self.set_up(pending, stack)
+                        todo = {entry.index for entry in pending}
+                        for number, entries in self.plan.blocks():
+                            self.run_block(number, [entry for entry in entries if entry.index in todo])
+                        pending = []
                 finally:
                     self.teardown.unwind()
             except interrupt.Interrupted as reason:
                 self.interrupted = True
                 code = 128 + reason.number
-            except (Refused, TeardownError, SystemError_, PrepareError, FileSystemError) as error:
+            except (Refused, TeardownError, SystemError_, PrepareError, FileSystemError, Stopped) as error:
                 self.emit("note", text=f"the campaign stops: {error}")
                 print(f"userblk: {error}", file=sys.stderr)
                 code = EXIT_NOTHING
@@ -204,12 +232,56 @@ class Runner:
             return EXIT_NOTHING
         return EXIT_PARTLY if self.counts["invalid"] or self.counts["failed"] else EXIT_DONE
 
-    def set_up(self, pending: list[Entry]) -> None:
-        """What holds for the whole campaign."""
-        self.environment = snapshot()
-        kinds = dict.fromkeys(self.plan.systems[entry.system].kind for entry in pending)
-        for kind in kinds:
-            load_modules(modules(kind), self.teardown)
+    def disks(self) -> dict[str, str]:
+        return {name: device.disk for name, device in self.devices.items()}
+
+    def look_around(self) -> None:
+        """What holds for the whole campaign, and what may distort it."""
+        facts = {name: environment.device_facts(disk) for name, disk in self.disks().items()}
+        self.environment = snapshot() | {"devices": facts}
+        self.condition = environment.condition(self.disks())
+        lines = environment.distortions(self.environment, self.condition)
+        if self.plan.emulated:
+            lines = []  # the lab's are distorted as such, and say so
+        write_json(self.directory / "environment.json", self.environment | {"warnings": lines})
+        self.emit("environment", warnings=lines)
+
+    def more(self) -> list[Entry]:
+        """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
+        verdicts = repeat.judge_all(self.plan, self.directory)
+        repeat.write(verdicts, self.plan.profile, self.directory)
+        again = {cell for cell, verdict in verdicts.items() if verdict.again}
+        wanted = {cell for cell in again if not absent(self.plan.systems[cell[2]])}
+        if not wanted:
+            return []
+        known = len(self.plan.entries)
+        self.plan = extend(self.plan, wanted)
+        write_plan(self.plan, self.directory)
+        added = list(self.plan.entries[known:])
+        reason = repeat.summary_line(verdicts)
+        self.emit("extend", entries=[dataclasses.asdict(entry) for entry in added], reason=reason)
+        return added
+
+    def set_up(self, pending: list[Entry], stack: ExitStack) -> None:
+        """What the entries need beside their systems."""
+        systems = [self.plan.systems[name] for name in dict.fromkeys(entry.system for entry in pending)]
+        for system in systems:
+            if not absent(system):
+                load_modules(modules(system), self.teardown)
+        if any(entry.repetition == COUNTING for entry in pending):
+            mount_tracefs(self.teardown)
+        for program in self.programs(pending):
+            if program not in self.cached:
+                stack.enter_context(kept_cached(program))
+                self.cached.add(program)
+
+    def check_space(self) -> None:
+        """Stop before the results' file system is full: a run that cannot be kept is lost. Raises Stopped."""
+        free = shutil.disk_usage(self.directory).free
+        needed = SPARE_BYTES + 3 * self.largest_run
+        if free < needed:
+            left = f"{free >> 20} MiB are free for results, {needed >> 20} are needed"
+            raise Stopped(f"{self.directory}: {left}; make room and resume")
 
     def programs(self, pending: list[Entry]) -> list[str]:
         """What the workloads run."""
@@ -221,6 +293,11 @@ class Runner:
 
     def run_block(self, number: int, pending: list[Entry]) -> None:
         """Bring the block's system up, as often as a dead server makes it necessary, and run what is pending."""
+        if pending and (reasons := absent(self.plan.systems[pending[0].system])):
+            for entry in pending:
+                self.counts["left_out"] += 1
+                self.emit("entry-left-out", index=entry.index, reason=f"{entry.system}: {'; '.join(reasons)}")
+            return
         attempt = 1
         while pending:
             while (directory := self.directory / f"blocks/{number}.{attempt}").exists():
@@ -228,6 +305,9 @@ class Runner:
             first = pending[0]
             device = self.devices[first.device]
             recheck_free(device, self.plan.devices[first.device].confirm)
+            facts = environment.device_facts(device.disk)
+            if reason := environment.failing(facts) or environment.throttling(facts):
+                raise Stopped(f"{device.path}: {reason}")
             system = self.plan.systems[first.system]
             profile = self.plan.profile
             area = profile.area[first.device]
@@ -262,6 +342,7 @@ class Runner:
         """One run in its directory. Is the area zero-filled afterwards?"""
         workload = self.plan.workload(entry)
         directory = self.directory / self.plan.directory(entry)
+        self.check_space()
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         self.emit(
@@ -290,13 +371,19 @@ class Runner:
         except (PrepareError, CommandError, WorkloadError, FileSystemError, SystemError_, OSError) as error:
             self.failed(entry, str(error))
             return False
+        except DeviceError as error:
+            self.failed(entry, str(error))
+            raise Stopped(f"{error}; look at the kernel's log (dmesg)") from None
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         write_json(directory / "summary.json", summary)
         mark_done(directory)
+        self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
         self.counts["done" if summary["valid"] else "invalid"] += 1
         self.emit("entry-done", index=entry.index, summary=summary)
+        if self.plan.systems[entry.system].kind == "native":
+            stop_if_device_failed(summary)
         return workload.engine == "fio" and not workload.writes
 
     def prepare_area(
@@ -428,14 +515,17 @@ class Runner:
         devices = devices_of(running)
         before = {device.name: queue_attributes(device) for device in devices}
         write_json(directory / "queue-before.json", before)
-        warnings = self.busy_warnings()
+        condition = environment.condition(self.disks())
+        warnings = self.busy_warnings() + environment.changes(self.condition, condition)
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]
         with ExitStack() as stack:
             held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
+            server = running.server or None
             interval_s = job.interval_s or profile.interval_ms / 1e3
-            sampler = stack.enter_context(Sampler(names, running.server or None, interval_s))
+            counted = stack.enter_context(counters.counting(server, entry.repetition == COUNTING))
+            sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
             origin = time.monotonic()
             process = recorder.spawn(job.argv)
             problems = []
@@ -466,11 +556,12 @@ class Runner:
                     if not problems:
                         job.sync(fd)
                 except OSError as error:
-                    problems.append(f"{path}: writing back failed: {error.strerror}")
+                    problems.append(f"{path}: {WRITE_BACK_FAILED}: {error.strerror}")
         after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}
         write_json(directory / "queue-after.json", after)
         memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
-        write_json(directory / "environment.json", self.environment | {"load": os.getloadavg(), "memory": memory})
+        facts = self.environment | {"condition": condition, "load": os.getloadavg(), "memory": memory}
+        write_json(directory / "environment.json", facts)
         sampler.write_csv(directory / "samples.csv", origin)
 
         if running.server_died() and "the server died" not in problems:
@@ -490,11 +581,13 @@ class Runner:
             result = None
             problems.append(str(error))
         metrics: dict[str, float | None] = {}
+        cost: dict[str, float] = {}
+        warm_up: dict[str, object] | None = None
         use = None
         if result:
             problems += result.problems
             warnings += result.warnings
-            begin = result.measured_from or (first_io or origin) + ramp
+            begin = (result.measured_from or (first_io or origin) + ramp) + result.warm_up.cut_s
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
                 problems.append("no samples of the measured window")
@@ -508,6 +601,13 @@ class Runner:
                 "throughput_mbps": result.throughput_mbps,
                 **result.metrics,
             }
+            warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp}
+            if result.warm_up.steady is False:
+                warnings.append(f"not steady: {result.warm_up.reason}")
+            if use:
+                cost = costs(use, result.operations)
+        if entry.repetition == COUNTING:
+            metrics = {}  # its timings are those of a slowed machine
         settings: dict[str, object] = dict(running.settings)
         settings |= preparation
         settings |= before[running.used.name]
@@ -541,6 +641,8 @@ class Runner:
             "invalid": problems,
             "warnings": warnings + self.busy_warnings(quiet=False),
             "metrics": metrics,
+            "warm_up": warm_up,
+            "costs": cost,
             "device_io": mean_use(disks[0] if disks else None),
             "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
             "settings": settings,
@@ -568,6 +670,27 @@ class Runner:
 def devices_of(running: Running) -> list[BlockDevice]:
     """The device that the workload uses, and the one below."""
     return [running.used] + ([running.backing] if running.backing else [])
+
+
+@undo
+def unmount_tracefs(path: str) -> None:
+    subprocess.run(["umount", path], capture_output=True, timeout=60, check=False)  # somebody else may look at it
+
+
+def mount_tracefs(teardown: Teardown) -> None:
+    """Where it is not mounted yet; without it syscalls are not counted."""
+    point = Path("/sys/kernel/tracing")
+    if point.is_dir() and not (point / "events").exists():
+        argv = ["mount", "-t", "tracefs", "tracefs", str(point)]
+        if not subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode:
+            teardown.push("unmount_tracefs", path=str(point))
+
+
+def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
+    """Nothing is between native and its device: its I/O errors are the device's. Raises Stopped."""
+    for problem in summary["invalid"]:
+        if WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR):
+            raise Stopped(f"{summary['device']}: the device fails: {problem}; look at the kernel's log (dmesg)")
 
 
 def mark_done(directory: Path) -> None:
@@ -599,13 +722,24 @@ def recheck_free(device: BlockDevice, confirm: str) -> None:
         raise Refused(f"{device.path}: is not the device that it was when the campaign began; begin anew")
 
 
+def interrupt_at_eof() -> None:
+    """Over ssh a lost connection, or the end of the other side, shows by nothing else."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="userblk.harness.runner", description="Run what is not done yet of a plan; events as JSON lines."
     )
     parser.add_argument("plan", type=Path, help="plan.json in the campaign's directory")
-    path = parser.parse_args(arguments).plan
+    parser.add_argument("--until-eof", action="store_true", help="end as after SIGINT when standard input ends")
+    args = parser.parse_args(arguments)
+    path = args.plan
     interrupt.install()
+    if args.until_eof:
+        threading.Thread(target=interrupt_at_eof, daemon=True).start()
     try:
         return Runner(read_plan(path), path.parent.resolve()).run()
     except (ConfigError, Refused) as error:

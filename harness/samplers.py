@@ -8,13 +8,16 @@ the measured window alike.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+
+from .counters import NAMES, Counters, Counts
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CPUS = os.cpu_count() or 1
@@ -28,12 +31,13 @@ READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 1
 
 @dataclass(frozen=True)
 class Sample:
-    """time: s, monotonic; the rest as the kernel counts."""
+    """time: s, monotonic; the rest as the kernel counts. counts: of the server, see counters.NAMES."""
 
     time: float
     cpu: tuple[float, ...]
     server: float | None
     disks: tuple[tuple[float, ...], ...]
+    counts: Counts = ()
 
 
 def read_server(pid: int) -> float | None:
@@ -45,11 +49,12 @@ def read_server(pid: int) -> float | None:
     return float(fields[11]) + float(fields[12])
 
 
-def read_sample(stats: Sequence[Path], server: int | None) -> Sample:
+def read_sample(stats: Sequence[Path], server: int | None, counters: Counters | None = None) -> Sample:
     with Path("/proc/stat").open() as file:
         cpu = tuple(map(float, file.readline().split()[1:9]))
     disks = tuple(tuple(map(float, path.read_text().split())) for path in stats)
-    return Sample(time.monotonic(), cpu, read_server(server) if server else None, disks)
+    counts = counters.read() if counters else ()
+    return Sample(time.monotonic(), cpu, read_server(server) if server else None, disks, counts)
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,14 @@ class DiskUse:
 
 @dataclass(frozen=True)
 class Use:
-    """Means over a span of duration_s seconds. server_cpu_percent: 100 = one CPU."""
+    """Means over a span of duration_s seconds. server_cpu_percent: 100 = one CPU. counts: what could be counted."""
 
     duration_s: float
     cpu_percent: float
     steal_percent: float
     server_cpu_percent: float | None
     disks: tuple[DiskUse, ...]
+    counts: Mapping[str, float] = field(default_factory=dict)
 
 
 def _disk_use(a: Sequence[float], b: Sequence[float], seconds: float) -> DiskUse:
@@ -104,6 +110,9 @@ def use_between(a: Sample, b: Sample) -> Use:
         steal_percent=100 * cpu[STEAL] / total,
         server_cpu_percent=server,
         disks=tuple(_disk_use(x, y, seconds) for x, y in zip(a.disks, b.disks, strict=True)),
+        counts={
+            name: y - x for name, x, y in zip(NAMES, a.counts, b.counts, strict=False) if not math.isnan(y - x)
+        },
     )
 
 
@@ -122,7 +131,8 @@ def at(samples: Sequence[Sample], when: float) -> Sample:
             if a.server is not None and b.server is not None:
                 server = a.server + (b.server - a.server) * share
             disks = tuple(_between(x, y, share) for x, y in zip(a.disks, b.disks, strict=True))
-            return Sample(when, _between(a.cpu, b.cpu, share), server, disks)
+            counts = _between(a.counts, b.counts, share)
+            return Sample(when, _between(a.cpu, b.cpu, share), server, disks, counts)
     return samples[-1]
 
 
@@ -130,11 +140,15 @@ class Sampler:
     """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
 
     disks: kernel names (also of partitions) of the device used and, if there is one, of the device below.
+    counters: of the server.
     """
 
-    def __init__(self, disks: Sequence[str], server: int | None, interval: float) -> None:
+    def __init__(
+        self, disks: Sequence[str], server: int | None, interval: float, counters: Counters | None = None
+    ) -> None:
         self.stats = [Path("/sys/class/block", name, "stat") for name in disks]
         self.server = server
+        self.counters = counters
         self.interval = interval
         self.samples: list[Sample] = []
         self.errors: list[str] = []
@@ -153,7 +167,7 @@ class Sampler:
 
     def _take(self) -> None:
         try:
-            self.samples.append(read_sample(self.stats, self.server))
+            self.samples.append(read_sample(self.stats, self.server, self.counters))
         except OSError as error:
             self.errors.append(f"sampling failed: {error}")
 

@@ -10,10 +10,10 @@ from ..blockdev import BlockDevice
 from ..commands import Recorder
 from ..config import SystemConfig
 from ..teardown import Teardown
-from . import buse, fuse, native, nbdkit, tcmu, ublk
+from . import buse, command, fuse, native, nbdkit, tcmu, ublk
 from .base import Context, Running, SystemError_, load_modules
 
-__all__ = ["Context", "Running", "SystemError_", "bring_up", "load_modules", "modules"]
+__all__ = ["Context", "Running", "SystemError_", "absent", "bring_up", "load_modules", "modules"]
 
 _UP = {
     "native": native.up,
@@ -22,6 +22,7 @@ _UP = {
     "tcmu": tcmu.up,
     "fuse": fuse.up,
     "ublk": ublk.up,
+    "command": command.up,
 }
 _MODULES = {
     "native": (),
@@ -33,9 +34,14 @@ _MODULES = {
 }
 
 
-def modules(kind: str) -> tuple[str, ...]:
-    """Kernel modules that a kind of system needs."""
-    return _MODULES[kind]
+def modules(config: SystemConfig) -> tuple[str, ...]:
+    """Kernel modules that a system needs."""
+    return tuple(config.requires.modules) if config.kind == "command" else _MODULES[config.kind]
+
+
+def absent(config: SystemConfig) -> list[str]:
+    """Why a system of others cannot run here, a line each: it is left out then. One of ours that cannot is an error."""
+    return command.absent(config) if config.kind == "command" else []
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""nbdkit with one of our plugins, behind the kernel's NBD client."""
+"""nbdkit with one of our plugins, behind the kernel's NBD client; and that client for any other NBD server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..blockdev import identify
+from ..blockdev import BlockDevice, identify
 from ..commands import CommandError, Process
 from ..interrupt import held
 from ..teardown import PATIENCE, await_true, undo
@@ -49,7 +49,7 @@ def _free_devices() -> Iterator[str]:
             yield device
 
 
-def _attach(context: Context, socket: Path, connections: int) -> str:
+def connect(context: Context, socket: Path, connections: int) -> str:
     """Connect a free disk by nbd-client: /dev/nbdN."""
     options = ["-b", str(context.device.logical_block_size), "-C", str(connections)]
     options += ["-timeout", str(context.config.timeout_s)]
@@ -64,6 +64,28 @@ def _attach(context: Context, socket: Path, connections: int) -> str:
         except CommandError as failure:
             error = failure  # another program may have taken it first
     raise error or SystemError_("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
+
+
+def disk_of(context: Context, device: str, server: Process) -> BlockDevice:
+    """The connected disk, once it is as it must be, with the system's queue. Raises SystemError_."""
+    block_size = context.device.logical_block_size
+    size = context.device.size if context.config.backed else context.area
+    await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
+    settle()
+    used = identify(device)
+    if used.logical_block_size != block_size:
+        raise SystemError_(f"{device}: has logical blocks of {used.logical_block_size} bytes, not {block_size}")
+    set_queue(context, used)
+    return used
+
+
+def changed(used: BlockDevice, connections: int) -> list[str]:
+    """What is no longer as it was set up."""
+    queues = sum(1 for _ in (used.queue.parent / "mq").iterdir())
+    found = [] if connected(used.path) else [f"{used.path} is no longer connected"]
+    if queues != connections:
+        found.append(f"{used.path} has {queues} connections instead of {connections}")
+    return found
 
 
 def up(context: Context) -> Running:
@@ -94,7 +116,7 @@ def up(context: Context) -> Running:
             device = nbd_netlink.attach(socket, connections, block_size, timeout_s, DEAD_CONNECTION_S)
             teardown.push("disconnect_nbd", device=device)
     else:
-        device = _attach(context, socket, connections)
+        device = connect(context, socket, connections)
 
     def restart() -> int:
         for path in (socket, pidfile):
@@ -104,28 +126,14 @@ def up(context: Context) -> Running:
         nbd_netlink.reconnect(device, socket, connections)
         return pid
 
-    size = context.device.size if config.backed else context.area
-    await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
-    settle()
-    used = identify(device)
-    if used.logical_block_size != context.device.logical_block_size:
-        raise SystemError_(f"{device}: has logical blocks of {used.logical_block_size} bytes, not {block_size}")
-    set_queue(context, used)
-
-    def problems() -> list[str]:
-        queues = sum(1 for _ in (used.queue.parent / "mq").iterdir())
-        found = [] if connected(device) else [f"{device} is no longer connected"]
-        if queues != connections:
-            found.append(f"{device} has {queues} connections instead of {connections}")
-        return found
-
+    used = disk_of(context, device, server)
     return Running(
         used=used,
         backing=context.device if config.backed else None,
         server=server.pid,
         server_started=server.started,
         settings={"connections": connections, "threads": config.threads, "timeout_s": timeout_s, **waits, **parameters},
-        problems=problems,
+        problems=lambda: changed(used, connections),
         fail_io=lambda: hang_up(device),
         restart=restart if context.outlives else None,
     )

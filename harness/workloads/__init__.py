@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..steady import WarmUp
+
 LEAST_RUNTIME = 0.5  # s, below which a run says nothing
 
 
@@ -15,10 +17,10 @@ class WorkloadError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured after the ramp. problems: reasons for which the run may not be used.
+    """What was measured after the ramp and the warm-up. problems: reasons for which the run may not be used.
 
-    measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known. metrics and settings: what only
-    this kind of workload has.
+    measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known; what was measured begins warm_up.cut_s
+    later. operations: completed in duration_s. metrics and settings: what only this kind of workload has.
     """
 
     throughput_kops: float
@@ -26,6 +28,8 @@ class Result:
     latency_us: float
     duration_s: float
     measured_from: float
+    operations: float
+    warm_up: WarmUp
     version: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]

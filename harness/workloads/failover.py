@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Workload
+from ..steady import WarmUp
 from . import LEAST_RUNTIME, Result, WorkloadError
 
 BLOCK = 4096
@@ -168,6 +169,8 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),
+        operations=float(written["total_ios"]),
+        warm_up=WarmUp("none", 0.0, None, "the server's end is meant to change the throughput"),
         metrics={
             "failed_requests": float(failed - lost if failed > lost else 0),
             "lost_blocks": float(lost),

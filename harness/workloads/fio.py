@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from .. import steady
 from ..config import Profile, Workload
+from ..steady import Interval
 from . import LEAST_RUNTIME, Result, WorkloadError
+
+REPORTS_ERROR = "fio reports error"
 
 
 def subrange(workload: Workload, area: int) -> int:
@@ -49,7 +55,7 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
         f"--write_bw_log={log}",
         f"--write_iops_log={log}",
         f"--write_lat_log={log}",
-        f"--log_avg_msec={profile.interval_ms}",
+        f"--log_avg_msec={profile.series_ms}",
         "--per_job_logs=0",
         "--eta=never",
         "--output-format=json+",
@@ -57,8 +63,68 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
     ]
 
 
+def _threads(path: Path) -> list[list[tuple[float, float]]]:
+    """Of each thread, the times (s after the ramp) and values of a log of fio: its jobs follow one another."""
+    threads: list[list[tuple[float, float]]] = []
+    last = math.inf
+    for line in path.read_text().splitlines():
+        fields = line.split(",")
+        when, value = float(fields[0]) / 1e3, float(fields[1])
+        if when <= last:
+            threads.append([])
+        threads[-1].append((when, value))
+        last = when
+    return threads
+
+
+def _spread(threads: Sequence[Sequence[tuple[float, float]]], length: float, count: int) -> list[float]:
+    """Amounts in each of count intervals: a value is a rate since the time before it."""
+    sums = [0.0] * count
+    for thread in threads:
+        begin = 0.0
+        for end, rate in thread:
+            at = begin
+            while at < end:
+                index = int(at / length + 1e-9)
+                if index >= count:
+                    break
+                until = min(end, (index + 1) * length)
+                sums[index] += rate * (until - at)
+                at = until
+            begin = end
+    return sums
+
+
+def series(directory: Path, profile: Profile) -> list[Interval]:
+    """What all threads did in each interval after the ramp, as far as the logs of all go.
+
+    A thread's log ends up to an interval before the thread does, and threads whose part is done end early: the series
+    ends with the first log of those that lasted.
+    """
+    length = profile.series_ms / 1e3
+    rates = _threads(directory / "fio_iops.log")
+    lasting = max((thread[-1][0] for thread in rates), default=0.0)
+    count = int(min((t[-1][0] for t in rates if t[-1][0] > lasting - 2 * length), default=0.0) / length + 1e-9)
+    operations = _spread(rates, length, count)
+    # Latencies weigh as much as operations of their thread at the time.
+    busy = []
+    for thread, waits in zip(rates, _threads(directory / "fio_lat.log"), strict=False):
+        latest = 0
+        product = []
+        for when, latency in waits:
+            while latest < len(thread) - 1 and thread[latest][0] < when - length / 2:
+                latest += 1
+            product.append((when, thread[latest][1] * latency / 1e3))
+        busy.append(product)
+    latencies = _spread(busy, length, count)
+    return [
+        Interval(i * length, (i + 1) * length, done, latencies[i] / done if done else 0.0)
+        for i, done in enumerate(operations)
+    ]
+
+
 def parse(path: Path, workload: Workload, profile: Profile) -> Result:
-    """Raises WorkloadError if there is nothing to read."""
+    """The results beside fio.json at path. Raises WorkloadError if there is nothing to read."""
     try:
         report = json.loads(path.read_text())
         job = report["jobs"][0]
@@ -70,9 +136,10 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         latency = side["lat_ns"]
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
+        intervals = series(path.parent, profile)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
-    problems = [f"fio reports error {error}" for error in errors if error]
+    problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
     warnings = []
     if len(report["jobs"]) != 1:
         problems.append(f"fio reports {len(report['jobs'])} groups instead of one")
@@ -84,12 +151,18 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         problems.append(f"measured for {seconds:.2f} s only; use a larger area")
     elif seconds < 0.9 * profile.runtime_s:
         warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s} s its area was done")
-    span = seconds or 1.0
+    warm_up = steady.find(intervals, profile.fixed_warm_up)
+    early = [one for one in intervals if one.start < warm_up.cut_s]
+    before = min(operations, sum(one.operations for one in early))
+    left, span = operations - before, (seconds - warm_up.cut_s) or 1.0
+    waited = latency["mean"] / 1e3 * operations - sum(one.operations * one.latency_us for one in early)
     return Result(
-        throughput_kops=operations / span / 1e3,
-        throughput_mbps=result_bytes / span / 1e6,
-        latency_us=latency["mean"] / 1e3,
-        duration_s=seconds,
+        throughput_kops=left / span / 1e3,
+        throughput_mbps=result_bytes * (left / operations if operations else 0.0) / span / 1e6,
+        latency_us=max(0.0, waited) / left if left else 0.0,
+        duration_s=span if seconds else 0.0,
+        operations=left,
+        warm_up=warm_up,
         measured_from=job_start - time.time() + time.monotonic() if job_start else 0.0,
         version=str(report.get("fio version", "")),
         problems=tuple(problems),

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import steady
 from ..config import Profile, Workload
 from ..paths import CONFIGS
+from ..steady import Interval
 from . import LEAST_RUNTIME, Result, WorkloadError
 
 SCHEMA = 1
@@ -31,7 +33,7 @@ def argv(
 
 def run_options(profile: Profile, results: Path) -> list[str]:
     """Of the measured phase."""
-    return [f"--interval={profile.interval_ms / 1e3:g}", f"--json={results}"]
+    return [f"--interval={profile.series_ms / 1e3:g}", f"--json={results}"]
 
 
 def percentile(bins: Mapping[int, int], percent: float) -> float:
@@ -49,6 +51,15 @@ def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float)
     return [one for one in intervals if one["start_s"] >= ramp - interval / 2]
 
 
+def _series(measured: Sequence[dict[str, Any]], begin: float, length: float) -> list[Interval]:
+    """The intervals, counted from begin; the last one may be cut short, and its rate says little then."""
+    return [
+        Interval(one["start_s"] - begin, one["end_s"] - begin, one["ops"], one["latency_ns"]["mean"] / 1e3)
+        for one in measured
+        if one["end_s"] - one["start_s"] > length / 2
+    ]
+
+
 def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     """Raises WorkloadError if there is nothing to read."""
     try:
@@ -62,8 +73,10 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
 
 def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Result:
     ramp, planned = profile.files.ramp_s, profile.files.seconds(workload)
-    measured = _measured(report["intervals"], ramp, profile.interval_ms / 1e3)
+    measured = _measured(report["intervals"], ramp, profile.series_ms / 1e3)
     begin = measured[0]["start_s"] if measured else report["duration_s"]
+    warm_up = steady.find(_series(measured, begin, profile.series_ms / 1e3), profile.fixed_warm_up)
+    measured = [one for one in measured if one["start_s"] - begin >= warm_up.cut_s - profile.series_ms / 2e3]
     seconds = sum(one["end_s"] - one["start_s"] for one in measured)
     operations = sum(one["ops"] for one in measured)
     bins: Counter[int] = Counter()
@@ -97,6 +110,8 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
         throughput_mbps=sum(one["bytes"] for one in measured) / span / 1e6,
         latency_us=sum(one["latency_ns"]["sum"] for one in measured) / max(1, operations) / 1e3,
         duration_s=seconds,
+        operations=operations,
+        warm_up=warm_up,
         measured_from=report["started_monotonic_s"] + begin,
         version=str(report["program"]),
         problems=tuple(problems),

@@ -12,6 +12,7 @@ import pytest
 from userblk.harness import config
 from userblk.harness.config import (
     ConfigError,
+    load_hosts,
     load_parameters,
     load_profile,
     load_suite,
@@ -78,13 +79,20 @@ def test_everything_shipped_loads() -> None:
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     unbacked = [name for name, system in systems.items() if not system.backed]
-    assert unbacked == ["buse-null", "nbdkit-null", "tcmu-null", "ublk-null"]
+    assert unbacked == ["buse-null", "nbdkit-null", "s3backer", "tcmu-null", "ublk-null"]
     assert systems["nbdkit"].queue["scheduler"] == "none"
+    commands = {name: system for name, system in systems.items() if system.kind == "command"}
+    assert {"nbdkit-file", "qemu-nbd", "s3backer", "bdus"} <= commands.keys()
+    assert all(system.requires.programs for system in commands.values())
+    assert commands["nbdkit-file"].requires.modules == ["nbd"] and commands["bdus"].stop[-1] == "{disk}"
+    for name in names("hosts"):
+        assert load_hosts(name).hosts
 
 
 def test_the_paper_profile_is_the_papers() -> None:
     paper = load_profile("paper")
     assert (paper.ramp_s + paper.runtime_s, paper.repetitions, paper.keep_up) == (900, 5, False)
+    assert paper.max_repetitions > 5 and paper.half_width == 5
     assert paper.area == {"sata": 64 << 30, "nvme": 256 << 30}
     files = paper.files
     assert (files.ramp_s + files.runtime_s, files.ramp_s + files.macro_runtime_s) == (900, 3600)
@@ -101,6 +109,22 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("profiles/quick", "sata = 2", "sata = 1", "area.sata=1147483648: must be a multiple"),
         ("profiles/quick", 'name = "quick"', 'name = "fast"', "name=fast: must be the file's name, quick"),
         ("profiles/quick", "ramp_s = 1", "ramp_s = ", "not valid TOML"),
+        ("profiles/quick", "max_repetitions = 3", "max_repetitions = 2", "max_repetitions=2: must be at least 3"),
+        ("profiles/quick", "half_width = 5", "half_width = -1", "half_width=-1: must be a number of at least 0"),
+        ("profiles/quick", "half_width = 5", "half_width = 5\nfixed_warm_up = true", "fixed_warm_up=True: unknown key"),
+        ("systems/nbdkit-file", '"{device}"', '"{disc}"', "server={disc}: {disc} is unknown; use one of {device},"),
+        ("systems/nbdkit-file", '"{device}"', '"{device"', "server={device: expected '}'"),
+        ("systems/nbdkit-file", '"{socket}"', '"/s"', "disk=nbd needs {socket} in it"),
+        ("systems/nbdkit-file", 'disk = "nbd"', 'disk = "usb"', "disk=usb: must be one of nbd, output, loop"),
+        ("systems/nbdkit-file", 'modules = ["nbd"]', "modules = [5]", "requires.modules=5: must be a list of strings"),
+        ("systems/nbdkit-file", "backed = true", "", "backed is missing"),
+        ("systems/nbdkit-file", "timeout_s = 120", "timeout = 120", "timeout_s is missing"),
+        ("systems/bdus", 'disk = "output"', 'disk = "output"\nfile = "x"', "file=x: unknown key; known are name,"),
+        ("hosts/example", '"root@nvme.example"]\n\n#', '"root@other"]\n\n#', "root@other is missing"),
+        ("hosts/example", 'sata = "/dev/sdb"', "", "root@sata.example: names no device"),
+        ("hosts/example", "{ nvme =", "{ sata =", "root@nvme.example.confirm.nvme is missing"),
+        ("hosts/example", 'id = "fast"', 'id = "sata.example"', "two have the same id"),
+        ("hosts/example", 'directory = "/var', 'directories = "/var', "directories=/var/lib/userblk: unknown key"),
         ("suites/bdus-block", '"4k"', '"5k"', "block_sizes=5k: must be a power of two"),
         ("suites/bdus-block", '"read"', '"reed"', "modes.seq-read=reed: must be one of read,"),
         ("suites/bdus-block", "[1, 16]", "[]", "must be a list with at least one value"),
@@ -127,7 +151,7 @@ def test_a_wrong_key_is_named(
     path.write_text(text.replace(old, new, 1))
     monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
     kind, name = file.split("/")
-    load = {"profiles": load_profile, "suites": load_suite, "systems": load_system}[kind]
+    load = {"profiles": load_profile, "suites": load_suite, "systems": load_system, "hosts": load_hosts}[kind]
     with pytest.raises(ConfigError) as error:
         load(name)
     assert str(error.value).startswith(f"configs/{file}.toml: ")
@@ -154,7 +178,7 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of buse, buse-null, fuse, native, nbdkit,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, buse, buse-null, fuse, native,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,17 @@ def report(**side: Any) -> dict[str, Any]:
     return {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": done | side, "write": none}]}
 
 
+def write_logs(directory: Path, *threads: list[tuple[int, float, float]]) -> None:
+    """fio's logs of threads one after the other: ms, operations a second, latency in ns."""
+    for number, name in ((1, "iops"), (2, "lat")):
+        lines = [f"{line[0]}, {line[number]:.0f}, 0, 0, 0\n" for thread in threads for line in thread]
+        (directory / f"fio_{name}.log").write_text("".join(lines))
+
+
 def parse(tmp_path: Path, value: object) -> fio.Result:
     (tmp_path / "fio.json").write_text(json.dumps(value))
+    if not (tmp_path / "fio_iops.log").exists():
+        write_logs(tmp_path, [(100 * i, 2000, 250_000) for i in range(1, 21)])
     return fio.parse(tmp_path / "fio.json", READ, QUICK)
 
 
@@ -30,6 +40,44 @@ def test_figures(tmp_path: Path) -> None:
     result = parse(tmp_path, report())
     assert (result.throughput_kops, result.throughput_mbps, result.latency_us) == (2, 8.192, 250)
     assert (result.problems, result.warnings) == ((), ())
+    assert (result.warm_up.rule, result.warm_up.cut_s, result.warm_up.steady) == ("MSER-2", 0, True)
+    assert (result.operations, result.duration_s) == (4000, 2)
+
+
+def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
+    """0.4 s at a quarter of the speed and four times the latency: 200 of 3400 operations."""
+    slow = [(100 * i, 500, 1_000_000) for i in range(1, 5)]
+    write_logs(tmp_path, slow + [(100 * i, 2000, 250_000) for i in range(5, 21)])
+    latency = {"N": 3400, "mean": (200 * 1_000_000 + 3200 * 250_000) / 3400}
+    side = {"total_ios": 3400, "io_bytes": 3400 * 4096, "lat_ns": latency}
+    result = parse(tmp_path, report(**side))
+    assert (result.warm_up.cut_s, result.warm_up.steady) == (0.4, True)
+    assert result.duration_s == pytest.approx(1.6) and result.operations == pytest.approx(3200)
+    assert result.throughput_kops == pytest.approx(2) and result.latency_us == pytest.approx(250)
+    assert result.throughput_mbps == pytest.approx(8.192)
+    fixed = dataclasses.replace(QUICK, fixed_warm_up=True)
+    kept = fio.parse(tmp_path / "fio.json", READ, fixed)
+    assert kept.warm_up.cut_s == 0 and kept.throughput_kops == pytest.approx(1.7)
+
+
+def test_the_series_adds_threads_up(tmp_path: Path) -> None:
+    """One logs every 100 ms, another was held up and logs when it can, a third's part was done after 0.5 s."""
+    steady = [(100 * i, 1000, 200_000) for i in range(1, 21)]
+    late = [(250, 400, 1_000_000), (300, 1000, 1_000_000)] + [(100 * i, 1000, 1_000_000) for i in range(4, 21)]
+    early = [(100 * i, 2000, 400_000) for i in range(1, 6)]
+    write_logs(tmp_path, steady, late, early)
+    series = fio.series(tmp_path, QUICK)
+    assert len(series) == 20 and series[-1].end == pytest.approx(2.0)
+    operations = [one.operations for one in series]
+    assert operations[:3] == pytest.approx([340, 340, 370]) and operations[5:] == pytest.approx([200] * 15)
+    assert sum(operations) == pytest.approx(2000 + 150 + 1700 + 1000)
+    assert series[-1].latency_us == pytest.approx(600)  # as many of 200 as of 1000
+
+
+def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
+    whole = [(100 * i, 1000, 200_000) for i in range(1, 21)]
+    write_logs(tmp_path, whole, whole[:-1])  # its last interval is never logged
+    assert len(fio.series(tmp_path, QUICK)) == 19
 
 
 def test_threads_have_their_own_parts() -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from loops import MIB, loop
+from userblk.analysis.summaries import load_campaign
 from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.plan import Device, Plan, make_plan, read_plan, write_plan
 from userblk.harness.prepare import dirty_limits
 from userblk.harness.teardown import recover
 
@@ -34,10 +35,28 @@ def device(tmp_path: Path) -> Iterator[str]:
         yield path
 
 
-def plan_for(device: str, directory: Path, *, runtime_s: int = 1, systems: tuple[str, ...] = ("native",)) -> Plan:
-    """One round; directory becomes the campaign's."""
+def plan_for(
+    device: str,
+    directory: Path,
+    *,
+    runtime_s: int = 1,
+    systems: tuple[str, ...] = ("native",),
+    workloads: list[str] = WORKLOADS,
+    repetitions: int = 1,
+    max_repetitions: int = 1,
+    half_width: float = 5.0,
+    count_costs: bool = False,
+) -> Plan:
+    """One round unless more are asked for; directory becomes the campaign's."""
     profile = load_profile("quick")
-    changes = {"area": {"sata": SIZE}, "ramp_s": 0, "runtime_s": runtime_s, "repetitions": 1}
+    changes = {
+        "area": {"sata": SIZE},
+        "ramp_s": 0,
+        "runtime_s": runtime_s,
+        "repetitions": repetitions,
+        "max_repetitions": max_repetitions,
+        "half_width": half_width,
+    }
     plan = make_plan(
         suite=load_suite("bdus-block"),
         profile=dataclasses.replace(profile, **changes),  # type: ignore[arg-type]
@@ -46,7 +65,8 @@ def plan_for(device: str, directory: Path, *, runtime_s: int = 1, systems: tuple
         campaign="test",
         build="build/host",
         host="here",
-        workloads=WORKLOADS,
+        workloads=workloads,
+        count_costs=count_costs,
     )
     directory.mkdir()
     write_plan(plan, directory)
@@ -59,9 +79,10 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 
 def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]], str]:
-    """Exit code, events, standard error."""
+    """Exit code, events (but for what this machine is like), standard error."""
     out, err = runner.communicate(timeout=120)
-    return runner.returncode, [json.loads(line) for line in out.splitlines()], err
+    events = [json.loads(line) for line in out.splitlines()]
+    return runner.returncode, [event for event in events if event["event"] != "environment"], err
 
 
 def read_until(runner: subprocess.Popen[str], event: str) -> None:
@@ -116,6 +137,11 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         metrics, use = summary["metrics"], summary["device_io"]
         assert metrics["throughput_kops"] > 0 and metrics["latency_us"] > 0 and 0 < metrics["cpu_percent"] <= 100
         assert metrics["server_cpu_percent"] is None
+        assert summary["warm_up"]["rule"].startswith("MSER-") and summary["warm_up"]["ramp_s"] == 0
+        assert summary["warm_up"]["intervals"] >= 5
+        assert summary["costs"]["device_bytes_per_op"] > 0
+        found = json.loads((directory / "environment.json").read_text())
+        assert found["devices"]["sata"]["disk"] == Path(device).name and found["condition"]["load"] >= 0
         # Reads really came from the device, writes really reached it, each in the measured window.
         direction = "write" if "write" in entry.workload else "read"
         assert use[f"{direction}_request_kib"] >= 4
@@ -194,9 +220,24 @@ def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
             code, events, err = finish(start(tmp_path / "c"))
     finally:
         subprocess.run(["umount", str(small)], check=True, timeout=30)
-    assert (code, err) == (1, "")
-    reads = [event["reason"] for event in events if event["event"] == "entry-failed"]
-    assert len(reads) == 2  # the zero-fill before them failed
+    # The zero-fill before the first read fails; nothing more is tried on a device that fails.
+    assert code == 1 and f"{device}: the device fails: " in err
+    assert [event["event"] for event in events] == ["start", "entry-start", "entry-failed", "note", "end"]
+    assert not summaries(tmp_path / "c")
+
+
+def test_a_device_that_fails_later_stops_the_campaign(tmp_path: Path) -> None:
+    """Discards succeed, and so do the first 32 MiB of writes."""
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32M", "none", str(small)], check=True, timeout=30)
+    try:
+        with loop(small, SIZE) as device:
+            plan_for(device, tmp_path / "c", workloads=["seq-write-1th-128k", "rand-write-16th-4k"])
+            code, events, err = finish(start(tmp_path / "c"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True, timeout=30)
+    assert code == 1 and "the campaign stops" in str(events[-2]["text"]) and "the device fails" in err
     (write,) = summaries(tmp_path / "c").values()
     assert write["valid"] is False
     assert "writing back failed" in str(write["invalid"])
@@ -226,3 +267,130 @@ def test_refusals_come_before_anything_else(device: str, tmp_path: Path) -> None
         assert file.read(8) == b"precious"
     code, _, err = finish(start(tmp_path / "none"))
     assert code == 2 and "name the plan.json of a campaign" in err
+
+
+# ---- adaptive repetition ------------------------------------------------------------------
+
+
+def test_cells_with_wide_intervals_are_measured_until_the_most(device: str, tmp_path: Path) -> None:
+    plan = plan_for(
+        device, tmp_path / "c", workloads=["rand-read-1th-4k"], repetitions=2, max_repetitions=4, half_width=0.0
+    )
+    assert len(plan.entries) == 2
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, err) == (0, "")
+    extensions = [event for event in events if event["event"] == "extend"]
+    assert len(extensions) == 2 and "1 of 1 cells are measured once more" in str(extensions[0]["reason"])
+    grown = read_plan(tmp_path / "c/plan.json")
+    assert [entry.repetition for entry in grown.entries] == [1, 2, 3, 4]
+    assert len({entry.seed for entry in grown.entries}) == 4
+    (cell,) = json.loads((tmp_path / "c/repetitions.json").read_text())["cells"]
+    assert (cell["runs"], cell["valid"], cell["again"]) == (4, 4, False)
+    assert cell["reason"].startswith("the most, 4 runs, are made: ")
+    # Nothing is left to do; a run that is lost is made up for, in the same plan.
+    assert finish(start(tmp_path / "c"))[1][0]["skipped"] == 4
+    (tmp_path / "c" / plan.directory(grown.entries[3]) / "DONE").unlink()
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0 and events[0]["entries"] == 1 and len(read_plan(tmp_path / "c/plan.json").entries) == 4
+
+
+def test_narrow_intervals_end_a_cell(device: str, tmp_path: Path) -> None:
+    plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"], repetitions=2, max_repetitions=4, half_width=1e6)
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0 and not [event for event in events if event["event"] == "extend"]
+    (cell,) = json.loads((tmp_path / "c/repetitions.json").read_text())["cells"]
+    assert cell["reason"].startswith("narrow enough: ")
+
+
+# ---- what stops or leaves out ---------------------------------------------------------------
+
+
+def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100M", "none", str(small)], check=True, timeout=30)
+    try:
+        plan_for(device, small / "c")
+        code, events, err = finish(start(small / "c"))
+        assert code == 1 and "MiB are free for results" in err and "resume" in err
+        assert [event["event"] for event in events] == ["start", "note", "end"]
+        assert not summaries(small / "c") and not fio_on(device)
+    finally:
+        subprocess.run(["umount", str(small)], check=True, timeout=30)
+
+
+def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: Path) -> None:
+    plan_for(device, tmp_path / "first", runtime_s=30)
+    plan_for(device, tmp_path / "second")
+    runner = start(tmp_path / "first")
+    try:
+        read_until(runner, "entry-start")
+        code, events, err = finish(start(tmp_path / "second"))
+        assert (code, events) == (2, [])
+        assert "in use by another campaign" in err or "is in use by another program" in err
+    finally:
+        runner.send_signal(signal.SIGINT)
+        finish(runner)
+
+
+def test_a_system_of_others_that_is_absent_is_left_out(device: str, tmp_path: Path) -> None:
+    plan_for(device, tmp_path / "c", systems=("native", "bdus"))
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, err) == (0, "")
+    left_out = [str(event["reason"]) for event in events if event["event"] == "entry-left-out"]
+    assert len(left_out) == 3 and all("bdus-loop is not installed" in reason for reason in left_out)
+    assert events[-1]["left_out"] == 3 and events[-1]["done"] == 3
+
+
+def test_the_end_of_its_input_ends_the_runner(device: str, tmp_path: Path) -> None:
+    """As when a connection is lost."""
+    limits = dirty_limits()
+    plan_for(device, tmp_path / "c", runtime_s=30)
+    argv = [sys.executable, "-m", "userblk.harness.runner", "--until-eof", str(tmp_path / "c/plan.json")]
+    pipe = subprocess.PIPE
+    runner = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    read_until(runner, "entry-start")
+    wait_for(lambda: fio_on(device))
+    assert runner.stdin is not None
+    runner.stdin.close()
+    runner.stdin = None
+    code, events, _ = finish(runner)
+    assert code == 130 and events[-1]["interrupted"] is True
+    assert fio_on(device) == [] and dirty_limits() == limits
+
+
+def test_after_a_reboot_the_campaign_goes_on(device: str, tmp_path: Path) -> None:
+    """A reboot takes /run with it: there is nothing to tear down, but a half-done run to make anew."""
+    plan = plan_for(device, tmp_path / "c")
+    code, *_ = finish(start(tmp_path / "c"))
+    assert code == 0
+    half = tmp_path / "c" / plan.directory(plan.entries[1])
+    (half / "DONE").unlink()
+    (half / "summary.json").unlink()
+    (half / "stray").touch()
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0 and events[0]["skipped"] == 2 and not (half / "stray").exists()
+
+
+# ---- control and costs ------------------------------------------------------------------------
+
+
+def test_native_is_measured_against_native(device: str, tmp_path: Path) -> None:
+    plan_for(device, tmp_path / "c", systems=("native", "native-control"), workloads=["rand-read-1th-4k"])
+    code, *_ = finish(start(tmp_path / "c"))
+    assert code == 0
+    found = sorted((tmp_path / "c/here").rglob("summary.json"))
+    assert [json.loads(path.read_text())["system"] for path in found] == ["native", "native-control"]
+
+
+def test_costs_are_counted_in_a_run_of_their_own(device: str, tmp_path: Path) -> None:
+    plan = plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"], count_costs=True)
+    assert [entry.repetition for entry in plan.entries] == [0, 1]
+    code, *_ = finish(start(tmp_path / "c"))
+    assert code == 0
+    places = [tmp_path / "c" / plan.directory(entry) for entry in plan.entries]
+    counted, timed = (json.loads((place / "summary.json").read_text()) for place in places)
+    assert counted["metrics"] == {} and timed["metrics"]["throughput_kops"] > 0
+    for summary in (counted, timed):  # 4 KiB for each read of 4 KiB, as exactly as a busy machine is sampled
+        assert 1024 < summary["costs"]["device_bytes_per_op"] < 16384
+    assert [run.repetition for run in load_campaign(tmp_path / "c")] == [1]

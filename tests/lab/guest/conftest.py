@@ -73,7 +73,7 @@ def up(tmp_path: Path) -> Up:
         count += 1
         recorder, teardown = Recorder(tmp_path / str(count)), Teardown()
         try:
-            load_modules(modules(system.kind), teardown)
+            load_modules(modules(system), teardown)
             disk = identify(device)
             with bring_up(system, disk, AREA, BUILD, recorder, teardown, outlives=outlives) as running:
                 yield running

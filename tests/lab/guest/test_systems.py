@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import MIB, Up, config, run
+from userblk.harness.config import load_system
+from userblk.harness.systems import absent
 
 KINDS = ("buse", "nbdkit", "tcmu")
 
@@ -114,3 +116,23 @@ def test_null(up: Up, kind: str) -> None:
             fields = output.strip().splitlines()[-1].split(";")
             operations = int(fields[7 if mode == "randread" else 48])
             assert operations > 100, output
+
+
+def test_a_system_of_commands_only(up: Up) -> None:
+    """nbdkit's own file plugin, which no line of Python knows."""
+    system = load_system("nbdkit-file")
+    assert absent(system) == []
+    with up(system) as running:
+        assert running.settings["connections"] == min(16, os.cpu_count() or 1) and running.problems() == []
+        disk = running.used.path
+        run(
+            ["fio", "--name=verify", f"--filename={disk}", "--size=8M", "--rw=randwrite", "--bs=4k",
+             "--ioengine=psync", "--direct=1", "--verify=crc32c", "--verify_fatal=1"]
+        )  # fmt: skip
+        os.kill(running.server, signal.SIGKILL)
+        end = time.monotonic() + 30
+        while not running.server_died():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        running.fail_io()
+    assert absent(load_system("bdus"))

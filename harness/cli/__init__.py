@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The command `userblk`. Its commands are in the modules of this package, a function add_commands() in each."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from userblk import __version__
+from userblk.analysis.summaries import SummaryError
+
+from .. import interrupt
+from ..config import ConfigError
+from ..safety import Refused
+from . import host, results, run
+from .common import EXIT_SIGNAL, EXIT_USAGE
+
+MODULES = (run, results, host)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="userblk",
+        description="Measures what it costs to serve a block device or a file system from user space: the 16 block and"
+        " 25 file-system workloads of the BDUS paper on the native device, nbdkit, tcmu-runner and FUSE, and the"
+        " paper's Tables 1 and 2 with confidence intervals.",
+        epilog="Exit codes: 0 done; 3 some runs are missing or invalid; 1 all are; 2 wrong usage or a refused device;"
+        " 130 interrupted (everything is torn down; userblk resume goes on).",
+    )
+    parser.add_argument("--version", action="version", version=f"userblk {__version__}")
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default="info", help="least that is said on standard error (default: info)"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(command=command, parser=make_parser)
+        return sub
+
+    for module in MODULES:
+        module.add_commands(add)
+    return parser
+
+
+def main() -> int:
+    args = make_parser().parse_args()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    logging.basicConfig(level=args.log_level.upper(), format="%(message)s")
+    interrupt.install()
+    try:
+        code: int = args.command(args)
+        return code
+    except (ConfigError, Refused, SummaryError) as error:
+        print(f"userblk: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL + signal.SIGPIPE
+    except interrupt.Interrupted as stop:
+        print(f"userblk: ended by {stop}", file=sys.stderr)
+        return EXIT_SIGNAL + stop.number

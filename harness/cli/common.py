@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ..config import ConfigError
+
+EXIT_USAGE = 2
+EXIT_SIGNAL = 128  # and the signal's number: 130 after Ctrl-C
+
+log = logging.getLogger("userblk")
+
+
+class Add(Protocol):
+    """Adds a command to the parser: its name, what it does in half a sentence, and what carries it out."""
+
+    def __call__(
+        self, name: str, text: str, command: Callable[[argparse.Namespace], int]
+    ) -> argparse.ArgumentParser: ...
+
+
+def say(text: str) -> None:
+    """To people, whatever standard output is used for; --log-level warning silences it."""
+    log.info("%s", text)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def list_of(text: str | None) -> list[str] | None:
+    """The words of a list separated by commas or blanks."""
+    return None if text is None else [word for word in text.replace(",", " ").split() if word]
+
+
+def count(text: str) -> int:
+    """The type of options that count."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 0 or more")
+    return int(text)
+
+
+def show_bytes(number: float) -> str:
+    return f"{number / 1e9:,.1f} GB"
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "JSON on standard output") -> None:
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="of all campaigns (default: results)"
+    )
+
+
+def how_to_resume(directory: Path) -> str:
+    return f"Go on with: userblk resume {directory}"
+
+
+def find_campaign(name: str, results: Path) -> Path:
+    """The directory of a campaign, given as a path or by name below results. Raises ConfigError."""
+    for directory in (Path(name), results / name):
+        if (directory / "plan.json").is_file():
+            return directory.absolute()
+    raise ConfigError(f"campaign={name}: no plan.json in it, nor in {results / name}; name a campaign's directory")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file as a whole. Raises ConfigError."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+    except OSError as error:
+        raise ConfigError(f"output={path}: {error.strerror}; name a file that can be written") from None

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""table, status, export, import: what only reads a campaign."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from userblk.analysis import costs, failover, render, report, sweep
+from userblk.analysis.report import Report
+from userblk.analysis.summaries import load_campaign
+from userblk.analysis.table import Table, make_tables, paper_table
+
+from .. import archive, paths, repeat
+from ..config import ConfigError
+from ..plan import COUNTING, Plan, read_plan
+from ..runner import valid_summary
+from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say, write_file
+
+FORMATS = ("terminal", "markdown", "csv", "csv-long", "json")
+FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
+PAPER = "paper"
+PAPER_TABLES = ("table1.csv", "table2.csv")
+
+
+def tables_of(directory: Path) -> list[Table]:
+    """Raises SummaryError, ConfigError."""
+    try:
+        asked = json.loads((directory / "campaign.json").read_text())
+        seed, choices = int(asked["seed"]), [str(line) for line in asked.get("choices", [])]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{directory / 'campaign.json'}: cannot be read: {error}") from None
+    return make_tables(load_campaign(directory), seed, choices)
+
+
+def reports_of(directory: Path) -> list[Report]:
+    """Of the suites that are not in the tables. Raises SummaryError."""
+    return [one for module in (failover, sweep) for one in module.reports(directory)]
+
+
+def print_reports(reports: Sequence[Report], console: Console) -> None:
+    for one in reports:
+        console.print("", report.terminal(one), sep="\n")
+
+
+def write_reports(reports: Sequence[Report], directory: Path) -> list[str]:
+    """Their files and figures; returns the names."""
+    files = report.files_of(reports)
+    for name, text in files.items():
+        write_file(directory / name, text)
+    try:
+        return [*files, *report.draw(reports, directory)]
+    except ImportError:
+        say("Figures need matplotlib; run: apt-get install python3-matplotlib")
+        return list(files)
+
+
+def as_json(tables: Sequence[Table], reports: Sequence[Report]) -> str:
+    """What the long CSV forms hold, an object a line of them."""
+    texts = [render.csv_long(tables)] * bool(tables) + [report.as_csv(one) for one in reports]
+    return json.dumps([row for text in texts for row in csv.DictReader(io.StringIO(text))], indent=1) + "\n"
+
+
+def formatted(tables: Sequence[Table], reports: Sequence[Report], form: str) -> str:
+    if form == "json":
+        return as_json(tables, reports)
+    if reports:
+        rest = report.markdown(reports) if form == "markdown" else "\n".join(map(report.as_csv, reports))
+        return (formatted(tables, [], form) + "\n" if tables else "") + rest
+    if form == "markdown":
+        return render.markdown(tables)
+    return render.csv_wide(tables) if form == "csv" else render.csv_long(tables)
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    for number, table in enumerate(tables):
+        console.print(*[""] * bool(number), render.terminal(table, console), sep="\n")
+
+
+def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
+    """table.md, table.csv and table-long.csv; returns their names."""
+    for name, form in FILES.items():
+        write_file(directory / name, formatted(tables, [], form))
+    return list(FILES)
+
+
+def table_command(args: argparse.Namespace) -> int:
+    reports: list[Report] = []
+    if args.campaign == PAPER:
+        tables = [paper_table(paths.CONFIGS / "paper" / name) for name in PAPER_TABLES]
+    else:
+        directory = find_campaign(args.campaign, args.results)
+        tables, reports = tables_of(directory), reports_of(directory)
+        if not tables and not reports:
+            raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
+    if args.json:
+        args.format = "json"
+    if args.format != "terminal":
+        text = formatted(tables, reports, args.format)
+    elif args.output:
+        console = Console(file=open(os.devnull, "w"), record=True, width=Console().width)  # noqa: SIM115
+        print_tables(tables, console)
+        print_reports(reports, console)
+        text = console.export_text()
+    else:
+        print_tables(tables, Console())
+        print_reports(reports, Console())
+        return 0
+    if args.output:
+        write_file(args.output, text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+# ---- costs --------------------------------------------------------------------------
+
+
+def costs_command(args: argparse.Namespace) -> int:
+    directory = find_campaign(args.campaign, args.results)
+    found = costs.load_costs(directory)
+    if not found:
+        raise ConfigError(f"{directory}: no run is done yet that has costs. {how_to_resume(directory)}")
+    if args.json:
+        print_json(costs.rows(found))
+    elif args.csv:
+        sys.stdout.write(costs.as_csv(found))
+    else:
+        Console().print(costs.terminal(found))
+    return 0
+
+
+# ---- status -------------------------------------------------------------------------
+
+
+def status(directory: Path) -> dict[str, object]:
+    """How far a campaign is. Raises ConfigError."""
+    plan = read_plan(directory / "plan.json")
+    done = [entry for entry in plan.entries if (directory / plan.directory(entry) / "DONE").exists()]
+    valid = [entry for entry in done if valid_summary(directory / plan.directory(entry))]
+    return {
+        "campaign": plan.campaign,
+        "directory": str(directory),
+        "host": plan.host,
+        "suite": plan.suite.name,
+        "profile": plan.profile.name,
+        "runs": len(plan.entries),
+        "valid": len(valid),
+        "invalid": len(done) - len(valid),
+        "missing": len(plan.entries) - len(done),
+        "repetitions": _repetitions(directory, plan),
+    }
+
+
+def _repetitions(directory: Path, plan: Plan) -> dict[str, object]:
+    """How often cells are measured, and why those are not done whose intervals are wide."""
+    counts = [entry.repetition for entry in plan.entries if entry.repetition != COUNTING]
+    try:
+        cells = json.loads((directory / repeat.FILE).read_text())["cells"]
+    except (OSError, ValueError, LookupError, TypeError):
+        cells = []
+    wide = [cell for cell in cells if cell["width"] is not None and cell["width"] > plan.profile.half_width]
+    return {"rounds": max(counts, default=0), "cells": len(cells), "wide": len(wide)}
+
+
+def status_lines(found: dict[str, object]) -> str:
+    text = f"{found['campaign']}  {found['suite']} {found['profile']}: {found['valid']} of {found['runs']} runs valid"
+    text += f", {found['invalid']} invalid, {found['missing']} missing"
+    repetitions = found["repetitions"]
+    if isinstance(repetitions, dict) and repetitions["cells"]:
+        text += f"; {repetitions['wide']} of {repetitions['cells']} cells with wide intervals"
+    return text
+
+
+def status_command(args: argparse.Namespace) -> int:
+    if args.campaign:
+        directories = [find_campaign(args.campaign, args.results)]
+    else:
+        directories = sorted(path.parent.absolute() for path in args.results.glob("*/plan.json"))
+    found = []
+    for directory in directories:
+        try:
+            found.append(status(directory))
+        except ConfigError as error:
+            if args.campaign:
+                raise
+            say(str(error))  # one of an older version among others
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(map(status_lines, found)) or f"no campaign in {args.results}")
+    return 0
+
+
+# ---- export and import --------------------------------------------------------------
+
+
+def export_command(args: argparse.Namespace) -> int:
+    directory = find_campaign(args.campaign, args.results)
+    file = args.output or Path(f"{directory.name}{archive.SUFFIXES[0]}")
+    archive.export(directory, file)
+    if args.json:
+        print_json({"campaign": directory.name, "file": str(file.absolute()), "bytes": os.path.getsize(file)})
+    else:
+        print(f"{file}: {os.path.getsize(file)} bytes")
+    return 0
+
+
+def import_command(args: argparse.Namespace) -> int:
+    directory = archive.unpack(args.file, args.results)
+    if args.json:
+        print_json({"campaign": directory.name, "directory": str(directory.absolute())})
+    else:
+        print(f"{directory}: unpacked; print it with: userblk table {directory}")
+    return 0
+
+
+def add_commands(add: Add) -> None:
+    table = add("table", "print the tables of a campaign", table_command)
+    table.add_argument(
+        "campaign", metavar="CAMPAIGN", help=f"as for resume; `{PAPER}`: the paper's own tables, to compare with"
+    )
+    table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
+    table.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE")
+    counted = add("costs", "print what operations cost in syscalls, context switches, bytes: no timings", costs_command)
+    counted.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")
+    counted.add_argument("--csv", action="store_true", help="a line for each cell and cost")
+    about = add("status", "tell how far campaigns are", status_command)
+    about.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="as for resume (default: all)")
+    pack = add("export", "pack a campaign into one file", export_command)
+    pack.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")
+    pack.add_argument("--output", type=Path, metavar="FILE", help="ends in .tar.zst or .tar.gz (default: by its name)")
+    unpack = add("import", "unpack a campaign that was exported", import_command)
+    unpack.add_argument("file", type=Path, metavar="FILE")
+    for sub in (table, counted, about, pack, unpack):
+        add_results(sub)
+        add_json(sub)

@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""plan, run, resume."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .. import config, environment, hosts, interrupt, load, paths, progress
+from ..blockdev import identify
+from ..campaign import (
+    CONTROL,
+    LAB_BUILD,
+    LAB_CPUS,
+    Event,
+    Place,
+    Runner,
+    choose_place,
+    create,
+    host_devices,
+    lab_devices,
+    missing_modules,
+    prepare_lab,
+    runner_argv,
+)
+from ..config import ConfigError, Hosts, Profile
+from ..plan import COUNTING, Plan, estimate, make_plan, read_plan
+from .common import (
+    Add,
+    add_json,
+    add_results,
+    count,
+    find_campaign,
+    how_to_resume,
+    list_of,
+    print_json,
+    say,
+    show_bytes,
+)
+from .results import print_reports, print_tables, reports_of, tables_of, write_reports, write_tables
+
+TICK = 0.5  # s
+LOAD_LOOK = 1.0  # s, before a campaign
+BLOCKS_SHOWN = 12
+LOG = "userblk.log"  # of a detached campaign, in its directory
+NATIVE = "native"
+SYSTEMS = f"{NATIVE},nbdkit,tcmu"
+FILE_SYSTEMS = "fuse"  # and these by default, where the suite has workloads for them
+
+
+# ---- plan -----------------------------------------------------------------------
+
+
+def make_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask for of a plan, wherever it runs; arguments of make_plan(). Raises ConfigError."""
+    suite = config.load_suite(args.suite)
+    profile = config.load_profile(args.profile)
+    default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.engine == "flow" for workload in suite.workloads)
+    wanted = list_of(default if args.systems is None else args.systems)
+    if args.systems is None and suite.systems:
+        wanted = list(suite.systems)
+    if args.control:
+        wanted = [*(wanted or []), NATIVE, CONTROL]
+    return {
+        "suite": suite,
+        "profile": profile,
+        "systems": [config.load_system(name) for name in dict.fromkeys(wanted or [])],
+        "repetitions": args.reps,
+        "max_repetitions": args.max_reps,
+        "warm_up_s": args.warm_up,
+        "count_costs": args.costs,
+        "workloads": list_of(args.workloads),
+    }
+
+
+def campaign_name(profile: Profile, more: str = "") -> str:
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{profile.name}{more}"
+
+
+def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
+    """The plan that the options ask for, and where it runs. Raises ConfigError, Refused."""
+    options = make_options(args)
+    named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
+    place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
+    if place.lab and paths.CHECKOUT is None:
+        raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
+    devices = lab_devices() if place.lab else host_devices(named, args.confirm)
+    if not any(system.backed for system in options["systems"]):
+        devices = devices[-1:]  # which is not used: one tells all
+    cpus = LAB_CPUS if place.lab else os.cpu_count() or 1
+    fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
+    options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
+    plan = make_plan(
+        devices=devices,
+        campaign=campaign_name(options["profile"], "-lab" * place.lab),
+        build=LAB_BUILD if place.lab else str(paths.HOST_BUILD),
+        host="lab" if place.lab else None,
+        emulated=place.lab,
+        seed=args.seed,
+        **options,
+    )
+    return plan, place
+
+
+def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
+    """The same for several hosts. Raises ConfigError."""
+    if args.sata or args.nvme or args.confirm or args.where != "auto":
+        raise ConfigError(f"hosts={args.hosts}: it names the devices; leave --sata, --nvme, --confirm and --where out")
+    options = make_options(args)
+    found = config.load_hosts(args.hosts)
+    seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
+    suite, profile, systems = (options.pop(name) for name in ("suite", "profile", "systems"))
+    plans = hosts.make_plans(
+        found,
+        suite=suite,
+        profile=profile,
+        systems=systems,
+        campaign=campaign_name(profile, "-hosts"),
+        seed=seed,
+        options=options,
+    )
+    return found, plans
+
+
+def place_line(place: Place) -> str:
+    where = f"on {place.remote or 'this host'}"
+    if place.lab:
+        where = "in the lab (EMULATED: a QEMU guest with emulated disks)"
+    return f"Runs {where}: {place.reason}."
+
+
+def plan_lines(plan: Plan, place: Place) -> list[str]:
+    """The plan for people."""
+    expected = estimate(plan)
+    profile = plan.profile
+    lines = [
+        place_line(place),
+        f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
+        f"profile    {profile.name}: {profile.ramp_s} s discarded + {profile.runtime_s} s measured a run,"
+        + (" no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"),
+        *_files_lines(plan),
+        f"systems    {', '.join(plan.systems)}",
+        f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
+        f"duration   about {progress.duration(expected.seconds)} (h:mm:ss)"
+        + (", and the lab's start" if place.lab else ""),
+    ]
+    for device in plan.devices.values():
+        blocks_write = expected.bytes_written[device.id]
+        written = f"at most {show_bytes(blocks_write)} written" + " by block workloads" * plan.with_files
+        if not blocks_write:
+            written = "file systems made anew"
+        lines.append(
+            f"device     {device.id} {device.path}: {written},"
+            f" all within its first {show_bytes(plan.used_bytes(device.id))}, whose contents are LOST"
+        )
+        if not place.lab and not place.remote:
+            most = blocks_write * profile.max_repetitions / profile.repetitions
+            lines.append(f"           {endurance_text(identify(device.path).disk, most)}")
+    blocks = list(plan.blocks())
+    order = [
+        f"{entries[0].device} {entries[0].system}"
+        + (f" {entries[0].workload}" if len(entries) == 1 else f" {entries[0].suite}" if plan.with_files else "")
+        for _, entries in blocks[:BLOCKS_SHOWN]
+    ]
+    more = f", and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
+    lines.append(f"order      {len(blocks)} blocks: {', '.join(order)}{more} (--json: every run)")
+    return lines
+
+
+def _how_often(plan: Plan) -> str:
+    profile = plan.profile
+    text = f"{profile.repetitions} of each cell"
+    if profile.max_repetitions > profile.repetitions:
+        text += f", up to {profile.max_repetitions} while a half width is over {profile.half_width:g} %"
+    return text + (", and one that counts costs" if plan.entries[0].repetition == COUNTING else "")
+
+
+def endurance_text(disk: str, written: float) -> str:
+    """What a device tells of its wear, and the share that so many bytes more are."""
+    facts = environment.device_facts(disk)
+    wear, total = facts.get("wear_percent"), environment.endurance_bytes(facts)
+    if total:
+        return f"{100 * written / total:.2g} % of its endurance (worn by {wear:.0f} %, judged by what wore it)"
+    if wear == 0:
+        return "its endurance cannot be told yet (worn by 0 %)"
+    return "its endurance is not known: it does not tell, or neither smartctl nor nvme is installed"
+
+
+def _files_lines(plan: Plan) -> list[str]:
+    files = plan.profile.files
+    if not plan.with_files:
+        return []
+    return [
+        f"           on file systems: {files.ramp_s} s discarded + {files.runtime_s} s (servers"
+        f" {files.macro_runtime_s} s) measured, {show_bytes(files.memory_bytes)} of memory"
+    ]
+
+
+def show_plan(plan: Plan, place: Place, as_json: bool) -> None:
+    if not as_json:
+        print("\n".join(plan_lines(plan, place)))
+        return
+    expected = estimate(plan)
+    value = {
+        "place": "lab" if place.lab else "host",
+        "reason": place.reason,
+        "runs": expected.runs,
+        "seconds": expected.seconds,
+        "bytes_written": dict(expected.bytes_written),
+        "plan": dataclasses.asdict(plan),
+    }
+    print_json(value)
+
+
+def show_plans(args: argparse.Namespace) -> int:
+    """What the options ask for, without doing it."""
+    if args.hosts:
+        _, plans = lay_out_hosts(args)
+        for plan in plans:
+            show_plan(plan, remote_place(plan), args.json)
+    else:
+        show_plan(*lay_out(args), args.json)
+    return 0
+
+
+def remote_place(plan: Plan) -> Place:
+    return Place(False, "a host of --hosts", plan.host)
+
+
+def plan_command(args: argparse.Namespace) -> int:
+    return show_plans(args)
+
+
+# ---- run and resume -------------------------------------------------------------
+
+
+def run_command(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        return show_plans(args)
+    if args.hosts:
+        found, plans = lay_out_hosts(args)
+        say("\n".join(line for plan in plans for line in plan_lines(plan, remote_place(plan))))
+        directory = hosts.create_all(found, plans, args.results.absolute(), sys.argv)
+        return detached(directory) if args.detach else carry_out_hosts(directory, args.json)
+    plan, place = lay_out(args)
+    say(place_line(place) if place.lab else "\n".join(plan_lines(plan, place)))
+    if place.lab:
+        prepare_lab()
+    directory = create(plan, args.results.absolute(), sys.argv)
+    return detached(directory) if args.detach else carry_out(plan, directory, args.json)
+
+
+def detached(directory: Path) -> int:
+    """Let another process carry the campaign out, which a logout does not end."""
+    log = directory / LOG
+    argv = [sys.executable, sys.argv[0], "resume", str(directory)]
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
+        )
+    say(f"Process {child.pid} runs it, also after a logout, and writes {log}; kill -INT {child.pid} ends it cleanly.")
+    say(f"Look at it with: userblk status {directory}")
+    return 0
+
+
+def resume_command(args: argparse.Namespace) -> int:
+    directory = find_campaign(args.campaign, args.results)
+    if hosts.is_one(directory):
+        return carry_out_hosts(directory, args.json)
+    plan = read_plan(directory / "plan.json")
+    if plan.emulated:
+        prepare_lab()
+    return carry_out(plan, directory, args.json)
+
+
+def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
+    """Run what is left of a campaign and show it. Returns the runner's exit code."""
+    expected = estimate(plan)
+    say(f"{expected.runs} runs, about {progress.duration(expected.seconds)} (h:mm:ss), into {directory}")
+    console = Console()
+    display: progress.Display
+    with contextlib.ExitStack() as stack:
+        if as_json:
+            display = progress.JsonLines()
+        elif console.is_terminal and not console.is_dumb_terminal:
+            display = screen = progress.Screen(plan, console)
+            stack.enter_context(screen.shown())
+        else:
+            display = progress.Lines(plan)
+        code = follow(plan, directory, display)
+    show_results(directory, as_json)
+    if code:
+        say(f"Not every run is done and valid (runner's exit code {code}). {how_to_resume(directory)}")
+    return code
+
+
+def show_results(directory: Path, as_json: bool) -> None:
+    """Write a campaign's tables, and print them unless standard output is for programs."""
+    tables, reports = tables_of(directory), reports_of(directory)
+    if tables or reports:
+        written = write_tables(tables, directory) if tables else []
+        written += write_reports(reports, directory)
+        if not as_json:
+            print_tables(tables, Console())
+            print_reports(reports, Console())
+        say(f"Results and tables are in {directory}: {', '.join(written)}")
+
+
+def carry_out_hosts(directory: Path, as_json: bool) -> int:
+    """The same on several hosts. Returns the worst of their runners' exit codes."""
+
+    def show(host: str, event: Event) -> None:
+        if as_json:
+            print(json.dumps({"host": host, **event}), flush=True)
+        elif line := host_line(event, plans.get(host)):
+            print(f"{host}: {line}", flush=True)
+        if event["event"] == "extend" and host in plans:
+            plans[host] = progress.extended(plans[host], event)
+
+    plans = hosts.plans_of(directory)
+    try:
+        codes = hosts.Campaign(hosts.read_hosts(directory), directory, show).run()
+    except BaseException:
+        say(how_to_resume(directory))
+        raise
+    show_results(directory, as_json)
+    failed = {host: code for host, code in codes.items() if code}
+    if failed:
+        listed = ", ".join(f"{host} (exit code {code})" for host, code in failed.items())
+        say(f"Not every run is done and valid: {listed}. {how_to_resume(directory)}")
+    return max(codes.values(), default=0) if len(failed) < len(codes) else 1
+
+
+def host_line(event: Event, plan: Plan | None) -> str:
+    """An event for people; "" if it is none for them."""
+    if event["event"] in progress.ENDS and plan:
+        entry = plan.entries[event["index"]]
+        return f"{entry.device} {entry.system} {entry.workload} #{entry.repetition}: {progress.outcome(event)}"
+    return str(event.get("reason", event.get("text", "; ".join(event.get("warnings", ())))))
+
+
+def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
+    """Start the runner, show its events, and end it whatever happens here."""
+    others = load.OtherLoad()
+    runner = None
+    try:
+        time.sleep(LOAD_LOOK)
+        busy = others.percent()
+        if busy > load.BUSY:
+            say(f"Other programs take {busy:.0f} % of a CPU: results are worth little, runs made so get a warning.")
+        if plan.emulated:
+            load.write(directory, busy)
+        with interrupt.held():
+            runner = Runner(runner_argv(plan, directory))
+        for event in runner.events(TICK):
+            if event is None:
+                display.tick()
+            else:
+                display.event(event)
+            if plan.emulated and others.due():
+                load.write(directory, others.percent())
+        return runner.wait()
+    except BaseException:
+        if runner:
+            say("Stopping; what was brought up is torn down.")
+            with interrupt.held():
+                runner.stop()
+        say(how_to_resume(directory))
+        raise
+
+
+# ---- the command line -----------------------------------------------------------
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--suite", default="bdus-block", help="one of configs/suites (default: %(default)s)")
+    parser.add_argument(
+        "--profile", default="quick", help="quick or paper; see configs/profiles (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--reps", type=count, metavar="N", help="just N runs of each cell (default: the profile's, more where needed)"
+    )
+    parser.add_argument(
+        "--max-reps",
+        type=count,
+        metavar="N",
+        help="at most N runs of a cell whose intervals are too wide (default: the profile's)",
+    )
+    parser.add_argument(
+        "--warm-up", type=count, metavar="SECONDS", help="discard just so much of each run (default: what is found)"
+    )
+    parser.add_argument(
+        "--control", action="store_true", help="also measure native against native, which shows false alarms"
+    )
+    parser.add_argument(
+        "--costs", action="store_true", help="also count syscalls and instructions, in a run of each cell of its own"
+    )
+    parser.add_argument(
+        "--systems",
+        metavar="LIST",
+        help=f"of configs/systems (default: those that the suite names; else {SYSTEMS}, and {FILE_SYSTEMS} where it has"
+        " file systems)",
+    )
+    parser.add_argument("--workloads", metavar="LIST", help="of the suite, as in seq-read-1th-4k (default: all)")
+    parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
+    parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")
+    parser.add_argument(
+        "--confirm",
+        default="",
+        metavar='"SERIAL SERIAL"',
+        help="repeat the serial of each named device, SATA first; the size in bytes of one that has none",
+    )
+    parser.add_argument(
+        "--hosts", metavar="NAME", help="run on several machines: of configs/hosts, or a file that ends in .toml"
+    )
+    parser.add_argument("--seed", type=count, metavar="N", help="of the order and of every run (default: a new one)")
+    parser.add_argument(
+        "--where",
+        choices=("auto", "host", "lab"),
+        default="auto",
+        help="auto: this host if its kernel has what is needed and devices are named, else the lab (default)",
+    )
+
+
+def add_commands(add: Add) -> None:
+    plan = add("plan", "print what would run, how long it takes and what it writes", plan_command)
+    run = add("run", "run a campaign and print its table", run_command)
+    resume = add("resume", "run what is missing or invalid in a campaign", resume_command)
+    for sub in (plan, run):
+        add_plan_options(sub)
+    run.add_argument("--dry-run", action="store_true", help="as userblk plan")
+    run.add_argument("--detach", action="store_true", help="leave it to a process that a logout does not end")
+    resume.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
+    for sub in (plan, run, resume):
+        add_json(sub, "JSON on standard output: the plan, or a line per event")
+    for sub in (run, resume):
+        add_results(sub)

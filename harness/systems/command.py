@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A system that is commands only: a server of somebody else's, described by configs/systems/NAME.toml.
+
+The server stays in the foreground, or (BDUS) ends once a daemon of the same program serves. Its disk is that of the
+kernel's NBD client on the socket that it was given, one that its standard output names, or a loop device on a file that
+it shows in a file system of its own. docs/extending.md tells what the keys mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from ..blockdev import BlockDevice, identify
+from ..commands import CommandError, Process
+from ..config import SystemConfig
+from ..filesystem import mount_points
+from ..interrupt import held
+from ..teardown import PATIENCE, await_true, module_loaded, start_time, undo
+from . import nbdkit
+from .base import Context, Running, SystemError_, await_up, scratch, set_queue, settle
+
+DAEMON_PATIENCE = 2.0  # s from the disk's name to the end of the process that started the daemon
+ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def find_program(name: str) -> str | None:
+    """Also where only root's PATH leads."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{ADMIN_PATH}")
+
+
+def module_there(name: str) -> bool:
+    """Is it loaded, built in, or can it be loaded?"""
+    if module_loaded(name):
+        return True
+    modprobe = find_program("modprobe")
+    if not modprobe:
+        return False
+    argv = [modprobe, "--dry-run", "--quiet", name]
+    return not subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False).returncode
+
+
+def absent(config: SystemConfig) -> list[str]:
+    """What the system requires and this machine has not."""
+    needs = config.requires
+    found = [f"{program} is not installed" for program in needs.programs if not find_program(program)]
+    found += [f"the kernel has no {module}" for module in needs.modules if not module_there(module)]
+    return found + [f"{name} is not set in the environment" for name in needs.environment if not os.environ.get(name)]
+
+
+def _serves(disk: str) -> bool:
+    """Is the disk there, with something in it?"""
+    try:
+        return Path("/sys/class/block", Path(disk).name, "size").read_text().strip() != "0"
+    except OSError:
+        return False
+
+
+@undo
+def stop_by_command(argv: str, disk: str) -> None:
+    if _serves(disk):
+        subprocess.run(json.loads(argv), capture_output=True, timeout=PATIENCE, check=False)
+        await_true(f"{disk} stays", lambda: not _serves(disk))
+
+
+@undo
+def detach_loop(device: str) -> None:
+    if Path("/sys/block", Path(device).name, "loop").exists():
+        subprocess.run(["losetup", "--detach", device], capture_output=True, timeout=PATIENCE, check=False)
+        await_true(f"{device} stays attached", lambda: not Path("/sys/block", Path(device).name, "loop").exists())
+
+
+def _first_line(path: Path) -> str:
+    """Once it is complete."""
+    line, end, _ = path.read_text(errors="replace").partition("\n")
+    return line.strip() if end else ""
+
+
+def _daemon(server: Process, argv: list[str]) -> tuple[int, int]:
+    """pid and start of the server itself, or of the process that it left serving. Raises SystemError_."""
+    if server.poll() is None:
+        return server.pid, server.started
+    program = os.path.realpath(find_program(argv[0]) or argv[0])
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.path.realpath(entry / "exe") == program:
+                found.append((start_time(int(entry.name)), int(entry.name)))
+        except OSError:
+            continue  # it has just ended
+    started, pid = max(found, default=(0, 0))
+    if started < server.started:
+        raise SystemError_(f"{argv[0]} has ended, and no process of it serves")
+    return pid, started
+
+
+def up(context: Context) -> Running:
+    config, teardown, recorder, device = context.config, context.teardown, context.recorder, context.device
+    directory = scratch(teardown)
+    size = device.size if config.backed else context.area
+    values = {
+        "device": device.path,
+        "directory": str(directory),
+        "socket": str(directory / "s"),
+        "pidfile": str(directory / "pid"),
+        "size": str(size),
+        "block_size": str(device.logical_block_size),
+        "threads": str(config.threads),
+        "connections": str(min(config.connections, os.cpu_count() or 1)),
+    }
+    values |= {name: os.environ.get(name, "") for name in config.requires.environment}
+    if any("{mount}" in word for word in (*config.server, config.file)):
+        values["mount"] = str(mount_points(teardown)[0])
+    argv = [word.format_map(values) for word in config.server]
+    server = recorder.spawn(argv, teardown=teardown)
+    if "mount" in values:
+        teardown.push("unmount", path=values["mount"])
+    output = recorder.directory / str(server.record["stdout"])
+
+    settings: dict[str, object] = {"server": " ".join(argv)}
+    used: BlockDevice
+    if config.disk == "nbd":
+        with_pidfile = any("{pidfile}" in word for word in config.server)
+        await_up(f"{argv[0]} is not ready", Path(values["pidfile" if with_pidfile else "socket"]).exists, server)
+        disk = nbdkit.connect(context, Path(values["socket"]), int(values["connections"]))
+        used = nbdkit.disk_of(context, disk, server)
+    elif config.disk == "output":
+        # One that becomes a daemon ends here with exit code 0, its disk told.
+        await_up(f"{argv[0]} names no disk", lambda: bool(_first_line(output)), None if config.stop else server)
+        disk = _first_line(output)
+        stop = [word.format_map(values | {"disk": disk}) for word in config.stop]
+        if stop:
+            teardown.push("stop_by_command", argv=json.dumps(stop), disk=disk)
+            server.wait(DAEMON_PATIENCE)
+        await_up(f"{argv[0]} serves no {disk}", lambda: _serves(disk))
+        settle()
+        used = identify(disk)
+        set_queue(context, used)
+    else:
+        file = Path(config.file.format_map(values))
+        await_up(f"{argv[0]} shows no {file}", file.exists, server)
+        with held():
+            loop = recorder.run(["losetup", "--find", "--show", str(file)], timeout=PATIENCE).strip()
+            teardown.push("detach_loop", device=loop)
+        with suppress(CommandError):  # not every file system can; its settings tell
+            recorder.run(["losetup", "--direct-io=on", loop], timeout=PATIENCE)
+        settings["direct_io"] = Path("/sys/block", Path(loop).name, "loop/dio").read_text().strip()
+        used = identify(loop)
+        set_queue(context, used)
+    if used.size != size:
+        raise SystemError_(f"{used.path}: has {used.size} bytes, not {size}")
+
+    pid, started = _daemon(server, argv)
+    connections = int(values["connections"])
+
+    def problems() -> list[str]:
+        return nbdkit.changed(used, connections) if config.disk == "nbd" else []
+
+    def fail_io() -> None:
+        if config.disk == "nbd":
+            nbdkit.hang_up(used.path)
+
+    return Running(
+        used=used,
+        backing=device if config.backed else None,
+        server=pid,
+        server_started=started,
+        settings=settings | ({"connections": connections} if config.disk == "nbd" else {}),
+        problems=problems,
+        fail_io=fail_io,
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is told of the machine and its devices; the tools' reports are made up after what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from userblk.harness import environment
+from userblk.harness.environment import (
+    changes,
+    condition,
+    distortions,
+    endurance_bytes,
+    failing,
+    parse_nvme,
+    parse_smartctl,
+    snapshot,
+    source,
+    throttling,
+)
+
+NVME = {
+    "firmware_version": "1.2.3",
+    "logical_block_size": 512,
+    "smart_status": {"passed": True},
+    "temperature": {"current": 41},
+    "nvme_smart_health_information_log": {
+        "critical_warning": 0,
+        "temperature": 41,
+        "percentage_used": 4,
+        "data_units_written": 100_000_000,
+    },
+}
+SATA = {
+    "firmware_version": "EMT0",
+    "logical_block_size": 512,
+    "smart_status": {"passed": True},
+    "temperature": {"current": 33},
+    "ata_smart_attributes": {
+        "table": [
+            {"id": 177, "name": "Wear_Leveling_Count", "value": 98, "raw": {"value": 70}},
+            {"id": 241, "name": "Total_LBAs_Written", "value": 99, "raw": {"value": 2_000_000_000}},
+        ]
+    },
+}
+
+
+def test_smartctl_of_nvme() -> None:
+    facts = parse_smartctl(json.dumps(NVME))
+    assert facts["wear_percent"] == 4 and facts["temperature_c"] == 41 and facts["healthy"] is True
+    assert facts["written_bytes"] == 100_000_000 * 512_000  # a unit is 1000 blocks of 512 bytes
+    assert endurance_bytes(facts) == pytest.approx(25 * 51.2e12)
+    assert failing(facts) == ""
+
+
+def test_smartctl_of_sata() -> None:
+    facts = parse_smartctl(json.dumps(SATA))
+    assert facts["wear_percent"] == 2 and facts["written_bytes"] == 2_000_000_000 * 512
+    assert endurance_bytes(facts) == pytest.approx(50 * 1.024e12)
+
+
+def test_nvme_smart_log() -> None:
+    log = {"critical_warning": {"value": 4}, "temperature": 314, "percent_used": 7, "data_units_written": 10}
+    facts = parse_nvme(json.dumps(log))
+    assert (facts["temperature_c"], facts["wear_percent"], facts["written_bytes"]) == (41, 7, 5_120_000)
+    assert "critical warning 4" in failing(facts)
+    assert "critical_warning" not in parse_nvme(json.dumps({"temperature": 300}))
+
+
+def test_a_disk_that_fails_its_own_check() -> None:
+    assert "health check" in failing(parse_smartctl(json.dumps(SATA | {"smart_status": {"passed": False}})))
+
+
+def test_a_disk_that_is_too_hot() -> None:
+    assert "let it cool down" in throttling({"temperature_c": 70.0, "temperature_limit_c": 70.0})
+    for facts in ({}, {"temperature_c": 99.0}, {"temperature_c": 65.0, "temperature_limit_c": 70.0}):
+        assert throttling(facts) == ""
+
+
+@pytest.mark.parametrize("text", ["", "no device", "[]", "{}", '{"ata_smart_attributes": {"table": [5]}}'])
+def test_nothing_is_made_up(text: str) -> None:
+    assert parse_smartctl(text) == {} and parse_nvme(text) == {}
+    assert endurance_bytes({}) is None and endurance_bytes({"wear_percent": 0.0, "written_bytes": 5.0}) is None
+
+
+def test_this_machine() -> None:
+    found = snapshot()
+    assert found["kernel"] == os.uname().release and found["cpus"] == os.cpu_count()
+    for key in ("command_line", "mitigations", "governor", "turbo", "smt", "numa_nodes", "virtual", "packages"):
+        assert key in found
+    json.dumps(found)
+    now = condition()
+    json.dumps(now)
+    assert changes(now, condition()) == [] or condition()["throttled"] != now["throttled"]
+
+
+def test_what_changed_is_told() -> None:
+    before = condition()
+    now = before | {
+        "governor": "powersave",
+        "throttled": int(str(before["throttled"])) + 3,
+        "swap_used_bytes": int(str(before["swap_used_bytes"])) + (5 << 20),
+        "disks": {"nvme": (69.0, 70.0), "sata": (30.0, 70.0), "other": (None, None)},
+    }
+    lines = changes(before | {"governor": "performance"}, now)
+    kinds = [line.split(":")[0] for line in lines]
+    assert kinds == ["changed", "throttled", "swap", "hot"]
+    assert lines[0] == "changed: governor is powersave instead of performance"
+    assert "3 times" in lines[1] and "nvme has 69" in lines[3]
+
+
+def test_what_distorts_is_told_once() -> None:
+    bad = {"governor": "ondemand", "turbo": "on", "smt": "1", "virtual": "kvm"}
+    assert len(distortions(bad, condition() | {"load": 100.0})) == 5
+    good = {"governor": "performance", "turbo": "off", "smt": "0", "virtual": ""}
+    assert distortions(good, condition() | {"load": 0.0}) == []
+
+
+def test_git_state(tmp_path: Path) -> None:
+    assert source(None) == {} and source(tmp_path) == {}
+
+
+def test_a_missing_tool_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert environment._run("no-such-tool-anywhere") == ""
+    assert environment.device_facts("no-such-disk") == {"disk": "no-such-disk"}

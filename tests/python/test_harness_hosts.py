@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A campaign on two hosts over a real sshd, started for the test on this machine, with keys of its own."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from loops import MIB, loop
+from test_cli import userblk
+from userblk.harness import paths
+
+SIZE = 2048 * MIB  # as much as the profile uses
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def sshd(directory: Path) -> Iterator[list[str]]:
+    """The ssh command that reaches it."""
+    if not SSHD or os.geteuid() != 0:
+        pytest.skip("openssh-server is not installed, or this is not root")
+    for name in ("host", "user"):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
+        subprocess.run(argv, check=True, timeout=60)
+    shutil.copy(directory / "user.pub", directory / "authorized")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {
+        "Port": port,
+        "ListenAddress": "127.0.0.1",
+        "HostKey": directory / "host",
+        "AuthorizedKeysFile": directory / "authorized",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+        "PermitRootLogin": "prohibit-password",
+        "PidFile": "none",
+    }
+    (directory / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with (directory / "sshd.log").open("wb") as log:
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stderr=log)
+    ssh = ["ssh", "-F", "none", "-p", str(port), "-i", str(directory / "user"), "-o", "IdentitiesOnly=yes"]
+    ssh += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={directory / 'known'}", "-o", "LogLevel=ERROR"]
+    try:
+        end = time.monotonic() + 30
+        while subprocess.run([*ssh, "127.0.0.1", "true"], capture_output=True, timeout=60, check=False).returncode:
+            assert server.poll() is None and time.monotonic() < end, (directory / "sshd.log").read_text()
+            time.sleep(0.1)
+        yield ssh
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def write_hosts(directory: Path, ssh: list[str], devices: dict[str, str]) -> Path:
+    """A file of hosts, which are all this machine; devices by id."""
+    user = getpass.getuser()
+    names = (f"{user}@127.0.0.1", f"{user}@localhost")  # two names of one machine
+    addresses = dict(zip(devices, names, strict=False))
+    text = 'name = "two"\n' + f"hosts = {json.dumps(list(addresses.values()))}\n"
+    text += f'userblk = "{paths.CHECKOUT}"\ndirectory = "{directory}/there"\nssh = {json.dumps(ssh)}\n'
+    for name, device in devices.items():
+        text += f'["{addresses[name]}"]\nid = "{name}"\nsata = "{device}"\nconfirm = {{ sata = "{SIZE}" }}\n'
+    (directory / "two.toml").write_text(text)
+    return directory / "two.toml"
+
+
+def test_two_hosts_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "ssh").mkdir()
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    with sshd(tmp_path / "ssh") as ssh, loop(tmp_path / "a", SIZE) as first, loop(tmp_path / "b", SIZE) as second:
+        text = write_hosts(tmp_path, ssh, {"red": first, "blue": second})
+        options = ["--hosts", str(text), "--systems", "native", "--workloads", "seq-write-1th-128k", "--reps", "2"]
+        done = userblk("run", *options, "--seed", "5", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (directory,) = (tmp_path / "results").iterdir()
+        found = sorted(directory.glob("*/*/*/*/*/*/summary.json"))
+        summaries = [json.loads(path.read_text()) for path in found]
+        assert [(one["host"], one["repetition"]) for one in summaries] == [
+            ("blue", 1), ("blue", 2), ("red", 1), ("red", 2),
+        ]  # fmt: skip
+        assert all(one["valid"] for one in summaries)
+        assert len({one["seed"] for one in summaries}) == 4  # each host has an order and seeds of its own
+        for name in ("red", "blue"):
+            assert (directory / "hosts" / name / "events.jsonl").exists()
+            assert f"host {name}" in done.stdout  # a table for each, with its own native
+        # A run that was lost is made again, on its host only.
+        (tmp_path / "there" / directory.name / "blue" / found[0].relative_to(directory).parent / "DONE").unlink()
+        events = userblk("resume", str(directory), "--json", cwd=tmp_path)
+        assert events.returncode == 0, events.stderr
+        ran = [json.loads(line) for line in events.stdout.splitlines()]
+        assert [one["host"] for one in ran if one["event"] == "entry-done"] == ["blue"]
+        assert {one["skipped"] for one in ran if one["event"] == "start"} == {1, 2}
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    text = write_hosts(tmp_path, [sys.executable, "-c", "import sys; sys.exit(255)"], {"red": "/dev/x"})
+    done = userblk("plan", "--hosts", str(text), cwd=tmp_path)
+    assert done.returncode == 2 and "@127.0.0.1: cannot be reached" in done.stderr
+
+
+def test_hosts_name_the_devices(tmp_path: Path) -> None:
+    text = write_hosts(tmp_path, ["ssh"], {"red": "/dev/x"})
+    done = userblk("run", "--hosts", str(text), "--sata", "/dev/y", cwd=tmp_path)
+    assert done.returncode == 2 and "leave --sata" in done.stderr
+    assert userblk("plan", "--hosts", "nosuch").returncode == 2
