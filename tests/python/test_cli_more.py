@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The commands that run no campaign: doctor, systems, workloads, status, export, import, completion; and their JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from test_cli import make_campaign, userblk
+from userblk.harness import config, doctor
+from userblk.harness.config import Requires, SystemConfig
+
+
+def value_of(*arguments: str, cwd: Path | None = None, code: int = 0) -> object:
+    done = userblk(*arguments, "--json", cwd=cwd)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+# ---- doctor ------------------------------------------------------------------------------
+
+
+def test_doctor_tells_of_every_system(tmp_path: Path) -> None:
+    text = userblk("doctor", cwd=tmp_path)
+    assert text.returncode in (0, 3) and "Traceback" not in text.stderr
+    found = json.loads(userblk("doctor", "--json", cwd=tmp_path).stdout)
+    assert [one["name"] for one in found if one["kind"] == "system"] == config.names("systems")
+    for one in found:
+        assert one["ready"] == all(need["met"] for need in one["needs"])
+        assert all(need["mend"] or need["met"] for need in one["needs"])
+        assert one["name"] in text.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_is_mended_by_a_command() -> None:
+    needs = Requires(["sh", "no-such-program"], ["no_such_module"], ["NO_SUCH_NAME"], ["no-package", "other"])
+    system = SystemConfig("x", "command", requires=needs)
+    missing = {need.what: need.mend for need in doctor.system_needs(system) if not need.met}
+    assert missing["program no-such-program"] == "apt-get install no-package other"
+    assert "--where lab" in missing["kernel module no_such_module"]
+    assert missing["environment variable NO_SUCH_NAME"].startswith("export NO_SUCH_NAME=")
+    hint = SystemConfig("x", "command", requires=Requires(["no-such-program"], hint="build it"))
+    assert [need.mend for need in doctor.system_needs(hint)] == ["build it"]
+    assert doctor.system_needs(config.load_system("native")) == []
+
+
+def test_a_disk_that_may_not_be_overwritten() -> None:
+    for disk in doctor.disks():
+        for need in doctor.device_needs(disk):
+            assert need.met or need.mend
+    (need,) = doctor.device_needs("no-such-disk")
+    assert not need.met and "No such file" in need.mend
+
+
+# ---- lists ------------------------------------------------------------------------------
+
+
+def test_systems_and_workloads() -> None:
+    found = value_of("systems")
+    assert isinstance(found, list) and [row["name"] for row in found] == config.names("systems")
+    assert all(row["about"] for row in found)
+    workloads = value_of("workloads", "--suite", "bdus")
+    assert isinstance(workloads, list) and len(workloads) == 41
+    assert "rand-read-16th-4k" in userblk("workloads").stdout
+    assert userblk("workloads", "--suite", "nosuch").returncode == 2
+
+
+def test_status(tmp_path: Path) -> None:
+    assert "no campaign in results" in userblk("status", cwd=tmp_path).stdout
+    directory = make_campaign(tmp_path / "results")
+    first = next(iter(directory.rglob("DONE")))
+    (one,) = value_of("status", cwd=tmp_path)  # type: ignore[misc]
+    assert (one["runs"], one["valid"], one["missing"], one["invalid"]) == (4, 4, 0, 0)
+    first.unlink()
+    assert "3 of 4 runs valid, 0 invalid, 1 missing" in userblk("status", directory.name, cwd=tmp_path).stdout
+    assert userblk("status", "nosuch", cwd=tmp_path).returncode == 2
+
+
+def test_table_as_json(tmp_path: Path) -> None:
+    directory = make_campaign(tmp_path / "results")
+    rows = value_of("table", directory.name, cwd=tmp_path)
+    assert isinstance(rows, list) and {row["system"] for row in rows} == {"native", "nbdkit"}
+    assert len(value_of("table", "paper")) > 1000  # type: ignore[arg-type]
+
+
+# ---- export and import ------------------------------------------------------------------------
+
+
+def test_a_campaign_travels(tmp_path: Path) -> None:
+    directory = make_campaign(tmp_path / "results")
+    packed = value_of("export", directory.name, "--output", "a.tar.gz", cwd=tmp_path)
+    assert isinstance(packed, dict) and Path(packed["file"]).stat().st_size == packed["bytes"]
+    table = userblk("table", directory.name, "--format", "csv", cwd=tmp_path).stdout
+    again = userblk("import", "a.tar.gz", cwd=tmp_path)
+    assert again.returncode == 2 and "exists" in again.stderr
+    assert userblk("import", "a.tar.gz", "--results", "other", cwd=tmp_path).returncode == 0
+    assert userblk("table", directory.name, "--format", "csv", "--results", "other", cwd=tmp_path).stdout == table
+
+
+# ---- completion and log level ------------------------------------------------------------------
+
+
+def complete(script: Path, *words: str, cwd: Path) -> set[str]:
+    """What bash would offer for the last word."""
+    line = " ".join(f"'{word}'" for word in words)
+    program = f'. {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _userblk; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=cwd, timeout=60)
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+def test_completion(tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(userblk("completion", "bash").stdout)
+    make_campaign(tmp_path / "results")
+    assert {"run", "doctor", "export"} <= complete(script, "userblk", "", cwd=tmp_path)
+    assert complete(script, "userblk", "doc", cwd=tmp_path) == {"doctor"}
+    assert {"--suite", "--max-reps"} <= complete(script, "userblk", "run", "--", cwd=tmp_path)
+    assert complete(script, "userblk", "run", "--suite", "bdus-", cwd=tmp_path) >= {"bdus-block", "bdus-fs"}
+    assert complete(script, "userblk", "run", "--where", "", cwd=tmp_path) == {"auto", "host", "lab"}
+    assert "made-up" in complete(script, "userblk", "table", "", cwd=tmp_path)
+    assert complete(script, "userblk", "lab", "s", cwd=tmp_path) == {"shell"}
+
+
+def test_log_level(tmp_path: Path) -> None:
+    make_campaign(tmp_path / "results")
+    (tmp_path / "results/old").mkdir()
+    (tmp_path / "results/old/plan.json").write_text('{"schema": 1}')
+    assert "another schema" in userblk("status", cwd=tmp_path).stderr
+    quiet = userblk("--log-level", "error", "status", cwd=tmp_path)
+    assert quiet.returncode == 0 and quiet.stderr == "" and "made-up" in quiet.stdout
+    assert userblk("--log-level", "loud", "status").returncode == 2

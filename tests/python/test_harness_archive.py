@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A campaign in one file: out, and in again; and files that are not what userblk wrote."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from userblk.harness.archive import export, unpack
+from userblk.harness.config import ConfigError
+
+SUFFIXES = [pytest.param(".tar.gz", id="gzip"), pytest.param(".tar.zst", id="zstd")]
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    directory = tmp_path / "results/20260101-quick"
+    run = directory / "lab/sata/bdus-block/native/seq-read-1th-4k/1"
+    run.mkdir(parents=True)
+    for name in ("campaign.json", "plan.json"):
+        (directory / name).write_text("{}")
+    (run / "summary.json").write_text('{"valid": true}')
+    (run / "DONE").touch()
+    (run / "fio.log").write_bytes(os.urandom(300_000))
+    return directory
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_out_and_in(campaign: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".tar.zst" and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    export(campaign, tmp_path / f"a{suffix}")
+    directory = unpack(tmp_path / f"a{suffix}", tmp_path / "elsewhere")
+    assert directory == tmp_path / "elsewhere" / campaign.name
+    assert files(directory) == files(campaign)
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [campaign.name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_same_campaign_is_the_same_file(campaign: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".tar.zst" and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    export(campaign, tmp_path / f"a{suffix}")
+    copy = tmp_path / "copy" / campaign.name
+    shutil.copytree(campaign, copy)
+    for path in copy.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    export(copy, tmp_path / f"b{suffix}")
+    assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+
+
+def test_nothing_is_overwritten(campaign: Path, tmp_path: Path) -> None:
+    export(campaign, tmp_path / "a.tar.gz")
+    with pytest.raises(ConfigError, match="exists"):
+        export(campaign, tmp_path / "a.tar.gz")
+    with pytest.raises(ConfigError, match=r"ends in \.tar\.zst or \.tar\.gz"):
+        export(campaign, tmp_path / "a.zip")
+    before = files(campaign)
+    with pytest.raises(ConfigError, match="exists; import into another"):
+        unpack(tmp_path / "a.tar.gz", campaign.parent)
+    assert files(campaign) == before and list(campaign.parent.iterdir()) == [campaign]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_was_cut_off(campaign: Path, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".tar.zst" and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    whole = tmp_path / f"a{suffix}"
+    export(campaign, whole)
+    data = whole.read_bytes()
+    for length in (3, 100, len(data) // 2, len(data) - 5):
+        cut = tmp_path / f"cut{suffix}"
+        cut.write_bytes(data[:length])
+        with pytest.raises(ConfigError):
+            unpack(cut, tmp_path / "elsewhere")
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def packed(path: Path, *members: tuple[str, bytes | str | None]) -> Path:
+    """A made-up archive: name and content, target of a link, or None for a pipe."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name in ("c/campaign.json", "c/plan.json"):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"{}"))
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+                continue
+            info.type = tarfile.FIFOTYPE if content is None else tarfile.SYMTYPE
+            info.linkname = content or ""
+            tar.addfile(info)
+    return path
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("../evil", b"x"),
+        ("c/../../evil", b"x"),
+        ("/tmp/userblk-evil", b"x"),
+        ("c/link", "/etc"),
+        ("c/link", "../../.."),
+        ("c/pipe", None),
+        ("other/file", b"x"),
+        (".hidden/file", b"x"),
+    ],
+)
+def test_what_leads_elsewhere_is_refused(tmp_path: Path, member: tuple[str, bytes | str | None]) -> None:
+    archive = packed(tmp_path / "a.tar.gz", ("c/good", b"x"), member)
+    with pytest.raises(ConfigError, match="nothing was unpacked"):
+        unpack(archive, tmp_path / "results")
+    assert list((tmp_path / "results").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "results"]
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(ConfigError, match="packed neither"):
+        unpack(tmp_path / "text", tmp_path / "results")
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("c/file"), io.BytesIO())
+    with pytest.raises(ConfigError, match=r"holds no campaign\.json"):
+        unpack(tmp_path / "other.tar.gz", tmp_path / "results")
+    with pytest.raises(ConfigError, match="cannot be unpacked"):
+        unpack(tmp_path / "none.tar.gz", tmp_path / "results")
