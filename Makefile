@@ -456,6 +456,13 @@ UNIT_LDFLAGS_$1 = $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_client% test_s3_store%,$(UNIT_TESTS)),$(eval $(call s3_client_unit,$t)))
 
+# Those of whole devices over a store in their own process need everything but the client.
+define s3_fake_unit
+UNIT_OBJS_$1 = $$(filter-out %/store.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
+UNIT_LDFLAGS_$1 := $$(S3_LIBS)
+endef
+$(foreach t,$(filter test_s3_direct%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
+
 # userblk-flow's tests link all of it but main().
 define flow_unit
 UNIT_OBJS_$1 = $$(filter-out %/main.o,$$(FLOW_OBJS))
@@ -561,7 +568,7 @@ test-python: flow $(FUSE_HERE) ## pytest: harness, analysis, lab, on loop device
 
 # With real S3 servers, of pinned versions, from their registries.
 s3-server:
-	tests/s3/get-server versitygw
+	harness/get-s3-server versitygw
 .PHONY: s3-server
 
 test-s3: plugins s3-server s3-client-driver ## test the S3 device: data, faults, two writers, 200 crashes
@@ -585,7 +592,7 @@ test-s3-distributed: test-s3-minio test-s3-garage ## the S3 device over four Min
 .PHONY: test-s3-distributed
 
 test-s3-minio test-s3-garage: test-s3-%: plugins
-	tests/s3/get-server $*
+	harness/get-s3-server $*
 	USERBLK_S3_STORE=$* $(PYTHON) -m pytest -q -rs -p no:cacheprovider \
 		tests/s3/distributed.py tests/s3/test_device_data.py $(if $(filter minio,$*),tests/s3/test_device_writers.py)
 .PHONY: test-s3-minio test-s3-garage

@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "backends/s3/failpoint.h"
+#include "backends/s3/iov.h"
 #include "backends/s3/volume.h"
 
 /* Records of a batch beyond one for each block: trims and relocations have no data. */
@@ -341,28 +342,6 @@ static void answer_waiters(struct s3_waiter *w, int r)
 
 /* ---- writes --------------------------------------------------------------------- */
 
-/* Copies length bytes of a vector, from position on. */
-static void copy_out(const struct iovec *iov, uint64_t position, void *to, uint64_t length)
-{
-	uint8_t *out = to;
-
-	for (; length; iov++) {
-		uint64_t n;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		n = iov->iov_len - position;
-		if (n > length)
-			n = length;
-		memcpy(out, (const uint8_t *)iov->iov_base + position, n);
-		out += n;
-		length -= n;
-		position = 0;
-	}
-}
-
 /* Where a piece of a write goes. */
 struct place {
 	struct s3_batch *batch;
@@ -484,7 +463,7 @@ static int append_blocks(struct s3_write *w)
 		r = reserve(v, w->lba, w->end - w->lba, NULL, w->on_heap, &place);
 		if (r)
 			break;
-		copy_out(w->request->iov, (w->lba << v->shift) - w->request->offset,
+		s3_iov_copy(w->request->iov, (w->lba << v->shift) - w->request->offset,
 			place_data(v, &place), (uint64_t)place.count << v->shift);
 		w->last_seq = place.batch->seq;
 		w->lba += place.count;
@@ -575,7 +554,7 @@ static int append_edge(struct s3_write *w)
 	data = place_data(v, &place);
 	memcpy(data, w->edge.iov_base, v->block_size);
 	if (has_data(w))
-		copy_out(w->request->iov, (lba << v->shift) + from - w->request->offset,
+		s3_iov_copy(w->request->iov, (lba << v->shift) + from - w->request->offset,
 			data + from, bytes);
 	else
 		memset(data + from, 0, bytes);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/iov.h"
 #include "backends/s3/volume.h"
 
 /* Runs looked up at once. */
@@ -225,55 +226,10 @@ static void end_part(struct read *r, int result)
 	request->done(request, result);
 }
 
-/* The part of a vector from position on, length bytes; out NULL: only how many entries. */
-static int slice(const struct iovec *iov, uint64_t position, uint64_t length, struct iovec *out)
-{
-	int n = 0;
-
-	for (; length; iov++) {
-		uint64_t bytes;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		bytes = iov->iov_len - position;
-		if (bytes > length)
-			bytes = length;
-		if (out)
-			out[n] = (struct iovec){(uint8_t *)iov->iov_base + position, bytes};
-		n++;
-		length -= bytes;
-		position = 0;
-	}
-	return n;
-}
-
 /* Fills a part of the read's memory from data; NULL: with zeroes. */
 static void fill(struct read *r, uint64_t lba, const uint8_t *data, uint64_t length)
 {
-	const struct iovec *iov = r->iov;
-	uint64_t position = (lba << r->v->shift) - r->base;
-
-	for (; length; iov++) {
-		uint64_t n;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		n = iov->iov_len - position;
-		if (n > length)
-			n = length;
-		if (data) {
-			memcpy((uint8_t *)iov->iov_base + position, data, n);
-			data += n;
-		} else {
-			memset((uint8_t *)iov->iov_base + position, 0, n);
-		}
-		length -= n;
-		position = 0;
-	}
+	s3_iov_fill(r->iov, (lba << r->v->shift) - r->base, data, length);
 }
 
 static void end_get(struct get *g, int result)
@@ -377,7 +333,7 @@ static void submit_get(struct get *g)
 		.pool = S3_POOL_READ,
 		.key = g->key,
 		.iov = g->iov,
-		.iovcnt = slice(g->iov, 0, (uint64_t)g->count << v->shift, NULL),
+		.iovcnt = s3_iov_slice(g->iov, 0, (uint64_t)g->count << v->shift, NULL),
 		.offset = g->object.header_bytes + ((uint64_t)g->first << v->shift),
 		.done = got,
 		.opaque = g,
@@ -522,7 +478,7 @@ static void start_get(struct read *r, const struct s3_run *run)
 {
 	struct s3_volume *v = r->v;
 	uint64_t position = (run->lba << v->shift) - r->base, length = run->count << v->shift;
-	int n = slice(r->iov, position, length, NULL);
+	int n = s3_iov_slice(r->iov, position, length, NULL);
 	struct get *g = calloc(1, sizeof *g + (size_t)n * sizeof *g->iov);
 
 	atomic_fetch_add(&r->pending, 1);
@@ -531,7 +487,7 @@ static void start_get(struct read *r, const struct s3_run *run)
 		end_part(r, -ENOMEM);
 		return;
 	}
-	slice(r->iov, position, length, g->iov);
+	s3_iov_slice(r->iov, position, length, g->iov);
 	g->read = r;
 	g->slot = run->slot;
 	g->first = run->offset;

@@ -6,11 +6,14 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "backends/s3/direct.h"
 #include "backends/s3/names.h"
 #include "backends/s3/volume.h"
 
 static const char *const block_size_names[] = {"512", "4096", NULL};
 static const uint32_t block_sizes[] = {512, 4096};
+static const char *const layout_names[] = {
+	[S3_LAYOUT_LOG] = "log", [S3_LAYOUT_DIRECT] = "direct", NULL};
 static const char *const flush_names[] = {"durable", "weak", NULL};
 static const char *const fencing_names[] = {"auto", "none", NULL};
 
@@ -55,6 +58,25 @@ static const struct param s3_params[] = {
 		.default_value = "4096",
 		.choices = block_size_names,
 		.help = "block size in bytes of a volume that is created",
+	},
+	{
+		.name = "layout",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, layout),
+		.default_value = "log",
+		.choices = layout_names,
+		.help = "layout of a volume that is created: a log, or an object for each chunk "
+			"of it (for comparisons)",
+	},
+	{
+		.name = "chunk-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, chunk_size),
+		.default_value = "4M",
+		.min = 64 << 10,
+		.max = 64 << 20,
+		.metavar = "SIZE",
+		.help = "bytes of a chunk of a volume that is created with layout=direct",
 	},
 	{
 		.name = "batch-size",
@@ -162,6 +184,12 @@ static int s3_check(const void *config, struct params_error *error)
 			(c->size / 4096 + 1) * 4096);
 		return -EINVAL;
 	}
+	if (c->chunk_size & (c->chunk_size - 1)) {
+		params_error_set(error,
+			"chunk-size=%" PRIu64 ": not a power of two; use one such as %" PRIu64,
+			c->chunk_size, UINT64_C(1) << (63 - __builtin_clzll(c->chunk_size)));
+		return -EINVAL;
+	}
 	if (c->batch_size % 4096) {
 		params_error_set(error,
 			"batch-size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64,
@@ -173,6 +201,14 @@ static int s3_check(const void *config, struct params_error *error)
 			"memory=%" PRIu64 ": too little for uploads=%" PRIu64
 			" of batch-size=%" PRIu64 "; give %" PRIu64 " or more",
 			c->memory, c->uploads, c->batch_size, 2 * buffers);
+		return -EINVAL;
+	}
+	if (c->create && c->layout == S3_LAYOUT_DIRECT &&
+		c->memory < s3_direct_memory(c->chunk_size)) {
+		params_error_set(error,
+			"memory=%" PRIu64 ": too little for chunk-size=%" PRIu64 "; give %" PRIu64
+			" or more",
+			c->memory, c->chunk_size, s3_direct_memory(c->chunk_size));
 		return -EINVAL;
 	}
 	return s3_store_check(&c->store, error);
@@ -217,6 +253,8 @@ static int s3_info(struct backend *b, struct backend_info *info)
 		.can_extents = true,
 		.can_multi_conn = true, /* the log is the volume's, not a connection's */
 	};
+	if (v->direct)
+		s3_direct_info(v->direct, info);
 	return 0;
 }
 
@@ -224,6 +262,10 @@ static void s3_submit(struct backend *b, struct backend_request *request)
 {
 	struct s3_volume *v = (struct s3_volume *)b;
 
+	if (v->direct) {
+		s3_direct_submit(v->direct, request);
+		return;
+	}
 	switch (request->op) {
 	case BACKEND_READ:
 		s3_read(v, request);
@@ -242,7 +284,11 @@ static void s3_submit(struct backend *b, struct backend_request *request)
 static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque)
 {
-	return s3_read_extents((struct s3_volume *)b, offset, length, flags, fn, opaque);
+	struct s3_volume *v = (struct s3_volume *)b;
+
+	if (v->direct)
+		return s3_direct_extents(v->direct, offset, length, flags, fn, opaque);
+	return s3_read_extents(v, offset, length, flags, fn, opaque);
 }
 
 static int s3_available(struct backend *b, uint64_t *size)

@@ -1530,6 +1530,11 @@ static int make_delete_body(struct s3_request *req)
 	return 0;
 }
 
+/* SHA-256 of no bytes: of all requests but PUT and DELETE_MANY. */
+static const uint8_t digest_of_nothing[32] = {0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a,
+	0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c,
+	0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55};
+
 static void digest_vectors(const struct iovec *iov, int iovcnt, uint8_t digest[32])
 {
 	EVP_MD_CTX *context = EVP_MD_CTX_new();
@@ -1569,8 +1574,10 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 		r = make_delete_body(req);
 	} else if (!s->endpoint.tls && req->op == S3_PUT && req->sha256)
 		memcpy(req->digest, req->sha256, sizeof req->digest);
+	else if (!s->endpoint.tls && req->op == S3_PUT)
+		digest_vectors(req->iov, req->iovcnt, req->digest);
 	else if (!s->endpoint.tls)
-		digest_vectors(req->iov, req->op == S3_PUT ? req->iovcnt : 0, req->digest);
+		memcpy(req->digest, digest_of_nothing, sizeof req->digest);
 	if (r)
 		return r;
 

@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "backends/s3/direct.h"
 #include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
 
@@ -72,7 +73,10 @@ void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 			"may be lost; mend it and start again",
 			v->name, text);
 	}
-	s3_log_give_up(v);
+	if (v->direct)
+		s3_direct_give_up(v->direct);
+	else
+		s3_log_give_up(v);
 }
 
 void s3_volume_fence(struct s3_volume *v, const char *what)
@@ -211,7 +215,7 @@ static int check_empty(struct s3_volume *v)
 static int create(
 	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key)
 {
-	struct s3_super super = {.layout = S3_LAYOUT_LOG};
+	struct s3_super super = {.layout = c->layout};
 	struct s3_buffer out = {0};
 	struct s3_request req;
 	int r;
@@ -228,6 +232,8 @@ static int create(
 		return r;
 	super.block_shift = (unsigned)__builtin_ctz(s3_config_block_size(c));
 	super.blocks = size >> super.block_shift;
+	if (super.layout == S3_LAYOUT_DIRECT)
+		super.chunk_blocks = (uint32_t)(c->chunk_size >> super.block_shift);
 	super.created = (uint64_t)time(NULL);
 	r = random_bytes(super.uuid, sizeof super.uuid);
 	if (r)
@@ -305,11 +311,15 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	if (check != S3_GOOD)
 		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
 			"volume=%s: %s %s", v->name, key, s3_check_text(check));
-	if (v->super.features || v->super.layout != S3_LAYOUT_LOG || v->super.n_parents)
+	if (v->super.features || v->super.n_parents)
 		return s3_volume_refuse(v, -EOPNOTSUPP,
 			"volume=%s: has features that this program cannot serve (compression, "
-			"encryption, clone or layout=direct); use a newer one",
+			"encryption or clone); use a newer one",
 			v->name);
+	if (c->layout == S3_LAYOUT_DIRECT && v->super.layout != S3_LAYOUT_DIRECT)
+		return s3_volume_refuse(v, -EEXIST,
+			"layout=direct: the volume exists and is a log; leave layout= out, or use "
+			"another name");
 	v->shift = v->super.block_shift;
 	v->block_size = 1u << v->shift;
 	v->size = v->super.blocks << v->shift;
@@ -336,9 +346,23 @@ static void init_locks(struct s3_volume *v)
 	v->sealing_tail = &v->sealing;
 }
 
-static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+/* What layout=log has. */
+static int open_log(struct s3_volume *v, const struct s3_config *c)
 {
 	uint64_t buffers;
+
+	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
+	buffers = v->max_batches * v->batch_size;
+	v->objects = s3_objects_new(v->batch_blocks);
+	v->map = v->objects ? s3_map_new(v->objects, v->super.blocks) : NULL;
+	v->crcs = s3_crc_cache_new(c->memory - buffers);
+	if (!v->map || !v->crcs)
+		return -ENOMEM;
+	return s3_recover(v, c->readonly);
+}
+
+static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
 	int r;
 
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
@@ -366,14 +390,7 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 		r = read_super(v, c, size);
 	if (r)
 		return r;
-	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
-	buffers = v->max_batches * v->batch_size;
-	v->objects = s3_objects_new(v->batch_blocks);
-	v->map = v->objects ? s3_map_new(v->objects, v->super.blocks) : NULL;
-	v->crcs = s3_crc_cache_new(c->memory - buffers);
-	if (!v->map || !v->crcs)
-		return -ENOMEM;
-	r = s3_recover(v, c->readonly);
+	r = v->super.layout == S3_LAYOUT_DIRECT ? s3_direct_open(v, c) : open_log(v, c);
 	if (r)
 		return r;
 	v->backend.size = v->size;
@@ -386,6 +403,7 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 static void destroy(struct s3_volume *v)
 {
 	s3_store_close(v->store);
+	s3_direct_free(v->direct);
 	s3_batches_free(v);
 	s3_map_free(v->map);
 	s3_objects_free(v->objects);
@@ -485,8 +503,11 @@ static void stop_threads(struct s3_volume *v)
 void s3_volume_close(struct s3_volume *v)
 {
 	/* Fences add up where a volume is often opened and not written. */
-	if (!v->started && !v->backend.readonly && v->applied - v->checkpoint > MANY_HEADERS)
+	if (!v->direct && !v->started && !v->backend.readonly &&
+		v->applied - v->checkpoint > MANY_HEADERS)
 		s3_volume_start(v);
+	if (v->direct)
+		s3_direct_stop(v->direct);
 	if (v->started)
 		stop_threads(v);
 	destroy(v);
@@ -498,6 +519,8 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 	struct s3_stats *s = &v->stats;
 	size_t n;
 
+	if (v->direct)
+		return s3_direct_counters(v->direct, counters, max);
 	s3_objects_totals(v->objects, &totals);
 	const struct backend_counter all[] = {
 		{"log_objects", s->log_objects},

@@ -9,6 +9,7 @@
  *   recovery.c    from the store to the map; fencing
  *   maintain.c    checkpoints, garbage collection, deletion
  *   snapshot.c    snapshots, clones, the volume's size: what is asked of the keeper
+ *   direct.c      layout=direct, which has none of these
  *
  * lock comes before those inside of map and table. done() of requests is called without it.
  */
@@ -38,9 +39,9 @@ struct s3_config {
 	struct s3_store_config store;
 	char *volume, *prefix;
 	bool create, readonly;
-	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay;
+	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size;
 	unsigned block_size; /* index; s3_config_block_size() */
-	unsigned flush, fencing;
+	unsigned flush, fencing, layout;
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);
@@ -88,8 +89,9 @@ struct s3_volume {
 	struct backend backend;
 	struct backend_host host; /* of errors before the device is open, too */
 	struct s3_store *store;
-	char *name;	/* for messages */
-	char base[272]; /* "<prefix>/<volume>/" */
+	struct s3_direct *direct; /* layout=direct; then nothing of the log is used. Else NULL */
+	char *name;		  /* for messages */
+	char base[272];		  /* "<prefix>/<volume>/" */
 	struct s3_super super;
 	uint64_t size;
 	uint32_t block_size;

@@ -50,7 +50,7 @@ def client(url: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY,
 def program(name: str) -> str:
     """The path of a pinned server, which is built if it is not there."""
     result = subprocess.run(
-        [str(ROOT / "tests/s3/get-server"), name], stdout=subprocess.PIPE, text=True, check=True
+        [str(ROOT / "harness/get-s3-server"), name], stdout=subprocess.PIPE, text=True, check=True
     )
     return result.stdout.strip()
 

@@ -11,10 +11,17 @@ from device import ServeS3
 from nbdkit_server import NbdError, checked, fio_random_verify, nbd
 
 MIB = 1 << 20
+# Parameters of each layout, and what a trim makes zeroes of whole ones only.
+LAYOUTS = {
+    "log": ({"batch_size": "1M"}, 4096),
+    "direct": ({"layout": "direct", "chunk_size": "64k", "batch_size": "1M", "uploads": "2", "memory": "8M"}, 65536),
+}
+both_layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-def test_new_volume_reads_as_zeroes(serve_s3: ServeS3) -> None:
-    server = serve_s3("new", size="64M")
+@both_layouts
+def test_new_volume_reads_as_zeroes(serve_s3: ServeS3, layout: str) -> None:
+    server = serve_s3("new", size="64M", **LAYOUTS[layout][0])
     handle = server.connect()
     assert handle.get_size() == 64 * MIB
     assert not any(handle.pread(4 * MIB, 60 * MIB))
@@ -25,13 +32,15 @@ def test_new_volume_reads_as_zeroes(serve_s3: ServeS3) -> None:
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("block_size", ["512", "4096"])
-def test_model(serve_s3: ServeS3, block_size: str, crash: bool) -> None:
+@both_layouts
+def test_model(serve_s3: ServeS3, layout: str, block_size: str, crash: bool) -> None:
     """Random requests of any alignment against an array of bytes, through openings of the volume."""
     size = 8 * MIB
+    settings, unit = LAYOUTS[layout]
     rng = random.Random(f"{block_size}{crash}")
     model = bytearray(size)
     for _ in range(4):
-        server = serve_s3("model", size=str(size), block_size=block_size, batch_size="1M")
+        server = serve_s3("model", size=str(size), block_size=block_size, **settings)
         handle = server.connect()
         assert handle.pread(size, 0) == model
         for _ in range(150):
@@ -50,8 +59,8 @@ def test_model(serve_s3: ServeS3, block_size: str, crash: bool) -> None:
                 handle.zero(length, offset, fua)
                 model[offset : offset + length] = bytes(length)
             elif what < 0.7:
-                # What a trim leaves in the parts of blocks at its ends is the device's choice.
-                first, end = -(-offset // 4096) * 4096, (offset + length) // 4096 * 4096
+                # What a trim leaves in the parts of units at its ends is the device's choice.
+                first, end = -(-offset // unit) * unit, (offset + length) // unit * unit
                 if first < end:
                     handle.trim(end - first, first, fua)
                     model[first:end] = bytes(end - first)
@@ -78,8 +87,9 @@ def test_flush_is_durable_at_once(serve_s3: ServeS3) -> None:
     assert handle.pread(8192, 0) == bytes(4096) + b"b" * 4096
 
 
-def test_stop_keeps_what_was_not_flushed(serve_s3: ServeS3) -> None:
-    server = serve_s3("stopped")
+@both_layouts
+def test_stop_keeps_what_was_not_flushed(serve_s3: ServeS3, layout: str) -> None:
+    server = serve_s3("stopped", **LAYOUTS[layout][0])
     server.connect().pwrite(b"a" * 4096, 0)
     assert server.stop() == 0
     assert serve_s3("stopped").connect().pread(4096, 0) == b"a" * 4096
@@ -107,8 +117,9 @@ def test_flushes_of_many_connections_share_objects(serve_s3: ServeS3) -> None:
 
 
 @pytest.mark.parametrize("block_size", ["512", "4096"])
-def test_fio_verify(serve_s3: ServeS3, block_size: str) -> None:
-    server = serve_s3("fio", block_size=block_size, batch_size="1M")
+@both_layouts
+def test_fio_verify(serve_s3: ServeS3, layout: str, block_size: str) -> None:
+    server = serve_s3("fio", block_size=block_size, **LAYOUTS[layout][0])
     fio_random_verify(server.uri, "--size=24M", "--iodepth=32", f"--bsrange={block_size}-256k")
     assert server.stop() == 0
 
@@ -122,12 +133,13 @@ def test_fio_verify_of_an_earlier_server(serve_s3: ServeS3) -> None:
     checked([*argv, f"--uri={serve_s3('earlier').uri}", "--verify_only=1"])
 
 
-def test_nbdcopy_there_and_back(serve_s3: ServeS3, tmp_path: Path) -> None:
+@both_layouts
+def test_nbdcopy_there_and_back(serve_s3: ServeS3, layout: str, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     body = bytearray(random.Random(3).randbytes(48 * MIB))
     body[5 * MIB : 21 * MIB] = bytes(16 * MIB)
     source.write_bytes(body)
-    server = serve_s3("copy", size="48M")
+    server = serve_s3("copy", size="48M", **LAYOUTS[layout][0])
     checked(["nbdcopy", "--flush", str(source), server.uri])
     checked(["nbdcopy", server.uri, str(target)])
     assert target.read_bytes() == body
@@ -160,8 +172,9 @@ def test_beyond_the_end(serve_s3: ServeS3) -> None:
         handle.pread(4096, MIB)
 
 
-def test_readonly_serves_and_changes_nothing(serve_s3: ServeS3) -> None:
-    server = serve_s3("readonly")
+@both_layouts
+def test_readonly_serves_and_changes_nothing(serve_s3: ServeS3, layout: str) -> None:
+    server = serve_s3("readonly", **LAYOUTS[layout][0])
     server.connect().pwrite(b"a" * 4096, 0)
     server.stop()
     before = serve_s3.objects("readonly")

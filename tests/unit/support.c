@@ -85,8 +85,8 @@ void device_close(struct device *d)
 
 uint64_t device_counter(struct device *d, const char *name)
 {
-	struct backend_counter counters[8];
-	size_t n = backend_counters(d->backend, counters, 8);
+	struct backend_counter counters[32];
+	size_t n = backend_counters(d->backend, counters, 32);
 
 	for (size_t i = 0; i < n; i++)
 		if (strcmp(counters[i].name, name) == 0)

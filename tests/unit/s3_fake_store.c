@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/s3_fake_store.h"
+
+#define PAGE 3 /* objects of a listing: few, so that there are more pages */
+
+struct object {
+	struct object *next;
+	char key[S3_KEY_MAX + 1];
+	uint8_t *data;
+	size_t length;
+	unsigned tag;
+};
+
+struct s3_store {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	pthread_t thread;
+	struct s3_request *queue;
+	unsigned queued, random;
+	bool started, ending, stopped;
+};
+
+const char *const s3_addressing_names[] = {"path", "virtual", NULL};
+
+static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct object *objects; /* by key */
+static unsigned last_tag;
+static char (*asked)[S3_KEY_MAX + 2]; /* the kind as a character, and the key */
+static size_t n_asked;
+static struct {
+	enum s3_op op;
+	char part[64];
+	int result;
+	unsigned left;
+} fault;
+
+/* ---- what tests see ------------------------------------------------------------------ */
+
+void fake_store_reset(void)
+{
+	while (objects) {
+		struct object *o = objects;
+
+		objects = o->next;
+		free(o->data);
+		free(o);
+	}
+	free(asked);
+	asked = NULL;
+	n_asked = 0;
+	fault.left = 0;
+}
+
+unsigned fake_store_requests(enum s3_op op, const char *part)
+{
+	unsigned n = 0;
+
+	pthread_mutex_lock(&objects_lock);
+	for (size_t i = 0; i < n_asked; i++)
+		n += asked[i][0] == '0' + (char)op && strstr(asked[i] + 1, part);
+	pthread_mutex_unlock(&objects_lock);
+	return n;
+}
+
+void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
+{
+	pthread_mutex_lock(&objects_lock);
+	fault.op = op;
+	snprintf(fault.part, sizeof fault.part, "%s", part);
+	fault.result = result;
+	fault.left = n;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+size_t fake_store_object(const char *end, void *data, size_t room)
+{
+	size_t length = SIZE_MAX;
+
+	pthread_mutex_lock(&objects_lock);
+	for (struct object *o = objects; o; o = o->next)
+		if (strlen(o->key) >= strlen(end) &&
+			strcmp(o->key + strlen(o->key) - strlen(end), end) == 0) {
+			length = o->length;
+			memcpy(data, o->data, length < room ? length : room);
+		}
+	pthread_mutex_unlock(&objects_lock);
+	return length;
+}
+
+/* ---- objects, under their lock ---------------------------------------------------------- */
+
+static struct object **place(const char *key)
+{
+	struct object **link = &objects;
+
+	while (*link && strcmp((*link)->key, key) < 0)
+		link = &(*link)->next;
+	return link;
+}
+
+static struct object *find(const char *key)
+{
+	struct object *o = *place(key);
+
+	return o && strcmp(o->key, key) == 0 ? o : NULL;
+}
+
+static void set(const char *key, uint8_t *data, size_t length)
+{
+	struct object **link = place(key), *o = find(key);
+
+	if (o && !data) {
+		*link = o->next;
+		free(o->data);
+		free(o);
+		return;
+	}
+	if (!data)
+		return;
+	if (!o) {
+		o = calloc(1, sizeof *o);
+		if (!o)
+			abort();
+		strcpy(o->key, key);
+		o->next = *link;
+		*link = o;
+	}
+	free(o->data);
+	o->data = data;
+	o->length = length;
+	o->tag = ++last_tag;
+}
+
+void fake_store_set(const char *key, const void *data, size_t length)
+{
+	uint8_t *copy = data ? malloc(length + 1) : NULL;
+
+	if (copy)
+		memcpy(copy, data, length);
+	pthread_mutex_lock(&objects_lock);
+	set(key, copy, length);
+	pthread_mutex_unlock(&objects_lock);
+}
+
+static int get(struct s3_request *req, const struct object *o)
+{
+	uint64_t offset = req->offset;
+
+	if (!o)
+		return -ENOENT;
+	req->object_size = o->length;
+	snprintf(req->etag, sizeof req->etag, "\"%u\"", o->tag);
+	for (int i = 0; req->op == S3_GET && i < req->iovcnt; i++) {
+		size_t n = req->iov[i].iov_len;
+
+		if (offset + n > o->length) {
+			if (!req->allow_short)
+				return -ERANGE;
+			n = offset < o->length ? o->length - offset : 0;
+		}
+		if (n)
+			memcpy(req->iov[i].iov_base, o->data + offset, n);
+		offset += n;
+		req->bytes += n;
+	}
+	return 0;
+}
+
+static int put(struct s3_request *req, const struct object *o)
+{
+	char tag[16] = "";
+	size_t length = 0;
+	uint8_t *data;
+
+	if (o)
+		snprintf(tag, sizeof tag, "\"%u\"", o->tag);
+	if (req->if_none_match && o)
+		return -EEXIST;
+	if (req->if_match && strcmp(req->if_match, tag) != 0)
+		return o ? -EEXIST : -ENOENT;
+	for (int i = 0; i < req->iovcnt; i++)
+		length += req->iov[i].iov_len;
+	data = malloc(length + 1);
+	if (!data)
+		abort();
+	req->bytes = length;
+	length = 0;
+	for (int i = 0; i < req->iovcnt; i++) {
+		memcpy(data + length, req->iov[i].iov_base, req->iov[i].iov_len);
+		length += req->iov[i].iov_len;
+	}
+	set(req->key, data, length);
+	return 0;
+}
+
+static void list(struct s3_request *req)
+{
+	struct s3_listing *l = &req->listing;
+	size_t prefix = strlen(req->key);
+
+	l->objects = calloc(PAGE, sizeof *l->objects);
+	for (struct object *o = objects; o; o = o->next) {
+		if (strncmp(o->key, req->key, prefix) != 0 ||
+			(req->token && strcmp(o->key, req->token) <= 0))
+			continue;
+		if (l->n_objects == PAGE) {
+			l->token = strdup(l->objects[PAGE - 1].key);
+			return;
+		}
+		l->objects[l->n_objects++] =
+			(struct s3_listed){.key = strdup(o->key), .size = o->length};
+	}
+}
+
+static int serve(struct s3_request *req)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&objects_lock);
+	asked = realloc(asked, (n_asked + 1) * sizeof *asked);
+	if (!asked)
+		abort();
+	snprintf(asked[n_asked++], sizeof *asked, "%c%s", '0' + (char)req->op, req->key);
+	if (fault.left && fault.op == req->op && strstr(req->key, fault.part)) {
+		fault.left--;
+		r = fault.result;
+	} else if (req->op == S3_GET || req->op == S3_HEAD) {
+		r = get(req, find(req->key));
+	} else if (req->op == S3_PUT) {
+		r = put(req, find(req->key));
+	} else if (req->op == S3_DELETE) {
+		set(req->key, NULL, 0);
+	} else if (req->op == S3_LIST) {
+		list(req);
+	} else {
+		r = -EOPNOTSUPP;
+	}
+	pthread_mutex_unlock(&objects_lock);
+	return r;
+}
+
+/* ---- the store ---------------------------------------------------------------------------- */
+
+/* One request after the other, in an order that is not the one in which they came. */
+static void *work(void *opaque)
+{
+	struct s3_store *s = opaque;
+
+	pthread_mutex_lock(&s->lock);
+	while (s->queue || !s->ending) {
+		struct s3_request **link = &s->queue, *req;
+
+		if (!s->queue) {
+			pthread_cond_wait(&s->changed, &s->lock);
+			continue;
+		}
+		s->random = s->random * 1103515245 + 12345;
+		for (unsigned skip = (s->random >> 16) % s->queued; skip; skip--)
+			link = &(*link)->next;
+		req = *link;
+		*link = req->next;
+		s->queued--;
+		pthread_mutex_unlock(&s->lock);
+		req->result = s->stopped ? -ESHUTDOWN : serve(req);
+		if (req->result)
+			snprintf(req->message, sizeof req->message, "fake: %s",
+				strerror(-req->result));
+		req->done(req);
+		pthread_mutex_lock(&s->lock);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+int s3_store_check(const struct s3_store_config *config, struct params_error *error)
+{
+	(void)config;
+	(void)error;
+	return 0;
+}
+
+int s3_store_open(const struct s3_store_config *config, const struct backend_host *host,
+	struct s3_store **out)
+{
+	struct s3_store *s = calloc(1, sizeof *s);
+
+	(void)config;
+	(void)host;
+	if (!s)
+		return -ENOMEM;
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_cond_init(&s->changed, NULL);
+	s->random = 1;
+	*out = s;
+	return 0;
+}
+
+int s3_store_submit(struct s3_store *s, struct s3_request *req)
+{
+	req->result = 0;
+	req->bytes = req->object_size = 0;
+	req->etag[0] = req->message[0] = '\0';
+	req->listing = (struct s3_listing){0};
+	req->retries = 0;
+	pthread_mutex_lock(&s->lock);
+	if (!s->started) {
+		s->ending = false;
+		s->started = pthread_create(&s->thread, NULL, work, s) == 0;
+	}
+	req->next = s->queue;
+	s->queue = req;
+	s->queued++;
+	pthread_cond_signal(&s->changed);
+	pthread_mutex_unlock(&s->lock);
+	return 0;
+}
+
+struct call {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool done;
+};
+
+static void called(struct s3_request *req)
+{
+	struct call *c = req->opaque;
+
+	pthread_mutex_lock(&c->lock);
+	c->done = true;
+	pthread_cond_signal(&c->changed);
+	pthread_mutex_unlock(&c->lock);
+}
+
+int s3_store_call(struct s3_store *s, struct s3_request *req)
+{
+	struct call c = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+
+	req->done = called;
+	req->opaque = &c;
+	s3_store_submit(s, req);
+	pthread_mutex_lock(&c.lock);
+	while (!c.done)
+		pthread_cond_wait(&c.changed, &c.lock);
+	pthread_mutex_unlock(&c.lock);
+	return req->result;
+}
+
+void s3_store_park(struct s3_store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->ending = true;
+	pthread_cond_signal(&s->changed);
+	pthread_mutex_unlock(&s->lock);
+	if (s->started)
+		pthread_join(s->thread, NULL);
+	s->started = false;
+}
+
+void s3_store_stop(struct s3_store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->stopped = true;
+	pthread_mutex_unlock(&s->lock);
+}
+
+void s3_store_close(struct s3_store *s)
+{
+	if (!s)
+		return;
+	s3_store_stop(s);
+	s3_store_park(s);
+	pthread_cond_destroy(&s->changed);
+	pthread_mutex_destroy(&s->lock);
+	free(s);
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * An object store in this process behind the interface of backends/s3/store.h, instead of
+ * the real client: what devices do with a store, in any order of answers, without a network.
+ * All stores that are opened share their objects.
+ */
+#ifndef USERBLK_TESTS_UNIT_S3_FAKE_STORE_H
+#define USERBLK_TESTS_UNIT_S3_FAKE_STORE_H
+
+#include <stdint.h>
+
+#include "backends/s3/store.h"
+
+/* Forgets all objects, counts and faults. No store may be open. */
+void fake_store_reset(void);
+/* Requests of a kind whose key holds part, since the reset. */
+unsigned fake_store_requests(enum s3_op op, const char *part);
+/* The next n such requests end with result, and nothing else happens. */
+void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
+/* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them. */
+size_t fake_store_object(const char *end, void *data, size_t room);
+/* Puts an object, or deletes it (data NULL), behind the device's back. */
+void fake_store_set(const char *key, const void *data, size_t length);
+
+#endif
