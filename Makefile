@@ -87,6 +87,14 @@ $(S3_CLIENT_DRIVER): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
 s3-client-driver: $(S3_CLIENT_DRIVER)
 .PHONY: s3-client-driver
 
+# A volume with what frameworks do not offer, for the tests of that.
+S3_VOLUME_DRIVER := $(B)/tests/s3/volume_driver
+$(S3_VOLUME_DRIVER): %: %.o $(S3_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+s3-volume-driver: $(S3_VOLUME_DRIVER)
+.PHONY: s3-volume-driver
+
 S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
 $(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names)
 	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
@@ -571,14 +579,14 @@ s3-server:
 	harness/get-s3-server versitygw
 .PHONY: s3-server
 
-test-s3: plugins s3-server s3-client-driver ## test the S3 device: data, faults, two writers, 200 crashes
+test-s3: plugins s3-server s3-client-driver s3-volume-driver ## test the S3 device: data, faults, two writers, 200 crashes
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
 .PHONY: test-s3
 
 # What was done is kept in build/crash: an interrupted run goes on.
 CRASH_POINTS ?= 10000
 
-test-crash: plugins s3-server ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
+test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
 	@mkdir -p build/crash
 	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash
 	@rm build/crash/results

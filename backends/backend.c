@@ -8,7 +8,7 @@
 #include "backends/backend.h"
 
 /* Counters that are told; a device with more tells the first ones. */
-#define MAX_COUNTERS 16
+#define MAX_COUNTERS 32
 
 static void tell(void (*sink)(void *, const char *), void *opaque, const char *format, va_list args)
 	__attribute__((format(printf, 3, 0)));
@@ -72,8 +72,10 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 		ops->close(b);
 		return r;
 	}
-	if (size)
+	if (size) {
 		atomic_store(&b->size, size);
+		atomic_store(&b->size_demanded, true);
+	}
 	*out = b;
 	return 0;
 }
@@ -102,9 +104,19 @@ int backend_resize(struct backend *b, uint64_t size)
 
 	if (r == 0)
 		r = check_size(&b->host, size, have);
-	if (r == 0)
+	if (r == 0) {
 		atomic_store(&b->size, size);
+		atomic_store(&b->size_demanded, true);
+	}
 	return r;
+}
+
+void backend_resized(struct backend *b, uint64_t size)
+{
+	if (!atomic_load(&b->size_demanded) || size < atomic_load(&b->size))
+		atomic_store(&b->size, size);
+	if (b->host.resized)
+		b->host.resized(b->host.opaque, size);
 }
 
 /* Are length bytes at offset inside the device? */

@@ -45,6 +45,8 @@ struct backend_host {
 	void (*error)(void *opaque, const char *message);
 	/* The same, shown only when the framework's debugging is on. May be NULL. */
 	void (*debug)(void *opaque, const char *message);
+	/* The device has another size by now, in bytes. May be NULL: nobody can be told. */
+	void (*resized)(void *opaque, uint64_t size);
 };
 
 /* What a device tells about itself once it is open. Constant except size. */
@@ -174,8 +176,11 @@ struct backend_ops {
 struct backend {
 	const struct backend_ops *ops;
 	struct backend_host host;
-	/* Size in bytes that requests are checked against; a device that resizes updates it. */
+	/* Size in bytes that requests are checked against; a device that resizes itself calls
+	 * backend_resized(). */
 	_Atomic uint64_t size;
+	/* The framework's: it demanded a size, and will itself when it wants another. */
+	_Atomic bool size_demanded;
 	/* Set by open(); the core then refuses every change with -EROFS. */
 	bool readonly;
 };
@@ -199,6 +204,12 @@ int backend_info(struct backend *b, struct backend_info *info);
  * through host->error: the device has less. Requests may be in flight.
  */
 int backend_resize(struct backend *b, uint64_t size);
+
+/*
+ * Called by a device: it has another size in bytes by now. A framework that demanded a size keeps
+ * it as long as the device has that much. Requests may be in flight.
+ */
+void backend_resized(struct backend *b, uint64_t size);
 
 /* Reads length(iov) bytes at offset. -EINVAL: beyond the end. */
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);

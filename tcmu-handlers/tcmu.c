@@ -184,6 +184,15 @@ static void log_debug(void *opaque, const char *message)
 	tcmu_dev_dbg((struct tcmu_device *)opaque, "%s\n", message);
 }
 
+/* The kernel's disk has the size that configfs says; who changed the device's changes that too. */
+static void log_resized(void *opaque, uint64_t size)
+{
+	tcmu_dev_info((struct tcmu_device *)opaque,
+		"the device has %" PRIu64 " bytes by now; the disk gets them when they are written "
+		"to its attrib/dev_size\n",
+		size);
+}
+
 /* Tells the runner what to announce to initiators. */
 static void announce(struct tcmu_device *dev, const struct backend_info *info)
 {
@@ -212,7 +221,12 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info)
 
 static int adapter_open(struct tcmu_device *dev, bool reopen)
 {
-	const struct backend_host host = {.opaque = dev, .error = log_error, .debug = log_debug};
+	const struct backend_host host = {
+		.opaque = dev,
+		.error = log_error,
+		.debug = log_debug,
+		.resized = log_resized,
+	};
 	uint64_t size = tcmu_lba_to_byte(dev, tcmu_dev_get_num_lbas(dev));
 	struct backend_info info;
 	struct device *d;

@@ -137,7 +137,7 @@ static void run_piece(struct s3_direct *d, struct piece *p);
 
 static uint32_t bytes_of(const struct s3_direct *d, uint64_t index)
 {
-	uint64_t left = d->v->size - index * d->chunk_bytes;
+	uint64_t left = s3_volume_size(d->v) - index * d->chunk_bytes;
 
 	return left < d->chunk_bytes ? (uint32_t)left : d->chunk_bytes;
 }
@@ -1319,7 +1319,7 @@ static int set_up(struct s3_direct *d, const struct s3_config *c)
 	TAILQ_INIT(&d->stalled);
 	d->chunk_blocks = v->super.chunk_blocks;
 	d->chunk_bytes = d->chunk_blocks << v->shift;
-	d->n_chunks = (v->size + d->chunk_bytes - 1) / d->chunk_bytes;
+	d->n_chunks = (s3_volume_size(v) + d->chunk_bytes - 1) / d->chunk_bytes;
 	d->uploads = v->uploads;
 	d->max_buffers = (unsigned)(c->memory / d->chunk_bytes);
 	if (c->memory < s3_direct_memory(d->chunk_bytes))

@@ -22,6 +22,18 @@ static const char *const names[S3_FAIL_POINTS] = {
 	[S3_FAIL_RELOCATE_LOG_AFTER] = "relocate-log-after",
 	[S3_FAIL_DELETE_BEFORE] = "delete-before",
 	[S3_FAIL_DELETE_AFTER] = "delete-after",
+	[S3_FAIL_SNAP_ROOT_BEFORE] = "snap-root-before",
+	[S3_FAIL_SNAP_ROOT_AFTER] = "snap-root-after",
+	[S3_FAIL_SNAP_LIVE_AFTER] = "snap-live-after",
+	[S3_FAIL_SNAP_MARK_AFTER] = "snap-mark-after",
+	[S3_FAIL_SNAP_DELETE_BEFORE] = "snap-delete-before",
+	[S3_FAIL_SNAP_DELETE_AFTER] = "snap-delete-after",
+	[S3_FAIL_ROLLBACK_LOG_AFTER] = "rollback-log-after",
+	[S3_FAIL_CLONE_CHILD_AFTER] = "clone-child-after",
+	[S3_FAIL_CLONE_SUPER_AFTER] = "clone-super-after",
+	[S3_FAIL_RESIZE_SUPER_BEFORE] = "resize-super-before",
+	[S3_FAIL_RESIZE_SUPER_AFTER] = "resize-super-after",
+	[S3_FAIL_ORPHAN_DELETE_BEFORE] = "orphan-delete-before",
 };
 
 _Atomic int s3_failpoint_chosen;
@@ -29,7 +41,7 @@ static _Atomic unsigned long passes_left = 1;
 
 static int refuse(const struct backend_host *host, const char *text)
 {
-	char list[512] = "";
+	char list[1024] = "";
 
 	for (int i = 1; i < S3_FAIL_POINTS; i++) {
 		strcat(list, i > 1 ? ", " : "");

@@ -24,6 +24,18 @@ enum s3_failpoint {
 				     */
 	S3_FAIL_DELETE_BEFORE,	    /* some dead objects are to go */
 	S3_FAIL_DELETE_AFTER,
+	S3_FAIL_SNAP_ROOT_BEFORE,   /* all that a snapshot's root names is stored */
+	S3_FAIL_SNAP_ROOT_AFTER,    /* it is, but no root of the volume knows it */
+	S3_FAIL_SNAP_LIVE_AFTER,    /* one does */
+	S3_FAIL_SNAP_MARK_AFTER,    /* a snapshot is marked as being deleted */
+	S3_FAIL_SNAP_DELETE_BEFORE, /* a root without it is stored */
+	S3_FAIL_SNAP_DELETE_AFTER,  /* its own root is gone, the mark is not */
+	S3_FAIL_ROLLBACK_LOG_AFTER, /* the log says that the volume was rolled back, no root does */
+	S3_FAIL_CLONE_CHILD_AFTER,  /* the parent knows a clone that is not there yet */
+	S3_FAIL_CLONE_SUPER_AFTER,
+	S3_FAIL_RESIZE_SUPER_BEFORE,
+	S3_FAIL_RESIZE_SUPER_AFTER,
+	S3_FAIL_ORPHAN_DELETE_BEFORE, /* an object in gc/ that nobody knows is to go */
 	S3_FAIL_POINTS,
 };
 

@@ -348,6 +348,12 @@ struct place {
 	uint32_t first, count;
 };
 
+/* The volume may have been cut since the request was checked. */
+static bool inside(const struct s3_volume *v, uint64_t end)
+{
+	return end <= s3_map_blocks(v->map);
+}
+
 /*
  * A place for up to count blocks of data at lba. With expect only if the block still
  * is where that says. DONE, STALLED, CHANGED or negative errno.
@@ -361,6 +367,8 @@ static int reserve(struct s3_volume *v, uint64_t lba, uint64_t count, const stru
 
 	pthread_mutex_lock(&v->lock);
 	r = v->stalled && !queued ? STALLED : make_room(v, true, 1);
+	if (r == DONE && !inside(v, lba + count))
+		r = -ENOSPC;
 	if (r == DONE && expect) {
 		s3_map_lookup(v->map, lba, 1, false, &now, 1);
 		if (now.slot != expect->slot || now.offset != expect->offset)
@@ -409,14 +417,6 @@ static uint8_t *place_data(const struct s3_volume *v, const struct place *place)
 	return place->batch->data + ((size_t)place->first << v->shift);
 }
 
-static bool is_hole(struct s3_volume *v, uint64_t lba, uint64_t count)
-{
-	struct s3_run run;
-
-	s3_map_lookup(v->map, lba, count, false, &run, 1);
-	return run.slot == S3_NO_SLOT && run.count >= count;
-}
-
 /* A record that makes count blocks read as zeroes. */
 static int append_zero(struct s3_write *w)
 {
@@ -425,8 +425,10 @@ static int append_zero(struct s3_write *w)
 
 	pthread_mutex_lock(&v->lock);
 	r = v->stalled && !w->on_heap ? STALLED : atomic_load(&v->failed);
+	if (r == DONE && !inside(v, w->end))
+		r = -ENOSPC;
 	/* A new file system trims what is empty. */
-	if (r == DONE && is_hole(v, w->lba, w->end - w->lba)) {
+	if (r == DONE && s3_map_is_hole(v->map, w->lba, w->end - w->lba)) {
 		w->last_seq = v->applied;
 		pthread_mutex_unlock(&v->lock);
 		w->lba = w->end;
@@ -1019,6 +1021,29 @@ int s3_log_drain(struct s3_volume *v)
 	return s3_log_wait(v, seq);
 }
 
+/* Adds a record that the next one cannot continue. */
+static void add_alone(struct s3_batch *b, const struct s3_record *record)
+{
+	if (b->last.count)
+		s3_header_add(&b->writer, &b->last);
+	b->last.count = 0;
+	s3_header_add(&b->writer, record);
+	b->n_records++;
+}
+
+int s3_log_mark(struct s3_volume *v, const struct s3_record *record)
+{
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	while ((r = make_room(v, false, 1)) == STALLED)
+		pthread_cond_wait(&v->quiet, &v->lock);
+	if (r == 0 && record)
+		add_alone(v->open, record);
+	pthread_mutex_unlock(&v->lock);
+	return r;
+}
+
 uint64_t s3_log_pause(struct s3_volume *v)
 {
 	uint64_t seq;
@@ -1061,17 +1086,12 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 		if (slot == S3_NO_SLOT)
 			r = -ENOMEM;
 	}
-	if (r == 0) {
-		if (b->last.count)
-			s3_header_add(&b->writer, &b->last);
-		b->last.count = 0;
-		s3_header_add(&b->writer, &(struct s3_record){.op = S3_RECORD_GC_OBJECT,
-						  .object = object->id,
-						  .bytes = object->bytes,
-						  .blocks = object->blocks,
-						  .header_bytes = object->header_bytes});
-		b->n_records++;
-	}
+	if (r == 0)
+		add_alone(b, &(struct s3_record){.op = S3_RECORD_GC_OBJECT,
+				     .object = object->id,
+				     .bytes = object->bytes,
+				     .blocks = object->blocks,
+				     .header_bytes = object->header_bytes});
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		const struct s3_record *record = &records[i];
 		uint32_t source = s3_objects_find(v->objects, 0, record->source);

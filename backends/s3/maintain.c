@@ -36,14 +36,12 @@
 #define GC_PAUSE       3
 #define GC_INTERVAL_NS UINT64_C(1000000000)
 
+/* Orphans in gc/ are looked for that often. */
+#define SWEEP_NS UINT64_C(86400000000000)
+
 /* ---- may anything be deleted? -------------------------------------------------------- */
 
-/*
- * Has another writer taken over? Whoever did stands right behind our frontier. 0: no. To be asked
- * before each deletion; a fence that lands afterwards is of a writer that has not yet read
- * what it would need.
- */
-static int check_not_fenced(struct s3_volume *v)
+int s3_check_not_fenced(struct s3_volume *v)
 {
 	struct s3_object_header header;
 	struct s3_request req;
@@ -73,6 +71,7 @@ static int check_not_fenced(struct s3_volume *v)
 /* A checkpoint under way. */
 struct checkpoint {
 	uint64_t seq;
+	const struct s3_checkpoint_step *step; /* NULL: none */
 	bool full;
 	struct s3_summary_writer summary;
 	struct s3_buffer table;
@@ -111,17 +110,20 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	c->log_bytes = v->log_bytes_since_full;
 	pthread_mutex_unlock(&v->lock);
 	light = c->summary.body.length;
-	c->full = v->full_wanted || !v->full || c->summary.body.failed ||
+	c->full = c->step || v->full_wanted || !v->full || c->summary.body.failed ||
 		  v->n_summaries >= MAX_SUMMARIES || price <= SMALL_MAP + light ||
 		  price <= c->log_bytes / FULL_SHARE;
 	if (!c->full)
 		return 0;
+
+	int r = c->step && c->step->change ? c->step->change(c->step->opaque, v, c->seq) : 0;
+
+	if (r)
+		return r;
 	s3_objects_encode(v->objects, &c->table);
 	if (c->table.failed)
 		return -ENOMEM;
-
-	int r = s3_map_capture(v->map, !v->full, &c->dirty, &c->n_dirty);
-
+	r = s3_map_capture(v->map, !v->full, &c->dirty, &c->n_dirty);
 	c->captured = r == 0;
 	return r;
 }
@@ -201,13 +203,14 @@ static int store_summary(struct s3_volume *v, struct checkpoint *c, struct s3_ro
 }
 
 /* The root: from here on the checkpoint counts. */
-static int store_root(struct s3_volume *v, struct s3_root *root)
+static int store_root(
+	struct s3_volume *v, struct s3_root *root, const struct s3_checkpoint_step *step)
 {
 	struct s3_name name = {.kind = S3_NAME_ROOT, .number = root->seq};
 	struct s3_buffer out = {0};
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
-	int r;
+	int r = 0;
 
 	memcpy(root->uuid, v->super.uuid, S3_UUID);
 	memcpy(root->instance, v->instance, S3_UUID);
@@ -215,10 +218,16 @@ static int store_root(struct s3_volume *v, struct s3_root *root)
 	root->blocks = v->super.blocks;
 	root->next_gc = v->next_gc;
 	root->time = (uint64_t)time(NULL);
+	root->snapshots = v->snapshots;
+	root->n_snapshots = v->n_snapshots;
 	s3_root_encode(root, &out);
-	if (out.failed) {
+	if (out.failed)
+		r = -ENOMEM;
+	else if (step && step->root)
+		r = step->root(step->opaque, v, out.data, out.length);
+	if (r) {
 		s3_buffer_free(&out);
-		return -ENOMEM;
+		return r;
 	}
 	s3_volume_key(v, &name, key);
 	s3_failpoint(S3_FAIL_CKPT_ROOT_BEFORE);
@@ -227,9 +236,9 @@ static int store_root(struct s3_volume *v, struct s3_root *root)
 		s3_failpoint(S3_FAIL_CKPT_ROOT_AFTER);
 	if (r == -EEXIST && req.retries) {
 		/* Ours, whose reply was lost, or another writer's: then it has fenced us. */
-		r = check_not_fenced(v);
+		r = s3_check_not_fenced(v);
 	} else if (r == -EEXIST) {
-		r = check_not_fenced(v);
+		r = s3_check_not_fenced(v);
 		if (r == 0)
 			r = -EEXIST;
 	} else if (r) {
@@ -256,7 +265,7 @@ static int store_light(struct s3_volume *v, struct checkpoint *c)
 		return r;
 	root.summaries = all;
 	root.n_summaries = v->n_summaries + 1;
-	r = store_root(v, &root);
+	r = store_root(v, &root, NULL);
 	if (r == 0) {
 		v->n_summaries++;
 		atomic_fetch_add(&v->stats.light_roots, 1);
@@ -274,7 +283,7 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 		root.n_regions = c->n_regions;
 		root.table = c->table.data;
 		root.table_bytes = c->table.length;
-		r = store_root(v, &root);
+		r = store_root(v, &root, c->step);
 	}
 	s3_map_capture_end(v->map, r == 0);
 	if (r)
@@ -297,8 +306,9 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 
 /* ---- roots that are not needed any more ------------------------------------------------ */
 
-/* Of the newest two roots and what they need, is the key a part? */
+/* Of the newest two roots, the snapshots, and what they need, is the key a part? */
 struct keep {
+	struct s3_volume *v;
 	uint64_t newest, newest_full, previous, previous_full;
 	const struct s3_root_region *regions, *previous_regions;
 	uint32_t n_regions, n_previous_regions;
@@ -309,6 +319,15 @@ static bool names_region(
 {
 	for (uint32_t i = 0; i < n; i++)
 		if (regions[i].region == name->region && regions[i].seq == name->number)
+			return true;
+	return false;
+}
+
+static bool snapshot_names_region(const struct s3_kept *kept, const struct s3_name *name)
+{
+	for (; kept; kept = kept->next)
+		if ((kept->unknown && name->number <= kept->seq) ||
+			names_region(kept->regions, kept->n_regions, name))
 			return true;
 	return false;
 }
@@ -326,44 +345,102 @@ static bool needed(const struct keep *k, const struct s3_name *name)
 		return name->number > k->previous_full;
 	case S3_NAME_REGION:
 		return names_region(k->regions, k->n_regions, name) ||
-		       names_region(k->previous_regions, k->n_previous_regions, name);
+		       names_region(k->previous_regions, k->n_previous_regions, name) ||
+		       snapshot_names_region(k->v->kept, name);
 	default:
 		return true;
 	}
 }
 
-/* Deletes what no root needs that recovery may start from. Nothing depends on it. */
-static void delete_old_roots(struct s3_volume *v, const struct keep *k)
+static bool is_kept(const struct s3_volume *v, uint64_t seq)
 {
-	char prefix[S3_KEY_MAX + 1], *token = NULL;
-	int r = check_not_fenced(v);
+	for (const struct s3_kept *kept = v->kept; kept; kept = kept->next)
+		if (kept->seq == seq)
+			return true;
+	return false;
+}
 
-	snprintf(prefix, sizeof prefix, "%sckpt/", v->base);
-	do {
-		struct s3_request req = {
-			.op = S3_LIST,
-			.pool = S3_POOL_BACKGROUND,
-			.key = prefix,
-			.token = token,
-		};
+/* Reads which regions a snapshot needs. */
+static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_kept *kept = calloc(1, sizeof *kept);
+	struct s3_root root;
+	void *data;
+	int r;
 
-		if (r == 0)
-			r = s3_store_call(v->store, &req);
-		free(token);
-		token = NULL;
-		if (r)
-			return;
-		for (size_t i = 0; r == 0 && i < req.listing.n_objects; i++) {
-			const char *key = req.listing.objects[i].key;
-			struct s3_request del;
-			struct s3_name name;
+	if (!kept)
+		return -ENOMEM;
+	strcpy(name.name, snapshot->name);
+	kept->seq = snapshot->seq;
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r && r != -ENOENT) {
+		free(kept);
+		return r;
+	}
+	kept->unknown = r || root.seq != snapshot->seq;
+	if (r == 0) {
+		kept->regions = root.regions;
+		kept->n_regions = root.n_regions;
+		root.regions = NULL;
+		s3_root_free(&root);
+		free(data);
+	}
+	kept->next = v->kept;
+	v->kept = kept;
+	return 0;
+}
 
-			if (s3_name_parse(key + strlen(v->base), &name) && !needed(k, &name))
-				r = s3_volume_delete(v, key, &del);
+static bool is_snapshot(const struct s3_volume *v, uint64_t seq)
+{
+	for (uint32_t i = 0; i < v->n_snapshots; i++)
+		if (v->snapshots[i].seq == seq)
+			return true;
+	return false;
+}
+
+/* Makes v->kept what the snapshots need. */
+static int keep_snapshots(struct s3_volume *v)
+{
+	struct s3_kept **link = &v->kept;
+	int r = 0;
+
+	while (*link) {
+		struct s3_kept *kept = *link;
+
+		if (is_snapshot(v, kept->seq)) {
+			link = &kept->next;
+			continue;
 		}
-		token = req.listing.token ? strdup(req.listing.token) : NULL;
-		s3_listing_free(&req.listing);
-	} while (token);
+		*link = kept->next;
+		free(kept->regions);
+		free(kept);
+	}
+	for (uint32_t i = 0; r == 0 && i < v->n_snapshots; i++)
+		if (!is_kept(v, v->snapshots[i].seq))
+			r = keep_snapshot(v, &v->snapshots[i]);
+	return r;
+}
+
+static int delete_unless_needed(void *opaque, const struct s3_listed *listed)
+{
+	const struct keep *k = opaque;
+	struct s3_request req;
+	struct s3_name name;
+
+	if (!s3_name_parse(listed->key + strlen(k->v->base), &name) || needed(k, &name))
+		return 0;
+	return s3_volume_delete(k->v, listed->key, &req);
+}
+
+/* Deletes what no root needs that recovery may start from, and no snapshot. Nothing depends on it.
+ */
+static void delete_old_roots(struct s3_volume *v, struct keep *k)
+{
+	struct s3_request req;
+
+	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
+		s3_volume_list(v, "ckpt/", false, delete_unless_needed, k, &req);
 }
 
 /* ---- a checkpoint ---------------------------------------------------------------------- */
@@ -381,9 +458,9 @@ static void committed(struct s3_volume *v, uint64_t seq)
 	}
 }
 
-int s3_checkpoint(struct s3_volume *v)
+static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
 {
-	struct checkpoint c = {0};
+	struct checkpoint c = {.step = step};
 	struct s3_root_region *old_regions = NULL;
 	uint64_t old_full = v->full, old_root = v->checkpoint;
 	uint32_t n_old = 0;
@@ -416,8 +493,11 @@ int s3_checkpoint(struct s3_volume *v)
 		v->full_wanted = true; /* the headers are gone */
 	} else {
 		committed(v, c.seq);
-		if (c.full)
+		/* What the root before this one names is not known after a rollback: the next time.
+		 */
+		if (c.full && !v->rolled_back)
 			delete_old_roots(v, &(struct keep){
+						    .v = v,
 						    .newest = c.seq,
 						    .newest_full = v->full,
 						    .previous = old_root,
@@ -427,6 +507,8 @@ int s3_checkpoint(struct s3_volume *v)
 						    .previous_regions = old_regions,
 						    .n_previous_regions = n_old,
 					    });
+		if (c.full)
+			v->rolled_back = false;
 	}
 	s3_summary_abandon(&c.summary);
 	s3_buffer_free(&c.table);
@@ -436,48 +518,73 @@ int s3_checkpoint(struct s3_volume *v)
 	return r;
 }
 
+int s3_checkpoint(struct s3_volume *v)
+{
+	return checkpoint(v, NULL);
+}
+
+int s3_checkpoint_with(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	int r = s3_log_mark(v, NULL);
+
+	return r ? r : checkpoint(v, step);
+}
+
 /* ---- garbage: dead objects -------------------------------------------------------------- */
 
-/* Deletes n objects whose slots are ours. */
+/* What was to be done with a dead object has been done. */
+static void forget(struct s3_volume *v, uint32_t slot, bool gone)
+{
+	if (!gone || s3_objects_remove(v->objects, slot))
+		s3_objects_put_back(v->objects, slot);
+}
+
+/* Deletes n objects whose slots are ours; an ancestor's is only forgotten. */
 static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 {
 	char(*text)[S3_KEY_MAX + 1] = calloc(n, sizeof *text);
 	const char **keys = calloc(n, sizeof *keys);
 	int *results = calloc(n, sizeof *results);
+	uint32_t *own = calloc(n, sizeof *own);
 	struct s3_request req = {
 		.op = S3_DELETE_MANY,
 		.pool = S3_POOL_BACKGROUND,
 		.keys = keys,
 		.key_results = results,
-		.n_keys = n,
 	};
-	int r = text && keys && results ? check_not_fenced(v) : -ENOMEM;
+	int r = text && keys && results && own ? s3_check_not_fenced(v) : -ENOMEM;
 
-	for (size_t i = 0; r == 0 && i < n; i++) {
+	for (size_t i = 0; i < n; i++) {
 		struct s3_object object;
 
 		s3_objects_get(v->objects, slots[i], &object);
-		s3_volume_object_key(v, object.id, text[i]);
-		keys[i] = text[i];
-		results[i] = -EIO;
+		if (r || object.origin) {
+			forget(v, slots[i], r == 0);
+			continue;
+		}
+		own[req.n_keys] = slots[i];
+		s3_volume_object_key(v, object.id, text[req.n_keys]);
+		keys[req.n_keys] = text[req.n_keys];
+		results[req.n_keys++] = -EIO;
 	}
-	if (r == 0) {
+	if (req.n_keys) {
 		s3_failpoint(S3_FAIL_DELETE_BEFORE);
 		s3_store_call(v->store, &req);
 		s3_failpoint(S3_FAIL_DELETE_AFTER);
 	}
-	for (size_t i = 0; i < n; i++) {
-		if (r == 0 && results[i] == 0 && s3_objects_remove(v->objects, slots[i]) == 0)
+	for (size_t i = 0; i < req.n_keys; i++) {
+		forget(v, own[i], results[i] == 0);
+		if (results[i] == 0)
 			atomic_fetch_add(&v->stats.deleted, 1);
-		else
-			s3_objects_put_back(v->objects, slots[i]);
 	}
+	free(own);
 	free(results);
 	free(keys);
 	free(text);
 }
 
-static void collect_dead(struct s3_volume *v)
+/* How many there were to delete. */
+static size_t collect_dead(struct s3_volume *v)
 {
 	uint32_t slots[S3_DELETE_MAX];
 	size_t n;
@@ -493,6 +600,7 @@ static void collect_dead(struct s3_volume *v)
 	n = s3_objects_take_dead(v->objects, v->delete_limit, slots, S3_DELETE_MAX);
 	if (n)
 		delete_objects(v, slots, n);
+	return n;
 }
 
 /* ---- garbage: sparse and small objects ---------------------------------------------------- */
@@ -745,23 +853,38 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 	return r;
 }
 
-/* Moves what is alive in some sparse or small objects into new ones. How many objects. */
-static size_t compact(struct s3_volume *v, unsigned percent, bool small)
+/* A single object that is only small becomes another one that is. */
+static bool worth_moving(struct s3_volume *v, const uint32_t *slots, size_t n, unsigned percent)
+{
+	struct s3_object object;
+
+	if (n != 1)
+		return n > 0;
+	s3_objects_get(v->objects, slots[0], &object);
+	return (uint64_t)object.live * 100 < (uint64_t)object.blocks * percent;
+}
+
+/*
+ * Moves what is alive in some sparse or small objects into new ones. How many objects, or negative
+ * errno.
+ */
+static int compact(struct s3_volume *v, unsigned percent, bool small)
 {
 	uint32_t slots[GC_OBJECTS];
 	struct round *round = calloc(1, sizeof *round);
 	size_t n =
 		round ? s3_objects_take_sparse(v->objects, percent, small, slots, GC_OBJECTS) : 0;
-	int r = check_not_fenced(v);
+	bool worth = worth_moving(v, slots, n, percent);
+	int r = !round ? -ENOMEM : worth ? s3_check_not_fenced(v) : 0;
 
-	for (size_t i = 0; r == 0 && i < n; i++) {
+	for (size_t i = 0; r == 0 && worth && i < n; i++) {
 		struct source *s = &round->sources[round->n_sources];
 
 		s->slot = slots[i];
 		s3_objects_get(v->objects, s->slot, &s->object);
 		r = read_source(v, round, (uint32_t)round->n_sources++);
 	}
-	if (r == 0 && n) {
+	if (r == 0 && worth) {
 		qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
 		r = move_pieces(v, round);
 	}
@@ -772,11 +895,11 @@ static size_t compact(struct s3_volume *v, unsigned percent, bool small)
 	if (round)
 		free(round->pieces);
 	free(round);
-	return r ? 0 : n;
+	return r ? r : worth ? (int)n : 0;
 }
 
 /* Compacts if too much of what is stored is garbage, or there are too many objects. */
-static bool compact_if_needed(struct s3_volume *v)
+static void compact_if_needed(struct s3_volume *v)
 {
 	struct s3_objects_totals t;
 	bool small, sparse;
@@ -784,15 +907,241 @@ static bool compact_if_needed(struct s3_volume *v)
 	s3_objects_totals(v->objects, &t);
 	small = t.small > GC_SMALL + 2 * t.live / v->batch_blocks;
 	/* What is dead goes without our help. */
-	sparse = t.live * 100 < (t.blocks - (t.dead_bytes >> v->shift)) * GC_USED;
-	return (small || sparse) && compact(v, sparse ? GC_SPARSE : 0, small) > 0;
+	sparse = (t.live + t.held) * 100 < (t.blocks - (t.dead_bytes >> v->shift)) * GC_USED;
+	if (small || sparse)
+		compact(v, sparse ? GC_SPARSE : 0, small);
+}
+
+/* ---- garbage: orphans -------------------------------------------------------------------------
+ */
+
+struct sweep {
+	struct s3_volume *v;
+	int64_t before; /* what was stored later is left alone; s since 1970 */
+};
+
+/*
+ * Deletes an object in gc/ that no log and no root knows: a round of ours, or of a writer before
+ * us, ended between storing and entering it. No round is running: this is its thread.
+ */
+static int sweep_object(void *opaque, const struct s3_listed *listed)
+{
+	const struct sweep *s = opaque;
+	struct s3_volume *v = s->v;
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	struct s3_name name;
+	void *data;
+	int r;
+
+	if (!s3_name_parse(listed->key + strlen(v->base), &name) || name.kind != S3_NAME_GC ||
+		listed->modified > s->before ||
+		s3_objects_find(v->objects, 0, name.number) != S3_NO_SLOT)
+		return 0;
+	r = s3_volume_get_header(v, name.number, &data, &header, &check, &req);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	free(data);
+	if (check != S3_GOOD || header.id != name.number || header.epoch > v->epoch)
+		return 0;
+	/* A deletion that arrives late must not meet an object of ours. */
+	if (name.number >= v->next_gc)
+		v->next_gc = name.number + 1;
+	r = s3_check_not_fenced(v);
+	if (r)
+		return r;
+	s3_failpoint(S3_FAIL_ORPHAN_DELETE_BEFORE);
+	r = s3_volume_delete(v, listed->key, &req);
+	if (r == 0)
+		atomic_fetch_add(&v->stats.orphans, 1);
+	return r;
+}
+
+static void sweep(struct s3_volume *v)
+{
+	struct sweep s = {.v = v, .before = time(NULL) - (int64_t)(v->gc_delay_ns / 1000000000)};
+	struct s3_request req;
+
+	s3_volume_list(v, "gc/", false, sweep_object, &s, &req);
+	v->next_sweep_ns = s3_now() + SWEEP_NS;
+}
+
+/* ---- garbage: on demand -----------------------------------------------------------------------
+ */
+
+struct collection {
+	void (*progress)(void *opaque, uint64_t done, uint64_t total);
+	void *opaque;
+	uint64_t total; /* bytes of garbage at the beginning */
+	uint64_t mark;	/* what died up to then is to go */
+	bool done;
+};
+
+static uint64_t garbage_bytes(struct s3_volume *v)
+{
+	struct s3_objects_totals t;
+
+	s3_objects_totals(v->objects, &t);
+	return (t.blocks - t.live - t.held) << v->shift;
+}
+
+static void tell_progress(struct s3_volume *v, const struct collection *c)
+{
+	uint64_t left = garbage_bytes(v);
+
+	if (c->progress)
+		c->progress(c->opaque, left < c->total ? c->total - left : 0, c->total);
+}
+
+/* Under the lock. */
+static bool checkpoint_due(const struct s3_volume *v)
+{
+	return v->frontier - v->checkpoint >= v->checkpoint_every;
+}
+
+static bool checkpoint_due_now(struct s3_volume *v)
+{
+	bool due;
+
+	pthread_mutex_lock(&v->lock);
+	due = checkpoint_due(v);
+	pthread_mutex_unlock(&v->lock);
+	return due;
+}
+
+static bool is_stopping(struct s3_volume *v)
+{
+	bool stopping;
+
+	pthread_mutex_lock(&v->lock);
+	stopping = v->keeper_stopping;
+	pthread_mutex_unlock(&v->lock);
+	return stopping;
+}
+
+/* Compacts as long as it makes less of it, and has two roots cover what died of it. */
+static int compact_all(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+	uint64_t blocks = UINT64_MAX, objects = UINT64_MAX;
+	int r;
+
+	c->total = garbage_bytes(v);
+	for (;;) {
+		struct s3_objects_totals t;
+		uint64_t alive;
+
+		tell_progress(v, c);
+		s3_objects_totals(v->objects, &t);
+		alive = t.blocks - (t.dead_bytes >> v->shift);
+		if (alive >= blocks && t.objects - t.dead >= objects)
+			break;
+		blocks = alive;
+		objects = t.objects - t.dead;
+		r = is_stopping(v) ? -ESHUTDOWN : compact(v, GC_SPARSE, t.small > 1);
+		if (r < 0)
+			return r;
+		if (r == 0)
+			break;
+		r = s3_log_drain(v);
+		if (r == 0 && checkpoint_due_now(v))
+			r = s3_checkpoint(v);
+		if (r)
+			return r;
+	}
+	sweep(v);
+	r = 0;
+	for (int i = 0; r == 0 && i < 2; i++) {
+		r = s3_log_mark(v, NULL);
+		if (r == 0)
+			r = s3_checkpoint(v);
+	}
+	if (r)
+		return r;
+	c->mark = v->previous;
+	v->next_delete_limit = v->previous;
+	v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	return 0;
+}
+
+static int collect_marked(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+
+	c->done = collect_dead(v) < S3_DELETE_MAX && v->delete_limit >= c->mark;
+	tell_progress(v, c);
+	return 0;
+}
+
+int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+	void *opaque)
+{
+	const struct timespec pause = {.tv_nsec = 100000000};
+	struct collection c = {.progress = progress, .opaque = opaque};
+	int r = s3_keeper_call(v, compact_all, &c);
+
+	while (r == 0 && !c.done) {
+		r = s3_keeper_call(v, collect_marked, &c);
+		if (r == 0 && !c.done)
+			nanosleep(&pause, NULL);
+	}
+	return r;
 }
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
-static bool checkpoint_due(const struct s3_volume *v)
+struct s3_order {
+	struct s3_order *next;
+	int (*run)(struct s3_volume *v, void *opaque);
+	void *opaque;
+	int result;
+	bool done;
+};
+
+int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque)
 {
-	return v->frontier - v->checkpoint >= v->checkpoint_every;
+	struct s3_order order = {.run = run, .opaque = opaque, .result = -ESHUTDOWN};
+	int r;
+
+	if (v->direct)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"volume=%s: has layout=direct, which can do nothing of the kind; copy it "
+			"into "
+			"a volume without that",
+			v->name);
+	r = v->backend.readonly ? -EROFS : s3_volume_start(v);
+	if (r)
+		return r;
+	pthread_mutex_lock(&v->lock);
+	if (!v->keeper_stopping) {
+		*v->orders_tail = &order;
+		v->orders_tail = &order.next;
+		pthread_cond_signal(&v->keeper_work);
+		while (!order.done)
+			pthread_cond_wait(&v->quiet, &v->lock);
+	}
+	pthread_mutex_unlock(&v->lock);
+	return order.result;
+}
+
+/* Does what was ordered first. Under the lock. */
+static void run_order(struct s3_volume *v)
+{
+	struct s3_order *order = v->orders;
+	int r = v->keeper_stopping ? -ESHUTDOWN : atomic_load(&v->failed);
+
+	v->orders = order->next;
+	if (!v->orders)
+		v->orders_tail = &v->orders;
+	if (r == 0) {
+		pthread_mutex_unlock(&v->lock);
+		r = order->run(v, order->opaque);
+		pthread_mutex_lock(&v->lock);
+	}
+	order->result = r;
+	order->done = true;
+	pthread_cond_broadcast(&v->quiet);
 }
 
 /* Under the lock. */
@@ -801,7 +1150,7 @@ static void wait_until(struct s3_volume *v, uint64_t due)
 	struct timespec until = {
 		.tv_sec = (time_t)(due / 1000000000), .tv_nsec = (long)(due % 1000000000)};
 
-	while (!v->keeper_stopping && !checkpoint_due(v))
+	while (!v->keeper_stopping && !v->orders && !checkpoint_due(v))
 		if (pthread_cond_timedwait(&v->keeper_work, &v->lock, &until) == ETIMEDOUT)
 			break;
 }
@@ -811,11 +1160,14 @@ void *s3_keeper(void *volume)
 	struct s3_volume *v = volume;
 	uint64_t next_gc = s3_now() + GC_INTERVAL_NS;
 
+	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
 	pthread_mutex_lock(&v->lock);
 	while (!v->keeper_stopping) {
 		bool failed = atomic_load(&v->failed) != 0;
 
-		if (!failed && checkpoint_due(v)) {
+		if (v->orders) {
+			run_order(v);
+		} else if (!failed && checkpoint_due(v)) {
 			pthread_mutex_unlock(&v->lock);
 			if (s3_checkpoint(v))
 				next_gc = s3_now() + GC_INTERVAL_NS;
@@ -835,6 +1187,8 @@ void *s3_keeper(void *volume)
 			pthread_mutex_unlock(&v->lock);
 			collect_dead(v);
 			compact_if_needed(v);
+			if (s3_now() >= v->next_sweep_ns)
+				sweep(v);
 			next_gc = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
 			pthread_mutex_lock(&v->lock);
 		} else if (failed) {
@@ -843,6 +1197,8 @@ void *s3_keeper(void *volume)
 			wait_until(v, next_gc);
 		}
 	}
+	while (v->orders)
+		run_order(v);
 	pthread_mutex_unlock(&v->lock);
 	return NULL;
 }

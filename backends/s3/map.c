@@ -578,6 +578,16 @@ size_t s3_map_lookup(
 	return l.n;
 }
 
+bool s3_map_is_hole(struct s3_map *m, uint64_t lba, uint64_t count)
+{
+	struct s3_run run;
+
+	if (!count)
+		return true;
+	s3_map_lookup(m, lba, count, false, &run, 1);
+	return run.slot == S3_NO_SLOT && run.count >= count;
+}
+
 /* ---- changes ------------------------------------------------------------------ */
 
 /*

@@ -56,6 +56,9 @@ int s3_map_resize(struct s3_map *m, uint64_t blocks);
 size_t s3_map_lookup(
 	struct s3_map *m, uint64_t lba, uint64_t count, bool pin, struct s3_run *runs, size_t max);
 
+/* Are all count blocks from lba on a hole? */
+bool s3_map_is_hole(struct s3_map *m, uint64_t lba, uint64_t count);
+
 /*
  * Changes: 0, or -ENOMEM after which the map holds a part of the change and must not be
  * used to serve.

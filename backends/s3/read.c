@@ -26,7 +26,8 @@ struct get;
 struct crcs {
 	struct crcs *next;	    /* in its bucket */
 	struct crcs *newer, *older; /* by use */
-	uint64_t id;
+	uint64_t id;		    /* tag_of() it */
+	uint8_t origin;
 	uint32_t n;
 	unsigned refs; /* gets that use it, and the load */
 	bool loading;
@@ -66,6 +67,12 @@ struct s3_crc_cache *s3_crc_cache_new(uint64_t bytes)
 		return NULL;
 	}
 	return c;
+}
+
+/* What tells the objects of a volume and its ancestors apart: no number has come to these bits. */
+static uint64_t tag_of(uint8_t origin, uint64_t id)
+{
+	return id ^ (uint64_t)origin << 55;
 }
 
 static uint64_t cost(const struct crcs *e)
@@ -390,8 +397,9 @@ static void loaded(struct s3_request *req)
 		load_done(e, req->result);
 		return;
 	}
-	check = s3_header_decode(e->iov.iov_base, e->iov.iov_len, v->super.uuid, &header);
-	if (check == S3_GOOD && (header.id != e->id || header.n_crc != e->n))
+	check = s3_header_decode(
+		e->iov.iov_base, e->iov.iov_len, s3_volume_origin_uuid(v, e->origin), &header);
+	if (check == S3_GOOD && (tag_of(e->origin, header.id) != e->id || header.n_crc != e->n))
 		check = S3_INVALID;
 	if (check == S3_GOOD) {
 		for (uint32_t i = 0; i < e->n; i++)
@@ -431,22 +439,24 @@ static bool want_crcs(struct get *g)
 {
 	struct s3_volume *v = g->read->v;
 	struct s3_crc_cache *c = v->crcs;
+	uint64_t tag = tag_of(g->object.origin, g->object.id);
 	struct crcs *e;
 	bool load = false, there;
 
 	pthread_mutex_lock(&c->lock);
-	e = find(c, g->object.id);
+	e = find(c, tag);
 	if (e) {
 		unlink_use(c, e);
 		link_newest(c, e);
 	} else {
-		e = insert(c, g->object.id, g->object.blocks);
+		e = insert(c, tag, g->object.blocks);
 		load = e != NULL;
 		if (load) {
 			e->iov.iov_base = malloc(g->object.header_bytes);
 			e->iov.iov_len = g->object.header_bytes;
 			e->loading = true;
 			e->volume = v;
+			e->origin = g->object.origin;
 			e->refs = 1;
 			strcpy(e->key, g->key);
 			if (!e->iov.iov_base) {
@@ -494,7 +504,7 @@ static void start_get(struct read *r, const struct s3_run *run)
 	g->count = (uint32_t)run->count;
 	g->parts = 2;
 	s3_objects_get(v->objects, run->slot, &g->object);
-	s3_volume_object_key(v, g->object.id, g->key);
+	s3_volume_origin_key(v, g->object.origin, g->object.id, g->key);
 	atomic_fetch_add(&v->stats.reads_store, 1);
 	if (want_crcs(g)) {
 		unsigned parts = 2;

@@ -8,6 +8,9 @@
  * Only a store's own "no such key" ends the log. Every other failure ends the
  * open. An object of a lower epoch than its predecessor was left by a writer
  * that had been fenced: it counts as absent, and gives way when its number is used.
+ *
+ * A snapshot is there when its own root is. One that no root of the volume knows, although it is
+ * younger, is taken when the log has been replayed up to it; one that is older was being deleted.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -32,6 +35,10 @@ struct replay {
 	unsigned n_gc;
 	uint64_t last_epoch;
 	uint64_t newest_root; /* frontier of the newest one that is there, usable or not */
+	uint64_t blocks;      /* that the root said the volume had */
+	/* Snapshots to be taken on the way. */
+	struct s3_root_snapshot *adopt;
+	size_t n_adopt;
 };
 
 static void seal_objects(struct replay *p, uint64_t seq)
@@ -96,9 +103,6 @@ static int apply_record(
 	struct s3_volume *v = p->v;
 	uint32_t from, to;
 
-	if (record->op != S3_RECORD_GC_OBJECT && record->op != S3_RECORD_RESET &&
-		(record->lba >= v->super.blocks || record->count > v->super.blocks - record->lba))
-		return -EINVAL;
 	switch (record->op) {
 	case S3_RECORD_WRITE:
 		return s3_map_update(
@@ -116,9 +120,22 @@ static int apply_record(
 		return s3_map_relocate(v->map, header->id, record->lba, record->count, from,
 			record->source_offset, to, record->offset, NULL);
 	case S3_RECORD_RESET:
-		break;
+		return s3_restore(v, record->seq);
 	}
 	return -EOPNOTSUPP;
+}
+
+/* Takes the snapshots that are of seq, up to which everything has been applied. */
+static int adopt(struct replay *p, uint64_t seq)
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < p->n_adopt; i++)
+		if (p->adopt[i].seq == seq) {
+			r = s3_snapshot_enter(p->v, &p->adopt[i]);
+			p->v->full_wanted = true;
+		}
+	return r;
 }
 
 /* Applies a header of the log. It is the next one. */
@@ -150,13 +167,14 @@ static int apply(struct replay *p, const struct s3_object_header *header)
 	if (header->epoch > v->epoch)
 		v->epoch = header->epoch;
 	atomic_fetch_add(&v->stats.replayed, 1);
-	return 0;
+	return adopt(p, header->id);
 }
 
 /* ---- roots ------------------------------------------------------------------------ */
 
 /* Frontiers of all roots that there may be. */
 struct roots {
+	const struct s3_volume *v;
 	uint64_t *seqs;
 	size_t n;
 };
@@ -186,60 +204,50 @@ static int enter_root(struct roots *roots, const char *text)
 	return 0;
 }
 
+static int enter_listed(void *opaque, const struct s3_listed *listed)
+{
+	struct roots *roots = opaque;
+
+	return listed->is_prefix ? enter_root(roots, listed->key + strlen(roots->v->base)) : 0;
+}
+
+/* Newest first. Errors are told. */
 static int list_roots(struct s3_volume *v, struct roots *roots)
 {
-	char prefix[S3_KEY_MAX + 1], *token = NULL;
-	int r = 0;
+	struct s3_request req;
+	int r = s3_volume_list(v, "ckpt/", true, enter_listed, roots, &req);
 
-	snprintf(prefix, sizeof prefix, "%sckpt/", v->base);
-	do {
-		struct s3_request req = {
-			.op = S3_LIST,
-			.pool = S3_POOL_BACKGROUND,
-			.key = prefix,
-			.token = token,
-			.delimiter = true,
-			.retry_deadline = v->deadline,
-		};
-
-		r = s3_store_call(v->store, &req);
-		free(token);
-		if (r)
-			return s3_volume_refuse(v, r, "%s", req.message);
-		for (size_t i = 0; r == 0 && i < req.listing.n_objects; i++)
-			if (req.listing.objects[i].is_prefix)
-				r = enter_root(roots, req.listing.objects[i].key + strlen(v->base));
-		token = req.listing.token ? strdup(req.listing.token) : NULL;
-		s3_listing_free(&req.listing);
-	} while (r == 0 && token);
-	if (r)
-		free(token);
-	else if (roots->n)
+	if (r && r != -ENOMEM)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	if (r == 0 && roots->n)
 		qsort(roots->seqs, roots->n, sizeof *roots->seqs, by_age);
 	return r;
 }
 
-/* -ENOENT: no such root, or a damaged one. Other errors are told. data outlives root. */
-static int read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root)
+/* Reads something whose size is not known. -ENOENT and -ENOMEM are not told, other errors are. */
+static int read_whole(struct s3_volume *v, const char *base, const struct s3_name *name, char *key,
+	void **data, size_t *length)
 {
-	struct s3_name name = {.kind = S3_NAME_ROOT, .number = seq};
-	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
-	enum s3_check check;
-	size_t length;
 	int r;
 
-	s3_volume_key(v, &name, key);
-	r = s3_volume_get_all(v, key, data, &length, &req);
-	if (r && r != -ENOENT && r != -ENOMEM)
-		return s3_volume_refuse(v, r, "%s", req.message);
+	strcpy(key, base);
+	s3_name_format(name, key + strlen(key));
+	r = s3_volume_get_all(v, key, data, length, &req);
+	return r && r != -ENOENT && r != -ENOMEM ? s3_volume_refuse(v, r, "%s", req.message) : r;
+}
+
+int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
+	const struct s3_name *name, void **data, struct s3_root *root)
+{
+	char key[S3_KEY_MAX + 1];
+	enum s3_check check;
+	size_t length;
+	int r = read_whole(v, base, name, key, data, &length);
+
 	if (r)
 		return r;
-	check = s3_root_decode(*data, length, v->super.uuid, root);
-	if (check == S3_GOOD && (root->seq != seq || root->blocks != v->super.blocks)) {
-		s3_root_free(root);
-		check = S3_INVALID;
-	}
+	check = s3_root_decode(*data, length, uuid, root);
 	if (check == S3_GOOD)
 		return 0;
 	free(*data);
@@ -247,24 +255,32 @@ static int read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_r
 	if (check == S3_NEWER || check == S3_UNKNOWN_FLAG || check == S3_NO_MEMORY)
 		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EOPNOTSUPP,
 			"volume=%s: %s %s", v->name, key, s3_check_text(check));
-	backend_debug(&v->host, "volume=%s: %s %s; an older one is taken", v->name, key,
+	backend_debug(&v->host, "volume=%s: %s %s and is passed over", v->name, key,
 		s3_check_text(check));
 	return -ENOENT;
 }
 
-/* A part of a checkpoint, whose checksum is known. As read_root(). */
-static int read_part(
-	struct s3_volume *v, const struct s3_name *name, uint32_t bytes, uint32_t crc, void **data)
+/* The volume's own at seq. -ENOENT: no such root, or a damaged one. */
+static int read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = seq};
+	int r = s3_root_read(v, v->base, v->super.uuid, &name, data, root);
+
+	if (r || root->seq == seq)
+		return r;
+	s3_root_free(root);
+	free(*data);
+	return -ENOENT;
+}
+
+/* A part of a checkpoint, whose checksum is known. -ENOENT: there is none, or a damaged one. */
+static int read_part(struct s3_volume *v, const char *base, const struct s3_name *name,
+	uint32_t bytes, uint32_t crc, void **data)
 {
 	char key[S3_KEY_MAX + 1];
-	struct s3_request req;
 	size_t length;
-	int r;
+	int r = read_whole(v, base, name, key, data, &length);
 
-	s3_volume_key(v, name, key);
-	r = s3_volume_get_all(v, key, data, &length, &req);
-	if (r && r != -ENOENT && r != -ENOMEM)
-		return s3_volume_refuse(v, r, "%s", req.message);
 	if (r)
 		return r;
 	if (length == bytes && s3_crc32c(0, *data, length) == crc)
@@ -276,24 +292,20 @@ static int read_part(
 	return -ENOENT;
 }
 
-static int load_regions(struct s3_volume *v, const struct s3_root *root)
+static int load_region(struct s3_volume *v, const char *base, const struct s3_root_region *region,
+	struct s3_map *map)
 {
-	for (uint32_t i = 0; i < root->n_regions; i++) {
-		const struct s3_root_region *region = &root->regions[i];
-		struct s3_name name = {
-			.kind = S3_NAME_REGION, .number = region->seq, .region = region->region};
-		enum s3_check check;
-		void *data;
-		int r = read_part(v, &name, region->bytes, region->crc, &data);
+	struct s3_name name = {
+		.kind = S3_NAME_REGION, .number = region->seq, .region = region->region};
+	enum s3_check check;
+	void *data;
+	int r = read_part(v, base, &name, region->bytes, region->crc, &data);
 
-		if (r)
-			return r;
-		check = s3_map_load(v->map, region->region, data, region->bytes);
-		free(data);
-		if (check != S3_GOOD)
-			return check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
-	}
-	return 0;
+	if (r)
+		return r;
+	check = s3_map_load(map, region->region, data, region->bytes);
+	free(data);
+	return check == S3_GOOD ? 0 : check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
 }
 
 static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct replay *p)
@@ -309,7 +321,7 @@ static int load_summaries(struct s3_volume *v, const struct s3_root *root, struc
 		int stopped = 0, r;
 		void *data;
 
-		r = read_part(v, &name, part->bytes, part->crc, &data);
+		r = read_part(v, v->base, &name, part->bytes, part->crc, &data);
 		if (r)
 			return r;
 		check = s3_summary_decode(
@@ -324,7 +336,7 @@ static int load_summaries(struct s3_volume *v, const struct s3_root *root, struc
 	return 0;
 }
 
-/* An empty map again. */
+/* An empty map again; of any size, until it is known what has to fit. */
 static int reset(struct s3_volume *v)
 {
 	s3_map_free(v->map);
@@ -332,19 +344,40 @@ static int reset(struct s3_volume *v)
 	v->map = NULL;
 	v->objects = s3_objects_new(v->batch_blocks);
 	if (v->objects)
-		v->map = s3_map_new(v->objects, v->super.blocks);
+		v->map = s3_map_new(v->objects, S3_BLOCKS_MAX);
+	free(v->snapshots);
+	v->snapshots = NULL;
+	v->n_snapshots = 0;
 	v->next_gc = S3_GC | 1;
 	v->applied = 0;
 	return v->map ? 0 : -ENOMEM;
 }
 
-/* Takes over what a later checkpoint needs to know of this one. */
-static int keep_root(struct s3_volume *v, struct s3_root *full, struct s3_root *root)
+/* Forgets all that recovery has found. */
+static int start_over(struct s3_volume *v)
 {
-	v->regions = full->regions;
-	v->n_regions = full->n_regions;
-	full->regions = NULL;
-	full->n_regions = 0;
+	free(v->regions);
+	v->regions = NULL;
+	v->n_regions = 0;
+	free(v->summaries);
+	v->summaries = NULL;
+	v->n_summaries = 0;
+	v->full = v->checkpoint = v->frontier = 0;
+	s3_summary_abandon(&v->summary);
+	v->log_bytes_since_full = 0;
+	v->full_wanted = v->rolled_back = false;
+	return reset(v);
+}
+
+/* Takes over what a later checkpoint needs to know of this one. */
+static void keep_root(struct s3_volume *v, struct s3_root *full, struct s3_root *root)
+{
+	if (!v->rolled_back) {
+		v->regions = full->regions;
+		v->n_regions = full->n_regions;
+		full->regions = NULL;
+		full->n_regions = 0;
+	}
 	v->full = full->seq;
 	v->checkpoint = root->seq;
 	if (root != full) {
@@ -353,6 +386,28 @@ static int keep_root(struct s3_volume *v, struct s3_root *full, struct s3_root *
 		root->summaries = NULL;
 		root->n_summaries = 0;
 	}
+}
+
+/* Map, table and snapshots of a full root of a volume under base. -ENOENT: it cannot be used. */
+static int load_full(struct s3_volume *v, const char *base, struct s3_root *root)
+{
+	enum s3_check check;
+	int r = reset(v);
+
+	if (r || root->base != root->seq)
+		return r ? r : -ENOENT;
+	check = s3_objects_decode(v->objects, root->table, root->table_bytes);
+	if (check != S3_GOOD)
+		return check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
+	for (uint32_t i = 0; r == 0 && i < root->n_regions; i++)
+		r = load_region(v, base, &root->regions[i], v->map);
+	if (r)
+		return r;
+	s3_objects_settle(v->objects, root->seq);
+	v->snapshots = root->snapshots;
+	v->n_snapshots = root->n_snapshots;
+	root->snapshots = NULL;
+	root->n_snapshots = 0;
 	return 0;
 }
 
@@ -372,17 +427,10 @@ static int load_root(struct s3_volume *v, uint64_t seq, struct replay *p)
 		else
 			goto out;
 	}
-	r = reset(v);
-	if (r == 0 && (full->base != full->seq || s3_objects_decode(v->objects, full->table,
-							  full->table_bytes) != S3_GOOD))
-		r = -ENOENT;
-	if (r == 0)
-		r = load_regions(v, full);
+	r = load_full(v, v->base, full);
 	if (r == 0) {
-		if (v->next_gc < full->next_gc)
-			v->next_gc = full->next_gc;
+		v->next_gc = full->next_gc;
 		v->applied = full->seq;
-		s3_objects_settle(v->objects, full->seq);
 		r = load_summaries(v, &root, p);
 	}
 	if (r == 0) {
@@ -392,7 +440,8 @@ static int load_root(struct s3_volume *v, uint64_t seq, struct replay *p)
 		v->epoch = root.epoch;
 		/* Its writer had put a fence before it: what is older than that does not count. */
 		p->last_epoch = root.epoch;
-		r = keep_root(v, full, &root);
+		p->blocks = root.blocks;
+		keep_root(v, full, &root);
 	}
 	if (full == &base)
 		s3_root_free(&base);
@@ -403,24 +452,302 @@ out:
 	return r;
 }
 
+/* What a clone begins with: its parent's snapshot, of which all objects are an ancestor's. */
+static int load_parent(struct s3_volume *v)
+{
+	const struct s3_parent *parent = &v->super.parents[0];
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	char base[S3_KEY_MAX + 1];
+	struct s3_root root;
+	void *data;
+	int r;
+
+	snprintf(base, sizeof base, "%s/", parent->path);
+	strcpy(name.name, parent->snapshot);
+	r = s3_root_read(v, base, parent->uuid, &name, &data, &root);
+	if (r == 0) {
+		r = root.seq == parent->last_seq ? load_full(v, base, &root) : -ENOENT;
+		s3_root_free(&root);
+		free(data);
+	}
+	if (r == 0)
+		r = s3_objects_inherit(v->objects);
+	if (r == -ENOENT || r == -ERANGE)
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: is a clone of snapshot %s of %s, which is damaged or gone; "
+			"restore that",
+			v->name, parent->snapshot, parent->path);
+	if (r)
+		return r;
+	free(v->snapshots); /* the parent's */
+	v->snapshots = NULL;
+	v->n_snapshots = 0;
+	return 0;
+}
+
+static void begin(struct replay *p)
+{
+	*p = (struct replay){.v = p->v, .adopt = p->adopt, .n_adopt = p->n_adopt};
+}
+
 static int load_newest_root(struct s3_volume *v, struct replay *p)
 {
-	struct roots roots = {0};
+	struct roots roots = {.v = v};
 	int r = list_roots(v, &roots);
 	size_t i;
 
+	if (r == 0)
+		r = start_over(v);
+	begin(p);
 	for (i = 0; r == 0 && i < roots.n; i++) {
-		*p = (struct replay){.v = v};
 		r = load_root(v, roots.seqs[i], p);
 		if (r == 0)
 			break;
 		if (r == -ENOENT)
-			r = reset(v);
+			r = start_over(v);
+		begin(p);
 	}
-	if (r == 0 && i == roots.n)
-		*p = (struct replay){.v = v};
+	if (r == 0 && i == roots.n && v->super.n_parents)
+		r = load_parent(v);
 	p->newest_root = roots.n ? roots.seqs[0] : 0;
 	free(roots.seqs);
+	return r;
+}
+
+/* ---- snapshots -------------------------------------------------------------------- */
+
+struct restore {
+	struct s3_volume *v;
+	struct s3_objects *objects; /* the snapshot's table */
+};
+
+/* Enters a run of the snapshot's map. Its table may have other slots than the volume's. */
+static int restore_run(void *opaque, const struct s3_run *run)
+{
+	struct restore *c = opaque;
+	struct s3_volume *v = c->v;
+	struct s3_object object;
+	uint32_t slot;
+
+	s3_objects_get(c->objects, run->slot, &object);
+	slot = s3_objects_find(v->objects, object.origin, object.id);
+	if (slot == S3_NO_SLOT)
+		return -ENOENT;
+	return s3_map_update(v->map, v->applied, run->lba, run->count, slot, run->offset);
+}
+
+/* Takes the map over, a region after the other. */
+static int restore_regions(struct s3_volume *v, const struct s3_root *root)
+{
+	struct restore c = {.v = v, .objects = s3_objects_new(v->batch_blocks)};
+	int r = c.objects ? 0 : -ENOMEM;
+
+	if (r == 0 && s3_objects_decode(c.objects, root->table, root->table_bytes) != S3_GOOD)
+		r = -ENOENT;
+	for (uint32_t i = 0; r == 0 && i < root->n_regions; i++) {
+		struct s3_map *map = s3_map_new(c.objects, root->blocks);
+
+		r = map ? load_region(v, v->base, &root->regions[i], map) : -ENOMEM;
+		if (r == 0)
+			r = s3_map_walk(map, restore_run, &c);
+		s3_map_free(map);
+	}
+	s3_objects_free(c.objects);
+	return r;
+}
+
+int s3_restore(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root root;
+	void *data;
+	int r = -ENOENT;
+
+	/* The younger ones have been deleted, although the root that was loaded may not know. */
+	while (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq > seq)
+		if (s3_snapshot_drop(v, v->snapshots[v->n_snapshots - 1].seq, v->applied))
+			return -ENOMEM;
+	if (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == seq) {
+		strcpy(name.name, v->snapshots[v->n_snapshots - 1].name);
+		r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	}
+	if (r == 0) {
+		r = root.seq == seq && root.base == seq ? s3_objects_rollback(v->objects, seq)
+							: -ENOENT;
+		if (r == 0) {
+			s3_map_clear(v->map);
+			r = restore_regions(v, &root);
+		}
+		s3_root_free(&root);
+		free(data);
+	}
+	if (r == -ENOENT)
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: snapshot %s, to which it was rolled back, is damaged or gone; "
+			"restore the volume from a backup",
+			v->name, name.name);
+	if (r)
+		return r;
+	s3_objects_settle(v->objects, v->applied);
+	/* All regions that hold anything have changed. */
+	free(v->regions);
+	v->regions = NULL;
+	v->n_regions = 0;
+	v->full_wanted = v->rolled_back = true;
+	return 0;
+}
+
+static bool is_known(const struct s3_root_snapshot *snapshots, size_t n, const char *name)
+{
+	for (size_t i = 0; i < n; i++)
+		if (strcmp(snapshots[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+/* A snapshot whose own root is there, while the volume does not know it. */
+static int look_at_snapshot(
+	struct s3_volume *v, struct replay *p, const struct s3_snapshot_files *files, bool *again)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root_snapshot *list, found = {0};
+	struct s3_root root;
+	bool known;
+	void *data;
+	int r;
+
+	strcpy(name.name, files->name);
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	/* Not that of another writer, who takes over: we shall see. */
+	if (root.n_snapshots && root.epoch <= v->epoch)
+		found = root.snapshots[root.n_snapshots - 1];
+	known = found.seq == root.seq && strcmp(found.name, files->name) == 0;
+	s3_root_free(&root);
+	free(data);
+	if (!known)
+		return 0;
+	if (found.seq <= v->checkpoint) {
+		s3_snapshot_erase(v, files->name);
+		return 0;
+	}
+	if (found.seq > v->applied)
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: the log ends before snapshot %s, at object %" PRIu64
+			"; restore the volume from a backup",
+			v->name, files->name, v->applied);
+	list = realloc(p->adopt, (p->n_adopt + 1) * sizeof *list);
+	if (!list)
+		return -ENOMEM;
+	list[p->n_adopt++] = found;
+	p->adopt = list;
+	*again = true;
+	return 0;
+}
+
+/*
+ * Compares the snapshots that the volume knows with those that are stored. again: there is one
+ * to be taken on the way.
+ */
+static int look_at_snapshots(struct s3_volume *v, struct replay *p, bool *again)
+{
+	struct s3_snapshot_files *files;
+	struct s3_request req;
+	size_t n;
+	int r = s3_snapshot_look(v, &files, &n, &req);
+
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		bool known = is_known(v->snapshots, v->n_snapshots, files[i].name);
+
+		if (known && files[i].deleting)
+			s3_snapshot_unmark(v, files[i].name);
+		else if (!known && files[i].root)
+			r = look_at_snapshot(v, p, &files[i], again);
+		else if (!known && files[i].deleting)
+			s3_snapshot_erase(v, files[i].name);
+	}
+	free(files);
+	return r;
+}
+
+/* Does the newest root that can be read know the snapshot, or has it not yet come to that? */
+static int is_deleted(struct s3_volume *v, const char *snapshot, uint64_t seq)
+{
+	struct roots roots = {.v = v};
+	int r = list_roots(v, &roots), deleted = 0;
+
+	for (size_t i = 0; r == 0 && i < roots.n; i++) {
+		struct s3_root root;
+		void *data;
+
+		r = read_root(v, roots.seqs[i], &data, &root);
+		if (r == 0) {
+			deleted = root.seq >= seq &&
+				  !is_known(root.snapshots, root.n_snapshots, snapshot);
+			s3_root_free(&root);
+			free(data);
+			break;
+		}
+		if (r == -ENOENT)
+			r = 0;
+	}
+	free(roots.seqs);
+	return r ? r : deleted;
+}
+
+static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
+{
+	struct s3_snapshot_files *files;
+	char names[256] = "";
+	struct s3_request req;
+	size_t n, used = 0;
+	int r = s3_snapshot_look(v, &files, &n, &req);
+
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; i < n && used < sizeof names; i++)
+		if (files[i].root && !files[i].deleting)
+			used += (size_t)snprintf(names + used, sizeof names - used, "%s%s",
+				used ? ", " : "", files[i].name);
+	free(files);
+	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has none of that name; %s%s",
+		snapshot, v->name, used ? "there are " : "it has no snapshot at all", names);
+}
+
+int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root root;
+	void *data;
+	int r;
+
+	strcpy(name.name, snapshot);
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r)
+		return r == -ENOENT ? refuse_snapshot(v, snapshot) : r;
+	r = is_deleted(v, snapshot, root.seq);
+	if (r == 1) {
+		r = refuse_snapshot(v, snapshot);
+	} else if (r == 0) {
+		r = load_full(v, v->base, &root);
+		if (r == -ENOENT)
+			r = s3_volume_refuse(v, -EIO,
+				"snapshot=%s: a part of its map is damaged or gone; restore the "
+				"volume "
+				"from a backup",
+				snapshot);
+	}
+	if (r == 0) {
+		v->epoch = root.epoch;
+		v->applied = v->frontier = root.seq;
+		v->next_seq = root.seq + 1;
+		r = s3_map_resize(v->map, root.blocks);
+	}
+	s3_root_free(&root);
+	free(data);
 	return r;
 }
 
@@ -703,19 +1030,47 @@ static int check_reached(struct s3_volume *v, uint64_t newest_root)
 		v->name, key, v->applied);
 }
 
+/* The super object tells the size; but nothing that is there is ever cut off. */
+static int settle_size(struct s3_volume *v, uint64_t blocks)
+{
+	uint64_t *size = &v->super.blocks;
+
+	if (!s3_map_is_hole(v->map, *size, S3_BLOCKS_MAX - *size) && blocks > *size)
+		*size = blocks;
+	if (!s3_map_is_hole(v->map, *size, S3_BLOCKS_MAX - *size))
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: holds data beyond its end; restore the volume from a backup",
+			v->name);
+	return s3_map_resize(v->map, *size);
+}
+
 int s3_recover(struct s3_volume *v, bool readonly)
 {
 	struct replay *p = calloc(1, sizeof *p);
-	int r = p ? load_newest_root(v, p) : -ENOMEM;
+	bool again = true;
+	int r = p ? 0 : -ENOMEM;
 
+	if (p)
+		p->v = v;
+	while (r == 0 && again) {
+		again = false;
+		r = load_newest_root(v, p);
+		if (r == 0)
+			r = roll_forward(v, p);
+		if (r == 0)
+			r = check_reached(v, p->newest_root);
+		if (r == 0 && !readonly)
+			r = fence(v, p);
+		/* After the fence: until then a writer before us may take or delete one. */
+		if (r == 0 && !readonly)
+			r = look_at_snapshots(v, p, &again);
+	}
 	if (r == 0)
-		r = roll_forward(v, p);
-	if (r == 0)
-		r = check_reached(v, p->newest_root);
-	if (r == 0 && !readonly)
-		r = fence(v, p);
+		r = settle_size(v, p->blocks);
 	v->next_seq = v->applied + 1;
 	v->frontier = v->applied;
+	if (p)
+		free(p->adopt);
 	free(p);
 	return r;
 }

@@ -146,6 +146,13 @@ static const struct param s3_params[] = {
 		.help = "time that an object that is not needed any more is kept",
 	},
 	{
+		.name = "snapshot",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, snapshot),
+		.metavar = "NAME",
+		.help = "serve this snapshot of the volume, which cannot be changed",
+	},
+	{
 		.name = "readonly",
 		.type = PARAM_BOOL,
 		.offset = offsetof(struct s3_config, readonly),
@@ -172,6 +179,17 @@ static int s3_check(const void *config, struct params_error *error)
 			"prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' and "
 			"single '/' between them",
 			c->prefix);
+		return -EINVAL;
+	}
+	if (c->snapshot && !s3_name_valid(c->snapshot)) {
+		params_error_set(error,
+			"snapshot=%s: not a name of a snapshot; use 1 to 63 of a-z, 0-9, '.', '_' "
+			"and '-', a letter or digit first",
+			c->snapshot);
+		return -EINVAL;
+	}
+	if (c->create && c->snapshot) {
+		params_error_set(error, "create=on: not together with snapshot=; leave one out");
 		return -EINVAL;
 	}
 	if (c->create && c->readonly) {
@@ -293,7 +311,7 @@ static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsig
 
 static int s3_available(struct backend *b, uint64_t *size)
 {
-	*size = ((const struct s3_volume *)b)->size;
+	*size = s3_volume_size((const struct s3_volume *)b);
 	return 0;
 }
 

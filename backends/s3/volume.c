@@ -43,6 +43,28 @@ void s3_volume_object_key(const struct s3_volume *v, uint64_t id, char *key)
 	s3_name_object(id, key + strlen(key));
 }
 
+void s3_volume_origin_key(const struct s3_volume *v, uint8_t origin, uint64_t id, char *key)
+{
+	if (!origin) {
+		s3_volume_object_key(v, id, key);
+		return;
+	}
+	/* read_super() has seen to the room. */
+	strcpy(key, v->super.parents[origin - 1].path);
+	strcat(key, "/");
+	s3_name_object(id, key + strlen(key));
+}
+
+const uint8_t *s3_volume_origin_uuid(const struct s3_volume *v, uint8_t origin)
+{
+	return origin ? v->super.parents[origin - 1].uuid : v->super.uuid;
+}
+
+uint64_t s3_volume_size(const struct s3_volume *v)
+{
+	return (v->map ? s3_map_blocks(v->map) : v->super.blocks) << v->shift;
+}
+
 /* ---- failure -------------------------------------------------------------------- */
 
 int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
@@ -182,34 +204,81 @@ int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *re
 	return s3_store_call(v->store, req);
 }
 
+int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
+	int (*fn)(void *opaque, const struct s3_listed *listed), void *opaque,
+	struct s3_request *req)
+{
+	char start[S3_KEY_MAX + 1], *token = NULL;
+	int r;
+
+	snprintf(start, sizeof start, "%s%s", v->base, prefix);
+	do {
+		*req = (struct s3_request){
+			.op = S3_LIST,
+			.pool = S3_POOL_BACKGROUND,
+			.key = start,
+			.token = token,
+			.delimiter = delimiter,
+			.retry_deadline = v->deadline,
+		};
+		r = s3_store_call(v->store, req);
+		free(token);
+		token = NULL;
+		if (r)
+			return r;
+		for (size_t i = 0; r == 0 && i < req->listing.n_objects; i++)
+			r = fn(opaque, &req->listing.objects[i]);
+		if (r == 0 && req->listing.token) {
+			token = strdup(req->listing.token);
+			r = token ? 0 : -ENOMEM;
+		}
+		s3_listing_free(&req->listing);
+	} while (token);
+	return r;
+}
+
+int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req)
+{
+	int r;
+
+	*req = (struct s3_request){
+		.op = S3_LIST,
+		.pool = S3_POOL_BACKGROUND,
+		.key = prefix,
+		.max_keys = 1,
+		.retry_deadline = v->deadline,
+	};
+	r = s3_store_call(v->store, req);
+	if (r)
+		return r;
+	r = req->listing.n_objects > 0;
+	if (r)
+		snprintf(req->message, sizeof req->message, "%s", req->listing.objects[0].key);
+	s3_listing_free(&req->listing);
+	return r;
+}
+
 /* ---- create and open -------------------------------------------------------------- */
 
-static int random_bytes(void *out, size_t length)
+int s3_random(uint8_t uuid[S3_UUID])
 {
-	return getrandom(out, length, 0) == (ssize_t)length ? 0 : -EIO;
+	return getrandom(uuid, S3_UUID, 0) == S3_UUID ? 0 : -EIO;
 }
 
 /* Is there anything under the volume's name that is no volume? */
 static int check_empty(struct s3_volume *v)
 {
-	struct s3_request req = {
-		.op = S3_LIST,
-		.pool = S3_POOL_BACKGROUND,
-		.key = v->base,
-		.max_keys = 1,
-		.retry_deadline = v->deadline,
-	};
-	int r = s3_store_call(v->store, &req);
+	struct s3_request req;
+	int r = s3_volume_any(v, v->base, &req);
 
-	if (r)
+	if (r < 0)
 		return s3_volume_refuse(v, r, "%s", req.message);
-	if (req.listing.n_objects)
-		r = s3_volume_refuse(v, -EEXIST,
-			"volume=%s: the bucket holds %s, which is not of a volume; choose another "
-			"name or prefix",
-			v->name, req.listing.objects[0].key);
-	s3_listing_free(&req.listing);
-	return r;
+	return r ? s3_volume_refuse(v, -EEXIST,
+			   "volume=%s: the bucket holds %s, which is not of a volume; choose "
+			   "another "
+			   "name or prefix",
+			   v->name, req.message)
+		 : 0;
 }
 
 static int create(
@@ -235,7 +304,7 @@ static int create(
 	if (super.layout == S3_LAYOUT_DIRECT)
 		super.chunk_blocks = (uint32_t)(c->chunk_size >> super.block_shift);
 	super.created = (uint64_t)time(NULL);
-	r = random_bytes(super.uuid, sizeof super.uuid);
+	r = s3_random(super.uuid);
 	if (r)
 		return r;
 	s3_super_encode(&super, &out);
@@ -255,7 +324,7 @@ static int probe_conditional_put(struct s3_volume *v)
 	struct s3_name name = {.kind = S3_NAME_PROBE};
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req, last;
-	int r = random_bytes(name.uuid, sizeof name.uuid);
+	int r = s3_random(name.uuid);
 
 	if (r)
 		return r;
@@ -311,23 +380,31 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	if (check != S3_GOOD)
 		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
 			"volume=%s: %s %s", v->name, key, s3_check_text(check));
-	if (v->super.features || v->super.n_parents)
+	if (v->super.features)
 		return s3_volume_refuse(v, -EOPNOTSUPP,
-			"volume=%s: has features that this program cannot serve (compression, "
-			"encryption or clone); use a newer one",
+			"volume=%s: has features that this program cannot serve (compression or "
+			"encryption); use a newer one",
 			v->name);
 	if (c->layout == S3_LAYOUT_DIRECT && v->super.layout != S3_LAYOUT_DIRECT)
 		return s3_volume_refuse(v, -EEXIST,
 			"layout=direct: the volume exists and is a log; leave layout= out, or use "
 			"another name");
+	if (c->snapshot && v->super.layout == S3_LAYOUT_DIRECT)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"snapshot=%s: volume %s has layout=direct, which has no snapshots; leave "
+			"snapshot= out",
+			c->snapshot, v->name);
+	for (unsigned i = 0; i < v->super.n_parents; i++)
+		if (strlen(v->super.parents[i].path) + 1 + S3_KEY_ROOM > S3_KEY_MAX)
+			return s3_volume_refuse(v, -EINVAL,
+				"volume=%s: %s has a parent of too long a name", v->name, key);
 	v->shift = v->super.block_shift;
 	v->block_size = 1u << v->shift;
-	v->size = v->super.blocks << v->shift;
-	if (c->size && c->size != v->size)
+	if (c->size && !c->snapshot && c->size != v->super.blocks << v->shift)
 		return s3_volume_refuse(v, -EEXIST,
 			"size=%" PRIu64 ": the volume exists with %" PRIu64
-			" bytes; leave size= out",
-			c->size, v->size);
+			" bytes; leave size= out, or resize it",
+			c->size, v->super.blocks << v->shift);
 	return 0;
 }
 
@@ -344,25 +421,22 @@ static void init_locks(struct s3_volume *v)
 	pthread_condattr_destroy(&attr);
 	v->stalled_tail = &v->stalled;
 	v->sealing_tail = &v->sealing;
+	v->orders_tail = &v->orders;
 }
 
 /* What layout=log has. */
 static int open_log(struct s3_volume *v, const struct s3_config *c)
 {
-	uint64_t buffers;
-
 	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
-	buffers = v->max_batches * v->batch_size;
-	v->objects = s3_objects_new(v->batch_blocks);
-	v->map = v->objects ? s3_map_new(v->objects, v->super.blocks) : NULL;
-	v->crcs = s3_crc_cache_new(c->memory - buffers);
-	if (!v->map || !v->crcs)
+	v->crcs = s3_crc_cache_new(c->memory - v->max_batches * v->batch_size);
+	if (!v->crcs)
 		return -ENOMEM;
-	return s3_recover(v, c->readonly);
+	return c->snapshot ? s3_recover_snapshot(v, c->snapshot) : s3_recover(v, c->readonly);
 }
 
 static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
+	bool readonly = c->readonly || c->snapshot;
 	int r;
 
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
@@ -379,12 +453,12 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->deadline = OPEN_DEADLINE;
 	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
 		v->deadline = (uint32_t)c->store.retry_deadline;
-	r = v->name ? random_bytes(v->instance, sizeof v->instance) : -ENOMEM;
+	r = v->name ? s3_random(v->instance) : -ENOMEM;
 	if (r == 0)
 		r = s3_failpoint_choose(&v->host);
 	if (r == 0)
 		r = s3_store_open(&c->store, &v->host, &v->store);
-	if (r == 0 && !c->readonly && v->conditional)
+	if (r == 0 && !readonly && v->conditional)
 		r = probe_conditional_put(v);
 	if (r == 0)
 		r = read_super(v, c, size);
@@ -393,8 +467,8 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	r = v->super.layout == S3_LAYOUT_DIRECT ? s3_direct_open(v, c) : open_log(v, c);
 	if (r)
 		return r;
-	v->backend.size = v->size;
-	v->backend.readonly = c->readonly;
+	v->backend.size = s3_volume_size(v);
+	v->backend.readonly = readonly;
 	v->deadline = 0;
 	s3_store_park(v->store);
 	return 0;
@@ -412,6 +486,14 @@ static void destroy(struct s3_volume *v)
 	s3_super_free(&v->super);
 	free(v->regions);
 	free(v->summaries);
+	free(v->snapshots);
+	while (v->kept) {
+		struct s3_kept *next = v->kept->next;
+
+		free(v->kept->regions);
+		free(v->kept);
+		v->kept = next;
+	}
 	free(v->name);
 	pthread_cond_destroy(&v->quiet);
 	pthread_cond_destroy(&v->keeper_work);
@@ -532,6 +614,8 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 		{"gc_objects", s->gc_objects},
 		{"gc_bytes", s->gc_bytes},
 		{"deleted", s->deleted},
+		{"orphans", s->orphans},
+		{"held_bytes", totals.held << v->shift},
 		{"reads_memory", s->reads_memory},
 		{"reads_store", s->reads_store},
 		{"crc_retries", s->crc_retries},

@@ -7,7 +7,7 @@
  *   log.c         writes: open batch, uploads, frontier, flush
  *   read.c        reads, and the checksums they are checked with
  *   recovery.c    from the store to the map; fencing
- *   maintain.c    checkpoints, garbage collection, deletion
+ *   maintain.c    the keeper's thread: checkpoints, garbage collection, deletion
  *   snapshot.c    snapshots, clones, the volume's size: what is asked of the keeper
  *   direct.c      layout=direct, which has none of these
  *
@@ -38,6 +38,7 @@ enum s3_fencing { S3_FENCING_AUTO, S3_FENCING_NONE };
 struct s3_config {
 	struct s3_store_config store;
 	char *volume, *prefix;
+	char *snapshot; /* to be served, read-only; NULL: the volume as it is now */
 	bool create, readonly;
 	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size;
 	unsigned block_size; /* index; s3_config_block_size() */
@@ -77,12 +78,22 @@ struct s3_batch {
 struct s3_waiter; /* a flush, or a write that is to be durable */
 struct s3_write;  /* a write, trim or zero under way */
 struct s3_crc_cache;
+struct s3_order; /* something that the keeper is to do between two rounds of its own work */
+
+/* The regions that the root of a snapshot names. */
+struct s3_kept {
+	struct s3_kept *next;
+	uint64_t seq; /* of the snapshot */
+	struct s3_root_region *regions;
+	uint32_t n_regions;
+	bool unknown; /* its root is damaged or gone: it may name any region */
+};
 
 /* Values that counters show. */
 struct s3_stats {
 	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
 	_Atomic uint64_t reads_memory, reads_store, crc_retries, stalls, deleted;
-	_Atomic uint64_t full_roots, light_roots, replayed;
+	_Atomic uint64_t full_roots, light_roots, replayed, orphans;
 };
 
 struct s3_volume {
@@ -93,7 +104,6 @@ struct s3_volume {
 	char *name;		  /* for messages */
 	char base[272];		  /* "<prefix>/<volume>/" */
 	struct s3_super super;
-	uint64_t size;
 	uint32_t block_size;
 	unsigned shift; /* log2 of it */
 	uint64_t batch_size;
@@ -137,6 +147,10 @@ struct s3_volume {
 	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */
 	struct s3_summary_writer summary; /* of the headers after the newest root */
 	uint64_t log_bytes_since_full;
+	struct s3_order *orders, **orders_tail; /* for the keeper */
+	/* Ascending by age; changed by the keeper only (before it runs: recovery). */
+	struct s3_root_snapshot *snapshots;
+	uint32_t n_snapshots;
 
 	/* The keeper's own (before it runs: recovery's; after it ended: close's). */
 	struct s3_root_region *regions; /* of the newest full root, ascending */
@@ -146,8 +160,11 @@ struct s3_volume {
 	uint32_t n_summaries;
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;
-	bool full_wanted; /* the next root has to be a full one */
-	uint64_t next_gc; /* number of the next GC object, with S3_GC */
+	bool full_wanted;     /* the next root has to be a full one */
+	bool rolled_back;     /* regions are not those of the newest root */
+	uint64_t next_gc;     /* number of the next GC object, with S3_GC */
+	struct s3_kept *kept; /* of the snapshots whose root has been read */
+	uint64_t next_sweep_ns;
 	/* Recovery may start from either of the two newest roots: what died later is needed. */
 	uint64_t delete_limit, next_delete_limit, next_delete_ns;
 	uint64_t gc_delay_ns;
@@ -166,9 +183,15 @@ void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* As s3_volume_fail(); reads fail too. */
 void s3_volume_fence(struct s3_volume *v, const char *what);
+/* Bytes that the volume, or its snapshot that is served, has now. */
+uint64_t s3_volume_size(const struct s3_volume *v);
 /* Full keys; key has S3_KEY_MAX + 1 bytes. */
 void s3_volume_key(const struct s3_volume *v, const struct s3_name *name, char *key);
 void s3_volume_object_key(const struct s3_volume *v, uint64_t id, char *key);
+/* The same of an object that may be an ancestor's; origin as in objects.h. */
+void s3_volume_origin_key(const struct s3_volume *v, uint8_t origin, uint64_t id, char *key);
+/* The volume that objects of origin belong to. */
+const uint8_t *s3_volume_origin_uuid(const struct s3_volume *v, uint8_t origin);
 /*
  * Requests of the pool for background work, waited for. req tells what came of it. PUT replaces
  * what is there if if_none_match is false. The answer is req->result.
@@ -188,6 +211,17 @@ int s3_volume_get_all(
 int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, enum s3_check *check, struct s3_request *req);
 int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req);
+/*
+ * Calls fn for what is listed under a prefix below the volume's, in order of the keys, until it
+ * answers non-zero, which is returned. Otherwise 0, or negative errno of the store.
+ */
+int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
+	int (*fn)(void *opaque, const struct s3_listed *listed), void *opaque,
+	struct s3_request *req);
+/* Is there any key that begins with prefix (of the bucket)? 1, 0 or negative errno. */
+int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req);
+/* Random bytes for a uuid. 0 or -EIO. */
+int s3_random(uint8_t uuid[S3_UUID]);
 /* Tells the user that a request of open failed: the store's message. Answers r. */
 int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
@@ -213,6 +247,11 @@ void s3_log_resume(struct s3_volume *v);
  */
 int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	const struct s3_record *records, size_t n);
+/*
+ * Makes the log longer by an object, be it an empty one, with a record (NULL: none) in it. 0 or
+ * negative errno.
+ */
+int s3_log_mark(struct s3_volume *v, const struct s3_record *record);
 /* Waits until seq is in the store. 0 or negative errno. */
 int s3_log_wait(struct s3_volume *v, uint64_t seq);
 /* The batch in memory of an object, held; NULL: it is in the store. */
@@ -235,12 +274,46 @@ void s3_crc_cache_add(struct s3_crc_cache *cache, uint64_t id, const uint32_t *c
 /* ---- recovery.c ---- */
 /* Fills map and table from the store; unless readonly, keeps all other writers out. */
 int s3_recover(struct s3_volume *v, bool readonly);
+/* The same with what a snapshot holds, to be read only. */
+int s3_recover_snapshot(struct s3_volume *v, const char *name);
+/*
+ * The map becomes that of a snapshot, the newest one. No other call meanwhile; after an error the
+ * map must not be used. Told through the host.
+ */
+int s3_restore(struct s3_volume *v, uint64_t seq);
+/*
+ * Reads a root of a volume under base ("<prefix>/<volume>/") with that uuid. -ENOENT: there is no
+ * such object, or a damaged one, or no root. Other errors are told. data outlives root.
+ */
+int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
+	const struct s3_name *name, void **data, struct s3_root *root);
 
 /* ---- maintain.c ---- */
 void *s3_keeper(void *volume);
 /* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
 int s3_checkpoint(struct s3_volume *v);
 
+/* What else a full checkpoint does. */
+struct s3_checkpoint_step {
+	/* Writes pause: changes what the checkpoint is to hold. */
+	int (*change)(void *opaque, struct s3_volume *v, uint64_t seq);
+	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
+	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);
+	void *opaque;
+};
+/* The same at a sequence number of its own, with a step. After an error change() may have run. */
+int s3_checkpoint_with(struct s3_volume *v, const struct s3_checkpoint_step *step);
+/*
+ * Has another writer taken over? Whoever did stands right behind our frontier. 0: no. To be asked
+ * before each deletion; a fence that lands afterwards is of a writer that has not yet read
+ * what it would need.
+ */
+int s3_check_not_fenced(struct s3_volume *v);
+/* Has the keeper do something and waits for it. Any thread but the keeper's. Its result;
+ * -ESHUTDOWN: the volume is being closed; -EOPNOTSUPP: it has another layout; negative errno of one
+ * that has failed. */
+int s3_keeper_call(
+	struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque);
 /*
  * Compacts until nothing is worth it, makes that durable, and waits until the store is rid of what
  * was freed, which takes gc-delay= as well. progress (may be NULL): bytes of garbage gone, of those
@@ -293,5 +366,25 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
  * to be trimmed first; -EINVAL: too small or large; -EROFS.
  */
 int s3_volume_resize(struct s3_volume *v, uint64_t size);
+
+/* Below: of the keeper, or recovery. */
+
+/* What is stored of a snapshot. */
+struct s3_snapshot_files {
+	char name[S3_NAME_MAX + 1];
+	bool root, deleting; /* its own root; the mark that it is being deleted */
+	uint32_t children;
+};
+/* All of them, by name; files is to be freed. 0 or negative errno, of the store (req) or -ENOMEM.
+ */
+int s3_snapshot_look(
+	struct s3_volume *v, struct s3_snapshot_files **files, size_t *n, struct s3_request *req);
+/* Deletes a snapshot's own root and its mark; and the mark alone. 0 or negative errno. */
+int s3_snapshot_erase(struct s3_volume *v, const char *name);
+int s3_snapshot_unmark(struct s3_volume *v, const char *name);
+/* The head is a snapshot, now: enters it. No change of the map meanwhile. 0 or -ENOMEM. */
+int s3_snapshot_enter(struct s3_volume *v, const struct s3_root_snapshot *snapshot);
+/* Forgets that at seq; now: newest sequence number applied. As s3_objects_snapshot_delete(). */
+int s3_snapshot_drop(struct s3_volume *v, uint64_t seq, uint64_t now);
 
 #endif

@@ -7,7 +7,8 @@ connections: stamped writes of random sizes, trims, zeroes, flushes, FUA, reads 
 Then the server gets kill -9 after a random number of replies, or ends itself at a named point of the
 device (USERBLK_S3_FAILPOINT); in some cases the newest objects or one in the middle are then taken from
 the store, as if their uploads had never ended. The volume is opened again, read as a whole and must hold
-a prefix of what was written, with every durable flush unless objects were taken: history.py.
+a prefix of what was written, with every durable flush unless objects were taken: history.py. Snapshots,
+clones and changes of the size are cut short at named points as well: orders.py.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 from device import parameters, volume_directory
 from history import History, Inconsistent, Write
 from nbdkit_server import Handle, NbdError, Nbdkit, nbd, plugin_path
+from orders import ORDER_POINTS, Failure, Orders
 from servers import Store, Versitygw, memory_directory, started
-from stamps import BLOCK, DamagedBlock, number_of, stamped
+from stamps import BLOCK, DamagedBlock, numbers, stamped
 
 BLOCKS = 1024
 CRASHES_PER_VOLUME = 10
 FAILPOINT = "USERBLK_S3_FAILPOINT"
-FAILPOINTS = (
+IO_POINTS = (
     "log-put-before",
     "log-put-after",
     "fence-put-before",
@@ -55,13 +57,12 @@ FAILPOINTS = (
     "delete-before",
     "delete-after",
 )
+# What a crash at the first leaves is deleted at the second.
+ORPHAN_POINTS = ("relocate-put-after", "orphan-delete-before")
+FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1])
 READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 120.0
 REACH_S = 3.0  # for which the load goes on, that a point may be reached
-
-
-class Failure(Exception):
-    """The device did what it must not."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +242,6 @@ class Load:
         handle.aio_pread(buffer, first * BLOCK, completion=lambda error: done(error.value))
 
 
-def numbers(data: bytes | bytearray, run: int, first: int) -> list[int]:
-    """The numbers of the writes in consecutive blocks from the first one on. DamagedBlock."""
-    return [
-        number_of(bytes(data[i * BLOCK : (i + 1) * BLOCK]), run, first + i) for i in range(len(data) // BLOCK)
-    ]
-
-
 def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[int | None]:
     """For each block its write; None for one that cannot be read, if that is tolerated."""
     handle = server.connect()
@@ -345,7 +339,8 @@ class Volume:
     run: int
     objects: Path | None = None  # where its objects are, if some may be taken
     flush_is_durable: bool = True
-    failpoints: Sequence[str] = FAILPOINTS
+    failpoints: Sequence[str] = IO_POINTS
+    orders: Orders | None = None
     starts: int = 0
 
     def start(self, failpoint: str | None = None) -> Nbdkit:
@@ -361,13 +356,23 @@ class Volume:
         before: set[Path] = set()
         points = itertools.cycle(self.failpoints)
         server: Nbdkit | None = self.start()
+        kind = ""
         try:
             for _ in range(crashes):
+                orphan = kind == ORPHAN_POINTS[0]
                 kind, durable = "kill", True
                 failpoint = None
-                if self.failpoints and self.rng.random() < 0.5:
-                    name = next(points)
-                    most = 1 if name.startswith("fence") else 6 if name.startswith("log") else 2
+                if self.failpoints and (orphan or self.rng.random() < 0.5):
+                    name = ORPHAN_POINTS[1] if orphan else next(points)
+                    if self.orders and name in ORDER_POINTS:
+                        assert server is not None
+                        server.stop()
+                        server = None
+                        self.orders.crash(name, history)
+                        kind = name
+                        server = self._judge(history, kind, True, result)
+                        continue
+                    most = 1 if orphan or name.startswith("fence") else 6 if name.startswith("log") else 2
                     failpoint = f"{name}:{self.rng.randint(1, most)}"
                 assert server is not None
                 if failpoint:
@@ -388,28 +393,41 @@ class Volume:
                         durable = False
                         kind = "taken: middle" if "one of" in taken else "taken: last"
                 server = None
-                try:
-                    server = self.start()
-                except AssertionError as error:
-                    if durable:
-                        raise Failure(f"the volume cannot be opened any more: {error}") from error
-                    result.kinds["refused: " + kind] += 1
-                    result.crashes += 1
-                    return
-                found = read_volume(server, self.run, BLOCKS, tolerant=not durable)
-                cut = history.settle(found, durable)
-                result.crashes += 1
-                result.kinds[kind] += 1
-                result.writes = len(history.writes) - 1
-                result.lost += cut.lost
-                if None in found:
-                    result.kinds["unreadable blocks: " + kind] += 1
+                server = self._judge(history, kind, durable, result)
+                if server is None:
                     return
             assert server is not None
             server.stop()
         finally:
             if server is not None:
                 server.kill()
+
+    def _judge(self, history: History, kind: str, durable: bool, result: Result) -> Nbdkit | None:
+        """Opens the volume after a crash. None: it does not go on, since objects were taken."""
+        if self.orders and durable:
+            self.orders.verify()
+        result.crashes += 1
+        try:
+            server = self.start()
+        except AssertionError as error:
+            if durable:
+                raise Failure(f"the volume cannot be opened any more: {error}") from error
+            result.kinds["refused: " + kind] += 1
+            return None
+        try:
+            found = read_volume(server, self.run, BLOCKS, tolerant=not durable)
+            cut = history.settle(found, durable)
+        except BaseException:
+            server.kill()
+            raise
+        result.kinds[kind] += 1
+        result.writes = len(history.writes) - 1
+        result.lost += cut.lost
+        if None in found:
+            result.kinds["unreadable blocks: " + kind] += 1
+            server.kill()
+            return None
+        return server
 
     def _load_and_crash(self, server: Nbdkit, history: History, failpoint: str | None) -> str:
         handles = [server.connect() for _ in range(self.rng.choice((1, 1, 2, 4)))]
@@ -454,9 +472,8 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     rng = random.Random(f"{seed}/{number}")
     name = f"crash-{seed:x}-{number}"
     weak = rng.random() < 0.2
+    made = {"create": "on", "size": str(BLOCKS * BLOCK)}
     chosen = {
-        "create": "on",
-        "size": str(BLOCKS * BLOCK),
         "flush": "weak" if weak else "durable",
         "batch-size": rng.choice(("1M", "2M", "4M")),
         "uploads": rng.choice(("1", "2", "8")),
@@ -467,15 +484,22 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     soon = {"batch-size": "1M", "checkpoint": "4", "gc-delay": "0"}
 
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
-        settings = chosen | soon if wrapper else chosen
+        settings = made | chosen | (soon if wrapper else {})
+        made.clear()
         arguments = parameters(store.url, store.credentials, name, **settings)
         return Nbdkit(directory, plugin_path("s3"), *arguments, wrapper=tuple(wrapper))
 
+    def driven(volume: str, more: dict[str, str]) -> list[str]:
+        return parameters(store.url, store.credentials, volume, **(chosen | soon | more))
+
+    run_id = rng.getrandbits(63)
     objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
-    # About as many as a volume gets to, so that all are tried as often.
-    first = number * (CRASHES_PER_VOLUME // 2) % len(FAILPOINTS)
-    points = FAILPOINTS[first:] + FAILPOINTS[:first]
-    return Volume(serve, work, rng, rng.getrandbits(63), objects, flush_is_durable=not weak, failpoints=points)
+    orders = Orders(work, rng, run_id, BLOCKS, name, driven, objects) if objects else None
+    # The last one is not chosen by itself. About as many as a volume gets to, so that all are tried as often.
+    points = FAILPOINTS[:-1] if orders else IO_POINTS
+    first = number * (CRASHES_PER_VOLUME // 2) % len(points)
+    points = points[first:] + points[:first]
+    return Volume(serve, work, rng, run_id, objects, flush_is_durable=not weak, failpoints=points, orders=orders)
 
 
 def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fault_proxy import FaultProxy
 from nbdkit_server import Nbdkit, plugin_path
 from servers import BUCKET, REGION, Store, Versitygw
+from volume_driver import VolumeDriver
 
 PREFIX = "volumes"
 
@@ -42,7 +43,7 @@ class ServeS3:
         self.store = store
         self.prefix = prefix
         self.directory = directory
-        self.servers: list[Nbdkit] = []
+        self.servers: list[Nbdkit | VolumeDriver] = []
         self._made: set[str] = set()
         self._numbers = itertools.count()
 
@@ -50,6 +51,27 @@ class ServeS3:
         self, volume: str, through: FaultProxy | None = None, wrapper: tuple[str, ...] = (), **more: str
     ) -> Nbdkit:
         """through: the proxy by which it reaches the store; more: parameters, '_' for '-'."""
+        directory, chosen = self._prepare(volume, through, more)
+        server = Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=wrapper)
+        self.servers.append(server)
+        self._made.add(volume)
+        return server
+
+    def drive(
+        self, volume: str, through: FaultProxy | None = None, failpoint: str | None = None, **more: str
+    ) -> VolumeDriver:
+        """The same with what no framework offers."""
+        directory, chosen = self._prepare(volume, through, more)
+        driver = VolumeDriver(directory, chosen, failpoint)
+        self.servers.append(driver)
+        self._made.add(volume)
+        return driver
+
+    def cloned(self, volume: str) -> None:
+        """A volume has been made by other means."""
+        self._made.add(volume)
+
+    def _prepare(self, volume: str, through: FaultProxy | None, more: dict[str, str]) -> tuple[Path, list[str]]:
         directory = self.directory / f"s{next(self._numbers)}"
         directory.mkdir()
         settings = {"prefix": self.prefix}
@@ -59,10 +81,7 @@ class ServeS3:
             settings |= {"fencing": "none"}
         settings |= {name.replace("_", "-"): value for name, value in more.items()}
         url = through.url if through else self.store.url
-        chosen = parameters(url, self.store.credentials, volume, **settings)
-        self.servers.append(Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=wrapper))
-        self._made.add(volume)
-        return self.servers[-1]
+        return directory, parameters(url, self.store.credentials, volume, **settings)
 
     def objects(self, volume: str, kind: str = "") -> dict[str, int]:
         """The sizes of a volume's objects, by key below the volume; kind: "log", "ckpt", ..., or all."""

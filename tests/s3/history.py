@@ -190,3 +190,10 @@ class History:
         self.durable_before = self._tick()
         self.durable_reason = "what was found after an earlier crash"
         return cut
+
+    def rewind(self, found: Sequence[int]) -> None:
+        """The device went back to a state that it had: later writes may never come back. Inconsistent."""
+        for block, number in enumerate(found):
+            del self.of_block[block][self._last(block, number) + 1 :]
+        self.durable_before = self._tick()
+        self.durable_reason = "what it went back to"

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crash import BLOCKS, Failure, Result, Serve, Volume, objects_in, take_objects
+from crash import BLOCKS, Result, Serve, Volume, objects_in, take_objects
 from history import Inconsistent
 from nbdkit_server import Nbdkit, plugin_path
+from orders import Failure
 from stamps import BLOCK, DamagedBlock
 
 SIZE = BLOCKS * BLOCK

@@ -59,6 +59,27 @@ static void test_framework_size(void **state)
 	assert_holds(d.told.error, "size=1000: not a multiple");
 }
 
+/* A device that has another size by now: a framework that demanded one keeps it if it can. */
+static void test_resized(void **state)
+{
+	struct device d;
+
+	(void)state;
+	device_open(&d, &null_backend, "1m");
+	backend_resized(d.backend, 3 * MIB);
+	assert_int_equal(atomic_load(&d.backend->size), 3 * MIB);
+	assert_int_equal(backend_resize(d.backend, 2 * MIB), 0);
+	backend_resized(d.backend, 4 * MIB);
+	assert_int_equal(atomic_load(&d.backend->size), 2 * MIB);
+	device_close(&d);
+	assert_int_equal(device_try(&d, &null_backend, 2 * MIB, "block-size=512"), 0);
+	backend_resized(d.backend, 4 * MIB);
+	assert_int_equal(atomic_load(&d.backend->size), 2 * MIB);
+	backend_resized(d.backend, MIB);
+	assert_int_equal(atomic_load(&d.backend->size), MIB);
+	device_close(&d);
+}
+
 static void test_fill(void **state)
 {
 	char a[700], b[300];
@@ -252,6 +273,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_parameters),
 		cmocka_unit_test(test_framework_size),
+		cmocka_unit_test(test_resized),
 		cmocka_unit_test(test_fill),
 		cmocka_unit_test(test_everything_succeeds),
 		cmocka_unit_test(test_ranges),
