@@ -7,8 +7,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from test_cli import make_campaign, userblk
-from userblk.harness import config, doctor
+from userblk.harness import completion, config, doctor, paths
+from userblk.harness.cli import make_parser
+from userblk.harness.cli.run import endurance_text
 from userblk.harness.config import Requires, SystemConfig
 
 
@@ -131,3 +134,26 @@ def test_log_level(tmp_path: Path) -> None:
     quiet = userblk("--log-level", "error", "status", cwd=tmp_path)
     assert quiet.returncode == 0 and quiet.stderr == "" and "made-up" in quiet.stdout
     assert userblk("--log-level", "loud", "status").returncode == 2
+
+
+def test_the_manual_names_every_command_and_option() -> None:
+    assert paths.CHECKOUT is not None
+    text = (paths.CHECKOUT / "docs/man/userblk.1").read_text()
+    commands = dict(completion._commands(make_parser()))
+    for name, parser in commands.items():
+        assert f".It Cm {name}" in text, name
+        for flag in completion._flags(parser):
+            assert flag == "--help" or f"Fl {flag[1:]}" in text, (name, flag)
+
+
+# ---- wear -------------------------------------------------------------------------------------
+
+
+def test_the_share_of_a_devices_endurance(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts: dict[str, object] = {"wear_percent": 4.0, "written_bytes": 40e12}
+    monkeypatch.setattr("userblk.harness.environment.device_facts", lambda disk: facts)
+    assert endurance_text("sda", 1e12).startswith("0.1 % of its endurance (worn by 4 %")
+    facts["wear_percent"] = 0.0
+    assert "cannot be told yet" in endurance_text("sda", 1e12)
+    facts.clear()
+    assert "not known" in endurance_text("sda", 1e12)
