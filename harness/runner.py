@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from typing import Any
 from . import counters, environment, interrupt, repeat
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Process, Recorder, last_line, now
-from .config import ConfigError, Workload
+from .config import ConfigError, Profile, Workload
 from .environment import meminfo, snapshot
 from .filesystem import (
     FileSystemError,
@@ -288,6 +289,14 @@ class Runner:
         engines = dict.fromkeys(self.plan.workload(entry).engine for entry in pending)
         return [str(self.flow()) if engine == "flow" else "fio" for engine in engines]
 
+    def profile_of(self, entry: Entry) -> Profile:
+        """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
+        profile = self.plan.profile
+        if entry.repetition != COUNTING:
+            return profile
+        files = dataclasses.replace(profile.files, ramp_s=0)
+        return dataclasses.replace(profile, ramp_s=0, files=files, fixed_warm_up=True)
+
     def flow(self) -> Path:
         return built(self.plan.build, "flow", "userblk-flow")
 
@@ -390,7 +399,7 @@ class Runner:
         self, entry: Entry, workload: Workload, running: Running, filled: bool, directory: Path
     ) -> tuple[Job, dict[str, object]]:
         """For fio on the device: zero-filled before reads, discarded before writes, nothing in the caches."""
-        device, profile = self.devices[entry.device], self.plan.profile
+        device, profile = self.devices[entry.device], self.profile_of(entry)
         area = profile.area[entry.device]
         devices = devices_of(running)
         found: dict[str, object] = {}
@@ -444,7 +453,7 @@ class Runner:
         self, entry: Entry, workload: Workload, running: Running, directory: Path
     ) -> tuple[Job, Running, dict[str, object]]:
         """For userblk-flow: its files on a new ext4, nothing in the caches. The system as the run then uses it."""
-        device, profile = self.devices[entry.device], self.plan.profile
+        device, profile = self.devices[entry.device], self.profile_of(entry)
         size = profile.files.size[entry.device]
         confirm = self.plan.devices[entry.device].confirm
         if running.backing:
@@ -510,7 +519,7 @@ class Runner:
         preparation: dict[str, object],
     ) -> dict[str, object]:
         """Run the workload and return the summary."""
-        profile = self.plan.profile
+        profile = self.profile_of(entry)
         ramp = profile.files.ramp_s if workload.engine == "flow" else profile.ramp_s
         devices = devices_of(running)
         before = {device.name: queue_attributes(device) for device in devices}
@@ -604,8 +613,9 @@ class Runner:
             warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp}
             if result.warm_up.steady is False:
                 warnings.append(f"not steady: {result.warm_up.reason}")
-            if use:
-                cost = costs(use, result.operations)
+        whole = sampler.use(-math.inf, math.inf)
+        if result and whole and entry.repetition == COUNTING:
+            cost = costs(whole, result.operations)
         if entry.repetition == COUNTING:
             metrics = {}  # its timings are those of a slowed machine
         settings: dict[str, object] = dict(running.settings)

@@ -106,7 +106,7 @@ def use_between(a: Sample, b: Sample) -> Use:
         server = 100 * (b.server - a.server) / TICKS / seconds
     return Use(
         duration_s=seconds,
-        cpu_percent=100 * (total - cpu[IDLE] - cpu[IOWAIT] - cpu[STEAL]) / total,
+        cpu_percent=min(100.0, 100 * (total - cpu[IDLE] - cpu[IOWAIT] - cpu[STEAL]) / total),
         steal_percent=100 * cpu[STEAL] / total,
         server_cpu_percent=server,
         disks=tuple(_disk_use(x, y, seconds) for x, y in zip(a.disks, b.disks, strict=True)),

@@ -127,7 +127,7 @@ def costs_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
     found = costs.load_costs(directory)
     if not found:
-        raise ConfigError(f"{directory}: no run is done yet that has costs. {how_to_resume(directory)}")
+        raise ConfigError(f"{directory}: no costs were counted; run a campaign with --costs")
     if args.json:
         print_json(costs.rows(found))
     elif args.csv:

@@ -403,7 +403,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--control", action="store_true", help="also measure native against native, which shows false alarms"
     )
     parser.add_argument(
-        "--costs", action="store_true", help="also count syscalls and instructions, in a run of each cell of its own"
+        "--costs", action="store_true", help="also count what operations cost, in a run of each cell of its own"
     )
     parser.add_argument(
         "--systems",
