@@ -457,6 +457,13 @@ UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_format% test_s3_map%,$(UNIT_TESTS)),$(eval $(call s3_pure_unit,$t)))
 
+# Nor do those of its cache.
+define s3_cache_unit
+UNIT_OBJS_$1 = $$(patsubst %,$$(B)/backends/s3/%.o,cache cachefile readahead bytes)
+UNIT_LDFLAGS_$1 = $$(S3_LIBS)
+endef
+$(foreach t,$(filter test_s3_cache% test_s3_readahead%,$(UNIT_TESTS)),$(eval $(call s3_cache_unit,$t)))
+
 # The S3 client's tests need no other part of the device.
 define s3_client_unit
 UNIT_OBJS_$1 = $$(S3_CLIENT_OBJS)

@@ -107,7 +107,7 @@ static int adapter_get_ready(void)
  */
 static void print_counters(void)
 {
-	char line[1024];
+	char line[2048];
 
 	/* In one write, so that nothing comes between. */
 	if (backend_counters_text(device, line, sizeof line))

@@ -261,7 +261,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 /* Whoever reads a result must know of bounced requests. */
 static void log_counters(struct tcmu_device *dev, struct backend *backend)
 {
-	char line[1024];
+	char line[2048];
 
 	if (backend_counters_text(backend, line, sizeof line))
 		tcmu_dev_info(dev, "counters:%s\n", line);

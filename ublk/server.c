@@ -70,7 +70,7 @@ static int failed(struct server *s, const char *what, int r)
 
 static void log_counters(struct server *s)
 {
-	char line[1024];
+	char line[2048];
 
 	if (!backend_counters_text(s->service.device, line, sizeof line))
 		return;

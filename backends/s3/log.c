@@ -732,12 +732,14 @@ static void uploaded(struct s3_batch *b)
 	ready = r ? NULL : take_waiters(v, v->frontier);
 	if (v->open && v->open->wanted && v->in_flight < v->uploads)
 		close_batch(v);
-	release(v, b);
 	pthread_cond_signal(&v->sealer_work);
 	pthread_cond_signal(&v->keeper_work);
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	answer_waiters(ready, 0);
+	/* What was written may soon be read. */
+	s3_cache_insert(v->cache, 0, b->seq, b->data, (size_t)b->blocks << v->shift);
+	s3_log_release(v, b);
 }
 
 static void put_done(struct s3_request *req);

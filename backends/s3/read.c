@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Reads: each run that the map tells is zeroes, a copy from a batch in memory,
- * or one GET straight into the caller's vector. What a GET brings is checked
- * block by block with the checksums in the object's header, which are kept for
- * the objects read and written last.
+ * or pages of the cache. Those that are not there are got from the store, neighbours together, or
+ * from the cache file; where there is no room for them, by one GET straight into the caller's
+ * vector. What a GET brings is checked block by block with the checksums in the object's header,
+ * which are kept for the objects read and written last.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,8 +14,28 @@
 #include "backends/s3/iov.h"
 #include "backends/s3/volume.h"
 
-/* Runs looked up at once. */
-#define RUNS 64
+/* Runs looked up at once, and bytes that they cover at most. */
+#define RUNS  256
+#define PIECE (4u << 20)
+/* Lines that these can touch. */
+#define WANTS (PIECE / S3_LINE + 2 * RUNS)
+/* Pages got at once, and lines that they can touch. */
+#define FILL_PAGES (S3_AHEAD_STEP / S3_PAGE)
+#define FILL_LINES (FILL_PAGES / S3_LINE_PAGES + 1)
+/*
+ * Pages that nobody asked for are got along when they lie between others, if there are few of them;
+ * or not quite so few, but no more than of the others, or if it is read ahead: a stream may well
+ * come to them.
+ */
+#define GAP_SMALL 4
+#define GAP_LARGE 16
+/*
+ * Neither that nor reading ahead is done when it did not pay so far: when more was got than this
+ * many times what was asked for, and that many bytes. Only the last of them count.
+ */
+#define WASTE_RATIO 2
+#define WASTE_LEAST (UINT64_C(64) << 20)
+#define WASTE_LAST  (UINT64_C(1) << 30)
 /* A GET whose bytes are not what was written is repeated: they may have been changed on the way. */
 #define ATTEMPTS 6
 
@@ -190,10 +211,11 @@ struct read {
 	struct iovec whole;
 };
 
-/* One run from the store. */
+/* One run from the store: of a read, or the first member of a fill. */
 struct get {
-	struct read *read;
-	struct get *next; /* waits for the same checksums */
+	struct s3_volume *v;
+	struct read *read; /* NULL: of a fill */
+	struct get *next;  /* waits for the same checksums */
 	struct s3_object object;
 	uint32_t slot, first, count; /* blocks in the object's data */
 	_Atomic unsigned parts;	     /* data, checksums */
@@ -202,7 +224,8 @@ struct get {
 	struct crcs *crcs; /* held */
 	struct s3_request request;
 	char key[S3_KEY_MAX + 1];
-	struct iovec iov[];
+	struct iovec *iov;
+	int iovcnt;
 };
 
 static void end_part(struct read *r, int result)
@@ -233,16 +256,21 @@ static void end_part(struct read *r, int result)
 	request->done(request, result);
 }
 
-/* Fills a part of the read's memory from data; NULL: with zeroes. */
-static void fill(struct read *r, uint64_t lba, const uint8_t *data, uint64_t length)
+/* Fills a part of the read's memory, from position on, from data; NULL: with zeroes. */
+static void deliver(struct read *r, uint64_t position, const uint8_t *data, uint64_t length)
 {
-	s3_iov_fill(r->iov, (lba << r->v->shift) - r->base, data, length);
+	s3_iov_fill(r->iov, position, data, length);
 }
 
-static void end_get(struct get *g, int result)
+/* Where a run's bytes go in the read's memory. */
+static uint64_t position_of(const struct read *r, const struct s3_run *run)
 {
-	struct s3_volume *v = g->read->v;
-	struct read *r = g->read;
+	return (run->lba << r->v->shift) - r->base;
+}
+
+static void free_get(struct get *g)
+{
+	struct s3_volume *v = g->v;
 
 	if (g->crcs) {
 		pthread_mutex_lock(&v->crcs->lock);
@@ -252,13 +280,20 @@ static void end_get(struct get *g, int result)
 	}
 	s3_objects_unpin(v->objects, g->slot);
 	free(g);
+}
+
+static void end_get(struct get *g, int result)
+{
+	struct read *r = g->read;
+
+	free_get(g);
 	end_part(r, result);
 }
 
 /* The first block whose bytes are not what was written; count: none. */
 static uint32_t first_damaged(const struct get *g)
 {
-	uint32_t size = g->read->v->block_size;
+	uint32_t size = g->v->block_size;
 	const struct iovec *iov = g->iov;
 	size_t used = 0;
 
@@ -285,11 +320,12 @@ static uint32_t first_damaged(const struct get *g)
 }
 
 static void submit_get(struct get *g);
+static void end_fill(struct get *g, int result);
 
 /* Data, or checksums, or both are there. */
 static void end_get_part(struct get *g, int result)
 {
-	struct s3_volume *v = g->read->v;
+	struct s3_volume *v = g->v;
 	int none = 0;
 	uint32_t bad;
 
@@ -298,8 +334,14 @@ static void end_get_part(struct get *g, int result)
 	if (atomic_fetch_sub(&g->parts, 1) != 1)
 		return;
 	result = atomic_load(&g->result);
+	if (result)
+		result = result == -EACCES ? -EACCES : -EIO;
+	if (!g->read) {
+		end_fill(g, result);
+		return;
+	}
 	if (result) {
-		end_get(g, result == -EACCES ? -EACCES : -EIO);
+		end_get(g, result);
 		return;
 	}
 	bad = g->crcs->n < g->first + g->count ? 0 : first_damaged(g);
@@ -324,15 +366,16 @@ static void got(struct s3_request *req)
 {
 	struct get *g = req->opaque;
 
-	if (req->result)
-		backend_error(&g->read->v->host, "volume=%s: cannot read %s: %s", g->read->v->name,
-			g->key, req->message);
+	/* Of a fill it is told if somebody waits for it. */
+	if (req->result && g->read)
+		backend_error(&g->v->host, "volume=%s: cannot read %s: %s", g->v->name, g->key,
+			req->message);
 	end_get_part(g, req->result);
 }
 
 static void submit_get(struct get *g)
 {
-	struct s3_volume *v = g->read->v;
+	struct s3_volume *v = g->v;
 	int r;
 
 	g->request = (struct s3_request){
@@ -340,7 +383,7 @@ static void submit_get(struct get *g)
 		.pool = S3_POOL_READ,
 		.key = g->key,
 		.iov = g->iov,
-		.iovcnt = s3_iov_slice(g->iov, 0, (uint64_t)g->count << v->shift, NULL),
+		.iovcnt = g->iovcnt,
 		.offset = g->object.header_bytes + ((uint64_t)g->first << v->shift),
 		.done = got,
 		.opaque = g,
@@ -392,8 +435,9 @@ static void loaded(struct s3_request *req)
 	enum s3_check check;
 
 	if (req->result) {
-		backend_error(
-			&v->host, "volume=%s: cannot read %s: %s", v->name, e->key, req->message);
+		if (req->result != -ESHUTDOWN)
+			backend_error(&v->host, "volume=%s: cannot read %s: %s", v->name, e->key,
+				req->message);
 		load_done(e, req->result);
 		return;
 	}
@@ -437,7 +481,7 @@ static void submit_load(struct crcs *e)
 /* Sees to the checksums of g's object: at hand (true), or end_get_part() will be called. */
 static bool want_crcs(struct get *g)
 {
-	struct s3_volume *v = g->read->v;
+	struct s3_volume *v = g->v;
 	struct s3_crc_cache *c = v->crcs;
 	uint64_t tag = tag_of(g->object.origin, g->object.id);
 	struct crcs *e;
@@ -483,27 +527,12 @@ static bool want_crcs(struct get *g)
 	return there;
 }
 
-/* Starts to read a run, whose object is pinned, from the store. */
-static void start_get(struct read *r, const struct s3_run *run)
+/* Asks for the data, and for the checksums if they are not at hand. g is filled but for these. */
+static void begin_get(struct get *g)
 {
-	struct s3_volume *v = r->v;
-	uint64_t position = (run->lba << v->shift) - r->base, length = run->count << v->shift;
-	int n = s3_iov_slice(r->iov, position, length, NULL);
-	struct get *g = calloc(1, sizeof *g + (size_t)n * sizeof *g->iov);
+	struct s3_volume *v = g->v;
 
-	atomic_fetch_add(&r->pending, 1);
-	if (!g) {
-		s3_objects_unpin(v->objects, run->slot);
-		end_part(r, -ENOMEM);
-		return;
-	}
-	s3_iov_slice(r->iov, position, length, g->iov);
-	g->read = r;
-	g->slot = run->slot;
-	g->first = run->offset;
-	g->count = (uint32_t)run->count;
 	g->parts = 2;
-	s3_objects_get(v->objects, run->slot, &g->object);
 	s3_volume_origin_key(v, g->object.origin, g->object.id, g->key);
 	atomic_fetch_add(&v->stats.reads_store, 1);
 	if (want_crcs(g)) {
@@ -515,25 +544,631 @@ static void start_get(struct read *r, const struct s3_run *run)
 	submit_get(g);
 }
 
-static void read_run(struct read *r, const struct s3_run *run)
+/* Starts to read a run, whose object is pinned, from the store. */
+static void start_get(struct read *r, const struct s3_run *run)
 {
 	struct s3_volume *v = r->v;
+	uint64_t length = run->count << v->shift;
+	int n = s3_iov_slice(r->iov, position_of(r, run), length, NULL);
+	struct get *g = calloc(1, sizeof *g + (size_t)n * sizeof *g->iov);
+
+	atomic_fetch_add(&r->pending, 1);
+	if (!g) {
+		end_part(r, -ENOMEM);
+		return;
+	}
+	g->iov = (struct iovec *)(g + 1);
+	g->iovcnt = s3_iov_slice(r->iov, position_of(r, run), length, g->iov);
+	g->v = v;
+	g->read = r;
+	g->slot = run->slot;
+	g->first = run->offset;
+	g->count = (uint32_t)run->count;
+	s3_objects_pin(v->objects, run->slot);
+	s3_objects_get(v->objects, run->slot, &g->object);
+	begin_get(g);
+}
+
+/* ---- lines of the cache ------------------------------------------------------------- */
+
+/* Pages of a line that have to be got. */
+struct want {
+	struct s3_object object;
+	uint32_t slot;
+	uint32_t number;
+	struct s3_line *line; /* held */
+	uint16_t pages;	      /* claimed */
+};
+
+/* What is to be got for a piece of a read, or of what is read ahead. */
+struct plan {
+	struct s3_volume *v;
+	bool ahead, generous;
+	unsigned n;
+	struct want wants[WANTS];
+};
+
+/* A ranged GET into pages. */
+struct fill {
+	struct get get; /* first */
+	bool ahead;
+	uint32_t first_line;
+	unsigned n_lines;
+	struct fill_line {
+		struct s3_line *line; /* held; NULL: nothing of it is claimed here */
+		uint16_t pages, good;
+	} lines[FILL_LINES];
+	struct iovec iov[];
+};
+
+/* A part of a read that waits for pages of one line. */
+struct part {
+	struct s3_page_waiter waiter; /* first */
+	struct read *read;
+	struct s3_run run; /* pinned */
+};
+
+/* Pages in which blocks of an object's data that are all in one line lie. */
+static uint16_t pages_of(const struct s3_volume *v, uint32_t offset, uint64_t count)
+{
+	uint64_t first = ((uint64_t)offset << v->shift) % S3_LINE;
+	uint64_t end = first + (count << v->shift);
+	uint32_t below = (1u << first / S3_PAGE) - 1;
+
+	return (uint16_t)(((1u << (end + S3_PAGE - 1) / S3_PAGE) - 1) & ~below);
+}
+
+/* Pages that can only be got together with these: blocks are checked as a whole. */
+static uint16_t whole_blocks(
+	const struct s3_volume *v, const struct s3_object *object, uint32_t number, uint16_t pages)
+{
+	uint64_t left = ((uint64_t)object->blocks << v->shift) - (uint64_t)number * S3_LINE;
+	unsigned group = v->block_size / S3_PAGE;
+	uint16_t all = 0;
+
+	if (group <= 1)
+		return pages;
+	for (unsigned i = 0; i < S3_LINE_PAGES && i * S3_PAGE < left; i++)
+		if ((pages >> (i / group * group)) & ((1u << group) - 1))
+			all |= (uint16_t)(1u << i);
+	return all;
+}
+
+/* Cuts what is in one line off the beginning of a run. False: nothing is left. */
+static bool next_in_line(const struct s3_volume *v, struct s3_run *rest, struct s3_run *part)
+{
+	uint64_t in_line = S3_LINE - ((uint64_t)rest->offset << v->shift) % S3_LINE;
+
+	if (rest->count == 0)
+		return false;
+	*part = *rest;
+	if (part->count > in_line >> v->shift)
+		part->count = in_line >> v->shift;
+	rest->lba += part->count;
+	rest->offset += (uint32_t)part->count;
+	rest->count -= part->count;
+	return true;
+}
+
+static struct s3_line_key key_of(
+	const struct s3_volume *v, const struct s3_object *object, const struct s3_run *part)
+{
+	return (struct s3_line_key){
+		.id = object->id,
+		.number = (uint32_t)(((uint64_t)part->offset << v->shift) / S3_LINE),
+		.origin = object->origin,
+	};
+}
+
+/* Copies a part from its line, in which its pages are valid. */
+static void copy_part(struct read *r, const struct s3_run *part, const struct s3_line *line)
+{
+	uint64_t at = ((uint64_t)part->offset << r->v->shift) % S3_LINE;
+	uint64_t left = part->count << r->v->shift, position = position_of(r, part);
+
+	while (left) {
+		uint64_t n = S3_PAGE - at % S3_PAGE;
+
+		if (n > left)
+			n = left;
+		deliver(r, position, s3_cache_page(r->v->cache, line, at / S3_PAGE) + at % S3_PAGE,
+			n);
+		at += n;
+		position += n;
+		left -= n;
+	}
+}
+
+/* The pages that a part waited for are there, or could not be got. */
+static void part_ready(
+	struct s3_page_waiter *waiter, struct s3_line *line, uint16_t valid, int error)
+{
+	struct part *p = (struct part *)waiter;
+	struct read *r = p->read;
+
+	if (valid == waiter->pages) {
+		copy_part(r, &p->run, line);
+		error = 0;
+	} else if (!error) {
+		/* Damaged: once more, by itself, and as often as that is done. */
+		start_get(r, &p->run);
+	}
+	s3_cache_release(line);
+	s3_objects_unpin(r->v->objects, p->run.slot);
+	free(p);
+	end_part(r, error);
+}
+
+/* Reads a part of which something is not in memory. */
+static void read_part(
+	struct plan *plan, struct read *r, const struct s3_run *run, const struct s3_object *object)
+{
+	struct s3_volume *v = r->v;
+	struct s3_line_key key = key_of(v, object, run);
+	uint16_t pages = pages_of(v, run->offset, run->count);
+	struct part *p = malloc(sizeof *p);
+	struct s3_claim claim = {0};
+
+	if (p) {
+		*p = (struct part){.waiter = {.ready = part_ready}, .read = r, .run = *run};
+		/* It may be ready before the claim returns. */
+		s3_objects_pin(v->objects, run->slot);
+		atomic_fetch_add(&r->pending, 1);
+		s3_cache_claim(v->cache, &key, pages, whole_blocks(v, object, key.number, pages),
+			&p->waiter, &claim);
+	}
+	if (claim.line && claim.valid != pages) {
+		if (claim.claimed)
+			plan->wants[plan->n++] = (struct want){
+				*object, run->slot, key.number, claim.line, claim.claimed};
+		else
+			s3_cache_release(claim.line);
+		return;
+	}
+	if (claim.line) {
+		copy_part(r, run, claim.line);
+		s3_cache_release(claim.line);
+	} else {
+		start_get(r, run); /* all memory is in use */
+	}
+	if (p) {
+		free(p);
+		s3_objects_unpin(v->objects, run->slot);
+		atomic_fetch_sub(&r->pending, 1); /* s3_read() has one more */
+	}
+}
+
+/* Copies what is in memory off the beginning of a run. */
+static void read_cached(struct read *r, struct s3_run *rest, const struct s3_object *object)
+{
+	struct s3_run next = *rest, part;
+
+	while (next_in_line(r->v, &next, &part)) {
+		struct s3_line_key key = key_of(r->v, object, &part);
+		struct s3_line *line =
+			s3_cache_lookup(r->v->cache, &key, pages_of(r->v, part.offset, part.count));
+
+		if (!line)
+			return;
+		copy_part(r, &part, line);
+		s3_cache_release(line);
+		*rest = next;
+	}
+}
+
+/* ---- from the cache file -------------------------------------------------------------- */
+
+struct disk_transfer {
+	struct s3_disk_job job; /* first */
+	struct s3_volume *v;
+	struct s3_line *line; /* held */
+};
+
+static void disk_read_done(struct s3_disk_job *job, uint16_t good)
+{
+	struct disk_transfer *t = (struct disk_transfer *)job;
+
+	s3_cache_settle(t->v->cache, t->line, job->pages, good, 0);
+	s3_cache_release(t->line);
+	free(t);
+}
+
+static void disk_written(struct s3_disk_job *job, uint16_t good)
+{
+	struct disk_transfer *t = (struct disk_transfer *)job;
+
+	(void)good;
+	s3_cache_release(t->line);
+	free(t);
+}
+
+/* Reads pages of a held line from the cache file, or writes them there. False: not done. */
+static bool disk_transfer(struct s3_volume *v, struct s3_line *line, uint16_t pages, bool write)
+{
+	struct disk_transfer *t = calloc(1, sizeof *t);
+	bool accepted;
+
+	if (!t)
+		return false;
+	t->v = v;
+	t->line = line;
+	t->job.key = s3_cache_key(line);
+	t->job.pages = pages;
+	t->job.done = write ? disk_written : disk_read_done;
+	for (unsigned i = 0; i < S3_LINE_PAGES; i++)
+		if (pages & 1u << i)
+			t->job.memory[i] = s3_cache_page(v->cache, line, i);
+	s3_cache_hold(line);
+	accepted = write ? s3_cachefile_write(v->cachefile, &t->job)
+			 : s3_cachefile_read(v->cachefile, &t->job);
+	if (!accepted) {
+		s3_cache_release(line);
+		free(t);
+	}
+	return accepted;
+}
+
+/* Takes from a plan what the cache file has. */
+static void read_from_disk(struct plan *plan)
+{
+	for (unsigned i = 0; i < plan->n; i++) {
+		struct want *w = &plan->wants[i];
+		struct s3_line_key key = s3_cache_key(w->line);
+		uint16_t there = s3_cachefile_find(plan->v->cachefile, &key, w->pages);
+
+		/* The rest has to be whole blocks. */
+		if (whole_blocks(plan->v, &w->object, w->number, w->pages & (uint16_t)~there) &
+			there)
+			there = 0;
+		if (there && disk_transfer(plan->v, w->line, there, false))
+			w->pages &= (uint16_t)~there;
+	}
+}
+
+/* ---- from the store --------------------------------------------------------------------- */
+
+/* Consecutive pages of an object's data. */
+struct span {
+	uint32_t first, end;
+};
+
+/* Checks the pages of a fill: what is not what was written is not good. */
+static void check_fill(struct fill *f)
+{
+	const struct get *g = &f->get;
+	const struct s3_volume *v = g->v;
+
+	for (uint32_t b = g->first; b < g->first + g->count; b++) {
+		uint64_t at = (uint64_t)b << v->shift, end = at + v->block_size;
+		struct fill_line *l = &f->lines[at / S3_LINE - f->first_line];
+		uint16_t pages = pages_of(v, b, 1);
+		uint32_t crc = 0;
+
+		if ((l->good & pages) != pages)
+			continue;
+		while (at < end) {
+			uint64_t n = S3_PAGE - at % S3_PAGE;
+
+			if (n > end - at)
+				n = end - at;
+			crc = s3_crc32c(crc,
+				s3_cache_page(v->cache, l->line, at % S3_LINE / S3_PAGE) +
+					at % S3_PAGE,
+				n);
+			at += n;
+		}
+		if (crc != g->crcs->crc[b])
+			l->good &= (uint16_t)~pages;
+	}
+}
+
+/* All of a fill that will come has come. */
+static void end_fill(struct get *g, int result)
+{
+	struct fill *f = (struct fill *)g;
+	struct s3_volume *v = g->v;
+	bool damaged = false;
+	unsigned waited = 0;
+
+	for (unsigned i = 0; i < f->n_lines; i++)
+		f->lines[i].good =
+			result || g->crcs->n < g->first + g->count ? 0 : f->lines[i].pages;
+	if (result == 0 && g->crcs->n >= g->first + g->count)
+		check_fill(f);
+	if (f->ahead)
+		atomic_fetch_sub(&v->ahead_now, 1);
+	for (unsigned i = 0; i < f->n_lines; i++) {
+		struct fill_line *l = &f->lines[i];
+
+		if (!l->line)
+			continue;
+		damaged |= result == 0 && l->good != l->pages;
+		waited += s3_cache_settle(v->cache, l->line, l->pages, l->good, result);
+		if (l->good && v->cachefile)
+			disk_transfer(v, l->line, l->good, true);
+		s3_cache_release(l->line);
+	}
+	if (damaged)
+		atomic_fetch_add(&v->stats.crc_retries, 1);
+	if (waited && g->request.result)
+		backend_error(&v->host, "volume=%s: cannot read %s: %s", v->name, g->key,
+			g->request.message);
+	free_get(g);
+}
+
+/* The wanted pages of a line; NULL: none are. The plan is sorted. */
+static const struct want *find_want(const struct plan *plan, unsigned from, uint32_t number)
+{
+	const struct want *w = &plan->wants[from];
+
+	for (unsigned i = from; i < plan->n && w->slot == plan->wants[from].slot; i++, w++)
+		if (w->number == number)
+			return w;
+	return NULL;
+}
+
+/* The line's part of a span; what is in it and not wanted is claimed, too. */
+static void claim_line(const struct plan *plan, unsigned from, const struct span *span,
+	uint32_t number, struct fill_line *l)
+{
+	struct s3_cache *cache = plan->v->cache;
+	const struct want *w = find_want(plan, from, number);
+	struct s3_line_key key = {.id = plan->wants[from].object.id,
+		.number = number,
+		.origin = plan->wants[from].object.origin};
+	uint16_t inside = 0, between;
+	struct s3_claim claim = {0};
+
+	for (unsigned i = 0; i < S3_LINE_PAGES; i++) {
+		uint32_t page = number * S3_LINE_PAGES + i;
+
+		if (page >= span->first && page < span->end)
+			inside |= (uint16_t)(1u << i);
+	}
+	*l = (struct fill_line){0};
+	if (w) {
+		l->line = w->line;
+		l->pages = w->pages & inside;
+	}
+	between = inside & (uint16_t)~l->pages;
+	if (between)
+		s3_cache_claim(cache, &key, between, between, NULL, &claim);
+	if (claim.line) {
+		l->line = claim.line;
+		l->pages |= claim.claimed;
+	}
+	if (l->pages)
+		s3_cache_hold(l->line);
+	else
+		l->line = NULL;
+	if (claim.line)
+		s3_cache_release(claim.line);
+}
+
+/* Adds memory to a vector; what follows the last entry lengthens it. */
+static void add_iov(struct get *g, uint8_t *memory, size_t length)
+{
+	struct iovec *last = g->iovcnt ? &g->iov[g->iovcnt - 1] : NULL;
+
+	if (last && (uint8_t *)last->iov_base + last->iov_len == memory)
+		last->iov_len += length;
+	else
+		g->iov[g->iovcnt++] = (struct iovec){memory, length};
+}
+
+/* Gives the claimed pages of a span up. */
+static void abandon(const struct plan *plan, unsigned from, const struct span *span)
+{
+	for (uint32_t n = span->first / S3_LINE_PAGES; n * S3_LINE_PAGES < span->end; n++) {
+		struct fill_line l;
+
+		claim_line(plan, from, span, n, &l);
+		if (!l.line)
+			continue;
+		s3_cache_settle(plan->v->cache, l.line, l.pages, 0, -ENOMEM);
+		s3_cache_release(l.line);
+	}
+}
+
+/* Gets a span of the object of the want at from, which is the first in it. */
+static void start_fill(const struct plan *plan, unsigned from, const struct span *span)
+{
+	struct s3_volume *v = plan->v;
+	const struct want *w = &plan->wants[from];
+	uint64_t data = (uint64_t)w->object.blocks << v->shift,
+		 at = (uint64_t)span->first * S3_PAGE;
+	uint64_t end = (uint64_t)span->end * S3_PAGE;
+	struct fill *f = calloc(1, sizeof *f + (span->end - span->first) * sizeof *f->iov);
+
+	if (!f) {
+		abandon(plan, from, span);
+		return;
+	}
+	if (end > data)
+		end = data;
+	f->ahead = plan->ahead;
+	f->first_line = span->first / S3_LINE_PAGES;
+	f->n_lines = (span->end - 1) / S3_LINE_PAGES - f->first_line + 1;
+	for (unsigned i = 0; i < f->n_lines; i++)
+		claim_line(plan, from, span, f->first_line + i, &f->lines[i]);
+	f->get.v = v;
+	f->get.object = w->object;
+	f->get.slot = w->slot;
+	f->get.first = (uint32_t)(at >> v->shift);
+	f->get.count = (uint32_t)((end - at) >> v->shift);
+	f->get.iov = f->iov;
+	atomic_fetch_add(&v->stats.fetched, end - at);
+	for (; at < end; at += S3_PAGE) {
+		const struct fill_line *l = &f->lines[at / S3_LINE - f->first_line];
+		unsigned page = at % S3_LINE / S3_PAGE;
+		uint64_t n = end - at < S3_PAGE ? end - at : S3_PAGE;
+		uint8_t *memory = l->pages & 1u << page ? s3_cache_page(v->cache, l->line, page)
+							: v->unwanted;
+
+		add_iov(&f->get, memory, n);
+		/* It is kept, and checked, as a whole. */
+		memset(memory + n, 0, memory == v->unwanted ? 0 : S3_PAGE - n);
+	}
+	s3_objects_pin(v->objects, w->slot);
+	if (f->ahead)
+		atomic_fetch_add(&v->ahead_now, 1);
+	begin_get(&f->get);
+}
+
+/* Did it pay so far to get more than what was asked for? */
+static bool is_generous(struct s3_volume *v)
+{
+	uint64_t fetched = atomic_load(&v->stats.fetched), served = atomic_load(&v->stats.served);
+
+	if (fetched + served > WASTE_LAST) {
+		atomic_compare_exchange_strong(&v->stats.fetched, &fetched, fetched / 2);
+		atomic_compare_exchange_strong(&v->stats.served, &served, served / 2);
+	}
+	return fetched <= served * WASTE_RATIO + WASTE_LEAST;
+}
+
+static int by_place(const void *a, const void *b)
+{
+	const struct want *x = a, *y = b;
+
+	if (x->slot != y->slot)
+		return x->slot < y->slot ? -1 : 1;
+	return (x->number > y->number) - (x->number < y->number);
+}
+
+/* Sorts the wants and makes one of those of the same line. */
+static void tidy(struct plan *plan)
+{
+	unsigned n = 0;
+
+	qsort(plan->wants, plan->n, sizeof *plan->wants, by_place);
+	for (unsigned i = 0; i < plan->n; i++) {
+		struct want *w = &plan->wants[i], *last = n ? &plan->wants[n - 1] : NULL;
+
+		if (last && by_place(w, last) == 0) {
+			last->pages |= w->pages;
+			s3_cache_release(w->line);
+		} else {
+			plan->wants[n++] = *w;
+		}
+	}
+	plan->n = n;
+}
+
+/* The next consecutive wanted pages from page on in the want at *from. False: there are no more. */
+static bool next_span(const struct plan *plan, unsigned *from, unsigned *page, struct span *span)
+{
+	for (; *from < plan->n; ++*from, *page = 0) {
+		const struct want *w = &plan->wants[*from];
+		unsigned first = *page;
+
+		while (first < S3_LINE_PAGES && !(w->pages & 1u << first))
+			first++;
+		if (first == S3_LINE_PAGES)
+			continue;
+		for (*page = first; *page < S3_LINE_PAGES && w->pages & 1u << *page;)
+			++*page;
+		span->first = w->number * S3_LINE_PAGES + first;
+		span->end = w->number * S3_LINE_PAGES + *page;
+		return true;
+	}
+	return false;
+}
+
+/* Is the next span worth getting together with one of which so many pages are wanted? */
+static bool joins(
+	const struct plan *plan, const struct span *span, uint32_t wanted, const struct span *next)
+{
+	uint32_t gap = next->first - span->end, all = next->end - span->first;
+
+	if (all > FILL_PAGES)
+		return false;
+	if (gap == 0)
+		return true;
+	return plan->generous &&
+	       (gap <= GAP_SMALL ||
+		       (gap <= GAP_LARGE &&
+			       (plan->ahead || all <= 2 * (wanted + next->end - next->first))));
+}
+
+/* Gets what a plan wants; it is empty then. */
+static void carry_out(struct plan *plan)
+{
+	struct s3_volume *v = plan->v;
+	unsigned from = 0, page = 0;
+	struct span span, next;
+	bool more;
+
+	if (plan->n == 0)
+		return;
+	plan->generous = is_generous(v);
+	tidy(plan);
+	if (v->cachefile)
+		read_from_disk(plan);
+	more = next_span(plan, &from, &page, &next);
+	while (more) {
+		unsigned first = from;
+		uint32_t wanted = next.end - next.first;
+
+		span = next;
+		while ((more = next_span(plan, &from, &page, &next)) &&
+			plan->wants[from].slot == plan->wants[first].slot &&
+			joins(plan, &span, wanted, &next)) {
+			wanted += next.end - next.first;
+			span.end = next.end;
+		}
+		start_fill(plan, first, &span);
+	}
+	for (unsigned i = 0; i < plan->n; i++)
+		s3_cache_release(plan->wants[i].line);
+	plan->n = 0;
+}
+
+/* ---- reads ------------------------------------------------------------------------------- */
+
+static void read_run(struct plan *plan, struct read *r, const struct s3_run *run)
+{
+	struct s3_volume *v = r->v;
+	struct s3_run rest = *run, part;
+	struct s3_object object;
 	struct s3_batch *b;
 
 	if (run->slot == S3_NO_SLOT) {
-		fill(r, run->lba, NULL, run->count << v->shift);
+		deliver(r, position_of(r, run), NULL, run->count << v->shift);
 		return;
 	}
-	b = s3_log_hold(v, run->slot);
-	if (!b) {
-		start_get(r, run);
+	s3_objects_get(v->objects, run->slot, &object);
+	read_cached(r, &rest, &object);
+	b = rest.count ? s3_log_hold(v, run->slot) : NULL;
+	if (b) {
+		s3_log_wait_copied(b, rest.offset, (uint32_t)rest.count);
+		deliver(r, position_of(r, &rest), b->data + ((size_t)rest.offset << v->shift),
+			rest.count << v->shift);
+		s3_log_release(v, b);
+		atomic_fetch_add(&v->stats.reads_memory, 1);
 		return;
 	}
-	s3_log_wait_copied(b, run->offset, (uint32_t)run->count);
-	fill(r, run->lba, b->data + ((size_t)run->offset << v->shift), run->count << v->shift);
-	s3_log_release(v, b);
-	s3_objects_unpin(v->objects, run->slot);
-	atomic_fetch_add(&v->stats.reads_memory, 1);
+	atomic_fetch_add(&v->stats.served, run->count << v->shift);
+	/* Its size is known since it is not in memory any more. */
+	if (rest.count)
+		s3_objects_get(v->objects, run->slot, &object);
+	while (next_in_line(v, &rest, &part))
+		read_part(plan, r, &part, &object);
+}
+
+/* The runs of some blocks from lba on, pinned; how many. */
+static size_t look_up(struct s3_volume *v, uint64_t lba, uint64_t end, struct s3_run *runs)
+{
+	uint64_t most = PIECE >> v->shift;
+
+	return s3_map_lookup(v->map, lba, end - lba < most ? end - lba : most, true, runs, RUNS);
+}
+
+static void unpin(struct s3_volume *v, const struct s3_run *runs, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (runs[i].slot != S3_NO_SLOT)
+			s3_objects_unpin(v->objects, runs[i].slot);
 }
 
 void s3_read(struct s3_volume *v, struct backend_request *request)
@@ -542,6 +1177,7 @@ void s3_read(struct s3_volume *v, struct backend_request *request)
 	uint64_t lba = request->offset >> v->shift;
 	uint64_t end = (request->offset + request->length + mask) >> v->shift;
 	struct s3_run runs[RUNS];
+	struct plan plan;
 	struct read *r;
 
 	if (atomic_load(&v->fenced)) {
@@ -568,14 +1204,84 @@ void s3_read(struct s3_volume *v, struct backend_request *request)
 			return;
 		}
 	}
+	plan.v = v;
+	plan.ahead = false;
+	plan.n = 0;
 	while (lba < end) {
-		size_t n = s3_map_lookup(v->map, lba, end - lba, true, runs, RUNS);
+		size_t n = look_up(v, lba, end, runs);
 
 		for (size_t i = 0; i < n; i++)
-			read_run(r, &runs[i]);
+			read_run(&plan, r, &runs[i]);
+		carry_out(&plan);
+		unpin(v, runs, n);
 		lba = runs[n - 1].lba + runs[n - 1].count;
 	}
 	end_part(r, 0);
+}
+
+/* Claims what is absent of a run. False: there is no room to read more ahead. */
+static bool plan_ahead(struct plan *plan, const struct s3_run *run)
+{
+	struct s3_volume *v = plan->v;
+	struct s3_run rest = *run, part;
+	struct s3_object object;
+	struct s3_batch *b;
+
+	if (run->slot == S3_NO_SLOT)
+		return true;
+	b = s3_log_hold(v, run->slot);
+	if (b) {
+		s3_log_release(v, b);
+		return true;
+	}
+	s3_objects_get(v->objects, run->slot, &object);
+	while (next_in_line(v, &rest, &part)) {
+		struct s3_line_key key = key_of(v, &object, &part);
+		uint16_t pages = pages_of(v, part.offset, part.count);
+		struct s3_claim claim;
+
+		s3_cache_claim(v->cache, &key, pages, whole_blocks(v, &object, key.number, pages),
+			NULL, &claim);
+		if (!claim.line)
+			return false;
+		if (claim.claimed)
+			plan->wants[plan->n++] = (struct want){
+				object, run->slot, key.number, claim.line, claim.claimed};
+		else
+			s3_cache_release(claim.line);
+	}
+	return true;
+}
+
+void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length)
+{
+	uint64_t size = s3_map_blocks(v->map) << v->shift, lba, end;
+	struct s3_run runs[RUNS];
+	struct s3_ahead ahead;
+	struct plan plan;
+	bool room = true;
+
+	if (!s3_streams_note(v->streams, offset, length, size, &ahead))
+		return;
+	plan.v = v;
+	plan.ahead = true;
+	plan.n = 0;
+	lba = ahead.from >> v->shift;
+	end = ahead.to >> v->shift;
+	while (room && lba < end && !atomic_load(&v->fenced) && is_generous(v) &&
+		atomic_load(&v->ahead_now) < v->ahead_max) {
+		size_t n = look_up(v, lba, end, runs);
+
+		for (size_t i = 0; room && i < n; i++) {
+			room = plan_ahead(&plan, &runs[i]);
+			if (room)
+				lba = runs[i].lba + runs[i].count;
+		}
+		carry_out(&plan);
+		unpin(v, runs, n);
+	}
+	if (lba < end)
+		s3_streams_cut(v->streams, &ahead, lba << v->shift);
 }
 
 int s3_read_extents(struct s3_volume *v, uint64_t offset, uint64_t length, unsigned flags,

@@ -166,6 +166,8 @@ static int apply(struct replay *p, const struct s3_object_header *header)
 	v->frontier = header->id;
 	if (header->epoch > v->epoch)
 		v->epoch = header->epoch;
+	if (memcmp(header->instance, v->instance, S3_UUID))
+		memcpy(v->predecessor, header->instance, S3_UUID);
 	atomic_fetch_add(&v->stats.replayed, 1);
 	return adopt(p, header->id);
 }
@@ -438,6 +440,7 @@ static int load_root(struct s3_volume *v, uint64_t seq, struct replay *p)
 			v->next_gc = root.next_gc;
 		v->applied = v->frontier = root.seq;
 		v->epoch = root.epoch;
+		memcpy(v->predecessor, root.instance, S3_UUID);
 		/* Its writer had put a fence before it: what is older than that does not count. */
 		p->last_epoch = root.epoch;
 		p->blocks = root.blocks;
@@ -742,6 +745,7 @@ int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
 	}
 	if (r == 0) {
 		v->epoch = root.epoch;
+		memcpy(v->predecessor, root.instance, S3_UUID);
 		v->applied = v->frontier = root.seq;
 		v->next_seq = root.seq + 1;
 		r = s3_map_resize(v->map, root.blocks);

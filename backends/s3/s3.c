@@ -108,6 +108,23 @@ static const struct param s3_params[] = {
 		.help = "memory for data that is written and read, without the map",
 	},
 	{
+		.name = "cache-file",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, cache_file),
+		.metavar = "FILE",
+		.help = "file or block device on this machine that caches what is read, across "
+			"restarts; of this volume alone",
+	},
+	{
+		.name = "cache-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, cache_size),
+		.min = 16 << 20,
+		.max = UINT64_C(64) << 40,
+		.metavar = "SIZE",
+		.help = "size of cache-file; without it 1G, or all of a device",
+	},
+	{
 		.name = "flush",
 		.type = PARAM_CHOICE,
 		.offset = offsetof(struct s3_config, flush),
@@ -229,6 +246,18 @@ static int s3_check(const void *config, struct params_error *error)
 			c->memory, c->chunk_size, s3_direct_memory(c->chunk_size));
 		return -EINVAL;
 	}
+	if (c->cache_size && !c->cache_file) {
+		params_error_set(error,
+			"cache-size=%" PRIu64 ": of which file? give cache-file= as well",
+			c->cache_size);
+		return -EINVAL;
+	}
+	if (c->cache_file && c->layout == S3_LAYOUT_DIRECT) {
+		params_error_set(error,
+			"cache-file=%s: layout=direct has no cache; leave one of them out",
+			c->cache_file);
+		return -EINVAL;
+	}
 	return s3_store_check(&c->store, error);
 }
 
@@ -279,6 +308,8 @@ static int s3_info(struct backend *b, struct backend_info *info)
 static void s3_submit(struct backend *b, struct backend_request *request)
 {
 	struct s3_volume *v = (struct s3_volume *)b;
+	/* Once it has been answered the request is its owner's again. */
+	uint64_t offset = request->offset, length = request->length;
 
 	if (v->direct) {
 		s3_direct_submit(v->direct, request);
@@ -287,6 +318,7 @@ static void s3_submit(struct backend *b, struct backend_request *request)
 	switch (request->op) {
 	case BACKEND_READ:
 		s3_read(v, request);
+		s3_read_ahead(v, offset, length);
 		return;
 	case BACKEND_WRITE:
 	case BACKEND_TRIM:

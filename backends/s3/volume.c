@@ -424,14 +424,43 @@ static void init_locks(struct s3_volume *v)
 	v->orders_tail = &v->orders;
 }
 
+/* What memory there is besides the batches: a quarter for checksums, the rest for data. */
+static int make_caches(struct s3_volume *v, uint64_t bytes, uint64_t connections)
+{
+	uint64_t crcs = bytes / 4;
+
+	v->crcs = s3_crc_cache_new(crcs);
+	v->cache = s3_cache_new(bytes - crcs);
+	if (!v->crcs || !v->cache)
+		return -ENOMEM;
+	v->streams = s3_streams_new(s3_cache_ahead_limit(v->cache));
+	/* The others are for who waits. */
+	v->ahead_max = (unsigned)(connections - connections / 4);
+	return v->streams ? 0 : -ENOMEM;
+}
+
+static int attach_cachefile(struct s3_volume *v, const struct s3_config *c)
+{
+	struct s3_cachefile_volume volume = {.last_log = v->applied, .next_gc = v->next_gc};
+
+	if (!v->cachefile)
+		return 0;
+	memcpy(volume.uuid, v->super.uuid, S3_UUID);
+	memcpy(volume.before, v->predecessor, S3_UUID);
+	memcpy(volume.now, c->readonly || c->snapshot ? v->predecessor : v->instance, S3_UUID);
+	return s3_cachefile_attach(v->cachefile, &volume);
+}
+
 /* What layout=log has. */
 static int open_log(struct s3_volume *v, const struct s3_config *c)
 {
+	int r;
+
 	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
-	v->crcs = s3_crc_cache_new(c->memory - v->max_batches * v->batch_size);
-	if (!v->crcs)
-		return -ENOMEM;
-	return c->snapshot ? s3_recover_snapshot(v, c->snapshot) : s3_recover(v, c->readonly);
+	r = make_caches(v, c->memory - v->max_batches * v->batch_size, c->store.connections);
+	if (r == 0)
+		r = c->snapshot ? s3_recover_snapshot(v, c->snapshot) : s3_recover(v, c->readonly);
+	return r ? r : attach_cachefile(v, c);
 }
 
 static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
@@ -456,12 +485,24 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	r = v->name ? s3_random(v->instance) : -ENOMEM;
 	if (r == 0)
 		r = s3_failpoint_choose(&v->host);
+	if (r == 0 && c->cache_file)
+		r = s3_cachefile_open(c->cache_file, c->cache_size, &v->host, &v->cachefile);
 	if (r == 0)
 		r = s3_store_open(&c->store, &v->host, &v->store);
 	if (r == 0 && !readonly && v->conditional)
 		r = probe_conditional_put(v);
 	if (r == 0)
 		r = read_super(v, c, size);
+	if (r == 0 && v->cachefile && v->super.features & S3_FEATURE_AES)
+		r = s3_volume_refuse(v, -EOPNOTSUPP,
+			"cache-file=%s: would hold the data of an encrypted volume as plain text; "
+			"leave it out",
+			c->cache_file);
+	if (r == 0 && v->cachefile && v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_volume_refuse(v, -EINVAL,
+			"cache-file=%s: volume=%s has layout=direct, which has no cache; leave it "
+			"out",
+			c->cache_file, v->name);
 	if (r)
 		return r;
 	r = v->super.layout == S3_LAYOUT_DIRECT ? s3_direct_open(v, c) : open_log(v, c);
@@ -478,6 +519,9 @@ static void destroy(struct s3_volume *v)
 {
 	s3_store_close(v->store);
 	s3_direct_free(v->direct);
+	s3_cachefile_close(v->cachefile);
+	s3_cache_free(v->cache);
+	s3_streams_free(v->streams);
 	s3_batches_free(v);
 	s3_map_free(v->map);
 	s3_objects_free(v->objects);
@@ -598,12 +642,17 @@ void s3_volume_close(struct s3_volume *v)
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
 {
 	struct s3_objects_totals totals;
+	struct s3_cache_counters cache;
+	struct s3_cachefile_counters disk = {0};
 	struct s3_stats *s = &v->stats;
 	size_t n;
 
 	if (v->direct)
 		return s3_direct_counters(v->direct, counters, max);
 	s3_objects_totals(v->objects, &totals);
+	s3_cache_counters(v->cache, &cache);
+	if (v->cachefile)
+		s3_cachefile_counters(v->cachefile, &disk);
 	const struct backend_counter all[] = {
 		{"log_objects", s->log_objects},
 		{"log_bytes", s->log_bytes},
@@ -623,6 +672,16 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 		{"objects", totals.objects},
 		{"stored_bytes", totals.bytes},
 		{"map_bytes", s3_map_memory(v->map) + totals.memory},
+		{"cache_hit_bytes", cache.hits},
+		{"cache_miss_bytes", cache.misses},
+		{"cache_bytes", cache.bytes},
+		{"cache_evictions", cache.evictions},
+		{"read_ahead_used_bytes", cache.ahead_used},
+		{"read_ahead_wasted_bytes", cache.ahead_wasted},
+		{"cache_file_read_bytes", disk.read},
+		{"cache_file_written_bytes", disk.written},
+		{"cache_file_damaged", disk.damaged},
+		{"cache_file_kept", disk.kept},
 	};
 
 	n = sizeof all / sizeof all[0];

@@ -5,7 +5,7 @@
  *   s3.c          parameters and the device's interface
  *   volume.c      create, open, close, threads, failure
  *   log.c         writes: open batch, uploads, frontier, flush
- *   read.c        reads, and the checksums they are checked with
+ *   read.c        reads and read-ahead, and the checksums they are checked with
  *   recovery.c    from the store to the map; fencing
  *   maintain.c    the keeper's thread: checkpoints, garbage collection, deletion
  *   snapshot.c    snapshots, clones, the volume's size: what is asked of the keeper
@@ -22,10 +22,13 @@
 #include <stdint.h>
 
 #include "backends/backend.h"
+#include "backends/s3/cache.h"
+#include "backends/s3/cachefile.h"
 #include "backends/s3/checkpoint.h"
 #include "backends/s3/format.h"
 #include "backends/s3/map.h"
 #include "backends/s3/objects.h"
+#include "backends/s3/readahead.h"
 #include "backends/s3/store.h"
 
 #define S3_MAX_UPLOADS 64
@@ -38,9 +41,10 @@ enum s3_fencing { S3_FENCING_AUTO, S3_FENCING_NONE };
 struct s3_config {
 	struct s3_store_config store;
 	char *volume, *prefix;
-	char *snapshot; /* to be served, read-only; NULL: the volume as it is now */
+	char *snapshot;	  /* to be served, read-only; NULL: the volume as it is now */
+	char *cache_file; /* or NULL */
 	bool create, readonly;
-	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size;
+	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size, cache_size;
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing, layout;
 };
@@ -94,6 +98,8 @@ struct s3_stats {
 	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
 	_Atomic uint64_t reads_memory, reads_store, crc_retries, stalls, deleted;
 	_Atomic uint64_t full_roots, light_roots, replayed, orphans;
+	/* Bytes that the cache was asked for, and that were got for it. */
+	_Atomic uint64_t served, fetched;
 };
 
 struct s3_volume {
@@ -112,11 +118,18 @@ struct s3_volume {
 	enum s3_flush_mode flush_mode;
 	bool conditional; /* PUTs carry If-None-Match */
 	uint8_t instance[S3_UUID];
+	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;
 	uint32_t deadline; /* s of requests; while opening a short one, else the store's */
 	struct s3_map *map;
 	struct s3_objects *objects;
 	struct s3_crc_cache *crcs;
+	struct s3_cache *cache;
+	struct s3_cachefile *cachefile; /* or NULL */
+	struct s3_streams *streams;
+	unsigned ahead_max;	    /* GETs that may read ahead at once */
+	_Atomic unsigned ahead_now; /* that do */
+	uint8_t unwanted[S3_PAGE];  /* what comes along with pages and is there already */
 	struct s3_stats stats;
 
 	pthread_mutex_t lock;
@@ -263,6 +276,8 @@ void s3_batches_free(struct s3_volume *v);
 
 /* ---- read.c ---- */
 void s3_read(struct s3_volume *v, struct backend_request *request);
+/* Reads ahead what a read of length bytes at offset, which has been begun, may be followed by. */
+void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length);
 int s3_read_extents(struct s3_volume *v, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque);
 /* bytes: what the checksums of objects may take. */

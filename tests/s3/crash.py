@@ -468,6 +468,16 @@ def ended(server: Nbdkit) -> int | None:
         return None
 
 
+def spoil(cache: Path, rng: random.Random) -> None:
+    """Damages a cache file, wipes it or cuts its end off, as disks and their owners do."""
+    data = bytearray(cache.read_bytes())
+    how = rng.randrange(3)
+    if how == 0:
+        for _ in range(100):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    cache.write_bytes(data if how == 0 else data[: rng.randrange(4096, len(data))] if how == 1 else b"")
+
+
 def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     rng = random.Random(f"{seed}/{number}")
     name = f"crash-{seed:x}-{number}"
@@ -483,7 +493,14 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     # On the way to a named point everything is done as early as can be.
     soon = {"batch-size": "1M", "checkpoint": "4", "gc-delay": "0"}
 
+    cache = work / "cache"
+    caching = random.Random(f"{seed}/{number}/cache")
+    if caching.random() < 0.5:
+        chosen |= {"cache-file": str(cache), "cache-size": "16M"}
+
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
+        if cache.exists() and caching.random() < 0.2:
+            spoil(cache, caching)
         settings = made | chosen | (soon if wrapper else {})
         made.clear()
         arguments = parameters(store.url, store.credentials, name, **settings)
