@@ -80,6 +80,12 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	return 0;
 }
 
+void backend_start(struct backend *b)
+{
+	if (b->ops->start)
+		b->ops->start(b);
+}
+
 void backend_close(struct backend *b)
 {
 	if (b)

@@ -12,6 +12,7 @@
  *   params_complete(p, ...);                 validates; before the framework forks
  *   backend_open(p, ...);                    once per process; makes no threads, so a
  *                                            fork may follow
+ *   backend_start();                         no fork follows any more
  *   backend_readv() ... backend_zero()       any number of threads at once
  *   backend_submit()                         the same without waiting
  *   backend_close();                         no call in flight
@@ -124,6 +125,10 @@ struct backend_request {
 	 */
 	void (*done)(struct backend_request *request, int result);
 	void *opaque; /* the caller's */
+	/* The device's own, until it calls done(). */
+	void *device;
+	void (*answer)(struct backend_request *request, int result);
+	uint64_t began;
 };
 
 /*
@@ -149,6 +154,8 @@ struct backend_ops {
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
 	int (*open)(const void *config, uint64_t size, const struct backend_host *host,
 		struct backend **out);
+	/* Threads that are to run although no request has come yet may be made. */
+	void (*start)(struct backend *b);
 	void (*close)(struct backend *b);
 	int (*info)(struct backend *b, struct backend_info *info);
 	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
@@ -197,6 +204,8 @@ extern const struct backend_ops s3_backend;
  */
 int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
 	struct backend **out);
+/* The process that serves is this one: to be called once, before the first request. */
+void backend_start(struct backend *b);
 void backend_close(struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
 /*

@@ -246,6 +246,7 @@ int main(int argc, char **argv)
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	r = backend_open(o.params, 0, &host, &device);
 	if (r == 0) {
+		backend_start(device);
 		r = serve_device(device, &o, &set);
 		backend_close(device);
 	} else {

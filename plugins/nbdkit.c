@@ -100,6 +100,13 @@ static int adapter_get_ready(void)
 	return -1;
 }
 
+/* In the process that serves. */
+static int adapter_after_fork(void)
+{
+	backend_start(device);
+	return 0;
+}
+
 /*
  * One line on standard error when the server ends, always: whoever reads a
  * result must know of bounced requests, and -v would cost a line per request.
@@ -332,6 +339,7 @@ static struct nbdkit_plugin plugin = {
 	.config_complete = adapter_config_complete,
 	.dump_plugin = adapter_dump_plugin,
 	.get_ready = adapter_get_ready,
+	.after_fork = adapter_after_fork,
 	.cleanup = adapter_cleanup,
 	.open = adapter_open,
 	.get_size = adapter_get_size,

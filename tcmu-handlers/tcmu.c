@@ -253,6 +253,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		return r;
 	}
 	announce(dev, &info);
+	backend_start(d->backend);
 	atomic_store(&d->write_cache, true);
 	tcmur_dev_set_private(dev, d);
 	return 0;

@@ -186,8 +186,10 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 		host_error(s, s->kept);
 	if (r == 0)
 		r = backend_info(s->service.device, &s->service.info);
-	if (r == 0)
+	if (r == 0) {
+		backend_start(s->service.device);
 		return 0;
+	}
 	/* A device tells what a user can mend, and only that. */
 	if (!s->error_told) {
 		backend_error(&host, "cannot open the %s device: %s", params_ops(params)->name,
