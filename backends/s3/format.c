@@ -46,6 +46,9 @@ void s3_name_format(const struct s3_name *name, char *key)
 	case S3_NAME_SUPER:
 		strcpy(key, "super");
 		break;
+	case S3_NAME_DELETED:
+		strcpy(key, "deleted");
+		break;
 	case S3_NAME_LOG:
 		room = "log";
 		break;
@@ -182,6 +185,10 @@ static bool parse_any(const char *key, struct s3_name *name)
 	memset(name, 0, sizeof *name);
 	if (!strcmp(key, "super")) {
 		name->kind = S3_NAME_SUPER;
+		return true;
+	}
+	if (!strcmp(key, "deleted")) {
+		name->kind = S3_NAME_DELETED;
 		return true;
 	}
 	for (size_t i = 0; i < sizeof numbered / sizeof numbered[0]; i++) {

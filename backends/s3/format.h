@@ -58,7 +58,7 @@ const char *s3_check_text(enum s3_check check);
  * Keys below <prefix>/<volume>/. The low byte of a number precedes it, which spreads
  * keys over 256 prefixes. No key is a prefix of another at a "/": stores on file systems
  * cannot hold both.
- *   super
+ *   super                        deleted (a copy of it, while a volume is being deleted)
  *   log/<hh>/<16 hex>            gc/<hh>/<16 hex>           chunk/<hh>/<16 hex> (layout=direct)
  *   ckpt/<16 hex>/root           ckpt/<16 hex>/<4 hex>      ckpt/<16 hex>/summary
  *   snap/<name>/root             snap/<name>/child/<32 hex uuid>
@@ -75,6 +75,7 @@ enum s3_name_kind {
 	S3_NAME_SNAPSHOT, /* name */
 	S3_NAME_CHILD,	  /* name; uuid */
 	S3_NAME_PROBE,	  /* uuid */
+	S3_NAME_DELETED,
 };
 
 struct s3_name {

@@ -486,6 +486,19 @@ bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint
 	return true;
 }
 
+uint32_t s3_objects_find_pinned(struct s3_objects *o, uint8_t origin, uint64_t id)
+{
+	uint32_t n;
+
+	pthread_mutex_lock(&o->lock);
+	n = o->hash[hash_place(o, origin, id)];
+	/* GC looks for pins under the lock. */
+	if (n != S3_NO_SLOT)
+		s3_objects_pin(o, n);
+	pthread_mutex_unlock(&o->lock);
+	return n;
+}
+
 void s3_objects_pin(struct s3_objects *o, uint32_t slot)
 {
 	atomic_fetch_add(&slot_of(o, slot)->pins, 1);

@@ -59,6 +59,8 @@ void s3_objects_size(struct s3_objects *o, uint32_t slot, uint32_t bytes, uint32
 void s3_objects_seal(struct s3_objects *o, uint32_t slot, uint64_t seq);
 /* Slot of an object; S3_NO_SLOT: not there. */
 uint32_t s3_objects_find(struct s3_objects *o, uint8_t origin, uint64_t id);
+/* The same, pinned. */
+uint32_t s3_objects_find_pinned(struct s3_objects *o, uint8_t origin, uint64_t id);
 void s3_objects_get(struct s3_objects *o, uint32_t slot, struct s3_object *object);
 
 /* A read is under way, or has ended: the slot keeps its object. s3_map_lookup() pins. */

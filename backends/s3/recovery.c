@@ -25,6 +25,8 @@
 /* Headers asked for at once, and how much of each object first. */
 #define WINDOW	   64
 #define FIRST_READ (16u << 10)
+/* Seconds that a volume that is closed takes to say so. */
+#define CLEAN_DEADLINE 5
 
 /* ---- records ---------------------------------------------------------------------- */
 
@@ -59,6 +61,7 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 	seal_objects(p, v->applied);
 	p->last_epoch = header->epoch;
 	v->applied = header->id;
+	v->last_type = header->type;
 	if (header->type != S3_TYPE_DATA)
 		return 0;
 	p->slot = s3_objects_add(
@@ -164,6 +167,7 @@ static int apply(struct replay *p, const struct s3_object_header *header)
 		v->full_wanted = true;
 	v->log_bytes_since_full += header->header_bytes + header->data_bytes;
 	v->frontier = header->id;
+	v->last_time = header->time;
 	if (header->epoch > v->epoch)
 		v->epoch = header->epoch;
 	if (memcmp(header->instance, v->instance, S3_UUID))
@@ -962,6 +966,41 @@ static int put_fence(struct s3_volume *v, const char *key, void *data, size_t le
 	return s3_store_call(v->store, req);
 }
 
+/* An object that stands in the log behind everything and holds nothing. Its bytes, 0: error. */
+static size_t build_mark(struct s3_volume *v, enum s3_type type, uint64_t epoch, uint8_t *buffer)
+{
+	struct s3_object_header header = {
+		.type = type,
+		.block_shift = v->shift,
+		.id = v->applied + 1,
+		.epoch = epoch,
+		.batch = v->applied + 1,
+		.frontier = v->applied,
+		.checkpoint = v->checkpoint,
+		.time = (uint64_t)time(NULL) * 1000000,
+	};
+	struct s3_header_writer writer;
+
+	memcpy(header.uuid, v->super.uuid, S3_UUID);
+	memcpy(header.instance, v->instance, S3_UUID);
+	s3_header_begin(&writer, &header, buffer, S3_ALIGN);
+	return s3_header_finish(&writer, NULL);
+}
+
+static int refuse_in_use(struct s3_volume *v)
+{
+	char when[64] = "";
+	time_t last = (time_t)(v->last_time / 1000000);
+
+	if (last)
+		snprintf(when, sizeof when, " (it wrote %" PRId64 " s ago)",
+			(int64_t)(time(NULL) - last));
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: its last writer did not close it%s and may be serving it; give the "
+		"control= of that server, end it, or use --take-over",
+		v->name, when);
+}
+
 static int fence(struct s3_volume *v, struct replay *p)
 {
 	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
@@ -970,37 +1009,29 @@ static int fence(struct s3_volume *v, struct replay *p)
 	int r = buffer ? 0 : -ENOMEM;
 
 	while (r == 0) {
-		struct s3_object_header header = {
-			.type = S3_TYPE_FENCE,
-			.block_shift = v->shift,
-			.id = v->applied + 1,
-			.batch = v->applied + 1,
-			.frontier = v->applied,
-			.checkpoint = v->checkpoint,
-			.time = (uint64_t)time(NULL) * 1000000,
-		};
-		struct s3_header_writer writer;
+		uint64_t seq = v->applied + 1;
+		struct s3_object_header header;
 		struct s3_request req;
 		size_t bytes;
 
+		if (v->polite && !s3_closed_cleanly(v)) {
+			r = refuse_in_use(v);
+			break;
+		}
 		if (v->epoch > highest)
 			highest = v->epoch;
-		header.epoch = highest + 1;
-		memcpy(header.uuid, v->super.uuid, S3_UUID);
-		memcpy(header.instance, v->instance, S3_UUID);
-		s3_header_begin(&writer, &header, buffer, S3_ALIGN);
-		bytes = s3_header_finish(&writer, NULL);
+		bytes = build_mark(v, S3_TYPE_FENCE, highest + 1, buffer);
 		if (bytes == 0) {
 			r = -EINVAL;
 			break;
 		}
-		s3_volume_object_key(v, header.id, key);
+		s3_volume_object_key(v, seq, key);
 		s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
 		r = put_fence(v, key, buffer, bytes, stale, &req);
 		if (r == 0)
 			s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
 		if (r == -EEXIST || (r == -ENOENT && *stale))
-			r = meet(v, p, header.id, key, stale);
+			r = meet(v, p, seq, key, stale);
 		else if (r)
 			s3_volume_refuse(v, r, "%s", req.message);
 		else
@@ -1008,11 +1039,36 @@ static int fence(struct s3_volume *v, struct replay *p)
 		if (r == 1 && s3_header_decode(buffer, bytes, v->super.uuid, &header) == S3_GOOD) {
 			r = apply(p, &header);
 			v->epoch = highest + 1;
+			v->polite = false; /* it is ours by now */
 			break;
 		}
 	}
 	free(buffer);
 	return r;
+}
+
+bool s3_closed_cleanly(const struct s3_volume *v)
+{
+	return v->applied == 0 || v->last_type == S3_TYPE_CLEAN;
+}
+
+void s3_close_cleanly(struct s3_volume *v)
+{
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	uint8_t *buffer;
+	size_t bytes;
+
+	if (v->direct || v->backend.readonly || atomic_load(&v->failed) ||
+		v->frontier != v->applied)
+		return;
+	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	bytes = buffer ? build_mark(v, S3_TYPE_CLEAN, v->epoch, buffer) : 0;
+	s3_volume_object_key(v, v->applied + 1, key);
+	v->deadline = CLEAN_DEADLINE;
+	if (bytes)
+		s3_volume_put(v, key, buffer, bytes, v->conditional, &req);
+	free(buffer);
 }
 
 /*

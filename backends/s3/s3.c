@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "backends/s3/control.h"
 #include "backends/s3/direct.h"
 #include "backends/s3/names.h"
 #include "backends/s3/volume.h"
@@ -176,6 +177,13 @@ static const struct param s3_params[] = {
 		.default_value = "off",
 		.help = "refuse all changes; the state of the moment of opening is served",
 	},
+	{
+		.name = "control",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, control),
+		.metavar = "PATH",
+		.help = "Unix socket that is made for userblk-s3 to reach the server by",
+	},
 	{.name = NULL},
 };
 
@@ -258,6 +266,14 @@ static int s3_check(const void *config, struct params_error *error)
 			c->cache_file);
 		return -EINVAL;
 	}
+	if (c->control && strlen(c->control) > S3_CONTROL_PATH_MAX) {
+		params_error_set(error,
+			"control=%s: longer than the %zu bytes that a socket's path may have; "
+			"choose "
+			"a shorter one",
+			c->control, S3_CONTROL_PATH_MAX);
+		return -EINVAL;
+	}
 	return s3_store_check(&c->store, error);
 }
 
@@ -275,6 +291,11 @@ static int s3_open(
 	if (r == 0)
 		*out = &v->backend;
 	return r;
+}
+
+static void s3_start(struct backend *b)
+{
+	s3_control_start(((struct s3_volume *)b)->control);
 }
 
 static void s3_close(struct backend *b)
@@ -305,12 +326,36 @@ static int s3_info(struct backend *b, struct backend_info *info)
 	return 0;
 }
 
+/* A request is answered: counts it. */
+static void answer(struct backend_request *request, int result)
+{
+	struct s3_volume *v = request->device;
+	struct s3_device_counters *c = &v->stats.device[request->op];
+	uint64_t ns = s3_now() - request->began, max = atomic_load(&c->max_ns);
+
+	atomic_fetch_add(&c->requests, 1);
+	atomic_fetch_add(&c->busy_ns, ns);
+	atomic_fetch_add(&c->histogram[s3_histogram_entry(ns)], 1);
+	if (result)
+		atomic_fetch_add(&c->errors, 1);
+	else if (request->op != BACKEND_FLUSH)
+		atomic_fetch_add(&c->bytes, request->length);
+	while (ns > max && !atomic_compare_exchange_weak(&c->max_ns, &max, ns))
+		;
+	request->done = request->answer;
+	request->done(request, result);
+}
+
 static void s3_submit(struct backend *b, struct backend_request *request)
 {
 	struct s3_volume *v = (struct s3_volume *)b;
 	/* Once it has been answered the request is its owner's again. */
 	uint64_t offset = request->offset, length = request->length;
 
+	request->device = v;
+	request->began = s3_now();
+	request->answer = request->done;
+	request->done = answer;
 	if (v->direct) {
 		s3_direct_submit(v->direct, request);
 		return;
@@ -362,6 +407,7 @@ const struct backend_ops s3_backend = {
 	.holds_writes = true,
 	.check = s3_check,
 	.open = s3_open,
+	.start = s3_start,
 	.close = s3_close,
 	.info = s3_info,
 	.available = s3_available,

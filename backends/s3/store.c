@@ -385,15 +385,14 @@ static void note_success(struct s3_store *s)
 static void count(struct pool *p, const struct s3_request *req)
 {
 	struct counters *c = &p->ops[req->op];
-	uint64_t ns = now_ns() - req->began, us = ns / 1000;
-	unsigned bucket = us ? 64 - (unsigned)__builtin_clzll(us) : 0;
+	uint64_t ns = now_ns() - req->began;
 
 	add(&c->requests, 1);
 	add(&c->busy_ns, ns);
 	/* This thread is the only one that writes. */
 	if (ns > atomic_load_explicit(&c->max_ns, memory_order_relaxed))
 		atomic_store_explicit(&c->max_ns, ns, memory_order_relaxed);
-	add(&c->histogram[bucket < 32 ? bucket : 31], 1);
+	add(&c->histogram[s3_histogram_entry(ns)], 1);
 	if (req->result && req->result != -ENOENT && req->result != -EEXIST)
 		add(&c->errors, 1);
 }

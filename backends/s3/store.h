@@ -282,6 +282,15 @@ struct s3_op_counters {
 	uint64_t histogram[32];	  /* of the same: entry i counts those under 2^i microseconds */
 };
 
+/* The entry of such a histogram that counts what took ns. */
+static inline unsigned s3_histogram_entry(uint64_t ns)
+{
+	uint64_t us = ns / 1000;
+	unsigned entry = us ? 64 - (unsigned)__builtin_clzll(us) : 0;
+
+	return entry < 32 ? entry : 31;
+}
+
 struct s3_store_counters {
 	struct s3_op_counters ops[S3_OPS];
 	uint64_t connections; /* made */

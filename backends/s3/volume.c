@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "backends/s3/control.h"
 #include "backends/s3/direct.h"
 #include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
@@ -275,8 +276,8 @@ static int check_empty(struct s3_volume *v)
 		return s3_volume_refuse(v, r, "%s", req.message);
 	return r ? s3_volume_refuse(v, -EEXIST,
 			   "volume=%s: the bucket holds %s, which is not of a volume; choose "
-			   "another "
-			   "name or prefix",
+			   "another name or prefix, or finish a deletion that was interrupted with "
+			   "userblk-s3 delete",
 			   v->name, req.message)
 		 : 0;
 }
@@ -313,7 +314,7 @@ static int create(
 	r = s3_volume_put(v, super_key, out.data, out.length, v->conditional, &req);
 	s3_buffer_free(&out);
 	/* If somebody else created it meanwhile, it is as good; what it is like is looked at. */
-	if (r == -EEXIST)
+	if (r == -EEXIST && !c->exclusive)
 		r = 0;
 	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
 }
@@ -359,6 +360,11 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 
 	s3_volume_key(v, &name, key);
 	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r == 0 && c->exclusive) {
+		free(data);
+		return s3_volume_refuse(v, -EEXIST,
+			"volume=%s: there is one already; choose another name", v->name);
+	}
 	if (r == -ENOENT && c->create) {
 		r = create(v, c, c->size ? c->size : size, key);
 		if (r)
@@ -466,10 +472,8 @@ static int open_log(struct s3_volume *v, const struct s3_config *c)
 static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
 	bool readonly = c->readonly || c->snapshot;
-	int r;
+	int r = 0;
 
-	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
-	v->name = strdup(c->volume);
 	v->batch_size = c->batch_size;
 	v->uploads = (unsigned)c->uploads;
 	/* One that is filled and one that is sealed. */
@@ -479,16 +483,16 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->checkpoint_every = c->checkpoint;
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
-	v->deadline = OPEN_DEADLINE;
-	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
-		v->deadline = (uint32_t)c->store.retry_deadline;
-	r = v->name ? s3_random(v->instance) : -ENOMEM;
+	v->polite = c->polite;
+	/* Before anything is done to the volume: who listens there may be serving it. */
+	if (c->control)
+		r = s3_control_open(v, c->control);
+	if (r == 0)
+		r = s3_random(v->instance);
 	if (r == 0)
 		r = s3_failpoint_choose(&v->host);
 	if (r == 0 && c->cache_file)
 		r = s3_cachefile_open(c->cache_file, c->cache_size, &v->host, &v->cachefile);
-	if (r == 0)
-		r = s3_store_open(&c->store, &v->host, &v->store);
 	if (r == 0 && !readonly && v->conditional)
 		r = probe_conditional_put(v);
 	if (r == 0)
@@ -505,18 +509,29 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 			c->cache_file, v->name);
 	if (r)
 		return r;
-	r = v->super.layout == S3_LAYOUT_DIRECT ? s3_direct_open(v, c) : open_log(v, c);
+	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->polite && !c->create)
+		r = s3_volume_refuse(v, -EBUSY,
+			"volume=%s: has layout=direct, which does not tell whether a server has "
+			"it; "
+			"see that none has, and use --take-over",
+			v->name);
+	else if (v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_direct_open(v, c);
+	else
+		r = open_log(v, c);
 	if (r)
 		return r;
 	v->backend.size = s3_volume_size(v);
 	v->backend.readonly = readonly;
 	v->deadline = 0;
+	v->opened = s3_now();
 	s3_store_park(v->store);
 	return 0;
 }
 
-static void destroy(struct s3_volume *v)
+void s3_volume_detach(struct s3_volume *v)
 {
+	s3_control_close(v->control);
 	s3_store_close(v->store);
 	s3_direct_free(v->direct);
 	s3_cachefile_close(v->cachefile);
@@ -546,8 +561,8 @@ static void destroy(struct s3_volume *v)
 	free(v);
 }
 
-int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
-	struct s3_volume **out)
+int s3_volume_attach(
+	const struct s3_config *c, const struct backend_host *host, struct s3_volume **out)
 {
 	struct s3_volume *v = calloc(1, sizeof *v);
 	int r;
@@ -556,9 +571,31 @@ int s3_volume_open(const struct s3_config *config, uint64_t size, const struct b
 		return -ENOMEM;
 	v->host = *host;
 	init_locks(v);
+	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
+	v->name = strdup(c->volume);
+	v->deadline = OPEN_DEADLINE;
+	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
+		v->deadline = (uint32_t)c->store.retry_deadline;
+	r = v->name ? s3_store_open(&c->store, &v->host, &v->store) : -ENOMEM;
+	if (r) {
+		s3_volume_detach(v);
+		return r;
+	}
+	*out = v;
+	return 0;
+}
+
+int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
+	struct s3_volume **out)
+{
+	struct s3_volume *v;
+	int r = s3_volume_attach(config, host, &v);
+
+	if (r)
+		return r;
 	r = set_up(v, config, size);
 	if (r) {
-		destroy(v);
+		s3_volume_detach(v);
 		return r;
 	}
 	*out = v;
@@ -628,6 +665,7 @@ static void stop_threads(struct s3_volume *v)
 
 void s3_volume_close(struct s3_volume *v)
 {
+	s3_control_end_jobs(v->control);
 	/* Fences add up where a volume is often opened and not written. */
 	if (!v->direct && !v->started && !v->backend.readonly &&
 		v->applied - v->checkpoint > MANY_HEADERS)
@@ -636,7 +674,8 @@ void s3_volume_close(struct s3_volume *v)
 		s3_direct_stop(v->direct);
 	if (v->started)
 		stop_threads(v);
-	destroy(v);
+	s3_close_cleanly(v);
+	s3_volume_detach(v);
 }
 
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)

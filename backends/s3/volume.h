@@ -10,6 +10,9 @@
  *   maintain.c    the keeper's thread: checkpoints, garbage collection, deletion
  *   snapshot.c    snapshots, clones, the volume's size: what is asked of the keeper
  *   direct.c      layout=direct, which has none of these
+ *   verify.c      is everything in the store as it was written
+ *   remove.c      the end of a volume
+ *   control.c     the socket at which the one who serves it can be asked
  *
  * lock comes before those inside of map and table. done() of requests is called without it.
  */
@@ -43,10 +46,14 @@ struct s3_config {
 	char *volume, *prefix;
 	char *snapshot;	  /* to be served, read-only; NULL: the volume as it is now */
 	char *cache_file; /* or NULL */
+	char *control;	  /* path of a socket, or NULL */
 	bool create, readonly;
 	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size, cache_size;
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing, layout;
+	/* No parameters: the tool's. */
+	bool polite;	/* only if the last writer has closed the volume */
+	bool exclusive; /* with create: only if there is none yet */
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);
@@ -83,6 +90,7 @@ struct s3_waiter; /* a flush, or a write that is to be durable */
 struct s3_write;  /* a write, trim or zero under way */
 struct s3_crc_cache;
 struct s3_order; /* something that the keeper is to do between two rounds of its own work */
+struct s3_control;
 
 /* The regions that the root of a snapshot names. */
 struct s3_kept {
@@ -93,6 +101,11 @@ struct s3_kept {
 	bool unknown; /* its root is damaged or gone: it may name any region */
 };
 
+/* Of one kind of request to the device; the histogram as in struct s3_op_counters. */
+struct s3_device_counters {
+	_Atomic uint64_t requests, errors, bytes, busy_ns, max_ns, histogram[32];
+};
+
 /* Values that counters show. */
 struct s3_stats {
 	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
@@ -100,6 +113,7 @@ struct s3_stats {
 	_Atomic uint64_t full_roots, light_roots, replayed, orphans;
 	/* Bytes that the cache was asked for, and that were got for it. */
 	_Atomic uint64_t served, fetched;
+	struct s3_device_counters device[BACKEND_ZERO + 1]; /* by enum backend_op */
 };
 
 struct s3_volume {
@@ -130,7 +144,13 @@ struct s3_volume {
 	unsigned ahead_max;	    /* GETs that may read ahead at once */
 	_Atomic unsigned ahead_now; /* that do */
 	uint8_t unwanted[S3_PAGE];  /* what comes along with pages and is there already */
+	struct s3_control *control; /* or NULL */
 	struct s3_stats stats;
+	uint64_t opened; /* ns, monotonic */
+	bool polite;	 /* recovery refuses what the last writer did not close */
+	/* Of the newest object of the log when it was opened; 0: covered by a root. */
+	enum s3_type last_type;
+	uint64_t last_time; /* us since 1970 */
 
 	pthread_mutex_t lock;
 	/* Below: under lock. */
@@ -188,6 +208,13 @@ struct s3_volume {
 int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
 	struct s3_volume **out);
 void s3_volume_close(struct s3_volume *v);
+/*
+ * Name and store of a volume of which nothing is read: for those that look at keys alone. Errors
+ * are told. To be ended with s3_volume_detach().
+ */
+int s3_volume_attach(
+	const struct s3_config *config, const struct backend_host *host, struct s3_volume **out);
+void s3_volume_detach(struct s3_volume *v);
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max);
 /* Makes the threads when the first request comes: a fork may follow open. 0 or negative errno. */
 int s3_volume_start(struct s3_volume *v);
@@ -302,6 +329,10 @@ int s3_restore(struct s3_volume *v, uint64_t seq);
  */
 int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	const struct s3_name *name, void **data, struct s3_root *root);
+/* Has the last writer said that it is done? Nobody has to be driven away then. */
+bool s3_closed_cleanly(const struct s3_volume *v);
+/* Says so, behind everything else. Of a failure nobody has to know. */
+void s3_close_cleanly(struct s3_volume *v);
 
 /* ---- maintain.c ---- */
 void *s3_keeper(void *volume);

@@ -291,6 +291,7 @@ static void test_names(void **state)
 {
 	static const char *const good[] = {
 		"super",
+		"deleted",
 		"log/ef/0123456789abcdef",
 		"gc/01/0000000000000001",
 		"chunk/00/0000000000000000",
