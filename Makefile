@@ -316,6 +316,18 @@ buse: $(BUSE) ## build the sequential server on Linux's nbd driver
 .PHONY: buse
 all: buse
 
+# ---- tool of the S3 device --------------------------------------------------------
+
+S3_TOOL := $(B)/userblk-s3/userblk-s3
+S3_TOOL_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard userblk-s3/*.c))
+
+$(S3_TOOL): $(S3_TOOL_OBJS) $(S3_OBJS) $(BACKEND_OBJS)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+s3-tool: $(S3_TOOL) ## build the tool for volumes of the S3 device
+.PHONY: s3-tool
+all: s3-tool
+
 # ---- lab ----------------------------------------------------------------------
 
 lab: ## build the lab (LAB_KERNEL=stable or backports) and see that it boots
@@ -345,7 +357,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-buse install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -382,6 +394,10 @@ install-buse: $(BUSE)
 	install -D -m 755 $(BUSE) $(DESTDIR)$(prefix)/sbin/userblk-buse
 .PHONY: install-buse
 
+install-s3-tool: $(S3_TOOL)
+	install -D -m 755 $(S3_TOOL) $(DESTDIR)$(prefix)/bin/userblk-s3
+.PHONY: install-s3-tool
+
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 completiondir = $(prefix)/share/bash-completion/completions
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
@@ -412,7 +428,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow) \
+	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow userblk-s3) \
 		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
@@ -586,7 +602,7 @@ s3-server:
 	harness/get-s3-server versitygw
 .PHONY: s3-server
 
-test-s3: plugins s3-server s3-client-driver s3-volume-driver ## test the S3 device: data, faults, two writers, 200 crashes
+test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the S3 device: data, faults, two writers, 200 crashes
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
 .PHONY: test-s3
 

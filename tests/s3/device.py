@@ -83,6 +83,10 @@ class ServeS3:
         url = through.url if through else self.store.url
         return directory, parameters(url, self.store.credentials, volume, **settings)
 
+    def made(self, volume: str) -> None:
+        """Somebody else has made it."""
+        self._made.add(volume)
+
     def objects(self, volume: str, kind: str = "") -> dict[str, int]:
         """The sizes of a volume's objects, by key below the volume; kind: "log", "ckpt", ..., or all."""
         top = f"{self.prefix}/{volume}/"

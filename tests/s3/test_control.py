@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The control socket of a server: who gets it, what it answers while the volume is busy, how it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from device import ServeS3
+from fault_proxy import FaultProxy
+from nbdkit_server import Handle, Nbdkit, plugin_path
+from stamps import BLOCK, number_of, stamped
+from tool import PROGRAM, Tool, config_file
+
+RUN = 13
+BLOCKS = 512
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    return tmp_path / "control"
+
+
+@pytest.fixture
+def tool(serve_s3: ServeS3) -> Tool:
+    return Tool(serve_s3)
+
+
+def ask(control: Path, request: bytes) -> list[str]:
+    """What the server answers to these bytes, after which nothing more is sent."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(control))
+        client.sendall(request)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    return answer.decode().splitlines()
+
+
+@contextmanager
+def load(handle: Handle) -> Iterator[dict[int, int]]:
+    """Writes and flushes all the time; yields the newest flushed number of each block."""
+    flushed: dict[int, int] = {}
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        rng, number = random.Random(1), 0
+        try:
+            while not stop.is_set():
+                number += 1
+                block = rng.randrange(BLOCKS)
+                handle.pwrite(stamped(RUN, block, number), block * BLOCK)
+                if number % 4 == 0:
+                    handle.flush()
+                flushed[block] = number
+            handle.flush()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield flushed
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed
+
+
+@pytest.fixture
+def public_control() -> Iterator[Path]:
+    """In a directory that everybody can reach."""
+    with tempfile.TemporaryDirectory(prefix="userblk-s3-", dir="/dev/shm") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory) / "control"
+
+
+def test_the_socket_is_the_users_own_and_goes_with_the_server(
+    serve_s3: ServeS3, tool: Tool, public_control: Path
+) -> None:
+    server = serve_s3("v", control=str(public_control))
+    assert public_control.stat().st_mode & 0o777 == 0o600
+    assert tool("info", control=str(public_control))["readonly"] is False
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c"]
+    connect = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    result = subprocess.run(
+        [*nobody, connect, str(public_control)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "PermissionError" in result.stderr
+    assert server.stop() == 0
+    assert not public_control.exists()
+
+
+def test_counters_before_and_after_the_first_request(serve_s3: ServeS3, tool: Tool, control: Path) -> None:
+    server = serve_s3("v", control=str(control))
+    stats = tool("stats", control=str(control))
+    assert stats["device_write_requests"] == 0 and stats["store_put_requests"] > 0
+    handle = server.connect()
+    for block in range(8):
+        handle.pwrite(stamped(RUN, block, 1), block * BLOCK)
+    handle.flush()
+    for block in range(4):
+        handle.pread(BLOCK, block * BLOCK)
+    handle.pwrite(stamped(RUN, 0, 2), 0)  # acknowledged, and in memory only
+    stats = tool("stats", control=str(control))
+    assert (stats["device_write_requests"], stats["device_write_bytes"]) == (9, 9 * BLOCK)
+    assert (stats["device_read_requests"], stats["device_flush_requests"]) == (4, 1)
+    assert stats["device_flush_max_us"] >= stats["device_flush_p99_us"] >= stats["device_flush_p50_us"] > 0
+    assert stats["lag_objects"] in (0, 1) and stats["lag_bytes"] == stats["lag_objects"] * BLOCK
+    assert stats["log_objects"] >= 1 and stats["map_bytes"] > 0 and stats["live_bytes"] == 8 * BLOCK
+    puts, gets = stats["store_put_requests"] + stats["store_list_requests"], stats["store_get_requests"]
+    cost = (puts * 0.005 + (gets + stats["store_head_requests"]) * 0.0004) / 1000
+    retries = sum(stats[f"store_{kind}_retries"] for kind in ("put", "list", "get", "head"))
+    assert retries == 0 and stats["request_cost"] == pytest.approx(cost, abs=2e-6)
+    dear = tool("stats", "--price-put=1000", "--price-get=0", control=str(control))
+    assert dear["request_cost"] >= puts
+
+    lines = tool.run("stats", "--prometheus", control=str(control)).stdout.splitlines()
+    assert 'userblk_s3_device_write_requests{volume="v"} 9' in lines
+    assert all(line.startswith("userblk_s3_") and float(line.rsplit(" ", 1)[1]) >= 0 for line in lines)
+    table = tool.run("stats", control=str(control)).stdout
+    assert any(line.split()[:2] == ["device_write", "9"] for line in table.splitlines())
+
+
+def test_everything_answers_under_load(serve_s3: ServeS3, tool: Tool, control: Path) -> None:
+    server = serve_s3("v", control=str(control), gc_delay="0", batch_size="1M")
+    handle = server.connect()
+    with load(handle) as written:
+        for _ in range(3):
+            before = tool("stats", control=str(control))
+            assert tool("info", control=str(control))["volume"] == "v"
+            checked = tool("check", control=str(control))
+            assert checked["damages"] == []
+            after = tool("stats", control=str(control))
+            assert after["device_write_requests"] > before["device_write_requests"]
+            assert not after["failed"]
+    for block, number in written.items():
+        assert number_of(bytes(handle.pread(BLOCK, block * BLOCK)), RUN, block) == number
+    assert server.stop() == 0
+
+
+def test_check_by_the_server_finds_damage(serve_s3: ServeS3, tool: Tool, control: Path) -> None:
+    server = serve_s3("v", control=str(control))
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 5, 1), 5 * BLOCK)
+    handle.flush()
+    key = next(key for key, size in serve_s3.objects("v", "log/").items() if size > 4096)
+    serve_s3.store.client().delete_object(Bucket="userblk-test", Key=f"{serve_s3.prefix}/v/{key}")
+    result = tool("check", control=str(control), expect=1)
+    assert [(d["offset"], d["length"]) for d in result["damages"]] == [(5 * BLOCK, BLOCK)]
+
+
+def test_second_server_is_refused_and_the_first_goes_on(serve_s3: ServeS3, control: Path) -> None:
+    handle = serve_s3("v", control=str(control)).connect()
+    before = serve_s3.objects("v")
+    with pytest.raises(AssertionError, match="control=.*a server is listening there"):
+        serve_s3("v", control=str(control))
+    assert serve_s3.objects("v") == before
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    assert ask(control, b"userblk-s3 1 info\n")[-1] == "ok"
+
+
+def test_what_stands_in_the_way(serve_s3: ServeS3, control: Path) -> None:
+    """A socket that a killed server left is replaced, anything else is not."""
+    serve_s3("v", control=str(control)).kill()
+    assert control.is_socket()
+    server = serve_s3("v", control=str(control))
+    assert ask(control, b"userblk-s3 1 info\n")[-1] == "ok"
+    server.stop()
+    control.write_text("mine")
+    with pytest.raises(AssertionError, match="exists and is no socket"):
+        serve_s3("v", control=str(control))
+    assert control.read_text() == "mine"
+    with pytest.raises(AssertionError, match="No such file"):
+        serve_s3("v", control=str(control.parent / "none" / "control"))
+    # Not another one's either, which has taken the place meanwhile.
+    control.unlink()
+    server = serve_s3("v", control=str(control))
+    control.unlink()
+    control.write_text("another")
+    server.stop()
+    assert control.read_text() == "another"
+
+
+def test_nonsense_is_answered_and_forgotten(serve_s3: ServeS3, control: Path) -> None:
+    serve_s3("v", control=str(control))
+    for request, last in (
+        (b"userblk-s3 2 info\n", "speaks version 1"),
+        (b"hello\n", "write userblk-s3 1 REQUEST"),
+        (b"userblk-s3 1 \n", "no such request"),
+        (b"userblk-s3 1 resize\n", "no such request"),
+        (b"userblk-s3 1 info info\n", "no such request"),
+        (b"userblk-s3 1 resize 12x\n", "not a number of bytes"),
+        (b"\x00\xff" * 90 + b"\n", "write userblk-s3 1 REQUEST"),
+        (b"x" * 4095, "too long"),
+    ):
+        answer = ask(control, request)
+        assert answer[-1].startswith("error ") and last in answer[-1], request
+    assert ask(control, b"") == []
+    assert ask(control, b"userblk-s3 1 in") == []
+    # One that says nothing is left alone after a while, and others are answered then.
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(control))
+        assert ask(control, b"userblk-s3 1 info\n")[-1] == "ok"
+
+
+def test_one_file_of_parameters_for_server_and_tool(
+    serve_s3: ServeS3, tool: Tool, control: Path, tmp_path: Path
+) -> None:
+    """With it the tool finds out by itself whether the volume is served."""
+    config = config_file(tmp_path / "config", tool, control=str(control), create="on", size="64M")
+    argv = [str(PROGRAM), "info", "--json", f"config={config}"]
+
+    def readonly() -> bool:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        return bool(json.loads(result.stdout)["readonly"])
+
+    server = Nbdkit(tmp_path, plugin_path("s3"), f"config={config}")
+    serve_s3.servers.append(server)
+    assert not readonly()
+    server.stop()
+    assert readonly()
+
+
+def test_abort_ends_a_server_whose_store_is_gone(
+    serve_s3: ServeS3, tool: Tool, proxy: FaultProxy, control: Path
+) -> None:
+    server = serve_s3("v", through=proxy, control=str(control))
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    with proxy.outage():
+        handle.pwrite(stamped(RUN, 0, 2), 0)
+        handle.shutdown()  # nbdkit itself waits for its clients
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(1.5)
+        assert server.process.poll() is None
+        stats = tool("stats", control=str(control))
+        assert (stats["lag_bytes"], stats["failed"]) == (BLOCK, False)
+        assert stats["lag_us"] > 1_000_000
+        assert "--confirm" in tool.refused("abort", control=str(control))
+        tool("abort", "--confirm=v", control=str(control))
+        server.process.wait(20)
+    # What was flushed is there.
+    assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 1)

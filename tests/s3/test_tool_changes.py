@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-s3's commands that change a volume, by its server and without one, and whom they do not disturb."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import ServeS3
+from nbdkit_server import NbdError
+from stamps import BLOCK, stamped
+from tool import Tool
+
+RUN = 17
+
+
+@pytest.fixture
+def tool(serve_s3: ServeS3) -> Tool:
+    return Tool(serve_s3)
+
+
+# ---- a volume that somebody else may have -----------------------------------------------------------
+
+
+def test_one_that_may_be_in_use_is_not_taken(tool: Tool, serve_s3: ServeS3) -> None:
+    server = serve_s3("v")
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    before = serve_s3.objects("v")
+    for words in (["gc"], ["snapshot", "create", "x"], ["resize"], ["delete", "--confirm=v"]):
+        assert "--take-over" in tool.refused(*words, size="128M" if words == ["resize"] else "")
+    assert serve_s3.objects("v") == before
+    # Reading disturbs nobody.
+    assert tool("info")["was_closed"] is False
+    assert tool("check")["damages"] == []
+    handle.pwrite(stamped(RUN, 0, 2), 0)
+    handle.flush()
+    # Nor is one that has crashed.
+    server.kill()
+    assert "wrote" in tool.refused("gc")
+    tool("gc", "--take-over", gc_delay="0")
+    tool("gc", gc_delay="0")
+    assert serve_s3("v").connect().pread(BLOCK, 0) == stamped(RUN, 0, 2)
+
+
+def test_taken_over_server_is_fenced(tool: Tool, serve_s3: ServeS3) -> None:
+    handle = serve_s3("v").connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    tool("gc", "--take-over", gc_delay="0")
+    handle.pwrite(stamped(RUN, 0, 2), 0)
+    with pytest.raises(NbdError):
+        handle.flush()
+
+
+# ---- snapshots, clones, size, garbage -----------------------------------------------------------
+
+
+def read_block(serve: ServeS3, volume: str) -> bytes:
+    server = serve(volume)
+    try:
+        return bytes(server.connect().pread(BLOCK, 0))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])
+def test_snapshots_and_clones(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None:
+    where: dict[str, Any] = {"control": str(tmp_path / "control")} if served else {}
+    server = serve_s3("v", **where)
+
+    def write(number: int) -> None:
+        """Block 0, which is durable afterwards; of a server that ends again if the volume is to be closed."""
+        running = server if served else serve_s3("v")
+        handle = running.connect()
+        handle.pwrite(stamped(RUN, 0, number), 0)
+        handle.flush()
+        if not served:
+            running.stop()
+
+    if not served:
+        server.stop()
+    write(1)
+    tool("snapshot", "create", "monday", **where)
+    write(2)
+    (listed,) = tool("snapshot", "list", **where)["snapshots"]
+    assert (listed["name"], listed["size_bytes"], listed["clones"]) == ("monday", 64 << 20, 0)
+    assert abs(listed["created_time"] - time.time()) < 600
+    assert "monday" in tool.refused("snapshot", "create", "monday", **where)
+    assert "tuesday" in tool.refused("snapshot", "delete", "tuesday", **where)
+    assert "UPPER" in tool.refused("snapshot", "create", "UPPER", **where)
+
+    tool("clone", "monday", "w", **where)
+    assert "w" in tool.refused("clone", "monday", "w", **where)
+    assert tool("snapshot", "list", **where)["snapshots"][0]["clones"] == 1
+    assert "1 clone" in tool.refused("snapshot", "delete", "monday", **where)
+    clone = Tool(serve_s3, "w")
+    assert clone("info")["parent_snapshot"] == "monday"
+    assert clone("check")["damages"] == []
+    serve_s3.made("w")
+    assert read_block(serve_s3, "w") == stamped(RUN, 0, 1)
+    if not served:
+        assert "clones" in tool.refused("delete", "--confirm=v")
+    clone("delete", "--confirm=w")
+    assert serve_s3.objects("w") == {}
+    assert tool("snapshot", "list", **where)["snapshots"][0]["clones"] == 0
+    assert tool("check", **where)["damages"] == []
+
+    if served:
+        assert "is being served" in tool.refused("snapshot", "rollback", "monday", **where)
+    else:
+        tool("snapshot", "rollback", "monday")
+        assert read_block(serve_s3, "v") == stamped(RUN, 0, 1)
+    tool("snapshot", "delete", "monday", **where)
+    assert tool("snapshot", "list", **where)["snapshots"] == []
+    assert tool.run("snapshot", "list", **where).stdout == ""
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])
+def test_resize(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None:
+    where: dict[str, Any] = {"control": str(tmp_path / "control")} if served else {}
+    server = serve_s3("v", **where)
+    if not served:
+        server.stop()
+    assert tool("resize", size="128M", **where)["size_bytes"] == 128 << 20
+    assert tool("info", **where)["size_bytes"] == 128 << 20
+    assert "1000000" in tool.refused("resize", size="1000000", **where)
+    if served:
+        handle = server.connect()
+        assert handle.get_size() == 128 << 20
+        handle.pwrite(stamped(RUN, 0, 1), 100 << 20)
+        handle.flush()
+        tool.refused("resize", size="64M", **where)  # it would cut off what was written
+        assert bytes(handle.pread(BLOCK, 100 << 20)) == stamped(RUN, 0, 1)
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])
+def test_gc(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None:
+    where: dict[str, Any] = {"control": str(tmp_path / "control")} if served else {}
+    server = serve_s3("v", gc_delay="0", **where)
+    handle = server.connect()
+    for number in range(1, 60):
+        handle.pwrite(b"".join(stamped(RUN, i, number) for i in range(64)), 0)
+        handle.flush()
+    if not served:
+        server.stop()
+    result = tool("gc", gc_delay="0", **where)
+    assert result["stored_bytes"] < result["stored_bytes_before"] / 4
+    assert sum(serve_s3.objects("v", "log/").values()) < result["stored_bytes_before"] / 2
+    assert tool("check", **where)["damages"] == []

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* userblk-s3: manages volumes of the S3 device. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/s3/remove.h"
+#include "userblk-s3/list.h"
+#include "userblk-s3/session.h"
+
+static int refuse_served(const struct options *o)
+{
+	complain("volume=%s: a server is listening at control=%s; end it first", o->config.volume,
+		o->config.control);
+	return -EBUSY;
+}
+
+static int create(const struct options *o, struct answer *answer)
+{
+	struct s3_config config = o->config;
+	int r = session_is_served(o);
+
+	if (r)
+		return r < 0 ? r : refuse_served(o);
+	config.create = config.exclusive = true;
+	config.readonly = false;
+	return session_open(o, &config, "info", answer, NULL);
+}
+
+static void show_deletion(void *opaque, uint64_t done, uint64_t total)
+{
+	progress_show(opaque, done, total);
+}
+
+static int delete_volume(const struct options *o, struct answer *answer)
+{
+	struct s3_removal removal = {.progress = show_deletion, .opaque = &answer->progress};
+	struct s3_config config = o->config;
+	struct backend_host host = session_host(answer);
+	struct params_error error;
+	char line[64];
+	int r = session_is_served(o);
+
+	if (r)
+		return r < 0 ? r : refuse_served(o);
+	/* Opened, so that nobody else writes to it any more. */
+	config.create = config.readonly = false;
+	config.size = 0;
+	config.polite = !o->take_over;
+	r = session_open(o, &config, NULL, answer, &error);
+	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
+	 */
+	if (r && r != -ENOENT && !o->take_over) {
+		complain("%s", error.text);
+		return r;
+	}
+	r = s3_volume_remove(&config, &host, &removal);
+	if (r)
+		return r;
+	snprintf(line, sizeof line, "deleted_objects %" PRIu64, removal.deleted);
+	answer_line(answer, line);
+	snprintf(line, sizeof line, "foreign_objects %" PRIu64, removal.foreign);
+	answer_line(answer, line);
+	return 0;
+}
+
+/* The requests that are made of the command line's operands. */
+static int perform(const struct options *o, struct answer *answer)
+{
+	char request[S3_KEY_MAX + 256];
+
+	switch (o->command) {
+	case COMMAND_CREATE:
+		return create(o, answer);
+	case COMMAND_LIST:
+		return list_volumes(o, answer);
+	case COMMAND_DELETE:
+		return delete_volume(o, answer);
+	case COMMAND_INFO:
+		return session_perform(o, WAY_READ, "info", answer);
+	case COMMAND_CHECK:
+		return session_perform(o, WAY_READ, "check", answer);
+	case COMMAND_SNAPSHOT_LIST:
+		return session_perform(o, WAY_READ, "snapshot-list", answer);
+	case COMMAND_SNAPSHOT_CREATE:
+		snprintf(request, sizeof request, "snapshot-create %s", o->operands[0]);
+		break;
+	case COMMAND_SNAPSHOT_DELETE:
+		snprintf(request, sizeof request, "snapshot-delete %s", o->operands[0]);
+		break;
+	case COMMAND_SNAPSHOT_ROLLBACK:
+		snprintf(request, sizeof request, "snapshot-rollback %s", o->operands[0]);
+		break;
+	case COMMAND_CLONE:
+		snprintf(request, sizeof request, "clone %s %s %s", o->operands[0],
+			o->to_prefix ? o->to_prefix : o->config.prefix, o->operands[1]);
+		return session_perform(o, WAY_READ, request, answer);
+	case COMMAND_RESIZE:
+		snprintf(request, sizeof request, "resize %" PRIu64, o->config.size);
+		break;
+	case COMMAND_GC:
+		snprintf(request, sizeof request, "gc");
+		break;
+	case COMMAND_STATS:
+		return session_perform(o, WAY_NONE, "stats", answer);
+	case COMMAND_ABORT:
+		return session_perform(o, WAY_NONE, "abort", answer);
+	case COMMAND_HELP:
+	case COMMAND_VERSION:
+		return 0;
+	}
+	return session_perform(o, WAY_WRITE, request, answer);
+}
+
+/* Has something gone wrong on the way, or was it refused? */
+static int exit_code(int r)
+{
+	switch (-r) {
+	case 0:
+		return 0;
+	case EIO:
+	case EPIPE:
+	case ENOMEM:
+	case ETIMEDOUT:
+	case ESHUTDOWN:
+		return EXIT_DAMAGED;
+	default:
+		return EXIT_USAGE;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct params_error error;
+	struct options o;
+	struct answer answer = {.options = &o};
+	int r;
+
+	if (options_parse(argc, argv, &o, &error) < 0) {
+		complain("%s", error.text);
+		return EXIT_USAGE;
+	}
+	if (o.command == COMMAND_HELP) {
+		options_help();
+		return 0;
+	}
+	if (o.command == COMMAND_VERSION) {
+		printf("userblk-s3 %s\n", USERBLK_VERSION);
+		return 0;
+	}
+	answer.progress.what = o.command == COMMAND_CHECK ? "check"
+			       : o.command == COMMAND_GC  ? "gc"
+							  : "delete";
+	answer.progress.bytes = o.command != COMMAND_DELETE;
+	r = exit_code(perform(&o, &answer));
+	/* What a check has found, although it could not be finished, is worth knowing. */
+	if (r == 0 || answer.n_rows)
+		answer_print(&answer);
+	else
+		progress_clear(&answer.progress);
+	if (r == 0 && o.command == COMMAND_CHECK && answer_number(&answer, "damaged_objects") > 0)
+		r = EXIT_DAMAGED;
+	answer_free(&answer);
+	params_free(o.params);
+	return r;
+}

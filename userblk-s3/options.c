@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "userblk-s3/options.h"
+
+/* What Amazon asks for 1000 requests to S3 Standard in us-east-1, in USD. */
+#define PRICE_PUT 0.005
+#define PRICE_GET 0.0004
+
+static const struct {
+	const char *first, *second; /* words; second may be NULL */
+	enum command command;
+	int operands;
+	const char *usage;
+} commands[] = {
+	{"create", NULL, COMMAND_CREATE, 0, "create              make a volume, of size="},
+	{"info", NULL, COMMAND_INFO, 0, "info                what it is and what it holds"},
+	{"list", NULL, COMMAND_LIST, 0, "list                volumes below prefix="},
+	{"check", NULL, COMMAND_CHECK, 0,
+		"check               is everything that it needs in the store, as it was written"},
+	{"snapshot", "create", COMMAND_SNAPSHOT_CREATE, 1, "snapshot create SNAPSHOT"},
+	{"snapshot", "list", COMMAND_SNAPSHOT_LIST, 0, "snapshot list"},
+	{"snapshot", "delete", COMMAND_SNAPSHOT_DELETE, 1, "snapshot delete SNAPSHOT"},
+	{"snapshot", "rollback", COMMAND_SNAPSHOT_ROLLBACK, 1,
+		"snapshot rollback SNAPSHOT\n"
+		"                        the volume becomes what the snapshot, the newest one, "
+		"holds"},
+	{"clone", NULL, COMMAND_CLONE, 2,
+		"clone SNAPSHOT NEW  make the volume NEW, which begins as the snapshot is"},
+	{"resize", NULL, COMMAND_RESIZE, 0, "resize              give it size="},
+	{"gc", NULL, COMMAND_GC, 0, "gc                  collect all garbage now"},
+	{"delete", NULL, COMMAND_DELETE, 0,
+		"delete              delete it with all its data; needs --confirm"},
+	{"stats", NULL, COMMAND_STATS, 0, "stats               counters of its server"},
+	{"abort", NULL, COMMAND_ABORT, 0,
+		"abort               let its server lose what is not uploaded; needs --confirm"},
+};
+#define COMMANDS (sizeof commands / sizeof commands[0])
+
+#define FOR(command) (1u << COMMAND_##command)
+#define WRITERS                                                                                    \
+	(FOR(SNAPSHOT_CREATE) | FOR(SNAPSHOT_DELETE) | FOR(SNAPSHOT_ROLLBACK) | FOR(RESIZE) |      \
+		FOR(GC) | FOR(DELETE))
+
+enum choice {
+	OPTION_JSON,
+	OPTION_TAKE_OVER,
+	OPTION_CONFIRM,
+	OPTION_TO_PREFIX,
+	OPTION_PROMETHEUS,
+	OPTION_PRICE_PUT,
+	OPTION_PRICE_GET,
+	OPTIONS,
+};
+
+static const struct {
+	const char *name, *metavar; /* metavar NULL: takes no value */
+	unsigned commands;
+	const char *help;
+} rules[OPTIONS] = {
+	[OPTION_JSON] = {"json", NULL, ~0u, "print JSON"},
+	[OPTION_TAKE_OVER] = {"take-over", NULL, WRITERS,
+		"also if the last writer did not close the volume; it is fenced if it lives"},
+	[OPTION_CONFIRM] = {"confirm", "NAME", FOR(DELETE) | FOR(ABORT),
+		"the name of the volume once more"},
+	[OPTION_TO_PREFIX] = {"to-prefix", "KEY", FOR(CLONE),
+		"prefix= of the clone (default: that of its parent)"},
+	[OPTION_PROMETHEUS] = {"prometheus", NULL, FOR(STATS), "print Prometheus' text format"},
+	[OPTION_PRICE_PUT] = {"price-put", "PRICE", FOR(STATS),
+		"of 1000 requests that write or list (default: 0.005, USD at Amazon S3 Standard "
+		"in us-east-1)"},
+	[OPTION_PRICE_GET] = {"price-get", "PRICE", FOR(STATS),
+		"of 1000 requests that read (default: 0.0004, as above)"},
+};
+
+void options_help(void)
+{
+	char *help = params_help(&s3_backend);
+
+	printf("Usage: userblk-s3 COMMAND [OPTION]... [[volume=]VOLUME] KEY=VALUE...\n"
+	       "Manages volumes of userblk's S3 device. A volume that is served is reached by its\n"
+	       "server's control=; otherwise the store is.\n\nCommands:\n");
+	for (size_t i = 0; i < COMMANDS; i++)
+		printf("    %s\n", commands[i].usage);
+	printf("\nOptions:\n");
+	for (size_t i = 0; i < OPTIONS; i++)
+		printf("    --%s%s%s\n        %s\n", rules[i].name, rules[i].metavar ? "=" : "",
+			rules[i].metavar ? rules[i].metavar : "", rules[i].help);
+	printf("\nParameters, as the device has them:\n%s", help);
+	free(help);
+}
+
+/* Finds the command in front of argv. How many words it takes, 0: error says why. */
+static int parse_command(int argc, char **argv, struct options *o, struct params_error *error)
+{
+	const char *first = argc > 1 ? argv[1] : NULL, *second = argc > 2 ? argv[2] : NULL;
+	bool known = false;
+
+	if (!first) {
+		params_error_set(error, "no command; see userblk-s3 --help");
+		return 0;
+	}
+	for (size_t i = 0; i < COMMANDS; i++) {
+		int words = commands[i].second ? 2 : 1;
+
+		if (strcmp(first, commands[i].first) != 0)
+			continue;
+		known = true;
+		if (commands[i].second && (!second || strcmp(second, commands[i].second) != 0))
+			continue;
+		o->command = commands[i].command;
+		for (int n = 0; n < commands[i].operands; n++, words++) {
+			if (words + 1 >= argc || argv[words + 1][0] == '-') {
+				params_error_set(error, "%s: an operand is missing; write: %s",
+					first, commands[i].usage);
+				return 0;
+			}
+			o->operands[n] = argv[words + 1];
+		}
+		return words;
+	}
+	if (known)
+		params_error_set(
+			error, "%s: create, list, delete or rollback has to follow", first);
+	else
+		params_error_set(error, "%s: no such command; see userblk-s3 --help", first);
+	return 0;
+}
+
+static int parse_price(
+	const char *name, const char *text, double *price, struct params_error *error)
+{
+	char *end;
+
+	*price = strtod(text, &end);
+	if (end != text && !*end && *price >= 0 && *price < 1e6)
+		return 0;
+	params_error_set(error, "--%s=%s: not a price; write a number such as 0.005", name, text);
+	return -EINVAL;
+}
+
+static int store(struct options *o, enum choice option, struct params_error *error)
+{
+	switch (option) {
+	case OPTION_JSON:
+		o->json = true;
+		break;
+	case OPTION_TAKE_OVER:
+		o->take_over = true;
+		break;
+	case OPTION_CONFIRM:
+		o->confirm = optarg;
+		break;
+	case OPTION_TO_PREFIX:
+		o->to_prefix = optarg;
+		break;
+	case OPTION_PROMETHEUS:
+		o->prometheus = true;
+		break;
+	case OPTION_PRICE_PUT:
+		return parse_price("price-put", optarg, &o->price_put, error);
+	case OPTION_PRICE_GET:
+		return parse_price("price-get", optarg, &o->price_get, error);
+	case OPTIONS:
+		break;
+	}
+	return 0;
+}
+
+/* Does the word name the volume? */
+static bool is_volume(const char *word)
+{
+	return !strchr(word, '=') || strncmp(word, "volume=", 7) == 0;
+}
+
+/* The parameters: all that is left on the command line. */
+static int parse_parameters(char **words, struct options *o, struct params_error *error)
+{
+	static const struct backend_ops *const devices[] = {&s3_backend, NULL};
+	char device[] = "s3", all[] = "volume=all";
+	char **line;
+	size_t n = 0;
+
+	while (words[n])
+		n++;
+	line = calloc(n + 3, sizeof *line);
+	if (!line)
+		abort();
+	n = 0;
+	line[n++] = device;
+	/* A list is of all volumes. */
+	if (o->command == COMMAND_LIST)
+		line[n++] = all;
+	for (; *words; words++)
+		if (o->command != COMMAND_LIST || !is_volume(*words))
+			line[n++] = *words;
+	o->params = params_from_words(devices, line, error);
+	free(line);
+	if (!o->params)
+		return -EINVAL;
+	o->config = *(const struct s3_config *)params_config(o->params);
+	return 0;
+}
+
+/* What the commands want besides. */
+static int check(const struct options *o, struct params_error *error)
+{
+	const char *volume = o->config.volume;
+
+	if (FOR(DELETE) & 1u << o->command || FOR(ABORT) & 1u << o->command) {
+		if (!o->confirm) {
+			params_error_set(
+				error, "--confirm: missing; repeat the name: --confirm=%s", volume);
+			return -EINVAL;
+		}
+		if (strcmp(o->confirm, volume) != 0) {
+			params_error_set(
+				error, "--confirm=%s: the volume is %s", o->confirm, volume);
+			return -EINVAL;
+		}
+	}
+	if ((o->command == COMMAND_CREATE || o->command == COMMAND_RESIZE) && !o->config.size) {
+		params_error_set(error, "size: missing; give size=SIZE, size of the volume");
+		return -EINVAL;
+	}
+	if ((o->command == COMMAND_STATS || o->command == COMMAND_ABORT) && !o->config.control) {
+		params_error_set(
+			error, "control: missing; give control=PATH, that of the volume's server");
+		return -EINVAL;
+	}
+	if (o->json && o->prometheus) {
+		params_error_set(error, "--prometheus: not together with --json; leave one out");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int options_parse(int argc, char **argv, struct options *o, struct params_error *error)
+{
+	struct option table[OPTIONS + 3] = {{0}};
+	int got, index, words, r;
+
+	*o = (struct options){.price_put = PRICE_PUT, .price_get = PRICE_GET};
+	for (int i = 0; i < OPTIONS; i++)
+		table[i] = (struct option){rules[i].name,
+			rules[i].metavar ? required_argument : no_argument, NULL, 'o'};
+	table[OPTIONS] = (struct option){"help", no_argument, NULL, 'h'};
+	table[OPTIONS + 1] = (struct option){"version", no_argument, NULL, 'V'};
+
+	if (argc > 1 && argv[1][0] != '-') {
+		words = parse_command(argc, argv, o, error);
+		if (!words)
+			return -EINVAL;
+		argv += words;
+		argc -= words;
+	} else {
+		o->command = COMMAND_HELP; /* only --help and --version stand alone */
+	}
+	opterr = 0;
+	optind = 0; /* anew */
+	while ((got = getopt_long(argc, argv, ":", table, &index)) != -1) {
+		if (got == 'h' || got == 'V') {
+			o->command = got == 'h' ? COMMAND_HELP : COMMAND_VERSION;
+			return 0;
+		}
+		if (got != 'o') {
+			params_error_set(error, "%s: %s; see userblk-s3 --help", argv[optind - 1],
+				got == ':' ? "needs a value" : "no such option");
+			return -EINVAL;
+		}
+		if (!(rules[index].commands & 1u << o->command)) {
+			params_error_set(error, "--%s: not an option of this command; leave it out",
+				rules[index].name);
+			return -EINVAL;
+		}
+		if (store(o, (enum choice)index, error) < 0)
+			return -EINVAL;
+	}
+	if (o->command == COMMAND_HELP)
+		return parse_command(0, NULL, o, error) ? 0 : -EINVAL;
+	r = parse_parameters(argv + optind, o, error);
+	return r ? r : check(o, error);
+}

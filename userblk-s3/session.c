@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "backends/s3/control.h"
+#include "userblk-s3/session.h"
+
+/* A server that says nothing for that long is opening its volume, or hangs. */
+#define PATIENCE_S 10
+/* Seconds after which the tool gives a request up, unless retry-deadline= says otherwise. */
+#define RETRY_DEADLINE 60
+
+void complain(const char *format, ...)
+{
+	va_list args;
+
+	fputs("userblk-s3: ", stderr);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+}
+
+static void host_error(void *opaque, const char *message)
+{
+	struct answer *answer = opaque;
+
+	if (answer)
+		progress_clear(&answer->progress);
+	complain("%s", message);
+}
+
+static void host_keep(void *opaque, const char *message)
+{
+	params_error_set(opaque, "%s", message);
+}
+
+struct backend_host session_host(struct answer *answer)
+{
+	return (struct backend_host){.opaque = answer, .error = host_error};
+}
+
+/* ---- the server -------------------------------------------------------------------------- */
+
+/* A connection to the server at control=; *fd is -1 if there is none. Negative errno, told. */
+static int call_server(const struct options *o, int *fd)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int r;
+
+	*fd = -1;
+	if (!o->config.control)
+		return 0;
+	strcpy(address.sun_path, o->config.control);
+	*fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (*fd >= 0 && connect(*fd, (struct sockaddr *)&address, sizeof address) == 0)
+		return 0;
+	r = -errno;
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+	if (r == -ENOENT || r == -ECONNREFUSED)
+		return 0;
+	complain("control=%s: %s; name the socket of the volume's server, and run as its user",
+		o->config.control, strerror(-r));
+	return r;
+}
+
+static void set_patience(int fd, int seconds)
+{
+	const struct timeval time = {.tv_sec = seconds};
+
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+}
+
+/* The first line tells that it is one of ours, the last one how it ended. */
+static int take_answer(const struct options *o, FILE *stream, bool slow, struct answer *answer)
+{
+	char *line = NULL;
+	size_t room = 0;
+	bool greeted = false;
+	int r = 1;
+
+	while (r == 1 && (errno = 0, getline(&line, &room, stream) > 0)) {
+		int code, start = 0;
+
+		line[strcspn(line, "\n")] = 0;
+		if (!greeted) {
+			greeted = strncmp(line, "userblk-s3 ", 11) == 0;
+			if (!greeted)
+				break;
+			if (slow)
+				set_patience(fileno(stream), 0);
+		} else if (strcmp(line, "ok") == 0) {
+			r = 0;
+		} else if (sscanf(line, "error %d %n", &code, &start) == 1 && start) {
+			progress_clear(&answer->progress);
+			complain("%s", line + start);
+			r = code > 0 ? -code : -EIO;
+		} else {
+			answer_line(answer, line);
+		}
+	}
+	if (r == 1) {
+		r = errno == EAGAIN ? -ETIMEDOUT : -EPIPE;
+		progress_clear(&answer->progress);
+		if (r == -ETIMEDOUT)
+			complain("control=%s: no answer in %d s; the server may still be opening "
+				 "its volume",
+				o->config.control, PATIENCE_S);
+		else
+			complain("control=%s: the server ended before it had answered",
+				o->config.control);
+	}
+	free(line);
+	return r;
+}
+
+static int ask_server(int fd, const struct options *o, const char *request, struct answer *answer)
+{
+	bool slow = o->command != COMMAND_INFO && o->command != COMMAND_STATS;
+	FILE *stream = fdopen(fd, "r");
+	int r;
+
+	if (!stream) {
+		close(fd);
+		return -ENOMEM;
+	}
+	set_patience(fd, PATIENCE_S);
+	if (dprintf(fd, "userblk-s3 %d %s\n", S3_CONTROL_VERSION, request) < 0)
+		r = -EPIPE;
+	r = take_answer(o, stream, slow, answer);
+	fclose(stream);
+	return r;
+}
+
+int session_is_served(const struct options *o)
+{
+	int fd, r = call_server(o, &fd);
+
+	if (r || fd < 0)
+		return r;
+	close(fd);
+	return 1;
+}
+
+/* ---- the store ---------------------------------------------------------------------------- */
+
+int session_open(const struct options *o, const struct s3_config *config, const char *request,
+	struct answer *answer, struct params_error *kept)
+{
+	struct s3_config c = *config;
+	struct backend_host host = session_host(answer);
+	struct s3_volume *v;
+	int r;
+
+	if (kept)
+		host = (struct backend_host){.opaque = kept, .error = host_keep};
+	if (!params_given(o->params, "retry-deadline"))
+		c.store.retry_deadline = RETRY_DEADLINE;
+	/* The server's own. */
+	c.control = c.cache_file = NULL;
+	r = s3_volume_open(&c, 0, &host, &v);
+	if (r)
+		return r;
+	if (request)
+		r = s3_control_perform(v, request, NULL, answer_line, answer);
+	s3_volume_close(v);
+	return r;
+}
+
+int session_perform(
+	const struct options *o, enum way way, const char *request, struct answer *answer)
+{
+	struct s3_config config = o->config;
+	int fd, r = call_server(o, &fd);
+
+	if (r)
+		return r;
+	if (fd >= 0)
+		return ask_server(fd, o, request, answer);
+	if (way == WAY_NONE) {
+		complain("control=%s: no server is there; name the socket of the volume's server",
+			config.control);
+		return -ENOENT;
+	}
+	/* Whatever the server's file says of how it is to be served. */
+	config.create = false;
+	config.size = 0;
+	config.readonly = way == WAY_READ;
+	config.polite = !o->take_over;
+	return session_open(o, &config, request, answer, NULL);
+}
