@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval, mean_interval
-from .summaries import SCHEMA, SummaryError
+from .summaries import COUNTING, SCHEMA, SummaryError
 
 NO_VALUE = "-"
 
@@ -43,6 +43,8 @@ class Report:
 def summaries_of(directory: Path, suite: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Directory and summary of every finished run of a suite in a campaign. Raises SummaryError."""
     for done in sorted(directory.glob(f"*/*/{suite}/*/*/*/DONE")):
+        if done.parent.name == COUNTING:
+            continue
         file = done.with_name("summary.json")
         try:
             summary = json.loads(file.read_text(encoding="utf-8"))

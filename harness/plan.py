@@ -103,7 +103,7 @@ class Plan:
 
     def used_bytes(self, device: str) -> int:
         """At the start of a device."""
-        area = max((self.profile.area[device] for w in self.suite.workloads if w.engine == "fio"), default=0)
+        area = max((self.profile.area[device] for w in self.suite.workloads if w.engine != "flow"), default=0)
         return max(area, self.profile.files.size[device]) if self.with_files else area
 
     def directory(self, entry: Entry) -> Path:

@@ -71,6 +71,7 @@ def argv(device: str, area: int, seconds: int, seed: int, directory: Path) -> li
         "--randrepeat=0",
         f"--randseed={seed}",
         "--continue_on_error=all",
+        "--verify_state_save=0",
         "--eta=never",
         "--output-format=json",
         f"--output={directory / 'fio.json'}",

@@ -42,6 +42,7 @@ def campaign(tmp_path: Path) -> Path:
         write_run(tmp_path, "nbdkit", number, recovery_s=None if number == 2 else 11.0)
     write_run(tmp_path, "ublk-uring", 1, event="replace", stall_s=0.25)
     write_run(tmp_path, "tcmu", 4, valid=False, stall_s=99.0)
+    write_run(tmp_path, "tcmu", 0, stall_s=99.0)  # in which costs are counted
     return tmp_path
 
 

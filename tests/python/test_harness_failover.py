@@ -42,6 +42,7 @@ def test_each_run_has_a_bring_up_of_its_own() -> None:
     assert cells == {("tcmu", "kill"), ("ublk-uring", "kill"), ("ublk-uring", "replace")}
     assert [len(entries) for _, entries in plan.blocks()] == [1] * 9
     assert min(estimate(plan).each) > 33
+    assert plan.used_bytes("nvme") == plan.profile.area["nvme"]
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
