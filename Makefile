@@ -643,7 +643,7 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(WARM_UP),--warm-up $(WARM_UP)) $(if $(CONTROL),--control) $(if $(COSTS),--costs) $(if $(SUITE),--suite $(SUITE)) \
 	$(if $(SYSTEMS),--systems '$(SYSTEMS)') $(if $(WORKLOADS),--workloads '$(WORKLOADS)') \
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
-	$(if $(DRY_RUN),--dry-run)
+	$(if $(STORE),--store '$(STORE)') $(if $(DRY_RUN),--dry-run)
 
 GUEST_TESTS = env PYTHONPATH=/userblk/python CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
 LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk buse

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-METRICS = ("throughput_kops", "latency_us", "cpu_percent", "files_kops")
+METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops")
 COUNTING = "0"  # the repetition in which costs were counted, and no timing is used
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 

@@ -25,6 +25,7 @@ from .blockdev import identify
 from .config import ConfigError, SystemConfig, load_parameters
 from .plan import Device, Plan, estimate, write_plan
 from .safety import check
+from .stores import read_access
 from .systems import modules
 from .systems.command import module_there
 
@@ -36,6 +37,7 @@ PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
+LAB_STORE_MIB = 8192
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
@@ -76,6 +78,14 @@ def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
     if not named:
         return Place(True, "no device is named (--sata, --nvme)")
     return Place(False, "its kernel has what is needed and devices are named")
+
+
+def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Device]:
+    """A store that is started for the campaign, once for each latency; or the user's own. Raises ConfigError."""
+    if given:
+        read_access(given)
+        return [Device("store", str(given.absolute()), "")]
+    return [Device(f"store-{ms}ms", "", "", ms) for ms in latencies_ms]
 
 
 def lab_devices() -> list[Device]:
@@ -180,17 +190,20 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     """The runner's command line; ends with its parent."""
     # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
     guard = ["setpriv", "--pdeathsig", "TERM", "--"]
+    module = "userblk.harness.store_runner" if plan.suite.on_store else "userblk.harness.runner"
     if not plan.emulated:
-        return [*guard, sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
+        return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
     limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    if plan.suite.on_store:  # which is in memory
+        lab += ["--memory", str(LAB_STORE_MIB)]
     if plan.with_files:  # which no control group limits there
         lab += ["--memory", str(plan.profile.files.memory_bytes >> 20)]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
-    return [*guard, *lab, "python3", "-m", "userblk.harness.runner", f"/results/{directory.name}/plan.json"]
+    return [*guard, *lab, "python3", "-m", module, f"/results/{directory.name}/plan.json"]
 
 
 class Runner:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -83,10 +83,11 @@ class Recorder:
         argv: Sequence[str],
         *,
         teardown: Teardown | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Process:
         """Start a command in its own process group; it gets SIGTERM when this process dies, even by SIGKILL.
 
-        teardown: note there that it has to be ended.
+        teardown: note there that it has to be ended. environment: beside what there is; it is not recorded.
         """
         full = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
         record, out, err = self._record(Path(argv[0]).name, full)
@@ -98,7 +99,7 @@ class Recorder:
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                    env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
                 )
             except OSError as error:
                 raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None

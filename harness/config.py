@@ -15,9 +15,10 @@ from pathlib import Path
 
 from .paths import CONFIGS
 
+FIGURE_AXES = ("block_size", "jobs")
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk", "command")
-ENGINES = ("fio", "flow", "failover", "sweep")
+KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk", "command", "store")
+ENGINES = ("fio", "flow", "failover", "sweep", "store")
 # What can be done to the server of which kinds of systems, by the best way that each has.
 EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
 TIMES = ("before_s", "spread_s", "after_s")
@@ -27,6 +28,8 @@ UBLK_MODES = ("workers", "uring")
 DISKS = ("nbd", "output", "loop")  # how the server of a system of kind command becomes a disk
 # What its commands may hold in braces, beside the environment variables that it requires.
 PLACEHOLDERS = ("device", "directory", "socket", "pidfile", "mount", "size", "block_size", "threads", "connections")
+STORE_DEVICES = ("s3", "s3backer", "nbdkit-s3", "null")
+STORE_CLIENTS = ("fio", "kernel", "file")
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
 QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
 
@@ -41,6 +44,7 @@ class Workload:
 
     engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/ID.f with the
     variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
+    engine store: fio with that many jobs on a device over a store; depth: requests that each has in flight.
     files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
     engine failover: fio while the server ends by event, with the seconds of timing (by profile).
     engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
@@ -72,12 +76,31 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of workloads' throughput by x, "block_size" or "jobs"; workloads are ids."""
+
+    title: str
+    x: str
+    workloads: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Suite:
-    """systems: those that it is for, where no others are asked for; none: the usual ones."""
+    """systems: those that it is for, where no others are asked for; none: the usual ones.
+
+    latencies_ms and figures: of engine store only.
+    """
 
     name: str
     workloads: tuple[Workload, ...]
     systems: tuple[str, ...] = ()
+    latencies_ms: Sequence[int] = ()
+    figures: Sequence[Figure] = ()
+
+    @property
+    def on_store(self) -> bool:
+        """Is what it measures over a store, and not on block devices?"""
+        return any(workload.engine == "store" for workload in self.workloads)
 
 
 @dataclass(frozen=True)
@@ -125,8 +148,18 @@ class FilesProfile:
 
 
 @dataclass(frozen=True)
+class StoreProfile:
+    """Workloads over a store: on a volume of size bytes."""
+
+    repetitions: int
+    runtime_s: int
+    size: int
+    overhead_s: float
+
+
+@dataclass(frozen=True)
 class Profile:
-    """How long and how often; see configs/profiles. files: for workloads on a file system.
+    """How long and how often; see configs/profiles. files: for workloads on a file system; store: over a store.
 
     A cell is measured repetitions times, and again up to max_repetitions times as long as a half width of its
     intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what harness/steady.py
@@ -149,6 +182,7 @@ class Profile:
     bring_up_s: float
     area: Mapping[str, int]
     files: FilesProfile
+    store: StoreProfile
     fixed_warm_up: bool = False
 
 
@@ -170,7 +204,7 @@ class Requires:
 class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
-    mode: of ublk: who serves requests.
+    mode: of ublk: who serves requests. client: of store: fio's or the kernel's NBD client, or a file.
     options, negotiated: of fuse: the daemon's, and what its status line must say.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
     """
@@ -184,6 +218,7 @@ class SystemConfig:
     queue: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
+    client: str = ""
     options: Sequence[str] = field(default_factory=list)
     negotiated: Mapping[str, str] = field(default_factory=dict)
     server: Sequence[str] = field(default_factory=list)
@@ -198,7 +233,9 @@ class SystemConfig:
         return self.device != "null"
 
     def runs(self, workload: Workload) -> bool:
-        """A null device holds no file system nor data, and FUSE is no block device."""
+        """A null device holds no file system nor data, FUSE is no block device, and a store holds no other workload."""
+        if (self.kind == "store") != (workload.engine == "store"):
+            return False
         if workload.event:
             return self.backed and self.kind in EVENTS[workload.event]
         return self.backed if workload.engine == "flow" else self.kind != "fuse"
@@ -328,19 +365,61 @@ def parse_bytes(value: object) -> int:
     return int(match[1]) << {"k": 10, "m": 20, "g": 30}[match[2]]
 
 
-def load_suite(name: str) -> Suite:
-    """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other."""
+def _store_suite(table: Table, name: str, profile: str, systems: tuple[str, ...]) -> Suite:
+    """Its figures share workloads."""
+    latencies = []
+    for value in table.array("latencies_ms"):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10000:
+            raise table.error("latencies_ms", value, "must be a whole number of milliseconds, 0 to 10000")
+        latencies.append(value)
+    items = table.array("figure")
+    table.end(("name", "engine", "latencies_ms", "figure"))
+    figures = []
+    workloads: dict[str, Workload] = {}
+    for number, item in enumerate(items, 1):
+        one = Table(table.file, item if isinstance(item, dict) else {}, f"figure {number}: ")
+        title, x = one.text("title"), one.text("x", FIGURE_AXES)
+        modes = one.table("modes")
+        points = one.table(profile)
+        for other in list(one.values):  # of other profiles
+            one.table(other)
+        sizes = points.array("block_sizes")
+        depths = _counts(points, "depths")
+        jobs = _counts(points, "jobs")
+        points.end(("block_sizes", "depths", "jobs"))
+        ids = []
+        for mode in list(modes.values):
+            rw = modes.text(mode, FIO_MODES)
+            for depth in depths:
+                for count in jobs:
+                    for size in sizes:
+                        one_id = f"{mode}-{count}th-{size}-d{depth}"
+                        block_size = _block_size(points, "block_sizes", size)
+                        workloads[one_id] = Workload(one_id, rw, count, block_size, name, "store", depth=depth)
+                        ids.append(one_id)
+        figures.append(Figure(title, x, tuple(ids)))
+    return Suite(name, tuple(workloads.values()), systems, tuple(latencies), tuple(figures))
+
+
+def load_suite(name: str, profile: str = "quick") -> Suite:
+    """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other.
+
+    profile: says how many points the figures of a suite over a store have.
+    """
     table = _read("suites", name)
     systems = tuple(str(system) for system in table.array("systems")) if "systems" in table.values else ()
     if "suites" in table.values:
         parts = [str(part) for part in table.array("suites")]
         table.end(("name", "suites", "systems"))
-        return Suite(name, tuple(workload for part in parts for workload in load_suite(part).workloads), systems)
+        workloads = [workload for part in parts for workload in load_suite(part, profile).workloads]
+        return Suite(name, tuple(workloads), systems)
     engine = table.text("engine", ENGINES)
     if engine == "failover":
         return Suite(name, tuple(_failover_workloads(name, table)), systems)
     if engine == "sweep":
         return Suite(name, tuple(_sweep_workloads(name, table)), systems)
+    if engine == "store":
+        return _store_suite(table, name, profile, systems)
     counts = _counts(table, "threads")
     sizes = table.array("block_sizes")
     modes = table.table("modes")
@@ -448,7 +527,7 @@ def load_parameters() -> tuple[tuple[Parameter, ...], tuple[Choice, ...]]:
 
 def load_profile(name: str) -> Profile:
     table = _read("profiles", name)
-    area, files = table.table("area"), table.table("files")
+    area, files, store = table.table("area"), table.table("files"), table.table("store")
     size = files.table("size")
     profile = Profile(
         name=name,
@@ -475,11 +554,20 @@ def load_profile(name: str) -> Profile:
             overhead_s=files.number("overhead_s"),
             size={key: size.integer(key, 1 << 28) for key in list(size.values)},
         ),
+        store=StoreProfile(
+            repetitions=store.integer("repetitions", 1),
+            runtime_s=store.integer("runtime_s", 1),
+            size=store.integer("size", 1 << 26),
+            overhead_s=store.number("overhead_s"),
+        ),
     )
     table.end([name for name in Profile.__dataclass_fields__ if name != "fixed_warm_up"])
     if profile.max_repetitions < profile.repetitions:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
     files.end(tuple(FilesProfile.__dataclass_fields__))
+    store.end(tuple(StoreProfile.__dataclass_fields__))
+    if profile.store.size % (1 << 20):
+        raise store.error("size", profile.store.size, "must be a multiple of 1048576 (1 MiB)")
     for part, values in ((area, profile.area), (size, profile.files.size)):
         for key, value in values.items():
             if value % (1 << 20):
@@ -514,8 +602,21 @@ def load_system(name: str) -> SystemConfig:
         table.values.pop("options", None)
         table.end(("name", "kind", "options", "negotiated"))
         return system
-    queue = table.table("queue", optional=True)
     parameters = table.table("parameters", optional=True)
+    if kind == "store":
+        system = SystemConfig(
+            name=name,
+            kind=kind,
+            device=table.text("device", STORE_DEVICES),
+            client=table.text("client", STORE_CLIENTS),
+            threads=table.integer("threads", 1),
+            parameters={key: parameters.text(key) for key in list(parameters.values)},
+        )
+        if (system.device == "s3backer") != (system.client == "file"):
+            raise table.error("client", system.client, 'must be "file" for s3backer and only for it')
+        table.end(("name", "kind", "device", "client", "threads", "parameters"))
+        return system
+    queue = table.table("queue", optional=True)
     system = SystemConfig(
         name=name,
         kind=kind,

@@ -24,10 +24,12 @@ from pathlib import Path
 
 from .config import (
     ConfigError,
+    Figure,
     FilesProfile,
     Parameter,
     Profile,
     Requires,
+    StoreProfile,
     Suite,
     SystemConfig,
     Workload,
@@ -36,6 +38,7 @@ from .config import (
 
 SCHEMA = 3
 FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, for the estimate only
+STORE_FILL_BYTES_PER_S = 60_000_000  # of filling a volume over a store, the same
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 COUNTING = 0  # the repetition in which costs are counted, and no timing is used
@@ -48,11 +51,14 @@ class Device:
     """A device to measure. path: /dev/..., or $NAME: from the runner's environment (the lab's guest).
 
     confirm is the serial (or size in bytes, where there is none) that the user repeated.
+    A store counts as one: path is the file that describes it, "" for one that is started here.
+    latency_ms: added to it.
     """
 
     id: str
     path: str
     confirm: str
+    latency_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,8 @@ class Plan:
 
     def used_bytes(self, device: str) -> int:
         """At the start of a device."""
+        if self.suite.on_store:
+            return 0
         area = max((self.profile.area[device] for w in self.suite.workloads if w.engine != "flow"), default=0)
         return max(area, self.profile.files.size[device]) if self.with_files else area
 
@@ -164,9 +172,11 @@ def make_plan(
     if not systems or not devices:
         raise ConfigError("nothing to run: name at least one system and one device")
     for device in devices:
-        if device.id not in profile.area:
+        if device.id not in profile.area and not suite.on_store:
             known = ", ".join(profile.area)
             raise ConfigError(f"device={device.id}: profile {profile.name} has no area for it, only for {known}")
+    if repetitions is None and suite.on_store:
+        repetitions = profile.store.repetitions
     if repetitions is not None:
         if repetitions < 1:
             raise ConfigError(f"repetitions={repetitions}: must be at least 1")
@@ -191,6 +201,11 @@ def make_plan(
             _with_variables(w, profile, parameters, devices) if w.engine == "flow" else w
             for w in suite.workloads
             if w.id in chosen
+        ),
+        figures=tuple(
+            dataclasses.replace(figure, workloads=ids)
+            for figure in suite.figures
+            if (ids := tuple(name for name in figure.workloads if name in chosen))
         ),
     )
     for workload in suite.workloads:
@@ -246,6 +261,11 @@ def _with_variables(
     return dataclasses.replace(workload, variables=variables)
 
 
+def needs_store(system: SystemConfig) -> bool:
+    """Or does it not matter which device it has?"""
+    return not (system.kind == "store" and system.device == "null")
+
+
 def extend(plan: Plan, wanted: Collection[CellId] | None = None) -> Plan:
     """The plan with one round more: of the wanted cells, None: of all. Its order follows from the seed alone."""
     return _round(plan, plan.rounds + 1, wanted)
@@ -255,7 +275,13 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
     rng = random.Random(f"{plan.seed} {repetition}")
     profile = plan.profile
     parts = list(dict.fromkeys(workload.suite for workload in plan.suite.workloads))
-    triples = [(device, system, part) for device in plan.devices for system in plan.systems.values() for part in parts]
+    triples = [
+        (device, system, part)
+        for number, device in enumerate(plan.devices)
+        for system in plan.systems.values()
+        for part in parts
+        if number == 0 or needs_store(system)  # to the others all stores are the same
+    ]
     if profile.keep_up:
         rng.shuffle(triples)
     groups: list[list[CellId]] = []
@@ -290,10 +316,14 @@ def estimate(plan: Plan) -> Estimate:
     Of the runs that are in it; with adaptive repetition there may come to be max_repetitions / repetitions as many.
     """
     profile, files = plan.profile, plan.profile.files
-    each = []
+    each: list[float] = []
     written = dict.fromkeys(plan.devices, 0)
     for _, entries in plan.blocks():
         first = entries[0]
+        if plan.suite.on_store:
+            each += [profile.store.runtime_s + profile.store.overhead_s] * len(entries)
+            each[-len(entries)] += profile.bring_up_s + profile.store.size / STORE_FILL_BYTES_PER_S
+            continue
         area = profile.area[first.device]
         backed = plan.systems[first.system].backed
         start = profile.bring_up_s
@@ -331,8 +361,19 @@ def read_plan(path: Path) -> Plan:
             raise ConfigError(f"{path}: another schema than {SCHEMA}; plan the campaign anew")
         suite, profile = value.pop("suite"), value.pop("profile")
         return Plan(
-            suite=Suite(suite["name"], tuple(Workload(**w) for w in suite["workloads"]), tuple(suite["systems"])),
-            profile=Profile(**profile | {"files": FilesProfile(**profile["files"])}),
+            suite=Suite(
+                name=suite["name"],
+                workloads=tuple(Workload(**w) for w in suite["workloads"]),
+                systems=tuple(suite["systems"]),
+                latencies_ms=tuple(suite["latencies_ms"]),
+                figures=tuple(
+                    Figure(figure["title"], figure["x"], tuple(figure["workloads"])) for figure in suite["figures"]
+                ),
+            ),
+            profile=Profile(
+                **profile
+                | {"files": FilesProfile(**profile["files"]), "store": StoreProfile(**profile["store"])}
+            ),
             systems={
                 key: SystemConfig(**system | {"requires": Requires(**system["requires"])})
                 for key, system in value.pop("systems").items()

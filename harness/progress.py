@@ -165,6 +165,7 @@ class Screen:
         self._console = console
         self._plan = plan
         self._mixed = mixed(plan)
+        self._on_store = plan.suite.on_store
         self._pace = Pace(plan)
         self._runs: list[Run] = []
         self._now = "starting"
@@ -223,8 +224,8 @@ class Screen:
 
     def _redraw(self) -> None:
         runs = [run for run in self._runs if run.suite == self._suite]
-        if not runs:
-            return
+        if not runs or self._on_store:
+            return  # a figure says little before it is complete
         tables = make_tables(runs)
         if not tables:
             return  # a suite with a report of its own, which is for the end

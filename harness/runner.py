@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -739,7 +739,7 @@ def interrupt_at_eof() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) -> int:
     parser = argparse.ArgumentParser(
         prog="userblk.harness.runner", description="Run what is not done yet of a plan; events as JSON lines."
     )
@@ -751,7 +751,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.until_eof:
         threading.Thread(target=interrupt_at_eof, daemon=True).start()
     try:
-        return Runner(read_plan(path), path.parent.resolve()).run()
+        return kind(read_plan(path), path.parent.resolve()).run()
     except (ConfigError, Refused) as error:
         print(f"userblk: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import config, environment, hosts, interrupt, load, paths, progress
+from .. import store_commands as stores
 from ..blockdev import identify
 from ..campaign import (
     CONTROL,
@@ -63,8 +64,10 @@ FILE_SYSTEMS = "fuse"  # and these by default, where the suite has workloads for
 
 def make_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for of a plan, wherever it runs; arguments of make_plan(). Raises ConfigError."""
-    suite = config.load_suite(args.suite)
+    suite = config.load_suite(args.suite, args.profile)
     profile = config.load_profile(args.profile)
+    if args.store and not suite.on_store:
+        raise ConfigError(f"store={args.store}: suite {suite.name} is not over a store; leave --store out")
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.engine == "flow" for workload in suite.workloads)
     wanted = list_of(default if args.systems is None else args.systems)
     if args.systems is None and suite.systems:
@@ -90,6 +93,8 @@ def campaign_name(profile: Profile, more: str = "") -> str:
 def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     """The plan that the options ask for, and where it runs. Raises ConfigError, Refused."""
     options = make_options(args)
+    if options["suite"].on_store:
+        return stores.lay_out(args, options, campaign_name)
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
     place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
@@ -117,6 +122,8 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     if args.sata or args.nvme or args.confirm or args.where != "auto":
         raise ConfigError(f"hosts={args.hosts}: it names the devices; leave --sata, --nvme, --confirm and --where out")
     options = make_options(args)
+    if options["suite"].on_store:
+        raise ConfigError(f"hosts={args.hosts}: suite {args.suite} needs no devices; run it on each host")
     found = config.load_hosts(args.hosts)
     seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
     suite, profile, systems = (options.pop(name) for name in ("suite", "profile", "systems"))
@@ -146,7 +153,9 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
     lines = [
         place_line(place),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
-        f"profile    {profile.name}: {profile.ramp_s} s discarded + {profile.runtime_s} s measured a run,"
+        f"profile    {profile.name}: {stores.run_text(profile)} a run"
+        if plan.suite.on_store
+        else f"profile    {profile.name}: {profile.ramp_s} s discarded + {profile.runtime_s} s measured a run,"
         + (" no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"),
         *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
@@ -155,6 +164,9 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         + (", and the lab's start" if place.lab else ""),
     ]
     for device in plan.devices.values():
+        if plan.suite.on_store:
+            lines.append(stores.device_line(device))
+            continue
         blocks_write = expected.bytes_written[device.id]
         written = f"at most {show_bytes(blocks_write)} written" + " by block workloads" * plan.with_files
         if not blocks_write:
@@ -254,8 +266,7 @@ def run_command(args: argparse.Namespace) -> int:
         return detached(directory) if args.detach else carry_out_hosts(directory, args.json)
     plan, place = lay_out(args)
     say(place_line(place) if place.lab else "\n".join(plan_lines(plan, place)))
-    if place.lab:
-        prepare_lab()
+    prepare(plan)
     directory = create(plan, args.results.absolute(), sys.argv)
     return detached(directory) if args.detach else carry_out(plan, directory, args.json)
 
@@ -278,9 +289,16 @@ def resume_command(args: argparse.Namespace) -> int:
     if hosts.is_one(directory):
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
+    prepare(plan)
+    return carry_out(plan, directory, args.json)
+
+
+def prepare(plan: Plan) -> None:
+    """Build what the campaign needs and what is not there. Raises ConfigError."""
     if plan.emulated:
         prepare_lab()
-    return carry_out(plan, directory, args.json)
+    if plan.suite.on_store:
+        stores.prepare(plan)
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
@@ -412,6 +430,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         " file systems)",
     )
     parser.add_argument("--workloads", metavar="LIST", help="of the suite, as in seq-read-1th-4k (default: all)")
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="FILE",
+        help="suite s3: a store of yours: lines endpoint=, region=, bucket=, credentials= (default: one started here)",
+    )
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
     parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")
     parser.add_argument(

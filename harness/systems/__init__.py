@@ -36,6 +36,8 @@ _MODULES = {
 
 def modules(config: SystemConfig) -> tuple[str, ...]:
     """Kernel modules that a system needs."""
+    if config.kind == "store":
+        return nbdkit.MODULES if config.client == "kernel" else ()
     return tuple(config.requires.modules) if config.kind == "command" else _MODULES[config.kind]
 
 

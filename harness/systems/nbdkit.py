@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..blockdev import BlockDevice, identify
-from ..commands import CommandError, Process
+from ..commands import CommandError, Process, Recorder
 from ..interrupt import held
-from ..teardown import PATIENCE, await_true, undo
+from ..teardown import PATIENCE, Teardown, await_true, undo
 from . import nbd_netlink
 from .base import Context, Running, SystemError_, await_up, scratch, set_queue, settle
 
@@ -50,16 +50,20 @@ def _free_devices() -> Iterator[str]:
 
 
 def connect(context: Context, socket: Path, connections: int) -> str:
-    """Connect a free disk by nbd-client: /dev/nbdN."""
+    """Connect a free disk by nbd-client as the system is configured: /dev/nbdN."""
     options = ["-b", str(context.device.logical_block_size), "-C", str(connections)]
     options += ["-timeout", str(context.config.timeout_s)]
+    return connect_kernel(socket, options, context.recorder, context.teardown)
+
+
+def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, teardown: Teardown) -> str:
+    """A free kernel disk, connected to a server until teardown: /dev/nbdN. Raises SystemError_, CommandError."""
     error: CommandError | None = None
     for device in _free_devices():
         try:
             with held():
-                argv = ["nbd-client", "-unix", str(socket), device, *options]
-                context.recorder.run(argv, timeout=PATIENCE)
-                context.teardown.push("disconnect_nbd", device=device)
+                recorder.run(["nbd-client", "-unix", str(socket), device, *options], timeout=PATIENCE)
+                teardown.push("disconnect_nbd", device=device)
             return device
         except CommandError as failure:
             error = failure  # another program may have taken it first

@@ -4,7 +4,7 @@
  * parallel PUTs and GETs of whole objects and ranged GETs of blocks, against a real
  * store, as rates and as processor time of this process. A line of JSON per row.
  *
- *   s3_client_bench endpoint=URL bucket=NAME credentials=FILE [depth=N] [seconds=N] ...
+ *   s3_client_bench endpoint=URL bucket=NAME credentials=FILE [row=put] [depth=N] [seconds=N] ...
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,10 +20,21 @@
 struct config {
 	struct s3_store_config store;
 	uint64_t depth, seconds, object, block, objects;
+	unsigned row; /* index of row_choices */
 };
+
+enum row { ROW_PUT, ROW_GET, ROW_GET_BLOCK, ROWS };
+static const char *const row_names[ROWS] = {"put", "get", "get-range"};
+static const char *const row_choices[] = {"put", "get", "get-range", "all", NULL};
 
 static const struct param table[] = {
 	S3_STORE_PARAMS(struct config, store),
+	{.name = "row",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct config, row),
+		.default_value = "all",
+		.choices = row_choices,
+		.help = "what is measured"},
 	{.name = "depth",
 		.type = PARAM_UINT,
 		.offset = offsetof(struct config, depth),
@@ -64,9 +75,6 @@ static const struct param table[] = {
 
 static const struct backend_ops options = {
 	.name = "s3_client_bench", .params = table, .config_size = sizeof(struct config)};
-
-enum row { ROW_PUT, ROW_GET, ROW_GET_BLOCK, ROWS };
-static const char *const row_names[ROWS] = {"put", "get", "get-range"};
 
 struct slot {
 	struct s3_request req;
@@ -171,8 +179,8 @@ static void done(struct s3_request *req)
 		submit(s);
 }
 
-/* One row. False: it failed. */
-static bool measure(enum row which)
+/* One row; silent: just that there are objects for the next one. False: it failed. */
+static bool measure(enum row which, bool silent)
 {
 	double began = now(), cpu = cpu_seconds(), seconds;
 	uint64_t bytes;
@@ -180,7 +188,7 @@ static bool measure(enum row which)
 	pthread_mutex_lock(&lock);
 	row = which;
 	answered = 0;
-	ends = began + (double)config->seconds;
+	ends = silent ? began : began + (double)config->seconds;
 	for (;;) {
 		/* Every object must be there for the next row. */
 		bool more = !failure[0] &&
@@ -206,6 +214,8 @@ static bool measure(enum row which)
 		on_error(NULL, failure);
 		return false;
 	}
+	if (silent)
+		return true;
 	bytes = answered * (which == ROW_GET_BLOCK ? config->block : config->object);
 	printf("{\"row\": \"%s\", \"bytes\": %" PRIu64 ", \"depth\": %" PRIu64
 	       ", \"requests\": %" PRIu64 ", \"seconds\": %.3f, \"per_second\": %.1f, "
@@ -274,8 +284,12 @@ int main(int argc, char **argv)
 		slots[i].next = idle;
 		idle = &slots[i];
 	}
-	for (int i = 0; fine && i < ROWS; i++)
-		fine = measure((enum row)i);
+	for (int i = 0; fine && i < ROWS; i++) {
+		bool wanted = config->row == ROWS || config->row == (unsigned)i;
+
+		if (wanted || i == ROW_PUT)
+			fine = measure((enum row)i, !wanted);
+	}
 	clean_up();
 	s3_store_close(store);
 	for (uint64_t i = 0; slots && i < config->depth; i++)

@@ -79,7 +79,7 @@ def test_everything_shipped_loads() -> None:
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     unbacked = [name for name, system in systems.items() if not system.backed]
-    assert unbacked == ["buse-null", "nbdkit-null", "s3backer", "tcmu-null", "ublk-null"]
+    assert unbacked == ["buse-null", "nbdkit-null", "s3-null", "s3backer", "tcmu-null", "ublk-null"]
     assert systems["nbdkit"].queue["scheduler"] == "none"
     commands = {name: system for name, system in systems.items() if system.kind == "command"}
     assert {"nbdkit-file", "qemu-nbd", "s3backer", "bdus"} <= commands.keys()
@@ -138,6 +138,14 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("profiles/quick", "dirty_bytes = 268435456", "dirty_bytes = 0", "files.dirty_bytes=0: set both"),
         ("suites/bdus-fs", '"createfile"', '"makefile"', "metadata.create=makefile: must be one of createfile,"),
         ("suites/bdus-fs", "[macro]", "[macros]", "macro is missing"),
+        ("suites/s3", 'x = "block_size"', 'x = "size"', "figure 1: x=size: must be one of block_size, jobs"),
+        ("suites/s3", "[0, 20]", "[-1]", "latencies_ms=-1: must be a whole number of milliseconds"),
+        ("suites/s3", "depths = [1, 32]", "depths = [0]", "figure 1: quick.depths=0: must be an integer"),
+        ("suites/s3", '"4k", "64k"', '"4k", "5k"', "figure 1: quick.block_sizes=5k: must be a power of two"),
+        ("suites/s3", "[figure.quick]", "[figure.fast]", "figure 1: quick is missing"),
+        ("systems/s3-null", 'client = "fio"', 'client = "file"', 'client=file: must be "file" for s3backer'),
+        ("systems/s3", 'device = "s3"', 'device = "s4"', "device=s4: must be one of s3,"),
+        ("profiles/quick", "size = 268435456", "size = 268435457", "store.size=268435457: must be a multiple"),
         ("suites/bdus", '"bdus-fs"]', '"bdus-fs"]\nengine = "fio"', "engine=fio: unknown key"),
     ],
 )

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs the plan of a suite over a store: python3 -m userblk.harness.store_runner results/CAMPAIGN/plan.json
+
+As runner.py, of which it is a kind, with a store in place of a block device: a block is a store with a volume that
+one system has filled; every run starts that system anew over the volume as it was filled.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from . import interrupt
+from .commands import CommandError, Recorder, last_line, now
+from .config import ConfigError, SystemConfig, Workload
+from .plan import Entry, needs_store
+from .runner import (
+    FLUSH_PATIENCE,
+    POLL_S,
+    SCHEMA,
+    STEAL_LIMIT,
+    Runner,
+    main,
+    mark_done,
+    write_counters,
+    write_json,
+)
+from .samplers import Sampler
+from .stores import Access, GivenStore, LocalStore, Store
+from .systems import SystemError_
+from .systems.store import Served, serve
+from .workloads import WorkloadError
+from .workloads import store as load
+
+NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
+
+
+class StoreRunner(Runner):
+    """One execution of a plan over stores."""
+
+    def check_devices(self, stack: ExitStack) -> None:
+        """There are none."""
+
+    def programs(self, pending: list[Entry]) -> list[str]:
+        return ["fio"] if pending else []
+
+    def run_block(self, number: int, pending: list[Entry]) -> None:
+        """A store with a filled volume, and the runs over it."""
+        if not pending:
+            return
+        attempt = 1
+        while (directory := self.directory / f"blocks/{number}.{attempt}").exists():
+            attempt += 1
+        system = self.plan.systems[pending[0].system]
+        recorder = Recorder(directory)
+        mark = self.teardown.mark()
+        left = list(pending)
+        store: Store | None = None
+        try:
+            store = self.bring_up(pending[0], system, recorder)
+            filled = False
+            while left:
+                if store and not filled:
+                    self.fill(system, store, recorder)
+                    store.keep()
+                dirty = self.run_one(left[0], system, store, directory.name)
+                left.pop(0)
+                filled = not dirty or (store is not None and bool(left) and store.reset())
+        except (ConfigError, SystemError_, CommandError, OSError) as error:
+            for entry in left:
+                self.failed(entry, f"{system.name} over {entry.device}: {error}")
+        finally:
+            self.teardown.unwind(mark)
+            if isinstance(store, GivenStore):
+                self.clean(store)
+            recorder.save()
+            write_counters(directory)
+
+    def bring_up(self, first: Entry, system: SystemConfig, recorder: Recorder) -> Store | None:
+        """The store of a block. Raises SystemError_, CommandError."""
+        if not needs_store(system):
+            return None
+        device = self.plan.devices[first.device]
+        if device.path:
+            given = GivenStore(Path(device.path))
+            given.reset()
+            return given
+        return LocalStore(self.plan.profile.store.size, device.latency_ms, recorder, self.teardown)
+
+    def clean(self, store: GivenStore) -> None:
+        """Nothing of ours stays in a store of the user's."""
+        try:
+            store.reset()
+        except SystemError_ as error:
+            self.emit("note", text=f"objects below {store.access.prefix} may be left: {error}")
+
+    def start(self, system: SystemConfig, store: Store | None, create: bool, recorder: Recorder) -> Served:
+        access = store.access if store else NO_STORE
+        return serve(system, access, self.plan.profile.store.size, create, self.plan.build, recorder, self.teardown)
+
+    def fill(self, system: SystemConfig, store: Store, recorder: Recorder) -> None:
+        served = self.start(system, store, True, recorder)
+        recorder.run(load.fill_argv(served.target, self.plan.profile.store.size), timeout=load.FILL_LIMIT)
+        served.stop()
+
+    # ---- one run ------------------------------------------------------------------
+
+    def run_one(self, entry: Entry, system: SystemConfig, store: Store | None, block: str) -> bool:
+        """One run in its directory. May the volume have changed?"""
+        workload = self.plan.workload(entry)
+        directory = self.directory / self.plan.directory(entry)
+        self.check_space()
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self.emit(
+            "entry-start",
+            index=entry.index,
+            device=entry.device,
+            system=entry.system,
+            suite=entry.suite,
+            workload=entry.workload,
+            repetition=entry.repetition,
+        )
+        mark = self.teardown.mark()
+        try:
+            try:
+                summary = self.measure_one(entry, workload, system, store, block, directory)
+            finally:
+                self.teardown.unwind(mark)
+        except (CommandError, WorkloadError, SystemError_, OSError) as error:
+            self.failed(entry, str(error))
+            return True
+        except interrupt.Interrupted:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        write_json(directory / "summary.json", summary)
+        mark_done(directory)
+        self.counts["done" if summary["valid"] else "invalid"] += 1
+        self.emit("entry-done", index=entry.index, summary=summary)
+        return workload.writes
+
+    def measure_one(
+        self, entry: Entry, workload: Workload, system: SystemConfig, store: Store | None, block: str, directory: Path
+    ) -> dict[str, object]:
+        """Serve the volume, run the workload and return the summary."""
+        profile = self.plan.profile
+        warnings = self.busy_warnings()
+        problems: list[str] = []
+        recorder = Recorder(directory)
+        served = self.start(system, store, False, recorder)
+        started = now()
+        argv = load.argv(workload, profile.store.runtime_s, profile.store.size, served.target, entry.seed, directory)
+        try:
+            with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
+                origin = time.monotonic()
+                process = recorder.spawn(argv)
+                try:
+                    while process.poll() is None and served.server.poll() is None:
+                        time.sleep(POLL_S / 10)
+                        if time.monotonic() > origin + profile.store.runtime_s + FLUSH_PATIENCE:
+                            problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
+                            break
+                finally:
+                    process.end()
+                ended = time.monotonic()
+            if served.server.poll() is not None:
+                problems.append("the server died")
+            served.stop()
+            if served.flush_by_end:
+                ended = time.monotonic()
+        finally:
+            recorder.save()
+        if process.poll():
+            problems.append(f"fio: exit code {process.poll()}: {last_line(process.errors)}")
+        sampler.write_csv(directory / "samples.csv", origin)
+        metrics: dict[str, float | None] = {}
+        duration = 0.0
+        version = ""
+        try:
+            result = load.parse(directory / "fio.json", workload, ended - origin)
+        except WorkloadError as error:
+            if not problems:
+                raise
+            problems.append(str(error))
+        else:
+            problems += result.problems
+            duration, version = result.duration_s, result.version
+            use = sampler.use(origin, ended)
+            if use and use.steal_percent > STEAL_LIMIT:
+                warnings.append(f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines")
+            metrics = {
+                "throughput_kops": result.throughput_kops,
+                "latency_us": result.latency_us,
+                "cpu_percent": use.cpu_percent if use else None,
+                "server_cpu_percent": use.server_cpu_percent if use else None,
+                "throughput_mbps": result.throughput_mbps,
+            }
+        settings = served.settings | (store.settings if store else {}) | {"volume_bytes": profile.store.size}
+        settings |= {"jobs": workload.threads, "depth": workload.depth, "block_size": workload.block_size}
+        return {
+            "schema": SCHEMA,
+            "campaign": self.plan.campaign,
+            "host": self.plan.host,
+            "device": entry.device,
+            "suite": entry.suite,
+            "engine": workload.engine,
+            "system": entry.system,
+            "workload": entry.workload,
+            "repetition": entry.repetition,
+            "profile": profile.name,
+            "seed": entry.seed,
+            "order": entry.index,
+            "block": block,
+            "emulated": self.plan.emulated,
+            "kernel": self.environment.get("kernel", ""),
+            "started": started,
+            "duration_s": duration,
+            "valid": not problems,
+            "invalid": problems,
+            "warnings": warnings + self.busy_warnings(quiet=False),
+            "metrics": metrics,
+            "device_io": None,
+            "backing_io": None,
+            "settings": settings | {"fio": {"version": version}},
+            "device_used": {"path": served.target[-1], "size": profile.store.size},
+        }
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    return main(arguments, StoreRunner)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

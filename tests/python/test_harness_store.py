@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The suite over a store: its plan, its stores, the delay, its figures. Real runs are in tests/s3."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from userblk.analysis.report import draw
+from userblk.analysis.store_figures import Place, parse_workload, reports
+from userblk.harness.campaign import store_devices
+from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
+from userblk.harness.paths import PYTHON_PATH
+from userblk.harness.plan import Plan, estimate, make_plan, read_plan, write_plan
+from userblk.harness.stores import read_access
+from userblk.harness.workloads import store as load
+
+SYSTEMS = ("s3", "s3-direct", "s3backer-file", "nbdkit-s3", "s3-null")
+
+
+def plan_of(profile: str = "quick", systems: tuple[str, ...] = SYSTEMS) -> Plan:
+    suite = load_suite("s3", profile)
+    return make_plan(
+        suite=suite,
+        profile=load_profile(profile),
+        systems=[load_system(name) for name in systems],
+        devices=store_devices(suite.latencies_ms, None),
+        campaign="c",
+        build="build/host",
+        seed=7,
+    )
+
+
+# ---- the plan -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["quick", "paper"])
+def test_ids_say_what_a_workload_is(profile: str) -> None:
+    suite = load_suite("s3", profile)
+    ids = [workload.id for workload in suite.workloads]
+    assert len(set(ids)) == len(ids)
+    for workload in suite.workloads:
+        _, point = parse_workload(workload.id, "")
+        assert (point.jobs, point.block_size, point.depth) == (workload.threads, workload.block_size, workload.depth)
+    assert {name for figure in suite.figures for name in figure.workloads} == set(ids)
+    assert [figure.title.split()[0] for figure in suite.figures] == ["9.1", "9.2", "9.3", "9.4"]
+
+
+def test_a_block_reads_before_it_writes_and_null_has_no_store() -> None:
+    plan = plan_of()
+    stores = set()
+    for _, entries in plan.blocks():
+        writes = [plan.workload(entry).writes for entry in entries]
+        assert writes == sorted(writes)
+        stores.add((entries[0].device, entries[0].system))
+    assert stores == {(f"store-{ms}ms", name) for ms in (0, 20) for name in SYSTEMS} - {("store-20ms", "s3-null")}
+
+
+def test_quick_takes_half_an_hour_at_most() -> None:
+    expected = estimate(plan_of())
+    assert expected.seconds <= 1800
+    assert len(expected.each) == expected.runs == len(plan_of().entries)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = plan_of("paper")
+    assert plan.profile.repetitions == plan.profile.store.repetitions
+    assert read_plan(write_plan(plan, tmp_path)) == plan
+
+
+def test_figures_lose_the_workloads_that_are_left_out() -> None:
+    suite = load_suite("s3")
+    arguments = {"profile": load_profile("quick"), "systems": [load_system("s3")], "campaign": "c", "build": "b"}
+    plan = make_plan(
+        suite=suite,
+        devices=store_devices([0], None),
+        workloads=["rand-read-1th-4k-d1"],
+        **arguments,  # type: ignore[arg-type]
+    )
+    assert [figure.workloads for figure in plan.suite.figures] == [("rand-read-1th-4k-d1",)]
+
+
+def test_other_systems_do_not_run_it() -> None:
+    with pytest.raises(ConfigError, match="system=native: none of the workloads can run on it"):
+        plan_of(systems=("native",))
+    suite = load_suite("bdus-block")
+    assert not any(load_system("s3").runs(workload) for workload in suite.workloads)
+
+
+# ---- fio ----------------------------------------------------------------------------
+
+
+def test_sequential_jobs_have_parts_and_writes_are_flushed(tmp_path: Path) -> None:
+    workloads = {w.id: w for w in load_suite("s3").workloads}
+    size = 256 << 20
+    words = load.argv(workloads["seq-write-4th-64k-d32"], 2, size, ["--ioengine=nbd"], 1, tmp_path)
+    assert f"--size={size // 4}" in words and f"--offset_increment={size // 4}" in words
+    assert "--end_fsync=1" in words and "--iodepth=32" in words
+    words = load.argv(workloads["rand-read-4th-64k-d32"], 2, size, ["--ioengine=nbd"], 1, tmp_path)
+    assert f"--size={size}" in words and not any("offset_increment" in word for word in words)
+    assert "--end_fsync=1" not in words
+
+
+# ---- stores -----------------------------------------------------------------------------
+
+
+def given(directory: Path, text: str, keys: str = "access-key-id=A\nsecret-access-key=B\n") -> Path:
+    (directory / "keys").write_text(keys)
+    path = directory / "store"
+    path.write_text(text)
+    return path
+
+
+def test_a_given_store_is_one_device(tmp_path: Path) -> None:
+    path = given(tmp_path, "# mine\nendpoint=https://s3.example\nbucket=b\ncredentials=keys\n")
+    access = read_access(path)
+    assert (access.endpoint, access.region, access.bucket) == ("https://s3.example", "us-east-1", "b")
+    assert (access.access_key, access.secret_key) == ("A", "B")
+    assert access.prefix != read_access(path).prefix
+    assert [device.id for device in store_devices([0, 20], path)] == ["store"]
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("bucket=b\ncredentials=keys\n", "", "endpoint is missing"),
+        ("endpoint=e\nbucket=b\ncredentials=keys\nzone=z\n", "", "zone=z: unknown"),
+        ("endpoint=e\nbucket=b\ncredentials=keys\n", "access-key-id=A\n", "has no line secret-access-key=VALUE"),
+        ("endpoint=e\nbucket=b\ncredentials=none\n", "", "cannot be read"),
+    ],
+)
+def test_a_wrong_store_is_refused(tmp_path: Path, text: str, keys: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        store_devices([0], given(tmp_path, text, keys))
+    assert "\n" not in str(error.value)
+
+
+@contextmanager
+def echo() -> Iterator[int]:
+    """The port of a server that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                while data := peer.recv(1 << 16):
+                    peer.sendall(data)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+@contextmanager
+def delayed(port: int, ms: int, directory: Path) -> Iterator[int]:
+    """The port of the delay before another."""
+    port_file = directory / "port"
+    argv = [sys.executable, "-m", "userblk.harness.delay", "--to", f"127.0.0.1:{port}", "--ms", str(ms)]
+    env = dict(os.environ, PYTHONPATH=str(PYTHON_PATH))
+    with subprocess.Popen([*argv, "--port-file", str(port_file)], env=env) as process:
+        try:
+            while not port_file.exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            yield int(port_file.read_text())
+        finally:
+            process.terminate()
+
+
+def test_the_delay_delays_and_changes_nothing(tmp_path: Path) -> None:
+    body = os.urandom(3 << 20)
+    got = bytearray()
+    with echo() as port, delayed(port, 60, tmp_path) as near:
+        with socket.create_connection(("127.0.0.1", near), 10) as peer:
+            for _ in range(2):
+                began = time.monotonic()
+                peer.sendall(b"x")
+                assert peer.recv(1) == b"x"
+                assert time.monotonic() - began >= 0.06
+            thread = threading.Thread(target=peer.sendall, args=(body,))
+            thread.start()
+            while len(got) < len(body):
+                got += peer.recv(1 << 20)
+            thread.join()
+    assert got == body
+
+
+# ---- figures ----------------------------------------------------------------------------------
+
+NAMES = ["seq-write-1th-4k-d1", "rand-write-1th-4k-d1", "seq-write-1th-1m-d1", "seq-write-4th-4k-d1"]
+JOBS = "seq-write-2th-64k-d4"
+RUNS = [
+    ("s3", NAMES[0], 100.0, "store-0ms"),
+    ("s3", NAMES[0], 110.0, "store-0ms"),
+    ("s3", NAMES[1], 90.0, "store-0ms"),
+    ("s3backer-file", NAMES[1], 5.0, "store-0ms"),
+    ("s3", NAMES[2], 400.0, "store-0ms"),
+    ("s3", NAMES[3], 300.0, "store-0ms"),
+    ("s3", NAMES[3], 0.0, "store-0ms"),  # invalid
+    ("s3", NAMES[0], 50.0, "store-20ms"),
+    ("s3", JOBS, 700.0, "store-0ms"),
+]
+
+
+def campaign(directory: Path) -> Path:
+    figures = [
+        {"title": "9.1 By size", "x": "block_size", "workloads": NAMES},
+        {"title": "9.3 By jobs", "x": "jobs", "workloads": [JOBS]},
+        {"title": "9.4 Nothing", "x": "jobs", "workloads": ["rand-read-1th-4k-d1"]},
+    ]
+    (directory / "plan.json").write_text(json.dumps({"suite": {"figures": figures}}))
+    for number, (system, workload, rate, store) in enumerate(RUNS):
+        run = directory / "host" / store / "s3" / system / workload / str(number)
+        run.mkdir(parents=True)
+        summary = {"schema": 1, "system": system, "workload": workload, "device": store, "metrics": {}}
+        summary |= {"campaign": "c", "host": "host", "profile": "quick", "kernel": "6", "emulated": False}
+        summary |= {"valid": bool(rate), "warnings": [], "metrics": {"throughput_mbps": rate}}
+        (run / "summary.json").write_text(json.dumps(summary))
+        (run / "DONE").touch()
+    return directory
+
+
+def test_a_figure_has_a_row_for_each_point(tmp_path: Path) -> None:
+    first, second = reports(campaign(tmp_path))
+    assert (first.name, second.name) == ("s3-9.1", "s3-9.3")
+    assert first.columns[4:] == ("userblk s3 seq", "userblk s3 rand", "s3backer rand")
+    assert first.rows == (
+        ("store-0ms", "1", "1", "4k", "105 ±64", "90.0", "5.00"),
+        ("store-0ms", "1", "1", "1m", "400", "-", "-"),
+        ("store-0ms", "1", "4", "4k", "300", "-", "-"),
+        ("store-20ms", "1", "1", "4k", "50.0", "-", "-"),
+    )
+    assert first.records[0][:8] == ("store-0ms", "1", "1", "4096", "s3", "seq-write", "2", "105.0")
+    assert len(first.records) == 6
+    assert any("1 of 9 runs are invalid" in note for note in first.notes)
+    assert list(first.figures) == ["s3-9.1-store-0ms", "s3-9.1-store-20ms"]
+    assert second.rows == (("store-0ms", "4", "2", "64k", "700"),)
+
+
+def test_a_campaign_without_a_run_has_no_figure(tmp_path: Path) -> None:
+    assert reports(tmp_path) == []
+
+
+def test_figures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = draw(reports(campaign(tmp_path)), tmp_path)
+    assert "s3-9.1-store-20ms.svg" in names and len(names) == 6
+    assert all((tmp_path / name).stat().st_size > 1000 for name in names)
+
+
+def test_a_foreign_workload_is_no_point() -> None:
+    with pytest.raises(ValueError):
+        parse_workload("seq-read-1th-4k", "store")
+    assert parse_workload("rand-read-12th-1m-d32", "store") == ("rand-read", Place("store", 32, 12, 1 << 20))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The suite over a store as a user runs it: real servers, real runs, figures; nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from servers import BUCKET, ROOT, Store
+
+WORKLOADS = "rand-read-1th-4k-d1,rand-write-4th-64k-d32"
+
+
+def userblk(*words: str) -> subprocess.CompletedProcess[str]:
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+    argv = [sys.executable, str(ROOT / "bin/userblk"), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+def leftovers() -> set[str]:
+    return {str(path) for path in (*Path("/dev/shm").glob("userblk-store-*"), *Path("/run/userblk").glob("s-*"))}
+
+
+def summaries(results: Path) -> dict[tuple[str, str, str], dict[str, object]]:
+    found = [json.loads(path.read_text()) for path in results.glob("*/*/*/*/*/*/*/summary.json")]
+    return {(s["device"], s["system"], s["workload"]): s for s in found}
+
+
+def test_campaign(tmp_path: Path) -> None:
+    before = leftovers()
+    words = ["run", "--suite", "s3", "--systems", "s3-direct,s3-null", "--workloads", WORKLOADS]
+    result = userblk(*words, "--results", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = summaries(tmp_path)
+    assert len(found) == 6 and all(summary["valid"] for summary in found.values())
+    near = found["store-0ms", "s3-direct", "rand-read-1th-4k-d1"]["metrics"]
+    far = found["store-20ms", "s3-direct", "rand-read-1th-4k-d1"]["metrics"]
+    assert isinstance(near, dict) and isinstance(far, dict)
+    assert far["latency_us"] >= 20_000 > near["latency_us"]  # every read is a GET
+    (campaign,) = tmp_path.iterdir()
+    assert "userblk s3, direct rand" in (campaign / "s3-9.2.md").read_text()
+    assert leftovers() == before
+    again = userblk("table", str(campaign))
+    assert again.returncode == 0 and "9.2 Read throughput" in again.stdout
+
+
+def test_campaign_on_a_given_store(store: Store, tmp_path: Path) -> None:
+    """It leaves nothing in the bucket."""
+    file = tmp_path / "store"
+    file.write_text(f"endpoint={store.url}\nbucket={BUCKET}\ncredentials={store.credentials}\n")
+    words = ["run", "--suite", "s3", "--systems", "s3", "--workloads", "rand-write-4th-64k-d32", "--store", str(file)]
+    result = userblk(*words, "--results", str(tmp_path / "results"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert list(summaries(tmp_path / "results")) == [("store", "s3", "rand-write-4th-64k-d32")]
+    keys = [o["Key"] for o in store.client().list_objects_v2(Bucket=BUCKET, Prefix="userblk-bench").get("Contents", [])]
+    assert keys == []
+
+
+def test_plan_and_refusals() -> None:
+    plan = userblk("plan", "--suite", "s3", "--systems", "s3,s3-null")
+    assert plan.returncode == 0 and "store-20ms: a versitygw of its own, 20 ms away" in plan.stdout
+    for words, message in (
+        (["--sata", "/dev/null"], "leave --sata out"),
+        (["--systems", "native"], "none of the workloads can run on it"),
+        (["--store", "/nonexistent"], "cannot be read"),
+        (["--store", "/nonexistent", "--where", "lab"], "leave --store out"),
+    ):
+        result = userblk("plan", "--suite", "s3", "--systems", "s3", *words)
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+        assert message in result.stderr
