@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Means, differences and their 95 % confidence intervals.
+"""Means, differences and their 95 % confidence intervals, and tests of differences.
 
-The sample is the run: every number in a sample is one run's mean. All functions are pure.
+The sample is the run: every number in a sample is one run's mean. All functions are pure. Each method and its source
+is in docs/statistics.md.
 
 The ratio of two means (throughput or latency relative to native) gets the interval of Fieller's
 theorem, with the Satterthwaite degrees of freedom at the estimated ratio, because the two samples
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, variance
 
-from scipy.special import stdtrit
+from scipy.special import betaincinv, stdtr, stdtrit
 
 LEVEL = 0.95
+ALPHA = 1 - LEVEL  # of tests
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,33 @@ def ratio_interval(sample: Sequence[float], baseline: Sequence[float]) -> Interv
         return Interval(ratio)
     root = t / abs(bottom) * math.sqrt(max(0.0, spread - g * a))
     return Interval(ratio, (ratio - root) / (1 - g), (ratio + root) / (1 - g))
+
+
+def welch_p(sample: Sequence[float], baseline: Sequence[float]) -> float | None:
+    """Two-sided p of Welch's test that both have the same mean; None if either has fewer than two values."""
+    n, m = len(sample), len(baseline)
+    if n < 2 or m < 2:
+        return None
+    difference = fmean(sample) - fmean(baseline)
+    a, b = variance(sample) / n, variance(baseline) / m
+    if a + b == 0:
+        return 1.0 if difference == 0 else 0.0
+    return 2 * float(stdtr(_degrees(a, n, b, m), -abs(difference) / math.sqrt(a + b)))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p values adjusted by Holm's method, in the order given: those up to ALPHA hold with that error in the family."""
+    adjusted = [0.0] * len(values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def share_interval(hits: int, trials: int) -> Interval:
+    """Share of hits and its Clopper-Pearson interval. trials is at least 1."""
+    tail = ALPHA / 2
+    low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
+    return Interval(hits / trials, low, high)

@@ -6,9 +6,11 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from userblk.analysis.histogram import percentile
 
 from .. import steady
 from ..config import Profile, Workload
@@ -34,16 +36,6 @@ def argv(
 def run_options(profile: Profile, results: Path) -> list[str]:
     """Of the measured phase."""
     return [f"--interval={profile.series_ms / 1e3:g}", f"--json={results}"]
-
-
-def percentile(bins: Mapping[int, int], percent: float) -> float:
-    """In the unit of the bins; 0 without a value."""
-    wanted, seen = percent / 100 * sum(bins.values()), 0
-    for value in sorted(bins):
-        seen += bins[value]
-        if seen >= wanted:
-            return float(value)
-    return 0.0
 
 
 def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float) -> Sequence[dict[str, Any]]:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Latency histograms: merged by adding their bins, and the percentiles of what comes out.
+
+A histogram maps a bin, named by a latency in ns as fio's json+ output and userblk-flow name theirs (docs/flow.md), to
+its number of operations. Percentiles of several runs are those of their merged histogram; they are never averaged.
+Standard library only: the runner uses it in a guest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+Bins = Mapping[int, int]
+BEYOND = 10  # operations that must lie beyond a percentile for it to say anything
+
+
+def merged(histograms: Iterable[Bins]) -> Bins:
+    """All of them as one, in order of the bins."""
+    total: Counter[int] = Counter()
+    for bins in histograms:
+        total.update(bins)
+    return dict(sorted(total.items()))
+
+
+def percentile(bins: Bins, percent: float) -> float:
+    """By nearest rank, in the unit of the bins; 0 without a value."""
+    wanted, seen = percent / 100 * sum(bins.values()), 0
+    for value in sorted(bins):
+        seen += bins[value]
+        if seen >= wanted:
+            return float(value)
+    return 0.0
+
+
+def supported(bins: Bins, percent: float) -> float | None:
+    """The percentile, None where too few operations lie beyond it: it would be about the largest alone."""
+    if sum(bins.values()) * (1 - percent / 100) < BEYOND - 1e-9:
+        return None
+    return percentile(bins, percent)
+
+
+def distribution(bins: Bins, percents: Sequence[float]) -> list[float | None]:
+    """The supported percentiles, of which percents are given in rising order, in one pass."""
+    total, seen = sum(bins.values()), 0
+    values: list[float | None] = []
+    wanted = iter(percents)
+    percent = next(wanted, None)
+    for value in sorted(bins):
+        seen += bins[value]
+        while percent is not None and seen >= percent / 100 * total:
+            values.append(float(value) if total * (1 - percent / 100) >= BEYOND - 1e-9 else None)
+            percent = next(wanted, None)
+    return values + [None] * (len(percents) - len(values))
