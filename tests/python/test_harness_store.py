@@ -227,7 +227,7 @@ def campaign(directory: Path) -> Path:
         {"title": "9.4 Nothing", "x": "jobs", "workloads": ["rand-read-1th-4k-d1"]},
     ]
     (directory / "plan.json").write_text(json.dumps({"suite": {"figures": figures}}))
-    for number, (system, workload, rate, store) in enumerate(RUNS):
+    for number, (system, workload, rate, store) in enumerate(RUNS, 1):
         run = directory / "host" / store / "s3" / system / workload / str(number)
         run.mkdir(parents=True)
         summary = {"schema": 1, "system": system, "workload": workload, "device": store, "metrics": {}}
