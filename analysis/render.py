@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,8 @@ from rich.text import Text
 from .statistics import Interval
 from .table import DEVICES, FILES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
+SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
+
 LIGHT, DARK = (253, 236, 220), (110, 20, 15)  # of a cell as good as native; of a total loss
 WHITE, BLACK = "#ffffff", "#000000"
 NO_INTERVAL = "±?"
@@ -27,7 +30,7 @@ Column = tuple[Metric, str]
 # ---- numbers --------------------------------------------------------------------
 
 
-def _signed(value: float, decimals: int) -> str:
+def signed(value: float, decimals: int) -> str:
     """As the paper writes differences: a sign unless it is 0."""
     text = f"{value:+.{decimals}f}"
     return text[1:] if float(text) == 0 else text
@@ -50,34 +53,44 @@ def value_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
     if interval is None:
         return ""
     decimals = _decimals(table, metric, system != NATIVE)
-    return _signed(interval.value, decimals) if system != NATIVE else f"{interval.value:.{decimals}f}"
+    return signed(interval.value, decimals) if system != NATIVE else f"{interval.value:.{decimals}f}"
 
 
-def cell_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
-    """The value, its interval and its marks: complete without any colour."""
-    value = value_text(table, metric, system, cell)
-    signs = "".join(mark.value for mark in (Mark.BETTER, Mark.WIDE, Mark.UNSTEADY) if mark in cell.marks)
-    bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
-    if not value:
-        return ("no native" if cell.mean else "-") + bad
+def half_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
+    """The half width of its interval; empty where one run or none can have none."""
     interval = shown(cell, system)
-    if cell.n == 1:
-        value += "" if table.single else f" {Mark.SINGLE.value}"
-    elif cell.n > 1:
-        half = interval.half if interval else None
-        value += f" {NO_INTERVAL}" if half is None else f" ±{half:.{_decimals(table, metric, system != NATIVE)}f}"
-    return value + signs + bad
+    if interval is None or cell.n < 2:
+        return ""
+    half = interval.half
+    return NO_INTERVAL if half is None else f"±{half:.{_decimals(table, metric, system != NATIVE)}f}"
 
 
-def legend(table: Table) -> list[str]:
+def sign_text(table: Table, cell: Cell) -> str:
+    """The marks that follow a value, and the number of invalid runs."""
+    single = f" {Mark.SINGLE.value}" if cell.n == 1 and not table.single else ""
+    bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
+    return single + "".join(mark.value for mark in SIGNS if mark in cell.marks) + bad
+
+
+def cell_text(table: Table, metric: Metric, system: str, cell: Cell, ci: bool = True) -> str:
+    """The value, its interval if ci, and its marks: complete without any colour."""
+    value = value_text(table, metric, system, cell)
+    if not value:
+        bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
+        return ("no native" if cell.mean else "-") + bad
+    half = half_text(table, metric, system, cell) if ci else ""
+    return value + f" {half}" * bool(half) + sign_text(table, cell)
+
+
+def legend(table: Table, ci: bool = True) -> list[str]:
     """What the numbers and the marks that occur mean, a line each."""
     lines = []
     cells = [(key[2], cell) for key, cell in table.cells.items()]
     if len(table.systems) > 1:
         lines.append("Native: absolute. Others: difference to native in % (throughput, latency) or points (CPU).")
-    if any(interval.half is not None for system, cell in cells if (interval := shown(cell, system))):
+    if ci and any(interval.half is not None for system, cell in cells if (interval := shown(cell, system))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
-    if any(NO_INTERVAL in cell_text(table, METRICS[0], system, cell) for system, cell in cells):
+    if ci and any(half_text(table, METRICS[0], system, cell) == NO_INTERVAL for system, cell in cells):
         lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or cannot be told from 0.")
     used = {mark for _, cell in cells for mark in cell.marks}
     if table.single:
@@ -103,26 +116,56 @@ def badness(metric: Metric, difference: float) -> float:
     return min(1.0, max(0.0, loss))
 
 
-def cell_style(metric: Metric, system: str, cell: Cell) -> Style:
-    """The darker the worse; white for an improvement, as in the paper."""
+def mixed(a: Sequence[int], b: Sequence[int], share: float) -> str:
+    """The colour between two."""
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class Shade:
+    """Colours of a cell, as #rrggbb."""
+
+    background: str
+    text: str
+    bold: bool = False
+
+
+def shade(metric: Metric, system: str, cell: Cell) -> Shade | None:
+    """The darker the worse; white for an improvement, as in the paper; bold if that is significant."""
     if system == NATIVE or cell.difference is None:
-        return Style.null()
+        return None
     if Mark.BETTER in cell.marks:
-        return Style(color=BLACK, bgcolor=WHITE, bold=True)
+        return Shade(WHITE, BLACK, cell.p_holm is None or cell.significant)
     loss = badness(metric, cell.difference.value)
-    red, green, blue = (round(light + (dark - light) * loss) for light, dark in zip(LIGHT, DARK, strict=True))
-    return Style(color=BLACK if loss < 0.5 else WHITE, bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
+    return Shade(mixed(LIGHT, DARK, loss), BLACK if loss < 0.5 else WHITE)
+
+
+def cell_style(metric: Metric, system: str, cell: Cell) -> Style:
+    colours = shade(metric, system, cell)
+    if colours is None:
+        return Style.null()
+    return Style(color=colours.text, bgcolor=colours.background, bold=colours.bold or None)
+
+
+def unit_text(metric: Metric, system: str) -> str:
+    """Of a column."""
+    return metric.unit if system == NATIVE else "points" if metric.points else "%"
 
 
 def _header(metric: Metric, system: str, first: bool) -> str:
-    unit = metric.unit if system == NATIVE else "points" if metric.points else "%"
-    return f"{metric.title if first else ''}\n{SYSTEMS.get(system, system)}\n{unit}"
+    return f"{metric.title if first else ''}\n{SYSTEMS.get(system, system)}\n{unit_text(metric, system)}"
 
 
-def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str]]) -> Grid:
+def new_grid(*columns: str) -> Grid:
+    """An empty grid of the kind that all tables in a terminal are."""
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    grid.add_column("\nDevice", no_wrap=True)
-    grid.add_column("\nWorkload", no_wrap=True)
+    for column in columns:
+        grid.add_column(column, no_wrap=True)
+    return grid
+
+
+def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str]], ci: bool) -> Grid:
+    grid = new_grid("\nDevice", "\nWorkload")
     previous: Metric | None = None
     for metric, system in columns:
         grid.add_column(_header(metric, system, metric is not previous), justify="right", no_wrap=True)
@@ -135,7 +178,7 @@ def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str
         last = device
         for metric, system in columns:
             cell = table.cell(device, workload, system, metric)
-            texts.append(Text(cell_text(table, metric, system, cell), cell_style(metric, system, cell)))
+            texts.append(Text(cell_text(table, metric, system, cell, ci), cell_style(metric, system, cell)))
         grid.add_row(*texts)
     return grid
 
@@ -155,16 +198,17 @@ def grids(
     console: Console,
     rows: Sequence[tuple[str, str]] | None = None,
     narrow_metrics: int = len(METRICS),
+    ci: bool = False,
 ) -> RenderableType:
     """The table's rows (all of them by default) in one grid, or in several where the console is narrow.
 
-    narrow_metrics: how many of the metrics are shown then.
+    narrow_metrics: how many of the metrics are shown then. ci: with half widths of intervals.
     """
     chosen = table.rows if rows is None else rows
     unbounded = console.options.update(max_width=10_000)
     parts: list[Grid] = []
     for layout in _layouts(table.systems, narrow_metrics):
-        parts = [_grid(table, columns, chosen) for columns in layout]
+        parts = [_grid(table, columns, chosen, ci) for columns in layout]
         if all(Measurement.get(console, unbounded, part).maximum <= console.width for part in parts):
             break
     spaced: list[RenderableType] = [parts[0]]
@@ -173,45 +217,44 @@ def grids(
     return Group(*spaced)
 
 
-def terminal(table: Table, console: Console) -> RenderableType:
+def terminal(table: Table, console: Console, ci: bool = False) -> RenderableType:
     """The whole table with title, notes and legend."""
-    notes = "\n".join([*table.notes, *legend(table)])
+    notes = "\n".join([*table.notes, *legend(table, ci)])
     title = Text(table.title, style="bold reverse" if table.emulated else "bold")
-    return Group(title, "", grids(table, console), "", Text(notes))
+    return Group(title, "", grids(table, console, ci=ci), "", Text(notes))
 
 
 # ---- Markdown and CSV -----------------------------------------------------------
 
 
-def markdown(tables: Sequence[Table]) -> str:
+def markdown(tables: Sequence[Table], ci: bool = False) -> str:
     """Every table as a heading, a pipe table and its notes."""
     lines: list[str] = []
     for table in tables:
         columns = [(metric, system) for metric in METRICS for system in table.systems]
         heads = ["Device", "Workload"]
         for metric, system in columns:
-            unit = metric.unit if system == NATIVE else "points" if metric.points else "%"
-            heads.append(f"{metric.title} {SYSTEMS.get(system, system)} ({unit})")
+            heads.append(f"{metric.title} {SYSTEMS.get(system, system)} ({unit_text(metric, system)})")
         lines += [f"### {table.title}", "", "| " + " | ".join(heads) + " |"]
         lines.append("|---|---|" + "---:|" * len(columns))
         for device, workload in table.rows:
             texts = [DEVICES.get(device, device), workload]
             for metric, system in columns:
-                text = cell_text(table, metric, system, table.cell(device, workload, system, metric))
+                text = cell_text(table, metric, system, table.cell(device, workload, system, metric), ci)
                 texts.append(text.replace("*", r"\*").replace("~", r"\~"))
             lines.append("| " + " | ".join(texts) + " |")
         lines.append("")
-        for note in (*table.notes, *legend(table)):
+        for note in (*table.notes, *legend(table, ci)):
             lines.append("- " + note.replace("*:", r"\*:").replace("~:", r"\~:"))
         lines.append("")
     return "\n".join(lines)
 
 
-def csv_wide(tables: Sequence[Table]) -> str:
+def csv_wide(tables: Sequence[Table], ci: bool = False) -> str:
     """The paper's layout and rounding, with the column names of configs/paper.
 
-    The first two columns are the paper's; where there are several tables or the numbers are
-    emulated, the place is in a last column.
+    The first two columns are the paper's. ci: half widths are in columns of their own behind the values; where there
+    are several tables or the numbers are emulated, the place is in a last column.
     """
     systems = list(dict.fromkeys(system for table in tables for system in table.systems))
     placed = any(table.emulated for table in tables) or len(tables) > 1
@@ -219,18 +262,24 @@ def csv_wide(tables: Sequence[Table]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     columns = [(metric, system) for metric in METRICS for system in systems]
     heads = ["device", "workload", *(column_name(metric, system) for metric, system in columns)]
-    writer.writerow(heads + ["measured"] * placed)
+    halves = [f"{column_name(metric, system)}_half" for metric, system in columns] if ci else []
+    writer.writerow(heads + halves + ["measured"] * placed)
     for table in tables:
         for device, workload in table.rows:
             values = [
                 value_text(table, metric, system, table.cell(device, workload, system, metric))
                 for metric, system in columns
             ]
+            if ci:
+                values += [
+                    half_text(table, metric, system, table.cell(device, workload, system, metric)).lstrip("±")
+                    for metric, system in columns
+                ]
             writer.writerow([DEVICES.get(device, device), workload, *values] + [table.title] * placed)
     return out.getvalue()
 
 
-def _ends(interval: Interval | None) -> tuple[str, str, str]:
+def ends(interval: Interval | None) -> tuple[str, str, str]:
     """Value, low and high, empty where there is none; repr() keeps every digit."""
     if interval is None:
         return "", "", ""
@@ -241,7 +290,7 @@ def _ends(interval: Interval | None) -> tuple[str, str, str]:
 def csv_long(tables: Sequence[Table]) -> str:
     """One line for each cell, in full precision, both ends of every interval, marks by name."""
     heads = "measured device workload system metric unit n invalid mean ci_low ci_high"
-    heads += " diff diff_unit diff_ci_low diff_ci_high marks"
+    heads += " diff diff_unit diff_ci_low diff_ci_high p p_holm marks"
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(heads.split())
@@ -249,8 +298,10 @@ def csv_long(tables: Sequence[Table]) -> str:
         for (device, workload, system, name), cell in table.cells.items():
             metric = next(metric for metric in (*METRICS, FILES) if metric.id == name)
             place = [table.title, device, workload, system, name, metric.unit]
-            value, low, high = _ends(cell.difference)
+            value, low, high = ends(cell.difference)
             unit = "" if cell.difference is None else "points" if metric.points else "%"
             marks = " ".join(mark.name.lower() for mark in Mark if mark in cell.marks)
-            writer.writerow([*place, cell.n, cell.invalid, *_ends(cell.mean), value, unit, low, high, marks])
+            tests = ["" if p is None else repr(p) for p in (cell.p, cell.p_holm)]
+            row = [*place, cell.n, cell.invalid, *ends(cell.mean), value, unit, low, high, *tests]
+            writer.writerow([*row, marks])
     return out.getvalue()

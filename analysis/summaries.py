@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads the summary.json of every finished run of a campaign (docs/results.md)."""
+"""Reads a campaign: what was asked, and the summary.json of every finished run (docs/results.md)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,18 @@ class Run:
     metrics: Mapping[str, float]  # only those that are finite numbers
     kernel: str
     engine: str  # what put the load on: fio on the device, flow on a file system
-    steady: bool | None = None  # was the workload's throughput, once warm; None: it cannot be told
+    order: int = 0  # its place in the campaign
+    duration_s: float = 0.0  # measured
+    steady: bool | None = None  # after its warm-up; None: nothing can be said
 
     @property
     def cell(self) -> tuple[str, str, str]:
         return self.device, self.workload, self.system
+
+    @property
+    def directory(self) -> Path:
+        """Of its raw files, relative to the campaign's."""
+        return Path(self.host, self.device, self.suite, self.system, self.workload, str(self.repetition))
 
 
 def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
@@ -69,6 +76,8 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
             metrics={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
             kernel=str(summary.get("kernel", "")),
             engine=str(summary.get("engine", "fio")),
+            order=int(summary.get("order", 0)),
+            duration_s=float(summary.get("duration_s", 0.0)),
             steady=(summary.get("warm_up") or {}).get("steady"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -86,6 +95,41 @@ def _run_directories(directory: str, depth: int) -> Iterator[str]:
                 yield from _run_directories(entry.path, depth - 1)
             elif entry.name != COUNTING and os.path.exists(os.path.join(entry.path, "DONE")):
                 yield entry.path
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What was asked, and what is done of it. choices: where the paper is silent, a line each."""
+
+    directory: Path
+    name: str
+    created: str
+    seed: int
+    choices: tuple[str, ...]
+    asked: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+
+def read_json(file: Path) -> Any:
+    """Raises SummaryError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SummaryError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise SummaryError(f"{file}: not JSON: {error}") from None
+
+
+def read_campaign(directory: Path) -> Campaign:
+    """Raises SummaryError."""
+    file = directory / "campaign.json"
+    asked = read_json(file)
+    try:
+        name, created, seed = str(asked["campaign"]), str(asked["created"]), int(asked["seed"])
+        choices = tuple(str(line) for line in asked.get("choices", []))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SummaryError(f"{file}: not what was asked of a campaign: {type(error).__name__} {error}") from None
+    return Campaign(directory, name, created, seed, choices, asked, tuple(load_campaign(directory)))
 
 
 def load_campaign(directory: Path) -> list[Run]:

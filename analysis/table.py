@@ -5,18 +5,29 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from .statistics import Interval, difference_interval, mean_interval, ratio_interval
+from .statistics import (
+    ALPHA,
+    Interval,
+    difference_interval,
+    holm,
+    mean_interval,
+    ratio_interval,
+    share_interval,
+    welch_p,
+)
 from .summaries import Run
 
 NATIVE = "native"
+CONTROL = "native-control"  # native once more, as if it were a system: what differs there is a false alarm
 DEVICES = {"sata": "SATA", "nvme": "NVMe"}
 SYSTEMS = {
     NATIVE: "Native",
+    CONTROL: "Native (control)",
     "buse": "BUSE",
     "nbdkit-serial": "nbdkit (serial)",
     "nbdkit": "nbdkit",
@@ -55,6 +66,7 @@ class Mark(Enum):
     BETTER = "*"
     WIDE = "~"
     SINGLE = "n=1"
+    SAME = "="
     INVALID = "!"
     UNSTEADY = "^"
 
@@ -65,8 +77,12 @@ MARK_TEXT = {
     " (NVMe writes 10 %), CPU 5 points",
     Mark.SINGLE: "a single run, so no interval",
     Mark.UNSTEADY: "throughput of one of the runs was not steady after its warm-up",
+    Mark.SAME: "no significant difference to native (Welch's test at 5 %, Holm's correction over the table)",
     Mark.INVALID: "invalid runs, shown by their number and left out of the mean",
 }
+
+
+CellKey = tuple[str, str, str, str]  # device, workload, system, metric id
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,8 @@ class Cell:
     """One metric of one system under one workload.
 
     mean is None without a valid run; difference to native (%, or points of CPU) is None for native
-    itself and where native has no valid run.
+    itself and where native has no valid run. p: of Welch's test against native, None where it cannot be made;
+    p_holm: corrected over the table.
     """
 
     n: int
@@ -105,6 +122,13 @@ class Cell:
     mean: Interval | None
     difference: Interval | None
     marks: frozenset[Mark]
+    p: float | None = None
+    p_holm: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        """Is the difference to native shown?"""
+        return self.p_holm is not None and self.p_holm <= ALPHA
 
 
 EMPTY = Cell(0, 0, None, None, frozenset())
@@ -112,15 +136,20 @@ EMPTY = Cell(0, 0, None, None, frozenset())
 
 @dataclass(frozen=True)
 class Table:
-    """title and notes say where it was measured. cells: by (device, workload, system, metric id)."""
+    """title and notes say where it was measured, host its name. number: which of the paper's tables it is laid out as.
 
+    cells: by (device, workload, system, metric id).
+    """
+
+    number: int
     title: str
     notes: tuple[str, ...]
     rows: tuple[tuple[str, str], ...]
     systems: tuple[str, ...]
-    cells: dict[tuple[str, str, str, str], Cell] = field(repr=False)
+    cells: Mapping[CellKey, Cell] = field(repr=False)
     emulated: bool = False
     decimals_cpu: int = 1
+    host: str = ""
 
     @property
     def single(self) -> bool:
@@ -174,20 +203,76 @@ def make_cell(
     if not sample:
         return Cell(0, invalid, None, None, _marks(metric, device, workload, 0, invalid, None, None))
     mean = mean_interval(sample)
-    difference = None
+    difference = p = None
     if native:
+        p = welch_p(sample, native)
         if metric.points:
             difference = difference_interval(sample, native)
         elif ratio := ratio_interval(sample, native):
             difference = ratio.scaled(100.0, -100.0)
     marks = _marks(metric, device, workload, len(sample), invalid, mean, difference, files)
-    return Cell(len(sample), invalid, mean, difference, marks)
+    return Cell(len(sample), invalid, mean, difference, marks, p)
+
+
+def _corrected(cells: Mapping[CellKey, Cell]) -> dict[CellKey, Cell]:
+    """With Holm's correction over all of them but the control's, which are a family of their own."""
+    corrected = dict(cells)
+    for control in (False, True):
+        tested = [
+            key
+            for key, cell in cells.items()
+            if cell.p is not None and (key[2] == CONTROL) is control and key[3] != FILES.id
+        ]
+        adjusted = holm([cells[key].p or 0.0 for key in tested])
+        for key, p_holm in zip(tested, adjusted, strict=True):
+            same = {Mark.SAME} if p_holm > ALPHA else set()
+            corrected[key] = replace(cells[key], p_holm=p_holm, marks=cells[key].marks | same)
+    return corrected
+
+
+@dataclass(frozen=True)
+class Control:
+    """Native measured against native: how many of the tests found a difference, before and after Holm's correction."""
+
+    tests: int
+    alarms: int
+    alarms_holm: int
+
+    @property
+    def text(self) -> str:
+        rate = share_interval(self.alarms, self.tests).scaled(100, 0)
+        return (
+            f"A/A control: native differs from native in {self.alarms} of {self.tests} tests, {rate.value:.1f} %"
+            f" [{rate.low:.1f}, {rate.high:.1f}], where {100 * ALPHA:.0f} % are to be expected;"
+            f" after Holm's correction in {self.alarms_holm}."
+        )
+
+
+def control(tables: Iterable[Table]) -> Control | None:
+    """What the control of a campaign says; None without one that can be tested."""
+    cells = [cell for table in tables for key, cell in table.cells.items() if key[2] == CONTROL]
+    tested = [cell for cell in cells if cell.p_holm is not None]
+    if not tested:
+        return None
+    alarms = sum(cell.p <= ALPHA for cell in tested if cell.p is not None)
+    return Control(len(tested), alarms, sum(cell.significant for cell in tested))
 
 
 def ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """Known ids in their order, then the others by name."""
     found, known = set(found), list(known)
     return tuple([name for name in known if name in found] + sorted(found - set(known)))
+
+
+def row_order(device: str, workload: str, system: str) -> tuple[object, ...]:
+    """What rows are sorted by: the paper's order, then what it does not know, by name."""
+    known = tuple(list(names) for names in (DEVICES, WORKLOADS + FILE_WORKLOADS, SYSTEMS))
+    place = (device, workload, system)
+    return tuple(
+        part
+        for name, names in zip(place, known, strict=True)
+        for part in (names.index(name) if name in names else len(names), name)
+    )
 
 
 def _range(values: Iterable[int]) -> str:
@@ -205,7 +290,7 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
     choices: what was chosen where the paper is silent about Table 2.
     """
     files = any(run.engine == "flow" for run in runs)
-    samples: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    samples: dict[CellKey, list[float]] = defaultdict(list)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
     for run in runs:
@@ -241,7 +326,16 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
     notes = _notes(runs, valid, seed)
     if files:
         notes += (FLOWOPS, *(f"The paper does not state it: {choice}." for choice in choices))
-    return Table(_title(runs, emulated, files), notes, rows, systems, cells, emulated)
+    return Table(
+        2 if files else 1,
+        _title(runs, emulated, files),
+        notes,
+        rows,
+        systems,
+        _corrected(cells),
+        emulated,
+        host=_one(runs, "host"),
+    )
 
 
 FLOWOPS = (
@@ -319,6 +413,7 @@ def paper_table(path: Path) -> Table:
                 cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
     number = 2 if rows[-1][1] in FILE_WORKLOADS else 1
     return Table(
+        number,
         f"Table {number} of the BDUS paper (Faria et al., SYSTOR 2021), as published",
         ("at least 5 runs per cell; the paper prints no intervals",),
         tuple(rows),

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from userblk.analysis import costs, failover, render, report, store_figures, sweep
+from userblk.analysis import costs, failover, latex, render, report, store_figures, sweep
+from userblk.analysis.paper import paper_tables
 from userblk.analysis.report import Report
-from userblk.analysis.summaries import load_campaign
-from userblk.analysis.table import Table, make_tables, paper_table
+from userblk.analysis.summaries import read_campaign
+from userblk.analysis.table import Table, make_tables
 
 from .. import archive, paths, repeat
 from ..config import ConfigError
@@ -24,20 +25,16 @@ from ..plan import COUNTING, Plan, read_plan
 from ..runner import valid_summary
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say, write_file
 
-FORMATS = ("terminal", "markdown", "csv", "csv-long", "json")
+FORMATS = ("terminal", "markdown", "csv", "csv-long", "latex", "html", "json")
+TYPESET = ("latex", "html")
 FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
 PAPER = "paper"
-PAPER_TABLES = ("table1.csv", "table2.csv")
 
 
 def tables_of(directory: Path) -> list[Table]:
-    """Raises SummaryError, ConfigError."""
-    try:
-        asked = json.loads((directory / "campaign.json").read_text())
-        seed, choices = int(asked["seed"]), [str(line) for line in asked.get("choices", [])]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{directory / 'campaign.json'}: cannot be read: {error}") from None
-    return make_tables(load_campaign(directory), seed, choices)
+    """Raises SummaryError."""
+    campaign = read_campaign(directory)
+    return make_tables(campaign.runs, campaign.seed, campaign.choices)
 
 
 def reports_of(directory: Path) -> list[Report]:
@@ -68,33 +65,46 @@ def as_json(tables: Sequence[Table], reports: Sequence[Report]) -> str:
     return json.dumps([row for text in texts for row in csv.DictReader(io.StringIO(text))], indent=1) + "\n"
 
 
-def formatted(tables: Sequence[Table], reports: Sequence[Report], form: str) -> str:
+def formatted(tables: Sequence[Table], reports: Sequence[Report], form: str, ci: bool = False) -> str:
+    """ci: with half widths of intervals, which csv-long and json always have. Raises ConfigError."""
     if form == "json":
         return as_json(tables, reports)
+    if form in TYPESET:
+        if not tables:
+            raise ConfigError(f"format={form}: is for Tables 1 and 2 only; use markdown or csv")
+        return typeset(tables, form, ci)
     if reports:
         rest = report.markdown(reports) if form == "markdown" else "\n".join(map(report.as_csv, reports))
-        return (formatted(tables, [], form) + "\n" if tables else "") + rest
-    if form == "markdown":
-        return render.markdown(tables)
-    return render.csv_wide(tables) if form == "csv" else render.csv_long(tables)
+        return (formatted(tables, [], form, ci) + "\n" if tables else "") + rest
+    if form == "csv-long":
+        return render.csv_long(tables)
+    return render.markdown(tables, ci) if form == "markdown" else render.csv_wide(tables, ci)
 
 
-def print_tables(tables: Sequence[Table], console: Console) -> None:
+def typeset(tables: Sequence[Table], form: str, ci: bool) -> str:
+    if form == "latex":
+        return latex.latex(tables, ci)
+    from userblk.analysis.html import html  # templates take long to load
+
+    return html(tables, ci)
+
+
+def print_tables(tables: Sequence[Table], console: Console, ci: bool = False) -> None:
     for number, table in enumerate(tables):
-        console.print(*[""] * bool(number), render.terminal(table, console), sep="\n")
+        console.print(*[""] * bool(number), render.terminal(table, console, ci), sep="\n")
 
 
 def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
     """table.md, table.csv and table-long.csv; returns their names."""
     for name, form in FILES.items():
-        write_file(directory / name, formatted(tables, [], form))
+        write_file(directory / name, formatted(tables, [], form, ci=form == "markdown"))
     return list(FILES)
 
 
 def table_command(args: argparse.Namespace) -> int:
     reports: list[Report] = []
     if args.campaign == PAPER:
-        tables = [paper_table(paths.CONFIGS / "paper" / name) for name in PAPER_TABLES]
+        tables = list(paper_tables(paths.CONFIGS).values())
     else:
         directory = find_campaign(args.campaign, args.results)
         tables, reports = tables_of(directory), reports_of(directory)
@@ -103,14 +113,14 @@ def table_command(args: argparse.Namespace) -> int:
     if args.json:
         args.format = "json"
     if args.format != "terminal":
-        text = formatted(tables, reports, args.format)
+        text = formatted(tables, reports, args.format, args.ci)
     elif args.output:
         console = Console(file=open(os.devnull, "w"), record=True, width=Console().width)  # noqa: SIM115
-        print_tables(tables, console)
+        print_tables(tables, console, args.ci)
         print_reports(reports, console)
         text = console.export_text()
     else:
-        print_tables(tables, Console())
+        print_tables(tables, Console(), args.ci)
         print_reports(reports, Console())
         return 0
     if args.output:
@@ -228,6 +238,7 @@ def add_commands(add: Add) -> None:
         "campaign", metavar="CAMPAIGN", help=f"as for resume; `{PAPER}`: the paper's own tables, to compare with"
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
+    table.add_argument("--ci", action="store_true", help="show half widths of the 95 %% confidence intervals")
     table.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE")
     counted = add("costs", "print what operations cost in syscalls, context switches, bytes: no timings", costs_command)
     counted.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")

@@ -71,7 +71,7 @@ def text(table: Table, width: int, **options: Any) -> str:
     # A dumb terminal has 80 columns whatever width= says.
     environment = {"TERM": "xterm-256color"}
     console = Console(file=io.StringIO(), width=width, record=True, _environ=environment, **options)
-    console.print(render.terminal(table, console))
+    console.print(render.terminal(table, console, ci=True))
     return console.export_text()
 
 

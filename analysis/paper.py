@@ -1,0 +1,626 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A campaign beside the BDUS paper: its numbers cell by cell, and what its text says of them.
+
+The paper prints no intervals, only bounds on their half widths: those are what its numbers are taken to be worth here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from .compare import environments
+from .render import new_grid, signed
+from .statistics import Interval
+from .summaries import Campaign, SummaryError
+from .table import (
+    DEVICES,
+    IMPROVEMENT,
+    METRICS,
+    NATIVE,
+    SYSTEMS,
+    Cell,
+    Metric,
+    Table,
+    half_width_limit,
+    paper_table,
+)
+
+METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2]}
+ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
+EXAMPLES = 3  # cells that are named where a claim does not hold
+
+
+class Verdict(Enum):
+    """Of one of the paper's numbers. The first three are also said of cells that cannot be compared, of their shape."""
+
+    AGREES = "agrees"
+    SAME = "same sign and order"
+    DIFFERS = "differs"
+    NOT_COMPARABLE = "not comparable"
+    NOT_MEASURED = "not measured"
+
+
+class ClaimVerdict(Enum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "undecided"
+    NOT_MEASURED = "not measured"
+
+
+PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
+    Verdict.AGREES: "agree",
+    Verdict.SAME: "have the same sign and order",
+    Verdict.DIFFERS: "differ",
+    ClaimVerdict.HOLDS: "hold",
+    ClaimVerdict.FAILS: "do not hold",
+    ClaimVerdict.OPEN: "are undecided",
+    ClaimVerdict.NOT_MEASURED: "are not measured",
+}
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A number of the paper's and ours. bound: half width that the paper's may have.
+
+    shape: what the verdict would be if it could be compared, None where nothing was measured. reasons: why it cannot.
+    """
+
+    table: int
+    host: str
+    device: str
+    workload: str
+    system: str
+    metric: Metric
+    paper: float
+    bound: float
+    ours: Interval | None
+    n: int
+    verdict: Verdict
+    shape: Verdict | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper's text as a predicate; configs/paper/claims.toml says what the fields mean."""
+
+    id: str
+    section: str
+    text: str
+    tables: tuple[int, ...]
+    devices: tuple[str, ...]
+    workloads: tuple[str, ...]
+    systems: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    left_out: tuple[str, ...] = ()
+    of: str = "loss"
+    least: float = -math.inf
+    most: float = math.inf
+    than: Mapping[str, Any] | None = None
+    margin: float = 0.0
+    near: float | None = None
+    half_width: float | None = None
+    reciprocal: float | None = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """How many of the claim's cells satisfy it, do not, may do either, are not there; and some that do not."""
+
+    claim: Claim
+    true: int
+    false: int
+    undecided: int
+    missing: int
+    against: tuple[str, ...]
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        total = self.true + self.false + self.undecided
+        if not total:
+            return ClaimVerdict.NOT_MEASURED
+        needed = self.claim.share * total
+        if self.true >= needed:
+            return ClaimVerdict.HOLDS
+        return ClaimVerdict.FAILS if total - self.false < needed else ClaimVerdict.OPEN
+
+    @property
+    def counted(self) -> str:
+        """The numbers in a few words."""
+        parts = [f"{self.true} of {self.true + self.false + self.undecided} cells"]
+        parts += [f"{self.undecided} undecided"] * bool(self.undecided)
+        parts += [f"{self.missing} not measured"] * bool(self.missing)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class PaperComparison:
+    """claims: each with our result and that of the paper's own tables."""
+
+    cells: tuple[PaperCell, ...]
+    claims: tuple[tuple[ClaimResult, ClaimResult], ...]
+
+    @property
+    def summary(self) -> list[str]:
+        counts = Counter(cell.verdict for cell in self.cells)
+        shapes = Counter(cell.shape for cell in self.cells if cell.shape)
+        reasons = Counter(reason for cell in self.cells for reason in cell.reasons)
+        measured = len(self.cells) - counts[Verdict.NOT_MEASURED]
+        comparable = measured - counts[Verdict.NOT_COMPARABLE]
+        missing = sorted({cell.system for cell in self.cells if cell.verdict is Verdict.NOT_MEASURED})
+        told = (Verdict.AGREES, Verdict.SAME, Verdict.DIFFERS)
+        listed, whatever = (
+            ", ".join(f"{count[verdict]:,} {PLURAL[verdict]}" for verdict in told) for count in (counts, shapes)
+        )
+        lines = [f"Of the paper's {len(self.cells):,} numbers {measured:,} are measured, {comparable:,} comparable"]
+        lines[0] += f": {listed}." if comparable else "."
+        if comparable < measured:
+            why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
+            lines.append(f"Not comparable: {why}.")
+            lines.append(f"Whatever that means for them, of all that are measured: {whatever}.")
+        if missing:
+            lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
+        verdicts = Counter(ours.verdict for ours, _ in self.claims)
+        said = ", ".join(f"{verdicts[verdict]} {PLURAL[verdict]}" for verdict in ClaimVerdict)
+        whose = "" if comparable else ", of what cannot be compared"
+        contradicted = sum(theirs.verdict is ClaimVerdict.FAILS for _, theirs in self.claims)
+        lines.append(
+            f"Of {len(self.claims)} claims in its text{whose}: {said}"
+            f" ({contradicted} do not hold in the paper's own tables as they are read here)."
+        )
+        return lines
+
+
+# ---- files ------------------------------------------------------------------------
+
+
+def paper_tables(configs: Path) -> dict[int, Table]:
+    """The paper's own, by number."""
+    tables = (paper_table(configs / "paper" / f"table{number}.csv") for number in (1, 2))
+    return {table.number: table for table in tables}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SummaryError(f"{path}: cannot be read: {error}") from None
+
+
+CLAIM_KEYS = {
+    "id", "section", "text", "tables", "devices", "workloads", "systems", "metrics", "except", "of", "least", "most",
+    "than", "margin", "near", "half_width", "reciprocal", "share",
+}  # fmt: skip
+QUANTITIES = ("loss", "size", "mean")
+
+
+def load_claims(path: Path) -> list[Claim]:
+    """Raises SummaryError, which names the claim and the key."""
+    claims = []
+    for number, one in enumerate(_toml(path).get("claim", []), 1):
+        name = one.get("id", number)
+
+        def wrong(key: str, text: str, name: object = name) -> SummaryError:
+            return SummaryError(f"{path}: claim {name}: {key}: {text}")
+
+        for key in one.keys() - CLAIM_KEYS:
+            raise wrong(key, f"unknown key; known are {', '.join(sorted(CLAIM_KEYS))}")
+        for key in ("id", "section", "text", "tables", "devices", "workloads", "systems", "metrics"):
+            if not one.get(key, key == "devices"):
+                raise wrong(key, "is missing; add it")
+        if bad := set(one["metrics"]) - METRIC_NAMES.keys():
+            raise wrong("metrics", f"{', '.join(sorted(bad))} is none of {', '.join(METRIC_NAMES)}")
+        if one.get("of", "loss") not in QUANTITIES:
+            raise wrong("of", f"must be one of {', '.join(QUANTITIES)}")
+        values = {key: value for key, value in one.items() if key not in ("except", "devices")}
+        values["left_out"] = tuple(one.get("except", ()))
+        values["devices"] = tuple(one.get("devices", DEVICES))
+        values["metrics"] = tuple(METRIC_NAMES[metric] for metric in one["metrics"])
+        for key in ("tables", "workloads", "systems"):
+            values[key] = tuple(values[key])
+        claim = Claim(**values)
+        bounded = math.isfinite(claim.least) or math.isfinite(claim.most)
+        alone = sum((bounded, claim.than is not None, claim.half_width is not None, claim.reciprocal is not None))
+        if alone != 1 or (claim.near is not None and claim.than is None):
+            raise wrong("predicate", "must be one of least/most, than (with margin or near), half_width, reciprocal")
+        claims.append(claim)
+    return claims
+
+
+# ---- numbers ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value and how far it may be from the truth on either side."""
+
+    low: float
+    value: float
+    high: float
+
+    def clear_of(self, other: Span) -> int:
+        """-1 if all of it is below the other, 1 if above, 0 if they overlap."""
+        return -1 if self.high < other.low else 1 if self.low > other.high else 0
+
+
+def _span(interval: Interval) -> Span:
+    low, high = interval.low, interval.high
+    return Span(interval.value if low is None else low, interval.value, interval.value if high is None else high)
+
+
+def _noticeable(interval: Interval) -> Span:
+    """As _span(); where there is no interval, what the paper calls noticeable stands in for it."""
+    if interval.half is None:
+        return Span(interval.value - IMPROVEMENT, interval.value, interval.value + IMPROVEMENT)
+    return _span(interval)
+
+
+def _bound(metric: Metric, table: int, device: str, workload: str, system: str, value: float) -> float:
+    """Half width that a number of the paper's may have, with its rounding.
+
+    A difference has the uncertainty of both means, taken as independent.
+    """
+    limit = half_width_limit(metric, device, workload, 1.0, files=table == 2)
+    if system == NATIVE:
+        return limit if metric.points else abs(value) * limit
+    if metric.points:
+        return limit * math.sqrt(2) + ROUNDING[True]
+    return (100 + value) * limit * math.sqrt(2) + ROUNDING[False]
+
+
+def paper_span(table: Table, device: str, workload: str, system: str, metric: Metric) -> Span | None:
+    """One of the paper's numbers with the half width that it may have."""
+    cell = table.cell(device, workload, system, metric)
+    interval = cell.mean if system == NATIVE else cell.difference
+    if interval is None:
+        return None
+    bound = _bound(metric, table.number, device, workload, system, interval.value)
+    return Span(interval.value - bound, interval.value, interval.value + bound)
+
+
+ZERO = Span(0.0, 0.0, 0.0)
+
+
+def _shape(ours: Table, paper: Table, device: str, workload: str, system: str, metric: Metric) -> Verdict | None:
+    """Agreement of a cell, whether it can be compared or not; None where we have nothing."""
+    cell = ours.cell(device, workload, system, metric)
+    interval = cell.mean if system == NATIVE else cell.difference
+    theirs = paper_span(paper, device, workload, system, metric)
+    if interval is None or theirs is None:
+        return None
+    if interval.half is not None and not _span(interval).clear_of(theirs):
+        return Verdict.AGREES
+    if system == NATIVE:
+        return Verdict.DIFFERS
+    mine = _noticeable(interval)
+    if mine.clear_of(ZERO) != theirs.clear_of(ZERO):
+        return Verdict.DIFFERS
+    for other in ours.systems:
+        rival = ours.cell(device, workload, other, metric).difference
+        theirs_rival = paper_span(paper, device, workload, other, metric)
+        if other in (NATIVE, system) or rival is None or theirs_rival is None:
+            continue
+        if mine.clear_of(_noticeable(rival)) * theirs.clear_of(theirs_rival) < 0:
+            return Verdict.DIFFERS
+    return Verdict.SAME
+
+
+# ---- what can be compared --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """What decides whether a host's numbers can be compared. models: of the devices, by id."""
+
+    emulated: bool
+    profile: str
+    kernel: str
+    packages: Mapping[str, str]
+    models: Mapping[str, str]
+
+
+def _models(environment: Mapping[str, Any]) -> dict[str, str]:
+    devices = environment.get("devices", {})
+    if not isinstance(devices, Mapping):
+        return {}
+    return {name: str(one.get("model", "")) for name, one in devices.items() if isinstance(one, Mapping)}
+
+
+def places(campaign: Campaign) -> dict[str, Place]:
+    """By host."""
+    found = {}
+    for host, environment in environments(campaign).items():
+        run = next(run for run in campaign.runs if run.host == host)
+        packages = environment.get("packages", {})
+        packages = dict(packages) if isinstance(packages, Mapping) else {}
+        found[host] = Place(run.emulated, run.profile, run.kernel, packages, _models(environment))
+    return found
+
+
+def _upstream(version: str) -> str:
+    """Of a Debian version."""
+    return version.split(":", 1)[-1]
+
+
+def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device: str) -> tuple[str, ...]:
+    """Why a system's numbers from a place cannot be compared with the paper's."""
+    if place is None:
+        return ("unknown host",)
+    reasons = []
+    if place.emulated:
+        reasons.append("emulated device")
+    elif system == NATIVE and paper["device"].get(device, "?") not in place.models.get(device, ""):
+        reasons.append(f"another {DEVICES.get(device, device)} device")
+    if place.profile != paper["profile"]:
+        reasons.append(f"profile {place.profile}")
+    if not place.kernel.startswith(tuple(paper["kernel_same"])):
+        reasons.append(f"Linux {place.kernel}, not {paper['kernel']}")
+    if framework := paper["framework"].get(system):
+        found = [_upstream(place.packages[name]) for name in framework["packages"] if name in place.packages]
+        if not any(version.startswith(tuple(framework["same"])) for version in found):
+            shown = found[0] if found else "of unknown version"
+            reasons.append(f"{SYSTEMS.get(system, system)} {shown}, not {framework['version']}")
+    return tuple(reasons)
+
+
+def _compared(
+    ours: Table | None, paper: Table, host: str, reasons_of: Callable[[str, str], tuple[str, ...]]
+) -> Iterator[PaperCell]:
+    for (device, workload, system, name), cell in paper.cells.items():
+        interval = cell.mean if system == NATIVE else cell.difference
+        if interval is None:
+            continue
+        metric = next(metric for metric in METRICS if metric.id == name)
+        bound = _bound(metric, paper.number, device, workload, system, interval.value)
+        mine: Interval | None = None
+        shape: Verdict | None = None
+        reasons: tuple[str, ...] = ()
+        n, verdict = 0, Verdict.NOT_MEASURED
+        if ours is not None:
+            own: Cell = ours.cell(device, workload, system, metric)
+            mine, n = (own.mean if system == NATIVE else own.difference), own.n
+            shape = _shape(ours, paper, device, workload, system, metric)
+            if shape is not None:
+                reasons = reasons_of(system, device)
+                verdict = Verdict.NOT_COMPARABLE if reasons else shape
+        place = (paper.number, host, device, workload, system, metric)
+        yield PaperCell(*place, interval.value, bound, mine, n, verdict, shape, reasons)
+
+
+# ---- claims ---------------------------------------------------------------------------
+
+
+def _quantity(claim: Claim, cell: Cell, metric: Metric) -> Span | None:
+    if claim.of == "mean":
+        span = None if cell.mean is None else _span(cell.mean)
+    else:
+        span = None if cell.difference is None else _span(cell.difference)
+    if span is None:
+        return None
+    if claim.of == "size":
+        ends = sorted((abs(span.low), abs(span.high)))
+        return Span(0.0 if span.low < 0 < span.high else ends[0], abs(span.value), ends[1])
+    if metric.sign > 0:
+        return Span(-span.high, -span.value, -span.low)
+    return span
+
+
+def _shown(claim: Claim, cell: Cell) -> str:
+    """What a table shows of it."""
+    if claim.of == "mean":
+        return f"{cell.mean.value:.2f}" if cell.mean else ""
+    return signed(cell.difference.value, 1) if cell.difference else ""
+
+
+def _at_most(span: Span, limit: float) -> bool | None:
+    return True if span.high <= limit else False if span.low > limit else None
+
+
+def _both(a: bool | None, b: bool | None) -> bool | None:
+    if a is False or b is False:
+        return False
+    return None if a is None or b is None else True
+
+
+def _negative(span: Span) -> Span:
+    return Span(-span.high, -span.value, -span.low)
+
+
+EPSILON = 1e-6  # a number meets the bound that is printed with the same digits
+Rows = Mapping[int, Sequence[tuple[str, str]]]  # device and workload, by table
+
+
+@dataclass(frozen=True)
+class _Instance:
+    table: int
+    device: str
+    workload: str
+    system: str
+    metric: Metric
+
+
+def _instances(claim: Claim, rows: Rows) -> Iterator[_Instance]:
+    for number in claim.tables:
+        for device, workload in rows.get(number, ()):
+            if device not in claim.devices or f"{device} {workload}" in claim.left_out:
+                continue
+            if any(fnmatchcase(workload, pattern) for pattern in claim.workloads):
+                for system in claim.systems:
+                    for metric in claim.metrics:
+                        yield _Instance(number, device, workload, system, metric)
+
+
+def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
+    """What a cell is measured against."""
+    than = claim.than or {}
+    for system in than.get("systems", (one.system,)):
+        yield _Instance(than.get("table", one.table), than.get("device", one.device), one.workload, system, one.metric)
+
+
+def _judge(
+    claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None
+) -> tuple[bool | None, str] | None:
+    """Whether one cell satisfies the claim (None: may or may not), with what it shows; None if it is not there."""
+
+    def cell_of(instance: _Instance, metric: Metric) -> Cell | None:
+        table = tables.get(instance.table)
+        return table.cell(instance.device, instance.workload, instance.system, metric) if table else None
+
+    cell = cell_of(one, one.metric)
+    if cell is None:
+        return None
+    if claim.half_width is not None:
+        if cell.mean is None or cell.mean.half is None or not cell.mean.value:
+            return None
+        half = cell.mean.half if one.metric.points else 100 * cell.mean.half / abs(cell.mean.value)
+        return half <= claim.half_width + EPSILON, f"±{half:.1f}"
+    if claim.reciprocal is not None:
+        other = cell_of(one, METRICS[1])
+        if cell.difference is None or other is None or other.difference is None:
+            return None
+        product = (100 + cell.difference.value) * (100 + other.difference.value) / 1e4
+        return abs(product - 1) * 100 <= claim.reciprocal, f"{product:.2f}"
+    span, value = _quantity(claim, cell, one.metric), _shown(claim, cell)
+    if span is None:
+        return None
+    if rival is None:
+        below, above = _at_most(span, claim.most + EPSILON), _at_most(_negative(span), EPSILON - claim.least)
+        return _both(below, above), value
+    other = cell_of(rival, rival.metric)
+    against = None if other is None else _quantity(claim, other, rival.metric)
+    if against is None:
+        return None
+    gap = Span(span.low - against.high, span.value - against.value, span.high - against.low)
+    shown = value if other is None else f"{value} against {_shown(claim, other)}"
+    if claim.near is not None:
+        limit = claim.near + EPSILON
+        return _both(_at_most(gap, limit), _at_most(_negative(gap), limit)), shown
+    return _at_most(gap, claim.margin + EPSILON), shown
+
+
+def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows) -> ClaimResult:
+    """tables: where it is checked, by number. rows: the paper's, so that what was not measured is counted as such."""
+    counts: Counter[bool | None] = Counter()
+    missing = 0
+    against = []
+    for one in _instances(claim, rows):
+        rivals: Iterable[_Instance | None] = (None,) if claim.than is None else _rivals(claim, one)
+        for rival in rivals:
+            judged = _judge(claim, tables, one, rival)
+            if judged is None:
+                missing += 1
+                continue
+            truth, shown = judged
+            counts[truth] += 1
+            if truth is False:
+                versus = ""
+                if rival is not None and rival.system != one.system:
+                    versus = f" against {SYSTEMS.get(rival.system, rival.system)}"
+                place = f"{DEVICES.get(one.device, one.device)} {one.workload} {SYSTEMS.get(one.system, one.system)}"
+                against.append(f"{place}{versus}, {one.metric.title.lower()}: {shown}")
+    return ClaimResult(claim, counts[True], counts[False], counts[None], missing, tuple(against))
+
+
+def compare_with_paper(campaign: Campaign, tables: Sequence[Table], configs: Path) -> PaperComparison:
+    """Raises SummaryError. Claims are checked on the first host's tables."""
+    paper = paper_tables(configs)
+    facts = _toml(configs / "paper" / "environment.toml")
+    claims = load_claims(configs / "paper" / "claims.toml")
+    where = places(campaign)
+    cells: list[PaperCell] = []
+    for number, theirs in paper.items():
+        ours: list[Table | None] = [table for table in tables if table.number == number]
+        for table in ours or [None]:
+            host = "" if table is None else table.host
+            cells += _compared(table, theirs, host, partial(_reasons, facts, where.get(host)))
+    first = {number: next((t for t in tables if t.number == number), None) for number in paper}
+    checked = {number: table for number, table in first.items() if table is not None}
+    rows = {number: table.rows for number, table in paper.items()}
+    results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows)) for claim in claims]
+    return PaperComparison(tuple(cells), tuple(results))
+
+
+# ---- shown ------------------------------------------------------------------------------
+
+
+def terminal(comparison: PaperComparison) -> RenderableType:
+    """The summary and the list of claims."""
+    grid = new_grid("Section", "Verdict", "Paper's table", "Cells")
+    grid.add_column("Claim", no_wrap=False, overflow="fold")
+    for ours, theirs in comparison.claims:
+        claim = ours.claim
+        against = [f"  not: {text}" for text in ours.against[:EXAMPLES]]
+        if len(ours.against) > EXAMPLES:
+            against.append(f"  and {len(ours.against) - EXAMPLES} more")
+        text = "\n".join([claim.text, *against])
+        verdicts = (ours.verdict.value, theirs.verdict.value)
+        grid.add_row(claim.section, *verdicts, f"{ours.true}/{ours.true + ours.false + ours.undecided}", text)
+    summary = Text("\n".join(comparison.summary), style="bold")
+    return Group(summary, "", grid)
+
+
+def as_json(comparison: PaperComparison) -> dict[str, Any]:
+    """For programs."""
+    cells = [
+        {
+            "table": cell.table,
+            "host": cell.host,
+            "device": cell.device,
+            "workload": cell.workload,
+            "system": cell.system,
+            "metric": cell.metric.id,
+            "paper": cell.paper,
+            "paper_half": round(cell.bound, 3),
+            "value": cell.ours.value if cell.ours else None,
+            "low": cell.ours.low if cell.ours else None,
+            "high": cell.ours.high if cell.ours else None,
+            "n": cell.n,
+            "verdict": cell.verdict.value,
+            "shape": cell.shape.value if cell.shape else None,
+            "reasons": list(cell.reasons),
+        }
+        for cell in comparison.cells
+    ]
+    claims = [
+        {
+            "id": ours.claim.id,
+            "section": ours.claim.section,
+            "text": ours.claim.text,
+            "verdict": ours.verdict.value,
+            "paper_table": theirs.verdict.value,
+            "true": ours.true,
+            "false": ours.false,
+            "undecided": ours.undecided,
+            "missing": ours.missing,
+            "against": list(ours.against),
+        }
+        for ours, theirs in comparison.claims
+    ]
+    return {"schema": 1, "summary": comparison.summary, "cells": cells, "claims": claims}
+
+
+def as_csv(comparison: PaperComparison) -> str:
+    """A line for each of the paper's numbers."""
+    rows = as_json(comparison)["cells"]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        empty = {name: "" if value is None else value for name, value in row.items()}
+        writer.writerow(empty | {"reasons": "; ".join(row["reasons"])})
+    return out.getvalue()

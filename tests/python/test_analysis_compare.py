@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Two campaigns beside each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+from synthetic import ENVIRONMENT, SPEED, make_campaign
+from userblk.analysis.compare import Comparison, Verdict, as_csv, as_json, compare, flat, terminal
+from userblk.analysis.summaries import read_campaign
+
+WORKLOADS = ["seq-read-16th-4k", "rand-write-1th-4k"]
+SYSTEMS = ["native", "nbdkit"]
+
+
+def pair(tmp_path: Path, repetitions: int = 8, slower: float = 1.0, **second: object) -> Comparison:
+    """Two campaigns that differ by the seed, and in nbdkit's speed by a factor."""
+    options = {"suite": "bdus-block", "systems": SYSTEMS, "workloads": WORKLOADS, "repetitions": repetitions}
+    a = make_campaign(tmp_path, "a", seed=1, **options)  # type: ignore[arg-type]
+    speed = SPEED | {"nbdkit": SPEED["nbdkit"] * slower}
+    b = make_campaign(tmp_path, "b", seed=2, speed=speed, **options | second)  # type: ignore[arg-type]
+    return compare(read_campaign(a), read_campaign(b))
+
+
+def shown(comparison: Comparison, everything: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=200, record=True, _environ={"TERM": "xterm-256color"})
+    console.print(terminal(comparison, everything))
+    return console.export_text()
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    comparison = pair(tmp_path)
+    assert len(comparison.lines) == 2 * 2 * 2 * 3
+    assert {line.verdict for line in comparison.lines} == {Verdict.NONE}
+    assert "24 no difference shown" in comparison.summary
+
+
+def test_a_slower_system_is_found_and_no_other(tmp_path: Path) -> None:
+    comparison = pair(tmp_path, slower=0.7)
+    worse = {(line.system, line.metric.id) for line in comparison.lines if line.verdict is Verdict.WORSE}
+    assert worse == {("nbdkit", "throughput_kops"), ("nbdkit", "latency_us")}
+    assert not [line for line in comparison.lines if line.verdict is Verdict.BETTER]
+    line = next(line for line in comparison.lines if line.verdict is Verdict.WORSE)
+    assert line.difference is not None and line.difference.low is not None and line.difference.high is not None
+    assert line.difference.low < -30 < line.difference.high
+    assert line.p is not None and line.p_holm is not None and line.p <= line.p_holm <= 0.05
+    text = shown(comparison)
+    assert "worse" in text and "16 comparisons without a significant difference are not shown" in text
+    assert "no difference shown" in shown(comparison, everything=True)
+
+
+def test_faster_is_better_in_throughput_and_latency(tmp_path: Path) -> None:
+    better = [line for line in pair(tmp_path, slower=1.4).lines if line.verdict is Verdict.BETTER]
+    assert {line.metric.id for line in better} == {"throughput_kops", "latency_us"}
+
+
+def test_single_runs_decide_nothing(tmp_path: Path) -> None:
+    comparison = pair(tmp_path, repetitions=1, slower=0.3)
+    assert {line.verdict for line in comparison.lines} == {Verdict.FEW}
+    assert all(line.difference is not None and line.difference.half is None for line in comparison.lines)
+
+
+def test_what_only_one_has_is_said(tmp_path: Path) -> None:
+    comparison = pair(tmp_path, workloads=["seq-read-16th-4k", "seq-read-1th-4k"])
+    verdicts = {line.workload: line.verdict for line in comparison.lines}
+    assert verdicts["rand-write-1th-4k"] is Verdict.ONLY_A and verdicts["seq-read-1th-4k"] is Verdict.ONLY_B
+
+
+def test_invalid_runs_are_left_out(tmp_path: Path) -> None:
+    bad = {index: {"valid": False, "invalid": ["broken"]} for index in range(4)}
+    comparison = pair(tmp_path, changes=bad)
+    assert sum(line.n_b for line in comparison.lines) == sum(line.n_a for line in comparison.lines) - 4 * 3
+
+
+def test_facts_that_differ_are_listed(tmp_path: Path) -> None:
+    assert pair(tmp_path).facts == {}
+    b = tmp_path / "b"
+    changed = ENVIRONMENT | {"kernel": "7.0", "packages": {"fio": "4.0-1"}}
+    for file in b.glob("*/*/*/*/*/*/environment.json"):
+        file.write_text(json.dumps(changed))
+    comparison = compare(read_campaign(tmp_path / "a"), read_campaign(b))
+    assert comparison.facts["kernel"] == ("0.0.0-made-up", "7.0")
+    assert comparison.facts["packages.fio"] == ("3.33-1", "4.0-1")
+    assert comparison.facts["packages.nbdkit"] == ("1.42.3-1", "")
+    assert "load" not in " ".join(comparison.facts)
+    assert "packages.nbdkit: 1.42.3-1 -> -" in shown(comparison)
+
+
+def test_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {"d": "x"}}, "e": [1, 2]}) == {"a.b": "1", "a.c.d": "x", "e": "1, 2"}
+
+
+def test_json_and_csv_hold_everything(tmp_path: Path) -> None:
+    comparison = pair(tmp_path, slower=0.7)
+    value = json.loads(json.dumps(as_json(comparison)))
+    records = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    assert len(value["comparisons"]) == len(records) == len(comparison.lines)
+    for line, one, record in zip(comparison.lines, value["comparisons"], records, strict=True):
+        assert line.a is not None and line.difference is not None
+        assert one["a"]["value"] == float(record["a"]) == line.a.value
+        assert one["difference"]["low"] == float(record["diff_low"]) == line.difference.low
+        assert one["verdict"] == record["verdict"] == line.verdict.value
+        assert one["metric"] == record["metric"] == line.metric.id
+    assert value["emulated"] is True

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Our results beside the paper's numbers and claims."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic import ENVIRONMENT, make_campaign
+from userblk.analysis.paper import (
+    Claim,
+    ClaimVerdict,
+    PaperCell,
+    PaperComparison,
+    Verdict,
+    as_csv,
+    as_json,
+    check_claim,
+    compare_with_paper,
+    load_claims,
+    paper_tables,
+    terminal,
+)
+from userblk.analysis.statistics import Interval
+from userblk.analysis.summaries import SummaryError, read_campaign
+from userblk.analysis.table import METRICS, Cell, Table, make_tables
+from userblk.harness.paths import CONFIGS
+
+THROUGHPUT, LATENCY, CPU = METRICS
+PAPER = paper_tables(CONFIGS)
+CLAIMS = {claim.id: claim for claim in load_claims(CONFIGS / "paper/claims.toml")}
+ROWS = {number: table.rows for number, table in PAPER.items()}
+
+# What the paper's text says and its tables do not bear out, as the claims are read.
+CONTRADICTED = {
+    "web-server-sata-bdus-latency",
+    "bdus-surpassed",
+    "bdus-fuse-cpu",
+}
+OMITTED = {"fuse-nvme-write-16th", "web-server-nvme-fuse"}  # FUSE lost 99.8 %: cells that the paper leaves out
+UNPRINTED = {"write-nvme-variability", "files-nvme-variability"}  # about intervals, which it does not print
+
+
+# ---- claims -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_claims_hold_in_the_papers_own_tables(name: str) -> None:
+    """They are read rightly, then; with the exceptions that are known."""
+    result = check_claim(CLAIMS[name], PAPER, ROWS)
+    if name in OMITTED | UNPRINTED:
+        assert result.verdict is ClaimVerdict.NOT_MEASURED
+    elif name in CONTRADICTED:
+        assert result.verdict is ClaimVerdict.FAILS and result.against
+    else:
+        assert result.verdict is ClaimVerdict.HOLDS, result.against
+        assert result.undecided == 0
+
+
+def test_every_section_has_claims() -> None:
+    assert Counter(claim.section for claim in CLAIMS.values()).keys() == {"6.1", "6.2", "6.3"}
+
+
+def claim(**changes: object) -> Claim:
+    fields: dict[str, object] = {
+        "id": "x",
+        "section": "6.1",
+        "text": "x",
+        "tables": (1,),
+        "devices": ("sata",),
+        "workloads": ("seq-read-1th-*",),
+        "systems": ("nbdkit",),
+        "metrics": (THROUGHPUT,),
+    }
+    return Claim(**fields | changes)  # type: ignore[arg-type]
+
+
+def table_with(values: dict[tuple[str, str], tuple[float, float]], number: int = 1) -> Table:
+    """Cells by workload and system: throughput's difference and its half width."""
+    cells = {
+        ("sata", workload, system, THROUGHPUT.id): Cell(
+            5, 0, Interval(1.0, 0.9, 1.1), Interval(value, value - half, value + half), frozenset()
+        )
+        for (workload, system), (value, half) in values.items()
+    }
+    rows = tuple(dict.fromkeys(("sata", workload) for workload, _ in values))
+    systems = tuple(dict.fromkeys(["native", *(system for _, system in values)]))
+    return Table(number, "made up", (), rows, systems, cells)
+
+
+A, B = "seq-read-1th-4k", "seq-read-1th-128k"
+
+
+@pytest.mark.parametrize(
+    ("values", "changes", "verdict"),
+    [
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-20, 1)}, {"most": 25.0}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-30, 1)}, {"most": 25.0}, ClaimVerdict.FAILS),
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-25, 2)}, {"most": 25.0}, ClaimVerdict.OPEN),
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-30, 1)}, {"most": 25.0, "share": 0.5}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-20, 1)}, {"least": 21.5}, ClaimVerdict.FAILS),
+        ({(A, "nbdkit"): (20, 1)}, {"most": 0.0}, ClaimVerdict.HOLDS),
+        ({(A, "tcmu"): (-20, 1)}, {"most": 25.0}, ClaimVerdict.NOT_MEASURED),
+        ({(A, "nbdkit"): (-20, 1), (A, "tcmu"): (-30, 1)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-30, 1), (A, "tcmu"): (-20, 1)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.FAILS),
+        ({(A, "nbdkit"): (-30, 6), (A, "tcmu"): (-20, 6)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.OPEN),
+        (
+            {(A, "nbdkit"): (-23, 1), (A, "tcmu"): (-20, 1)},
+            {"than": {"systems": ["tcmu"]}, "margin": 5.0},
+            ClaimVerdict.HOLDS,
+        ),
+        (
+            {(A, "nbdkit"): (-23, 1), (A, "tcmu"): (-10, 1)},
+            {"than": {"systems": ["tcmu"]}, "near": 5.0},
+            ClaimVerdict.FAILS,
+        ),
+        ({(A, "nbdkit"): (20, 1)}, {"of": "size", "most": 10.0}, ClaimVerdict.FAILS),
+        ({(A, "nbdkit"): (-20, 1)}, {"half_width": 10.0}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-20, 1)}, {"half_width": 9.0}, ClaimVerdict.FAILS),
+    ],
+)
+def test_claims_by_hand(
+    values: dict[tuple[str, str], tuple[float, float]], changes: dict[str, object], verdict: ClaimVerdict
+) -> None:
+    table = table_with(values)
+    assert check_claim(claim(**changes), {1: table}, {1: table.rows}).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nonsense = 1", "nonsense: unknown key"),
+        ('metrics = ["speed"]', "metrics: speed is none of"),
+        ("most = 5\nhalf_width = 5", "predicate"),
+        ("near = 5", "predicate"),
+        ('of = "colour"\nmost = 5', "of: must be one of"),
+    ],
+)
+def test_wrong_claims_are_named(tmp_path: Path, line: str, says: str) -> None:
+    keys = {"tables": "[1]", "workloads": '["*"]', "systems": '["nbdkit"]', "metrics": '["cpu"]'}
+    written = [f"{key} = {value}" for key, value in keys.items() if not line.startswith(key)]
+    file = tmp_path / "claims.toml"
+    file.write_text("\n".join(["[[claim]]", 'id = "mine"', 'section = "6.1"', 'text = "x"', *written, line]))
+    with pytest.raises(SummaryError, match=says) as caught:
+        load_claims(file)
+    assert "claim mine" in str(caught.value)
+
+
+# ---- cells ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
+    campaign = read_campaign(make_campaign(tmp_path_factory.mktemp("paper"), repetitions=3))
+    return compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS)
+
+
+def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) -> None:
+    assert len(comparison.cells) == 1365
+    counts = Counter(cell.verdict for cell in comparison.cells)
+    assert counts[Verdict.NOT_MEASURED] == sum(cell.system in ("buse", "bdus") for cell in comparison.cells)
+    assert counts[Verdict.NOT_COMPARABLE] == 1365 - counts[Verdict.NOT_MEASURED]
+    reasons = {reason for cell in comparison.cells for reason in cell.reasons}
+    assert {"emulated device", "profile quick", "nbdkit 1.42.3-1, not 1.22.1"} <= reasons
+    assert "Of the paper's 1,365 numbers" in comparison.summary[0] and "0 comparable" in comparison.summary[0]
+    assert all((cell.shape is None) is (cell.verdict is Verdict.NOT_MEASURED) for cell in comparison.cells)
+
+
+def papers_own(tmp_path: Path, **changes: object) -> dict[tuple[str, str, str], PaperCell]:
+    """A campaign on the paper's devices and versions, whose results are the paper's own; by workload, system, metric.
+
+    changes: difference in % of nbdkit, by workload.
+    """
+    directory = make_campaign(
+        tmp_path,
+        repetitions=3,
+        suite="bdus-block",
+        systems=["native", "nbdkit", "tcmu"],
+        workloads=["seq-read-1th-4k", "rand-read-16th-4k"],
+        emulated=False,
+    )
+    environment = ENVIRONMENT | {
+        "packages": {"nbdkit": "1.22.1-1", "tcmu-runner": "1.5.2-5"},
+        "devices": {"sata": {"model": "SAMSUNG MZ7LN128"}, "nvme": {"model": "Dell Express Flash PM1725b 1.6TB"}},
+    }
+    for file in directory.glob("*/*/*/*/*/*/summary.json"):
+        value = json.loads(file.read_text())
+        metrics = {}
+        for metric in METRICS:
+            native = PAPER[1].cell(value["device"], value["workload"], "native", metric).mean
+            own = PAPER[1].cell(value["device"], value["workload"], value["system"], metric).difference
+            assert native is not None
+            change = own.value if own else 0.0
+            if value["system"] == "nbdkit" and metric is THROUGHPUT:
+                change = changes.get(value["workload"].replace("-", "_"), change)  # type: ignore[assignment]
+            mean = native.value + change if metric.points else native.value * (1 + change / 100)
+            metrics[metric.id] = mean * (1 + 0.002 * value["repetition"])
+        value |= {"metrics": metrics, "profile": "paper", "kernel": "5.8.9"}
+        file.write_text(json.dumps(value))
+        file.with_name("environment.json").write_text(json.dumps(environment))
+    campaign = read_campaign(directory)
+    cells = compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS).cells
+    chosen = [cell for cell in cells if cell.device == "sata" and cell.table == 1]
+    return {(cell.workload, cell.system, cell.metric.id): cell for cell in chosen}
+
+
+def test_the_papers_own_results_agree_with_it(tmp_path: Path) -> None:
+    cells = papers_own(tmp_path)
+    measured = [cell for cell in cells.values() if cell.verdict is not Verdict.NOT_MEASURED]
+    assert len(measured) == 2 * 3 * 3
+    assert {cell.verdict for cell in measured} == {Verdict.AGREES}
+
+
+def test_a_larger_overhead_in_the_same_order_is_of_the_same_shape(tmp_path: Path) -> None:
+    # The paper: nbdkit -16.9, TCMU -0.3 there.
+    cell = papers_own(tmp_path, seq_read_1th_4k=-40.0)["seq-read-1th-4k", "nbdkit", THROUGHPUT.id]
+    assert cell.verdict is Verdict.SAME
+
+
+def test_another_sign_differs(tmp_path: Path) -> None:
+    cell = papers_own(tmp_path, seq_read_1th_4k=+20.0)["seq-read-1th-4k", "nbdkit", THROUGHPUT.id]
+    assert cell.verdict is Verdict.DIFFERS
+
+
+def test_another_order_of_systems_differs(tmp_path: Path) -> None:
+    # The paper: nbdkit -28.6, TCMU -70.9 there.
+    cell = papers_own(tmp_path, rand_read_16th_4k=-90.0)["rand-read-16th-4k", "nbdkit", THROUGHPUT.id]
+    assert cell.verdict is Verdict.DIFFERS
+
+
+def test_what_is_shown(comparison: PaperComparison) -> None:
+    console = Console(file=io.StringIO(), width=160, record=True, _environ={"TERM": "xterm-256color"})
+    console.print(terminal(comparison))
+    text = console.export_text()
+    assert "1,365 numbers" in text and "not measured" in text
+    value = as_json(comparison)
+    records = list(csv.DictReader(io.StringIO(as_csv(comparison))))
+    assert len(records) == len(value["cells"]) == 1365 and len(value["claims"]) == len(CLAIMS)
+    assert {record["verdict"] for record in records} == {"not comparable", "not measured"}
+    json.dumps(value)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tables as LaTeX and HTML, and half widths on demand in all forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_analysis_tables import made_up, runs
+from userblk.analysis import latex, render
+from userblk.analysis.html import html
+from userblk.analysis.paper import paper_tables
+from userblk.analysis.table import METRICS, Mark, Table, make_table
+from userblk.harness.paths import CONFIGS
+
+PAPER = list(paper_tables(CONFIGS).values())
+FORMS = {"markdown": render.markdown, "csv": render.csv_wide, "latex": latex.latex, "html": html}
+
+
+def terminal(tables: list[Table], ci: bool) -> str:
+    console = Console(file=io.StringIO(), width=250, record=True, _environ={"TERM": "xterm-256color"})
+    for table in tables:
+        console.print(render.terminal(table, console, ci))
+    return console.export_text()
+
+
+def test_half_widths_are_shown_on_demand() -> None:
+    table = make_table(made_up())
+    half = render.half_text(table, METRICS[0], "nbdkit", table.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0]))
+    assert re.fullmatch(r"±\d+\.\d", half)
+    for form in (terminal, FORMS["markdown"]):
+        assert half in form([table], True) and "±" not in form([table], False)
+    assert "$\\pm$" in latex.latex([table], True) and "$\\pm$" not in latex.latex([table])
+    assert '<body class="plain">' in html([table]) and "<body>" in html([table], True)
+    wide = list(csv.DictReader(io.StringIO(render.csv_wide([table], True))))
+    assert wide[0]["tput_kops_nbdkit_half"] == half[1:] and "tput_kops_nbdkit_half" not in render.csv_wide([table])
+
+
+def test_what_is_not_significant_is_marked() -> None:
+    same = make_table(runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [10.1, 9.9, 10.05]))
+    cell = same.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
+    assert Mark.SAME in cell.marks and not cell.significant and cell.p_holm is not None and cell.p is not None
+    assert cell.p_holm >= cell.p
+    assert render.cell_text(same, METRICS[0], "nbdkit", cell, ci=False).endswith("=")
+    clear = make_table(runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [5.1, 4.9, 5.0]))
+    cell = clear.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
+    assert Mark.SAME not in cell.marks and cell.significant
+
+
+def test_the_control_is_a_family_of_its_own() -> None:
+    """It must neither make the correction of the table harder nor be hidden by it."""
+    systems = runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [9.0, 9.3, 9.1])
+    alone = make_table(systems)
+    with_control = make_table(systems + runs("native-control", [10.1, 10.0, 9.9]))
+    key = ("sata", "seq-read-1th-4k", "nbdkit", "throughput_kops")
+    assert alone.cells[key].p_holm == with_control.cells[key].p_holm
+    assert with_control.systems == ("native", "native-control", "nbdkit")
+
+
+# ---- LaTeX ----------------------------------------------------------------------------------
+
+
+def test_latex_has_the_papers_layout() -> None:
+    text = latex.latex(PAPER)
+    assert text.count(r"\begin{table*}") == text.count(r"\end{table*}") == 2
+    for rule in (r"\toprule", r"\bottomrule", r"\usepackage{booktabs}", r"\cmidrule(lr){3-7}\ "[:-2]):
+        assert rule in text
+    rows = [line for line in text.splitlines() if r"\texttt{" in line]
+    assert len(rows) == 32 + 50
+    assert {row.count(" & ") for row in rows[:32]} == {1 + 15} and {row.count(" & ") for row in rows[32:]} == {1 + 18}
+    assert rows[0].startswith(r"SATA & \texttt{seq-read-1th-4k} & 133.18 & \cellcolor[HTML]{")
+    assert "$-$21.4" in rows[0]
+    assert sum("SATA" in row for row in rows) == 2 and sum("NVMe" in row for row in rows) == 2
+
+
+def test_latex_escapes() -> None:
+    assert latex.escape(r"50 % of a_b & $c {d} ~ ^ \ #") == (
+        r"50 \% of a\_b \& \$c \{d\} \textasciitilde{} \textasciicircum{} \textbackslash{} \#"
+    )
+
+
+@pytest.mark.parametrize("ci", [False, True])
+def test_latex_compiles(tmp_path: Path, ci: bool) -> None:
+    program = shutil.which("pdflatex")
+    if program is None:
+        pytest.skip("pdflatex is not installed; run: apt-get install texlive-latex-recommended")
+    (tmp_path / "tables.tex").write_text(latex.latex([*PAPER, make_table(made_up(), choices=["a_b is 5 % (#1)"])], ci))
+    argv = [program, "-interaction=nonstopmode", "-halt-on-error", "tables.tex"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Output written on tables.pdf (3 pages" in done.stdout
+    assert "Overfull" not in done.stdout
+
+
+# ---- HTML -----------------------------------------------------------------------------------
+
+
+class Counter(HTMLParser):
+    """Counts elements, and notices those that are not closed."""
+
+    VOID = {"meta", "br", "input", "link"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_is_well_formed_and_complete() -> None:
+    parser = Counter()
+    parser.feed(html(PAPER))
+    assert parser.open == []
+    assert parser.counts["table"] == 2 and parser.counts["td"] == 32 * 15 + 50 * 18
+    assert parser.counts["tr"] == 32 + 50 + 2 * 2
+
+
+def test_html_shades_as_the_terminal_does() -> None:
+    text = html([PAPER[0]])
+    cell = PAPER[0].cell("sata", "rand-read-16th-4k", "buse", METRICS[0])
+    colours = render.shade(METRICS[0], "buse", cell)
+    assert colours is not None
+    style = f"background:{colours.background};color:{colours.text}"
+    assert re.search(rf'{style}" title="BUSE, Throughput[^"]*">-89\.2<', text)
