@@ -408,6 +408,7 @@ install-python:
 	$(PYTHON) bin/userblk completion bash > $(DESTDIR)$(completiondir)/userblk
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR) python/userblk/*.py
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis analysis/*.py
+	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis/templates analysis/templates/*
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done

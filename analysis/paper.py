@@ -40,6 +40,7 @@ from .table import (
 )
 
 METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2]}
+SUITES = {1: "bdus-block", 2: "bdus-fs"}  # of ours, by the paper's table
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
 EXAMPLES = 3  # cells that are named where a claim does not hold
 
@@ -544,11 +545,11 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], configs: Pat
     where = places(campaign)
     cells: list[PaperCell] = []
     for number, theirs in paper.items():
-        ours: list[Table | None] = [table for table in tables if table.number == number]
+        ours: list[Table | None] = [table for table in tables if table.suite == SUITES[number]]
         for table in ours or [None]:
             host = "" if table is None else table.host
             cells += _compared(table, theirs, host, partial(_reasons, facts, where.get(host)))
-    first = {number: next((t for t in tables if t.number == number), None) for number in paper}
+    first = {number: next((t for t in tables if t.suite == SUITES[number]), None) for number in paper}
     checked = {number: table for number, table in first.items() if table is not None}
     rows = {number: table.rows for number, table in paper.items()}
     results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows)) for claim in claims]

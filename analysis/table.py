@@ -136,7 +136,7 @@ EMPTY = Cell(0, 0, None, None, frozenset())
 
 @dataclass(frozen=True)
 class Table:
-    """title and notes say where it was measured, host its name. number: which of the paper's tables it is laid out as.
+    """title and notes say where it was measured. number: which of the paper's tables it is laid out as.
 
     cells: by (device, workload, system, metric id).
     """
@@ -150,6 +150,7 @@ class Table:
     emulated: bool = False
     decimals_cpu: int = 1
     host: str = ""
+    suite: str = ""
 
     @property
     def single(self) -> bool:
@@ -335,6 +336,7 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
         _corrected(cells),
         emulated,
         host=_one(runs, "host"),
+        suite=_one(runs, "suite"),
     )
 
 

@@ -16,10 +16,10 @@ from userblk.analysis.summaries import SummaryError
 from .. import interrupt
 from ..config import ConfigError
 from ..safety import Refused
-from . import host, results, run
+from . import host, report, results, run
 from .common import EXIT_SIGNAL, EXIT_USAGE
 
-MODULES = (run, results, host)
+MODULES = (run, results, report, host)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

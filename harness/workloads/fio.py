@@ -95,13 +95,12 @@ def _spread(threads: Sequence[Sequence[tuple[float, float]]], length: float, cou
     return sums
 
 
-def series(directory: Path, profile: Profile) -> list[Interval]:
-    """What all threads did in each interval after the ramp, as far as the logs of all go.
+def series(directory: Path, length: float) -> list[Interval]:
+    """What all threads did in each interval (length: s) after the ramp, as far as the logs of all go.
 
     A thread's log ends up to an interval before the thread does, and threads whose part is done end early: the series
     ends with the first log of those that lasted.
     """
-    length = profile.series_ms / 1e3
     rates = _threads(directory / "fio_iops.log")
     lasting = max((thread[-1][0] for thread in rates), default=0.0)
     count = int(min((t[-1][0] for t in rates if t[-1][0] > lasting - 2 * length), default=0.0) / length + 1e-9)
@@ -136,7 +135,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         latency = side["lat_ns"]
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
-        intervals = series(path.parent, profile)
+        intervals = series(path.parent, profile.series_ms / 1e3)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]

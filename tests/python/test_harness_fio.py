@@ -66,7 +66,7 @@ def test_the_series_adds_threads_up(tmp_path: Path) -> None:
     late = [(250, 400, 1_000_000), (300, 1000, 1_000_000)] + [(100 * i, 1000, 1_000_000) for i in range(4, 21)]
     early = [(100 * i, 2000, 400_000) for i in range(1, 6)]
     write_logs(tmp_path, steady, late, early)
-    series = fio.series(tmp_path, QUICK)
+    series = fio.series(tmp_path, QUICK.series_ms / 1e3)
     assert len(series) == 20 and series[-1].end == pytest.approx(2.0)
     operations = [one.operations for one in series]
     assert operations[:3] == pytest.approx([340, 340, 370]) and operations[5:] == pytest.approx([200] * 15)
@@ -77,7 +77,7 @@ def test_the_series_adds_threads_up(tmp_path: Path) -> None:
 def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
     whole = [(100 * i, 1000, 200_000) for i in range(1, 21)]
     write_logs(tmp_path, whole, whole[:-1])  # its last interval is never logged
-    assert len(fio.series(tmp_path, QUICK)) == 19
+    assert len(fio.series(tmp_path, QUICK.series_ms / 1e3)) == 19
 
 
 def test_threads_have_their_own_parts() -> None:

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Figures for papers, as PNG and SVG: the same data give the same bytes (with the same matplotlib)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.lines
+import matplotlib.patches
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from .histogram import distribution
+from .palette import heat, look
+from .raw import Band, CellDetails
+from .render import signed
+from .statistics import Interval
+from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Metric, Table
+
+DPI = 200
+INCH = 25.4  # mm
+WIDTH = 178 / INCH  # of a page with two columns
+SETTINGS = {
+    "svg.hashsalt": "userblk",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.1,
+    "path.simplify": True,
+    "axes.unicode_minus": True,
+}
+# Of an axis of percentiles: where the distances to 100 % shrink by tens.
+PERCENTS = tuple(100 * (1 - 10 ** (-step / 16)) for step in range(65))  # 0 to 99.99
+NINES = (0.0, 90.0, 99.0, 99.9, 99.99)
+
+
+@dataclass(frozen=True)
+class SystemRow:
+    """A system in a row of a table: mean throughput, that of every valid run, and details where raw files are."""
+
+    system: str
+    mean: Interval | None
+    sample: tuple[float, ...]
+    details: CellDetails | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a figure of one workload on one device shows. place: for the title; emulated: said there."""
+
+    name: str
+    place: str
+    device: str
+    workload: str
+    emulated: bool
+    systems: tuple[SystemRow, ...]
+
+
+def _figure(height_mm: float) -> Figure:
+    figure = Figure(figsize=(WIDTH, height_mm / INCH))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _title(figure: Figure, text: str, emulated: bool) -> None:
+    figure.suptitle(text + ("  (EMULATED: lab)" if emulated else ""), x=0.01, y=0.995, ha="left", va="top", fontsize=8)
+
+
+def _save(figure: Figure, directory: Path, name: str) -> None:
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        temporary = directory / f"{name}.{kind}.new"
+        figure.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
+        temporary.rename(directory / f"{name}.{kind}")
+
+
+def _signed(value: float, decimals: int) -> str:
+    return signed(value, decimals).replace("-", "\N{MINUS SIGN}")
+
+
+# ---- overview of a table ------------------------------------------------------------
+
+
+def heat_map(table: Table) -> Figure:
+    """Every difference to native: a panel for each metric, a column for each system."""
+    systems = [system for system in table.systems if system != NATIVE]
+    count = len(table.rows)
+    figure = _figure(20 + 3.9 * count)
+    _title(figure, f"Table {table.number}: difference to native, darker red is worse, blue is better", table.emulated)
+    height = figure.get_figheight() * INCH
+    all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.04})
+    figure.subplots_adjust(left=0.205, right=0.995, top=1 - 15 / height, bottom=3 / height)
+    devices = [device for device, _ in table.rows]
+    borders = [y for y in range(1, count) if devices[y] != devices[y - 1]]
+    for axes, metric in zip(all_axes, METRICS, strict=True):
+        for y, (device, workload) in enumerate(table.rows):
+            for x, system in enumerate(systems):
+                cell = table.cell(device, workload, system, metric)
+                if cell.difference is None:
+                    axes.text(x + 0.5, y + 0.5, "–", ha="center", va="center", fontsize=6, color="#777777")
+                    continue
+                fill, ink = heat(metric, cell.difference.value)
+                axes.add_patch(matplotlib.patches.Rectangle((x, y), 1, 1, facecolor=fill, edgecolor="white", lw=0.5))
+                decimals = 0 if metric.points or abs(cell.difference.value) >= 100 else 1
+                text = _signed(cell.difference.value, decimals)
+                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=6, color=ink)
+        for y in borders:
+            axes.axhline(y, color="#000000", lw=0.8)
+        axes.set_xlim(0, max(1, len(systems)))
+        axes.set_ylim(count, 0)
+        axes.xaxis.tick_top()
+        axes.set_xticks([x + 0.5 for x in range(len(systems))], [SYSTEMS.get(name, name) for name in systems])
+        axes.set_title(f"{metric.title} ({'points' if metric.points else '%'})", pad=14)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_yticks([])
+    all_axes[0].set_yticks(
+        [y + 0.5 for y in range(count)], [f"{DEVICES.get(device, device)}  {name}" for device, name in table.rows]
+    )
+    return figure
+
+
+def whiskers(table: Table, device: str) -> Figure:
+    """The differences to native of one device with their intervals: a row for each workload."""
+    systems = [system for system in table.systems if system != NATIVE]
+    rows = [workload for one, workload in table.rows if one == device]
+    figure = _figure(26 + 6.2 * len(rows))
+    height = figure.get_figheight() * INCH
+    known = any(cell.difference is not None and cell.difference.half is not None for cell in table.cells.values())
+    title = f"Table {table.number}, {DEVICES.get(device, device)}: difference to native"
+    _title(figure, title + (", 95 % confidence intervals" if known else ", single runs"), table.emulated)
+    all_axes = figure.subplots(1, len(METRICS), sharey=True, gridspec_kw={"wspace": 0.07})
+    figure.subplots_adjust(left=0.155, right=0.985, top=1 - 16 / height, bottom=10 / height)
+    step = 0.7 / max(1, len(systems))
+    for axes, metric in zip(all_axes, METRICS, strict=True):
+        values: list[float] = []
+        for index, system in enumerate(systems):
+            style = look(system, table.systems)
+            for y, workload in enumerate(rows):
+                interval = table.cell(device, workload, system, metric).difference
+                if interval is None:
+                    continue
+                at = y + (index - (len(systems) - 1) / 2) * step
+                values.append(interval.value)
+                if interval.low is not None and interval.high is not None:
+                    axes.plot([interval.low, interval.high], [at, at], color=style.colour, lw=0.9)
+                axes.plot([interval.value], [at], style.marker, color=style.colour, ms=3.2, mec="none")
+        axes.axvline(0, color="#000000", lw=0.7)
+        for y in range(0, len(rows), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", lw=0, zorder=0)
+        _difference_scale(axes, metric, values)
+        axes.set_title(metric.title)
+        axes.set_xlabel("points" if metric.points else "%")
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    figure.legend(
+        handles=[_handle(system, table.systems, line=False) for system in systems],
+        loc="upper left", bbox_to_anchor=(0.0, 1 - 5 / height), ncol=8, columnspacing=1.4, handletextpad=0.3,
+    )  # fmt: skip
+    return figure
+
+
+def _difference_scale(axes: Any, metric: Metric, values: Sequence[float]) -> None:
+    """Around the values, not around the ends of wide intervals; latency grows without limit, so its axis is bent."""
+    if metric.sign < 0 and not metric.points:
+        axes.set_xscale("symlog", linthresh=100, linscale=1.0)
+        top = max([100.0, *values]) * 1.6
+        axes.set_xlim(-110, top)
+        ticks = [tick for tick in (-50, 0, 50, 100, 300, 1000, 3000, 10000, 30000) if tick <= top]
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_major_formatter(FixedFormatter([_signed(tick, 0) for tick in ticks]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        return
+    low, high = min([0.0, *values]), max([0.0, *values])
+    room = max(5.0, 0.2 * (high - low))
+    axes.set_xlim(max(-105.0, low - room), high + room)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
+    style = look(system, systems)
+    dashes = (0, style.dash) if style.dash else "-"
+    return matplotlib.lines.Line2D(
+        [], [], color=style.colour, marker="" if line else style.marker, ms=4, mec="none",
+        ls=dashes if line else "none", label=SYSTEMS.get(system, system),
+    )  # fmt: skip
+
+
+# ---- one workload --------------------------------------------------------------------
+
+
+def _plain(axes: Any, title: str, x: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x)
+    axes.grid(axis="y", color="#e6e6e6", lw=0.5)
+    axes.set_axisbelow(True)
+
+
+def _band(axes: Any, band: Band, step_s: float, system: str, systems: Sequence[str]) -> None:
+    style = look(system, systems)
+    steps = enumerate(zip(band.mean, band.low, band.high, strict=True), 1)
+    held = [(step_s * at, *values) for at, values in steps if values[0] is not None]
+    if not held:
+        return
+    times, mean, low, high = zip(*held, strict=True)
+    line = {"dashes": style.dash} if style.dash else {}
+    marker = style.marker if len(held) < 12 else ""
+    axes.plot(times, mean, color=style.colour, marker=marker, ms=2.4, mec="none", **line)
+    if any(a != b for a, b in zip(low, high, strict=True)):
+        axes.fill_between(times, low, high, color=style.colour, alpha=0.12, lw=0)
+
+
+def details(row: Row) -> Figure:
+    """Mean throughput with its interval and runs, throughput and latency over time, distribution of latency."""
+    figure = _figure(104)
+    _title(figure, f"{DEVICES.get(row.device, row.device)} {row.workload}, {row.place}", row.emulated)
+    names = [one.system for one in row.systems]
+    ((bars, speed), (delay, spread)) = figure.subplots(2, 2, gridspec_kw={"wspace": 0.2, "hspace": 0.42})
+    figure.subplots_adjust(left=0.085, right=0.975, top=0.84, bottom=0.09)
+    for at, one in enumerate(row.systems):
+        style = look(one.system, names)
+        if one.mean is not None:
+            bars.bar(at, one.mean.value, 0.62, color=style.colour, alpha=0.85, lw=0)
+            if one.mean.low is not None and one.mean.high is not None:
+                # Its lower end may be below nothing, where there is no axis.
+                ends = [max(0.0, one.mean.low), one.mean.high]
+                bars.plot([at, at], ends, "_-", color="#000000", lw=0.9, ms=8, mew=0.9, zorder=3)
+        if len(one.sample) > 1:
+            bars.plot([at + 0.2] * len(one.sample), one.sample, ".", color="#555555", ms=2.5, mec="none", zorder=4)
+        if one.details is None:
+            continue
+        _band(speed, one.details.kops, one.details.step_s, one.system, names)
+        _band(delay, one.details.latency_us, one.details.step_s, one.system, names)
+        found = distribution(one.details.bins, PERCENTS)
+        held = [(100 / (100 - p), value / 1e3) for p, value in zip(PERCENTS, found, strict=True) if value is not None]
+        if held:
+            line = {"dashes": style.dash} if style.dash else {}
+            spread.plot(*zip(*held, strict=True), color=style.colour, **line)
+    several = any(len(one.sample) > 1 for one in row.systems)
+    _plain(bars, "Throughput (kop/s): mean" + ", 95 % interval, runs" * several, "")
+    bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names])
+    bars.tick_params(axis="x", length=0)
+    _plain(speed, "Throughput (kop/s) over time" + ": mean and range of the runs" * several, "s")
+    _plain(delay, "Latency (us) over time".replace("us", "\N{MICRO SIGN}s"), "s")
+    for axes in (bars, speed, delay):
+        axes.set_ylim(bottom=0)
+    for axes in (speed, delay):
+        axes.set_xlim(left=0)
+    _plain(spread, "Latency (\N{MICRO SIGN}s) by percentile, all operations of all runs", "percentile")
+    if spread.lines:
+        spread.set_yscale("log")
+        spread.yaxis.set_major_locator(LogLocator(numticks=12))
+        spread.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        spread.yaxis.set_minor_locator(NullLocator())
+    spread.set_xscale("log")
+    spread.set_xlim(1, 1e4)
+    spread.xaxis.set_major_locator(FixedLocator([100 / (100 - percent) for percent in NINES]))
+    spread.xaxis.set_major_formatter(FixedFormatter([f"{percent:g}" for percent in NINES]))
+    spread.xaxis.set_minor_locator(NullLocator())
+    figure.legend(
+        handles=[_handle(name, names, line=True) for name in names],
+        loc="upper left", bbox_to_anchor=(0.0, 0.965), ncol=8, columnspacing=1.6, handlelength=2.4,
+    )  # fmt: skip
+    return figure
+
+
+# ---- all of them ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    draw: Callable[..., Figure]
+    arguments: tuple[Any, ...]
+    directory: Path
+
+    def run(self) -> None:
+        with matplotlib.rc_context(SETTINGS):
+            _save(self.draw(*self.arguments), self.directory, self.name)
+
+
+def _run(task: _Task) -> None:
+    task.run()
+
+
+def table_name(table: Table, several_hosts: bool) -> str:
+    """Of a table's figures."""
+    return f"{table.host}-{table.suite}" if several_hosts else table.suite
+
+
+def write_figures(tables: Sequence[Table], rows: Sequence[Row], directory: Path) -> list[str]:
+    """All figures of a campaign; returns their names, each with .png and .svg."""
+    directory.mkdir(parents=True, exist_ok=True)
+    several = len({table.host for table in tables}) > 1
+    tasks = []
+    for table in tables:
+        if len(table.systems) < 2:
+            continue
+        name = table_name(table, several)
+        tasks.append(_Task(f"{name}-heatmap", heat_map, (table,), directory))
+        for device in dict.fromkeys(device for device, _ in table.rows):
+            tasks.append(_Task(f"{name}-{device}-intervals", whiskers, (table, device), directory))
+    tasks += [_Task(row.name, details, (row,), directory) for row in rows]
+    # Processes: matplotlib draws in one thread.
+    with ProcessPoolExecutor(max_workers=min(len(tasks) or 1, os.cpu_count() or 1)) as pool:
+        list(pool.map(_run, tasks, chunksize=4))
+    return [task.name for task in tasks]

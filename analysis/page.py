@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The report of a campaign: one HTML page that needs nothing else, and every figure as PNG and SVG.
+
+The page holds the tables and what was found as they are; figures of single workloads are drawn from data in it when
+they are asked for, so that thousands of runs open as fast as ten. Nothing in it depends on when or where it was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import figures, paper
+from .compare import environment_rows, environments
+from .figures import Row, SystemRow
+from .histogram import distribution, supported
+from .html import embedded, table_view, templates
+from .palette import heat, look
+from .raw import CellDetails, Key, cell_details
+from .render import signed, unit_text
+from .statistics import Interval
+from .summaries import Campaign, Run, SummaryError, read_json
+from .table import CONTROL, DEVICES, METRICS, NATIVE, SYSTEMS, Mark, Table, control, make_tables
+
+PAGE = "report.html"
+FIGURES = "figures"
+LISTED = 200  # invalid runs, kinds of warnings and problems that are listed; the rest is counted
+SHOWN_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+# Of the page's axis of latency: closer towards 100 %, where the tail is.
+PAGE_PERCENTS = tuple(100 * (1 - 10 ** (-step / 12)) for step in range(49))
+MAP_CELL = 16  # px of a square of the heat map
+MAP_GROUP = 68  # px that a metric's title takes
+
+
+# ---- what the page shows --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Square:
+    """Of a heat map."""
+
+    x: int
+    y: int
+    fill: str
+    hint: str
+    name: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """rows: label and place; columns: label and place; in px."""
+
+    title: str
+    width: int
+    height: int
+    square: int  # width of one
+    squares: tuple[Square, ...]
+    rows: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[str, int], ...]
+    groups: tuple[tuple[str, int], ...]
+
+
+def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMap]:
+    """A map for each device: a row for each workload, a column for each metric and system."""
+    systems = [system for system in table.systems if system != NATIVE]
+    if not systems:
+        return []
+    left, top, gap = 130, 92, 10
+    wide = max(MAP_CELL, -(-MAP_GROUP // len(systems)))
+    maps = []
+    for device in dict.fromkeys(device for device, _ in table.rows):
+        squares: list[Square] = []
+        columns: list[tuple[str, int]] = []
+        groups: list[tuple[str, int]] = []
+        workloads = [workload for one, workload in table.rows if one == device]
+        for at, metric in enumerate(METRICS):
+            begin = left + at * (len(systems) * wide + gap)
+            groups.append((metric.title, begin))
+            columns += [(SYSTEMS.get(name, name), begin + i * wide + wide // 2 - 4) for i, name in enumerate(systems)]
+            for y, workload in enumerate(workloads):
+                for x, system in enumerate(systems):
+                    difference = table.cell(device, workload, system, metric).difference
+                    if difference is None:
+                        continue
+                    unit = unit_text(metric, system)
+                    change = f"{metric.title} {signed(difference.value, 1)} {unit}"
+                    hint = f"{workload}, {SYSTEMS.get(system, system)}: {change}"
+                    fill, _ = heat(metric, difference.value)
+                    place = begin + x * wide, top + y * MAP_CELL
+                    squares.append(Square(*place, fill, hint, names[device, workload]))
+        rows = [(workload, top + y * MAP_CELL) for y, workload in enumerate(workloads)]
+        title = f"Table {table.number}, {DEVICES.get(device, device)}"
+        width = left + len(METRICS) * (len(systems) * wide + gap) + 2 * MAP_CELL  # a column's name hangs over
+        size = width, top + len(workloads) * MAP_CELL + 4
+        maps.append(HeatMap(title, *size, wide - 1, tuple(squares), tuple(rows), tuple(columns), tuple(groups)))
+    return maps
+
+
+def _short(value: float | None) -> float | None:
+    """Four digits: what a figure can show."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _interval(interval: Interval | None) -> list[float | None] | None:
+    if interval is None:
+        return None
+    return [_short(interval.value), _short(interval.low), _short(interval.high)]
+
+
+def _series(details: CellDetails, several: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {"step": details.step_s}
+    for name, band in (("kops", details.kops), ("us", details.latency_us)):
+        out[name] = [_short(value) for value in band.mean]
+        if several:
+            out[f"{name}_low"] = [_short(value) for value in band.low]
+            out[f"{name}_high"] = [_short(value) for value in band.high]
+    found = distribution(details.bins, PAGE_PERCENTS)
+    out["spread"] = [_short(None if value is None else value / 1e3) for value in found]
+    shown = [supported(details.bins, percent) for percent in SHOWN_PERCENTILES]
+    out["percentiles"] = [_short(None if value is None else value / 1e3) for value in shown]
+    return out
+
+
+# ---- collected --------------------------------------------------------------------------
+
+
+def row_names(tables: Sequence[Table]) -> dict[tuple[int, str, str], str]:
+    """A name for every row of every table, by the table's place in the list; they are those of files, too."""
+    several = len({table.host for table in tables}) > 1
+    return {
+        (at, device, workload): "-".join(
+            [*([table.host] if several else []), device, table.suite, workload]
+        )
+        for at, table in enumerate(tables)
+        for device, workload in table.rows
+    }
+
+
+def _by_cell(runs: Iterable[Run]) -> dict[Key, list[Run]]:
+    grouped: dict[Key, list[Run]] = defaultdict(list)
+    for run in runs:
+        grouped[run.host, run.suite, run.device, run.workload, run.system].append(run)
+    return grouped
+
+
+def _figure_rows(campaign: Campaign, tables: Sequence[Table], cells: Mapping[Key, CellDetails]) -> list[Row]:
+    names = row_names(tables)
+    valid = _by_cell(run for run in campaign.runs if run.valid)
+    throughput = METRICS[0]
+    rows = []
+    for at, table in enumerate(tables):
+        place = f"{'file system' if table.number == 2 else 'block device'} workload, host {table.host}"
+        for device, workload in table.rows:
+            systems = []
+            for system in table.systems:
+                key = (table.host, table.suite, device, workload, system)
+                runs = valid.get(key, ())
+                sample = tuple(run.metrics[throughput.id] for run in runs if throughput.id in run.metrics)
+                if sample:
+                    mean = table.cell(device, workload, system, throughput).mean
+                    systems.append(SystemRow(system, mean, sample, cells.get(key)))
+            if systems:
+                name = names[at, device, workload]
+                rows.append(Row(name, place, device, workload, table.emulated, tuple(systems)))
+    return rows
+
+
+def _page_row(table: Table, row: Row) -> dict[str, Any]:
+    systems = []
+    for one in row.systems:
+        cells = [table.cell(row.device, row.workload, one.system, metric) for metric in METRICS]
+        value: dict[str, Any] = {"id": one.system, "n": len(one.sample)}
+        value["means"] = [_interval(cell.mean) for cell in cells]
+        value["differences"] = [_interval(cell.difference) for cell in cells]
+        if one.details is not None:
+            value |= _series(one.details, len(one.sample) > 1)
+        systems.append(value)
+    title = f"{DEVICES.get(row.device, row.device)} {row.workload}, {row.place}"
+    return {"name": row.name, "title": title, "systems": systems}
+
+
+def _limited(counted: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The most frequent first; what is too much is counted in a last line."""
+    lines = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    if len(lines) <= LISTED:
+        return lines
+    return lines[:LISTED] + [(f"... and {len(lines) - LISTED} more", sum(n for _, n in lines[LISTED:]))]
+
+
+def _warnings(campaign: Campaign) -> list[tuple[str, int, str]]:
+    """Kind, number of runs, an example."""
+    kinds: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for run in campaign.runs:
+        for warning in run.warnings:
+            kind = warning.split(":", 1)[0]
+            kinds[kind] += 1
+            examples.setdefault(kind, f"{warning} ({run.directory})")
+    return [(kind, count, examples.get(kind, "")) for kind, count in _limited(kinds)]
+
+
+def _invalid(campaign: Campaign) -> list[tuple[str, str, str]]:
+    """Cell, which of its runs, why."""
+    lines = []
+    for key, runs in sorted(_by_cell(run for run in campaign.runs if not run.valid).items()):
+        reasons: dict[str, list[int]] = defaultdict(list)
+        for run in runs:
+            reasons["; ".join(run.invalid) or "no reason is recorded"].append(run.repetition)
+        for reason, repetitions in sorted(reasons.items()):
+            host, suite, device, workload, system = key
+            numbers = ", ".join(map(str, sorted(repetitions)))
+            place = f"{DEVICES.get(device, device)} {workload} {SYSTEMS.get(system, system)} ({suite}, {host})"
+            lines.append((place, numbers, reason))
+    return lines[:LISTED] + [(f"... and {len(lines) - LISTED} more", "", "")] * (len(lines) > LISTED)
+
+
+def _steadiness(campaign: Campaign) -> str:
+    """Of the warm-up verdicts in the summaries; "" where none has one."""
+    told = [run for run in campaign.runs if run.valid and run.steady is not None]
+    if not told:
+        return ""
+    unsteady = [run for run in told if not run.steady]
+    return f"{len(told) - len(unsteady)} of {len(told)} runs that are long enough to tell were steady once warm."
+
+
+def _summary(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperComparison) -> list[str]:
+    valid = sum(run.valid for run in campaign.runs)
+    lines = [f"{len(campaign.runs):,} runs, {valid:,} of them valid."]
+    cells = [cell for table in tables for key, cell in table.cells.items() if key[2] not in (NATIVE, CONTROL)]
+    tested = [cell for cell in cells if cell.p_holm is not None]
+    if tested:
+        shown = sum(cell.significant for cell in tested)
+        lines.append(
+            f"{shown:,} of {len(tested):,} differences to native are significant (Welch's test at 5 %, Holm's"
+            " correction over each table)."
+        )
+        wide = sum(Mark.WIDE in cell.marks for table in tables for cell in table.cells.values())
+        total = sum(cell.n > 1 for table in tables for cell in table.cells.values())
+        lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
+    else:
+        lines.append("No cell has two runs of a system and of native: there are neither intervals nor tests.")
+    if steady := _steadiness(campaign):
+        lines.append(steady)
+    alarm = control(tables)
+    lines.append(alarm.text if alarm else "Without an A/A control the rate of false alarms was not measured.")
+    return lines + beside.summary
+
+
+def _environment(campaign: Campaign) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [
+        (host, sorted(environment_rows(environment).items())) for host, environment in environments(campaign).items()
+    ]
+
+
+def _campaign_warnings(campaign: Campaign) -> list[str]:
+    """What may distort all runs, as found before the first."""
+    try:
+        found = read_json(campaign.directory / "environment.json").get("warnings", [])
+        return [str(line) for line in found]
+    except (SummaryError, AttributeError, TypeError):
+        return []
+
+
+def _facts(campaign: Campaign) -> list[tuple[str, str]]:
+    runs = campaign.runs
+
+    def each(name: str) -> str:
+        return ", ".join(sorted({str(getattr(run, name)) for run in runs}))
+
+    systems = [SYSTEMS.get(str(name), str(name)) for name in campaign.asked.get("systems", [])]
+    return [
+        ("Campaign", f"{campaign.name}, begun {campaign.created}"),
+        ("Suite", str(campaign.asked.get("suite", each("suite")))),
+        ("Systems", ", ".join(systems)),
+        ("Profile", each("profile")),
+        ("Host", each("host")),
+        ("Kernel", each("kernel")),
+        ("Seed", str(campaign.seed)),
+    ]
+
+
+def render(
+    campaign: Campaign, tables: Sequence[Table], rows: Sequence[Row], problems: Sequence[str], configs: Path
+) -> str:
+    """The page. rows: of all tables in order; problems: raw files that could not be read."""
+    beside = paper.compare_with_paper(campaign, tables, configs)
+    names = row_names(tables)
+    places: dict[str, Table] = {name: tables[at] for (at, _, _), name in names.items()}
+    views, maps = [], []
+    for at, table in enumerate(tables):
+        own = {(device, workload): name for (one, device, workload), name in names.items() if one == at}
+        views.append(table_view(table, own))
+        maps += heat_maps(table, own)
+    systems = list(dict.fromkeys(system for table in tables for system in table.systems))
+    data = {
+        "metrics": [{"title": metric.title, "unit": metric.unit, "points": metric.points} for metric in METRICS],
+        "percents": [_short(percent) for percent in PAGE_PERCENTS],
+        "shown": SHOWN_PERCENTILES,
+        "systems": {
+            name: {"title": SYSTEMS.get(name, name), "colour": style.colour, "dash": style.dash}
+            for name in systems
+            if (style := look(name, systems))
+        },
+        "rows": [_page_row(places[row.name], row) for row in rows],
+    }
+    verdicts = paper.ClaimVerdict
+    page: str = templates().get_template("report.html").render(
+        title=f"userblk: {campaign.name}",
+        emulated=any(table.emulated for table in tables),
+        facts=_facts(campaign),
+        summary=_summary(campaign, tables, beside),
+        views=views,
+        maps=maps,
+        claims=beside.claims,
+        holds=verdicts.HOLDS,
+        fails=verdicts.FAILS,
+        cells=[cell for cell in beside.cells if cell.shape is not None],
+        devices=DEVICES,
+        system_names=SYSTEMS,
+        environment=_environment(campaign),
+        campaign_warnings=_campaign_warnings(campaign),
+        warnings=_warnings(campaign),
+        invalid=_invalid(campaign),
+        problems=_limited(Counter(problems)),
+        choices=campaign.choices,
+        figures=FIGURES,
+        data=embedded(data),
+    )
+    return page
+
+
+def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
+    """The page and the figures; returns the page and the figures' directory. Raises SummaryError, OSError."""
+    tables = make_tables(campaign.runs, campaign.seed, campaign.choices)
+    if not tables:
+        raise SummaryError(f"{campaign.directory}: has no run that Tables 1 and 2 hold, so there is nothing to report")
+    cells, problems = cell_details(campaign)
+    rows = _figure_rows(campaign, tables, cells)
+    output.mkdir(parents=True, exist_ok=True)
+    page = output / PAGE
+    temporary = page.with_name(f"{PAGE}.new")
+    temporary.write_text(render(campaign, tables, rows, problems, configs), encoding="utf-8")
+    temporary.rename(page)
+    figures.write_figures(tables, rows, output / FIGURES)
+    return [page, output / FIGURES]

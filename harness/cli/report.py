@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""compare, report: what a campaign says beside another, beside the paper, and as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from userblk.analysis import compare, paper
+from userblk.analysis.summaries import Campaign, read_campaign
+from userblk.analysis.table import make_tables
+
+from .. import paths
+from ..config import ConfigError
+from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say
+from .results import PAPER
+
+
+def campaign_of(name: str, results: Path) -> Campaign:
+    """A campaign with at least one finished run. Raises ConfigError, SummaryError."""
+    campaign = read_campaign(find_campaign(name, results))
+    if not campaign.runs:
+        raise ConfigError(f"{campaign.directory}: no run is done yet. {how_to_resume(campaign.directory)}")
+    return campaign
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    if args.first == PAPER:
+        raise ConfigError(f"first={PAPER}: name a campaign first: userblk compare CAMPAIGN {PAPER}")
+    first = campaign_of(args.first, args.results)
+    shown: RenderableType
+    if args.second == PAPER:
+        tables = make_tables(first.runs, first.seed, first.choices)
+        beside = paper.compare_with_paper(first, tables, paths.CONFIGS)
+        value, text, shown = paper.as_json(beside), paper.as_csv(beside), paper.terminal(beside)
+    else:
+        both = compare.compare(first, campaign_of(args.second, args.results))
+        value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
+    if args.json:
+        print_json(value)
+    elif args.csv:
+        sys.stdout.write(text)
+    else:
+        Console().print(shown)
+    return 0
+
+
+def report_command(args: argparse.Namespace) -> int:
+    from userblk.analysis.page import write_report  # what draws figures takes long to load
+
+    campaign = campaign_of(args.campaign, args.results)
+    output = args.output or campaign.directory / "report"
+    try:
+        written = write_report(campaign, output, paths.CONFIGS)
+    except OSError as error:
+        raise ConfigError(f"output={output}: {error.strerror}; name a directory that can be written") from None
+    if args.json:
+        print_json({"written": [str(path) for path in written]})
+    else:
+        say(f"Written: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+def add_commands(add: Add) -> None:
+    sub = add("compare", "tell where two campaigns, or a campaign and the paper, differ", compare_command)
+    sub.add_argument("first", metavar="CAMPAIGN", help="directory of a campaign, or its name below --results")
+    sub.add_argument("second", metavar="CAMPAIGN", help=f"another; `{PAPER}`: the paper's numbers and claims")
+    sub.add_argument("--all", action="store_true", help="show comparisons without a significant difference as well")
+    sub.add_argument("--csv", action="store_true", help="a line for each comparison on standard output")
+    add_json(sub)
+    add_results(sub)
+    sub = add("report", "write a campaign's report: an HTML page, and its figures as PNG and SVG", report_command)
+    sub.add_argument("campaign", metavar="CAMPAIGN", help="as for compare")
+    sub.add_argument("--output", type=Path, metavar="DIR", help="directory to write it to (default: CAMPAIGN/report)")
+    add_json(sub)
+    add_results(sub)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The report: what is in it, that it comes out the same, and that a real browser shows it."""
+
+from __future__ import annotations
+
+import hashlib
+import html as entities
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from synthetic import make_campaign
+from userblk.analysis import raw
+from userblk.analysis.page import write_report
+from userblk.analysis.summaries import SummaryError, read_campaign
+from userblk.harness.paths import CONFIGS
+
+WORKLOADS = ["seq-read-1th-4k", "rand-write-16th-4k", "create-1th", "web-server"]
+ROWS = 2 * (2 + 4)  # devices; workloads on blocks and on files
+BROWSER = shutil.which("chromium")
+BAD = {
+    0: {"valid": False, "invalid": ["the server died <here> & there"]},
+    1: {"warnings": ["load: other programs took 60 % of a CPU before the run"]},
+}
+
+
+def digests(directory: Path) -> Mapping[str, str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report's directory of a campaign with a control, an invalid run and a warning."""
+    directory = tmp_path_factory.mktemp("report")
+    campaign = make_campaign(directory, repetitions=3, workloads=WORKLOADS, changes=BAD)
+    output = campaign / "report"
+    assert write_report(read_campaign(campaign), output, CONFIGS) == [output / "report.html", output / "figures"]
+    return output
+
+
+@pytest.fixture(scope="module")
+def page(report: Path) -> str:
+    return (report / "report.html").read_text(encoding="utf-8")
+
+
+def test_everything_is_in_the_page(page: str) -> None:
+    text = entities.unescape(page)
+    for expected in (
+        "EMULATED",
+        "132 runs, 131 of them valid.",
+        "Table 1: block device workloads",
+        "Table 2: file system workloads",
+        "are significant (Welch's test",
+        "Of the paper's 1,365 numbers",
+        "Without an A/A control",
+        "the server died <here> & there",
+        "load: other programs took 60 %",
+        "number of files is 5 (because)",
+        "Made-up CPU",
+        "packages.nbdkit",
+    ):
+        assert expected in text, expected
+    assert "the server died &lt;here&gt; &amp; there" in page  # text stays text
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    assert not re.findall(r"""(?:src|href)=["'](?!#|figures/)""", page)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    assert "@import" not in page and "url(" not in page
+
+
+def test_data_of_every_workload_are_in_the_page(page: str) -> None:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    assert len(data["rows"]) == ROWS
+    assert sum(system["n"] for row in data["rows"] for system in row["systems"]) == 131
+    row = next(row for row in data["rows"] if row["name"] == "nvme-bdus-fs-web-server")
+    assert [system["id"] for system in row["systems"]] == ["native", "nbdkit", "tcmu", "fuse"]
+    for system in row["systems"]:
+        assert system["n"] in (2, 3) and len(system["kops"]) == 30 and len(system["means"]) == 3
+        assert None not in system["percentiles"][:3]
+        assert len(system["spread"]) == len(data["percents"])
+
+
+def test_every_figure_is_there_twice(report: Path) -> None:
+    names = {path.name for path in (report / "figures").iterdir()}
+    workloads = [f"bdus-block-{name}" for name in WORKLOADS[:2]] + [f"bdus-fs-{name}" for name in WORKLOADS]
+    rows = {f"{device}-{name}" for device in ("sata", "nvme") for name in workloads}
+    overviews = ("heatmap", "sata-intervals", "nvme-intervals")
+    tables = {f"{suite}-{what}" for suite in ("bdus-block", "bdus-fs") for what in overviews}
+    assert names == {f"{name}.{kind}" for name in rows | tables for kind in ("png", "svg")}
+    for path in (report / "figures").glob("*.svg"):
+        ElementTree.parse(path)
+        assert "<dc:date>" not in path.read_text()
+    for path in (report / "figures").glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+
+
+def test_it_comes_out_the_same(report: Path, tmp_path: Path) -> None:
+    """From the raw files alone, elsewhere, whatever was kept from before."""
+    first = digests(report)
+    campaign = report.parent
+    moved = tmp_path / "moved" / campaign.name
+    shutil.copytree(campaign, moved, ignore=shutil.ignore_patterns(raw.CACHE, "report"))
+    again = tmp_path / "again"
+    write_report(read_campaign(moved), again, CONFIGS)
+    assert digests(again) == first
+    write_report(read_campaign(moved), again, CONFIGS)  # from what was kept
+    assert digests(again) == first
+
+
+def test_an_aa_control_is_judged(tmp_path: Path) -> None:
+    campaign = make_campaign(tmp_path, systems=["native", "nbdkit"], suite="bdus-block", repetitions=4,
+                             workloads=["seq-read-1th-4k", "rand-read-1th-4k"])  # fmt: skip
+    for file in sorted(campaign.glob("*/*/*/native/*/*/summary.json")):
+        run = file.parent
+        copy = Path(str(run).replace("/native/", "/native-control/"))
+        shutil.copytree(run, copy)
+        value = json.loads(file.read_text()) | {"system": "native-control"}
+        value["metrics"] = {name: number * 1.001 for name, number in value["metrics"].items()}
+        (copy / "summary.json").write_text(json.dumps(value))
+    write_report(read_campaign(campaign), tmp_path / "out", CONFIGS)
+    text = entities.unescape((tmp_path / "out/report.html").read_text())
+    assert "A/A control: native differs from native in 0 of 12 tests, 0.0 % [0.0, 26.5], where 5 %" in text
+
+
+def test_without_raw_files_the_rest_is_there(tmp_path: Path) -> None:
+    campaign = make_campaign(tmp_path, suite="bdus-block", systems=["native", "nbdkit"], repetitions=2,
+                             workloads=["seq-read-1th-4k"])  # fmt: skip
+    for path in campaign.glob("*/*/*/*/*/*/fio*"):
+        path.unlink()
+    write_report(read_campaign(campaign), tmp_path / "out", CONFIGS)
+    text = (tmp_path / "out/report.html").read_text()
+    assert "Raw files that could not be read" in text and "fio.json" in text and "Table 1" in text
+
+
+def test_single_runs_are_no_statistics(tmp_path: Path) -> None:
+    campaign = make_campaign(tmp_path, suite="bdus-block", repetitions=1, systems=["native", "nbdkit"],
+                             workloads=["seq-read-1th-4k"])  # fmt: skip
+    write_report(read_campaign(campaign), tmp_path / "out", CONFIGS)
+    text = entities.unescape((tmp_path / "out/report.html").read_text())
+    assert "there are neither intervals nor tests" in text and "One repetition: no intervals." in text
+
+
+def test_no_run_no_report(tmp_path: Path) -> None:
+    campaign = make_campaign(tmp_path, suite="bdus-block", repetitions=1, systems=["native"],
+                             workloads=["seq-read-1th-4k"])  # fmt: skip
+    for mark in campaign.glob("*/*/*/*/*/*/DONE"):
+        mark.unlink()
+    with pytest.raises(SummaryError, match="has no run"):
+        write_report(read_campaign(campaign), tmp_path / "out", CONFIGS)
+    assert not (tmp_path / "out").exists()
+
+
+# ---- in a browser ---------------------------------------------------------------------------
+
+
+def browse(profile: Path, address: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Chromium without a screen and without any network."""
+    if BROWSER is None:
+        pytest.skip("chromium is not installed; run: apt-get install chromium")
+    argv = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    argv += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000"]
+    argv += ["--enable-logging=stderr", "--log-level=0", "--window-size=1400,1200", *options, address]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_a_browser_draws_the_workload_that_is_asked_for(report: Path, tmp_path: Path) -> None:
+    address = (report / "report.html").as_uri()
+    seen = browse(tmp_path, f"{address}#cell=nvme-bdus-fs-web-server", "--dump-dom")
+    assert "CONSOLE" not in seen.stderr, seen.stderr  # errors of the script are said there
+    body = seen.stdout
+    assert 'data-ready="true"' in body
+    cell = body[body.index('<div id="cell">') : body.index('<h2 id="paper">')]
+    assert "<h3>NVMe web-server" in cell
+    assert cell.count("<figure>") == 6 and cell.count("<svg") == 6 + 4  # figures and the key
+    # Bars of four systems in three figures; lines of four systems over time, twice, and of the distribution.
+    assert len(re.findall(r"<rect [^>]*opacity", cell)) == 12
+    assert len(re.findall(r'<path [^>]*fill="none"', cell)) == 12
+    assert "NaN" not in cell and "undefined" not in cell and "Infinity" not in cell
+    assert "p99.9" in cell
+    assert "figures/nvme-bdus-fs-web-server.svg" in body and "figures/nvme-bdus-fs-web-server.png" in body
+
+
+def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path) -> None:
+    """By a copy of the page that shows one after the other and counts."""
+    walk = """<script>
+    const counts = [];
+    for (const option of document.getElementById("row").options) {
+      location.hash = "cell=" + option.value; window.dispatchEvent(new HashChangeEvent("hashchange"));
+      counts.push(document.querySelectorAll("#cell figure").length);
+    }
+    document.getElementById("ci").click();
+    document.body.dataset.counts = counts.join(" ") + (document.body.classList.contains("plain") ? " plain" : " with");
+    </script></body>"""
+    copy = tmp_path / "walk.html"
+    copy.write_text(page.replace("</body>", walk), encoding="utf-8")
+    seen = browse(tmp_path / "profile", copy.as_uri(), "--dump-dom")
+    assert "CONSOLE" not in seen.stderr, seen.stderr
+    assert f'data-counts="{" ".join(["6"] * ROWS)} with"' in seen.stdout
+
+
+def test_a_browser_paints_it(report: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "page.png"
+    browse(tmp_path / "profile", (report / "report.html").as_uri(), f"--screenshot={picture}")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 30_000

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk table, compare and report as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import SPEED, make_campaign
+from test_cli import userblk
+
+SMALL = {"suite": "bdus-block", "systems": ["native", "nbdkit"], "workloads": ["seq-read-1th-4k"]}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Campaigns a and b, nbdkit being slower in b; and one without a run, none."""
+    directory = tmp_path_factory.mktemp("cli") / "results"
+    make_campaign(directory, "a", repetitions=5, seed=1, **SMALL)  # type: ignore[arg-type]
+    speed = SPEED | {"nbdkit": 0.3}
+    make_campaign(directory, "b", repetitions=5, seed=2, speed=speed, **SMALL)  # type: ignore[arg-type]
+    none = make_campaign(directory, "none", repetitions=1, **SMALL)  # type: ignore[arg-type]
+    for mark in none.glob("*/*/*/*/*/*/DONE"):
+        mark.unlink()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "a"], "CAMPAIGN"),
+        (["compare", "a", "nosuch"], "nosuch"),
+        (["compare", "paper", "a"], "userblk compare CAMPAIGN paper"),
+        (["compare", "a", "none"], "userblk resume"),
+        (["report", "nosuch"], "nosuch"),
+        (["report", "none"], "userblk resume"),
+        (["report", "a", "--output", "/proc/nosuch"], "output=/proc/nosuch"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(results: Path, arguments: list[str], says: str) -> None:
+    done = userblk(*arguments, cwd=results.parent)
+    assert done.returncode == 2 and done.stdout == ""
+    assert says in done.stderr.strip().splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def test_compare_in_three_forms(results: Path) -> None:
+    text = userblk("compare", "a", "b", cwd=results.parent)
+    assert text.returncode == 0, text.stderr
+    assert "b against a: 12 comparisons: 4 worse, 8 no difference shown" in " ".join(text.stdout.split())
+    value = json.loads(userblk("compare", "a", "b", "--json", cwd=results.parent).stdout)
+    records = list(csv.DictReader(io.StringIO(userblk("compare", "a", "b", "--csv", cwd=results.parent).stdout)))
+    assert [line["verdict"] for line in value["comparisons"]] == [record["verdict"] for record in records]
+    assert sum(record["verdict"] == "worse" for record in records) == 4
+
+
+def test_compare_with_the_paper(results: Path) -> None:
+    text = userblk("compare", "a", "paper", cwd=results.parent)
+    assert text.returncode == 0, text.stderr
+    assert "Of the paper's 1,365 numbers 12 are measured, 0 comparable." in text.stdout
+    value = json.loads(userblk("compare", "a", "paper", "--json", cwd=results.parent).stdout)
+    assert len(value["cells"]) == 1365
+    assert userblk("compare", "a", "paper", "--csv", cwd=results.parent).stdout.count("\n") == 1366
+
+
+def test_report(results: Path, tmp_path: Path) -> None:
+    done = userblk("report", "a", cwd=results.parent)
+    assert done.returncode == 0 and str(results / "a/report/report.html") in done.stderr, done.stderr
+    done = userblk("report", "a", "--output", str(tmp_path / "out"), "--json", cwd=results.parent)
+    assert json.loads(done.stdout)["written"] == [str(tmp_path / "out" / name) for name in ("report.html", "figures")]
+    assert (tmp_path / "out/report.html").read_bytes() == (results / "a/report/report.html").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "latex", "html"])
+def test_tables_show_half_widths_on_demand(results: Path, form: str) -> None:
+    plain = userblk("table", "a", "--format", form, cwd=results.parent)
+    with_ci = userblk("table", "a", "--format", form, "--ci", cwd=results.parent)
+    assert plain.returncode == with_ci.returncode == 0, plain.stderr + with_ci.stderr
+    assert "seq-read-1th-4k" in plain.stdout and plain.stdout != with_ci.stdout
