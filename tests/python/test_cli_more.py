@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from loops import MIB, loop
 from test_cli import make_campaign, userblk
 from userblk.harness import completion, config, doctor, paths
 from userblk.harness.cli import make_parser
@@ -157,3 +160,28 @@ def test_the_share_of_a_devices_endurance(monkeypatch: pytest.MonkeyPatch) -> No
     assert "cannot be told yet" in endurance_text("sda", 1e12)
     facts.clear()
     assert "not known" in endurance_text("sda", 1e12)
+
+
+# ---- a campaign that nobody watches -------------------------------------------------------------
+
+
+def test_a_detached_campaign_runs_by_itself(tmp_path: Path) -> None:
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    (tmp_path / "image").mkdir()
+    size = 2048 * MIB  # as much as the profile uses
+    with loop(tmp_path / "image", size) as device:
+        where = ["--where", "host", "--sata", device, "--confirm", str(size)]
+        what = ["--systems", "native", "--workloads", "seq-write-1th-128k", "--reps", "1"]
+        begun = userblk("run", "--detach", *where, *what, cwd=tmp_path)
+        assert begun.returncode == 0 and begun.stdout == "", begun.stderr
+        assert "at most 2.1 GB written" in begun.stderr and "endurance" in begun.stderr  # before anything is
+        (directory,) = (tmp_path / "results").iterdir()
+        end = time.monotonic() + 120
+        while not (directory / "table.md").exists():
+            assert time.monotonic() < end, (directory / "userblk.log").read_text()
+            time.sleep(0.5)
+        found = value_of("status", str(directory))
+        assert isinstance(found, list) and found[0]["valid"] == 1
+        asked = json.loads((directory / "campaign.json").read_text())
+        assert asked["control"] is False and asked["max_repetitions"] == 1 and "version" in asked["userblk"]
