@@ -10,7 +10,8 @@ fewer than ten intervals nothing can be said.
 MSER finds a cut in every series, so a verdict is needed beside it. A cut in the very middle, the last that can be
 chosen, is none: so end series that drift to their end, and now and then pure noise. A run is steady if the
 least-squares line through what is left rises or falls by no more than 10 % of the mean over its length, as SNIA's
-Performance Test Specification asks, or by no more than could be chance (95 %).
+Performance Test Specification asks. If it does by more, the run is not steady, unless it could be chance (95 %):
+then it is too noisy to tell.
 
 Standard library only; all functions are pure.
 """
@@ -43,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """cut_s: cut off after the ramp. steady None: too few intervals to tell. reason: for people, "" if steady."""
+    """cut_s: cut off after the ramp. steady None: it cannot be told. reason: for people, "" if steady."""
 
     rule: str
     cut_s: float
@@ -100,9 +101,12 @@ def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     if late:
         cut = 0  # there is no end of a warm-up, be it that there is none, be it that it goes on
     percent, real = drift(means[cut:])
+    steady: bool | None = True
     reason = ""
-    if abs(percent) > DRIFT_LIMIT and real:
-        lasts = "it still warms up when half of the time is over: " if late else ""
-        reason = f"{lasts}throughput drifts by {percent:+.0f} % over the measured time"
+    if abs(percent) > DRIFT_LIMIT:
+        steady = False if real else None
+        lasts = "it still warms up when half of the time is over: " if late and real else ""
+        chance = "" if real else ", which may be chance: it is too noisy to tell"
+        reason = f"{lasts}throughput drifts by {percent:+.0f} % over the measured time{chance}"
     cut_s = series[cut * group].start if cut else 0.0
-    return WarmUp(rule, round(cut_s, 6), not reason, reason, round(percent, 3), len(rates))
+    return WarmUp(rule, round(cut_s, 6), steady, reason, round(percent, 3), len(rates))

@@ -85,6 +85,14 @@ def test_pure_noise_is_seldom_called_unsteady() -> None:
         assert all(one.cut_s <= count * 0.5 / 2 for one in found)
 
 
+def test_what_may_be_chance_is_no_verdict() -> None:
+    """Noise of 60 % in 20 intervals often drifts by more than 10 %, and seldom means it."""
+    found = [find(series(noise(20, seed, deviation=600.0))) for seed in range(200)]
+    unknown = [one for one in found if one.steady is None]
+    assert len(unknown) > 40 and all("too noisy to tell" in one.reason for one in unknown)
+    assert all(abs(one.drift_percent or 0) <= 10 for one in found if one.steady)
+
+
 def test_few_intervals_tell_nothing() -> None:
     for count in (0, 1, 9):
         found = find(series([1000.0] * count))
