@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from userblk.analysis.raw import CACHE
+
 from .config import ConfigError
 from .plan import ID
 
@@ -54,6 +56,8 @@ def _compressed(file: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """As everybody would pack it; None: left out."""
     if not (member.isfile() or member.isdir()) or member.name.endswith(TEMPORARY):
+        return None
+    if Path(member.name).parts[1:] == (CACHE,):  # holds for the files here only
         return None
     member.uid = member.gid = 0
     member.uname = member.gname = "root"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_report(results: Path, tmp_path: Path) -> None:
     done = userblk("report", "a", "--output", str(tmp_path / "out"), "--json", cwd=results.parent)
     assert json.loads(done.stdout)["written"] == [str(tmp_path / "out" / name) for name in ("report.html", "figures")]
     assert (tmp_path / "out/report.html").read_bytes() == (results / "a/report/report.html").read_bytes()
+
+
+def test_what_was_kept_is_not_packed(results: Path, tmp_path: Path) -> None:
+    make_campaign(tmp_path / "results", "c", repetitions=1, **SMALL)  # type: ignore[arg-type]
+    (tmp_path / "results/c/cache").mkdir()
+    (tmp_path / "results/c/cache/kept.json").write_text("{}")
+    done = userblk("export", "c", "--output", "c.tar.gz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "c.tar.gz") as packed:
+        names = packed.getnames()
+    assert "c/campaign.json" in names and not [name for name in names if "cache" in name]
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "latex", "html"])
