@@ -43,6 +43,7 @@ MAP = ROOT / "build/host/tests/bench/s3_map_bench"
 TICKS = os.sysconf("SC_CLK_TCK")
 NO_LIMIT = 0.0
 RAW_DEPTH = 32
+MEMORY = "128M"  # of the device, less than the volume: what is read comes from the store
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,14 @@ def nbdkit(plugin: str, *chosen: str) -> Iterator[Target]:
 
 
 def userblk(store: Store, size: int, block: str) -> AbstractContextManager[Target]:
-    chosen = parameters(store.url, store.credentials, "bench", create="on", size=str(size))
+    chosen = parameters(store.url, store.credentials, "bench", create="on", size=str(size), memory=MEMORY)
     return nbdkit(plugin_path("s3"), *chosen)
 
 
 def direct(store: Store, size: int, block: str) -> AbstractContextManager[Target]:
     """The same with an object for each 4 MiB."""
-    chosen = parameters(store.url, store.credentials, "bench", create="on", size=str(size), layout="direct")
+    settings = {"create": "on", "size": str(size), "memory": MEMORY, "layout": "direct"}
+    chosen = parameters(store.url, store.credentials, "bench", **settings)
     return nbdkit(plugin_path("s3"), *chosen)
 
 
@@ -292,7 +294,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6)")
     parser.add_argument("--runtime", type=int, default=2, help="seconds per run (default 2)", metavar="S")
-    parser.add_argument("--size", type=int, default=256, help="of the volume in MiB (default 256)")
+    parser.add_argument("--size", type=int, default=512, help="of the volume in MiB (default 512)")
     parser.add_argument("--minutes", type=int, default=15, help="no pair is begun after that (default 15)")
     parser.add_argument(
         "--cells",

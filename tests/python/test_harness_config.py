@@ -145,7 +145,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("suites/s3", "[figure.quick]", "[figure.fast]", "figure 1: quick is missing"),
         ("systems/s3-null", 'client = "fio"', 'client = "file"', 'client=file: must be "file" for s3backer'),
         ("systems/s3", 'device = "s3"', 'device = "s4"', "device=s4: must be one of s3,"),
-        ("profiles/quick", "size = 268435456", "size = 268435457", "store.size=268435457: must be a multiple"),
+        ("profiles/quick", "size = 536870912", "size = 536870913", "store.size=536870913: must be a multiple"),
         ("suites/bdus", '"bdus-fs"]', '"bdus-fs"]\nengine = "fio"', "engine=fio: unknown key"),
     ],
 )
