@@ -427,10 +427,13 @@ class Runner:
         """fio, while the server's end comes at its time."""
         times = failover.timing(workload, self.plan.profile.name, entry.seed)
         area = self.plan.profile.area[entry.device]
-        event = failover.Event()
+        event, disk = failover.Event(), running.used.disk
+        first = failover.writes(disk)
 
         def disturb(seconds: float) -> None:
-            if event.ended_s or seconds < times.event_s:
+            if not event.load_s and failover.writes(disk) > first:
+                event.load_s = seconds
+            if event.ended_s or not event.load_s or seconds < event.load_s + times.event_s:
                 return
             began = time.monotonic()
             event.began_s = seconds

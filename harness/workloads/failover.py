@@ -33,7 +33,7 @@ LOST = "(requested block:"  # in the line that fio prints of each block that is 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds since the start of the load: of the event, and of the end."""
+    """Seconds since the load began: of the event, and of the end."""
 
     event_s: float
     end_s: int
@@ -48,10 +48,16 @@ def timing(workload: Workload, profile: str, seed: int) -> Timing:
 
 @dataclass
 class Event:
-    """What was done to the server, filled in when it is done. Times as in Timing."""
+    """What was done to the server, filled in when it is done. Seconds since fio's start."""
 
+    load_s: float = 0.0  # its first request was completed
     began_s: float = 0.0
     ended_s: float = 0.0  # the new server serves, as far as it says so
+
+
+def writes(disk: str) -> int:
+    """Requests to write that a disk has completed."""
+    return int(Path("/sys/block", disk, "stat").read_text().split()[4])
 
 
 def argv(device: str, area: int, seconds: int, seed: int, directory: Path) -> list[str]:
@@ -114,11 +120,11 @@ def mean_rate(series: Series, begin: float, end: float) -> float | None:
     return total / seconds if seconds else None
 
 
-def recovery(series: Series, event: float, end: float) -> float | None:
-    """Seconds from the event until throughput is back for WINDOW_S, 0 if it never left; None: not before the end."""
-    before = mean_rate(series, SETTLED_S, event)
-    if not before:
-        return None
+def recovery(series: Series, before: float, event: float, end: float) -> float | None:
+    """Seconds from the event until throughput is back for WINDOW_S, 0 if it never left; None: not before the end.
+
+    before: kop/s.
+    """
     for time in [event, *(time for time, _ in series if time > event)]:
         if time + WINDOW_S > end:
             return None
@@ -149,11 +155,14 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         raise WorkloadError(f"fio.json cannot be read: {error}") from None
     lost = sum(path.read_text(errors="replace").count(LOST) for path in (directory / "commands").glob("*-fio.err"))
     series = read_series(directory / "samples.csv")
-    back = recovery(series, event.began_s, times.end_s)
     problems = []
     warnings = []
+    before = mean_rate(series, event.load_s + SETTLED_S, event.began_s)
+    back = recovery(series, before, event.began_s, event.load_s + times.end_s) if before else None
     if not event.began_s:
         problems.append("the load ended before the event")
+    elif not before:
+        problems.append("nothing was written before the event")
     if seconds < LEAST_RUNTIME or not written["total_ios"]:
         problems.append("fio wrote nothing")
     if not verified or verified + failed < blocks:
@@ -181,8 +190,9 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         settings={
             "event_s": event.began_s,
             "restarted_s": event.ended_s,
+            "load_s": event.load_s,
             "end_s": times.end_s,
-            "before_kops": mean_rate(series, SETTLED_S, event.began_s),
+            "before_kops": before,
             "blocks_verified": verified,
         },
     )

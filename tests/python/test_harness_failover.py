@@ -86,13 +86,13 @@ def test_recovery_is_the_time_until_throughput_is_back() -> None:
     steady, stall = [10.0] * 50, [0.0] * 30
     assert mean_rate(series(steady), 1.0, 5.0) == pytest.approx(10)
     # Gone for 3 s, then slow for 1 s, then as before.
-    back = recovery(series(steady + stall + [5.0] * 10 + [10.0] * 40), 5.0, 13.0)
+    back = recovery(series(steady + stall + [5.0] * 10 + [10.0] * 40), 10.0, 5.0, 13.0)
     assert back is not None and 3.6 <= back <= 4.1
-    assert recovery(series(steady + [9.5] * 50), 5.0, 10.0) == 0
-    assert recovery(series(steady + [8.5] * 50), 5.0, 10.0) is None
-    assert recovery(series(steady + stall), 5.0, 8.0) is None
+    assert recovery(series(steady + [9.5] * 50), 10.0, 5.0, 10.0) == 0
+    assert recovery(series(steady + [8.5] * 50), 10.0, 5.0, 10.0) is None
+    assert recovery(series(steady + stall), 10.0, 5.0, 8.0) is None
     # A moment of speed, as of what had waited, is not yet throughput.
-    back = recovery(series(steady + stall + [20.0] * 2 + [0.0] * 20 + [10.0] * 30), 5.0, 13.0)
+    back = recovery(series(steady + stall + [20.0] * 2 + [0.0] * 20 + [10.0] * 30), 10.0, 5.0, 13.0)
     assert back is not None and back > 4.5
 
 
@@ -119,7 +119,7 @@ def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int 
 def test_what_fio_saw_is_counted(tmp_path: Path) -> None:
     lost = "verify: bad magic header 0, wanted acca at file /dev/x offset 0, length 4096 (requested block: offset=0)\n"
     result(tmp_path, errors=2 * lost, failed=5)
-    found = parse(tmp_path, Timing(5.0, 10), Event(5.0, 6.0))
+    found = parse(tmp_path, Timing(5.0, 10), Event(0.5, 5.0, 6.0))
     assert found.problems == ()
     assert found.metrics == {"failed_requests": 3, "lost_blocks": 2, "stall_s": 2.5, "recovery_s": 0.0}
     assert found.throughput_kops == 10 and found.settings["blocks_verified"] == 100
@@ -127,10 +127,12 @@ def test_what_fio_saw_is_counted(tmp_path: Path) -> None:
 
 def test_runs_that_say_nothing_are_invalid(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="fio.json cannot be read"):
-        parse(tmp_path, Timing(5.0, 10), Event(5.0, 6.0))
+        parse(tmp_path, Timing(5.0, 10), Event(0.5, 5.0, 6.0))
     result(tmp_path, verified=40)
     problems = parse(tmp_path, Timing(5.0, 10), Event()).problems
     assert problems == ("the load ended before the event", "fio verified 40 of 100 blocks")
+    late = parse(tmp_path, Timing(5.0, 10), Event(9.5, 10.0, 11.0)).problems
+    assert late[0] == "nothing was written before the event"
 
 
 # ---- servers and NBD ------------------------------------------------------------------
