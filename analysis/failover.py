@@ -17,7 +17,7 @@ from .summaries import SummaryError
 from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "failover"
-EVENTS = {"kill": "killed and restarted", "replace": "replaced"}
+EVENTS = {"kill": "killed", "replace": "replaced"}
 MEASURES = (
     ("failed_requests", "Requests failed", 1),
     ("lost_blocks", "Blocks lost", 1),

@@ -50,8 +50,8 @@ def test_the_table_in_every_form(campaign: Path) -> None:
     (one,) = failover.reports(campaign)
     assert "EMULATED" in one.title
     assert [row[1:4] for row in one.rows] == [
-        ("nbdkit", "killed and restarted", "3"),
-        ("TCMU", "killed and restarted", "3"),
+        ("nbdkit", "killed", "3"),
+        ("TCMU", "killed", "3"),
         ("ublk (io_uring)", "replaced", "1"),
     ]
     assert one.rows[1][6] == "3.00 ±2.48"  # t = 4.303, s = 1, n = 3
