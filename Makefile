@@ -636,6 +636,13 @@ test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_client.py
 .PHONY: test-s3-client-asan test-s3-client-tsan
 
+# Snapshots, clones, garbage collection and I/O at once with a sanitizer in the device.
+test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-server s3-tool
+	$(MAKE) --no-print-directory TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" s3-volume-driver
+	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_snapshots.py
+.PHONY: test-s3-snapshots-asan test-s3-snapshots-tsan
+
 # ---- the benchmark and all tests ------------------------------------------------
 
 # make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...
@@ -668,7 +675,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-long test-lab-backports test-lab-long-backports
 
 test-lab-backports: ## test-lab on the newer kernel

@@ -356,13 +356,12 @@ class Volume:
         before: set[Path] = set()
         points = itertools.cycle(self.failpoints)
         server: Nbdkit | None = self.start()
-        kind = ""
+        orphan = False  # something to sweep was left
         try:
-            for _ in range(crashes):
-                orphan = kind == ORPHAN_POINTS[0]
+            while result.crashes < crashes or orphan:
                 kind, durable = "kill", True
                 failpoint = None
-                if self.failpoints and (orphan or self.rng.random() < 0.5):
+                if self.failpoints and (orphan or self.rng.random() < 0.6):
                     name = ORPHAN_POINTS[1] if orphan else next(points)
                     if self.orders and name in ORDER_POINTS:
                         assert server is not None
@@ -374,6 +373,7 @@ class Volume:
                         continue
                     most = 1 if orphan or name.startswith("fence") else 6 if name.startswith("log") else 2
                     failpoint = f"{name}:{self.rng.randint(1, most)}"
+                    orphan = False
                 assert server is not None
                 if failpoint:
                     server.stop()
@@ -387,7 +387,8 @@ class Volume:
                 if server is not None:
                     before = objects_in(self.objects) if self.objects else set()
                     kind = self._load_and_crash(server, history, failpoint)
-                if server is not None and self.objects and self.rng.random() < 0.25:
+                orphan = kind == ORPHAN_POINTS[0]
+                if server is not None and self.objects and not orphan and self.rng.random() < 0.25:
                     taken = take_objects(self.objects, before, self.rng)
                     if taken:
                         durable = False
@@ -512,9 +513,10 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     run_id = rng.getrandbits(63)
     objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
     orders = Orders(work, rng, run_id, BLOCKS, name, driven, objects) if objects else None
-    # The last one is not chosen by itself. About as many as a volume gets to, so that all are tried as often.
-    points = FAILPOINTS[:-1] if orders else IO_POINTS
-    first = number * (CRASHES_PER_VOLUME // 2) % len(points)
+    # Those of orders are always reached, the others not, so that they are tried twice as often. Each volume
+    # begins about where the one before ends.
+    points = (*IO_POINTS, *ORDER_POINTS, *IO_POINTS) if orders else IO_POINTS
+    first = number * (CRASHES_PER_VOLUME * 6 // 10) % len(points)
     points = points[first:] + points[:first]
     return Volume(serve, work, rng, run_id, objects, flush_is_durable=not weak, failpoints=points, orders=orders)
 

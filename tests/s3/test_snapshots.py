@@ -8,16 +8,18 @@ import random
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from errno import EBUSY, EEXIST, EINVAL, EIO, ENOENT, ENOTEMPTY, EOPNOTSUPP, EROFS
+from pathlib import Path
 from typing import Any
 
 import pytest
 from device import ServeS3
 from history import History, Write
-from nbdkit_server import NbdError
+from nbdkit_server import NbdError, fio_random_verify
 from servers import BUCKET
 from stamps import BLOCK, numbers, stamped
+from tool import Tool
 from volume_driver import Ended, Refused, VolumeDriver
 
 MIB = 1 << 20
@@ -482,3 +484,32 @@ def test_orphans_in_gc_are_swept(serve_s3: ServeS3) -> None:
     driver("gc")
     driver.kill()
     assert numbers(read(serve_s3, "v", 13), RUN, 0) == [9, 1, 2, *([3] * 10)]
+
+
+def test_orders_through_the_tool_while_a_server_writes(serve_s3: ServeS3, tmp_path: Path) -> None:
+    """fio verifies what it writes through nbdkit, which is asked for it all at its control socket."""
+    tool, control = Tool(serve_s3), str(tmp_path / "control")
+    server = serve_s3("v", control=control, batch_size="1M", checkpoint="8", gc_delay="0")
+    handle = server.connect()
+    handle.pwrite(content(1, 256), 32 * MIB)
+    with ThreadPoolExecutor(1) as pool:
+        fio = pool.submit(fio_random_verify, server.uri, "--size=16M", "--iodepth=16", "--bs=4k", "--loops=2")
+        for name in ("a", "b", "c"):
+            tool("snapshot", "create", name, control=control)
+        tool("snapshot", "delete", "b", control=control)
+        assert [s["name"] for s in tool("snapshot", "list", control=control)["snapshots"]] == ["a", "c"]
+        tool("clone", "a", "w", control=control)
+        serve_s3.cloned("w")
+        tool("resize", control=control, size="96M")
+        tool("gc", control=control)
+        fio.result(120)
+    assert "has 1 clone, such as" in tool.refused("snapshot", "delete", "a", control=control)
+    assert "is being served" in tool.refused("snapshot", "rollback", "c", control=control)
+    # Who is connected goes on with the old size.
+    assert handle.get_size() == 64 * MIB and server.connect().get_size() == 96 * MIB
+    handle.pwrite(content(2, 256), 32 * MIB)
+    handle.flush()
+    for volume, more in (("v", {"snapshot": "a"}), ("v", {"snapshot": "c"}), ("w", {})):
+        reader = serve_s3(volume, None, (), **more)
+        assert reader.connect().pread(MIB, 32 * MIB) == content(1, 256)
+        assert reader.stop() == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from servers import ROOT
 
-DRIVER = os.environ.get("USERBLK_S3_VOLUME_DRIVER", str(ROOT / "build/host/tests/s3/volume_driver"))
+DRIVER = os.environ.get("USERBLK_S3_VOLUME_DRIVER", "build/host/tests/s3/volume_driver")
 TIMEOUT_S = 120.0
 
 
@@ -49,7 +49,7 @@ class VolumeDriver:
             env["USERBLK_S3_FAILPOINT"] = failpoint
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [DRIVER, *parameters], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
+                [str(ROOT / DRIVER), *parameters], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env
             )
         opened = self._pending[0]
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -125,6 +125,7 @@ class VolumeDriver:
                 self.process.stdin.close()
         status = self.process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
+        assert "Sanitizer" not in self.output(), self.output()
         return status
 
     def kill(self) -> None:
