@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from device import ServeS3
+from fault_proxy import FaultProxy, Rule, done_but_refused
+from fault_proxy import refused as refused_by
 from history import History, Write
 from nbdkit_server import NbdError, fio_random_verify
 from servers import BUCKET
@@ -484,6 +486,48 @@ def test_orphans_in_gc_are_swept(serve_s3: ServeS3) -> None:
     driver("gc")
     driver.kill()
     assert numbers(read(serve_s3, "v", 13), RUN, 0) == [9, 1, 2, *([3] * 10)]
+
+
+def test_lost_replies(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """Each object is stored, and then the store says that it is not: once, and nobody notices."""
+    driver = serve_s3.drive("v", through=proxy)
+    driver.pwrite(content(1, 10), 0)
+    puts = [r"/snap/a/root$", r"/ckpt/[^/]*/root$", r"/snap/a/child/", r"/v/super$", r"/c/super$"]
+    rules = [proxy.add(Rule(done_but_refused(500, "InternalError"), method="PUT", key=key, times=1)) for key in puts]
+    driver("create", "a")
+    driver("resize", 100 * MIB)
+    driver("clone", "a", serve_s3.prefix, "c")
+    serve_s3.cloned("c")
+    assert [rule.taken for rule in rules] == [1] * len(rules)
+    assert [(s.name, s.children) for s in driver.snapshots()] == [("a", 1)]
+    assert driver.size() == 100 * MIB
+    assert driver.stop() == 0
+    assert serve_s3.drive("v").size() == 100 * MIB
+    assert read(serve_s3, "c", 10) == read(serve_s3, "v", 10, snapshot="a") == content(1, 10)
+
+
+@pytest.mark.parametrize("key", [r"/snap/a/root$", r"/ckpt/[^/]*/root$"], ids=["its own root", "the volume's"])
+def test_snapshot_while_the_store_refuses(serve_s3: ServeS3, proxy: FaultProxy, key: str) -> None:
+    """Without its own root there is none, and it may be taken again; without the volume's it is there."""
+    driver = serve_s3.drive("v", through=proxy, retry_deadline="1", gc_delay="0")
+    driver.pwrite(content(1, 10), 0)
+    rule = proxy.add(Rule(refused_by(500, "InternalError"), method="PUT", key=key))
+    if "snap" in key:
+        refused(EIO, driver, "create", "a")
+        assert names(driver) == []
+        rule.times = 0
+        driver("create", "a")
+    else:
+        driver("create", "a")
+        rule.times = 0
+    driver.pwrite(content(2, 10), 0)
+    driver("gc")
+    driver.pwrite(content(3, 10), 0)
+    driver("flush")
+    driver.kill()
+    assert names(serve_s3.drive("v")) == ["a"]
+    assert read(serve_s3, "v", 10, snapshot="a") == content(1, 10)
+    assert read(serve_s3, "v", 10) == content(3, 10)
 
 
 def test_orders_through_the_tool_while_a_server_writes(serve_s3: ServeS3, tmp_path: Path) -> None:
