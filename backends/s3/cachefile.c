@@ -455,6 +455,9 @@ int s3_cachefile_open(const char *path, uint64_t asked, const struct backend_hos
 		r = choose_size(f, &st, asked, &size);
 	if (r == 0)
 		r = look_inside(f, &st);
+	/* From its first byte on it can be told for what it is, whenever we are killed. */
+	if (r == 0 && f->was_empty && pwrite(f->fd, magic, sizeof magic, 0) != sizeof magic)
+		r = refuse_errno(f, -errno, "give another path");
 	if (r == 0)
 		r = reserve(f, &st, size);
 	if (r == 0)

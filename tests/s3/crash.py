@@ -472,10 +472,10 @@ def ended(server: Nbdkit) -> int | None:
 def spoil(cache: Path, rng: random.Random) -> None:
     """Damages a cache file, wipes it or cuts its end off, as disks and their owners do."""
     data = bytearray(cache.read_bytes())
-    how = rng.randrange(3)
+    how = rng.randrange(3) if len(data) > 4096 else 2
     if how == 0:
-        for _ in range(100):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        for _ in range(100):  # but where it says what it is: anything else is refused
+            data[rng.randrange(8, len(data))] ^= 1 << rng.randrange(8)
     cache.write_bytes(data if how == 0 else data[: rng.randrange(4096, len(data))] if how == 1 else b"")
 
 

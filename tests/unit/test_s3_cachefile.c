@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "backends/s3/cachefile.h"
@@ -474,6 +475,25 @@ static void test_never_attached(void **state)
 	s3_cachefile_close(f);
 }
 
+/* Killed before the volume was open: what is left is no foreign file. */
+static void test_killed_before_it_was_attached(void **state)
+{
+	const char *path = new_path();
+	struct s3_cachefile *f;
+	pid_t child = fork();
+	int status;
+
+	(void)state;
+	if (child == 0)
+		_exit(try_open(path, SIZE, &f) ? 1 : 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	f = open_as(path, &volume);
+	put(f, key(1, 0), ALL);
+	assert_int_equal(get(f, key(1, 0), ALL), ALL);
+	s3_cachefile_close(f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -488,6 +508,7 @@ int main(void)
 		cmocka_unit_test(test_other_size),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_never_attached),
+		cmocka_unit_test(test_killed_before_it_was_attached),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
