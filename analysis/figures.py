@@ -185,7 +185,7 @@ def _difference_scale(axes: Any, metric: Metric, values: Sequence[float]) -> Non
         axes.set_xscale("symlog", linthresh=100, linscale=1.0)
         top = max([100.0, *values]) * 1.6
         axes.set_xlim(-110, top)
-        ticks = [tick for tick in (-50, 0, 50, 100, 300, 1000, 3000, 10000, 30000) if tick <= top]
+        ticks = [tick for tick in (-50, 0, 50, 100, 1000, 10000, 100000) if tick <= top]
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_major_formatter(FixedFormatter([_signed(tick, 0) for tick in ticks]))
         axes.xaxis.set_minor_locator(NullLocator())

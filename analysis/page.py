@@ -31,6 +31,7 @@ LISTED = 200  # invalid runs, kinds of warnings and problems that are listed; th
 SHOWN_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 # Of the page's axis of latency: closer towards 100 %, where the tail is.
 PAGE_PERCENTS = tuple(100 * (1 - 10 ** (-step / 12)) for step in range(49))
+UNITS = {"us": "\N{MICRO SIGN}s"}
 MAP_CELL = 16  # px of a square of the heat map
 MAP_GROUP = 68  # px that a metric's title takes
 
@@ -296,7 +297,10 @@ def render(
         maps += heat_maps(table, own)
     systems = list(dict.fromkeys(system for table in tables for system in table.systems))
     data = {
-        "metrics": [{"title": metric.title, "unit": metric.unit, "points": metric.points} for metric in METRICS],
+        "metrics": [
+            {"title": metric.title, "unit": UNITS.get(metric.unit, metric.unit), "points": metric.points}
+            for metric in METRICS
+        ],
         "percents": [_short(percent) for percent in PAGE_PERCENTS],
         "shown": SHOWN_PERCENTILES,
         "systems": {

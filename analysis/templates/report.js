@@ -6,7 +6,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const rows = new Map(data.rows.map((row) => [row.name, row]));
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 440, HEIGHT = 230, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 34;
+  const WIDTH = 440, HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 8, BOTTOM = 34;
 
   function make(parent, name, attributes = {}, text = "") {
     const element = document.createElementNS(SVG, name);
