@@ -246,6 +246,7 @@ test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on 
 
 # The same tests with a sanitizer in the program.
 sanitize = $(if $(filter %asan,$1),$(SANITIZE),$(SANITIZE_THREAD))
+test-fuse-asan $(foreach v,$(LIBFUSES),test-fuse-$v-asan): export LSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/lsan.supp:print_suppressions=0
 test-fuse-tsan $(foreach v,$(LIBFUSES),test-fuse-$v-tsan): export TSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/tsan.supp
 test-fuse-asan test-fuse-tsan: test-fuse-%:
 	$(MAKE) TARGET=$* OPT="$(call sanitize,$*)" fuse-passthrough
