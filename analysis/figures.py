@@ -259,7 +259,7 @@ def details(row: Row) -> Figure:
     _plain(bars, "Throughput (kop/s): mean" + ", 95 % interval, runs" * several, "")
     bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names])
     bars.tick_params(axis="x", length=0)
-    _plain(speed, "Throughput (kop/s) over time" + ": mean and range of the runs" * several, "s")
+    _plain(speed, "Throughput (kop/s) over time" + ": mean, range of runs" * several, "s")
     _plain(delay, "Latency (us) over time".replace("us", "\N{MICRO SIGN}s"), "s")
     for axes in (bars, speed, delay):
         axes.set_ylim(bottom=0)
