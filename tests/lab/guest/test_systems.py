@@ -126,7 +126,7 @@ def test_a_system_of_commands_only(up: Up) -> None:
         assert running.settings["connections"] == min(16, os.cpu_count() or 1) and running.problems() == []
         disk = running.used.path
         run(
-            ["fio", "--name=verify", f"--filename={disk}", "--size=8M", "--rw=randwrite", "--bs=4k",
+            ["fio", "--name=verify", f"--filename={disk}", "--size=1M", "--rw=randwrite", "--bs=4k",
              "--ioengine=psync", "--direct=1", "--verify=crc32c", "--verify_fatal=1"]
         )  # fmt: skip
         os.kill(running.server, signal.SIGKILL)
