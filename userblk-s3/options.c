@@ -283,5 +283,10 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 	if (o->command == COMMAND_HELP)
 		return parse_command(0, NULL, o, error) ? 0 : -EINVAL;
 	r = parse_parameters(argv + optind, o, error);
-	return r ? r : check(o, error);
+	if (r)
+		return r;
+	r = check(o, error);
+	if (r)
+		params_free(o->params);
+	return r;
 }
