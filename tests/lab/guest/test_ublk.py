@@ -337,33 +337,6 @@ def test_killed_at_each_stage_of_its_life(add: Add) -> None:
     finish(start_verify(add("passthrough", f"file={NVME}"), "--size=1M"))
 
 
-@pytest.mark.long
-def test_queues_that_end_early_end_the_server(add: Add) -> None:
-    """Another deletes the disk between the offer of its tags and its start: nobody waits for what cannot come."""
-    server = subprocess.Popen(
-        ["strace", "-f", "-o", "/dev/null", "-e", "inject=io_uring_enter:delay_enter=4s",
-         UBLK, "add", "--foreground", "--mode=uring", "--number=5", "--queues=1", "null", "size=1M"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        def threads() -> int:
-            """Without those that the kernel makes for io_uring."""
-            pids = run(["pgrep", "-x", "userblk-ublk"], expect=None).split()
-            tasks = [task.read_text() for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/comm")]
-            return tasks.count("userblk-ublk\n")
-
-        await_true("no queue is started", lambda: threads() > 1)
-        time.sleep(5)  # the tags are offered after 4 s, the start is asked for after 8
-        ublk("delete", "5")
-        output, _ = server.communicate(timeout=LIMIT)
-        assert server.returncode == 1
-        assert "queues ended" in output, output
-    finally:
-        server.kill()
-        server.communicate()
-    assert disks() == []
-
-
 def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=16M")
