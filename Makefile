@@ -96,7 +96,7 @@ s3-volume-driver: $(S3_VOLUME_DRIVER)
 .PHONY: s3-volume-driver
 
 S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
-$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names)
+$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names slab)
 	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map, at 1 TiB
@@ -468,12 +468,12 @@ UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pw
 	pwritev64v2 fdatasync fallocate64)
 
 # Those of what it stores and of its map need the pure parts, and samples of what is stored.
-S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map checkpoint transform names)
+S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map slab checkpoint transform names)
 define s3_pure_unit
 UNIT_OBJS_$1 = $$(S3_PURE_OBJS) $$(B)/tests/unit/s3_samples.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
-$(foreach t,$(filter test_s3_format% test_s3_map%,$(UNIT_TESTS)),$(eval $(call s3_pure_unit,$t)))
+$(foreach t,$(filter test_s3_format% test_s3_map% test_s3_slab%,$(UNIT_TESTS)),$(eval $(call s3_pure_unit,$t)))
 
 # Nor do those of its cache.
 define s3_cache_unit
@@ -522,7 +522,7 @@ test-unit: ## C unit tests, under the sanitizers
 
 # libFuzzer on the decoders of what the S3 device stores. What it has learnt stays in build/fuzz.
 FUZZ_S3 := build/fuzz/s3
-FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,bytes format objects map checkpoint names) \
+FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,bytes format objects map slab checkpoint names) \
 	tests/unit/s3_samples.c tests/fuzz/fuzz_s3.c
 
 $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/s3/map.h"
+#include "backends/s3/slab.h"
 
 #define LEAF_SHIFT  9u
 #define LEAF_BLOCKS (1u << LEAF_SHIFT)
@@ -15,11 +16,11 @@
 #define SHARDS	    1024u
 
 /*
- * An array of runs becomes flat when it would be as large, and a flat leaf an array when it has
- * so few runs: the distance keeps a leaf from going to and fro.
+ * An array of more runs would take a page, as a flat leaf does. A flat one becomes an array when it
+ * has so few: the distance keeps a leaf from going to and fro.
  */
-#define RUNS_MAX  341u
-#define RUNS_BACK 256u
+#define RUNS_MAX  170u
+#define RUNS_BACK 128u
 
 /*
  * Where a block is: slot << 16 | block in the object; 0: a hole. In a run the entry of the next
@@ -77,8 +78,10 @@ struct shard {
 
 struct s3_map {
 	struct s3_objects *objects;
+	struct s3_slab *slab; /* of the leaves' runs and entries */
 	_Atomic uint64_t blocks;
-	_Atomic uint64_t memory, mapped;
+	_Atomic uint64_t memory; /* besides the slab */
+	_Atomic uint64_t mapped;
 	struct region *_Atomic *regions; /* REGIONS; made when first written */
 	_Atomic uint32_t top;		 /* regions from here on were never made */
 	pthread_mutex_t making;		 /* of a region */
@@ -223,23 +226,18 @@ static void fill(entry *flat, struct piece p)
 static void leaf_drop(struct s3_map *m, struct leaf *l)
 {
 	if (l->kind == RUNS)
-		give(m, l->runs);
+		s3_slab_give(m->slab, l->runs);
 	else if (l->kind == FLAT)
-		give(m, l->flat);
+		s3_slab_give(m->slab, l->flat);
 	l->kind = EMPTY;
 }
 
-/*
- * Room for n runs: an eighth more than needed, since most leaves grow. The largest arrays all have
- * the size of a flat leaf, so that one can take the place of another.
- */
 static struct packed *take_runs(struct s3_map *m, size_t n, uint16_t *room)
 {
-	struct packed *runs;
+	size_t bytes = 0;
+	struct packed *runs = s3_slab_take(m->slab, n * sizeof *runs, &bytes);
 
-	n += n / 8;
-	*room = (uint16_t)(n > RUNS_BACK ? RUNS_MAX : n);
-	runs = take(m, *room * sizeof *runs);
+	*room = (uint16_t)(bytes / sizeof *runs);
 	return runs;
 }
 
@@ -274,7 +272,8 @@ static void leaf_shrink(struct s3_map *m, struct leaf *l)
 
 static int leaf_flatten(struct s3_map *m, struct leaf *l)
 {
-	entry *flat = take(m, LEAF_BLOCKS * sizeof *flat);
+	size_t room;
+	entry *flat = s3_slab_take(m->slab, LEAF_BLOCKS * sizeof *flat, &room);
 	unsigned n = l->start;
 
 	if (!flat)
@@ -379,7 +378,10 @@ struct s3_map *s3_map_new(struct s3_objects *objects, uint64_t blocks)
 		return NULL;
 	/* Not touched before they are needed: the kernel gives pages then. */
 	m->regions = calloc(REGIONS, sizeof *m->regions);
-	if (!m->regions) {
+	m->slab = s3_slab_new();
+	if (!m->regions || !m->slab) {
+		s3_slab_free(m->slab);
+		free(m->regions);
 		free(m);
 		return NULL;
 	}
@@ -427,6 +429,7 @@ void s3_map_free(struct s3_map *m)
 	free(m->captured);
 	free(m->scratch);
 	free(m->regions);
+	s3_slab_free(m->slab);
 	free(m);
 }
 
@@ -450,7 +453,7 @@ int s3_map_resize(struct s3_map *m, uint64_t blocks)
 
 uint64_t s3_map_memory(const struct s3_map *m)
 {
-	return atomic_load(&m->memory);
+	return atomic_load(&m->memory) + s3_slab_memory(m->slab);
 }
 
 uint64_t s3_map_mapped(const struct s3_map *m)

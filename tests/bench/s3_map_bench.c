@@ -29,16 +29,18 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* MiB of anonymous memory that the kernel has given. */
-static double resident(void)
+/* MiB that the kernel has given: what /proc/self/status says of field. */
+static double resident(const char *field)
 {
 	char line[128];
 	double mib = 0;
 	FILE *file = fopen("/proc/self/status", "r");
 
 	while (file && fgets(line, sizeof line, file))
-		if (sscanf(line, "RssAnon: %lf", &mib) == 1)
+		if (strncmp(line, field, strlen(field)) == 0) {
+			mib = strtod(line + strlen(field), NULL);
 			break;
+		}
 	if (file)
 		fclose(file);
 	return mib / 1024;
@@ -124,7 +126,8 @@ static void run(uint64_t gib, uint32_t count, bool in_order)
 {
 	struct volume v = {.blocks = gib << 18, .used = TARGET};
 	uint64_t extents = v.blocks / count, lookups = 1u << 22, random = 88172645463325252u;
-	double before = resident(), start, updated, looked_up, again;
+	double before = resident("RssAnon:"), highest = resident("VmHWM:"), start, updated,
+	       looked_up, again;
 	struct s3_objects_totals totals;
 	struct s3_run runs[64];
 	double mib, scale = 1024.0 / (double)gib;
@@ -139,9 +142,11 @@ static void run(uint64_t gib, uint32_t count, bool in_order)
 	updated = now() - start;
 	s3_objects_totals(v.objects, &totals);
 	mib = (double)(s3_map_memory(v.map) + totals.memory) / (1 << 20);
-	printf("%s %u KiB: %.0f MiB per TiB counted, %.0f resident; update %.0f ns\n",
+	printf("%s %u KiB: %.0f MiB per TiB counted, %.0f resident, at most %.0f; update %.0f "
+	       "ns\n",
 		in_order ? "in order" : "random", count * 4, mib * scale,
-		(resident() - before) * scale, updated / (double)extents * 1e9);
+		(resident("RssAnon:") - before) * scale, (resident("VmHWM:") - highest) * scale,
+		updated / (double)extents * 1e9);
 	start = now();
 	for (uint64_t i = 0; i < lookups; i++) {
 		random ^= random << 13;

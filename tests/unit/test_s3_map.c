@@ -772,7 +772,7 @@ static double mib_per_tib(uint64_t blocks, uint32_t count, bool in_order)
 	struct s3_objects_totals totals;
 	uint64_t extents = blocks / count, seq = 0;
 	uint32_t used = TARGET, slot = 0;
-	double bytes;
+	double bytes = 0;
 
 	for (uint64_t i = 0; i < extents; i++) {
 		/* An odd factor meets every extent of a power of two of them once. */
@@ -783,6 +783,9 @@ static double mib_per_tib(uint64_t blocks, uint32_t count, bool in_order)
 			uint32_t n;
 
 			if (used == TARGET) {
+				double now = (double)s3_map_memory(map);
+
+				bytes = now > bytes ? now : bytes;
 				if (slot)
 					s3_objects_seal(objects, slot, seq);
 				seq++;
@@ -804,7 +807,9 @@ static double mib_per_tib(uint64_t blocks, uint32_t count, bool in_order)
 	}
 	s3_objects_totals(objects, &totals);
 	assert_int_equal(s3_map_mapped(map), blocks);
-	bytes = (double)(s3_map_memory(map) + totals.memory);
+	if ((double)s3_map_memory(map) > bytes)
+		bytes = (double)s3_map_memory(map);
+	bytes += (double)totals.memory;
 	s3_map_free(map);
 	s3_objects_free(objects);
 	return bytes / (1 << 20) * ((double)(1ull << 28) / (double)blocks);
