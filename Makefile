@@ -103,6 +103,14 @@ bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map,
 	$<
 .PHONY: bench-s3-map
 
+S3_TRANSFORM_BENCH := $(B)/tests/bench/s3_transform_bench
+$(S3_TRANSFORM_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format names transform)
+	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+
+bench-s3-transform: $(S3_TRANSFORM_BENCH) ## measure the CPU time of the S3 device's compression and encryption
+	$<
+.PHONY: bench-s3-transform
+
 s3-client-bench: $(S3_CLIENT_BENCH) ## build the benchmark of the S3 client alone
 .PHONY: s3-client-bench
 

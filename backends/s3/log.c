@@ -74,13 +74,14 @@ static void free_batch(struct s3_volume *v, struct s3_batch *b)
 	free(b->header);
 	free((void *)b->ready);
 	free(b->crcs);
+	s3_stored_free(&b->stored);
 	free(b);
 }
 
 static struct s3_batch *make_batch(struct s3_volume *v)
 {
 	struct s3_batch *b = calloc(1, sizeof *b);
-	size_t room = s3_header_room(max_records(v), v->batch_blocks, v->shift, 0);
+	size_t room = s3_header_room(max_records(v), v->batch_blocks, v->shift, v->super.features);
 
 	if (!b)
 		return NULL;
@@ -94,7 +95,7 @@ static struct s3_batch *make_batch(struct s3_volume *v)
 	b->ready = malloc(v->batch_blocks);
 	b->crcs = malloc(v->batch_blocks * sizeof *b->crcs);
 	b->volume = v;
-	if (!b->data || !b->header || !b->ready || !b->crcs) {
+	if (!b->data || !b->header || !b->ready || !b->crcs || s3_stored_init(v, &b->stored)) {
 		free_batch(v, b);
 		return NULL;
 	}
@@ -718,7 +719,7 @@ static void uploaded(struct s3_batch *b)
 	s3_failpoint(S3_FAIL_LOG_PUT_AFTER);
 	if (b->relocates)
 		s3_failpoint(S3_FAIL_RELOCATE_LOG_AFTER);
-	s3_crc_cache_add(v->crcs, b->seq, b->crcs, b->blocks);
+	s3_crc_cache_add(v->crcs, &b->sealed);
 	pthread_mutex_lock(&v->lock);
 	v->uploaded[b->seq % S3_WINDOW] = true;
 	v->resident[b->seq % S3_WINDOW] = NULL;
@@ -851,42 +852,53 @@ static void put_done(struct s3_request *req)
 	}
 }
 
-/* ---- the sealer's thread ---------------------------------------------------------- */
+/* ---- the sealers' threads --------------------------------------------------------- */
 
-/* Computes checksums and header of a batch that nobody changes any more, and uploads it. */
-static void seal(struct s3_volume *v, struct s3_batch *b, uint64_t frontier, uint64_t checkpoint)
+/* Brings a batch that nobody changes any more into the form in which it is stored. */
+static int complete(struct s3_volume *v, struct s3_batch *b)
 {
-	struct s3_object_header header;
 	struct timespec now;
-	size_t bytes, data = (size_t)b->blocks << v->shift;
 
-	for (uint32_t i = 0; i < b->blocks; i++)
-		b->crcs[i] = s3_crc32c(0, b->data + ((size_t)i << v->shift), v->block_size);
+	if (!v->transforms)
+		for (uint32_t i = 0; i < b->blocks; i++)
+			b->crcs[i] = s3_crc32c(0, b->data + ((size_t)i << v->shift), v->block_size);
 	if (b->last.count)
 		s3_header_add(&b->writer, &b->last);
 	clock_gettime(CLOCK_REALTIME, &now);
 	b->writer.header.blocks = b->blocks;
-	b->writer.header.frontier = frontier;
-	b->writer.header.checkpoint = checkpoint;
 	b->writer.header.time = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-	bytes = s3_header_finish(&b->writer, b->crcs);
-	if (bytes == 0 || s3_header_decode(b->header, bytes, v->super.uuid, &header) != S3_GOOD) {
-		s3_volume_fail(v, -EIO, "internal error: header of object %llu",
-			(unsigned long long)b->seq);
-		return;
+	return s3_seal(v, &b->writer, b->data, b->crcs, &b->stored, b->iov, &b->sealed);
+}
+
+/* Uploads a batch. Several threads may be at it; the summary gets the batches in their order. */
+static void seal(struct s3_volume *v, struct s3_batch *b)
+{
+	uint64_t bytes = 0;
+	int r = complete(v, b);
+
+	if (r) {
+		s3_volume_fail(v, r == -ENOMEM ? r : -EIO, "object %llu cannot be built: %s",
+			(unsigned long long)b->seq, strerror(-r));
+	} else {
+		bytes = b->sealed.header_bytes + b->sealed.data_bytes;
+		s3_volume_object_key(v, b->seq, b->key);
+		s3_objects_size(
+			v->objects, b->slot, (uint32_t)bytes, b->sealed.header_bytes, b->blocks);
+		s3_objects_seal(v->objects, b->slot, b->seq);
 	}
-	b->iov[0] = (struct iovec){b->header, bytes};
-	b->iov[1] = (struct iovec){b->data, data};
-	s3_volume_object_key(v, b->seq, b->key);
-	s3_objects_size(v->objects, b->slot, (uint32_t)(bytes + data), (uint32_t)bytes, b->blocks);
-	s3_objects_seal(v->objects, b->slot, b->seq);
 	pthread_mutex_lock(&v->lock);
-	if (s3_summary_add(&v->summary, &header) < 0)
+	while (v->sealed + 1 != b->seq)
+		pthread_cond_wait(&v->quiet, &v->lock);
+	v->sealed = b->seq;
+	if (r == 0 && s3_summary_add(&v->summary, &b->sealed) < 0)
 		v->summary.body.failed = true; /* then the next checkpoint is a full one */
-	v->log_bytes_since_full += bytes + data;
+	v->log_bytes_since_full += bytes;
+	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
+	if (r)
+		return;
 	atomic_fetch_add(&v->stats.log_objects, 1);
-	atomic_fetch_add(&v->stats.log_bytes, bytes + data);
+	atomic_fetch_add(&v->stats.log_bytes, bytes);
 	if (atomic_load(&v->failed) == 0) {
 		s3_failpoint(S3_FAIL_LOG_PUT_BEFORE);
 		put_batch(b);
@@ -954,10 +966,10 @@ void *s3_sealer(void *volume)
 	pthread_mutex_lock(&v->lock);
 	while (!v->stopping) {
 		if ((b = next_to_seal(v))) {
-			uint64_t frontier = v->frontier, checkpoint = v->checkpoint;
-
+			b->writer.header.frontier = v->frontier;
+			b->writer.header.checkpoint = v->checkpoint;
 			pthread_mutex_unlock(&v->lock);
-			seal(v, b, frontier, checkpoint);
+			seal(v, b);
 			pthread_mutex_lock(&v->lock);
 			v->unsealed--;
 			pthread_cond_broadcast(&v->quiet);

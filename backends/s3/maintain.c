@@ -615,8 +615,8 @@ struct piece {
 struct source {
 	uint32_t slot;
 	struct s3_object object;
-	void *data; /* the whole object */
-	size_t length;
+	uint8_t *stored; /* the whole object, which header points into; NULL: of no use any more */
+	uint8_t *plain;	 /* its blocks; NULL: they are stored as they are */
 	struct s3_object_header header;
 };
 
@@ -672,34 +672,75 @@ static int find_live(struct s3_volume *v, struct round *round, uint32_t index)
 	return r;
 }
 
+static const uint8_t *source_block(
+	const struct s3_volume *v, const struct source *s, uint32_t block)
+{
+	const uint8_t *data = s->plain ? s->plain : s->stored + s->header.header_bytes;
+
+	return data + ((size_t)block << v->shift);
+}
+
+/* Are the blocks of a piece what was written? */
+static int check_piece(const struct s3_volume *v, const struct source *s, const struct piece *p)
+{
+	for (uint32_t b = p->offset; b < p->offset + p->count; b++)
+		if (s3_crc32c(0, source_block(v, s, b), v->block_size) !=
+			s3_header_crc(&s->header, b))
+			return -EIO;
+	return 0;
+}
+
+/* Restores what the pieces need of a source whose data is transformed, which checks it. */
+static int restore_source(
+	const struct s3_volume *v, struct source *s, const struct piece *pieces, size_t n)
+{
+	bool *wanted = calloc(s->header.n_crc, sizeof *wanted);
+	int r = -ENOMEM;
+
+	s->plain = malloc((size_t)s->header.blocks << v->shift);
+	if (wanted && s->plain) {
+		for (size_t i = 0; i < n; i++) {
+			uint64_t from = (uint64_t)pieces[i].offset << v->shift;
+			uint64_t end = from + ((uint64_t)pieces[i].count << v->shift);
+
+			for (uint64_t u = from / S3_UNIT; u * S3_UNIT < end; u++)
+				wanted[u] = true;
+		}
+		r = s3_unseal(v, s->object.origin, &s->header, s->stored + s->header.header_bytes,
+			wanted, s->plain);
+	}
+	free(wanted);
+	/* The header has told all that is needed of it. */
+	free(s->stored);
+	s->stored = NULL;
+	return r == -EBADMSG ? -EIO : r;
+}
+
 /* Reads a source, and checks all of it that is alive. A damaged one is left alone. */
 static int read_source(struct s3_volume *v, struct round *round, uint32_t index)
 {
 	struct source *s = &round->sources[index];
-	size_t first = round->n_pieces;
+	size_t first = round->n_pieces, length;
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
+	void *data;
 	int r;
 
 	s3_volume_object_key(v, s->object.id, key);
-	r = s3_volume_get_all(v, key, &s->data, &s->length, &req);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
 	if (r)
 		return r;
-	if (s3_header_decode(s->data, s->length, v->super.uuid, &s->header) != S3_GOOD ||
-		s->header.id != s->object.id ||
-		s->length != (uint64_t)s->header.header_bytes + s->header.data_bytes)
+	s->stored = data;
+	if (s3_header_decode(data, length, v->super.uuid, &s->header) != S3_GOOD ||
+		s->header.id != s->object.id || s->header.blocks != s->object.blocks ||
+		length != (uint64_t)s->header.header_bytes + s->header.data_bytes ||
+		!s3_seal_fits(v, &s->header))
 		return -EIO;
 	r = find_live(v, round, index);
-	for (size_t i = first; r == 0 && i < round->n_pieces; i++) {
-		const struct piece *p = &round->pieces[i];
-
-		for (uint32_t b = p->offset; r == 0 && b < p->offset + p->count; b++)
-			if (s3_crc32c(0,
-				    (uint8_t *)s->data + s->header.header_bytes +
-					    ((size_t)b << v->shift),
-				    v->block_size) != s3_header_crc(&s->header, b))
-				r = -EIO;
-	}
+	if (r == 0 && s->header.flags && round->n_pieces > first)
+		r = restore_source(v, s, round->pieces + first, round->n_pieces - first);
+	for (size_t i = first; r == 0 && !s->plain && i < round->n_pieces; i++)
+		r = check_piece(v, s, &round->pieces[i]);
 	if (r == -EIO)
 		backend_error(&v->host,
 			"volume=%s: %s is damaged; run a check and restore it from a backup",
@@ -719,7 +760,8 @@ struct target {
 	struct s3_header_writer writer;
 	uint8_t *header, *data;
 	size_t room;
-	uint32_t *crcs;
+	uint32_t *crcs; /* not used where data is transformed */
+	struct s3_stored stored;
 	struct s3_record *records;
 	size_t n_records;
 	uint32_t blocks;
@@ -729,21 +771,19 @@ struct target {
 static int store_target(struct s3_volume *v, struct target *t)
 {
 	struct s3_object object = {.blocks = t->blocks};
+	struct s3_object_header header;
 	struct iovec iov[2];
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
-	size_t bytes;
 	int r;
 
 	t->writer.header.blocks = t->blocks;
-	bytes = s3_header_finish(&t->writer, t->crcs);
-	if (bytes == 0)
-		return -EINVAL;
-	iov[0] = (struct iovec){t->header, bytes};
-	iov[1] = (struct iovec){t->data, (size_t)t->blocks << v->shift};
-	object.id = t->writer.header.id;
-	object.header_bytes = (uint32_t)bytes;
-	object.bytes = (uint32_t)(bytes + iov[1].iov_len);
+	r = s3_seal(v, &t->writer, t->data, t->crcs, &t->stored, iov, &header);
+	if (r)
+		return r;
+	object.id = header.id;
+	object.header_bytes = header.header_bytes;
+	object.bytes = header.header_bytes + header.data_bytes;
 	s3_volume_object_key(v, object.id, key);
 	req = (struct s3_request){
 		.op = S3_PUT,
@@ -760,7 +800,7 @@ static int store_target(struct s3_volume *v, struct target *t)
 	r = s3_log_relocate(v, &object, t->records, t->n_records);
 	if (r)
 		return r;
-	s3_crc_cache_add(v->crcs, object.id, t->crcs, t->blocks);
+	s3_crc_cache_add(v->crcs, &header);
 	atomic_fetch_add(&v->stats.gc_objects, 1);
 	atomic_fetch_add(&v->stats.gc_bytes, object.bytes);
 	return 0;
@@ -793,10 +833,9 @@ static uint32_t add_to_target(
 
 	if (n > p->count)
 		n = p->count;
-	memcpy(t->data + ((size_t)t->blocks << v->shift),
-		(uint8_t *)s->data + s->header.header_bytes + ((size_t)p->offset << v->shift),
+	memcpy(t->data + ((size_t)t->blocks << v->shift), source_block(v, s, p->offset),
 		(size_t)n << v->shift);
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; !s->plain && i < n; i++)
 		t->crcs[t->blocks + i] = s3_header_crc(&s->header, p->offset + i);
 	s3_header_add(&t->writer,
 		&(struct s3_record){
@@ -817,8 +856,11 @@ static uint32_t add_to_target(
 /* Writes all pieces into new objects, in the order of the volume's blocks. */
 static int move_pieces(struct s3_volume *v, struct round *round)
 {
-	struct target t = {.room = s3_header_room(v->batch_blocks, v->batch_blocks, v->shift, 0)};
-	int r = 0;
+	struct target t = {
+		.room = s3_header_room(
+			v->batch_blocks, v->batch_blocks, v->shift, v->super.features),
+	};
+	int r = s3_stored_init(v, &t.stored);
 
 	t.room = (t.room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
 	t.header = aligned_alloc(S3_ALIGN, t.room);
@@ -827,7 +869,7 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 	t.records = malloc(v->batch_blocks * sizeof *t.records);
 	if (!t.header || !t.data || !t.crcs || !t.records)
 		r = -ENOMEM;
-	else
+	if (r == 0)
 		begin_target(v, &t);
 	for (size_t i = 0; r == 0 && i < round->n_pieces; i++) {
 		struct piece p = round->pieces[i];
@@ -846,6 +888,7 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 	}
 	if (r == 0 && t.blocks)
 		r = store_target(v, &t);
+	s3_stored_free(&t.stored);
 	free(t.records);
 	free(t.crcs);
 	free(t.data);
@@ -890,8 +933,10 @@ static int compact(struct s3_volume *v, unsigned percent, bool small)
 	}
 	for (size_t i = 0; i < n; i++)
 		s3_objects_put_back(v->objects, slots[i]);
-	for (size_t i = 0; round && i < round->n_sources; i++)
-		free(round->sources[i].data);
+	for (size_t i = 0; round && i < round->n_sources; i++) {
+		free(round->sources[i].stored);
+		free(round->sources[i].plain);
+	}
 	if (round)
 		free(round->pieces);
 	free(round);
@@ -907,7 +952,7 @@ static void compact_if_needed(struct s3_volume *v)
 	s3_objects_totals(v->objects, &t);
 	small = t.small > GC_SMALL + 2 * t.live / v->batch_blocks;
 	/* What is dead goes without our help. */
-	sparse = (t.live + t.held) * 100 < (t.blocks - (t.dead_bytes >> v->shift)) * GC_USED;
+	sparse = (t.live + t.held) * 100 < (t.blocks - t.dead_blocks) * GC_USED;
 	if (small || sparse)
 		compact(v, sparse ? GC_SPARSE : 0, small);
 }
@@ -1034,7 +1079,7 @@ static int compact_all(struct s3_volume *v, void *opaque)
 
 		tell_progress(v, c);
 		s3_objects_totals(v->objects, &t);
-		alive = t.blocks - (t.dead_bytes >> v->shift);
+		alive = t.blocks - t.dead_blocks;
 		if (alive >= blocks && t.objects - t.dead >= objects)
 			break;
 		blocks = alive;

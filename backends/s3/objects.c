@@ -79,7 +79,7 @@ struct s3_objects {
 	uint32_t hash_size;
 	struct snapshot *snapshots; /* ascending */
 	size_t n_snapshots;
-	uint64_t objects, small, dead, bytes, blocks, dead_bytes, allocated;
+	uint64_t objects, small, dead, bytes, blocks, dead_bytes, dead_blocks, allocated;
 };
 
 static struct slot *slot_of(const struct s3_objects *o, uint32_t n)
@@ -327,6 +327,7 @@ static void set_dead(struct s3_objects *o, struct slot *s, bool dead)
 	o->dead += change;
 	if (!s->origin) {
 		o->dead_bytes += change * s->bytes;
+		o->dead_blocks += change * s->blocks;
 		if (is_small(o, s))
 			o->small -= change;
 	}
@@ -637,6 +638,7 @@ void s3_objects_totals(struct s3_objects *o, struct s3_objects_totals *totals)
 		.live = atomic_load(&o->live),
 		.held = atomic_load(&o->held),
 		.dead_bytes = o->dead_bytes,
+		.dead_blocks = o->dead_blocks,
 		.memory = sizeof *o + o->allocated + o->hash_size * sizeof *o->hash +
 			  o->n_chunks * (sizeof *o->chunks + sizeof *o->used),
 	};

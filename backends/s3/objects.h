@@ -98,7 +98,7 @@ struct s3_objects_totals {
 	uint64_t objects, small, dead; /* small: of this volume and alive; dead: not yet removed */
 	uint64_t bytes;		       /* of all objects of this volume, as stored */
 	uint64_t blocks, live, held;   /* of those */
-	uint64_t dead_bytes;
+	uint64_t dead_bytes, dead_blocks;
 	uint64_t memory; /* bytes of the table */
 };
 void s3_objects_totals(struct s3_objects *o, struct s3_objects_totals *totals);

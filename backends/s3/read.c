@@ -4,7 +4,8 @@
  * or pages of the cache. Those that are not there are got from the store, neighbours together, or
  * from the cache file; where there is no room for them, by one GET straight into the caller's
  * vector. What a GET brings is checked block by block with the checksums in the object's header,
- * which are kept for the objects read and written last.
+ * which are kept for the objects read and written last. Of data that is transformed the units are
+ * got that hold the blocks, once the header has told where they are.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -43,6 +44,12 @@
 
 struct get;
 
+/* A unit of transformed data. */
+struct placed {
+	struct s3_unit unit;
+	uint32_t at; /* bytes of the stored data before it */
+};
+
 /* Those of one object. */
 struct crcs {
 	struct crcs *next;	    /* in its bucket */
@@ -54,7 +61,11 @@ struct crcs {
 	bool loading;
 	int result;	     /* of the load */
 	struct get *waiting; /* for the load */
-	uint32_t *crc;
+	uint32_t *crc;	     /* of each block */
+	/* Instead of that, if the data is transformed: */
+	struct placed *units;
+	uint32_t flags;
+	uint8_t salt[sizeof((struct s3_object_header *)0)->salt];
 	/* The load. */
 	struct s3_volume *volume;
 	struct s3_request request;
@@ -98,7 +109,7 @@ static uint64_t tag_of(uint8_t origin, uint64_t id)
 
 static uint64_t cost(const struct crcs *e)
 {
-	return sizeof *e + (uint64_t)e->n * sizeof *e->crc;
+	return sizeof *e + (uint64_t)e->n * (e->units ? sizeof *e->units : sizeof *e->crc);
 }
 
 static struct crcs **bucket(struct s3_crc_cache *c, uint64_t id)
@@ -139,6 +150,7 @@ static void drop(struct s3_crc_cache *c, struct crcs *e)
 	unlink_use(c, e);
 	c->bytes -= cost(e);
 	free(e->crc);
+	free(e->units);
 	free(e);
 }
 
@@ -156,14 +168,19 @@ static void shrink(struct s3_crc_cache *c)
 	}
 }
 
-static struct crcs *insert(struct s3_crc_cache *c, uint64_t id, uint32_t n)
+/* n: of checksums. */
+static struct crcs *insert(struct s3_crc_cache *c, uint64_t id, uint32_t n, bool transformed)
 {
 	struct crcs *e = calloc(1, sizeof *e);
+	size_t room = n ? n : 1;
 
 	if (!e)
 		return NULL;
-	e->crc = malloc((n ? n : 1) * sizeof *e->crc);
-	if (!e->crc) {
+	if (transformed)
+		e->units = malloc(room * sizeof *e->units);
+	else
+		e->crc = malloc(room * sizeof *e->crc);
+	if (!e->crc && !e->units) {
 		free(e);
 		return NULL;
 	}
@@ -176,13 +193,30 @@ static struct crcs *insert(struct s3_crc_cache *c, uint64_t id, uint32_t n)
 	return e;
 }
 
-void s3_crc_cache_add(struct s3_crc_cache *c, uint64_t id, const uint32_t *crc, uint32_t n)
+/* Takes over what the object's header says. */
+static void fill_in(struct crcs *e, const struct s3_object_header *header)
+{
+	uint32_t at = 0;
+
+	e->flags = header->flags;
+	memcpy(e->salt, header->salt, sizeof e->salt);
+	for (uint32_t i = 0; i < e->n; i++) {
+		if (e->crc) {
+			e->crc[i] = s3_header_crc(header, i);
+			continue;
+		}
+		e->units[i] = (struct placed){.unit = s3_header_unit(header, i), .at = at};
+		at += e->units[i].unit.bytes;
+	}
+}
+
+void s3_crc_cache_add(struct s3_crc_cache *c, const struct s3_object_header *header)
 {
 	struct crcs *e;
 
 	pthread_mutex_lock(&c->lock);
-	if (!find(c, id) && (e = insert(c, id, n)))
-		memcpy(e->crc, crc, n * sizeof *crc);
+	if (!find(c, header->id) && (e = insert(c, header->id, header->n_crc, header->flags != 0)))
+		fill_in(e, header);
 	shrink(c);
 	pthread_mutex_unlock(&c->lock);
 }
@@ -222,6 +256,8 @@ struct get {
 	_Atomic int result;
 	unsigned attempts;
 	struct crcs *crcs; /* held */
+	bool transformed;
+	struct iovec stored; /* of what is transformed: units, which hold the blocks */
 	struct s3_request request;
 	char key[S3_KEY_MAX + 1];
 	struct iovec *iov;
@@ -279,6 +315,7 @@ static void free_get(struct get *g)
 		pthread_mutex_unlock(&v->crcs->lock);
 	}
 	s3_objects_unpin(v->objects, g->slot);
+	free(g->stored.iov_base);
 	free(g);
 }
 
@@ -319,6 +356,74 @@ static uint32_t first_damaged(const struct get *g)
 	return g->count;
 }
 
+/* Copies a part of the object's data, from byte position in it on, to where it is wanted. */
+static void place(const struct get *g, uint64_t position, const uint8_t *data, uint64_t length)
+{
+	unsigned shift = g->v->shift;
+	uint64_t start = (uint64_t)g->first << shift, end = start + ((uint64_t)g->count << shift);
+
+	if (position < start) {
+		data += start - position;
+		length -= start - position;
+		position = start;
+	}
+	if (position + length > end)
+		length = end - position;
+	s3_iov_fill(g->iov, position - start, data, length);
+}
+
+/* The units that hold the blocks of a get: the first, and the one after the last. */
+static void units_of(const struct get *g, uint32_t *first, uint32_t *end)
+{
+	unsigned shift = g->v->shift;
+
+	*first = (uint32_t)(((uint64_t)g->first << shift) / S3_UNIT);
+	*end = s3_transform_units((size_t)(g->first + g->count) << shift);
+}
+
+/* Restores the blocks in unit i of what was got. 0; -EBADMSG: damaged; -ENOMEM, -EIO. */
+static int restore_unit(const struct get *g, uint32_t i)
+{
+	const struct s3_volume *v = g->v;
+	const struct crcs *e = g->crcs;
+	struct s3_object_header header = {.id = g->object.id, .flags = e->flags};
+	uint64_t position = (uint64_t)i * S3_UNIT;
+	uint64_t left = ((uint64_t)g->object.blocks << v->shift) - position;
+	uint8_t plain[S3_UNIT];
+	uint32_t first, end;
+	int r;
+
+	memcpy(header.salt, e->salt, sizeof header.salt);
+	units_of(g, &first, &end);
+	if (left > S3_UNIT)
+		left = S3_UNIT;
+	r = s3_transform_decode(v->transforms[g->object.origin], &header, i, &e->units[i].unit,
+		(uint8_t *)g->stored.iov_base + (e->units[i].at - e->units[first].at), plain, left);
+	if (r == 0)
+		place(g, position, plain, left);
+	return r;
+}
+
+/* Restores all; bad: the first block of the unit that cannot be. As restore_unit(). */
+static int restore(const struct get *g, uint32_t *bad)
+{
+	uint32_t first, end;
+	int r = 0;
+
+	units_of(g, &first, &end);
+	for (uint32_t i = first; r == 0 && i < end; i++) {
+		*bad = (uint32_t)((uint64_t)i * S3_UNIT >> g->v->shift);
+		r = restore_unit(g, i);
+	}
+	return r;
+}
+
+/* Are there checksums for all that was asked for? */
+static bool has_sums(const struct get *g)
+{
+	return g->transformed || g->crcs->n >= g->first + g->count;
+}
+
 static void submit_get(struct get *g);
 static void end_fill(struct get *g, int result);
 
@@ -327,13 +432,19 @@ static void end_get_part(struct get *g, int result)
 {
 	struct s3_volume *v = g->v;
 	int none = 0;
-	uint32_t bad;
+	uint32_t bad = g->first;
 
 	if (result)
 		atomic_compare_exchange_strong(&g->result, &none, result);
 	if (atomic_fetch_sub(&g->parts, 1) != 1)
 		return;
 	result = atomic_load(&g->result);
+	if (result == 0 && g->transformed && !g->stored.iov_base) {
+		/* Now it is known what to ask for. */
+		atomic_store(&g->parts, 1);
+		submit_get(g);
+		return;
+	}
 	if (result)
 		result = result == -EACCES ? -EACCES : -EIO;
 	if (!g->read) {
@@ -344,12 +455,19 @@ static void end_get_part(struct get *g, int result)
 		end_get(g, result);
 		return;
 	}
-	bad = g->crcs->n < g->first + g->count ? 0 : first_damaged(g);
-	if (bad == g->count) {
-		end_get(g, 0);
+	if (g->transformed) {
+		result = restore(g, &bad);
+	} else if (has_sums(g)) {
+		bad = g->first + first_damaged(g);
+		result = bad == g->first + g->count ? 0 : -EBADMSG;
+	} else {
+		result = -EBADMSG;
+	}
+	if (result != -EBADMSG) {
+		end_get(g, result);
 		return;
 	}
-	if (++g->attempts < ATTEMPTS && g->crcs->n >= g->first + g->count) {
+	if (++g->attempts < ATTEMPTS && has_sums(g)) {
 		atomic_fetch_add(&v->stats.crc_retries, 1);
 		atomic_store(&g->parts, 1);
 		submit_get(g);
@@ -358,7 +476,7 @@ static void end_get_part(struct get *g, int result)
 	backend_error(&v->host,
 		"volume=%s: block %" PRIu32 " of the data of object %s is damaged; run a check and "
 		"restore it from a backup",
-		v->name, g->first + bad, g->key);
+		v->name, bad, g->key);
 	end_get(g, -EIO);
 }
 
@@ -373,22 +491,38 @@ static void got(struct s3_request *req)
 	end_get_part(g, req->result);
 }
 
+/* What a get of transformed data asks for: where it begins in the stored data. -ENOMEM. */
+static int choose_units(struct get *g, uint64_t *at)
+{
+	const struct placed *units = g->crcs->units;
+	uint32_t first, end;
+
+	units_of(g, &first, &end);
+	*at = units[first].at;
+	g->stored.iov_len = units[end - 1].at + units[end - 1].unit.bytes - *at;
+	if (!g->stored.iov_base)
+		g->stored.iov_base = malloc(g->stored.iov_len);
+	return g->stored.iov_base ? 0 : -ENOMEM;
+}
+
 static void submit_get(struct get *g)
 {
 	struct s3_volume *v = g->v;
-	int r;
+	uint64_t at = (uint64_t)g->first << v->shift;
+	int r = g->transformed ? choose_units(g, &at) : 0;
 
 	g->request = (struct s3_request){
 		.op = S3_GET,
 		.pool = S3_POOL_READ,
 		.key = g->key,
-		.iov = g->iov,
-		.iovcnt = g->iovcnt,
-		.offset = g->object.header_bytes + ((uint64_t)g->first << v->shift),
+		.iov = g->transformed ? &g->stored : g->iov,
+		.iovcnt = g->transformed ? 1 : g->iovcnt,
+		.offset = g->object.header_bytes + at,
 		.done = got,
 		.opaque = g,
 	};
-	r = s3_store_submit(v->store, &g->request);
+	if (r == 0)
+		r = s3_store_submit(v->store, &g->request);
 	if (r)
 		end_get_part(g, r);
 }
@@ -443,11 +577,11 @@ static void loaded(struct s3_request *req)
 	}
 	check = s3_header_decode(
 		e->iov.iov_base, e->iov.iov_len, s3_volume_origin_uuid(v, e->origin), &header);
-	if (check == S3_GOOD && (tag_of(e->origin, header.id) != e->id || header.n_crc != e->n))
+	if (check == S3_GOOD && (tag_of(e->origin, header.id) != e->id || header.n_crc != e->n ||
+					!s3_seal_fits(v, &header)))
 		check = S3_INVALID;
 	if (check == S3_GOOD) {
-		for (uint32_t i = 0; i < e->n; i++)
-			e->crc[i] = s3_header_crc(&header, i);
+		fill_in(e, &header);
 		load_done(e, 0);
 	} else if (++e->attempts < ATTEMPTS) {
 		atomic_fetch_add(&v->stats.crc_retries, 1);
@@ -493,7 +627,10 @@ static bool want_crcs(struct get *g)
 		unlink_use(c, e);
 		link_newest(c, e);
 	} else {
-		e = insert(c, tag, g->object.blocks);
+		e = insert(c, tag,
+			g->transformed ? s3_transform_units((size_t)g->object.blocks << v->shift)
+				       : g->object.blocks,
+			g->transformed);
 		load = e != NULL;
 		if (load) {
 			e->iov.iov_base = malloc(g->object.header_bytes);
@@ -532,9 +669,17 @@ static void begin_get(struct get *g)
 {
 	struct s3_volume *v = g->v;
 
+	g->transformed = v->transforms != NULL;
 	g->parts = 2;
 	s3_volume_origin_key(v, g->object.origin, g->object.id, g->key);
 	atomic_fetch_add(&v->stats.reads_store, 1);
+	if (g->transformed) {
+		/* Checksums first. */
+		g->parts = 1;
+		if (want_crcs(g))
+			submit_get(g);
+		return;
+	}
 	if (want_crcs(g)) {
 		unsigned parts = 2;
 
@@ -618,12 +763,12 @@ static uint16_t pages_of(const struct s3_volume *v, uint32_t offset, uint64_t co
 	return (uint16_t)(((1u << (end + S3_PAGE - 1) / S3_PAGE) - 1) & ~below);
 }
 
-/* Pages that can only be got together with these: blocks are checked as a whole. */
+/* Pages that can only be got together with these: blocks, and units, are checked as a whole. */
 static uint16_t whole_blocks(
 	const struct s3_volume *v, const struct s3_object *object, uint32_t number, uint16_t pages)
 {
 	uint64_t left = ((uint64_t)object->blocks << v->shift) - (uint64_t)number * S3_LINE;
-	unsigned group = v->block_size / S3_PAGE;
+	unsigned group = v->transforms ? S3_LINE_PAGES : v->block_size / S3_PAGE;
 	uint16_t all = 0;
 
 	if (group <= 1)
@@ -832,6 +977,23 @@ struct span {
 	uint32_t first, end;
 };
 
+/* A unit is a line. */
+_Static_assert(S3_UNIT == S3_LINE, "units are restored line by line");
+
+/* Restores the pages of a fill: those of a unit that cannot be are not good. */
+static void restore_fill(struct fill *f)
+{
+	uint32_t first, end;
+
+	units_of(&f->get, &first, &end);
+	for (uint32_t i = first; i < end; i++) {
+		struct fill_line *l = &f->lines[i - f->first_line];
+
+		if (l->good && restore_unit(&f->get, i))
+			l->good = 0;
+	}
+}
+
 /* Checks the pages of a fill: what is not what was written is not good. */
 static void check_fill(struct fill *f)
 {
@@ -871,9 +1033,10 @@ static void end_fill(struct get *g, int result)
 	unsigned waited = 0;
 
 	for (unsigned i = 0; i < f->n_lines; i++)
-		f->lines[i].good =
-			result || g->crcs->n < g->first + g->count ? 0 : f->lines[i].pages;
-	if (result == 0 && g->crcs->n >= g->first + g->count)
+		f->lines[i].good = result || !has_sums(g) ? 0 : f->lines[i].pages;
+	if (result == 0 && g->transformed)
+		restore_fill(f);
+	else if (result == 0 && has_sums(g))
 		check_fill(f);
 	if (f->ahead)
 		atomic_fetch_sub(&v->ahead_now, 1);

@@ -64,6 +64,8 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 	v->last_type = header->type;
 	if (header->type != S3_TYPE_DATA)
 		return 0;
+	if (!s3_seal_fits(v, header))
+		return -EINVAL;
 	p->slot = s3_objects_add(
 		v->objects, &(struct s3_object){
 				    .id = header->id,
@@ -1128,7 +1130,7 @@ int s3_recover(struct s3_volume *v, bool readonly)
 	if (r == 0)
 		r = settle_size(v, p->blocks);
 	v->next_seq = v->applied + 1;
-	v->frontier = v->applied;
+	v->frontier = v->sealed = v->applied;
 	if (p)
 		free(p->adopt);
 	free(p);

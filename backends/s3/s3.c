@@ -17,6 +17,7 @@ static const char *const layout_names[] = {
 	[S3_LAYOUT_LOG] = "log", [S3_LAYOUT_DIRECT] = "direct", NULL};
 static const char *const flush_names[] = {"durable", "weak", NULL};
 static const char *const fencing_names[] = {"auto", "none", NULL};
+static const char *const compress_names[] = {"off", "zstd", NULL};
 
 static const struct param s3_params[] = {
 	{
@@ -78,6 +79,23 @@ static const struct param s3_params[] = {
 		.max = 64 << 20,
 		.metavar = "SIZE",
 		.help = "bytes of a chunk of a volume that is created with layout=direct",
+	},
+	{
+		.name = "compress",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, compress),
+		.default_value = "off",
+		.choices = compress_names,
+		.help = "compress the data of a volume that is created; an existing one is as it "
+			"is",
+	},
+	{
+		.name = "encryption-key",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, encryption_key),
+		.metavar = "FILE",
+		.help = "file with the 32 bytes of the key with which a volume that is created is "
+			"encrypted (AES-256-GCM), or one that is encrypted is opened",
 	},
 	{
 		.name = "batch-size",
@@ -252,6 +270,12 @@ static int s3_check(const void *config, struct params_error *error)
 			"memory=%" PRIu64 ": too little for chunk-size=%" PRIu64 "; give %" PRIu64
 			" or more",
 			c->memory, c->chunk_size, s3_direct_memory(c->chunk_size));
+		return -EINVAL;
+	}
+	if (c->layout == S3_LAYOUT_DIRECT && (c->compress || c->encryption_key)) {
+		params_error_set(error,
+			"layout=direct: knows no compression or encryption; leave compress= and "
+			"encryption-key= out");
 		return -EINVAL;
 	}
 	if (c->cache_size && !c->cache_file) {

@@ -783,9 +783,10 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 				       "clone: the bucket holds %s; choose another name",
 				       req.message);
 	super.blocks = found.blocks;
-	memcpy(super.key_check, from->key_check, sizeof super.key_check);
 	super.parents = calloc(super.n_parents, sizeof *super.parents);
 	r = super.parents ? s3_random(super.uuid) : -ENOMEM;
+	if (r == 0 && super.features & S3_FEATURE_AES)
+		r = s3_transform_key_check(parent->key, super.uuid, super.key_check);
 	if (r == 0) {
 		struct s3_parent *nearest = &super.parents[0];
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A volume's life: created, opened, served by two threads, closed. */
+/* A volume's life: created, opened, served by some threads, closed. */
 #include <errno.h>
 #include <inttypes.h>
+#include <openssl/crypto.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backends/s3/control.h"
 #include "backends/s3/direct.h"
@@ -306,6 +308,12 @@ static int create(
 		super.chunk_blocks = (uint32_t)(c->chunk_size >> super.block_shift);
 	super.created = (uint64_t)time(NULL);
 	r = s3_random(super.uuid);
+	if (c->compress == S3_COMPRESS_ZSTD)
+		super.features |= S3_FEATURE_ZSTD;
+	if (r == 0 && c->encryption_key) {
+		super.features |= S3_FEATURE_AES;
+		r = s3_transform_key_check(v->key, super.uuid, super.key_check);
+	}
 	if (r)
 		return r;
 	s3_super_encode(&super, &out);
@@ -347,6 +355,75 @@ static int probe_conditional_put(struct s3_volume *v)
 	return s3_volume_refuse(v, r, "%s", req.message);
 }
 
+/* ---- compression and encryption ------------------------------------------------------ */
+
+static int read_key(struct s3_volume *v, const char *path)
+{
+	int r = s3_transform_read_key(path, v->key);
+
+	if (r == -EINVAL)
+		return s3_volume_refuse(v, r,
+			"encryption-key=%s: has not exactly %d bytes; make a key with head -c %d "
+			"/dev/urandom",
+			path, S3_KEY_BYTES, S3_KEY_BYTES);
+	return r ? s3_volume_refuse(v, r,
+			   "encryption-key=%s: cannot be read: %s; give the file with the key",
+			   path, strerror(-r))
+		 : 0;
+}
+
+/* Do the parameters go with the volume, which knows by itself how its data is stored? */
+static int check_features(struct s3_volume *v, const struct s3_config *c)
+{
+	bool aes = v->super.features & S3_FEATURE_AES;
+	uint8_t check[sizeof v->super.key_check];
+	int r = 0;
+
+	if (aes && !c->encryption_key)
+		return s3_volume_refuse(v, -EACCES,
+			"volume=%s: is encrypted; give the file with its key as encryption-key=",
+			v->name);
+	if (!aes && c->encryption_key)
+		return s3_volume_refuse(v, -EINVAL,
+			"encryption-key=%s: volume=%s is not encrypted, which is decided when it "
+			"is created; leave encryption-key= out, or copy it to one that is",
+			c->encryption_key, v->name);
+	if (aes)
+		r = s3_transform_key_check(v->key, v->super.uuid, check);
+	if (r == 0 && aes && memcmp(check, v->super.key_check, sizeof check))
+		r = s3_volume_refuse(v, -EACCES,
+			"encryption-key=%s: is not the key of volume=%s; give the one that it was "
+			"created with",
+			c->encryption_key, v->name);
+	if (r == 0 && c->compress == S3_COMPRESS_ZSTD && !(v->super.features & S3_FEATURE_ZSTD))
+		r = s3_volume_refuse(v, -EINVAL,
+			"compress=zstd: volume=%s is not compressed, which is decided when it is "
+			"created; leave compress= out, or copy it to one that is",
+			v->name);
+	return r;
+}
+
+static int make_transforms(struct s3_volume *v)
+{
+	const struct s3_super *s = &v->super;
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	int r = 0;
+
+	v->n_sealers = 1;
+	if (!s->features)
+		return 0;
+	v->n_sealers = cpus < 1 ? 1 : cpus < S3_MAX_SEALERS ? (unsigned)cpus : S3_MAX_SEALERS;
+	v->transforms = calloc(1 + s->n_parents, sizeof(struct s3_transform *));
+	if (!v->transforms)
+		return -ENOMEM;
+	for (unsigned i = 0; r == 0 && i <= s->n_parents; i++)
+		r = s3_transform_new(s->features, v->key, i ? s->parents[i - 1].uuid : s->uuid,
+			&v->transforms[i]);
+	return r;
+}
+
+/* ---- open ----------------------------------------------------------------------------- */
+
 /* Reads and checks the super object; creates it if that is asked for. */
 static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
@@ -386,11 +463,9 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	if (check != S3_GOOD)
 		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
 			"volume=%s: %s %s", v->name, key, s3_check_text(check));
-	if (v->super.features)
-		return s3_volume_refuse(v, -EOPNOTSUPP,
-			"volume=%s: has features that this program cannot serve (compression or "
-			"encryption); use a newer one",
-			v->name);
+	r = check_features(v, c);
+	if (r)
+		return r;
 	if (c->layout == S3_LAYOUT_DIRECT && v->super.layout != S3_LAYOUT_DIRECT)
 		return s3_volume_refuse(v, -EEXIST,
 			"layout=direct: the volume exists and is a log; leave layout= out, or use "
@@ -460,10 +535,22 @@ static int attach_cachefile(struct s3_volume *v, const struct s3_config *c)
 /* What layout=log has. */
 static int open_log(struct s3_volume *v, const struct s3_config *c)
 {
+	uint64_t buffers = v->max_batches * v->batch_size;
 	int r;
 
+	if (v->transforms) {
+		/* What is stored of a batch is beside it until it has been uploaded. */
+		if (c->memory < 3 * buffers)
+			return s3_volume_refuse(v, -EINVAL,
+				"memory=%" PRIu64 ": too little for uploads=%" PRIu64
+				" of batch-size=%" PRIu64
+				" of a volume with compression or encryption; give %" PRIu64
+				" or more",
+				c->memory, c->uploads, c->batch_size, 3 * buffers);
+		buffers += v->max_batches * s3_transform_room(v->batch_size);
+	}
 	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
-	r = make_caches(v, c->memory - v->max_batches * v->batch_size, c->store.connections);
+	r = make_caches(v, c->memory - buffers, c->store.connections);
 	if (r == 0)
 		r = c->snapshot ? s3_recover_snapshot(v, c->snapshot) : s3_recover(v, c->readonly);
 	return r ? r : attach_cachefile(v, c);
@@ -484,8 +571,10 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
 	v->polite = c->polite;
+	if (c->encryption_key)
+		r = read_key(v, c->encryption_key);
 	/* Before anything is done to the volume: who listens there may be serving it. */
-	if (c->control)
+	if (r == 0 && c->control)
 		r = s3_control_open(v, c->control);
 	if (r == 0)
 		r = s3_random(v->instance);
@@ -497,6 +586,8 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 		r = probe_conditional_put(v);
 	if (r == 0)
 		r = read_super(v, c, size);
+	if (r == 0)
+		r = make_transforms(v);
 	if (r == 0 && v->cachefile && v->super.features & S3_FEATURE_AES)
 		r = s3_volume_refuse(v, -EOPNOTSUPP,
 			"cache-file=%s: would hold the data of an encrypted volume as plain text; "
@@ -542,6 +633,10 @@ void s3_volume_detach(struct s3_volume *v)
 	s3_objects_free(v->objects);
 	s3_crc_cache_free(v->crcs);
 	s3_summary_abandon(&v->summary);
+	for (unsigned i = 0; v->transforms && i <= v->super.n_parents; i++)
+		s3_transform_free(v->transforms[i]);
+	free(v->transforms);
+	OPENSSL_cleanse(v->key, sizeof v->key);
 	s3_super_free(&v->super);
 	free(v->regions);
 	free(v->summaries);
@@ -604,6 +699,30 @@ int s3_volume_open(const struct s3_config *config, uint64_t size, const struct b
 
 /* ---- threads and close ------------------------------------------------------------- */
 
+/* Under the lock. 0 or a positive errno. */
+static int make_threads(struct s3_volume *v)
+{
+	unsigned made = 0;
+	int r = 0;
+
+	while (r == 0 && made < v->n_sealers) {
+		r = pthread_create(&v->sealers[made], NULL, s3_sealer, v);
+		made += r == 0;
+	}
+	if (r == 0)
+		r = pthread_create(&v->keeper, NULL, s3_keeper, v);
+	if (r == 0)
+		return 0;
+	v->stopping = true;
+	pthread_cond_broadcast(&v->sealer_work);
+	pthread_mutex_unlock(&v->lock);
+	while (made)
+		pthread_join(v->sealers[--made], NULL);
+	pthread_mutex_lock(&v->lock);
+	v->stopping = false;
+	return r;
+}
+
 int s3_volume_start(struct s3_volume *v)
 {
 	sigset_t all, before;
@@ -616,18 +735,7 @@ int s3_volume_start(struct s3_volume *v)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_mutex_lock(&v->lock);
 	if (!v->started) {
-		r = pthread_create(&v->sealer, NULL, s3_sealer, v);
-		if (r == 0) {
-			r = pthread_create(&v->keeper, NULL, s3_keeper, v);
-			if (r) {
-				v->stopping = true;
-				pthread_cond_broadcast(&v->sealer_work);
-				pthread_mutex_unlock(&v->lock);
-				pthread_join(v->sealer, NULL);
-				pthread_mutex_lock(&v->lock);
-				v->stopping = false;
-			}
-		}
+		r = make_threads(v);
 		if (r == 0)
 			atomic_store_explicit(&v->started, true, memory_order_release);
 	}
@@ -660,7 +768,8 @@ static void stop_threads(struct s3_volume *v)
 	v->stopping = true;
 	pthread_cond_broadcast(&v->sealer_work);
 	pthread_mutex_unlock(&v->lock);
-	pthread_join(v->sealer, NULL);
+	for (unsigned i = 0; i < v->n_sealers; i++)
+		pthread_join(v->sealers[i], NULL);
 }
 
 void s3_volume_close(struct s3_volume *v)

@@ -4,6 +4,7 @@
  *
  *   s3.c          parameters and the device's interface
  *   volume.c      create, open, close, threads, failure
+ *   seal.c        the form in which data is stored: compressed, encrypted
  *   log.c         writes: open batch, uploads, frontier, flush
  *   read.c        reads and read-ahead, and the checksums they are checked with
  *   recovery.c    from the store to the map; fencing
@@ -33,30 +34,42 @@
 #include "backends/s3/objects.h"
 #include "backends/s3/readahead.h"
 #include "backends/s3/store.h"
+#include "backends/s3/transform.h"
 
 #define S3_MAX_UPLOADS 64
+/* Threads that seal, where data is transformed: zstd is slower than one upload after the other. */
+#define S3_MAX_SEALERS 4
 /* Sequence numbers that may be uncertain at once: all uploads and what is being filled. */
 #define S3_WINDOW 128
 
 enum s3_flush_mode { S3_FLUSH_DURABLE, S3_FLUSH_WEAK };
 enum s3_fencing { S3_FENCING_AUTO, S3_FENCING_NONE };
+enum s3_compress { S3_COMPRESS_OFF, S3_COMPRESS_ZSTD };
 
 struct s3_config {
 	struct s3_store_config store;
 	char *volume, *prefix;
-	char *snapshot;	  /* to be served, read-only; NULL: the volume as it is now */
-	char *cache_file; /* or NULL */
-	char *control;	  /* path of a socket, or NULL */
+	char *snapshot;	      /* to be served, read-only; NULL: the volume as it is now */
+	char *cache_file;     /* or NULL */
+	char *control;	      /* path of a socket, or NULL */
+	char *encryption_key; /* file, or NULL */
 	bool create, readonly;
 	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size, cache_size;
 	unsigned block_size; /* index; s3_config_block_size() */
-	unsigned flush, fencing, layout;
+	unsigned flush, fencing, layout, compress;
 	/* No parameters: the tool's. */
 	bool polite;	/* only if the last writer has closed the volume */
 	bool exclusive; /* with create: only if there is none yet */
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);
+
+/* Where a full batch gets the form in which it is stored; empty in a volume without features. */
+struct s3_stored {
+	uint8_t *data;
+	size_t room;
+	struct s3_unit *units;
+};
 
 /* A log object in memory, from its first write until it is uploaded and nobody reads it. */
 struct s3_batch {
@@ -74,9 +87,11 @@ struct s3_batch {
 	_Atomic uint8_t *ready;	  /* of each block: it has been copied */
 	uint8_t *data, *header;
 	uint32_t *crcs;
-	uint64_t began;	       /* ns, monotonic */
-	struct s3_record last; /* not yet in the header: may still grow */
+	struct s3_stored stored; /* reads are answered from data */
+	uint64_t began;		 /* ns, monotonic */
+	struct s3_record last;	 /* not yet in the header: may still grow */
 	struct s3_header_writer writer;
+	struct s3_object_header sealed; /* what it wrote, once that is complete */
 	/* Upload. */
 	struct s3_volume *volume;
 	struct s3_request request;
@@ -124,6 +139,9 @@ struct s3_volume {
 	char *name;		  /* for messages */
 	char base[272];		  /* "<prefix>/<volume>/" */
 	struct s3_super super;
+	uint8_t key[S3_KEY_BYTES]; /* the user's, with S3_FEATURE_AES */
+	/* By origin of the object, 1 + super.n_parents; NULL: data is stored as it is. */
+	struct s3_transform **transforms;
 	uint32_t block_size;
 	unsigned shift; /* log2 of it */
 	uint64_t batch_size;
@@ -168,10 +186,12 @@ struct s3_volume {
 	struct s3_write *stalled, **stalled_tail; /* wait for memory, in order */
 	bool barrier; /* a checkpoint is about to capture the map: writes wait */
 	struct s3_batch *sealing, **sealing_tail;
+	uint64_t sealed; /* newest sequence number that is in the summary */
 	_Atomic bool started;
 	bool stopping, keeper_stopping;
 	pthread_cond_t sealer_work, keeper_work, quiet;
-	pthread_t sealer, keeper;
+	pthread_t sealers[S3_MAX_SEALERS], keeper;
+	unsigned n_sealers;
 
 	_Atomic int failed;  /* negative errno: no change is accepted any more */
 	_Atomic bool fenced; /* another writer took over: nothing is answered any more */
@@ -267,6 +287,27 @@ int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 uint64_t s3_now(void); /* ns, monotonic */
 
+/* ---- seal.c ---- */
+/* 0 or -ENOMEM. */
+int s3_stored_init(const struct s3_volume *v, struct s3_stored *s);
+void s3_stored_free(struct s3_stored *s);
+/*
+ * Completes an object of this volume, whose records w holds, over data of w->header.blocks blocks:
+ * iov is what is to be stored. crcs: of the blocks; not looked at where data is transformed.
+ * header: decoded, points into w's memory. Many threads may do it at once. 0, -ENOMEM, -EIO (a
+ * library failed), -EINVAL (the records make no header).
+ */
+int s3_seal(const struct s3_volume *v, struct s3_header_writer *w, void *data, const uint32_t *crcs,
+	struct s3_stored *s, struct iovec iov[2], struct s3_object_header *header);
+/* Has the object's data the form that this volume's objects have? Else it is not of this device. */
+bool s3_seal_fits(const struct s3_volume *v, const struct s3_object_header *header);
+/*
+ * Restores units of transformed data (stored: all of it) into the places that they have in the
+ * object's blocks at data; wanted: which, of header->n_crc. 0, -EBADMSG: damaged; -ENOMEM, -EIO.
+ */
+int s3_unseal(const struct s3_volume *v, uint8_t origin, const struct s3_object_header *header,
+	const uint8_t *stored, const bool *wanted, uint8_t *data);
+
 /* ---- log.c ---- */
 void s3_write(struct s3_volume *v, struct backend_request *request);
 void s3_flush(struct s3_volume *v, struct backend_request *request);
@@ -310,8 +351,8 @@ int s3_read_extents(struct s3_volume *v, uint64_t offset, uint64_t length, unsig
 /* bytes: what the checksums of objects may take. */
 struct s3_crc_cache *s3_crc_cache_new(uint64_t bytes);
 void s3_crc_cache_free(struct s3_crc_cache *cache);
-/* Remembers the checksums of object id, which are copied. */
-void s3_crc_cache_add(struct s3_crc_cache *cache, uint64_t id, const uint32_t *crcs, uint32_t n);
+/* Remembers the checksums in a decoded header. */
+void s3_crc_cache_add(struct s3_crc_cache *cache, const struct s3_object_header *header);
 
 /* ---- recovery.c ---- */
 /* Fills map and table from the store; unless readonly, keeps all other writers out. */

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from servers import BUCKET, REGION, Store, Versitygw
 from volume_driver import VolumeDriver
 
 PREFIX = "volumes"
+KEY = hashlib.sha256(b"of the tests").digest()
 
 
 def parameters(url: str, credentials: Path, volume: str, **more: str) -> list[str]:
@@ -33,6 +35,18 @@ def volume_directory(store: Versitygw, volume: str) -> Path:
     return store.objects / PREFIX / volume
 
 
+def feature_settings(directory: Path, *features: str) -> dict[str, str]:
+    """Parameters of a volume with these: "zstd", "aes"; its key is in a file in the directory."""
+    settings: dict[str, str] = {}
+    if "zstd" in features:
+        settings["compress"] = "zstd"
+    if "aes" in features:
+        key = directory / "encryption-key"
+        key.write_bytes(KEY)
+        settings["encryption-key"] = str(key)
+    return settings
+
+
 class ServeS3:
     """
     Called with a volume's name it starts a server over that volume, which is made if it is not there.
@@ -48,20 +62,33 @@ class ServeS3:
         self._numbers = itertools.count()
 
     def __call__(
-        self, volume: str, through: FaultProxy | None = None, wrapper: tuple[str, ...] = (), **more: str
+        self,
+        volume: str,
+        through: FaultProxy | None = None,
+        wrapper: tuple[str, ...] = (),
+        features: str = "",
+        **more: str,
     ) -> Nbdkit:
-        """through: the proxy by which it reaches the store; more: parameters, '_' for '-'."""
-        directory, chosen = self._prepare(volume, through, more)
+        """
+        through: the proxy by which it reaches the store; features: as of feature_settings(), "zstd aes";
+        more: parameters, '_' for '-'.
+        """
+        directory, chosen = self._prepare(volume, through, features, more)
         server = Nbdkit(directory, plugin_path("s3"), *chosen, wrapper=wrapper)
         self.servers.append(server)
         self._made.add(volume)
         return server
 
     def drive(
-        self, volume: str, through: FaultProxy | None = None, failpoint: str | None = None, **more: str
+        self,
+        volume: str,
+        through: FaultProxy | None = None,
+        failpoint: str | None = None,
+        features: str = "",
+        **more: str,
     ) -> VolumeDriver:
         """The same with what no framework offers."""
-        directory, chosen = self._prepare(volume, through, more)
+        directory, chosen = self._prepare(volume, through, features, more)
         driver = VolumeDriver(directory, chosen, failpoint)
         self.servers.append(driver)
         self._made.add(volume)
@@ -71,7 +98,9 @@ class ServeS3:
         """A volume has been made by other means."""
         self._made.add(volume)
 
-    def _prepare(self, volume: str, through: FaultProxy | None, more: dict[str, str]) -> tuple[Path, list[str]]:
+    def _prepare(
+        self, volume: str, through: FaultProxy | None, features: str, more: dict[str, str]
+    ) -> tuple[Path, list[str]]:
         directory = self.directory / f"s{next(self._numbers)}"
         directory.mkdir()
         settings = {"prefix": self.prefix}
@@ -79,6 +108,7 @@ class ServeS3:
             settings |= {"create": "on", "size": "64M"}
         if not self.store.conditional_put:
             settings |= {"fencing": "none"}
+        settings |= feature_settings(self.directory, *features.split())
         settings |= {name.replace("_", "-"): value for name, value in more.items()}
         url = through.url if through else self.store.url
         return directory, parameters(url, self.store.credentials, volume, **settings)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -30,17 +31,24 @@ def test_new_volume_reads_as_zeroes(serve_s3: ServeS3, layout: str) -> None:
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
-@pytest.mark.parametrize("block_size", ["512", "4096"])
-@both_layouts
-def test_model(serve_s3: ServeS3, layout: str, block_size: str, crash: bool) -> None:
+@pytest.mark.parametrize(
+    ("layout", "block_size", "crash", "features"),
+    [
+        *itertools.product(LAYOUTS, ("512", "4096"), (False, True), ("",)),
+        ("log", "4096", False, "zstd"),
+        ("log", "512", True, "aes"),
+        ("log", "512", False, "zstd aes"),
+        ("log", "4096", True, "zstd aes"),
+    ],
+)
+def test_model(serve_s3: ServeS3, layout: str, block_size: str, crash: bool, features: str) -> None:
     """Random requests of any alignment against an array of bytes, through openings of the volume."""
     size = 8 * MIB
     settings, unit = LAYOUTS[layout]
-    rng = random.Random(f"{block_size}{crash}")
+    rng = random.Random(f"{block_size}{crash}{features}")
     model = bytearray(size)
     for _ in range(4):
-        server = serve_s3("model", size=str(size), block_size=block_size, **settings)
+        server = serve_s3("model", features=features, size=str(size), block_size=block_size, **settings)
         handle = server.connect()
         assert handle.pread(size, 0) == model
         for _ in range(150):
@@ -52,7 +60,7 @@ def test_model(serve_s3: ServeS3, layout: str, block_size: str, crash: bool) -> 
             what = rng.random()
             fua = nbd.CMD_FLAG_FUA if rng.random() < 0.05 else 0
             if what < 0.55:
-                data = rng.randbytes(length)
+                data = rng.randbytes(length) if rng.random() < 0.5 else rng.randbytes(1) * length
                 handle.pwrite(data, offset, fua)
                 model[offset : offset + length] = data
             elif what < 0.65:
