@@ -6,7 +6,9 @@
  * the log with a higher epoch, after which no older writer can complete a flush.
  *
  * Only a store's own "no such key" ends the log. Every other failure ends the
- * open. An object of a lower epoch than its predecessor was left by a writer
+ * open. So does an object behind that end which was built when what is missing
+ * there had been stored: nothing is then lost in silence that had been flushed.
+ * An object of a lower epoch than its predecessor was left by a writer
  * that had been fenced: it counts as absent, and gives way when its number is used.
  *
  * A snapshot is there when its own root is. One that no root of the volume knows, although it is
@@ -28,6 +30,9 @@
 /* Seconds that a volume that is closed takes to say so. */
 #define CLEAN_DEADLINE 5
 
+/* What roll_forward() answers besides errors. */
+#define AGAIN 1
+
 /* ---- records ---------------------------------------------------------------------- */
 
 struct replay {
@@ -36,6 +41,7 @@ struct replay {
 	uint32_t gc[S3_WINDOW]; /* GC objects that it has brought */
 	unsigned n_gc;
 	uint64_t last_epoch;
+	bool clean;	      /* the last object says that nothing comes after it */
 	uint64_t newest_root; /* frontier of the newest one that is there, usable or not */
 	uint64_t blocks;      /* that the root said the volume had */
 	/* Snapshots to be taken on the way. */
@@ -60,6 +66,7 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 
 	seal_objects(p, v->applied);
 	p->last_epoch = header->epoch;
+	p->clean = header->type == S3_TYPE_CLEAN;
 	v->applied = header->id;
 	v->last_type = header->type;
 	if (header->type != S3_TYPE_DATA)
@@ -887,20 +894,11 @@ static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look
 	return r;
 }
 
-/* Follows the log to its end. */
-static int roll_forward(struct s3_volume *v, struct replay *p)
+/* Follows the log to where nothing stands; n: how many are asked for first. */
+static int follow(struct s3_volume *v, struct replay *p, struct window *w, unsigned n)
 {
-	struct window *w = calloc(1, sizeof *w);
-	unsigned n = 4; /* after a clean end there is nothing */
 	int r = 0;
 
-	if (!w)
-		return -ENOMEM;
-	w->memory = malloc((size_t)WINDOW * FIRST_READ);
-	pthread_mutex_init(&w->lock, NULL);
-	pthread_cond_init(&w->done, NULL);
-	if (!w->memory)
-		r = -ENOMEM;
 	while (r == 0) {
 		uint64_t first = v->applied + 1;
 
@@ -909,11 +907,166 @@ static int roll_forward(struct s3_volume *v, struct replay *p)
 			r = take(v, p, first + i, &w->looks[i]);
 		n = WINDOW;
 	}
+	return r == 1 ? 0 : r;
+}
+
+/* Was the object at seq, which has been looked at, built when that at gap was in the store? 1: yes.
+ */
+static int witnesses(struct s3_volume *v, const struct replay *p, uint64_t gap, uint64_t seq,
+	const struct look *l)
+{
+	struct s3_object_header header;
+	struct s3_request again;
+	void *data = NULL;
+	enum s3_check check;
+	int r = l->req.result;
+
+	if (r)
+		return r == -ENOENT ? 0 : s3_volume_refuse(v, r, "%s", l->req.message);
+	check = s3_header_decode(l->iov.iov_base, l->req.bytes, v->super.uuid, &header);
+	if (check == S3_SHORT) {
+		r = s3_volume_get_header(v, seq, &data, &header, &check, &again);
+		if (r == -ENOENT || r == -ENOMEM)
+			return r == -ENOENT ? 0 : r;
+		if (r)
+			return s3_volume_refuse(v, r, "%s", again.message);
+	}
+	/* One of a lower epoch counts for nothing: its writer knew another end of the log. */
+	r = check == S3_GOOD && header.id == seq && header.epoch >= p->last_epoch &&
+	    header.frontier >= gap;
+	free(data);
+	return r;
+}
+
+/*
+ * Looks for an object behind the end of the log whose writer says that what ends it had been
+ * stored; witness: its number, 0: none. Without damage no writer has stored anything as far behind
+ * what it had not.
+ */
+static int find_witness(
+	struct s3_volume *v, const struct replay *p, struct window *w, uint64_t *witness)
+{
+	uint64_t gap = v->applied + 1;
+	int r = 0;
+
+	*witness = 0;
+	for (uint64_t first = gap + 1; r == 0 && first <= gap + S3_WINDOW; first += WINDOW) {
+		r = look_at(v, w, first, WINDOW);
+		for (unsigned i = 0; r == 0 && i < WINDOW; i++) {
+			r = witnesses(v, p, gap, first + i, &w->looks[i]);
+			if (r == 1)
+				*witness = first + i;
+		}
+	}
+	return r == 1 ? 0 : r;
+}
+
+/* Something that had been stored is missing. Who only reads may see what was before it. */
+static int tell_lost(struct s3_volume *v, uint64_t witness, bool readonly)
+{
+	char key[S3_KEY_MAX + 1], later[S3_KEY_MAX + 1];
+
+	s3_volume_object_key(v, v->applied + 1, key);
+	s3_volume_object_key(v, witness, later);
+	if (!readonly)
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: %s is missing, although it had been stored before %s was "
+			"written; restore it from a backup, look at the moment before it with "
+			"readonly=on, or delete all objects of the log after it to go back to that",
+			v->name, key, later);
+	backend_error(&v->host,
+		"volume=%s: %s is missing, although it had been stored before %s was written; the "
+		"moment before it is served",
+		v->name, key, later);
+	return 0;
+}
+
+/*
+ * A root says that the log was whole up to it. Objects that the two newest roots do not need are
+ * deleted, so that the log behind an older one has gaps, which look like its end.
+ */
+static int check_reached(struct s3_volume *v, uint64_t newest_root)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = newest_root};
+	char key[S3_KEY_MAX + 1];
+
+	if (v->applied >= newest_root)
+		return 0;
+	s3_volume_key(v, &name, key);
+	return s3_volume_refuse(v, -EIO,
+		"volume=%s: %s or a part of it is damaged or missing, and the log ends before it, "
+		"at "
+		"object %" PRIu64 "; restore the volume from a backup",
+		v->name, key, v->applied);
+}
+
+static void free_window(struct window *w)
+{
 	pthread_cond_destroy(&w->done);
 	pthread_mutex_destroy(&w->lock);
 	free(w->memory);
 	free(w);
-	return r == 1 ? 0 : r;
+}
+
+static struct window *make_window(void)
+{
+	struct window *w = calloc(1, sizeof *w);
+
+	if (!w)
+		return NULL;
+	pthread_mutex_init(&w->lock, NULL);
+	pthread_cond_init(&w->done, NULL);
+	w->memory = malloc((size_t)WINDOW * FIRST_READ);
+	if (w->memory)
+		return w;
+	free_window(w);
+	return NULL;
+}
+
+/* Is there a root now that is newer than known? 1: yes. */
+static int newer_root(struct s3_volume *v, uint64_t known)
+{
+	struct roots roots = {.v = v};
+	int r = list_roots(v, &roots);
+
+	if (r == 0)
+		r = roots.n && roots.seqs[0] > known;
+	free(roots.seqs);
+	return r;
+}
+
+/*
+ * Follows the log to its end, and makes sure that it is the end. AGAIN: a writer at work has stored
+ * roots meanwhile, and may have deleted what was only needed before them.
+ */
+static int roll_forward(struct s3_volume *v, struct replay *p, bool readonly)
+{
+	struct window *w = make_window();
+	uint64_t witness = 0, before;
+	int r = w ? 0 : -ENOMEM;
+
+	while (r == 0) {
+		before = v->applied;
+		/* After an orderly end there is nothing. */
+		r = follow(v, p, w, 4);
+		if (r == 0)
+			r = check_reached(v, p->newest_root);
+		if (r || p->clean)
+			break;
+		if (witness && v->applied == before) {
+			r = newer_root(v, p->newest_root);
+			if (r == 0)
+				r = tell_lost(v, witness, readonly);
+			break;
+		}
+		/* What a writer at work stored while we looked is there now, so look again. */
+		r = find_witness(v, p, w, &witness);
+		if (!witness)
+			break;
+	}
+	if (w)
+		free_window(w);
+	return r;
 }
 
 /* ---- the fence -------------------------------------------------------------------- */
@@ -1073,25 +1226,6 @@ void s3_close_cleanly(struct s3_volume *v)
 	free(buffer);
 }
 
-/*
- * A root says that the log was whole up to it. Objects that the two newest roots do not need are
- * deleted, so that the log behind an older one has gaps, which look like its end.
- */
-static int check_reached(struct s3_volume *v, uint64_t newest_root)
-{
-	struct s3_name name = {.kind = S3_NAME_ROOT, .number = newest_root};
-	char key[S3_KEY_MAX + 1];
-
-	if (v->applied >= newest_root)
-		return 0;
-	s3_volume_key(v, &name, key);
-	return s3_volume_refuse(v, -EIO,
-		"volume=%s: %s or a part of it is damaged or missing, and the log ends before it, "
-		"at "
-		"object %" PRIu64 "; restore the volume from a backup",
-		v->name, key, v->applied);
-}
-
 /* The super object tells the size; but nothing that is there is ever cut off. */
 static int settle_size(struct s3_volume *v, uint64_t blocks)
 {
@@ -1118,9 +1252,12 @@ int s3_recover(struct s3_volume *v, bool readonly)
 		again = false;
 		r = load_newest_root(v, p);
 		if (r == 0)
-			r = roll_forward(v, p);
-		if (r == 0)
-			r = check_reached(v, p->newest_root);
+			r = roll_forward(v, p, readonly);
+		if (r == AGAIN) {
+			again = true;
+			r = 0;
+			continue;
+		}
 		if (r == 0 && !readonly)
 			r = fence(v, p);
 		/* After the fence: until then a writer before us may take or delete one. */

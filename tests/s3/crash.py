@@ -6,9 +6,10 @@ A volume goes through a number of crashes. Each time many requests are in flight
 connections: stamped writes of random sizes, trims, zeroes, flushes, FUA, reads whose content is checked.
 Then the server gets kill -9 after a random number of replies, or ends itself at a named point of the
 device (USERBLK_S3_FAILPOINT); in some cases the newest objects or one in the middle are then taken from
-the store, as if their uploads had never ended. The volume is opened again, read as a whole and must hold
-a prefix of what was written, with every durable flush unless objects were taken: history.py. Snapshots,
-clones and changes of the size are cut short at named points as well: orders.py.
+the store, as if their uploads had never ended. If another object shows that one had been stored, the volume
+must be refused until they are back. The volume is opened again, read as a whole and must hold a prefix of what was
+written, with every durable flush unless objects were taken: history.py. Snapshots, clones and changes of the size
+are cut short at named points as well: orders.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import random
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -34,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-from device import parameters, volume_directory
+from device import feature_settings, parameters, volume_directory
 from history import History, Inconsistent, Write
 from nbdkit_server import Handle, NbdError, Nbdkit, nbd, plugin_path
 from orders import ORDER_POINTS, Failure, Orders
@@ -62,6 +64,7 @@ ORPHAN_POINTS = ("relocate-put-after", "orphan-delete-before")
 FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1])
 READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 120.0
+OBJECT_HEAD = struct.Struct("<40xQQ24xQ")  # of a log object: its number, its writer's epoch, frontier
 REACH_S = 3.0  # for which the load goes on, that a point may be reached
 
 
@@ -276,11 +279,26 @@ def objects_in(directory: Path) -> set[Path]:
     return {path for path in directory.rglob("*") if path.is_file()}
 
 
-def take_objects(directory: Path, before: set[Path], rng: random.Random) -> str:
+@dataclass(frozen=True)
+class Taken:
+    """Objects that were moved away from a volume."""
+
+    what: str = ""  # "": none
+    moved: tuple[tuple[Path, Path], ...] = ()  # whence and where to
+
+    def put_back(self) -> None:
+        for whence, where in self.moved:
+            shutil.move(where, whence)
+
+
+NOTHING = Taken()
+
+
+def take_objects(directory: Path, before: set[Path], rng: random.Random, aside: Path) -> Taken:
     """
     Takes objects away that may as well never have been stored: log objects that are newer than the
     newest object of another kind. before: those that were there when the server had opened the volume;
-    its fence among them was stored before anything after it. Says what it took; "" for nothing.
+    its fence among them was stored before anything after it.
     """
     objects = sorted(
         objects_in(directory) - before,
@@ -293,16 +311,31 @@ def take_objects(directory: Path, before: set[Path], rng: random.Random) -> str:
             break
         newest.append(path)
     if not newest:
-        return ""
+        return NOTHING
     if rng.random() < 0.5:
-        taken = newest[: rng.randint(1, min(len(newest), 6))]
-        what = f"the last {len(taken)} of {len(newest)}"
+        chosen = newest[: rng.randint(1, min(len(newest), 6))]
+        what = f"the last {len(chosen)} of {len(newest)}"
     else:
-        taken = [newest[rng.randrange(min(len(newest), 6))]]
-        what = f"{taken[0].name}, one of {len(newest)}"
-    for path in taken:
-        path.unlink()
-    return what
+        chosen = [newest[rng.randrange(min(len(newest), 6))]]
+        what = f"{chosen[0].name}, one of {len(newest)}"
+    aside.mkdir(exist_ok=True)
+    moved = tuple((path, aside / path.name) for path in chosen)
+    for whence, where in moved:
+        shutil.move(whence, where)
+    return Taken(what, moved)
+
+
+def has_a_witness(directory: Path) -> bool:
+    """Does an object behind the first gap of the log say that what is missing there had been stored?"""
+    heads = [OBJECT_HEAD.unpack_from(path.read_bytes()) for path in objects_in(directory / "log")]
+    epoch = max(head[1] for head in heads)
+    frontiers = {number: frontier for number, its_epoch, frontier in heads if its_epoch == epoch}
+    # Up to the newest root objects may be gone, and those before the first of this epoch count by their own.
+    roots = [int(path.parent.name, 16) for path in (directory / "ckpt").glob("*/root")]
+    gap = max([min(frontiers) - 1, *roots]) + 1
+    while gap in frontiers:
+        gap += 1
+    return any(number > gap and frontier >= gap for number, frontier in frontiers.items())
 
 
 @dataclass
@@ -387,14 +420,15 @@ class Volume:
                 if server is not None:
                     before = objects_in(self.objects) if self.objects else set()
                     kind = self._load_and_crash(server, history, failpoint)
+                taken = NOTHING
                 orphan = kind == ORPHAN_POINTS[0]
                 if server is not None and self.objects and not orphan and self.rng.random() < 0.25:
-                    taken = take_objects(self.objects, before, self.rng)
-                    if taken:
-                        durable = False
-                        kind = "taken: middle" if "one of" in taken else "taken: last"
+                    taken = take_objects(self.objects, before, self.rng, self.work / "taken")
+                if taken.what:
+                    durable = False
+                    kind = "taken: middle" if "one of" in taken.what else "taken: last"
                 server = None
-                server = self._judge(history, kind, durable, result)
+                server = self._judge(history, kind, durable, result, taken)
                 if server is None:
                     return
             assert server is not None
@@ -403,18 +437,31 @@ class Volume:
             if server is not None:
                 server.kill()
 
-    def _judge(self, history: History, kind: str, durable: bool, result: Result) -> Nbdkit | None:
+    def _judge(
+        self, history: History, kind: str, durable: bool, result: Result, taken: Taken = NOTHING
+    ) -> Nbdkit | None:
         """Opens the volume after a crash. None: it does not go on, since objects were taken."""
         if self.orders and durable:
             self.orders.verify()
         result.crashes += 1
+        missed = self.objects is not None and bool(taken.what) and has_a_witness(self.objects)
         try:
             server = self.start()
         except AssertionError as error:
             if durable:
                 raise Failure(f"the volume cannot be opened any more: {error}") from error
-            result.kinds["refused: " + kind] += 1
-            return None
+            if "is missing, although" not in str(error):
+                result.kinds["refused: " + kind] += 1
+                return None
+            # A PUT that was under way when its client was killed may end after that.
+            if not self.objects or not has_a_witness(self.objects):
+                raise Failure(f"an end of the log is taken for damage: {error}") from error
+            taken.put_back()
+            kind, durable, missed = "taken: stored", True, False
+            server = self.start()
+        if missed:
+            server.kill()
+            raise Failure(f"it opens without {taken.what}, which had been stored")
         try:
             found = read_volume(server, self.run, BLOCKS, tolerant=not durable)
             cut = history.settle(found, durable)
@@ -490,13 +537,15 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
         "uploads": rng.choice(("1", "2", "8")),
         "checkpoint": rng.choice(("4", "16", "512")),
         "gc-delay": rng.choice(("0", "60")),
+        **feature_settings(work, *rng.choice(((), (), ("zstd",), ("aes",), ("zstd", "aes")))),
     }
     # On the way to a named point everything is done as early as can be.
     soon = {"batch-size": "1M", "checkpoint": "4", "gc-delay": "0"}
 
     cache = work / "cache"
     caching = random.Random(f"{seed}/{number}/cache")
-    if caching.random() < 0.5:
+    # The file would hold plain text.
+    if caching.random() < 0.5 and "encryption-key" not in chosen:
         chosen |= {"cache-file": str(cache), "cache-size": "16M"}
 
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:

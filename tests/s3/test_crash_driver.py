@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crash import BLOCKS, Result, Serve, Volume, objects_in, take_objects
+from crash import BLOCKS, OBJECT_HEAD, Result, Serve, Volume, has_a_witness, objects_in, take_objects
 from history import Inconsistent
 from nbdkit_server import Nbdkit, plugin_path
 from orders import Failure
@@ -126,10 +126,11 @@ def test_dropped_write(tmp_path: Path, disk: Path) -> None:
 
 def test_objects_are_taken_from_the_end_of_the_log_only(tmp_path: Path) -> None:
     names = ("log/00/0", "log/09/9", "ckpt/1/root", "log/01/1", "log/02/2", "log/03/3")
+    directory = tmp_path / "volume"
 
     def make() -> None:
         for number, name in enumerate(names):
-            path = tmp_path / name
+            path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"")
             os.utime(path, ns=(10**18 + number * 10**9,) * 2)
@@ -138,8 +139,36 @@ def test_objects_are_taken_from_the_end_of_the_log_only(tmp_path: Path) -> None:
     kinds = set()
     for _ in range(30):
         make()
-        taken = take_objects(tmp_path, {tmp_path / "log/01/1"}, rng)
-        kinds.add("one of" in taken)
-        left = {str(path.relative_to(tmp_path)) for path in objects_in(tmp_path)}
+        taken = take_objects(directory, {directory / "log/01/1"}, rng, tmp_path / "aside")
+        kinds.add("one of" in taken.what)
+        left = {str(path.relative_to(directory)) for path in objects_in(directory)}
         assert set(names[:4]) <= left and len(left) < len(names)
+        taken.put_back()
+        assert len(objects_in(directory)) == len(names)
     assert kinds == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("log", "root", "witness"),
+    [
+        # number: (epoch, frontier)
+        ({1: (1, 0), 2: (1, 1), 3: (1, 2)}, None, False),
+        ({1: (1, 0), 2: (1, 1), 4: (1, 1)}, None, False),
+        ({1: (1, 0), 2: (1, 1), 4: (1, 1), 5: (1, 3)}, None, True),
+        # Left by a writer that was fenced.
+        ({1: (1, 0), 2: (2, 1), 4: (1, 3)}, None, False),
+        # Deleted, because a checkpoint covers it.
+        ({1: (1, 0), 3: (1, 2), 4: (1, 3)}, 3, False),
+        ({1: (1, 0), 3: (1, 2), 5: (1, 4)}, 3, True),
+    ],
+)
+def test_witness(tmp_path: Path, log: dict[int, tuple[int, int]], root: int | None, witness: bool) -> None:
+    for number, (epoch, frontier) in log.items():
+        path = tmp_path / f"log/{number:02x}/{number:016x}"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(OBJECT_HEAD.pack(number, epoch, frontier))
+    if root is not None:
+        path = tmp_path / f"ckpt/{root:016x}/root"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+    assert has_a_witness(tmp_path) == witness

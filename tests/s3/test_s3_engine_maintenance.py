@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from device import ServeS3
-from fault_proxy import FaultProxy, Rule, delayed, passed_on
+from fault_proxy import FaultProxy, Rule, delayed, passed_on, refused
 from nbdkit_server import Handle, Nbdkit
 from servers import BUCKET
 
@@ -178,19 +178,64 @@ def test_damaged_log_is_refused(serve_s3: ServeS3, how: str) -> None:
     assert serve_s3.objects("v") == before
 
 
-def test_missing_object_ends_the_log(serve_s3: ServeS3) -> None:
-    """
-    What comes after a gap never comes back, also when the log has grown past it anew. (Defects 12
-    and 4.)
-    """
+def log_objects(serve: ServeS3, volume: str) -> list[str]:
+    """Keys of the log's objects, oldest first."""
+    return sorted(serve.objects(volume, "log/"), key=lambda key: key[-16:])
+
+
+def wait_for_objects(serve: ServeS3, volume: str, count: int) -> None:
+    wait_until(lambda: len(log_objects(serve, volume)) >= count, f"there are no {count} log objects")
+
+
+def test_object_that_had_been_stored_is_missed(serve_s3: ServeS3) -> None:
+    """A store that loses an object ends in an error and not in the loss of what was flushed after it."""
     server = serve_s3("v")
     handle = server.connect()
     for number in range(1, 21):
         handle.pwrite(stamp(number), number * BLOCK)
         handle.flush()
     server.kill()
-    log = sorted(serve_s3.objects("v", "log/"), key=lambda k: k[-16:])
-    delete(serve_s3, "v", log[10])  # log[0] is the fence: block 10
+    gone = log_objects(serve_s3, "v")[10]  # the first is the fence: block 10
+    delete(serve_s3, "v", gone)
+    before = serve_s3.objects("v")
+    with pytest.raises(AssertionError, match=f"{gone} is missing, although .*readonly=on"):
+        serve_s3("v")
+    server = serve_s3("v", readonly="on")
+    handle = server.connect()
+    for number in range(1, 21):
+        wanted = stamp(number) if number < 10 else bytes(BLOCK)
+        assert handle.pread(BLOCK, number * BLOCK) == wanted, f"block {number}"
+    assert f"{gone} is missing, although" in server.output()
+    server.stop()
+    assert serve_s3.objects("v") == before
+    # The way out that the message names.
+    for key in log_objects(serve_s3, "v")[10:]:
+        delete(serve_s3, "v", key)
+    handle = serve_s3("v").connect()
+    assert handle.pread(2 * BLOCK, 9 * BLOCK) == stamp(9) + bytes(BLOCK)
+
+
+def test_object_that_was_never_stored_ends_the_log(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """
+    What comes after a gap never comes back, also when the log has grown past it anew. (Defects 12
+    and 4.)
+    """
+    server = serve_s3("v", through=proxy)
+    handle = server.connect()
+    for number in range(1, 10):
+        handle.pwrite(stamp(number), number * BLOCK)
+        handle.flush()
+    # The first object is the fence: this is block 10.
+    never = proxy.add(Rule(refused(503, "SlowDown"), method="PUT", key=f"/log/0b/{11:016x}"))
+    for number in range(10, 21):
+        handle.pwrite(stamp(number), number * BLOCK)
+        handle.aio_flush()
+        if number == 10:
+            wait_until(lambda: never.taken > 0, "block 10 is not uploaded")
+        else:
+            wait_for_objects(serve_s3, "v", number)
+    server.kill()
+    proxy.clear()
     for attempt in range(2):
         server = serve_s3("v")
         handle = server.connect()
@@ -208,6 +253,24 @@ def test_missing_object_ends_the_log(serve_s3: ServeS3) -> None:
     for number in range(1, 21):
         wanted = stamp(100 + number) if number < 6 else stamp(number) if number < 10 else bytes(BLOCK)
         assert handle.pread(BLOCK, number * BLOCK) == wanted, f"block {number}"
+
+
+@pytest.mark.parametrize("features", ["zstd", "zstd aes"])
+def test_garbage_of_a_transformed_volume(serve_s3: ServeS3, features: str) -> None:
+    """Parts of units of many objects are put together anew."""
+    model = Model(8)
+    server = serve_s3("v", features=features, gc_delay="0", checkpoint="64")
+    handle = server.connect()
+    for _ in range(2):
+        model.write(handle, 150)
+        wait_until(lambda: bool(serve_s3.objects("v", "gc/")), "nothing is compacted")
+    model.write(handle, 50)
+    model.check(handle)
+    server.kill()
+    server = serve_s3("v", features=features)
+    model.check(server.connect())
+    assert server.stop() == 0
+    assert "is damaged" not in server.output()
 
 
 def test_what_changes_nothing_costs_nothing(serve_s3: ServeS3) -> None:
