@@ -93,6 +93,22 @@ def test_parallel_sealing(serve_s3: ServeS3) -> None:
     assert server.stop() == 0
 
 
+def test_clone_of_an_encrypted_volume(serve_s3: ServeS3) -> None:
+    """It has the parent's key and a check of its own, and reads what the parent's derived key had encrypted."""
+    parent = serve_s3.drive("v", features="zstd aes")
+    parent.pwrite(text(64), 0)
+    parent("create", "a")
+    parent("clone", "a", serve_s3.prefix, "c")
+    serve_s3.cloned("c")
+    parent.stop()
+    with refused(serve_s3, "c", "is encrypted; give"):
+        serve_s3("c")
+    handle = serve_s3("c", features="zstd aes").connect()
+    handle.pwrite(bytes(BLOCK), BLOCK)
+    assert handle.pread(64 * BLOCK, 0) == text(1) + bytes(BLOCK) + text(64)[2 * BLOCK :]
+    assert serve_s3("v", features="zstd aes").connect().pread(64 * BLOCK, 0) == text(64)
+
+
 @contextmanager
 def refused(serve: ServeS3, volume: str, message: str) -> Iterator[None]:
     """An open ends with one line, which says this, and nothing is changed."""
