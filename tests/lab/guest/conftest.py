@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ BUILD = "build/trixie"
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 120.0  # s for every command; the machine may be busy
+S3_SERVERS = Path("build/s3-servers")
+KEY, SECRET, BUCKET = "userblktest", "0123456789abcdef0123456789abcdef", "userblk-test"
 SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "fio")
 
 Up = Callable[..., AbstractContextManager[Running]]
@@ -91,6 +95,50 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
     yield directory
     if directory.is_mount():
         run(["umount", "--lazy", directory])
+
+
+@pytest.fixture
+def s3_volume(tmp_path: Path) -> Iterator[list[str]]:
+    """key=value of a volume that is to be created, in a store of its own, which is on the SATA disk."""
+    (program,) = S3_SERVERS.glob("versitygw-*/versitygw")
+    disk, directory = os.environ["LAB_SATA"], tmp_path / "store"
+    run(["mkfs.ext4", "-qF", disk])
+    directory.mkdir()
+    run(["mount", disk, directory])
+    (directory / "data" / BUCKET).mkdir(parents=True)
+    credentials = tmp_path / "credentials"
+    credentials.write_text(f"access-key-id={KEY}\nsecret-access-key={SECRET}\n")
+    credentials.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [program, "--port", f"127.0.0.1:{port}", "--region", "us-east-1", "--quiet", "--keep-alive", "posix"]
+    server = subprocess.Popen(
+        [*argv, directory / "data"],
+        env=os.environ | {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + LIMIT
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < end and server.poll() is None, "the store does not start"
+            time.sleep(0.1)
+        values = {
+            "endpoint": f"http://127.0.0.1:{port}",
+            "region": "us-east-1",
+            "bucket": BUCKET,
+            "credentials": str(credentials),
+            "volume": "v",
+        }
+        yield [f"{key}={value}" for key, value in values.items()]
+    finally:
+        server.terminate()
+        server.wait(LIMIT)
+        run(["umount", directory])
 
 
 def leftovers() -> list[str]:
