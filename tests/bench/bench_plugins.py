@@ -102,7 +102,7 @@ def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int, director
         for path in directory.glob("fio_iops.*.log")
     ]
     begin, end = max(log[0][0] for log in logs), min(log[-1][0] for log in logs)
-    if len(logs) != cell.jobs or end - begin < 500 * runtime:
+    if len(logs) != cell.jobs or end - begin < 250 * runtime:
         raise RuntimeError(f"{cell.name}: {len(logs)} jobs overlapped for {end - begin} ms; give a longer --runtime")
     return math.fsum(statistics.fmean(iops for time, iops in log if begin < time <= end) for log in logs)
 
