@@ -5,18 +5,16 @@
 A cell is COMPARISON/WORKLOAD/BLOCK/JOBS. In every round each cell is run once with each of its
 two sides, in random order, each run with a server of its own; a run's figure is the IOPS of
 fio's nbd engine, one connection per job, one request at a time, while all jobs ran: they begin up to 0.3 s apart,
-depending on the server, and each on its own meets less competition, which fio's own sum counts
-in favour of whose jobs overlap least. The result of a cell is the Hodges-Lehmann estimate of first/second with
-its 95 % interval.
+depending on the server, and those alone meet less competition, which the sum of fio's rates counts
+in favour of the server whose jobs overlap least. The result of a cell is the Hodges-Lehmann estimate of
+first/second with its 95 % interval.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +31,8 @@ SCHEMA = 1
 LIMIT = 0.97  # "not slower": the lower end of the interval is at least this
 MIB = 1 << 20
 LOG_MS = 20  # a point of fio's log of IOPS
+BEGIN_MS = 400  # in which all jobs begin
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,15 @@ class Cell:
         return f"{self.comparison}/{self.workload}/{self.block}/{self.jobs}"
 
 
+class Disturbed(RuntimeError):
+    """Jobs did not run at the same time: the machine did something else."""
+
+
 def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int, directory: Path) -> float:
-    """IOPS of one run, of the time in which all jobs ran; directory takes fio's logs."""
+    """IOPS of one run, while all jobs run; directory takes fio's logs."""
     argv = ["fio", f"--name={cell.workload}", "--ioengine=nbd", f"--uri={uri}"]
     argv += [f"--rw={cell.workload}", f"--bs={cell.block}", f"--numjobs={cell.jobs}"]
-    argv += [f"--size={size}", "--time_based", f"--runtime={round(runtime * 1000)}ms"]
+    argv += [f"--size={size}", "--time_based", f"--runtime={round(runtime * 1000) + BEGIN_MS}ms"]
     argv += ["--group_reporting", "--randrepeat=0", f"--randseed={seed}", "--norandommap"]
     argv += [f"--write_iops_log={directory / 'fio'}", f"--log_avg_msec={LOG_MS}", "--log_unix_epoch=1"]
     paired.run_fio(argv, cell.name)
@@ -101,13 +105,15 @@ def run_fio(uri: str, cell: Cell, runtime: float, size: int, seed: int, director
         [(int(time), int(iops)) for time, iops, *_ in (line.split(",") for line in path.read_text().splitlines())]
         for path in directory.glob("fio_iops.*.log")
     ]
-    begin, end = max(log[0][0] for log in logs), min(log[-1][0] for log in logs)
-    if len(logs) != cell.jobs or end - begin < 250 * runtime:
-        raise RuntimeError(f"{cell.name}: {len(logs)} jobs overlapped for {end - begin} ms; give a longer --runtime")
-    return math.fsum(statistics.fmean(iops for time, iops in log if begin < time <= end) for log in logs)
+    # From when the late ones have begun to when the first one ends.
+    begin = min(log[0][0] for log in logs) + BEGIN_MS
+    end = min(log[-1][0] for log in logs)
+    if len(logs) != cell.jobs or end - begin < 500 * runtime:
+        raise Disturbed(f"{cell.name}: {len(logs)} jobs, the first of which ended {end - begin} ms after the beginning")
+    return sum(iops for log in logs for time, iops in log if begin < time <= end) * LOG_MS / (end - begin)
 
 
-def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
+def run_once(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
     size = options.size * MIB
     parameters = [text.format(file=file, size=size) for text in side.parameters]
     with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
@@ -119,6 +125,16 @@ def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
         finally:
             server.kill()
     return iops
+
+
+def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
+    """IOPS of one run; of another one after a disturbed run, which is told."""
+    for _ in range(TRIES - 1):
+        try:
+            return run_once(side, cell, file, options, seed)
+        except Disturbed as error:
+            print(f"again: {error}", file=sys.stderr, flush=True)
+    return run_once(side, cell, file, options, seed)
 
 
 @contextmanager
