@@ -347,9 +347,8 @@ class Runner:
 
     # ---- one run ----------------------------------------------------------------------
 
-    def run_entry(self, entry: Entry, running: Running, block: str, filled: bool) -> bool:
-        """One run in its directory. Is the area zero-filled afterwards?"""
-        workload = self.plan.workload(entry)
+    def begin(self, entry: Entry) -> Path:
+        """Announce a run and make its directory anew."""
         directory = self.directory / self.plan.directory(entry)
         self.check_space()
         shutil.rmtree(directory, ignore_errors=True)
@@ -363,6 +362,40 @@ class Runner:
             workload=entry.workload,
             repetition=entry.repetition,
         )
+        return directory
+
+    def finish(self, entry: Entry, directory: Path, summary: dict[str, object]) -> None:
+        """Keep a run that came to its end."""
+        write_json(directory / "summary.json", summary)
+        mark_done(directory)
+        self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
+        self.counts["done" if summary["valid"] else "invalid"] += 1
+        self.emit("entry-done", index=entry.index, summary=summary)
+
+    def identity(self, entry: Entry, workload: Workload, block: str) -> dict[str, object]:
+        """What a summary begins with: which run it is of."""
+        return {
+            "schema": SCHEMA,
+            "campaign": self.plan.campaign,
+            "host": self.plan.host,
+            "device": entry.device,
+            "suite": entry.suite,
+            "engine": workload.engine,
+            "system": entry.system,
+            "workload": entry.workload,
+            "repetition": entry.repetition,
+            "profile": self.plan.profile.name,
+            "seed": entry.seed,
+            "order": entry.index,
+            "block": block,
+            "emulated": self.plan.emulated,
+            "kernel": self.environment.get("kernel", ""),
+        }
+
+    def run_entry(self, entry: Entry, running: Running, block: str, filled: bool) -> bool:
+        """One run in its directory. Is the area zero-filled afterwards?"""
+        workload = self.plan.workload(entry)
+        directory = self.begin(entry)
         mark = self.teardown.mark()
         try:
             try:
@@ -386,11 +419,7 @@ class Runner:
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        write_json(directory / "summary.json", summary)
-        mark_done(directory)
-        self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
-        self.counts["done" if summary["valid"] else "invalid"] += 1
-        self.emit("entry-done", index=entry.index, summary=summary)
+        self.finish(entry, directory, summary)
         if self.plan.systems[entry.system].kind == "native":
             stop_if_device_failed(summary)
         return workload.engine == "fio" and not workload.writes
@@ -633,21 +662,7 @@ class Runner:
             settings[workload.engine] = dict(result.settings) | {"version": result.version}
         disks = use.disks if use else ()
         return {
-            "schema": SCHEMA,
-            "campaign": self.plan.campaign,
-            "host": self.plan.host,
-            "device": entry.device,
-            "suite": entry.suite,
-            "engine": workload.engine,
-            "system": entry.system,
-            "workload": entry.workload,
-            "repetition": entry.repetition,
-            "profile": profile.name,
-            "seed": entry.seed,
-            "order": entry.index,
-            "block": block,
-            "emulated": self.plan.emulated,
-            "kernel": self.environment.get("kernel", ""),
+            **self.identity(entry, workload, block),
             "started": started,
             "duration_s": result.duration_s if result else 0.0,
             "valid": not problems,

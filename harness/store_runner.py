@@ -21,13 +21,10 @@ from .plan import Entry, needs_store
 from .runner import (
     FLUSH_PATIENCE,
     POLL_S,
-    SCHEMA,
     STEAL_LIMIT,
     Runner,
     main,
-    mark_done,
     write_counters,
-    write_json,
 )
 from .samplers import Sampler
 from .stores import Access, GivenStore, LocalStore, Store
@@ -112,19 +109,7 @@ class StoreRunner(Runner):
     def run_one(self, entry: Entry, system: SystemConfig, store: Store | None, block: str) -> bool:
         """One run in its directory. May the volume have changed?"""
         workload = self.plan.workload(entry)
-        directory = self.directory / self.plan.directory(entry)
-        self.check_space()
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        self.emit(
-            "entry-start",
-            index=entry.index,
-            device=entry.device,
-            system=entry.system,
-            suite=entry.suite,
-            workload=entry.workload,
-            repetition=entry.repetition,
-        )
+        directory = self.begin(entry)
         mark = self.teardown.mark()
         try:
             try:
@@ -137,10 +122,7 @@ class StoreRunner(Runner):
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        write_json(directory / "summary.json", summary)
-        mark_done(directory)
-        self.counts["done" if summary["valid"] else "invalid"] += 1
-        self.emit("entry-done", index=entry.index, summary=summary)
+        self.finish(entry, directory, summary)
         return workload.writes
 
     def measure_one(
@@ -202,21 +184,7 @@ class StoreRunner(Runner):
         settings = served.settings | (store.settings if store else {}) | {"volume_bytes": profile.store.size}
         settings |= {"jobs": workload.threads, "depth": workload.depth, "block_size": workload.block_size}
         return {
-            "schema": SCHEMA,
-            "campaign": self.plan.campaign,
-            "host": self.plan.host,
-            "device": entry.device,
-            "suite": entry.suite,
-            "engine": workload.engine,
-            "system": entry.system,
-            "workload": entry.workload,
-            "repetition": entry.repetition,
-            "profile": profile.name,
-            "seed": entry.seed,
-            "order": entry.index,
-            "block": block,
-            "emulated": self.plan.emulated,
-            "kernel": self.environment.get("kernel", ""),
+            **self.identity(entry, workload, block),
             "started": started,
             "duration_s": duration,
             "valid": not problems,

@@ -1,71 +1,60 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <stdbool.h>
 #include <string.h>
 
 #include "backends/s3/iov.h"
 
+/* Takes the next piece of length bytes from position on; false: there is none left. */
+static bool next_piece(
+	const struct iovec **iov, uint64_t *position, uint64_t *length, struct iovec *piece)
+{
+	uint64_t bytes;
+
+	if (!*length)
+		return false;
+	for (; *position >= (*iov)->iov_len; (*iov)++)
+		*position -= (*iov)->iov_len;
+	bytes = (*iov)->iov_len - *position;
+	if (bytes > *length)
+		bytes = *length;
+	*piece = (struct iovec){(uint8_t *)(*iov)->iov_base + *position, bytes};
+	*position += bytes;
+	*length -= bytes;
+	return true;
+}
+
 int s3_iov_slice(const struct iovec *iov, uint64_t position, uint64_t length, struct iovec *out)
 {
+	struct iovec piece;
 	int n = 0;
 
-	for (; length; iov++) {
-		uint64_t bytes;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		bytes = iov->iov_len - position;
-		if (bytes > length)
-			bytes = length;
+	for (; next_piece(&iov, &position, &length, &piece); n++)
 		if (out)
-			out[n] = (struct iovec){(uint8_t *)iov->iov_base + position, bytes};
-		n++;
-		length -= bytes;
-		position = 0;
-	}
+			out[n] = piece;
 	return n;
 }
 
 void s3_iov_copy(const struct iovec *iov, uint64_t position, void *to, uint64_t length)
 {
 	uint8_t *out = to;
+	struct iovec piece;
 
-	for (; length; iov++) {
-		uint64_t n;
-
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		n = iov->iov_len - position;
-		if (n > length)
-			n = length;
-		memcpy(out, (const uint8_t *)iov->iov_base + position, n);
-		out += n;
-		length -= n;
-		position = 0;
+	while (next_piece(&iov, &position, &length, &piece)) {
+		memcpy(out, piece.iov_base, piece.iov_len);
+		out += piece.iov_len;
 	}
 }
 
 void s3_iov_fill(const struct iovec *iov, uint64_t position, const uint8_t *data, uint64_t length)
 {
-	for (; length; iov++) {
-		uint64_t n;
+	struct iovec piece;
 
-		if (position >= iov->iov_len) {
-			position -= iov->iov_len;
-			continue;
-		}
-		n = iov->iov_len - position;
-		if (n > length)
-			n = length;
+	while (next_piece(&iov, &position, &length, &piece)) {
 		if (data) {
-			memcpy((uint8_t *)iov->iov_base + position, data, n);
-			data += n;
+			memcpy(piece.iov_base, data, piece.iov_len);
+			data += piece.iov_len;
 		} else {
-			memset((uint8_t *)iov->iov_base + position, 0, n);
+			memset(piece.iov_base, 0, piece.iov_len);
 		}
-		length -= n;
-		position = 0;
 	}
 }
