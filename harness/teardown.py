@@ -7,6 +7,7 @@ run and, should the runner have been killed with SIGKILL, when the next one star
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -117,11 +118,14 @@ def recover() -> list[str]:
 
 @undo
 def end_process(pid: int, started: int, name: str) -> None:
-    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen."""
+    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen. Started 0: it had ended when it was noted."""
+    if not started:
+        return
     for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):
         if start_time(pid) != started:
             return
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # ended since
+            os.kill(pid, number)
         end = time.monotonic() + patience
         while start_time(pid) == started and time.monotonic() < end:
             time.sleep(0.02)

@@ -72,6 +72,15 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone() -> None:
         other.wait()
 
 
+def test_a_process_that_ended_before_it_was_noted_needs_nothing() -> None:
+    ended = subprocess.Popen(["true"])
+    while started := start_time(ended.pid):
+        time.sleep(0.01)
+    teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")  # a zombie still
+    ended.wait()
+    teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")
+
+
 def test_commands_are_recorded(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     assert recorder.run(["echo", "out"], timeout=20) == "out\n"
