@@ -118,7 +118,7 @@ def recover() -> list[str]:
 
 @undo
 def end_process(pid: int, started: int, name: str) -> None:
-    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen. Started 0: it had ended when it was noted."""
+    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen. started: 0 if it had ended already."""
     if not started:
         return
     for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):
