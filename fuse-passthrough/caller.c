@@ -41,6 +41,7 @@ void caller_begin(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 
+	caller_keep_setid();
 	/*
 	 * The kernel leaves the umask to us, because a default ACL of the
 	 * directory overrides it. A thread begins with that of the thread that
@@ -67,7 +68,13 @@ void caller_end(fuse_req_t req)
 		setfsgid(0);
 }
 
-/* Sets or clears CAP_FSETID of this thread. */
+/*
+ * A system call or two for each change, so it is made when the other state is
+ * needed: many opens in a row cost none. A thread begins with the credentials
+ * of the one that started it, in either state.
+ */
+static _Thread_local enum { FSETID_UNKNOWN, FSETID_HELD, FSETID_LOST } fsetid;
+
 static void set_fsetid(bool on)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -79,17 +86,20 @@ static void set_fsetid(bool on)
 		data[0].effective |= data[0].permitted & (1u << CAP_FSETID);
 	else
 		data[0].effective &= ~(1u << CAP_FSETID);
-	syscall(SYS_capset, &header, data);
+	if (syscall(SYS_capset, &header, data) == 0)
+		fsetid = on ? FSETID_HELD : FSETID_LOST;
 }
 
-void caller_lose_fsetid(void)
+void caller_lose_setid(void)
 {
-	set_fsetid(false);
+	if (fsetid != FSETID_LOST)
+		set_fsetid(false);
 }
 
-void caller_regain_fsetid(void)
+void caller_keep_setid(void)
 {
-	set_fsetid(true);
+	if (fs.passthrough && fsetid != FSETID_HELD)
+		set_fsetid(true);
 }
 
 bool caller_in_group(fuse_req_t req, gid_t group)

@@ -123,9 +123,8 @@ static int32_t pass_through(fuse_req_t req, int fd)
 
 	if (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID)))
 		return 0;
-	caller_lose_fsetid();
+	caller_lose_setid();
 	id = fuse_passthrough_open(req, fd);
-	caller_regain_fsetid();
 	if (id > 0)
 		return id;
 	if (atomic_fetch_add(&fs.passthrough_refused, 1) == 0)
@@ -178,7 +177,8 @@ static void finish_open(
 	(void)req;
 	fi->fh = pack(fd, direct_fd);
 	fi->keep_cache = fs.timeout > 0;
-	fi->noflush = fs.timeout == 0 && (fi->flags & O_ACCMODE) == O_RDONLY;
+	/* Nothing is left to write: a request less, except with write-back. */
+	fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
 #if HAVE_PASSTHROUGH
 	if (fs.passthrough)
 		begin_passthrough(req, inode, fi);
@@ -213,6 +213,8 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 
 	if (path_fd < 0)
 		return path_fd;
+	if (fi->flags & O_TRUNC)
+		caller_keep_setid();
 	fd = open_retrying(fd_path(path_fd).path, source_flags(fi->flags));
 	inode_put(inode);
 	if (fd < 0)
@@ -394,6 +396,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	ssize_t result = 0;
 
 	(void)ino;
+	caller_keep_setid();
 	out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
 	out.buf[0].fd = fd;
 	out.buf[0].pos = offset;
@@ -437,6 +440,7 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 	int fd = file_fd(fi), result = 0;
 
 	(void)ino;
+	caller_keep_setid();
 	/* killpriv_v2 has no flag for this call and the next. */
 	if (fs.killpriv_v2 && !keeps_setid(req))
 		result = clear_setid(fd);
@@ -483,6 +487,7 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 
 	(void)ino_in;
 	(void)ino_out;
+	caller_keep_setid();
 	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(file_fd(fi_out)) : 0;
 	if (result == 0) {
 		result = copy_file_range(

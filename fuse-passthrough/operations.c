@@ -249,6 +249,7 @@ static int set_attributes(int fd, bool open_file, const struct stat *st, int wha
 {
 	int result = 0;
 
+	caller_keep_setid();
 	/* Giving a file away clears its set-id bits, so the mode comes after the owner. */
 	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
 		result = set_owner(fd, st, what);
@@ -552,6 +553,7 @@ static void fs_setxattr(
 		reply(req, fd);
 		return;
 	}
+	caller_keep_setid(); /* an ACL may change the mode */
 	result = setxattr(fd_path(fd).path, name, value, size, flags) == -1 ? -errno : 0;
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
 		result = drop_setgid(req, fd);

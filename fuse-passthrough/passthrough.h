@@ -78,11 +78,13 @@ void caller_begin(fuse_req_t req);
 void caller_end(fuse_req_t req);
 
 /*
- * Between these two, the calling thread lacks CAP_FSETID: what the kernel does
- * with its credentials clears set-id bits. Does nothing for daemons without it.
+ * With caller_lose_setid(), the calling thread is without CAP_FSETID until
+ * caller_keep_setid(): what the kernel does with its credentials clears set-id
+ * bits. So every operation that may clear them begins with the latter
+ * (caller_begin() does). Nothing changes for daemons that never had it.
  */
-void caller_lose_fsetid(void);
-void caller_regain_fsetid(void);
+void caller_lose_setid(void);
+void caller_keep_setid(void);
 
 /*
  * Whether the sender of req is in group, by its groups as /proc shows them.

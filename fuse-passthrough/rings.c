@@ -224,6 +224,7 @@ static bool start_write(struct entry *entry)
 
 	if (fd == file_fd(&fi) || (arg->write_flags & FUSE_WRITE_KILL_SUIDGID))
 		return false;
+	caller_keep_setid();
 	sqe = new_sqe(entry->queue);
 	io_uring_prep_write(sqe, fd, entry->payload, arg->size, arg->offset);
 	io_uring_sqe_set_data64(sqe, (uintptr_t)entry | IO_WRITE);

@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,43 @@ def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
     assert mode(path) == mode(fuse.source / "program") == 0o775
     status = (fuse.source / "program").stat()
     assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "printf x >>$0",
+        ": >$0",
+        "truncate -s 1 $0",
+        "fallocate -l 10000 $0",
+        "dd if=/dev/zero of=$0 bs=4096 count=1 oflag=direct conv=notrunc status=none",
+        "setfacl -m u:1:r $0",
+        "chmod 0755 $0; chmod 2775 $0",
+        "rm $0; python3 -c 'import os, sys; os.umask(0); os.mknod(sys.argv[1], 0o102775)' $0",
+    ],
+)
+def test_root_keeps_setgid_after_many_opens(fuse: Mount, change: str) -> None:
+    """Passing files through takes a right from the daemon's threads, which these changes need back."""
+    if "setfacl" in change:
+        need("setfacl")
+    path = fuse.point / "file"
+    os.chown(fuse.point, 0, GROUP)
+    fuse.point.chmod(0o2755)
+    path.write_bytes(bytes(4096))
+    os.chown(path, 0, GROUP)
+    path.chmod(0o2775)
+    for i in range(20):
+        (fuse.source / f"other{i}").touch()
+
+    def open_all() -> None:
+        for i in range(20):
+            os.close(os.open(fuse.point / f"other{i}", os.O_RDONLY))
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(open_all) for _ in range(16)]:
+            done.result()
+    checked(["sh", "-c", change, str(path)])
+    assert mode(fuse.source / "file") == 0o2775
 
 
 def test_times_to_the_nanosecond(fuse: Mount) -> None:
