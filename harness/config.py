@@ -404,7 +404,7 @@ def _store_suite(table: Table, name: str, profile: str, systems: tuple[str, ...]
 def load_suite(name: str, profile: str = "quick") -> Suite:
     """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other.
 
-    profile: says how many points the figures of a suite over a store have.
+    profile: says how many points a suite has that is drawn over block sizes, jobs and depths.
     """
     table = _read("suites", name)
     systems = tuple(str(system) for system in table.array("systems")) if "systems" in table.values else ()
@@ -417,7 +417,7 @@ def load_suite(name: str, profile: str = "quick") -> Suite:
     if engine == "failover":
         return Suite(name, tuple(_failover_workloads(name, table)), systems)
     if engine == "sweep":
-        return Suite(name, tuple(_sweep_workloads(name, table)), systems)
+        return Suite(name, tuple(_sweep_workloads(name, table, profile)), systems)
     if engine == "store":
         return _store_suite(table, name, profile, systems)
     counts = _counts(table, "threads")
@@ -475,16 +475,20 @@ def _block_size(table: Table, key: str, value: object) -> int:
         raise table.error(key, value, "must be a power of two of at least 512, as in 4k or 128k") from None
 
 
-def _sweep_workloads(suite: str, table: Table) -> Iterator[Workload]:
+def _sweep_workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Of the rest of a suite's table."""
-    jobs, depths = _counts(table, "jobs"), _counts(table, "depths")
-    sizes = [(str(size), _block_size(table, "block_sizes", size)) for size in table.array("block_sizes")]
-    part, scaling = table.table("modes"), table.table("scaling")
+    part, points, scaling = table.table("modes"), table.table("points"), table.table("scaling")
     modes = {mode: part.text(mode, FIO_MODES) for mode in list(part.values)}
+    grid = points.table(profile)
+    for other in list(points.values):  # of other profiles
+        points.table(other)
+    jobs, depths = _counts(grid, "jobs"), _counts(grid, "depths")
+    sizes = [(str(size), _block_size(grid, "block_sizes", size)) for size in grid.array("block_sizes")]
+    grid.end(("jobs", "depths", "block_sizes"))
     depth, size = scaling.integer("depth", 1), _block_size(scaling, "block_size", scaling.text("block_size"))
     cpus = _counts(scaling, "cpus")
     scaling.end(("depth", "block_size", "cpus"))
-    table.end(("name", "engine", "systems", "jobs", "depths", "block_sizes", "modes", "scaling"))
+    table.end(("name", "engine", "systems", "modes", "points", "scaling"))
     for mode, rw in modes.items():
         for count in jobs:
             for at_once in depths:

@@ -7,16 +7,18 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
 from userblk.analysis import report, sweep
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, make_plan
+from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
+from userblk.harness.plan import Device, Plan, estimate, make_plan
 from userblk.harness.workloads.fio import argv
 
 
 def test_its_workloads_are_the_thesis_experiments() -> None:
-    suite = load_suite("buse-null")
+    suite = load_suite("buse-null", "paper")
     points = [w for w in suite.workloads if not w.cpus]
     assert len(points) == 2 * 2 * 3 * 5
+    assert len([w for w in load_suite("buse-null").workloads if not w.cpus]) == 2 * 2 * 2 * 4
     assert {w.engine for w in suite.workloads} == {"sweep"}
     assert all(sweep.POINT.fullmatch(w.id) for w in points)
     assert [w.id for w in suite.workloads if w.cpus == 2] == ["read-2cpu", "write-2cpu"]
@@ -27,19 +29,30 @@ def test_its_workloads_are_the_thesis_experiments() -> None:
     assert "--rw=write" in words and "--numjobs=2" in words
 
 
-def test_what_wants_fewer_cpus_is_brought_up_alone() -> None:
+def plan_for(*systems: str) -> Plan:
+    """With 2 CPUs."""
     suite = load_suite("buse-null")
-    suite = dataclasses.replace(suite, workloads=tuple(w for w in suite.workloads if w.cpus <= 2))
-    plan = make_plan(
-        suite=suite,
+    return make_plan(
+        suite=dataclasses.replace(suite, workloads=tuple(w for w in suite.workloads if w.cpus <= 2)),
         profile=load_profile("quick"),
-        systems=[load_system("ublk-null")],
+        systems=[load_system(name) for name in systems or suite.systems],
         devices=[Device("nvme", "/dev/null", "1")],
         campaign="test",
         build="build",
-        repetitions=1,
     )
-    assert sorted(len(entries) for _, entries in plan.blocks()) == [1, 1, 1, 1, 60]
+
+
+def test_what_wants_fewer_cpus_is_brought_up_alone() -> None:
+    assert sorted(len(entries) for _, entries in plan_for("ublk-null").blocks()) == sorted(3 * [1, 1, 1, 1, 32])
+
+
+def test_the_quick_profile_is_over_in_40_minutes() -> None:
+    assert estimate(plan_for()).seconds < 40 * 60
+
+
+def test_a_profile_without_points_is_refused() -> None:
+    with pytest.raises(ConfigError, match="buse-null.toml: points.other is missing"):
+        load_suite("buse-null", "other")
 
 
 def write_run(campaign: Path, system: str, workload: str, number: int, mbps: float) -> None:
