@@ -10,7 +10,6 @@ the load.
 from __future__ import annotations
 
 import csv
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from ..config import Workload
 from ..steady import WarmUp
 from . import LEAST_RUNTIME, Result, WorkloadError
+from .fio import read_report
 
 BLOCK = 4096
 DEPTH = 16
@@ -142,7 +142,7 @@ def verify_limit(times: Timing) -> float:
 def parse(directory: Path, times: Timing, event: Event) -> Result:
     """Raises WorkloadError if there is nothing to read."""
     try:
-        report = json.loads((directory / "fio.json").read_text())
+        report = read_report(directory / "fio.json")
         load, verify = report["jobs"]
         written, checked = load["write"], verify["read"]
         seconds = written["runtime"] / 1e3

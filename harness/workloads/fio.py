@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import steady
 from ..config import Profile, Workload
@@ -122,10 +123,19 @@ def series(directory: Path, length: float) -> list[Interval]:
     ]
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """What fio wrote to --output: errors go there too, before its JSON. Raises ValueError, OSError."""
+    text = path.read_text(errors="replace")
+    begin = 0 if text.startswith("{") else text.find("\n{") + 1
+    report: dict[str, Any]
+    report, _ = json.JSONDecoder().raw_decode(text, begin)
+    return report
+
+
 def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     """The results beside fio.json at path. Raises WorkloadError if there is nothing to read."""
     try:
-        report = json.loads(path.read_text())
+        report = read_report(path)
         job = report["jobs"][0]
         side = job["write" if workload.writes else "read"]
         other = job["read" if workload.writes else "write"]

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Workload
 from . import LEAST_RUNTIME, WorkloadError
+from .fio import read_report
 
 FILL_BLOCK, FILL_DEPTH = 1 << 20, 16
 FILL_LIMIT = 7200.0  # s
@@ -63,7 +63,7 @@ class StoreResult:
 def parse(path: Path, workload: Workload, seconds: float) -> StoreResult:
     """seconds: until all was flushed, of which fio's own figures know nothing. Raises WorkloadError."""
     try:
-        report = json.loads(path.read_text())
+        report = read_report(path)
         (job,) = report["jobs"]
         side = job["write" if workload.writes else "read"]
         operations, done, latency = side["total_ios"], side["io_bytes"], side["lat_ns"]["mean"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from userblk.harness.blockdev import BlockDevice
+from userblk.harness.campaign import lab_devices
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
 from userblk.harness.plan import Device, Plan, estimate, make_plan
 from userblk.harness.systems import nbd_netlink
@@ -43,6 +44,20 @@ def test_each_run_has_a_bring_up_of_its_own() -> None:
     assert [len(entries) for _, entries in plan.blocks()] == [1] * 9
     assert min(estimate(plan).each) > 33
     assert plan.used_bytes("nvme") == plan.profile.area["nvme"]
+
+
+def test_the_quick_profile_is_over_in_half_an_hour() -> None:
+    suite = load_suite("failover")
+    plan = make_plan(
+        suite=suite,
+        profile=load_profile("quick"),
+        systems=[load_system(name) for name in suite.systems],
+        devices=lab_devices(),
+        campaign="test",
+        build="build",
+    )
+    assert len(plan.entries) == 3 * 2 * 6
+    assert estimate(plan).seconds < 30 * 60
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -109,7 +124,8 @@ def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int 
         {"write": side(100000, 2.5e9), "read": side(0, 0), "total_err": failed},
         {"write": side(100, 1e6), "read": side(verified, 1e6), "total_err": 0},
     ]
-    (directory / "fio.json").write_text(json.dumps({"fio version": "fio-3", "jobs": jobs}))
+    # fio's errors go there too.
+    (directory / "fio.json").write_text(errors + json.dumps({"fio version": "fio-3", "jobs": jobs}))
     (directory / "commands").mkdir()
     (directory / "commands/00-fio.err").write_text(errors)
     rows = ["time_s,read_kops,write_kops", *(f"{time},0,{rate}" for time, rate in series([10.0] * 100))]

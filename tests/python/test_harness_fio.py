@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,21 @@ def test_an_unreadable_report(tmp_path: Path) -> None:
     for value in ({}, {"jobs": []}, []):
         with pytest.raises(fio.WorkloadError, match="cannot be read"):
             parse(tmp_path, value)
+
+
+def test_errors_before_the_report(tmp_path: Path) -> None:
+    """A real fio looks for checksums that nobody wrote."""
+    file, out = tmp_path / "file", tmp_path / "fio.json"
+    file.write_bytes(bytes(4 * 4096))
+    subprocess.run(
+        ["fio", "--name=verify", f"--filename={file}", "--rw=read", "--bs=4k", "--verify=crc32c", "--verify_fatal=0",
+         "--continue_on_error=all", "--output-format=json", f"--output={out}"],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    (job,) = fio.read_report(out)["jobs"]
+    assert job["total_err"] == 4
+    out.write_text("fio: {an error}\n" + out.read_text() + "and another\n")
+    assert fio.read_report(out)["jobs"] == [job]
+    out.write_text("fio: cannot open /dev/x\n")
+    with pytest.raises(ValueError):
+        fio.read_report(out)
