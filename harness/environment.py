@@ -288,11 +288,13 @@ def condition(disks: Mapping[str, str] | None = None) -> dict[str, object]:
 
 
 STEADY = ("governor", "turbo", "smt", "cpus_online", "transparent_hugepages")
+OF_CPUS = ("smt", "cpus_online")
 
 
-def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """What is not as it was at the campaign's first run, or too hot; a line each."""
-    lines = [f"changed: {key} is {now[key]} instead of {before[key]}" for key in STEADY if now[key] != before[key]]
+def changes(before: Mapping[str, object], now: Mapping[str, object], fewer_cpus: bool = False) -> list[str]:
+    """What is not as it was at the campaign's first run, or too hot; a line each. fewer_cpus: the run wants so."""
+    keys = [key for key in STEADY if not (fewer_cpus and key in OF_CPUS)]
+    lines = [f"changed: {key} is {now[key]} instead of {before[key]}" for key in keys if now[key] != before[key]]
     throttled = int(str(now["throttled"])) - int(str(before["throttled"]))
     if throttled > 0:
         lines.append(f"throttled: CPUs were slowed down {throttled} times since the campaign began, as they were hot")

@@ -557,7 +557,7 @@ class Runner:
         before = {device.name: queue_attributes(device) for device in devices}
         write_json(directory / "queue-before.json", before)
         condition = environment.condition(self.disks())
-        warnings = self.busy_warnings() + environment.changes(self.condition, condition)
+        warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]

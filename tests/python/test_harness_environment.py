@@ -112,6 +112,14 @@ def test_what_changed_is_told() -> None:
     assert "3 times" in lines[1] and "nvme has 69" in lines[3]
 
 
+def test_cpus_that_the_run_takes_away_are_no_change() -> None:
+    now = condition()
+    before = now | {"cpus_online": "more of them", "smt": "on"}
+    assert [line.split()[1] for line in changes(before, now)] == ["smt", "cpus_online"]
+    assert changes(before, now, fewer_cpus=True) == []
+    assert len(changes(before | {"turbo": "other"}, now, fewer_cpus=True)) == 1
+
+
 def test_what_distorts_is_told_once() -> None:
     bad = {"governor": "ondemand", "turbo": "on", "smt": "1", "virtual": "kvm"}
     assert len(distortions(bad, condition() | {"load": 100.0})) == 5
