@@ -467,6 +467,8 @@ $(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)
 # userblk-ublk's tests link all of it but main().
 $(foreach t,$(filter test_ublk%,$(UNIT_TESTS)),\
 	$(eval UNIT_OBJS_$t = $$(filter-out %/main.o,$$(UBLK_OBJS)) $$(S3_OBJS))$(eval UNIT_LDFLAGS_$t = -luring $$(S3_LIBS)))
+# In place of the kernel's driver.
+UNIT_LDFLAGS_test_ublk_control += -Wl,--wrap=io_uring_submit
 $(foreach t,$(filter test_buse%,$(UNIT_TESTS)),$(eval UNIT_OBJS_$t = $$(B)/buse/serve.o))
 
 # What the fault tests answer in the kernel's place (names as with 64-bit offsets).

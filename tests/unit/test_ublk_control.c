@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Commands of userblk-ublk that nobody needs any more: START_DEV waits for queues, which may
+ * have ended meanwhile. The kernel's driver is not needed: what would go to it becomes a read
+ * from a pipe, which io_uring leaves waiting, answers and cancels like a command.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/unit/support.h"
+#include "ublk/control.h"
+
+#define ENTRIES 4
+
+int __real_io_uring_submit(struct io_uring *ring);
+int __wrap_io_uring_submit(struct io_uring *ring);
+
+static int from_pipe; /* what commands wait for */
+static char byte;
+
+int __wrap_io_uring_submit(struct io_uring *ring)
+{
+	/* Entries have twice the usual size: SQE128. */
+	struct io_uring_sqe *sqe = &ring->sq.sqes[2 * ((ring->sq.sqe_tail - 1) % ENTRIES)];
+	uint64_t number = sqe->user_data;
+
+	if (sqe->opcode == IORING_OP_URING_CMD) {
+		memset(sqe, 0, 2 * sizeof *sqe);
+		io_uring_prep_read(sqe, from_pipe, &byte, 1, 0);
+		sqe->user_data = number;
+	}
+	return __real_io_uring_submit(ring);
+}
+
+struct scene {
+	struct control control;
+	int to_pipe;
+	unsigned ended;
+};
+
+static int set_up(void **state)
+{
+	static struct scene s;
+	int ends[2];
+
+	s = (struct scene){.control.fd = -1};
+	if (io_uring_queue_init(ENTRIES, &s.control.ring, IORING_SETUP_SQE128) < 0 || pipe(ends))
+		return -1;
+	from_pipe = ends[0];
+	s.to_pipe = ends[1];
+	*state = &s;
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	struct scene *s = *state;
+
+	io_uring_queue_exit(&s->control.ring);
+	close(from_pipe);
+	close(s->to_pipe);
+	return 0;
+}
+
+static void *end_queues(void *opaque)
+{
+	struct scene *s = opaque;
+
+	usleep(200000); /* while the command waits */
+	__atomic_store_n(&s->ended, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void test_a_start_is_given_up_when_queues_have_ended(void **state)
+{
+	struct scene *s = *state;
+
+	s->ended = 1;
+	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
+	assert_int_equal(control_end_recovery(&s->control, 0, &s->ended), -ECANCELED);
+}
+
+static void test_a_start_is_given_up_when_queues_end(void **state)
+{
+	struct scene *s = *state;
+	pthread_t thread;
+
+	assert_int_equal(pthread_create(&thread, NULL, end_queues, s), 0);
+	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
+	pthread_join(thread, NULL);
+}
+
+static void test_an_answer_counts_although_queues_have_ended(void **state)
+{
+	struct scene *s = *state;
+
+	s->ended = 1;
+	assert_int_equal(write(s->to_pipe, "x", 1), 1);
+	assert_int_equal(control_start(&s->control, 0, &s->ended), 0);
+}
+
+/* The kernel answers the cancellation too. */
+static void test_the_next_command_gets_its_own_answer(void **state)
+{
+	struct scene *s = *state;
+	int pipe_end = from_pipe;
+
+	s->ended = 1;
+	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
+	from_pipe = -1;
+	assert_int_equal(control_stop(&s->control, 0), -EBADF);
+	from_pipe = pipe_end;
+	assert_int_equal(write(s->to_pipe, "x", 1), 1);
+	assert_int_equal(control_stop(&s->control, 0), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			test_a_start_is_given_up_when_queues_have_ended, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_start_is_given_up_when_queues_end, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_an_answer_counts_although_queues_have_ended, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_the_next_command_gets_its_own_answer, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
