@@ -770,7 +770,7 @@ def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) ->
         threading.Thread(target=interrupt_at_eof, daemon=True).start()
     try:
         return kind(read_plan(path), path.parent.resolve()).run()
-    except (ConfigError, Refused) as error:
+    except (ConfigError, Refused, TeardownError) as error:
         print(f"userblk: {error}", file=sys.stderr)
         return EXIT_USAGE
     except interrupt.Interrupted as reason:

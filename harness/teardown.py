@@ -8,19 +8,20 @@ run and, should the runner have been killed with SIGKILL, when the next one star
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .interrupt import held
 
 RUN = Path("/run/userblk")
-PATIENCE = 30.0  # s that one step may take to show its effect
+PATIENCE = 60.0  # s that one step may take to show its effect
 
 
 class TeardownError(Exception):
@@ -54,12 +55,20 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def _need_run() -> None:
+    """Raises TeardownError if nothing can be kept below RUN."""
+    with contextlib.suppress(PermissionError):
+        RUN.mkdir(mode=0o755, exist_ok=True)
+    if not os.access(RUN, os.W_OK):
+        raise TeardownError(f"{RUN}: cannot be written; run as root")
+
+
 class Teardown:
     """A stack of undo steps with a journal of its own."""
 
     def __init__(self) -> None:
         pid = os.getpid()
-        RUN.mkdir(mode=0o755, exist_ok=True)
+        _need_run()
         self.journal = RUN / f"journal-{pid}-{start_time(pid)}.json"
         self.steps: list[tuple[str, dict[str, str | int]]] = []
 
@@ -100,17 +109,31 @@ class Teardown:
 def recover() -> list[str]:
     """Tear down what runners that no longer live left behind; a line for each of them."""
     told = []
-    for journal in sorted(RUN.glob("journal-*.json")):
-        _, pid, started = journal.stem.split("-")
-        if start_time(int(pid)) == int(started):
-            continue
-        teardown = Teardown()
-        teardown.journal = journal
-        teardown.steps = [(name, arguments) for name, arguments in json.loads(journal.read_text())]
-        count = len(teardown.steps)
-        teardown.unwind()
-        told.append(f"tore down {count} things that runner {pid} had left when it was killed")
+    with _alone():
+        for journal in sorted(RUN.glob("journal-*.json")):
+            _, pid, started = journal.stem.split("-")
+            if start_time(int(pid)) == int(started):
+                continue
+            try:
+                steps = json.loads(journal.read_text())
+            except FileNotFoundError:
+                continue  # it has just ended, and left nothing
+            teardown = Teardown()
+            teardown.journal = journal
+            teardown.steps = [(name, arguments) for name, arguments in steps]
+            count = len(teardown.steps)
+            teardown.unwind()
+            told.append(f"tore down {count} things that runner {pid} had left when it was killed")
     return told
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Two runners that start at the same time are not to tear down the same things."""
+    _need_run()
+    with (RUN / "recovering").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 # ---- steps that several systems need --------------------------------------------

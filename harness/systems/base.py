@@ -20,7 +20,7 @@ from ..config import SystemConfig
 from ..paths import CHECKOUT
 from ..teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
 
-PATIENCE = 30.0  # s for every step of a bring-up
+PATIENCE = 60.0  # s for every step of a bring-up
 
 
 class SystemError_(Exception):
@@ -86,7 +86,8 @@ class Running:
     replace: Callable[[], int] | None = None
 
     def server_died(self) -> bool:
-        return bool(self.server) and start_time(self.server) != self.server_started
+        started = start_time(self.server)
+        return bool(self.server) and (not started or started != self.server_started)
 
     def change_server(self, event: str) -> None:
         """Let another server take the place of this one: "kill" it first, or "replace" it. Raises SystemError_."""

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from loops import LIMIT
 from userblk.harness.blockdev import BlockDevice
 from userblk.harness.campaign import lab_devices
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
@@ -165,10 +166,12 @@ def test_a_killed_server_is_no_dead_one_once_another_serves() -> None:
         assert servers[0].poll() is None
         running.change_server("kill")
         assert running.server == servers[1].pid and not running.server_died()
-        assert servers[0].wait(10) == -9
+        assert servers[0].wait(LIMIT) == -9
         servers[1].kill()
-        servers[1].wait(10)
+        servers[1].wait()
         assert running.server_died()
+        # One that had ended before its start could be read.
+        assert Running(used=disk, server=servers[1].pid, server_started=0).server_died()
     finally:
         for server in servers:
             server.kill()
@@ -186,11 +189,12 @@ def test_netlink_attributes_are_padded_and_nested() -> None:
 
 
 def test_the_handshake_with_a_real_server(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    server = subprocess.Popen(["nbdkit", "-f", "-U", str(path), "memory", "1M"], stdin=subprocess.DEVNULL)
+    path, pidfile = tmp_path / "s", tmp_path / "pid"
+    argv = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile), "memory", "1M"]
+    server = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 30
-        while not path.exists():
+        end = time.monotonic() + LIMIT
+        while not pidfile.exists():  # it listens by then
             assert time.monotonic() < end and server.poll() is None
             time.sleep(0.02)
         connection, size, flags = open_export(path)
@@ -202,7 +206,7 @@ def test_the_handshake_with_a_real_server(tmp_path: Path) -> None:
         connection.close()
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait()
 
 
 def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
