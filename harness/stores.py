@@ -106,8 +106,11 @@ class LocalStore:
         credentials = self.directory / "credentials"
         credentials.write_text(f"access-key-id={key}\nsecret-access-key={secret}\n")
         credentials.chmod(0o600)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
+        # As long as this is bound nobody else gets the port; the server, which sets SO_REUSEADDR too, can listen there.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        port = int(self._reserved.getsockname()[1])
         argv = [server_program(), "--port", f"127.0.0.1:{port}", "--region", REGION, "--quiet", "--keep-alive"]
         process = recorder.spawn(
             [*argv, "posix", str(self.directory / "data")],
