@@ -520,7 +520,7 @@ $(UNIT_PROGRAMS): $(B)/tests/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/support
 
 # Runs UNIT_TESTS of this TARGET; all of them, then fails if one did.
 run-unit: $(UNIT_PROGRAMS)
-	@failed=; for t in $^; do echo "== $$t"; timeout 300 $$t || failed+=" $$t"; done; \
+	@failed=; for t in $^; do echo "== $$t"; timeout 900 $$t || failed+=" $$t"; done; \
 	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }
 .PHONY: run-unit
 
@@ -670,7 +670,7 @@ LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk buse
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
 	lab/make-in-root $(LAB_PROGRAMS)
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
-	lab/run --timeout 1200 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
+	lab/run --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from . import CACHE, CHECKOUT, LabError
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
-BOOT_LIMIT = 120.0  # s until the command starts
+BOOT_LIMIT = 300.0  # s until the command starts
 # Emulated CPUs now and then trip over code that the kernel patches while it boots ("Oops:
 # int3"). The command has not started then, so that a second boot changes nothing.
 BOOT_TRIES = 3

@@ -26,9 +26,9 @@ LOOPBACK = TARGET / "loopback"
 MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
 MODULES = ("sd_mod", "target_core_user", "tcm_loop")
 
-START_LIMIT = 30.0  # s until tcmu-runner serves
+START_LIMIT = 60.0  # s until tcmu-runner serves
 STOP_LIMIT = 15.0  # s until it has ended by SIGTERM; then SIGKILL
-DISK_LIMIT = 15.0  # s until a disk appears or a step of its removal is done
+DISK_LIMIT = 60.0  # s until a disk appears or a step of its removal is done
 POLL = 0.05  # s
 
 

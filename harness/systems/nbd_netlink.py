@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .base import SystemError_
 
-PATIENCE = 10.0  # s for an answer of the server or of the kernel
+PATIENCE = 60.0  # s for an answer of the server or of the kernel
 
 # NBD, fixed newstyle
 MAGIC, OPTION_MAGIC = b"NBDMAGIC", b"IHAVEOPT"
