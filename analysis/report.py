@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval, mean_interval
-from .summaries import COUNTING, SCHEMA, SummaryError
+from .summaries import COUNTING, SCHEMA, SummaryError, warnings_note
 
 NO_VALUE = "-"
 
@@ -65,9 +65,9 @@ def place(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]
     notes = [f"campaign {each('campaign')}; profile {each('profile')}; Linux {each('kernel')}"]
     if bad := sum(not summary["valid"] for summary in summaries):
         notes.append(f"{bad} of {len(summaries)} runs are invalid and were left out.")
-    if warned := sum(bool(summary["warnings"]) for summary in summaries if summary["valid"]):
-        notes.append(f"{warned} of {len(summaries)} runs have warnings, most about load on the machine.")
-    return f"host {each('host')}, {'EMULATED (lab)' if emulated else 'measured on real devices'}", tuple(notes)
+    if warned := warnings_note((summary["warnings"] for summary in summaries if summary["valid"]), len(summaries)):
+        notes.append(warned)
+    return f"host {each('host')}" + ", EMULATED (lab)" * emulated, tuple(notes)
 
 
 def interval_of(values: Sequence[float]) -> Interval | None:

@@ -110,7 +110,7 @@ def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Re
     return Report(
         name=f"{SUITE}-{number}",
         title=f"{title} (BUSE thesis, figure {number}), {machine}",
-        notes=(*facts, *NOTES),
+        notes=(*facts, *_stores(found), *NOTES),
         columns=("Store", "Depth", "Jobs", "Block", *map(_head, series)),
         rows=tuple(rows),
         heads=tuple("store depth jobs block_size system mode n mbps ci_low ci_high".split()),
@@ -121,6 +121,17 @@ def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Re
             for store in dict.fromkeys(where.store for where in sorted(samples))
         },
     )
+
+
+def _stores(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What the stores are, as the runs say."""
+    names = set()
+    for summary in found:
+        settings = summary.get("settings", {})
+        if store := settings.get("store"):
+            where = settings.get("store_directory")
+            names.add(f"{store} in {where} of the same machine" if where else str(store))
+    return (f"store: {', '.join(sorted(names))}",) if names else ()
 
 
 def _ordered(found: set[Series]) -> list[Series]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{source}: not a summary: {type(error).__name__} {error}") from None
+
+
+def warnings_note(warnings: Iterable[Sequence[str]], runs: int) -> str:
+    """Of so many runs, how many have warnings, and of which kinds; "" without any. warnings: of each valid run."""
+    warned = [lines for lines in warnings if lines]
+    if not warned:
+        return ""
+    kinds = Counter(kind for lines in warned for kind in {line.split(":", 1)[0] for line in lines})
+    common = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    listed = "; ".join(f"{kind} ({count})" for kind, count in common[:3])
+    more = f"; {len(common) - 3} more kinds" if len(common) > 3 else ""
+    return f"{len(warned)} of {runs} runs have warnings: {listed}{more}."
 
 
 def _run_directories(directory: str, depth: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from .statistics import (
     share_interval,
     welch_p,
 )
-from .summaries import Run
+from .summaries import Run, warnings_note
 
 NATIVE = "native"
 CONTROL = "native-control"  # native once more, as if it were a system: what differs there is a false alarm
@@ -368,15 +368,8 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
         notes.append("One repetition: no intervals.")
     if bad := [run for run in runs if not run.valid]:
         notes.append(f"{len(bad)} of {len(runs)} runs are invalid and were left out.")
-    if warned := sum(bool(run.warnings) for run in runs if run.valid):
-        kinds: dict[str, int] = defaultdict(int)
-        for run in runs:
-            for kind in {warning.split(":", 1)[0] for warning in run.warnings if run.valid}:
-                kinds[kind] += 1
-        common = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-        listed = "; ".join(f"{kind} ({count})" for kind, count in common[:3])
-        more = f"; {len(common) - 3} more kinds" if len(common) > 3 else ""
-        notes.append(f"{warned} of {len(runs)} runs have warnings: {listed}{more}.")
+    if warned := warnings_note((run.warnings for run in runs if run.valid), len(runs)):
+        notes.append(warned)
     return tuple(notes)
 
 

@@ -166,7 +166,7 @@ def echo() -> Iterator[int]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(10)
+        thread.join()
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def test_the_delay_delays_and_changes_nothing(tmp_path: Path) -> None:
     body = os.urandom(3 << 20)
     got = bytearray()
     with echo() as port, delayed(port, 60, tmp_path) as near:
-        with socket.create_connection(("127.0.0.1", near), 10) as peer:
+        with socket.create_connection(("127.0.0.1", near), 120) as peer:
             for _ in range(2):
                 began = time.monotonic()
                 peer.sendall(b"x")
@@ -233,6 +233,7 @@ def campaign(directory: Path) -> Path:
         summary = {"schema": 1, "system": system, "workload": workload, "device": store, "metrics": {}}
         summary |= {"campaign": "c", "host": "host", "profile": "quick", "kernel": "6", "emulated": False}
         summary |= {"valid": bool(rate), "warnings": [], "metrics": {"throughput_mbps": rate}}
+        summary |= {"settings": {"store": "versitygw", "store_directory": "/dev/shm"}}
         (run / "summary.json").write_text(json.dumps(summary))
         (run / "DONE").touch()
     return directory
@@ -251,6 +252,7 @@ def test_a_figure_has_a_row_for_each_point(tmp_path: Path) -> None:
     assert first.records[0][:8] == ("store-0ms", "1", "1", "4096", "s3", "seq-write", "2", "105.0")
     assert len(first.records) == 6
     assert any("1 of 9 runs are invalid" in note for note in first.notes)
+    assert first.title.endswith("host host") and "store: versitygw in /dev/shm of the same machine" in first.notes
     assert list(first.figures) == ["s3-9.1-store-0ms", "s3-9.1-store-20ms"]
     assert second.rows == (("store-0ms", "4", "2", "64k", "700"),)
 
