@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,16 @@ from pathlib import Path
 import pytest
 
 MIB = 1 << 20
+LIMIT = 300.0  # s for what takes a second: the machine may be slow, or busy
 
 
 def run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=LIMIT).stdout.strip()
 
 
 def load_module(name: str) -> None:
     """Where the kernel has it as a module; no udev does it in the lab."""
-    subprocess.run(["modprobe", "--quiet", name], check=False, timeout=60)
+    subprocess.run(["modprobe", "--quiet", name], check=False, timeout=LIMIT)
 
 
 @contextmanager
@@ -37,3 +39,19 @@ def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
         yield device
     finally:
         run("losetup", "--detach", device)
+
+
+@contextmanager
+def small_tmpfs(directory: Path, size: str) -> Iterator[Path]:
+    """A file system that is soon full."""
+    point = directory / "small"
+    point.mkdir()
+    run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(point))
+    try:
+        yield point
+    finally:
+        # A loop device on a file there stays for as long as udev or the like looks at it.
+        end = time.monotonic() + LIMIT
+        while (done := subprocess.run(["umount", str(point)], capture_output=True, check=False)).returncode:
+            assert time.monotonic() < end, done.stderr
+            time.sleep(0.1)

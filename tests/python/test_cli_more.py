@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from loops import MIB, loop
+from loops import LIMIT, MIB, loop
 from test_cli import make_campaign, userblk
 from userblk.harness import completion, config, doctor, paths
 from userblk.harness.cli import make_parser
@@ -111,7 +111,7 @@ def complete(script: Path, *words: str, cwd: Path) -> set[str]:
     """What bash would offer for the last word."""
     line = " ".join(f"'{word}'" for word in words)
     program = f'. {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _userblk; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=cwd, timeout=60)
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=cwd, timeout=LIMIT)
     assert done.stderr == ""
     return set(done.stdout.split())
 
@@ -177,7 +177,7 @@ def test_a_detached_campaign_runs_by_itself(tmp_path: Path) -> None:
         assert begun.returncode == 0 and begun.stdout == "", begun.stderr
         assert "at most 2.1 GB written" in begun.stderr and "endurance" in begun.stderr  # before anything is
         (directory,) = (tmp_path / "results").iterdir()
-        end = time.monotonic() + 120
+        end = time.monotonic() + LIMIT
         while not (directory / "table.md").exists():
             assert time.monotonic() < end, (directory / "userblk.log").read_text()
             time.sleep(0.5)

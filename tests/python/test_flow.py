@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "configs" / "workloads"
@@ -26,7 +27,7 @@ def flow_is_built() -> None:
     subprocess.run(["make", "-s", "flow"], cwd=ROOT, check=True)
 
 
-def run_flow(*args: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_flow(*args: object, timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(FLOW), *map(str, args)], capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -114,22 +115,26 @@ def test_system_calls_of_a_loop_are_filebenchs(tmp_path: Path, name: str) -> Non
     if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
         pytest.skip("strace is not installed; run: apt-get install strace")
     workload = WORKLOADS / f"{name}.f"
-    values = settings(tmp_path, nfiles=2000, nthreads=2, runtime=2)
-    assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
     out, table = tmp_path / "results.json", tmp_path / "strace"
-    command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
-    subprocess.run(
-        ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    loops = 0.0
+    for runtime in (2, 60):  # the longer where fsync(2) takes long
+        if loops > 100:
+            break
+        values = settings(tmp_path, nfiles=2000, nthreads=2, runtime=runtime)
+        assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
+        command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
+        subprocess.run(
+            ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
+            check=True,
+            capture_output=True,
+            timeout=LIMIT,
+        )
+        loops = json.loads(out.read_text())["summary"]["ops"] / FLOWOPS[name]
+    assert loops > 100
     calls = {
         name: int(number)
         for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])
     }
-    loops = json.loads(out.read_text())["summary"]["ops"] / FLOWOPS[name]
-    assert loops > 100
     expected = SYSTEM_CALLS[name]
     # Start and end of the program, and the look at 64 files, are some hundred calls.
     for call in ("openat", "close", "newfstatat", "write", "read", "lseek", "unlink", "fsync"):
@@ -151,7 +156,9 @@ def test_op_mix_and_bytes_per_op(tmp_path: Path, name: str, size: int, grows: bo
         # Threads are within one loop of each other; the log adds an open per thread.
         assert row["ops"] == pytest.approx(loops, rel=0.01, abs=34), row["name"]
         if row["type"] == "appendfilerand":
-            assert row["bytes"] / row["ops"] == pytest.approx(8191.5, rel=0.05)
+            # Evenly from 0 to 16383, of which the mean has this standard error.
+            error = 16384 / math.sqrt(12 * row["ops"])
+            assert row["bytes"] / row["ops"] == pytest.approx(8191.5, abs=6 * error)
         if row["type"] == "writewholefile":
             assert row["bytes"] == row["ops"] * size
         if row["type"] == "readwholefile" and not grows:
@@ -209,17 +216,19 @@ def test_a_run_takes_the_time_it_was_given(tmp_path: Path) -> None:
 
 
 def test_text_is_in_filebenchs_layout(tmp_path: Path) -> None:
-    done = run_flow("-q", *settings(tmp_path), write(tmp_path, READS.format("psrun -1 2")))
+    done = run_flow("-q", *settings(tmp_path), write(tmp_path, READS.format("psrun -1 4")))
     assert done.returncode == 0
     row = r"read1                \d+ops +\d+ops/s +[\d.]+mb/s +[\d.]+ms/op \[[\d.]+ms - +[\d.]+ms\]"
-    assert len(re.findall(row, done.stdout)) == 2  # each a second's, the last one of the whole run
+    # Each a second's, the last one of the whole run; fewer if this machine is so busy that the sampler came late.
+    number = len(re.findall(row, done.stdout))
+    assert 2 <= number <= 4
     summary = (
         r"(?m)^\d+\.\d+: IO Summary: +(\d+) ops ([\d.]+) ops/s (\d+)/0 rd/wr"
         r" +[\d.]+mb/s +[\d.]+ms/op$"
     )
     found = re.findall(summary, done.stdout)
-    assert len(found) == 2
-    assert float(found[1][1]) == pytest.approx(int(found[1][0]) / 2, abs=0.01)
+    assert len(found) == number
+    assert float(found[-1][1]) == pytest.approx(int(found[-1][0]) / 4, abs=0.01)
     # Rows stand in reverse order of definition.
     assert re.findall(r"(?m)^(\w+1) ", done.stdout)[:3] == ["close1", "read1", "open1"]
 
@@ -288,20 +297,19 @@ def test_a_command_that_fails_ends_the_program(tmp_path: Path) -> None:
 def test_interrupt_keeps_the_results(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     workload = write(tmp_path, READS.format("run 60"))
-    command = [str(FLOW), "-q", "--json", str(out), *settings(tmp_path), str(workload)]
+    command = [str(FLOW), "--json", str(out), *settings(tmp_path), str(workload)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
         assert p.stdout is not None and p.stderr is not None
-        for line in p.stdout:
-            if "Running" in line:
+        for line in p.stderr:
+            if " s: " in line:  # the first second is over
                 break
-        time.sleep(1)
         p.send_signal(signal.SIGINT)
         assert "IO Summary" in p.stdout.read()
         assert "interrupted" in p.stderr.read()
-        assert p.wait(timeout=30) == 1
+        assert p.wait(LIMIT) == 1
     result = json.loads(out.read_text())
     assert result["end"] == "interrupted"
-    assert 0.5 < result["duration_s"] < 20
+    assert 0.9 < result["duration_s"] < 60
 
 
 def test_interrupt_leaves_no_half_made_tree(tmp_path: Path) -> None:
@@ -317,13 +325,13 @@ def test_interrupt_leaves_no_half_made_tree(tmp_path: Path) -> None:
         assert (tmp_path / "datafiles").exists()
         p.send_signal(signal.SIGTERM)
         assert "fileset datafiles: interrupted" in p.stderr.read()
-        assert p.wait(timeout=60) == 1
+        assert p.wait(LIMIT) == 1
     assert not (tmp_path / "datafiles").exists()
 
 
 def test_progress_is_on_standard_error(tmp_path: Path) -> None:
     done = run_flow(*settings(tmp_path), write(tmp_path, READS.format("run 2")))
-    assert re.search(r"(?m)^userblk-flow: 1 s: \d+ ops/s, [\d.]+ MB/s$", done.stderr)
+    assert re.search(r"(?m)^userblk-flow: [12] s: \d+ ops/s, [\d.]+ MB/s$", done.stderr)
     assert "userblk-flow" not in done.stdout
 
 

@@ -5,26 +5,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from loops import MIB, loop
+from userblk.harness import filesystem, teardown
 from userblk.harness.blockdev import identify
 from userblk.harness.commands import CommandError, Recorder
 from userblk.harness.config import Requires, SystemConfig, load_system
-from userblk.harness.systems import SystemError_, absent, bring_up, modules
-from userblk.harness.teardown import RUN, Teardown, start_time
+from userblk.harness.systems import SystemError_, absent, base, bring_up, modules
+from userblk.harness.teardown import Teardown, start_time
 
 SIZE = 64 * MIB
 AREA = 16 * MIB
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[str]:
+def own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is up is kept: of this test alone."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    for module in (teardown, filesystem, base):
+        monkeypatch.setattr(module, "RUN", directory)
+    return directory
+
+
+@pytest.fixture
+def device(tmp_path: Path, own_run: Path) -> Iterator[str]:
     (tmp_path / "image").mkdir()
     with loop(tmp_path / "image", SIZE) as path:
         yield path
-    assert not list(RUN.glob("[ms]-*"))
+    assert list(own_run.iterdir()) == [] == attached(own_run)
 
 
 def system(script: str, disk: str, **changes: object) -> SystemConfig:
@@ -32,26 +44,30 @@ def system(script: str, disk: str, **changes: object) -> SystemConfig:
     return SystemConfig(name="made-up", kind="command", **(options | changes))  # type: ignore[arg-type]
 
 
-def attached() -> set[str]:
-    return {path.parent.parent.name for path in Path("/sys/block").glob("loop*/loop/backing_file")}
+def attached(directory: Path) -> list[str]:
+    """The loop devices over files below a directory."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # just detached
+            if path.read_text().startswith(f"{directory}/"):
+                found.append(f"/dev/{path.parent.parent.name}")
+    return found
 
 
-def test_a_disk_that_the_server_names(device: str, tmp_path: Path) -> None:
+def test_a_disk_that_the_server_names(device: str, own_run: Path, tmp_path: Path) -> None:
     script = "truncate -s {size} {directory}/f && losetup --find --show {directory}/f && exec sleep 1000"
     config = system(script, "output", stop=["losetup", "--detach", "{disk}"])
-    before = attached()
     recorder = Recorder(tmp_path / "commands")
     with bring_up(config, identify(device), AREA, "", recorder, Teardown()) as running:
         assert running.used.size == AREA and running.used.path.startswith("/dev/loop")
         assert running.server and not running.server_died() and running.backing is None
         server = running.server
-        assert len(attached()) == len(before) + 1
-    assert attached() == before and not start_time(server)
+        assert attached(own_run) == [running.used.path]
+    assert attached(own_run) == [] and not start_time(server)
 
 
-def test_a_file_that_the_server_shows(device: str, tmp_path: Path) -> None:
+def test_a_file_that_the_server_shows(device: str, own_run: Path, tmp_path: Path) -> None:
     script = "mount -t tmpfs none {mount} && truncate -s {size} {mount}/file && exec sleep 1000"
-    before = attached()
     recorder = Recorder(tmp_path / "commands")
     config = system(script, "loop", file="{mount}/file")
     with bring_up(config, identify(device), AREA, "", recorder, Teardown()) as running:
@@ -59,9 +75,9 @@ def test_a_file_that_the_server_shows(device: str, tmp_path: Path) -> None:
         os.pwrite(fd, b"data", 4096)
         os.fsync(fd)
         os.close(fd)
-        (mount,) = RUN.glob("m-*/ext4")
+        (mount,) = own_run.glob("m-*/ext4")
         assert (mount / "file").read_bytes()[4096:4100] == b"data"
-    assert attached() == before and str(mount) not in Path("/proc/self/mountinfo").read_text()
+    assert str(mount) not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_a_server_that_fails_is_told(device: str, tmp_path: Path) -> None:
@@ -74,13 +90,11 @@ def test_a_server_that_fails_is_told(device: str, tmp_path: Path) -> None:
 
 def test_a_disk_of_another_size_is_refused(device: str, tmp_path: Path) -> None:
     script = "mount -t tmpfs none {mount} && truncate -s 1M {mount}/file && exec sleep 1000"
-    before = attached()
     recorder = Recorder(tmp_path / "commands")
     config = system(script, "loop", file="{mount}/file")
     with pytest.raises(SystemError_, match=f"has 1048576 bytes, not {AREA}"):
         with bring_up(config, identify(device), AREA, "", recorder, Teardown()):
             pass
-    assert attached() == before
 
 
 def test_what_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from loops import LIMIT
 from userblk.harness.counters import Counters, Events, Taskstats
 
 # Two threads; each line of input makes the main one call getppid() that often, and answer.
@@ -54,6 +56,13 @@ def switches_of_threads(pid: int) -> int:
     return total
 
 
+def await_true(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def taskstats() -> Iterator[Taskstats]:
     try:
@@ -66,10 +75,9 @@ def taskstats() -> Iterator[Taskstats]:
 
 def test_switches_of_all_threads(taskstats: Taskstats) -> None:
     with server() as process:
-        time.sleep(0.2)
-        process.send_signal(19)  # SIGSTOP: it stands still while it is compared
-        time.sleep(0.1)
-        assert taskstats.switches(process.pid) == switches_of_threads(process.pid) > 20
+        await_true(lambda: switches_of_threads(process.pid) > 20)
+        process.send_signal(signal.SIGSTOP)  # it stands still while it is compared
+        await_true(lambda: taskstats.switches(process.pid) == switches_of_threads(process.pid))
 
 
 def test_a_process_that_is_gone(taskstats: Taskstats) -> None:

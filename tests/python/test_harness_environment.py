@@ -94,7 +94,8 @@ def test_this_machine() -> None:
     json.dumps(found)
     now = condition()
     json.dumps(now)
-    assert changes(now, condition()) == [] or condition()["throttled"] != now["throttled"]
+    # Throttling, swapping and heat may come at any moment.
+    assert not [line for line in changes(now, condition()) if line.startswith("changed")]
 
 
 def test_what_changed_is_told() -> None:

@@ -161,7 +161,7 @@ def test_a_refused_feature_makes_the_run_invalid(device: str, tmp_path: Path) ->
 def test_stopped_in_the_middle_nothing_is_left(device: str, tmp_path: Path, number: signal.Signals) -> None:
     """On whichever of the two systems comes first, then on both."""
     limits = dirty_limits()
-    plan_for(device, tmp_path / "c", runtime_s=2, workloads=["mail-server"], nfiles=2000)
+    plan_for(device, tmp_path / "c", runtime_s=4, workloads=["mail-server"], nfiles=2000)
     runner = start(tmp_path / "c")
     read_until(runner, "entry-start")
     wait_for(lambda: [pid for pid in pids("userblk-flow") if b"--phase=run" in cmdline(pid)])
@@ -188,7 +188,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def test_a_killed_daemon_costs_its_run_only(device: str, tmp_path: Path) -> None:
-    plan = plan_for(device, tmp_path / "c", runtime_s=3, workloads=["mail-server"], nfiles=2000)
+    plan = plan_for(device, tmp_path / "c", runtime_s=5, workloads=["mail-server"], nfiles=2000)
     runner = start(tmp_path / "c")
     wait_for(lambda: pids("userblk-passthrough") and [p for p in pids("userblk-flow") if b"--phase=run" in cmdline(p)])
     (daemon,) = pids("userblk-passthrough")

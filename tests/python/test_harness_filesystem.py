@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loops import MIB, loop
+from loops import LIMIT, MIB, loop
 from userblk.harness import filesystem, teardown
 from userblk.harness.blockdev import identify
 from userblk.harness.commands import CommandError, Recorder
@@ -82,7 +82,7 @@ def test_what_a_killed_runner_mounted_is_unmounted(
             "print(point, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         argv = [sys.executable, "-c", code, str(tmp_path / "run"), path, str(tmp_path / "r")]
-        killed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        killed = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
         point = Path(killed.stdout.strip())
         assert mounted_type(point) == "ext4", killed.stderr
         (journal,) = (tmp_path / "run").glob("journal-*")
@@ -106,7 +106,7 @@ def test_memory_is_limited() -> None:
         code = "import sys; sys.stdin.read(1); x = bytearray(256 << 20); x[::4096] = b'x' * len(x[::4096])"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
             memory.add(process.pid)
-            process.communicate(b"g", timeout=60)
+            process.communicate(b"g", timeout=LIMIT)
         assert process.returncode == -9
         assert "were not enough" in memory.problems()[0]
         found = memory.settings()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from loops import MIB, loop
+from loops import LIMIT, MIB, loop
 from test_cli import userblk
 from userblk.harness import paths
 
@@ -31,11 +31,12 @@ def sshd(directory: Path) -> Iterator[list[str]]:
         pytest.skip("openssh-server is not installed, or this is not root")
     for name in ("host", "user"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
-        subprocess.run(argv, check=True, timeout=60)
+        subprocess.run(argv, check=True, timeout=LIMIT)
     shutil.copy(directory / "user.pub", directory / "authorized")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    reserved = socket.socket()  # nobody else can take the port before sshd does, which also allows its reuse
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = reserved.getsockname()[1]
     options = {
         "Port": port,
         "ListenAddress": "127.0.0.1",
@@ -54,14 +55,15 @@ def sshd(directory: Path) -> Iterator[list[str]]:
     ssh = ["ssh", "-F", "none", "-p", str(port), "-i", str(directory / "user"), "-o", "IdentitiesOnly=yes"]
     ssh += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={directory / 'known'}", "-o", "LogLevel=ERROR"]
     try:
-        end = time.monotonic() + 30
-        while subprocess.run([*ssh, "127.0.0.1", "true"], capture_output=True, timeout=60, check=False).returncode:
+        end = time.monotonic() + LIMIT
+        while subprocess.run([*ssh, "127.0.0.1", "true"], capture_output=True, timeout=LIMIT, check=False).returncode:
             assert server.poll() is None and time.monotonic() < end, (directory / "sshd.log").read_text()
             time.sleep(0.1)
         yield ssh
     finally:
         server.terminate()
         server.wait()
+        reserved.close()
 
 
 def write_hosts(directory: Path, ssh: list[str], devices: dict[str, str]) -> Path:

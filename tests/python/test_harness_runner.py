@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from loops import MIB, loop
+from loops import LIMIT, MIB, loop, small_tmpfs
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.config import load_profile, load_suite, load_system
 from userblk.harness.plan import Device, Plan, make_plan, read_plan, write_plan
@@ -80,7 +80,7 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]], str]:
     """Exit code, events (but for what this machine is like), standard error."""
-    out, err = runner.communicate(timeout=120)
+    out, err = runner.communicate(timeout=LIMIT)
     events = [json.loads(line) for line in out.splitlines()]
     return runner.returncode, [event for event in events if event["event"] != "environment"], err
 
@@ -107,9 +107,9 @@ def fio_on(device: str) -> list[int]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < end, "nothing happened for 30 s"
+        assert time.monotonic() < end, f"nothing happened for {LIMIT:.0f} s"
         time.sleep(0.05)
 
 
@@ -119,7 +119,7 @@ def summaries(directory: Path) -> dict[str, dict[str, object]]:
 
 def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     limits = dirty_limits()
-    plan = plan_for(device, tmp_path / "c")
+    plan = plan_for(device, tmp_path / "c", runtime_s=2)
     code, events, err = finish(start(tmp_path / "c"))
     assert (code, err) == (0, "")
     assert [event["event"] for event in events] == ["start", *["entry-start", "entry-done"] * 3, "end"]
@@ -186,10 +186,10 @@ def test_interrupted(device: str, tmp_path: Path, number: signal.Signals) -> Non
 
 def test_killed_and_resumed(device: str, tmp_path: Path) -> None:
     limits = dirty_limits()
-    plan = plan_for(device, tmp_path / "c")
+    plan = plan_for(device, tmp_path / "c", runtime_s=3)
     runner = start(tmp_path / "c")
     read_until(runner, "entry-done")
-    wait_for(lambda: fio_on(device))  # in the middle of the second
+    wait_for(lambda: fio_on(device))  # in the middle of the second, or if we are very late of the third
     runner.kill()
     runner.wait()
     if runner.stdout and runner.stderr:
@@ -198,11 +198,11 @@ def test_killed_and_resumed(device: str, tmp_path: Path) -> None:
     wait_for(lambda: not fio_on(device))  # fio does not go on writing without its runner
     assert dirty_limits()["dirty_bytes"] == plan.profile.dirty_bytes  # nobody could restore them
     kept = summaries(tmp_path / "c")
-    assert len(kept) == 1
+    assert 1 <= len(kept) <= 2
     code, events, err = finish(start(tmp_path / "c"))
     assert (code, err) == (0, "")
     assert [event["event"] for event in events][:2] == ["note", "start"]  # tore down what was left, then went on
-    assert events[1]["skipped"] == 1
+    assert events[1]["skipped"] == len(kept)
     assert dirty_limits() == limits
     found = summaries(tmp_path / "c")
     assert len(found) == 3 and kept.items() <= found.items()
@@ -211,15 +211,9 @@ def test_killed_and_resumed(device: str, tmp_path: Path) -> None:
 
 def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
     """This device takes 32 MiB and then fails; buffered writes succeed all the same, so fio cannot tell."""
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32M", "none", str(small)], check=True, timeout=30)
-    try:
-        with loop(small, SIZE) as device:
-            plan_for(device, tmp_path / "c")
-            code, events, err = finish(start(tmp_path / "c"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True, timeout=30)
+    with small_tmpfs(tmp_path, "32M") as small, loop(small, SIZE) as device:
+        plan_for(device, tmp_path / "c")
+        code, events, err = finish(start(tmp_path / "c"))
     # The zero-fill before the first read fails; nothing more is tried on a device that fails.
     assert code == 1 and f"{device}: the device fails: " in err
     assert [event["event"] for event in events] == ["start", "entry-start", "entry-failed", "note", "end"]
@@ -228,15 +222,9 @@ def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
 
 def test_a_device_that_fails_later_stops_the_campaign(tmp_path: Path) -> None:
     """Discards succeed, and so do the first 32 MiB of writes."""
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32M", "none", str(small)], check=True, timeout=30)
-    try:
-        with loop(small, SIZE) as device:
-            plan_for(device, tmp_path / "c", workloads=["seq-write-1th-128k", "rand-write-16th-4k"])
-            code, events, err = finish(start(tmp_path / "c"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True, timeout=30)
+    with small_tmpfs(tmp_path, "32M") as small, loop(small, SIZE) as device:
+        plan_for(device, tmp_path / "c", workloads=["seq-write-1th-128k", "rand-write-16th-4k"])
+        code, events, err = finish(start(tmp_path / "c"))
     assert code == 1 and "the campaign stops" in str(events[-2]["text"]) and "the device fails" in err
     (write,) = summaries(tmp_path / "c").values()
     assert write["valid"] is False
@@ -306,17 +294,12 @@ def test_narrow_intervals_end_a_cell(device: str, tmp_path: Path) -> None:
 
 
 def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100M", "none", str(small)], check=True, timeout=30)
-    try:
+    with small_tmpfs(tmp_path, "100M") as small:
         plan_for(device, small / "c")
         code, events, err = finish(start(small / "c"))
         assert code == 1 and "MiB are free for results" in err and "resume" in err
         assert [event["event"] for event in events] == ["start", "note", "end"]
         assert not summaries(small / "c") and not fio_on(device)
-    finally:
-        subprocess.run(["umount", str(small)], check=True, timeout=30)
 
 
 def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: Path) -> None:
