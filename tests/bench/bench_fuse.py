@@ -38,8 +38,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "tests/component"))
 os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userblk-passthrough")
 
-from fuse_mount import LIBFUSE, MODES, PROGRAM, START_TIMEOUT_S, ext4, rings_enabled, start  # noqa: E402
-from nbdkit_server import checked  # noqa: E402
+from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
+from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
 from paired import is_chosen, paired_ratio, run_fio, write_json  # noqa: E402
 
 SCHEMA = 1

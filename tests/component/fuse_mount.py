@@ -11,13 +11,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from nbdkit_server import ROOT, checked, run
+from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
 
 PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
 SUITES = ROOT / "build/deps/bin"
@@ -25,8 +25,6 @@ ENABLE_RINGS = Path("/sys/module/fuse/parameters/enable_uring")
 RINGS_LOCK = Path("/run/lock/userblk-fuse-rings")
 # Set where the program was given a libfuse that has every mode: then only the kernel excuses one.
 ALL_MODES = os.environ.get("USERBLK_FUSE_ALL_MODES") == "1"
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
 DISK_BYTES = 4 << 30
 NOBODY = 65534
 
@@ -102,11 +100,10 @@ class Mount:
         assert kind.strip() == "fuse.userblk-passthrough"
 
     def unmount(self) -> None:
-        # xfs_io(8) and the like look at every mount of the machine, also those of another run.
         late = ""
-        wait_until(f"umount {self.point}", lambda: run(["umount", str(self.point)]).returncode == 0)
+        unmount(self.point)
         try:
-            status = self.process.wait(STOP_TIMEOUT_S)
+            status = self.process.wait(20.0)
         except subprocess.TimeoutExpired:
             # Another mount namespace, made meanwhile, has a copy of the mount, which it
             # rightly serves; a daemon that hangs does not end by this either. It then tries to
@@ -124,6 +121,14 @@ class Mount:
             self.process.wait(STOP_TIMEOUT_S)
         if os.path.ismount(self.point) or not is_alive(self.point):
             run(["umount", "--lazy", str(self.point)])
+
+
+def unmount(point: Path) -> None:
+    """
+    As soon as nobody uses it: killed daemons and their clients let go of their files a little later, and xfs_io(8)
+    and the like look at every mount of the machine, also those of another run.
+    """
+    wait_until(f"umount {point}", lambda: run(["umount", str(point)]).returncode == 0)
 
 
 def is_alive(point: Path) -> bool:
@@ -228,8 +233,7 @@ def ext4(top: Path = Path("/var/tmp")) -> Iterator[Path]:
         try:
             yield point
         finally:
-            # Killed daemons and their clients let go of their files a little later.
-            wait_until(f"umount {point}", lambda: run(["umount", str(point)]).returncode == 0, STOP_TIMEOUT_S)
+            unmount(point)
     finally:
         shutil.rmtree(directory)
 
@@ -247,15 +251,14 @@ def frozen(source: Path) -> Iterator[None]:
         yield
     finally:
         freezer.stdin.close()
-        assert freezer.wait(20) == 0
+        assert freezer.wait(STOP_TIMEOUT_S) == 0
 
 
-def wait_until(what: str, condition: object, timeout: float = 10.0) -> None:
-    """Waits until condition(), a callable, is true."""
-    assert callable(condition)
-    deadline = time.monotonic() + timeout
+def wait_until(what: str, condition: Callable[[], object]) -> None:
+    """Waits until condition() is true."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        assert time.monotonic() < deadline, f"not within {STOP_TIMEOUT_S:.0f} s: {what}"
         time.sleep(0.02)
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
 # Libraries that nbdkit, itself built without sanitizers, must have loaded before the plugin.
 PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
+# Of what takes a second, or some: the machine may be slow, or busy.
+START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 300.0
 COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc", "pgrep")
 
 Handle: TypeAlias = Any  # nbd.NBD: libnbd has no types
@@ -54,14 +56,14 @@ def environment() -> dict[str, str]:
     return env
 
 
-def run(argv: list[str], timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], timeout: float = RUN_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end and returns its output; it is not checked."""
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
     )
 
 
-def run_nbdkit(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run_nbdkit(*arguments: str, timeout: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Runs an nbdkit that is expected to end by itself."""
     return subprocess.run(
         ["nbdkit", *arguments],
@@ -74,7 +76,7 @@ def run_nbdkit(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedPr
     )
 
 
-def checked(argv: list[str], timeout: float = 60.0) -> str:
+def checked(argv: list[str], timeout: float = RUN_TIMEOUT_S) -> str:
     """Runs a command that must succeed and returns its standard output."""
     result = run(argv, timeout)
     assert result.returncode == 0, f"{argv}: exit {result.returncode}\n{result.stderr}"
@@ -88,6 +90,15 @@ def read_pid(pidfile: Path) -> int | None:
     except FileNotFoundError:
         return None
     return int(text) if text.endswith("\n") else None
+
+
+def open_files(pid: int) -> list[str]:
+    """What a process has open, some of which it may just be closing."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found
 
 
 def fio_random_verify(uri: str, *options: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import LIBFUSE, NOBODY, Mount, as_user
-from nbdkit_server import checked, run
+from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 GROUP = 4321
@@ -53,7 +53,7 @@ def test_users_do_not_mix(fuse: Mount) -> None:
     for uid in users:
         argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
         running.append(subprocess.Popen([*argv, "sh", "-c", script, str(fuse.point)]))
-    assert [process.wait(60) for process in running] == [0, 0, 0, 0]
+    assert [process.wait(RUN_TIMEOUT_S) for process in running] == [0, 0, 0, 0]
     owners = {(name.split("-")[0], (fuse.source / name).stat().st_uid) for name in os.listdir(fuse.source)}
     assert owners == {(str(uid), uid) for uid in users}
     groups = {(fuse.source / name).stat().st_gid for name in os.listdir(fuse.source)}
@@ -94,7 +94,7 @@ def test_umasks_do_not_mix(fuse: Mount) -> None:
     script = "cd $0 && umask $1 && for i in $(seq 200); do : >$1-$i; done"
     masks = ("000", "077", "027", "002")
     running = [subprocess.Popen(["sh", "-c", script, str(fuse.point), mask]) for mask in masks]
-    assert [process.wait(60) for process in running] == [0] * len(masks)
+    assert [process.wait(RUN_TIMEOUT_S) for process in running] == [0] * len(masks)
     wrong = {
         name: oct(mode(fuse.source / name))
         for name in os.listdir(fuse.source)

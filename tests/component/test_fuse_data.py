@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import Mount, frozen, lacking_for_mode, wait_until
-from nbdkit_server import checked, run
+from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
@@ -61,7 +61,7 @@ def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
     )
     path = fuse.point / "log"
     running = [subprocess.Popen([sys.executable, "-c", script, str(path), letter]) for letter in "abcd"]
-    assert [process.wait(60) for process in running] == [0] * 4
+    assert [process.wait(RUN_TIMEOUT_S) for process in running] == [0] * 4
     lines = path.read_text().splitlines()
     assert sorted(lines) == sorted(letter * 50 for letter in "abcd" for _ in range(200))
 
@@ -280,7 +280,7 @@ def test_locks_exclude_and_end_with_the_process(kind: str, fuse: Mount) -> None:
             with pytest.raises(BlockingIOError):
                 lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             holder.kill()
-            holder.wait(10)
+            holder.wait(STOP_TIMEOUT_S)
             lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -296,7 +296,7 @@ def test_many_waiting_for_a_lock_do_not_block_the_rest(fuse_start: FuseStart) ->
             assert (mount.point / "other").read_text() == "text"
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
-            codes = [process.wait(20) for process in waiting]
+            codes = [process.wait(RUN_TIMEOUT_S) for process in waiting]
     assert codes == [0] * 6
 
 
@@ -352,9 +352,9 @@ def test_waiting_write_does_not_hold_up_its_cpu(fuse_source: Path, fuse_start: F
         wait_until("the write waits", lambda: system_call.read_text().startswith("18 "))
         for _ in range(20):
             reader = subprocess.Popen([*on_first_cpu, "cat", mount.point / "other"], stdout=subprocess.PIPE)
-            assert reader.communicate(timeout=20)[0] == b"text"  # leaves one that hangs to the thaw
+            assert reader.communicate(timeout=STOP_TIMEOUT_S)[0] == b"text"  # leaves one that hangs to the thaw
         assert writer.poll() is None
-    assert writer.wait(20) == 0
+    assert writer.wait(STOP_TIMEOUT_S) == 0
 
 
 def test_kernel_passthrough_sends_no_data_here(fuse: Mount) -> None:
@@ -393,7 +393,6 @@ def test_fio_verifies(direct_io: int, fuse: Mount) -> None:
             "--verify_state_save=0",
             "--output-format=json",
         ],
-        timeout=120,
     )
     jobs = json.loads(output)["jobs"]
     assert [job["error"] for job in jobs] == [0, 0]

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import NOBODY, Mount, as_user, start
-from nbdkit_server import checked, run
+from fuse_mount import NOBODY, Mount, as_user, start, unmount
+from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 FILES = 3000
@@ -183,7 +183,7 @@ def test_source_without_file_handles(tmp_path: Path) -> None:
         finally:
             mount.kill()
     finally:
-        checked(["umount", str(tmp_path / "source")])
+        unmount(tmp_path / "source")
 
 
 def test_links_lead_where_the_user_may_go(fuse: Mount) -> None:
@@ -225,7 +225,7 @@ def test_create_over_a_fifo_made_below_does_not_hang(fuse: Mount) -> None:
     result = subprocess.run(
         ["dd", "if=/dev/null", f"of={fuse.point / 'fifo'}", "oflag=nonblock", "status=none"],
         capture_output=True,
-        timeout=20,
+        timeout=RUN_TIMEOUT_S,
         check=False,
     )
     assert result.returncode != 0  # nobody reads it: ENXIO, or the kernel looks again
@@ -250,7 +250,7 @@ def test_mount_point_below_the_source_is_closed(fuse: Mount) -> None:
             (fuse.point / "inner").stat()
         assert caught.value.errno == errno.EXDEV
     finally:
-        checked(["umount", str(inner)])
+        unmount(inner)
 
 
 def test_mounting_below_the_source(fuse_source: Path) -> None:

@@ -24,9 +24,10 @@ from fuse_mount import (
     lacking_for_fuse,
     lacking_for_mode,
     parse_status,
+    unmount,
     wait_until,
 )
-from nbdkit_server import ROOT, checked, run
+from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 
@@ -139,7 +140,7 @@ def test_refused_io_uring_is_told(fuse_start: FuseStart) -> None:
         assert parse_status(result.stdout)["io-uring"] == "refused"
     finally:
         ENABLE_RINGS.write_text(before)
-        run(["umount", str(mount.point)])
+        unmount(mount.point)
 
 
 def test_returns_from_the_background_when_ready(fuse_source: Path) -> None:
@@ -152,7 +153,7 @@ def test_returns_from_the_background_when_ready(fuse_source: Path) -> None:
         assert parse_status(result.stdout)["writeback"] == "on"
         assert (point / "file").read_text() == "text"
     finally:
-        checked(["umount", str(point)])
+        unmount(point)
 
 
 def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +170,14 @@ def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert "noatime" in found
         assert (point / "file").read_text() == "text"
     finally:
-        checked(["umount", str(point)])
+        unmount(point)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_unmounts(number: signal.Signals, fuse_default: Mount) -> None:
     (fuse_default.point / "file").write_text("text")
     fuse_default.process.send_signal(number)
-    assert fuse_default.process.wait(10) == 0
+    assert fuse_default.process.wait(STOP_TIMEOUT_S) == 0
     assert not os.path.ismount(fuse_default.point)
     assert (fuse_default.source / "file").read_text() == "text"
 
@@ -187,7 +188,7 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fuse.process.kill()
-        fuse.process.wait(10)
+        fuse.process.wait(STOP_TIMEOUT_S)
         with pytest.raises(OSError) as caught:
             os.stat(path)
         # The first request may still be cancelled in a dying ring.
@@ -196,7 +197,7 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
     finally:
         with suppress(OSError):  # close(2) asks the daemon
             os.close(descriptor)
-    checked(["umount", str(fuse.point)])
+    unmount(fuse.point)
     assert not os.path.ismount(fuse.point)
 
 
@@ -224,8 +225,8 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
             searcher.stdin.flush()
             wait_until("the cache is being written", lambda: waits_for_the_thaw(mount.process.pid))
             mount.process.kill()
-        mount.process.wait(10)
-        assert searcher.wait(10) == 1
+        mount.process.wait(STOP_TIMEOUT_S)
+        assert searcher.wait(STOP_TIMEOUT_S) == 1
         assert "\nConnectionAbortedError: " in searcher.communicate()[1].decode()
         assert stat_errno(mount.point / "other") == errno.ENOTCONN
     except subprocess.TimeoutExpired:
@@ -238,8 +239,11 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
 
 def waits_for_the_thaw(pid: int) -> bool:
     """A thread of the process waits in the kernel to write to a frozen file system."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return any("percpu_rwsem_wait" in (thread / "wchan").read_text() for thread in threads)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if "percpu_rwsem_wait" in (thread / "wchan").read_text():
+                return True
+    return False
 
 
 def stat_errno(path: Path) -> int:

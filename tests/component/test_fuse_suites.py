@@ -68,7 +68,7 @@ def pjdfstest(program: Path, directory: Path, config: Path) -> dict[str, str]:
     """The verdict of each test case."""
     directory.mkdir()
     directory.chmod(0o755)
-    result = run([str(program), "-c", str(config), "-p", str(directory)], timeout=400)
+    result = run([str(program), "-c", str(config), "-p", str(directory)], timeout=1200)
     verdicts = dict(re.findall(r"^(\S+::\S+)\s+(ok|FAILED|skipped)\b", result.stdout, re.M))
     assert len(verdicts) > 350, result.stdout + result.stderr
     return verdicts
@@ -106,7 +106,7 @@ def test_fsx(seed: int, fuse: Mount, tmp_path: Path) -> None:
     config = tmp_path / "fsx.toml"
     config.write_text(FSX_CONFIG)
     arguments = ["-f", str(config), "-N", "3000", "-S", str(seed), "-P", str(tmp_path)]
-    result = run([str(program), *arguments, str(fuse.point / "file")], timeout=200)
+    result = run([str(program), *arguments, str(fuse.point / "file")], timeout=600)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
@@ -119,7 +119,7 @@ def test_stress_ng(fuse: Mount) -> None:
     for stressor in ("hdd", "fallocate", "iomix", "readahead", "sync-file"):
         arguments += [f"--{stressor}-bytes", "16M"]
     arguments += ["--copy-file-bytes", "128M"]
-    result = run(arguments, timeout=200)
+    result = run(arguments, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "successful run completed" in result.stdout + result.stderr
     fuse.check()

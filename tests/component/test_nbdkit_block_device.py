@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MIB, SIZE, Serve
-from nbdkit_server import NbdError, checked, fio_random_verify, nbd, plugin_path, run, run_nbdkit
+from nbdkit_server import NbdError, checked, fio_random_verify, nbd, open_files, plugin_path, run, run_nbdkit
 
 BOTH_MODES = pytest.mark.parametrize("direct", ["on", "off"])
 
@@ -33,8 +33,7 @@ def test_a_device_is_opened_once_for_all_connections(serve: Serve, loop: str) ->
     handles = [server.connect() for _ in range(4)]
     for handle in handles:
         assert handle.get_size() == SIZE
-    open_files = [str(link.readlink()) for link in Path(f"/proc/{server.pid}/fd").iterdir()]
-    assert open_files.count(loop) == 1
+    assert open_files(server.pid).count(loop) == 1
 
 
 def test_a_second_server_is_refused(serve: Serve, loop: str) -> None:
