@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from servers import reserve_port
+
 CHUNK = 256 << 10
 HEAD_LIMIT = 64 << 10
 TIMEOUT_S = 120.0
@@ -520,20 +522,39 @@ class FaultProxy:
     def __init__(self, store: Address, bucket: str) -> None:
         self.store = store
         self.bucket = bucket
-        self.passed: list[Passed] = []
+        self._passed: list[Passed] = []
+        self._open: set[Exchange] = set()
         self._rules: list[Rule] = []
         self._connections: dict[Wire, _Connections] = {}
         self._started = 0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._silent = False
-        self._listener = self._listen(0)
-        self.address: Address = self._listener.getsockname()[:2]
+        self._reserved = reserve_port()  # through outages, too
+        self.address: Address = self._reserved.getsockname()[:2]
+        self._listener = self._listen()
         self._thread = self._accept_in_thread()
 
     @property
     def url(self) -> str:
         return f"http://{self.address[0]}:{self.address[1]}"
+
+    @property
+    def passed(self) -> list[Passed]:
+        """The finished exchanges in the order of their ends, with every one of which a client has the reply."""
+        with self._changed:
+            ending = [exchange for exchange in self._open if exchange.answered is not None]
+            self._changed.wait_for(lambda: self._open.isdisjoint(ending), TIMEOUT_S)
+            return list(self._passed)
+
+    def wait_for_clients_to_go(self) -> None:
+        """Until no connection is left, and what their clients had sent has reached the store."""
+
+        def gone() -> bool:
+            return not self._connections and not select.select([self._listener], [], [], 0)[0]
+
+        with self._changed:
+            assert self._changed.wait_for(gone, TIMEOUT_S)
 
     def add(self, rule: Rule) -> Rule:
         """Rules are asked in their order; the first that takes a request has it."""
@@ -548,6 +569,7 @@ class FaultProxy:
     def stop(self) -> None:
         self._stopping.set()
         self._cut()
+        self._reserved.close()
 
     @contextmanager
     def outage(self, silent: bool = False) -> Iterator[None]:
@@ -567,7 +589,7 @@ class FaultProxy:
         try:
             yield
         finally:
-            self._listener = self._listen(self.address[1])
+            self._listener = self._listen()
             self._thread = self._accept_in_thread()
 
     # ---- what actions use
@@ -579,7 +601,7 @@ class FaultProxy:
     def wait_for_later(self, number: int, count: int, limit: float) -> None:
         deadline = time.monotonic() + limit
         with self._changed:
-            while sum(done.number > number for done in self.passed) < count and not self._stopping.is_set():
+            while sum(done.number > number for done in self._passed) < count and not self._stopping.is_set():
                 if (left := deadline - time.monotonic()) <= 0:
                     return
                 self._changed.wait(left)
@@ -601,9 +623,8 @@ class FaultProxy:
 
     # ---- connections
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", port), backlog=512)
-        return listener
+    def _listen(self) -> socket.socket:
+        return socket.create_server(self.address, backlog=512)
 
     def _accept_in_thread(self) -> threading.Thread:
         thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
@@ -613,12 +634,12 @@ class FaultProxy:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = listener.accept()
-            except OSError:
+                select.select([listener], [], [])
+                with self._changed:  # so that none is neither waiting nor known
+                    client = Wire(listener.accept()[0])
+                    self._connections[client] = _Connections(client)
+            except (OSError, ValueError):
                 return  # closed by _cut()
-            client = Wire(connection)
-            with self._changed:
-                self._connections[client] = _Connections(client)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: Wire) -> None:
@@ -633,6 +654,7 @@ class FaultProxy:
         finally:
             with self._changed:
                 entry = self._connections.pop(client, None)
+                self._changed.notify_all()
             if entry is not None and entry.upstream is not None:
                 entry.upstream.reset()
             client.reset()
@@ -641,6 +663,7 @@ class FaultProxy:
         with self._changed:
             self._started += 1
             exchange = Exchange(self, client, request, self._started)
+            self._open.add(exchange)
             rule = next((rule for rule in self._rules if rule.takes(exchange)), None)
         while self._silent and not self._stopping.wait(0.05):
             pass
@@ -648,7 +671,8 @@ class FaultProxy:
             (rule.action if rule else passed_on)(exchange)
         finally:
             with self._changed:
-                self.passed.append(Passed(exchange.number, exchange.method, exchange.key, exchange.answered))
+                self._open.remove(exchange)
+                self._passed.append(Passed(exchange.number, exchange.method, exchange.key, exchange.answered))
                 self._changed.notify_all()
 
     def _cut(self) -> None:

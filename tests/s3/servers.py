@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0  # of what takes a second: the machine may be slow, or busy
 REGION = "us-east-1"
 BUCKET = "userblk-test"
 ACCESS_KEY = "userblktest"
@@ -33,8 +32,8 @@ def client(url: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY,
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
         s3={"addressing_style": "path"},
-        connect_timeout=5,
-        read_timeout=30,
+        connect_timeout=60,
+        read_timeout=120,
         max_pool_connections=64,
     )
     return boto3.client(
@@ -55,13 +54,19 @@ def program(name: str) -> str:
     return result.stdout.strip()
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(s.getsockname()[1]) for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+def reserve_port() -> socket.socket:
+    """
+    A port of the loopback interface that is nobody else's until the socket is closed. A server that sets SO_REUSEADDR,
+    as all here do, can listen there, and again after a crash; while none does, connections are refused.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
+def port_of(reserved: socket.socket) -> int:
+    return int(reserved.getsockname()[1])
 
 
 def memory_directory() -> Path:
@@ -133,13 +138,18 @@ class Store:
     name: str
     conditional_put = True  # does it honour If-None-Match
 
-    def __init__(self, directory: Path, ports: Sequence[int], access_key: str, secret_key: str) -> None:
+    def __init__(self, directory: Path, ports: int, access_key: str, secret_key: str) -> None:
         self.directory = directory
-        self.ports = list(ports)
+        self._reserved = [reserve_port() for _ in range(ports)]
+        self.ports = [port_of(reserved) for reserved in self._reserved]
         self.access_key = access_key
         self.secret_key = secret_key
         self.nodes: list[Process] = []
         self._made = False
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process keeps no ports."""
+        return {**self.__dict__, "_reserved": []}
 
     @property
     def address(self) -> tuple[str, int]:
@@ -180,6 +190,11 @@ class Store:
         for node in self.nodes:
             node.end(signal.SIGTERM)
 
+    def release(self) -> None:
+        """Gives its ports back."""
+        for reserved in self._reserved:
+            reserved.close()
+
     def _make_bucket(self) -> None:
         s3 = self.client()
         self.nodes[0].wait_until(
@@ -199,7 +214,7 @@ class Versitygw(Store):
     name = "versitygw"
 
     def __init__(self, directory: Path, tls: tuple[Path, Path] | None = None) -> None:
-        super().__init__(directory, free_ports(1), ACCESS_KEY, SECRET_KEY)
+        super().__init__(directory, 1, ACCESS_KEY, SECRET_KEY)
         self.data = directory / "data"
         self.data.mkdir()
         argv = [program(self.name), "--port", f"127.0.0.1:{self.ports[0]}", "--region", REGION, "--quiet"]
@@ -222,7 +237,7 @@ class Minio(Store):
     name = "minio"
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, free_ports(4), ACCESS_KEY, SECRET_KEY)
+        super().__init__(directory, 4, ACCESS_KEY, SECRET_KEY)
         drives = [directory / f"drive{i}" for i in range(4)]
         urls = [f"http://127.0.0.1:{port}{drive}" for port, drive in zip(self.ports, drives, strict=True)]
         # Without MINIO_CI_CD it refuses drives that are no mounts of their own.
@@ -241,9 +256,9 @@ class Garage(Store):
     conditional_put = False
 
     def __init__(self, directory: Path) -> None:
-        ports = free_ports(6)
         access_key, secret_key = "GK" + "1f" * 12, "2e" * 32
-        super().__init__(directory, ports[:3], access_key, secret_key)
+        super().__init__(directory, 6, access_key, secret_key)
+        ports = self.ports
         self._configs: list[Path] = []
         for i in range(3):
             config = directory / f"garage{i}.toml"
@@ -314,5 +329,6 @@ def started(kind: Callable[[Path], Store]) -> Iterator[Store]:
             yield store
         finally:
             store.stop()
+            store.release()
     finally:
         subprocess.run(["rm", "-rf", str(directory)], check=False)

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -41,7 +42,7 @@ from fault_proxy import (
     shortened_reply,
     whole_for_range,
 )
-from servers import ACCESS_KEY, BUCKET, ROOT, SECRET_KEY, Process, S3Client, Versitygw, free_ports, program
+from servers import ACCESS_KEY, BUCKET, ROOT, SECRET_KEY, Process, S3Client, Versitygw, port_of, program, reserve_port
 
 DRIVER = os.environ.get("USERBLK_S3_DRIVER", str(ROOT / "build/host/tests/s3/client_driver"))
 MIB = 1 << 20
@@ -86,7 +87,7 @@ class Driver:
         """Closes the client. The sanitizers' verdict is in the status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        status = self.process.wait(60)
+        status = self.process.wait(300)
         assert status in (0, 2), self.told
         return status
 
@@ -283,16 +284,19 @@ def test_goes_on_after_parking(driver: Driver, s3: S3Client, key: str) -> None:
         running = threads()  # with a sanitizer's own
         driver("park")
         # A thread that was joined is still listed for a moment.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while threads() != running - 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert threads() == running - 1
 
 
 @pytest.mark.parametrize("command", [f"get %s 0 {len(BODY)}", "put %s-% 300000 1", "list client/", "get %s-none 0 1"])
-def test_close_ends_what_is_in_flight(connect: Connect, s3: S3Client, key: str, command: str) -> None:
+def test_close_ends_what_is_in_flight(
+    connect: Connect, proxy: FaultProxy, s3: S3Client, key: str, command: str
+) -> None:
     put(s3, key)
-    driver = connect(connections=8)
+    proxy.add(Rule(delayed(before=lambda: 0.2), skip=16))  # so that they cannot all be over before it is closed
+    driver = connect(proxy.url, connections=8)
     answer = driver("abort", 200, command.replace("%s", key))
     assert answer["in_flight"] == 0
     assert sum(answer["results"].values()) == 200 and answer["results"].get(str(-ESHUTDOWN), 0) > 0
@@ -306,8 +310,7 @@ def test_close_ends_what_waits_for_another_try(through: Driver, proxy: FaultProx
 
 
 def test_addresses_by_virtual_host(connect: Connect, tmp_path: Path, key: str) -> None:
-    (port,) = free_ports(1)
-    with gateway(tmp_path, port, "--virtual-domain", f"localhost:{port}"):
+    with gateway(tmp_path, "--virtual-domain", "localhost:{port}") as port:
         driver = connect(f"http://localhost:{port}", addressing="virtual")
         assert driver("put", key, 1000, 1)["result"] == 0
         assert driver("get", key, 0, 1000)["sha256"] == digest((tmp_path / "data" / BUCKET / key).read_bytes())
@@ -408,12 +411,12 @@ def test_slow_reply_is_tried_again(connect: Connect, proxy: FaultProxy, s3: S3Cl
     put(s3, key)
     proxy.add(Rule(delayed(after=lambda: 30.0), "GET", times=1))
     answer = connect(proxy.url, timeout=1)("get", key, 0, 4096)
-    assert (answer["result"], answer["retries"]) == (0, 1)
+    assert answer["result"] == 0 and answer["retries"] >= 1
 
 
 def test_gives_up_at_the_deadline(connect: Connect, proxy: FaultProxy, key: str) -> None:
     proxy.add(Rule(refused(503, "SlowDown")))
-    answer = connect(proxy.url, retry_deadline=1)("get", key, 0, 4096)
+    answer = connect(proxy.url, retry_deadline=5)("get", key, 0, 4096)
     assert answer["result"] == -EIO and answer["retries"] >= 1
     assert "503" in answer["message"] and "given up after" in answer["message"]
     # Also in the middle of an attempt.
@@ -556,8 +559,9 @@ def test_wrong_bucket_key_and_region(connect: Connect, tmp_path: Path, key: str)
 
 
 def test_nobody_listens(connect: Connect, key: str) -> None:
-    (port,) = free_ports(1)
-    answer = connect(f"http://127.0.0.1:{port}", retry_deadline=1)("get", key, 0, 1)
+    with reserve_port() as reserved:
+        port = port_of(reserved)
+        answer = connect(f"http://127.0.0.1:{port}", retry_deadline=3)("get", key, 0, 1)
     assert answer["result"] == -EIO
     assert f"endpoint=http://127.0.0.1:{port}: cannot connect" in answer["message"]
 
@@ -594,17 +598,26 @@ def test_no_s3_store_answers(connect: Connect, key: str) -> None:
 
 
 @contextmanager
-def gateway(directory: Path, port: int, *options: str) -> Iterator[None]:
-    """A versitygw of its own below directory, with the bucket."""
+def gateway(directory: Path, *options: str) -> Iterator[int]:
+    """The port of a versitygw of its own below directory, with the bucket; {port} in an option becomes it."""
     (directory / "data" / BUCKET).mkdir(parents=True)
-    argv = [program("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *options]
-    env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    process = Process([*argv, "posix", str(directory / "data")], directory / "log", env)
-    process.start()
-    try:
-        yield
-    finally:
-        process.end(signal.SIGKILL)
+    with reserve_port() as reserved:
+        port = port_of(reserved)
+        argv = [program("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive"]
+        argv += [option.format(port=port) for option in options]
+        env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        process = Process([*argv, "posix", str(directory / "data")], directory / "log", env)
+        process.start()
+        try:
+            process.wait_until(lambda: listens(port), "no gateway")
+            yield port
+        finally:
+            process.end(signal.SIGKILL)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_tls(connect: Connect, tmp_path: Path, key: str) -> None:
@@ -612,8 +625,7 @@ def test_tls(connect: Connect, tmp_path: Path, key: str) -> None:
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
     subprocess.run([*argv, "-keyout", str(private), "-out", str(cert)], check=True, capture_output=True)
-    (port,) = free_ports(1)
-    with gateway(tmp_path, port, "--cert", str(cert), "--key", str(private)):
+    with gateway(tmp_path, "--cert", str(cert), "--key", str(private)) as port:
         url = f"https://127.0.0.1:{port}"
         driver = connect(url, ca_file=cert)
         assert driver("put", key, 5 * MIB, 1)["result"] == 0
@@ -627,7 +639,7 @@ def test_tls(connect: Connect, tmp_path: Path, key: str) -> None:
         assert "certificate is not trusted" in answer["message"] and "give ca-file=FILE" in answer["message"]
         answer = connect(f"https://localhost:{port}", ca_file=cert)("get", key, 0, 1)
         assert answer["result"] == -EPROTO and "the name it was issued for" in answer["message"]
-        answer = connect(f"http://127.0.0.1:{port}", retry_deadline=2)("get", key, 0, 1)
+        answer = connect(f"http://127.0.0.1:{port}", retry_deadline=5)("get", key, 0, 1)
         assert answer["result"] == -EIO and "write https:// if it has TLS" in answer["message"]
         answer = connect(url, ca_file=private)("get", key, 0, 1)
         assert answer["result"] == -EPROTO and f"ca-file={private}" in answer["message"]

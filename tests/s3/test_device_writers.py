@@ -106,7 +106,7 @@ def test_room_in_place_of_a_stale_object_is_not_taken_from_the_next_writer(
     # The third object of the log never gets there, the fourth does.
     stale = f"log/04/{4:016x}"
     never = proxy.add(Rule(refused(503, "SlowDown"), method="PUT", key=f"/{3:016x}$"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     for number in (2, 3):
         a.pwrite(stamped(RUN, 0, number), 0)
         a.aio_flush()
@@ -116,11 +116,11 @@ def test_room_in_place_of_a_stale_object_is_not_taken_from_the_next_writer(
     first.kill()
     proxy.clear()
 
-    second = serve_s3("v", through=proxy)
+    second = serve_s3("v", through=proxy, timeout="300")
     b = second.connect()
     assert holds(b.pread(BLOCK, 0), 0) == 1
     released = threading.Event()
-    slow = delayed(before=lambda: float(not released.wait(30)))
+    slow = delayed(before=lambda: float(not released.wait(100)))
     # B's first PUT shows it that something is there.
     held = [
         proxy.add(Rule(slow, method=method, key=f"/{stale}$", skip=skip, times=1))

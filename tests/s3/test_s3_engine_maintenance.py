@@ -45,7 +45,7 @@ class Model:
             assert handle.pread(BLOCK, block * BLOCK) == wanted, f"block {block}"
 
 
-def wait_until(what: Callable[[], bool], message: str, seconds: float = 60.0) -> None:
+def wait_until(what: Callable[[], bool], message: str, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, message
@@ -292,12 +292,12 @@ def test_what_changes_nothing_costs_nothing(serve_s3: ServeS3) -> None:
 
 def test_own_object_with_a_long_header_is_no_other_writer(serve_s3: ServeS3, proxy: FaultProxy) -> None:
     """Stored but not yet answered it stands where another writer's fence would."""
-    server = serve_s3("v", through=proxy, gc_delay="0", batch_size="4M")
+    server = serve_s3("v", through=proxy, gc_delay="0", batch_size="4M", timeout="300")
     handle = server.connect()
     handle.pwrite(b"".join(stamp(1) for _ in range(BLOCKS)), 0)
     handle.flush()
     released = threading.Event()
-    held = proxy.add(Rule(delayed(after=lambda: float(not released.wait(30))), method="PUT", key="/log/", times=1))
+    held = proxy.add(Rule(delayed(after=lambda: float(not released.wait(100))), method="PUT", key="/log/", times=1))
     looked = proxy.add(Rule(passed_on, method="GET", key=f"/log/.*{3:016x}$"))
     # A whole batch of as many records; and compaction becomes worth while.
     for _ in range(2):

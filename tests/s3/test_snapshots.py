@@ -22,7 +22,7 @@ from nbdkit_server import NbdError, fio_random_verify
 from servers import BUCKET
 from stamps import BLOCK, numbers, stamped
 from tool import Tool
-from volume_driver import Ended, Refused, VolumeDriver
+from volume_driver import TIMEOUT_S, Ended, Refused, VolumeDriver
 
 MIB = 1 << 20
 BLOCKS = 2048
@@ -73,7 +73,7 @@ class Writer:
             data = content(write.number, write.count, first)
             self.flying.append((write, self.driver.submit("write", first * BLOCK, len(data), data=data)))
         if len(self.flying) == 32:
-            self.flying[0][1].result(60)
+            self.flying[0][1].result(TIMEOUT_S)
         for write, future in [entry for entry in self.flying if entry[1].done()]:
             future.result()
             self.history.acknowledge(write)
@@ -81,7 +81,7 @@ class Writer:
 
     def finish(self) -> None:
         for write, future in self.flying:
-            future.result(60)
+            future.result(TIMEOUT_S)
             self.history.acknowledge(write)
         self.flying = []
 
@@ -188,7 +188,7 @@ def test_what_is_known_of_a_snapshot(serve_s3: ServeS3) -> None:
     a, b = driver.snapshots()
     assert 0 < a.seq < b.seq and a.children == b.children == 0
     assert (a.blocks, b.blocks) == (64 * MIB // BLOCK, 128 * MIB // BLOCK)
-    assert abs(a.time - time.time()) < 60
+    assert abs(a.time - time.time()) < 600
     driver.kill()
     assert serve_s3.drive("v").snapshots() == [a, b]
 
@@ -477,7 +477,7 @@ def test_orphans_in_gc_are_swept(serve_s3: ServeS3) -> None:
         client.put_object(Bucket=BUCKET, Key=f"{serve_s3.prefix}/v/{key}", Body=data)
     driver = serve_s3.drive("v", gc_delay="0")
     driver.pwrite(content(9, 1), 0)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while orphan in serve_s3.objects("v", "gc/"):
         assert time.monotonic() < end, "the orphan is still there"
         time.sleep(0.1)
@@ -509,7 +509,7 @@ def test_lost_replies(serve_s3: ServeS3, proxy: FaultProxy) -> None:
 @pytest.mark.parametrize("key", [r"/snap/a/root$", r"/ckpt/[^/]*/root$"], ids=["its own root", "the volume's"])
 def test_snapshot_while_the_store_refuses(serve_s3: ServeS3, proxy: FaultProxy, key: str) -> None:
     """Without its own root there is none, and it may be taken again; without the volume's it is there."""
-    driver = serve_s3.drive("v", through=proxy, retry_deadline="1", gc_delay="0")
+    driver = serve_s3.drive("v", through=proxy, retry_deadline="5", gc_delay="0")
     driver.pwrite(content(1, 10), 0)
     rule = proxy.add(Rule(refused_by(500, "InternalError"), method="PUT", key=key))
     if "snap" in key:
@@ -546,7 +546,7 @@ def test_orders_through_the_tool_while_a_server_writes(serve_s3: ServeS3, tmp_pa
         serve_s3.cloned("w")
         tool("resize", control=control, size="96M")
         tool("gc", control=control)
-        fio.result(120)
+        fio.result()
     assert "has 1 clone, such as" in tool.refused("snapshot", "delete", "a", control=control)
     assert "is being served" in tool.refused("snapshot", "rollback", "c", control=control)
     # Who is connected goes on with the old size.

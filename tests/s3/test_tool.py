@@ -237,7 +237,7 @@ def test_check_looks_twice(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy) -> 
     assert tool("check", through=proxy)["damages"] == []
     assert rule.taken == 1
     proxy.add(Rule(delayed(before=lambda: 60), method="GET", key=key))
-    result = tool.run("check", "--json", through=proxy, timeout="1", retry_deadline="2")
+    result = tool.run("check", "--json", through=proxy, timeout="3", retry_deadline="5")
     assert result.returncode == 1 and key in result.stderr and "damaged_objects" not in result.stdout
 
 
@@ -263,7 +263,7 @@ def kill_at(tool: Tool, proxy: FaultProxy, rule: Rule, *words: str) -> None:
         tool.argv(*words, through=proxy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while rule.taken == 0:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
@@ -272,6 +272,7 @@ def kill_at(tool: Tool, proxy: FaultProxy, rule: Rule, *words: str) -> None:
         process.kill()
         process.wait()
     proxy.clear()
+    proxy.wait_for_clients_to_go()
 
 
 HELD = delayed(before=lambda: 0.5)
@@ -291,7 +292,6 @@ def test_interrupted_deletion(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy, 
     """What is left is a whole volume, or none, and the same command ends it."""
     write_pieces(serve_s3)
     kill_at(tool, proxy, rule, "delete", "--confirm=v")
-    time.sleep(0.7)  # until what was held has arrived
     left = serve_s3.objects("v")
     volumes = tool("list")["volumes"]
     if not left:

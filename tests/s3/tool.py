@@ -14,7 +14,7 @@ from fault_proxy import FaultProxy
 from nbdkit_server import ROOT
 
 PROGRAM = ROOT / os.environ.get("USERBLK_S3_TOOL", "build/host/userblk-s3/userblk-s3")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class Tool:

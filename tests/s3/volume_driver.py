@@ -15,7 +15,7 @@ from pathlib import Path
 from servers import ROOT
 
 DRIVER = os.environ.get("USERBLK_S3_VOLUME_DRIVER", "build/host/tests/s3/volume_driver")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class Ended(Exception):
