@@ -618,13 +618,13 @@ test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3
 .PHONY: test-s3
 
-# What was done is kept in build/crash: an interrupted run goes on.
+# What was done is kept in build/crash: an interrupted run, or one that ended after CRASH_SECONDS, goes on.
 CRASH_POINTS ?= 10000
 
 test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
 	@mkdir -p build/crash
-	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash
-	@rm build/crash/results
+	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash \
+		$(if $(CRASH_SECONDS),--time $(CRASH_SECONDS))
 .PHONY: test-crash
 
 test-s3-outage: plugins s3-server ## the S3 device through outages of 5 minutes
@@ -647,11 +647,11 @@ test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_client.py
 .PHONY: test-s3-client-asan test-s3-client-tsan
 
-# Snapshots, clones, garbage collection and I/O at once with a sanitizer in the device.
+# Snapshots, clones, garbage collection, the control socket and I/O at once with a sanitizer in the device.
 test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-server s3-tool
 	$(MAKE) --no-print-directory TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" s3-volume-driver
 	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_snapshots.py
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_snapshots.py tests/s3/test_control_threads.py
 .PHONY: test-s3-snapshots-asan test-s3-snapshots-tsan
 
 # ---- the benchmark and all tests ------------------------------------------------

@@ -29,8 +29,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -606,7 +606,12 @@ def never_reached(results: Sequence[Result]) -> list[str]:
     return [name for name in FAILPOINTS if not any(result.kinds[name] for result in results)]
 
 
-def summary(results: Sequence[Result]) -> str:
+def points_done(results: Iterable[Result]) -> int:
+    """Crashes, of which a volume that fails, or cannot go on without what was taken, has fewer than planned."""
+    return sum(CRASHES_PER_VOLUME if result.failure else result.crashes for result in results)
+
+
+def summary(results: Sequence[Result], points: int) -> str:
     crashes = sum(result.crashes for result in results)
     kinds = sum((result.kinds for result in results), Counter[str]())
     lines = [
@@ -615,46 +620,79 @@ def summary(results: Sequence[Result]) -> str:
     ]
     lines += [f"  {count:6} {kind}" for kind, count in sorted(kinds.items())]
     lines += [f"FAILED {result.failure}" for result in results if result.failure]
-    never = never_reached(results)
-    lines += [f"FAILED never reached: {', '.join(never)}; give more --points"] if never else []
+    left = points - points_done(results)
+    if left > 0:
+        lines.append(f"{left} of {points} are left: run it again with the same --results")
+    elif never := never_reached(results):
+        lines.append(f"FAILED never reached: {', '.join(never)}; give more --points")
     failed = sum(result.failure is not None for result in results)
     lines.append(f"{crashes} passed, {failed} failed")
     return "\n".join(lines)
 
 
+@dataclass
+class Record:
+    """The results of volumes in a file: a line for the seed, one for each volume."""
+
+    path: Path | None
+    seed: int
+
+    def read(self) -> dict[int, Result]:
+        """Those that passed, and need not be done again. A line that was cut short counts for nothing."""
+        if self.path is None or not self.path.exists():
+            return {}
+        header, *lines = self.path.read_text(encoding="utf-8").split("\n")
+        if header != str(self.seed):
+            raise SystemExit(f"--results={self.path}: is of seed {header}; give --seed {header} or another file")
+        results = map(Result.from_json, lines[:-1])
+        return {result.volume: result for result in results if result.failure is None}
+
+    def write(self, results: Iterable[Result]) -> None:
+        """All of them, in place of what is there."""
+        if self.path is None:
+            return
+        new = self.path.with_name(self.path.name + ".new")
+        new.write_text("".join(f"{line}\n" for line in (self.seed, *(r.json() for r in results))), encoding="utf-8")
+        new.replace(self.path)
+
+    def add(self, result: Result) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(result.json() + "\n")
+
+
 def run(store: Store, options: argparse.Namespace) -> list[Result]:
-    """All volumes; those that the file of results has are done already."""
-    done: dict[int, Result] = {}
-    if options.results and options.results.exists():
-        header, *lines = options.results.read_text(encoding="utf-8").splitlines()
-        if int(header) != options.seed:
-            raise SystemExit(f"--results={options.results}: is of seed {header}; give --seed {header} or another file")
-        done = {result.volume: result for result in map(Result.from_json, lines) if result.failure is None}
-    volumes = math.ceil(options.points / CRASHES_PER_VOLUME)
-    out = None
-    if options.results:
-        out = options.results.open("w", encoding="utf-8")
-        print(options.seed, *(result.json() for result in done.values()), sep="\n", file=out, flush=True)
+    """All volumes, as far as the time goes; those that the file of results has are done already."""
+    record = Record(options.results, options.seed)
+    done = record.read()
+    record.write(done.values())
+    left = (number for number in itertools.count() if number not in done)
     began = shown = time.monotonic()
+    end = began + (options.time or math.inf)
+    running: set[Future[Result]] = set()
     with ProcessPoolExecutor(options.jobs) as pool:
-        futures = [
-            pool.submit(one_volume, number, CRASHES_PER_VOLUME, options.seed, store, options.keep)
-            for number in range(volumes)
-            if number not in done
-        ]
-        for future in as_completed(futures):
-            result = future.result()
-            done[result.volume] = result
-            if out:
-                print(result.json(), file=out, flush=True)
-            if result.failure:
-                print(f"FAILED {result.failure}", file=sys.stderr, flush=True)
+        while True:
+            # Only as many as run at once, so that there is never more to wait for than what has been begun.
+            while (
+                len(running) < options.jobs
+                and time.monotonic() < end
+                and points_done(done.values()) + CRASHES_PER_VOLUME * len(running) < options.points
+            ):
+                arguments = (next(left), CRASHES_PER_VOLUME, options.seed, store, options.keep)
+                running.add(pool.submit(one_volume, *arguments))
+            if not running:
+                break
+            over, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in over:
+                result = future.result()
+                done[result.volume] = result
+                record.add(result)
+                if result.failure:
+                    print(f"FAILED {result.failure}", file=sys.stderr, flush=True)
             if time.monotonic() - shown > 10:
                 shown = time.monotonic()
                 crashes = sum(r.crashes for r in done.values())
                 print(f"{crashes}/{options.points} crashes, {shown - began:.0f} s", file=sys.stderr, flush=True)
-    if out:
-        out.close()
     return [done[number] for number in sorted(done)]
 
 
@@ -663,11 +701,14 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=200, metavar="N", help="crashes (default 200)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="volumes at the same time (default 2)")
     parser.add_argument("--seed", type=int, default=1, help="of what is chosen by chance (default 1)")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="keep results here, and go on where they end")
+    parser.add_argument("--time", type=float, metavar="S", help="begin nothing more after so many seconds")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep results here until all have passed, and go on from them"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep volumes that fail here, with their logs")
     options = parser.parse_args(argv)
-    for name in ("points", "jobs"):
-        if getattr(options, name) < 1:
+    for name in ("points", "jobs", "time"):
+        if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name}={getattr(options, name)}: give 1 or more")
     return options
 
@@ -676,8 +717,12 @@ def main(argv: Sequence[str]) -> int:
     options = parse_options(argv)
     with started(Versitygw) as store:
         results = run(store, options)
-    print(f"seed {options.seed}: {summary(results)}")
-    return 1 if any(result.failure for result in results) or never_reached(results) else 0
+    print(f"seed {options.seed}: {summary(results, options.points)}")
+    failed = any(result.failure for result in results)
+    complete = points_done(results) >= options.points
+    if complete and not failed and options.results:
+        options.results.unlink()
+    return 1 if failed or (complete and never_reached(results)) else 0
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crash import BLOCKS, OBJECT_HEAD, Result, Serve, Volume, has_a_witness, objects_in, take_objects
+from crash import BLOCKS, OBJECT_HEAD, Record, Result, Serve, Volume, has_a_witness, objects_in, take_objects
 from history import Inconsistent
 from nbdkit_server import Nbdkit, plugin_path
 from orders import Failure
@@ -172,3 +173,19 @@ def test_witness(tmp_path: Path, log: dict[int, tuple[int, int]], root: int | No
         path.parent.mkdir(parents=True)
         path.write_bytes(b"")
     assert has_a_witness(tmp_path) == witness
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    """From what passed: not from what failed, nor from a line that was cut short."""
+    record = Record(path := tmp_path / "results", seed=5)
+    assert record.read() == {}
+    record.write([Result(0, crashes=10)])
+    record.add(Result(2, crashes=10, kinds=Counter(kill=10)))
+    record.add(Result(1, crashes=3, failure="lost"))
+    path.write_text(path.read_text() + Result(3, crashes=10).json()[:20])
+    done = record.read()
+    assert sorted(done) == [0, 2] and done[2].kinds["kill"] == 10
+    record.write(done.values())
+    assert record.read() == done
+    with pytest.raises(SystemExit, match="is of seed 5"):
+        Record(path, seed=6).read()
