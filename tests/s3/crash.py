@@ -276,7 +276,8 @@ def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[i
 
 
 def objects_in(directory: Path) -> set[Path]:
-    return {path for path in directory.rglob("*") if path.is_file()}
+    """Not what the store is still writing, under a name with a dot."""
+    return {path for path in directory.rglob("[!.]*") if path.is_file()}
 
 
 @dataclass(frozen=True)
