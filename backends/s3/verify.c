@@ -329,20 +329,18 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 	struct run run = {.v = v, .verify = verify, .lock = PTHREAD_MUTEX_INITIALIZER};
 	pthread_t threads[WORKERS];
 	size_t n = 0;
+	int r;
 
 	pthread_mutex_lock(&v->lock);
 	run.frontier = v->frontier;
 	pthread_mutex_unlock(&v->lock);
-	run.result = s3_objects_walk(v->objects, collect, &run);
-	while (run.result == 0 && n < WORKERS && n < run.n) {
-		int r = pthread_create(&threads[n], NULL, worker, &run);
-
-		if (r && n == 0)
-			run.result = -r;
-		if (r)
-			break;
-		n++;
+	run.result = r = s3_objects_walk(v->objects, collect, &run);
+	while (r == 0 && n < WORKERS && n < run.n) {
+		r = pthread_create(&threads[n], NULL, worker, &run);
+		n += r == 0;
 	}
+	if (r > 0 && n == 0)
+		run.result = -r;
 	while (n)
 		pthread_join(threads[--n], NULL);
 	if (run.result == 0 && run.n_damaged)
