@@ -86,10 +86,15 @@ void backend_start(struct backend *b)
 		b->ops->start(b);
 }
 
-void backend_close(struct backend *b)
+void backend_stop(struct backend *b)
 {
-	if (b)
-		b->ops->close(b);
+	if (b->ops->stop)
+		b->ops->stop(b);
+}
+
+int backend_close(struct backend *b)
+{
+	return b ? b->ops->close(b) : 0;
 }
 
 int backend_info(struct backend *b, struct backend_info *info)

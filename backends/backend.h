@@ -156,7 +156,14 @@ struct backend_ops {
 		struct backend **out);
 	/* Threads that are to run although no request has come yet may be made. */
 	void (*start)(struct backend *b);
-	void (*close)(struct backend *b);
+	/*
+	 * What waits for something out of reach is to end before long, with an error if need be:
+	 * the framework has been told to end, and waits for it. NULL: nothing ever waits so.
+	 */
+	void (*stop)(struct backend *b);
+	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */
+	/* 0, or negative errno if something that was acknowledged could not be kept. */
+	int (*close)(struct backend *b);
 	int (*info)(struct backend *b, struct backend_info *info);
 	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
 	int (*available)(struct backend *b, uint64_t *size);
@@ -206,7 +213,10 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	struct backend **out);
 /* The process that serves is this one: to be called once, before the first request. */
 void backend_start(struct backend *b);
-void backend_close(struct backend *b);
+/* To be called once at most, when the framework is to end and requests may be in flight. */
+void backend_stop(struct backend *b);
+/* 0, or negative errno if something that was acknowledged could not be kept: told already. */
+int backend_close(struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
 /*
  * The framework demands another size in bytes of the open device. -EINVAL, told

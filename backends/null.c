@@ -101,9 +101,10 @@ static int null_open(
 	return 0;
 }
 
-static void null_close(struct backend *b)
+static int null_close(struct backend *b)
 {
 	free(b);
+	return 0;
 }
 
 static int null_info(struct backend *b, struct backend_info *info)

@@ -434,7 +434,7 @@ static void learn_limits(struct passthrough *p)
 	p->has_dsync = true;
 }
 
-static void passthrough_close(struct backend *b)
+static int passthrough_close(struct backend *b)
 {
 	struct passthrough *p = (struct passthrough *)b;
 
@@ -444,6 +444,7 @@ static void passthrough_close(struct backend *b)
 	pthread_mutex_destroy(&p->seek_lock);
 	free(p->file);
 	free(p);
+	return 0;
 }
 
 static int passthrough_open(

@@ -248,7 +248,8 @@ int main(int argc, char **argv)
 	if (r == 0) {
 		backend_start(device);
 		r = serve_device(device, &o, &set);
-		backend_close(device);
+		if (backend_close(device) < 0)
+			r = EXIT_FAILED;
 	} else {
 		/* A device tells what a user can mend, and only that. */
 		if (!error_told)

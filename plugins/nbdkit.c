@@ -5,9 +5,12 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
@@ -100,10 +103,67 @@ static int adapter_get_ready(void)
 	return -1;
 }
 
+/*
+ * nbdkit waits for the requests in flight before it tells us of its end. A device that is told
+ * early sees that they do end.
+ */
+static struct {
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool running, over;
+} watcher = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void *watch_for_end(void *opaque)
+{
+	(void)opaque;
+	pthread_mutex_lock(&watcher.lock);
+	while (!watcher.over) {
+		struct timespec until;
+
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_sec++;
+		pthread_cond_timedwait(&watcher.changed, &watcher.lock, &until);
+		/* Only then, since nbdkit has no other call that tells it, and calls it an error.
+		 */
+		if (!watcher.over && device->ops->stalled(device) && nbdkit_nanosleep(0, 0) < 0 &&
+			errno == ESHUTDOWN) {
+			backend_stop(device);
+			break;
+		}
+	}
+	pthread_mutex_unlock(&watcher.lock);
+	return NULL;
+}
+
+static void start_watcher(void)
+{
+	sigset_t all, before;
+
+	if (!device->ops->stop)
+		return;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	watcher.running = pthread_create(&watcher.thread, NULL, watch_for_end, NULL) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void end_watcher(void)
+{
+	if (!watcher.running)
+		return;
+	pthread_mutex_lock(&watcher.lock);
+	watcher.over = true;
+	pthread_cond_signal(&watcher.changed);
+	pthread_mutex_unlock(&watcher.lock);
+	pthread_join(watcher.thread, NULL);
+}
+
 /* In the process that serves. */
 static int adapter_after_fork(void)
 {
 	backend_start(device);
+	start_watcher();
 	return 0;
 }
 
@@ -123,11 +183,17 @@ static void print_counters(void)
 
 static void adapter_cleanup(void)
 {
+	int r;
+
 	if (!device)
 		return;
+	end_watcher();
 	print_counters();
-	backend_close(device);
+	r = backend_close(device);
 	device = NULL;
+	/* nbdkit asks nobody how it went; it has nothing left to do but to free its memory. */
+	if (r < 0)
+		exit(EXIT_FAILURE);
 }
 
 /* All requests may run at once, on any number of connections. */

@@ -254,24 +254,28 @@ static int start_threads(struct server *s, const struct server_options *o, uint1
 	return 0;
 }
 
-/* Once the kernel has taken all tags away. */
-static void end_threads(struct server *s)
+/* Once the kernel has taken all tags away. Negative errno: not all that was written is kept. */
+static int end_threads(struct server *s)
 {
+	int r = 0;
+
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
 			queue_join(s->queues[i]);
 	workers_free(s->service.workers);
 	/* An orderly end leaves nothing behind that a crash of the machine could take. */
-	if (s->service.weak_flush && backend_flush(s->service.device) < 0)
+	if (s->service.weak_flush && (r = backend_flush(s->service.device)) < 0)
 		failed(s, "the last writes are not durable", -EIO);
 	log_counters(s);
-	backend_close(s->service.device);
+	if (backend_close(s->service.device) < 0)
+		r = -EIO;
 	/* Before the kernel is asked to delete the device: it waits for these mappings. */
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
 			queue_free(s->queues[i]);
 	free(s->queues);
 	close(s->service.fd);
+	return r;
 }
 
 /* Until the end. true: someone asked for it; false: the kernel has taken the device away. */
@@ -328,7 +332,7 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 	void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	const char *step = "cannot start the queues";
-	int r = start_threads(s, o, queues);
+	int r = start_threads(s, o, queues), kept;
 
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
@@ -353,18 +357,19 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 	bool in_use = asked && control_in_use(s->id);
 
 	if (asked) {
+		backend_stop(s->service.device);
 		r = control_stop(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "STOP_DEV", r);
 	}
-	end_threads(s);
+	kept = end_threads(s);
 	/* Whoever stopped the device deletes it, or gives it another server. */
 	if (asked) {
 		r = control_delete(s->control, s->id, in_use);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
 	}
-	return 0;
+	return kept < 0 ? EXIT_FAILED : 0;
 }
 
 int server_add(struct control *c, const struct params *params, const struct server_options *o,

@@ -158,7 +158,7 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 	struct s3_config c = *config;
 	struct backend_host host = session_host(answer);
 	struct s3_volume *v;
-	int r;
+	int r, end;
 
 	if (kept)
 		host = (struct backend_host){.opaque = kept, .error = host_keep};
@@ -171,8 +171,8 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 		return r;
 	if (request)
 		r = s3_control_perform(v, request, NULL, answer_line, answer);
-	s3_volume_close(v);
-	return r;
+	end = s3_volume_close(v);
+	return r ? r : end;
 }
 
 int session_perform(

@@ -259,27 +259,15 @@ static void say_store(struct call *c)
 	say_number(c, "store_in_flight", all.in_flight);
 }
 
-/* What was acknowledged and would be lost with this process: up to where, and since when. */
 static void say_lag(struct call *c)
 {
-	struct s3_volume *v = c->v;
-	uint64_t bytes = 0, objects, oldest = 0, now = s3_now();
+	uint64_t now = s3_now();
+	struct s3_lag lag;
 
-	pthread_mutex_lock(&v->lock);
-	objects = v->applied - v->frontier;
-	for (uint64_t seq = v->frontier + 1; seq <= v->applied; seq++) {
-		const struct s3_batch *b = v->resident[seq % S3_WINDOW];
-
-		if (!b || b->seq != seq)
-			continue; /* uploaded, but an earlier one is not */
-		bytes += (uint64_t)b->blocks << v->shift;
-		if (!oldest || b->began < oldest)
-			oldest = b->began;
-	}
-	pthread_mutex_unlock(&v->lock);
-	say_number(c, "lag_objects", objects);
-	say_number(c, "lag_bytes", bytes);
-	say_number(c, "lag_us", oldest && now > oldest ? (now - oldest) / 1000 : 0);
+	s3_log_lag(c->v, &lag);
+	say_number(c, "lag_objects", lag.objects);
+	say_number(c, "lag_bytes", lag.bytes);
+	say_number(c, "lag_us", lag.oldest && now > lag.oldest ? (now - lag.oldest) / 1000 : 0);
 }
 
 static void say_garbage(struct call *c)

@@ -1012,6 +1012,23 @@ void s3_log_give_up(struct s3_volume *v)
 	}
 }
 
+void s3_log_lag(struct s3_volume *v, struct s3_lag *lag)
+{
+	*lag = (struct s3_lag){0};
+	pthread_mutex_lock(&v->lock);
+	lag->objects = v->applied - v->frontier;
+	for (uint64_t seq = v->frontier + 1; seq <= v->applied; seq++) {
+		const struct s3_batch *b = v->resident[seq % S3_WINDOW];
+
+		if (!b || b->seq != seq)
+			continue; /* uploaded, but an earlier one is not */
+		lag->bytes += (uint64_t)b->blocks << v->shift;
+		if (!lag->oldest || b->began < lag->oldest)
+			lag->oldest = b->began;
+	}
+	pthread_mutex_unlock(&v->lock);
+}
+
 int s3_log_wait(struct s3_volume *v, uint64_t seq)
 {
 	int r;

@@ -182,6 +182,16 @@ static const struct param s3_params[] = {
 		.help = "time that an object that is not needed any more is kept",
 	},
 	{
+		.name = "close-timeout",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, close_timeout),
+		.default_value = "60",
+		.max = 86400,
+		.metavar = "SECONDS",
+		.help = "time without any answer of the store after which the end of the server "
+			"gives up what is not stored; 0: never",
+	},
+	{
 		.name = "snapshot",
 		.type = PARAM_STRING,
 		.offset = offsetof(struct s3_config, snapshot),
@@ -322,9 +332,19 @@ static void s3_start(struct backend *b)
 	s3_control_start(((struct s3_volume *)b)->control);
 }
 
-static void s3_close(struct backend *b)
+static void s3_stop(struct backend *b)
 {
-	s3_volume_close((struct s3_volume *)b);
+	s3_volume_stop((struct s3_volume *)b);
+}
+
+static bool s3_stalled(struct backend *b)
+{
+	return s3_store_outage(((struct s3_volume *)b)->store) != 0;
+}
+
+static int s3_close(struct backend *b)
+{
+	return s3_volume_close((struct s3_volume *)b);
 }
 
 static int s3_info(struct backend *b, struct backend_info *info)
@@ -432,6 +452,8 @@ const struct backend_ops s3_backend = {
 	.check = s3_check,
 	.open = s3_open,
 	.start = s3_start,
+	.stop = s3_stop,
+	.stalled = s3_stalled,
 	.close = s3_close,
 	.info = s3_info,
 	.available = s3_available,

@@ -1819,6 +1819,13 @@ void s3_store_close(struct s3_store *s)
 	free_store(s);
 }
 
+uint64_t s3_store_outage(const struct s3_store *s)
+{
+	uint64_t since = atomic_load(&s->failing_since);
+
+	return since ? now_ns() - since : 0;
+}
+
 void s3_store_counters(struct s3_store *s, struct s3_store_counters *out)
 {
 	*out = (struct s3_store_counters){.in_flight = s->in_flight};

@@ -298,5 +298,7 @@ struct s3_store_counters {
 };
 
 void s3_store_counters(struct s3_store *store, struct s3_store_counters *counters);
+/* For how long, in ns, every attempt has failed; 0: the last one that ended has not. */
+uint64_t s3_store_outage(const struct s3_store *store);
 
 #endif

@@ -669,6 +669,7 @@ int s3_volume_attach(
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
 	v->name = strdup(c->volume);
 	v->deadline = OPEN_DEADLINE;
+	v->close_timeout_ns = c->close_timeout * 1000000000;
 	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
 		v->deadline = (uint32_t)c->store.retry_deadline;
 	r = v->name ? s3_store_open(&c->store, &v->host, &v->store) : -ENOMEM;
@@ -772,19 +773,33 @@ static void stop_threads(struct s3_volume *v)
 		pthread_join(v->sealers[i], NULL);
 }
 
-void s3_volume_close(struct s3_volume *v)
+void s3_volume_stop(struct s3_volume *v)
 {
+	if (!v->closing)
+		v->closing = s3_closing_begin(v);
+}
+
+int s3_volume_close(struct s3_volume *v)
+{
+	int r;
+
 	s3_control_end_jobs(v->control);
 	/* Fences add up where a volume is often opened and not written. */
 	if (!v->direct && !v->started && !v->backend.readonly &&
 		v->applied - v->checkpoint > MANY_HEADERS)
 		s3_volume_start(v);
+	s3_volume_stop(v);
 	if (v->direct)
 		s3_direct_stop(v->direct);
 	if (v->started)
 		stop_threads(v);
+	s3_closing_end(v->closing);
 	s3_close_cleanly(v);
+	pthread_mutex_lock(&v->lock);
+	r = v->direct || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
+	pthread_mutex_unlock(&v->lock);
 	s3_volume_detach(v);
+	return r;
 }
 
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)

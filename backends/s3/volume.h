@@ -55,6 +55,7 @@ struct s3_config {
 	char *encryption_key; /* file, or NULL */
 	bool create, readonly;
 	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size, cache_size;
+	uint64_t close_timeout;
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing, layout, compress;
 	/* No parameters: the tool's. */
@@ -106,6 +107,7 @@ struct s3_write;  /* a write, trim or zero under way */
 struct s3_crc_cache;
 struct s3_order; /* something that the keeper is to do between two rounds of its own work */
 struct s3_control;
+struct s3_closing;
 
 /* The regions that the root of a snapshot names. */
 struct s3_kept {
@@ -152,7 +154,9 @@ struct s3_volume {
 	uint8_t instance[S3_UUID];
 	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;
-	uint32_t deadline; /* s of requests; while opening a short one, else the store's */
+	uint32_t deadline;	    /* s of requests; while opening a short one, else the store's */
+	uint64_t close_timeout_ns;  /* 0: the end waits for ever */
+	struct s3_closing *closing; /* the end has begun; NULL: not, or nothing bounds it */
 	struct s3_map *map;
 	struct s3_objects *objects;
 	struct s3_crc_cache *crcs;
@@ -227,7 +231,10 @@ struct s3_volume {
 /* ---- volume.c ---- */
 int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
 	struct s3_volume **out);
-void s3_volume_close(struct s3_volume *v);
+/* The end begins: an outage of close-timeout= ends all waiting. */
+void s3_volume_stop(struct s3_volume *v);
+/* 0, or negative errno if something that was acknowledged is not in the store. */
+int s3_volume_close(struct s3_volume *v);
 /*
  * Name and store of a volume of which nothing is read: for those that look at keys alone. Errors
  * are told. To be ended with s3_volume_detach().
@@ -312,6 +319,12 @@ int s3_unseal(const struct s3_volume *v, uint8_t origin, const struct s3_object_
 void s3_write(struct s3_volume *v, struct backend_request *request);
 void s3_flush(struct s3_volume *v, struct backend_request *request);
 void *s3_sealer(void *volume);
+/* What was acknowledged and would be lost with this process. */
+struct s3_lag {
+	uint64_t objects, bytes;
+	uint64_t oldest; /* when the first of it was written, ns, monotonic; 0: nothing */
+};
+void s3_log_lag(struct s3_volume *v, struct s3_lag *lag);
 /* Waits until all that was written is in the store, or has failed. 0 or negative errno. */
 int s3_log_drain(struct s3_volume *v);
 /* Answers everything that waits, after a failure. */
@@ -473,5 +486,10 @@ int s3_snapshot_unmark(struct s3_volume *v, const char *name);
 int s3_snapshot_enter(struct s3_volume *v, const struct s3_root_snapshot *snapshot);
 /* Forgets that at seq; now: newest sequence number applied. As s3_objects_snapshot_delete(). */
 int s3_snapshot_drop(struct s3_volume *v, uint64_t seq, uint64_t now);
+
+/* ---- closing.c ---- */
+/* From here on an outage of close_timeout_ns ends all waiting. NULL: nothing ends it. */
+struct s3_closing *s3_closing_begin(struct s3_volume *v);
+void s3_closing_end(struct s3_closing *c);
 
 #endif

@@ -22,7 +22,7 @@ from device import ServeS3
 from fault_proxy import FaultProxy
 from nbdkit_server import STOP_TIMEOUT_S, Handle, Nbdkit, plugin_path
 from stamps import BLOCK, number_of, stamped
-from tool import PROGRAM, Tool, config_file
+from tool import PROGRAM, Tool, ask, config_file
 
 RUN = 13
 BLOCKS = 512
@@ -36,19 +36,6 @@ def control(tmp_path: Path) -> Path:
 @pytest.fixture
 def tool(serve_s3: ServeS3) -> Tool:
     return Tool(serve_s3)
-
-
-def ask(control: Path, request: bytes) -> list[str]:
-    """What the server answers to these bytes, after which nothing more is sent."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(120)
-        client.connect(str(control))
-        client.sendall(request)
-        client.shutdown(socket.SHUT_WR)
-        answer = b""
-        while data := client.recv(65536):
-            answer += data
-    return answer.decode().splitlines()
 
 
 @contextmanager
@@ -262,3 +249,59 @@ def test_abort_ends_a_server_whose_store_is_gone(
         server.process.wait(STOP_TIMEOUT_S)
     # What was flushed is there.
     assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 1)
+
+
+def test_the_end_gives_up_what_a_store_that_is_gone_does_not_take(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    server = serve_s3("v", through=proxy, close_timeout="2")
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    with proxy.outage():
+        handle.pwrite(stamped(RUN, 0, 2), 0)
+        handle.shutdown()
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(STOP_TIMEOUT_S) == 1
+    assert f"close-timeout=2: 1 objects of the log with {BLOCK} bytes of writes are not stored" in server.output()
+    assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 1)
+
+
+def test_the_end_loses_nothing_that_was_flushed(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """Then the store is needed for nothing but a checkpoint, and a quick start."""
+    server = serve_s3("v", through=proxy, close_timeout="2")
+    handle = server.connect()
+    for number in range(4):
+        handle.pwrite(stamped(RUN, 0, number), 0)
+        handle.flush()
+    with proxy.outage():
+        handle.shutdown()
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(STOP_TIMEOUT_S) == 0
+    assert "all data is stored" in server.output()
+    assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 3)
+
+
+def test_the_end_waits_for_a_store_that_comes_back(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    server = serve_s3("v", through=proxy, close_timeout="20")
+    handle = server.connect()
+    with proxy.outage():
+        handle.pwrite(stamped(RUN, 0, 1), 0)
+        handle.shutdown()
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(2)
+        assert server.process.poll() is None
+    assert server.process.wait(STOP_TIMEOUT_S) == 0
+    assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 1)
+
+
+def test_the_end_of_a_server_with_a_flush_under_way(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """Of which nbdkit does not tell the plugin before the flush is answered."""
+    server = serve_s3("v", through=proxy, close_timeout="2")
+    handle = server.connect()
+    with proxy.outage():
+        handle.pwrite(stamped(RUN, 0, 1), 0)
+        handle.aio_flush()
+        with socket.socket(fileno=os.dup(handle.aio_get_fd())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)  # nbdkit itself waits for its clients
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(STOP_TIMEOUT_S) == 1
+    assert "are not stored" in server.output()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def said(result: subprocess.CompletedProcess[str], expect: int = 2) -> str:
     prefix, _, text = lines[0].partition(": ")
     assert prefix == "userblk-s3"
     return text
+
+
+def ask(control: Path, request: bytes) -> list[str]:
+    """What the server answers to these bytes, after which nothing more is sent."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(TIMEOUT_S)
+        client.connect(str(control))
+        client.sendall(request)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    return answer.decode().splitlines()
 
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:

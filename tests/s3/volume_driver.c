@@ -11,8 +11,9 @@
  *   create NAME   delete NAME   rollback NAME   list
  *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   gc
  *
- * TAG 0 is told when the volume is open. It is closed at the end of the input. What goes wrong
- * before is told on standard error and with exit status 2.
+ * TAG 0 is told when the volume is open. It is closed at the end of the input; exit status 1: not
+ * all that was written is stored. What goes wrong before is told on standard error and with exit
+ * status 2.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -239,6 +240,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	volume = (struct s3_volume *)device;
+	backend_start(device);
 	answer("0", 0, NULL, 0);
 	while (getline(&line, &room, stdin) > 0) {
 		if (!start(line)) {
@@ -253,7 +255,7 @@ int main(int argc, char **argv)
 	while (running)
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
-	backend_close(device);
+	r = backend_close(device);
 	params_free(params);
-	return 0;
+	return r ? 1 : 0;
 }
