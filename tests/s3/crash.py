@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 from device import feature_settings, parameters, volume_directory
 from history import History, Inconsistent, Write
 from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
-from orders import ORDER_POINTS, Failure, Orders
+from orders import ORDER_POINTS, Failure, Orders, opened
 from servers import Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, numbers, stamped
 
@@ -380,11 +380,15 @@ class Volume:
     starts: int = 0
 
     def start(self, failpoint: str | None = None) -> Nbdkit:
-        self.starts += 1
-        directory = self.work / f"s{self.starts}"
-        directory.mkdir()
         wrapper = ("env", f"{FAILPOINT}={failpoint}") if failpoint else ()
-        return self.serve(directory, wrapper)
+
+        def attempt() -> Nbdkit:
+            self.starts += 1
+            directory = self.work / f"s{self.starts}"
+            directory.mkdir()
+            return self.serve(directory, wrapper)
+
+        return opened(attempt)
 
     def live(self, crashes: int, result: Result) -> None:
         """Raises what it finds wrong."""
@@ -561,9 +565,10 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
         if cache.exists() and caching.random() < 0.2:
             spoil(cache, caching)
         settings = made | chosen | (soon if wrapper else {})
-        made.clear()
         arguments = parameters(store.url, store.credentials, name, **settings)
-        return Nbdkit(directory, plugin_path("s3"), *arguments, wrapper=tuple(wrapper))
+        server = Nbdkit(directory, plugin_path("s3"), *arguments, wrapper=tuple(wrapper))
+        made.clear()
+        return server
 
     def driven(volume: str, more: dict[str, str]) -> list[str]:
         return parameters(store.url, store.credentials, volume, **(chosen | soon | more))
@@ -593,7 +598,7 @@ def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | 
     if result.failure and keep:
         place = keep / f"volume{number}"
         shutil.copytree(work, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
-        if volume.objects:
+        if volume.objects and volume.objects.exists():
             shutil.copytree(volume.objects, place / "objects", dirs_exist_ok=True)
         (place / "failure").write_text(result.failure + "\n", encoding="utf-8")
     if volume.objects:

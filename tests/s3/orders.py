@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from history import History, Write
 from stamps import BLOCK, numbers, stamped
@@ -46,6 +47,20 @@ STEP = 8  # blocks of the largest write
 MARKER_STALE_S = 600  # MARKER_STALE of snapshot.c
 
 
+T = TypeVar("T")
+
+
+def opened(attempt: Callable[[], T]) -> T:
+    """What attempt() opens; again if the store was so slow that it gave up, which says nothing of the device."""
+    for _ in range(9):
+        try:
+            return attempt()
+        except AssertionError as error:
+            if "given up after" not in str(error):
+                raise
+    return attempt()
+
+
 class Failure(Exception):
     """The device did what it must not."""
 
@@ -75,10 +90,13 @@ class Orders:
         self.opened = 0
 
     def open(self, failpoint: str | None = None, volume: str | None = None, **more: str) -> VolumeDriver:
-        self.opened += 1
-        directory = self.work / f"d{self.opened}"
-        directory.mkdir()
-        return VolumeDriver(directory, self.parameters(volume or self.volume, more), failpoint)
+        def attempt() -> VolumeDriver:
+            self.opened += 1
+            directory = self.work / f"d{self.opened}"
+            directory.mkdir()
+            return VolumeDriver(directory, self.parameters(volume or self.volume, more), failpoint)
+
+        return opened(attempt)
 
     def state(self, volume: str | None = None, **more: str) -> list[int]:
         driver = self.open(volume=volume, **more)

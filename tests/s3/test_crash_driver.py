@@ -13,7 +13,7 @@ import pytest
 from crash import BLOCKS, OBJECT_HEAD, Record, Result, Serve, Volume, has_a_witness, objects_in, take_objects
 from history import Inconsistent
 from nbdkit_server import Nbdkit, plugin_path
-from orders import Failure
+from orders import Failure, opened
 from stamps import BLOCK, DamagedBlock
 
 SIZE = BLOCKS * BLOCK
@@ -48,6 +48,17 @@ def test_device_that_loses_nothing(tmp_path: Path, disk: Path, seed: int) -> Non
     volume(tmp_path, of_file(disk), seed).live(5, result)
     assert result.crashes == 5 and result.kinds == {"kill": 5}
     assert result.writes > 0 and result.lost == 0
+
+
+def test_a_slow_store_is_waited_for_and_nothing_else() -> None:
+    said = ["GET of x was not answered (given up after 20 s)"] * 2 + ["the log is damaged"]
+    tries = iter(said)
+
+    def attempt() -> None:
+        raise AssertionError(next(tries))
+
+    with pytest.raises(AssertionError, match="damaged"):
+        opened(attempt)
 
 
 def test_device_that_loses_all(tmp_path: Path) -> None:
