@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import AREA, BUILD
+from conftest import AREA, BUILD, MIB
 from userblk.harness import plan
 from userblk.harness.config import load_profile, load_suite, load_system
 from userblk.harness.prepare import PrepareError, limit_cpus
+from userblk.harness.runner import bytes_moved
 from userblk.harness.teardown import Teardown
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
-START_LIMIT = 60.0  # s until fio runs
-END_LIMIT = 150.0  # s for what is left of a campaign of two cells
+START_LIMIT = 300.0  # s until fio runs
+END_LIMIT = 600.0  # s for what is left of a campaign of two cells
 
 Events = list[dict[str, Any]]
 
@@ -73,11 +74,10 @@ def pids(name: str) -> list[int]:
 def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until fio is in the middle of the campaign's first run."""
     end = time.monotonic() + START_LIMIT
-    while not pids("fio"):
+    while not any(bytes_moved(pid) > MIB for pid in pids("fio")):
         assert process.poll() is None, (directory / "runner.log").read_text()
         assert time.monotonic() < end, (directory / "runner.log").read_text()
         time.sleep(0.1)
-    time.sleep(1.5)
 
 
 def summaries(directory: Path) -> list[dict[str, Any]]:

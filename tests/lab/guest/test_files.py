@@ -22,7 +22,7 @@ SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
 SMALL = {"nfiles": 1000, "dirwidth": 1000, "filesize": 2 * MIB, "iters": 1 << 20}
-END_LIMIT = 300.0  # s for what is left of a campaign of up to three cells
+END_LIMIT = 900.0  # s for what is left of a campaign of up to three cells
 MANY = 6000  # of which the deletion takes longer than the least time that counts
 DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr"}
 
