@@ -487,7 +487,7 @@ $(foreach t,$(filter test_s3_format% test_s3_map% test_s3_slab%,$(UNIT_TESTS)),$
 
 # Nor do those of its cache.
 define s3_cache_unit
-UNIT_OBJS_$1 = $$(patsubst %,$$(B)/backends/s3/%.o,cache cachefile readahead bytes)
+UNIT_OBJS_$1 = $$(patsubst %,$$(B)/backends/s3/%.o,cache cachefile localfile readahead bytes)
 UNIT_LDFLAGS_$1 = $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_cache% test_s3_readahead%,$(UNIT_TESTS)),$(eval $(call s3_cache_unit,$t)))
@@ -504,7 +504,9 @@ define s3_fake_unit
 UNIT_OBJS_$1 = $$(filter-out %/store.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
-$(foreach t,$(filter test_s3_direct%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
+$(foreach t,$(filter test_s3_direct% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
+# Whose disk fails when the test says so.
+UNIT_LDFLAGS_test_s3_writeback += $(call wrap,fdatasync)
 
 # userblk-flow's tests link all of it but main().
 define flow_unit

@@ -1,41 +1,40 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <linux/fs.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "backends/s3/cachefile.h"
+#include "backends/s3/localfile.h"
 
-#define BLOCK	     4096u
-#define VERSION	     1u
-#define ENTRY	     128u
-#define ENTRIES	     (BLOCK / ENTRY) /* of a block of the index */
-#define SALT	     16
-#define HEADER_CRC   (BLOCK - 4)
-#define ENTRY_CRC    (ENTRY - 4)
-#define SIZE_DEFAULT (UINT64_C(1) << 30)
-#define SIZE_LEAST   (UINT64_C(16) << 20)
-/* A device whose beginning is zeroes so far holds nothing. */
-#define BEGINNING (1u << 20)
-#define THREADS	  4
+#define BLOCK	   4096u
+#define VERSION	   1u
+#define ENTRY	   128u
+#define ENTRIES	   (BLOCK / ENTRY) /* of a block of the index */
+#define SALT	   16
+#define HEADER_CRC (BLOCK - 4)
+#define ENTRY_CRC  (ENTRY - 4)
+#define THREADS	   4
 /* Lines that wait to be written. */
 #define WRITES_MAX 256
 /* Blocks of the index that wait to be written. */
 #define DIRTY_MAX 64
 #define NONE	  UINT32_MAX
 
-static const uint8_t magic[8] = {'u', 'b', 'S', '3', 'c', 'a', 'c', 'h'};
+static const struct s3_localfile_kind kind = {
+	.parameter = "cache-file",
+	.size_parameter = "cache-size",
+	.content = "a cache",
+	.own = "a cache file of its own",
+	.magic = {'u', 'b', 'S', '3', 'c', 'a', 'c', 'h'},
+	.size_default = UINT64_C(1) << 30,
+	.size_least = UINT64_C(16) << 20,
+};
 
 /* A place for a line. */
 struct slot {
@@ -55,10 +54,8 @@ struct jobs {
 };
 
 struct s3_cachefile {
-	int fd;
-	struct backend_host host;
-	char *path;
-	bool made, was_empty, attached;
+	struct s3_localfile file;
+	bool attached;
 	uint8_t salt[SALT];
 	uint64_t data; /* where lines begin */
 	uint32_t n_slots, n_blocks;
@@ -208,7 +205,7 @@ static void encode_header(
 	const struct s3_cachefile *f, const struct s3_cachefile_volume *volume, uint8_t *header)
 {
 	memset(header, 0, BLOCK);
-	memcpy(header, magic, sizeof magic);
+	memcpy(header, kind.magic, sizeof kind.magic);
 	s3_put(header + 8, VERSION, 4);
 	s3_put(header + 12, f->n_slots, 4);
 	memcpy(header + 16, volume->uuid, S3_UUID);
@@ -221,7 +218,7 @@ static void encode_header(
 static bool header_fits(
 	struct s3_cachefile *f, const struct s3_cachefile_volume *volume, const uint8_t *header)
 {
-	if (memcmp(header, magic, sizeof magic) || s3_get(header + 8, 4) != VERSION ||
+	if (memcmp(header, kind.magic, sizeof kind.magic) || s3_get(header + 8, 4) != VERSION ||
 		s3_get(header + 12, 4) != f->n_slots ||
 		memcmp(header + 16, volume->uuid, S3_UUID) ||
 		memcmp(header + 32, volume->before, S3_UUID) ||
@@ -229,25 +226,6 @@ static bool header_fits(
 		return false;
 	memcpy(f->salt, header + 48, SALT);
 	return true;
-}
-
-static int transfer(struct s3_cachefile *f, bool write, void *memory, size_t length, uint64_t at)
-{
-	uint8_t *p = memory;
-
-	while (length) {
-		ssize_t n = write ? pwrite(f->fd, p, length, (off_t)at)
-				  : pread(f->fd, p, length, (off_t)at);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			return n ? -errno : -EIO;
-		p += n;
-		at += (uint64_t)n;
-		length -= (size_t)n;
-	}
-	return 0;
 }
 
 /* buffer: BLOCK bytes, aligned. */
@@ -260,118 +238,10 @@ static void encode_block(const struct s3_cachefile *f, uint32_t block, uint8_t *
 
 static int store_block(struct s3_cachefile *f, uint32_t block, uint8_t *buffer)
 {
-	return transfer(f, true, buffer, BLOCK, (uint64_t)BLOCK * (block + 1));
+	return s3_localfile_transfer(&f->file, true, buffer, BLOCK, (uint64_t)BLOCK * (block + 1));
 }
 
 /* ---- open -------------------------------------------------------------------------------- */
-
-static int refuse(struct s3_cachefile *f, int r, const char *what)
-{
-	backend_error(&f->host, "cache-file=%s: %s", f->path, what);
-	return r;
-}
-
-static int refuse_errno(struct s3_cachefile *f, int r, const char *remedy)
-{
-	backend_error(&f->host, "cache-file=%s: %s; %s", f->path, strerror(-r), remedy);
-	return r;
-}
-
-/* Opens path, makes it if it is not there. */
-static int open_path(struct s3_cachefile *f, struct stat *st)
-{
-	int flags = O_RDWR | O_CLOEXEC;
-	bool make = false;
-
-	if (stat(f->path, st) == 0) {
-		if (!S_ISREG(st->st_mode) && !S_ISBLK(st->st_mode))
-			return refuse(f, -EINVAL,
-				"neither a regular file nor a block device; give one of these");
-		if (S_ISBLK(st->st_mode))
-			flags |= O_EXCL;
-	} else if (errno == ENOENT) {
-		flags |= O_CREAT | O_EXCL;
-		make = true;
-	} else {
-		return refuse_errno(f, -errno, "give another path");
-	}
-	f->fd = open(f->path, flags, 0600);
-	if (f->fd < 0 && errno == EBUSY)
-		return refuse(f, -EBUSY, "the device is in use; give another one");
-	if (f->fd < 0)
-		return refuse_errno(f, -errno, "give a path that may be written");
-	f->made = make;
-	if (flock(f->fd, LOCK_EX | LOCK_NB))
-		return refuse(f, -EBUSY,
-			"in use by another server; give each volume a cache file of its own");
-	return fstat(f->fd, st) ? -errno : 0;
-}
-
-/* The size that it is to have. */
-static int choose_size(
-	struct s3_cachefile *f, const struct stat *st, uint64_t asked, uint64_t *size)
-{
-	uint64_t there = (uint64_t)st->st_size;
-
-	*size = asked ? asked : SIZE_DEFAULT;
-	if (S_ISBLK(st->st_mode)) {
-		if (ioctl(f->fd, BLKGETSIZE64, &there))
-			return refuse_errno(f, -errno, "give another device");
-		if (!asked)
-			*size = there;
-		if (*size > there || *size < SIZE_LEAST)
-			return refuse(f, -EINVAL,
-				"the device has less than cache-size= bytes, or less than 16M; "
-				"give another one or a lower cache-size=");
-	}
-	return 0;
-}
-
-/* Is there anything but nothing, or a cache? */
-static int look_inside(struct s3_cachefile *f, const struct stat *st)
-{
-	bool device = S_ISBLK(st->st_mode);
-	uint8_t *data = calloc(1, BEGINNING);
-	ssize_t n = data ? pread(f->fd, data, BEGINNING, 0) : -1;
-	bool ours, empty = true;
-
-	if (n < 0) {
-		int r = data ? -errno : -ENOMEM;
-
-		free(data);
-		return refuse_errno(f, r, "give another path");
-	}
-	ours = memcmp(data, magic, sizeof magic) == 0;
-	for (ssize_t i = 0; i < n; i++)
-		empty &= data[i] == 0;
-	free(data);
-	f->was_empty = n == 0;
-	if (ours || f->was_empty || (device && empty))
-		return 0;
-	return refuse(f, -EEXIST,
-		device ? "the device holds something else than a cache; wipe it or give another one"
-		       : "holds something else than a cache; remove it or give another path");
-}
-
-/* Reserves the space of a regular file. */
-static int reserve(struct s3_cachefile *f, const struct stat *st, uint64_t size)
-{
-	uint64_t has = (uint64_t)st->st_blocks * 512;
-	struct statvfs fs;
-
-	if (S_ISBLK(st->st_mode))
-		return 0;
-	/* Not to be found out by filling it up. */
-	if (size > has && fstatvfs(f->fd, &fs) == 0 && size - has > fs.f_bavail * fs.f_frsize)
-		return refuse_errno(f, -ENOSPC, "give a lower cache-size=, or make room");
-	if ((uint64_t)st->st_size != size && ftruncate(f->fd, (off_t)size))
-		return refuse_errno(f, -errno, "give a lower cache-size=");
-	/* A file system that cannot reserve may run out of space later: then there is no cache. */
-	if (fallocate(f->fd, 0, 0, (off_t)size) == 0 || errno == EOPNOTSUPP)
-		return 0;
-	refuse_errno(f, -errno, "give a lower cache-size=, or make room");
-	return ftruncate(f->fd, st->st_size) ? -errno : -ENOSPC;
-}
 
 static int lay_out(struct s3_cachefile *f, uint64_t size)
 {
@@ -406,7 +276,8 @@ static int load(struct s3_cachefile *f, const struct s3_cachefile_volume *volume
 	for (uint32_t block = 0; r == 0 && block < f->n_blocks; block++) {
 		bool changed = false;
 
-		r = transfer(f, false, buffer, BLOCK, (uint64_t)BLOCK * (block + 1));
+		r = s3_localfile_transfer(
+			&f->file, false, buffer, BLOCK, (uint64_t)BLOCK * (block + 1));
 		for (uint32_t i = 0; r == 0 && i < ENTRIES; i++) {
 			uint32_t index = block * ENTRIES + i;
 			struct slot *s = &f->slots[index];
@@ -428,7 +299,7 @@ static int load(struct s3_cachefile *f, const struct s3_cachefile_volume *volume
 		}
 		dropped |= changed;
 	}
-	if (r == 0 && dropped && fdatasync(f->fd))
+	if (r == 0 && dropped && fdatasync(f->file.fd))
 		r = -errno;
 	return r;
 }
@@ -437,37 +308,23 @@ int s3_cachefile_open(const char *path, uint64_t asked, const struct backend_hos
 	struct s3_cachefile **out)
 {
 	struct s3_cachefile *f = calloc(1, sizeof *f);
-	uint64_t size;
-	struct stat st;
 	int r;
 
 	if (!f)
 		return -ENOMEM;
-	f->fd = -1;
-	f->host = *host;
-	f->path = strdup(path);
 	f->reads.tail = &f->reads.head;
 	f->writes.tail = &f->writes.head;
 	pthread_mutex_init(&f->lock, NULL);
 	pthread_cond_init(&f->work, NULL);
-	r = f->path ? open_path(f, &st) : -ENOMEM;
+	r = s3_localfile_open(&f->file, &kind, path, asked, host);
 	if (r == 0)
-		r = choose_size(f, &st, asked, &size);
-	if (r == 0)
-		r = look_inside(f, &st);
-	/* From its first byte on it can be told for what it is, whenever we are killed. */
-	if (r == 0 && f->was_empty && pwrite(f->fd, magic, sizeof magic, 0) != sizeof magic)
-		r = refuse_errno(f, -errno, "give another path");
-	if (r == 0)
-		r = reserve(f, &st, size);
-	if (r == 0)
-		r = lay_out(f, size);
+		r = lay_out(f, f->file.size);
 	if (r) {
 		s3_cachefile_close(f);
 		return r;
 	}
 	/* Pages are cached above already. Not every file system can do without its own cache. */
-	fcntl(f->fd, F_SETFL, O_DIRECT);
+	fcntl(f->file.fd, F_SETFL, O_DIRECT);
 	*out = f;
 	return 0;
 }
@@ -475,7 +332,7 @@ int s3_cachefile_open(const char *path, uint64_t asked, const struct backend_hos
 int s3_cachefile_attach(struct s3_cachefile *f, const struct s3_cachefile_volume *volume)
 {
 	uint8_t *buffer = aligned_alloc(BLOCK, BLOCK);
-	int r = buffer ? transfer(f, false, buffer, BLOCK, 0) : -ENOMEM;
+	int r = buffer ? s3_localfile_transfer(&f->file, false, buffer, BLOCK, 0) : -ENOMEM;
 
 	if (r == 0 && header_fits(f, volume, buffer))
 		r = load(f, volume, buffer);
@@ -483,14 +340,14 @@ int s3_cachefile_attach(struct s3_cachefile *f, const struct s3_cachefile_volume
 		r = -EIO;
 	if (r == 0) {
 		encode_header(f, volume, buffer);
-		r = transfer(f, true, buffer, BLOCK, 0);
+		r = s3_localfile_transfer(&f->file, true, buffer, BLOCK, 0);
 	}
 	/* From now on lines are of this writer. */
-	if (r == 0 && fdatasync(f->fd))
+	if (r == 0 && fdatasync(f->file.fd))
 		r = -errno;
 	free(buffer);
 	f->attached = r == 0;
-	return r ? refuse_errno(f, r, "give another path") : 0;
+	return r ? s3_localfile_refuse_errno(&f->file, r, "give another path") : 0;
 }
 
 /* ---- jobs -------------------------------------------------------------------------------- */
@@ -514,8 +371,8 @@ static uint16_t move_pages(
 			i++;
 			continue;
 		}
-		done = job->write ? pwritev(f->fd, iov, n, (off_t)(base + first * S3_PAGE))
-				  : preadv(f->fd, iov, n, (off_t)(base + first * S3_PAGE));
+		done = job->write ? pwritev(f->file.fd, iov, n, (off_t)(base + first * S3_PAGE))
+				  : preadv(f->file.fd, iov, n, (off_t)(base + first * S3_PAGE));
 		for (int k = 0; k < n && done >= (ssize_t)(k + 1) * (ssize_t)S3_PAGE; k++)
 			moved |= (uint16_t)(1u << (first + (unsigned)k));
 	}
@@ -567,9 +424,9 @@ static void give_up(struct s3_cachefile *f)
 	f->failed = true;
 	pthread_mutex_unlock(&f->lock);
 	if (!told)
-		backend_error(&f->host,
+		backend_error(&f->file.host,
 			"cache-file=%s: cannot be written; it is not used until the next start",
-			f->path);
+			f->file.path);
 }
 
 static void write_line(struct s3_cachefile *f, struct s3_disk_job *job)
@@ -742,16 +599,10 @@ void s3_cachefile_close(struct s3_cachefile *f)
 	pthread_mutex_unlock(&f->lock);
 	for (unsigned i = 0; i < f->n_threads; i++)
 		pthread_join(f->threads[i], NULL);
-	if (f->made && !f->attached)
-		unlink(f->path);
-	else if (f->was_empty && !f->attached && ftruncate(f->fd, 0))
-		backend_debug(&f->host, "cache-file=%s: cannot be emptied again", f->path);
-	if (f->fd >= 0)
-		close(f->fd);
+	s3_localfile_close(&f->file, f->attached);
 	free(f->slots);
 	free(f->buckets);
 	free(f->dirty);
-	free(f->path);
 	pthread_cond_destroy(&f->work);
 	pthread_mutex_destroy(&f->lock);
 	free(f);
