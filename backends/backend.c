@@ -8,7 +8,7 @@
 #include "backends/backend.h"
 
 /* Counters that are told; a device with more tells the first ones. */
-#define MAX_COUNTERS 32
+#define MAX_COUNTERS 48
 
 static void tell(void (*sink)(void *, const char *), void *opaque, const char *format, va_list args)
 	__attribute__((format(printf, 3, 0)));

@@ -168,6 +168,7 @@ static int info(struct call *c)
 		say_text(c, "parent_snapshot", super->parents[0].snapshot);
 	}
 	say_bool(c, "readonly", v->backend.readonly);
+	say_bool(c, "write_back", memcmp(super->write_back, (uint8_t[S3_UUID]){0}, S3_UUID) != 0);
 	if (!v->direct)
 		say_log(c);
 	return 0;

@@ -34,6 +34,15 @@ static const char *const names[S3_FAIL_POINTS] = {
 	[S3_FAIL_RESIZE_SUPER_BEFORE] = "resize-super-before",
 	[S3_FAIL_RESIZE_SUPER_AFTER] = "resize-super-after",
 	[S3_FAIL_ORPHAN_DELETE_BEFORE] = "orphan-delete-before",
+	[S3_FAIL_WB_MARK_BEFORE] = "wb-mark-before",
+	[S3_FAIL_WB_MARK_AFTER] = "wb-mark-after",
+	[S3_FAIL_WB_APPEND_AFTER] = "wb-append-after",
+	[S3_FAIL_WB_SYNC_AFTER] = "wb-sync-after",
+	[S3_FAIL_WB_FREE_BEFORE] = "wb-free-before",
+	[S3_FAIL_WB_FREE_AFTER] = "wb-free-after",
+	[S3_FAIL_WB_REPLAY_PUT_BEFORE] = "wb-replay-put-before",
+	[S3_FAIL_WB_REPLAY_PUT_AFTER] = "wb-replay-put-after",
+	[S3_FAIL_WB_EMPTY_AFTER] = "wb-empty-after",
 };
 
 _Atomic int s3_failpoint_chosen;

@@ -36,6 +36,15 @@ enum s3_failpoint {
 	S3_FAIL_RESIZE_SUPER_BEFORE,
 	S3_FAIL_RESIZE_SUPER_AFTER,
 	S3_FAIL_ORPHAN_DELETE_BEFORE, /* an object in gc/ that nobody knows is to go */
+	S3_FAIL_WB_MARK_BEFORE,	 /* the write-back log knows its next owner, the super does not */
+	S3_FAIL_WB_MARK_AFTER,	 /* the super does, the log is still the last one's */
+	S3_FAIL_WB_APPEND_AFTER, /* an entry is written, but not synced */
+	S3_FAIL_WB_SYNC_AFTER,	 /* synced, nobody has been told */
+	S3_FAIL_WB_FREE_BEFORE,	 /* the log has no room, but entries that are not needed */
+	S3_FAIL_WB_FREE_AFTER,	 /* it begins behind those */
+	S3_FAIL_WB_REPLAY_PUT_BEFORE, /* an object of entries is complete */
+	S3_FAIL_WB_REPLAY_PUT_AFTER,  /* stored */
+	S3_FAIL_WB_EMPTY_AFTER,	      /* everything is stored, and the log says so */
 	S3_FAIL_POINTS,
 };
 

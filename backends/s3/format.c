@@ -230,7 +230,7 @@ bool s3_name_parse(const char *key, struct s3_name *name)
  * magic 8 | version 2 | zero 2 | features 4 | length 4 | CRC32C 4 (over everything, itself zero) |
  * uuid 16 | layout 1 | block shift 1 | parents 2 | chunk blocks 4 | blocks 8 | epoch 8 |
  * created 8 | checkpoint 8 | key check 16; per parent: uuid 16 | last seq 8 | name 1 + n | path 2 +
- * n
+ * n; with S3_FEATURE_WRITE_BACK: instance 16
  */
 static const uint8_t super_magic[8] = "USERBLKV";
 
@@ -248,14 +248,17 @@ static uint32_t crc_around(const uint8_t *data, size_t length, size_t hole)
 	return s3_crc32c(crc, data + hole + 4, length - hole - 4);
 }
 
+static const uint8_t no_write_back[S3_UUID];
+
 void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 {
+	bool write_back = memcmp(super->write_back, no_write_back, S3_UUID) != 0;
 	size_t start = out->length;
 
 	s3_buffer_bytes(out, super_magic, sizeof super_magic);
 	s3_buffer_number(out, VERSION, 2);
 	s3_buffer_number(out, 0, 2);
-	s3_buffer_number(out, super->features, 4);
+	s3_buffer_number(out, super->features | (write_back ? S3_FEATURE_WRITE_BACK : 0), 4);
 	s3_buffer_number(out, 0, 8); /* length and CRC, below */
 	s3_buffer_bytes(out, super->uuid, S3_UUID);
 	s3_buffer_number(out, super->layout, 1);
@@ -278,6 +281,8 @@ void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 		s3_buffer_number(out, path, 2);
 		s3_buffer_bytes(out, parent->path, path);
 	}
+	if (write_back)
+		s3_buffer_bytes(out, super->write_back, S3_UUID);
 	if (out->failed)
 		return;
 	s3_put(out->data + start + SUPER_CRC - 4, out->length - start, 4);
@@ -338,6 +343,16 @@ static enum s3_check decode_parents(struct s3_reader *r, unsigned n, struct s3_s
 	return S3_GOOD;
 }
 
+static enum s3_check decode_write_back(struct s3_reader *r, struct s3_super *super)
+{
+	const uint8_t *instance = s3_read_bytes(r, S3_UUID);
+
+	if (!instance || memcmp(instance, no_write_back, S3_UUID) == 0)
+		return S3_INVALID;
+	memcpy(super->write_back, instance, S3_UUID);
+	return S3_GOOD;
+}
+
 static bool super_consistent(const struct s3_super *s)
 {
 	if (s->block_shift < S3_BLOCK_MIN || s->block_shift > S3_BLOCK_MAX || !s->blocks ||
@@ -347,7 +362,8 @@ static bool super_consistent(const struct s3_super *s)
 		return !s->chunk_blocks;
 	return s->layout == S3_LAYOUT_DIRECT && s->chunk_blocks &&
 	       s->chunk_blocks <= S3_DATA_MAX >> s->block_shift &&
-	       !(s->chunk_blocks & (s->chunk_blocks - 1)) && !s->n_parents && !s->features;
+	       !(s->chunk_blocks & (s->chunk_blocks - 1)) && !s->n_parents && !s->features &&
+	       memcmp(s->write_back, no_write_back, S3_UUID) == 0;
 }
 
 /* Magic and version of data of which 12 bytes are there. */
@@ -369,6 +385,7 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 	struct s3_reader r;
 	enum s3_check check;
 	unsigned n_parents;
+	bool write_back;
 
 	if (length < 12)
 		return length >= 8 && memcmp(p, super_magic, 8) ? S3_NOT_OURS : S3_SHORT;
@@ -381,8 +398,10 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 		crc_around(p, length, SUPER_CRC) != s3_get(p + SUPER_CRC, 4))
 		return S3_CHECKSUM;
 	s.features = (uint32_t)s3_get(p + 12, 4);
-	if (s.features & ~S3_FEATURES)
+	if (s.features & ~(S3_FEATURES | S3_FEATURE_WRITE_BACK))
 		return S3_UNKNOWN_FLAG;
+	write_back = s.features & S3_FEATURE_WRITE_BACK;
+	s.features &= S3_FEATURES;
 	r = (struct s3_reader){.next = p + SUPER_HEAD, .end = p + length};
 	memcpy(s.uuid, s3_read_bytes(&r, S3_UUID), S3_UUID);
 	s.layout = s3_read_number(&r, 1);
@@ -396,6 +415,8 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 	memcpy(s.key_check, s3_read_bytes(&r, sizeof s.key_check), sizeof s.key_check);
 	check = n_parents > S3_PARENTS_MAX || s3_get(p + 10, 2) ? S3_INVALID
 								: decode_parents(&r, n_parents, &s);
+	if (!check && write_back)
+		check = decode_write_back(&r, &s);
 	if (!check && (r.bad || s3_read_left(&r) || !super_consistent(&s)))
 		check = S3_INVALID;
 	if (check)

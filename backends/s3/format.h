@@ -100,6 +100,8 @@ bool s3_name_valid(const char *name);
 #define S3_FEATURE_ZSTD (1u << 0) /* data compressed in units */
 #define S3_FEATURE_AES	(1u << 1) /* data encrypted in units, AES-256-GCM */
 #define S3_FEATURES	(S3_FEATURE_ZSTD | S3_FEATURE_AES)
+/* Only in what is stored of the super object: it has a write_back. */
+#define S3_FEATURE_WRITE_BACK (1u << 2)
 
 enum s3_layout { S3_LAYOUT_LOG = 0, S3_LAYOUT_DIRECT = 1 };
 
@@ -122,6 +124,8 @@ struct s3_super {
 	uint64_t created;      /* s since 1970 */
 	uint64_t checkpoint;   /* frontier of the newest root known; a hint, 0: none */
 	uint8_t key_check[16]; /* s3_transform_key_check(); zero without S3_FEATURE_AES */
+	/* Instance of the writer whose write-back log may hold what the store lacks; zero: none. */
+	uint8_t write_back[S3_UUID];
 	unsigned n_parents;
 	struct s3_parent *parents; /* the nearest first */
 };
@@ -180,7 +184,7 @@ struct s3_object_header {
 	uint64_t batch;		   /* number of the batch in that instance */
 	uint64_t frontier;	   /* durable when it was built */
 	uint64_t checkpoint;	   /* newest root, 0: none */
-	uint64_t cache_record;	   /* newest record of the write-back log in it, 0: none */
+	uint64_t cache_record;	   /* newest entry of a write-back log replayed into it, 0: none */
 	uint64_t time;		   /* us since 1970 */
 	uint8_t salt[16];	   /* random; of the object's key, zero without S3_FEATURE_AES */
 	uint32_t blocks;	   /* of data */

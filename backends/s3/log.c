@@ -20,6 +20,7 @@
 #include "backends/s3/failpoint.h"
 #include "backends/s3/iov.h"
 #include "backends/s3/volume.h"
+#include "backends/s3/writeback.h"
 
 /* Records of a batch beyond one for each block: trims and relocations have no data. */
 #define EXTRA_RECORDS 4096
@@ -31,6 +32,7 @@ struct s3_waiter {
 	struct s3_waiter *next;
 	struct backend_request *request;
 	uint64_t seq;
+	uint64_t change; /* or for this one to be in the write-back log */
 };
 
 enum stage { HEAD, MIDDLE, TAIL, END };
@@ -78,10 +80,17 @@ static void free_batch(struct s3_volume *v, struct s3_batch *b)
 	free(b);
 }
 
+size_t s3_log_header_room(const struct s3_volume *v)
+{
+	size_t room = s3_header_room(max_records(v), v->batch_blocks, v->shift, v->super.features);
+
+	return (room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
+}
+
 static struct s3_batch *make_batch(struct s3_volume *v)
 {
 	struct s3_batch *b = calloc(1, sizeof *b);
-	size_t room = s3_header_room(max_records(v), v->batch_blocks, v->shift, v->super.features);
+	size_t room = s3_log_header_room(v);
 
 	if (!b)
 		return NULL;
@@ -89,13 +98,13 @@ static struct s3_batch *make_batch(struct s3_volume *v)
 		NULL, v->batch_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (b->data == MAP_FAILED)
 		b->data = NULL;
-	room = (room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
 	b->header = aligned_alloc(S3_ALIGN, room);
 	b->probe.iov_len = room;
 	b->ready = malloc(v->batch_blocks);
 	b->crcs = malloc(v->batch_blocks * sizeof *b->crcs);
 	b->volume = v;
-	if (!b->data || !b->header || !b->ready || !b->crcs || s3_stored_init(v, &b->stored)) {
+	if (!b->data || !b->header || !b->ready || !b->crcs ||
+		s3_stored_init(v, &b->stored, v->batch_size)) {
 		free_batch(v, b);
 		return NULL;
 	}
@@ -143,6 +152,8 @@ static int open_batch(struct s3_volume *v)
 	b->seq = v->next_seq++;
 	b->blocks = b->n_records = 0;
 	b->last.count = 0;
+	b->change = 0;
+	b->logged = (struct s3_logged){.records = b->writer.length};
 	b->closed = b->wanted = b->relocates = false;
 	b->refs = 1;
 	b->writers = 1;
@@ -154,19 +165,27 @@ static int open_batch(struct s3_volume *v)
 	return DONE;
 }
 
+/* The last record cannot be continued any more. */
+static void settle_last(struct s3_batch *b)
+{
+	if (b->last.count)
+		s3_header_add(&b->writer, &b->last);
+	b->last.count = 0;
+}
+
 /* Adds a record; the last one is kept back, since the next may continue it. */
 static void add_record(struct s3_batch *b, const struct s3_record *record)
 {
 	struct s3_record *last = &b->last;
 
+	b->change = ++b->volume->changes;
 	if (last->count && last->op == record->op && last->lba + last->count == record->lba &&
 		((record->op == S3_RECORD_WRITE && last->offset + last->count == record->offset) ||
 			record->op == S3_RECORD_ZERO)) {
 		last->count += record->count;
 		return;
 	}
-	if (last->count)
-		s3_header_add(&b->writer, last);
+	settle_last(b);
 	*last = *record;
 	b->n_records++;
 }
@@ -181,6 +200,8 @@ static void close_batch(struct s3_volume *v)
 {
 	struct s3_batch *b = v->open;
 
+	settle_last(b);
+	b->records_end = b->writer.length;
 	b->closed = true;
 	v->open = NULL;
 	v->in_flight++;
@@ -263,9 +284,12 @@ void s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count)
 
 void s3_batches_free(struct s3_volume *v)
 {
-	for (unsigned i = 0; i < S3_WINDOW; i++)
+	for (unsigned i = 0; i < S3_WINDOW; i++) {
 		if (v->resident[i])
 			free_batch(v, v->resident[i]);
+		if (v->kept_batches[i])
+			free_batch(v, v->kept_batches[i]);
+	}
 	while (v->free_batches) {
 		struct s3_batch *b = v->free_batches;
 
@@ -279,6 +303,7 @@ void s3_batches_free(struct s3_volume *v)
 /* Answers request when everything up to seq (0: all there is) is durable. */
 static void answer_durable(struct s3_volume *v, uint64_t seq, struct backend_request *request)
 {
+	enum s3_writeback_state logged = S3_WRITEBACK_NEVER;
 	struct s3_waiter *w;
 	int r;
 
@@ -286,16 +311,22 @@ static void answer_durable(struct s3_volume *v, uint64_t seq, struct backend_req
 	r = atomic_load(&v->failed);
 	if (seq == 0)
 		seq = v->applied;
-	if (r == 0 && v->open && v->open->seq <= seq)
+	if (r == 0 && v->writeback && seq > v->frontier)
+		logged = s3_writeback_want(v, v->changes);
+	if (r == 0 && logged == S3_WRITEBACK_NEVER && v->open && v->open->seq <= seq)
 		close_for_flush(v);
-	if (r || v->flush_mode == S3_FLUSH_WEAK || seq <= v->frontier) {
+	if (r || v->flush_mode == S3_FLUSH_WEAK || seq <= v->frontier ||
+		logged == S3_WRITEBACK_NOW) {
 		pthread_mutex_unlock(&v->lock);
 		request->done(request, r);
 		return;
 	}
 	w = malloc(sizeof *w);
 	if (w) {
-		*w = (struct s3_waiter){.next = v->waiters, .request = request, .seq = seq};
+		*w = (struct s3_waiter){.next = v->waiters,
+			.request = request,
+			.seq = seq,
+			.change = v->writeback ? v->changes : UINT64_MAX};
 		v->waiters = w;
 	}
 	pthread_mutex_unlock(&v->lock);
@@ -311,15 +342,15 @@ void s3_flush(struct s3_volume *v, struct backend_request *request)
 		answer_durable(v, 0, request);
 }
 
-/* Takes the waiters up to seq out of the list, under the lock. */
-static struct s3_waiter *take_waiters(struct s3_volume *v, uint64_t seq)
+/* Takes the waiters up to seq, or up to change, out of the list, under the lock. */
+static struct s3_waiter *take_waiters(struct s3_volume *v, uint64_t seq, uint64_t change)
 {
 	struct s3_waiter *taken = NULL, **link = &v->waiters;
 
 	while (*link) {
 		struct s3_waiter *w = *link;
 
-		if (w->seq > seq) {
+		if (w->seq > seq && w->change > change) {
 			link = &w->next;
 			continue;
 		}
@@ -724,13 +755,26 @@ static void uploaded(struct s3_batch *b)
 	v->uploaded[b->seq % S3_WINDOW] = true;
 	v->resident[b->seq % S3_WINDOW] = NULL;
 	v->in_flight--;
+	if (v->writeback) {
+		/* Recovery does not see it as long as an earlier one is missing. */
+		v->kept_batches[b->seq % S3_WINDOW] = b;
+		b->refs++;
+	}
 	while (v->uploaded[(v->frontier + 1) % S3_WINDOW]) {
+		struct s3_batch **kept;
+
 		v->frontier++;
 		v->uploaded[v->frontier % S3_WINDOW] = false;
+		kept = &v->kept_batches[v->frontier % S3_WINDOW];
+		if (*kept)
+			release(v, *kept);
+		*kept = NULL;
 	}
+	if (v->writeback)
+		s3_writeback_advance(v);
 	/* After another writer's fence nothing may be acknowledged, even if it arrived. */
 	r = atomic_load(&v->failed);
-	ready = r ? NULL : take_waiters(v, v->frontier);
+	ready = r ? NULL : take_waiters(v, v->frontier, 0);
 	if (v->open && v->open->wanted && v->in_flight < v->uploads)
 		close_batch(v);
 	pthread_cond_signal(&v->sealer_work);
@@ -862,8 +906,6 @@ static int complete(struct s3_volume *v, struct s3_batch *b)
 	if (!v->transforms)
 		for (uint32_t i = 0; i < b->blocks; i++)
 			b->crcs[i] = s3_crc32c(0, b->data + ((size_t)i << v->shift), v->block_size);
-	if (b->last.count)
-		s3_header_add(&b->writer, &b->last);
 	clock_gettime(CLOCK_REALTIME, &now);
 	b->writer.header.blocks = b->blocks;
 	b->writer.header.time = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
@@ -997,7 +1039,7 @@ void s3_log_give_up(struct s3_volume *v)
 	int r = atomic_load(&v->failed);
 
 	pthread_mutex_lock(&v->lock);
-	waiters = take_waiters(v, UINT64_MAX);
+	waiters = take_waiters(v, UINT64_MAX, 0);
 	stalled = v->stalled;
 	v->stalled = NULL;
 	v->stalled_tail = &v->stalled;
@@ -1055,9 +1097,7 @@ int s3_log_drain(struct s3_volume *v)
 /* Adds a record that the next one cannot continue. */
 static void add_alone(struct s3_batch *b, const struct s3_record *record)
 {
-	if (b->last.count)
-		s3_header_add(&b->writer, &b->last);
-	b->last.count = 0;
+	settle_last(b);
 	s3_header_add(&b->writer, record);
 	b->n_records++;
 }
@@ -1141,4 +1181,59 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	if (r == -ENOMEM)
 		s3_volume_fail(v, r, "out of memory for the map");
 	return r;
+}
+
+/* ---- for the write-back log ---------------------------------------------------------- */
+
+bool s3_log_take(struct s3_volume *v, struct s3_part *part)
+{
+	for (uint64_t seq = v->frontier + 1; seq <= v->applied; seq++) {
+		struct s3_batch *b = v->kept_batches[seq % S3_WINDOW];
+
+		if (!b)
+			b = v->resident[seq % S3_WINDOW];
+		if (!b->closed)
+			settle_last(b);
+		*part = (struct s3_part){
+			.batch = b,
+			.records = {.id = seq,
+				.frontier = v->frontier,
+				.records = b->header,
+				.records_bytes = b->closed ? b->records_end : b->writer.length},
+			.position = b->logged.records,
+			.first = b->logged.blocks,
+			.count = b->blocks - b->logged.blocks,
+			.change = b->change,
+		};
+		if (part->position < part->records.records_bytes) {
+			b->refs++;
+			return true;
+		}
+	}
+	return false;
+}
+
+void s3_log_put(struct s3_volume *v, struct s3_part *part, bool logged)
+{
+	if (logged)
+		part->batch->logged = (struct s3_logged){.records = part->records.records_bytes,
+			.blocks = part->first + part->count};
+	release(v, part->batch);
+}
+
+void s3_log_push(struct s3_volume *v)
+{
+	if (v->open)
+		close_for_flush(v);
+}
+
+void s3_log_answer(struct s3_volume *v, uint64_t change)
+{
+	struct s3_waiter *ready = NULL;
+
+	pthread_mutex_lock(&v->lock);
+	if (atomic_load(&v->failed) == 0)
+		ready = take_waiters(v, v->frontier, change);
+	pthread_mutex_unlock(&v->lock);
+	answer_waiters(ready, 0);
 }

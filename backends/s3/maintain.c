@@ -860,7 +860,7 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 		.room = s3_header_room(
 			v->batch_blocks, v->batch_blocks, v->shift, v->super.features),
 	};
-	int r = s3_stored_init(v, &t.stored);
+	int r = s3_stored_init(v, &t.stored, v->batch_size);
 
 	t.room = (t.room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
 	t.header = aligned_alloc(S3_ALIGN, t.room);
@@ -896,6 +896,27 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 	return r;
 }
 
+/* Puts back those that are not yet in the store. How many there are left. */
+static size_t keep_stored(struct s3_volume *v, uint32_t *slots, size_t n)
+{
+	uint64_t frontier;
+	size_t kept = 0;
+
+	pthread_mutex_lock(&v->lock);
+	frontier = v->frontier;
+	pthread_mutex_unlock(&v->lock);
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+
+		s3_objects_get(v->objects, slots[i], &object);
+		if (object.id & S3_GC || object.id <= frontier)
+			slots[kept++] = slots[i];
+		else
+			s3_objects_put_back(v->objects, slots[i]);
+	}
+	return kept;
+}
+
 /* A single object that is only small becomes another one that is. */
 static bool worth_moving(struct s3_volume *v, const uint32_t *slots, size_t n, unsigned percent)
 {
@@ -917,9 +938,12 @@ static int compact(struct s3_volume *v, unsigned percent, bool small)
 	struct round *round = calloc(1, sizeof *round);
 	size_t n =
 		round ? s3_objects_take_sparse(v->objects, percent, small, slots, GC_OBJECTS) : 0;
-	bool worth = worth_moving(v, slots, n, percent);
-	int r = !round ? -ENOMEM : worth ? s3_check_not_fenced(v) : 0;
+	bool worth;
+	int r;
 
+	n = keep_stored(v, slots, n);
+	worth = worth_moving(v, slots, n, percent);
+	r = !round ? -ENOMEM : worth ? s3_check_not_fenced(v) : 0;
 	for (size_t i = 0; r == 0 && worth && i < n; i++) {
 		struct source *s = &round->sources[round->n_sources];
 
@@ -1070,8 +1094,10 @@ static int compact_all(struct s3_volume *v, void *opaque)
 {
 	struct collection *c = opaque;
 	uint64_t blocks = UINT64_MAX, objects = UINT64_MAX;
-	int r;
+	int r = s3_log_drain(v); /* what is only in memory cannot be moved */
 
+	if (r)
+		return r;
 	c->total = garbage_bytes(v);
 	for (;;) {
 		struct s3_objects_totals t;

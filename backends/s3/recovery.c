@@ -23,6 +23,7 @@
 
 #include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
+#include "backends/s3/writeback.h"
 
 /* Headers asked for at once, and how much of each object first. */
 #define WINDOW	   64
@@ -35,7 +36,7 @@
 
 /* ---- records ---------------------------------------------------------------------- */
 
-struct replay {
+struct s3_recovery {
 	struct s3_volume *v;
 	uint32_t slot;		/* of the log object whose records are applied */
 	uint32_t gc[S3_WINDOW]; /* GC objects that it has brought */
@@ -47,9 +48,11 @@ struct replay {
 	/* Snapshots to be taken on the way. */
 	struct s3_root_snapshot *adopt;
 	size_t n_adopt;
+	struct s3_chain chain;
+	bool fenced; /* the end of the log is ours */
 };
 
-static void seal_objects(struct replay *p, uint64_t seq)
+static void seal_objects(struct s3_recovery *p, uint64_t seq)
 {
 	if (p->slot != S3_NO_SLOT)
 		s3_objects_seal(p->v->objects, p->slot, seq);
@@ -61,7 +64,7 @@ static void seal_objects(struct replay *p, uint64_t seq)
 
 static int apply_header(void *opaque, const struct s3_object_header *header)
 {
-	struct replay *p = opaque;
+	struct s3_recovery *p = opaque;
 	struct s3_volume *v = p->v;
 
 	seal_objects(p, v->applied);
@@ -84,7 +87,7 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 	return p->slot == S3_NO_SLOT ? -ENOMEM : 0;
 }
 
-static int add_gc_object(struct replay *p, uint64_t seq, const struct s3_record *record)
+static int add_gc_object(struct s3_recovery *p, uint64_t seq, const struct s3_record *record)
 {
 	struct s3_volume *v = p->v;
 	uint32_t slot;
@@ -111,7 +114,7 @@ static int add_gc_object(struct replay *p, uint64_t seq, const struct s3_record 
 static int apply_record(
 	void *opaque, const struct s3_object_header *header, const struct s3_record *record)
 {
-	struct replay *p = opaque;
+	struct s3_recovery *p = opaque;
 	struct s3_volume *v = p->v;
 	uint32_t from, to;
 
@@ -138,7 +141,7 @@ static int apply_record(
 }
 
 /* Takes the snapshots that are of seq, up to which everything has been applied. */
-static int adopt(struct replay *p, uint64_t seq)
+static int adopt(struct s3_recovery *p, uint64_t seq)
 {
 	int r = 0;
 
@@ -150,8 +153,22 @@ static int adopt(struct replay *p, uint64_t seq)
 	return r;
 }
 
+/* What an object of the log says of the writer that the super object names. */
+static void follow_chain(struct s3_recovery *p, const struct s3_object_header *header)
+{
+	struct s3_chain *chain = &p->chain;
+
+	if (memcmp(header->instance, p->v->super.write_back, S3_UUID) == 0)
+		*chain = (struct s3_chain){
+			.last = header->id, .closed = header->type == S3_TYPE_CLEAN};
+	else if (header->type == S3_TYPE_DATA && header->cache_record)
+		chain->replayed = header->cache_record;
+	else if (header->type == S3_TYPE_DATA)
+		chain->foreign = true;
+}
+
 /* Applies a header of the log. It is the next one. */
-static int apply(struct replay *p, const struct s3_object_header *header)
+static int apply(struct s3_recovery *p, const struct s3_object_header *header)
 {
 	struct s3_volume *v = p->v;
 	struct s3_record record;
@@ -181,6 +198,7 @@ static int apply(struct replay *p, const struct s3_object_header *header)
 		v->epoch = header->epoch;
 	if (memcmp(header->instance, v->instance, S3_UUID))
 		memcpy(v->predecessor, header->instance, S3_UUID);
+	follow_chain(p, header);
 	atomic_fetch_add(&v->stats.replayed, 1);
 	return adopt(p, header->id);
 }
@@ -323,7 +341,7 @@ static int load_region(struct s3_volume *v, const char *base, const struct s3_ro
 	return check == S3_GOOD ? 0 : check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
 }
 
-static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct replay *p)
+static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct s3_recovery *p)
 {
 	const struct s3_summary_visitor visitor = {
 		.header = apply_header, .record = apply_record, .opaque = p};
@@ -427,7 +445,7 @@ static int load_full(struct s3_volume *v, const char *base, struct s3_root *root
 }
 
 /* Loads the root at seq. -ENOENT: it cannot be used. */
-static int load_root(struct s3_volume *v, uint64_t seq, struct replay *p)
+static int load_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
 {
 	struct s3_root root, base, *full = &root;
 	void *data, *base_data = NULL;
@@ -457,6 +475,8 @@ static int load_root(struct s3_volume *v, uint64_t seq, struct replay *p)
 		/* Its writer had put a fence before it: what is older than that does not count. */
 		p->last_epoch = root.epoch;
 		p->blocks = root.blocks;
+		if (memcmp(root.instance, v->super.write_back, S3_UUID) == 0)
+			p->chain.last = root.seq;
 		keep_root(v, full, &root);
 	}
 	if (full == &base)
@@ -501,12 +521,12 @@ static int load_parent(struct s3_volume *v)
 	return 0;
 }
 
-static void begin(struct replay *p)
+static void begin(struct s3_recovery *p)
 {
-	*p = (struct replay){.v = p->v, .adopt = p->adopt, .n_adopt = p->n_adopt};
+	*p = (struct s3_recovery){.v = p->v, .adopt = p->adopt, .n_adopt = p->n_adopt};
 }
 
-static int load_newest_root(struct s3_volume *v, struct replay *p)
+static int load_newest_root(struct s3_volume *v, struct s3_recovery *p)
 {
 	struct roots roots = {.v = v};
 	int r = list_roots(v, &roots);
@@ -622,8 +642,8 @@ static bool is_known(const struct s3_root_snapshot *snapshots, size_t n, const c
 }
 
 /* A snapshot whose own root is there, while the volume does not know it. */
-static int look_at_snapshot(
-	struct s3_volume *v, struct replay *p, const struct s3_snapshot_files *files, bool *again)
+static int look_at_snapshot(struct s3_volume *v, struct s3_recovery *p,
+	const struct s3_snapshot_files *files, bool *again)
 {
 	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	struct s3_root_snapshot *list, found = {0};
@@ -666,7 +686,7 @@ static int look_at_snapshot(
  * Compares the snapshots that the volume knows with those that are stored. again: there is one
  * to be taken on the way.
  */
-static int look_at_snapshots(struct s3_volume *v, struct replay *p, bool *again)
+static int look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bool *again)
 {
 	struct s3_snapshot_files *files;
 	struct s3_request req;
@@ -865,7 +885,7 @@ static int look_again(struct s3_volume *v, uint64_t seq, void **data,
  * Applies what stands at seq, whose beginning has been read. 1: it is the end of the
  * log: nothing there, or left by a fenced writer.
  */
-static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look *l)
+static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct look *l)
 {
 	struct s3_object_header header;
 	struct s3_request again;
@@ -895,7 +915,7 @@ static int take(struct s3_volume *v, struct replay *p, uint64_t seq, struct look
 }
 
 /* Follows the log to where nothing stands; n: how many are asked for first. */
-static int follow(struct s3_volume *v, struct replay *p, struct window *w, unsigned n)
+static int follow(struct s3_volume *v, struct s3_recovery *p, struct window *w, unsigned n)
 {
 	int r = 0;
 
@@ -912,7 +932,7 @@ static int follow(struct s3_volume *v, struct replay *p, struct window *w, unsig
 
 /* Was the object at seq, which has been looked at, built when that at gap was in the store? 1: yes.
  */
-static int witnesses(struct s3_volume *v, const struct replay *p, uint64_t gap, uint64_t seq,
+static int witnesses(struct s3_volume *v, const struct s3_recovery *p, uint64_t gap, uint64_t seq,
 	const struct look *l)
 {
 	struct s3_object_header header;
@@ -944,7 +964,7 @@ static int witnesses(struct s3_volume *v, const struct replay *p, uint64_t gap, 
  * what it had not.
  */
 static int find_witness(
-	struct s3_volume *v, const struct replay *p, struct window *w, uint64_t *witness)
+	struct s3_volume *v, const struct s3_recovery *p, struct window *w, uint64_t *witness)
 {
 	uint64_t gap = v->applied + 1;
 	int r = 0;
@@ -1039,7 +1059,7 @@ static int newer_root(struct s3_volume *v, uint64_t known)
  * Follows the log to its end, and makes sure that it is the end. AGAIN: a writer at work has stored
  * roots meanwhile, and may have deleted what was only needed before them.
  */
-static int roll_forward(struct s3_volume *v, struct replay *p, bool readonly)
+static int roll_forward(struct s3_volume *v, struct s3_recovery *p, bool readonly)
 {
 	struct window *w = make_window();
 	uint64_t witness = 0, before;
@@ -1075,7 +1095,8 @@ static int roll_forward(struct s3_volume *v, struct replay *p, bool readonly)
  * What to do about an object that stands where the fence is to be. 0: try again, replacing that of
  * etag stale (""; none). 1: it is ours.
  */
-static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char *key, char *stale)
+static int meet(
+	struct s3_volume *v, struct s3_recovery *p, uint64_t seq, const char *key, char *stale)
 {
 	struct s3_object_header header;
 	struct s3_request req;
@@ -1087,6 +1108,11 @@ static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char 
 		return r == -ENOENT ? 0 : r;
 	if (memcmp(header.instance, v->instance, S3_UUID) == 0) {
 		r = 1; /* its reply was lost */
+	} else if (header.epoch >= p->last_epoch && p->fenced) {
+		r = s3_volume_refuse(v, -EBUSY,
+			"volume=%s: another writer took it over while it was opened; end that one, "
+			"and start again",
+			v->name);
 	} else if (header.epoch >= p->last_epoch) {
 		/* Another writer was at work up to now. */
 		r = req.object_size == (uint64_t)header.header_bytes + header.data_bytes
@@ -1100,25 +1126,6 @@ static int meet(struct s3_volume *v, struct replay *p, uint64_t seq, const char 
 	}
 	free(data);
 	return r;
-}
-
-/* Puts the fence where nothing is, or in place of the object of etag stale. */
-static int put_fence(struct s3_volume *v, const char *key, void *data, size_t length,
-	const char *stale, struct s3_request *req)
-{
-	struct iovec iov = {data, length};
-
-	*req = (struct s3_request){
-		.op = S3_PUT,
-		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.iov = &iov,
-		.iovcnt = 1,
-		.if_none_match = v->conditional && !*stale,
-		.if_match = v->conditional && *stale ? stale : NULL,
-		.retry_deadline = v->deadline,
-	};
-	return s3_store_call(v->store, req);
 }
 
 /* An object that stands in the log behind everything and holds nothing. Its bytes, 0: error. */
@@ -1156,7 +1163,7 @@ static int refuse_in_use(struct s3_volume *v)
 		v->name, when);
 }
 
-static int fence(struct s3_volume *v, struct replay *p)
+static int fence(struct s3_volume *v, struct s3_recovery *p)
 {
 	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
 	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
@@ -1167,6 +1174,7 @@ static int fence(struct s3_volume *v, struct replay *p)
 		uint64_t seq = v->applied + 1;
 		struct s3_object_header header;
 		struct s3_request req;
+		struct iovec iov;
 		size_t bytes;
 
 		if (v->polite && !s3_closed_cleanly(v)) {
@@ -1182,7 +1190,8 @@ static int fence(struct s3_volume *v, struct replay *p)
 		}
 		s3_volume_object_key(v, seq, key);
 		s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
-		r = put_fence(v, key, buffer, bytes, stale, &req);
+		iov = (struct iovec){buffer, bytes};
+		r = s3_volume_put_at(v, key, &iov, 1, *stale ? stale : NULL, v->deadline, &req);
 		if (r == 0)
 			s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
 		if (r == -EEXIST || (r == -ENOENT && *stale))
@@ -1195,6 +1204,7 @@ static int fence(struct s3_volume *v, struct replay *p)
 			r = apply(p, &header);
 			v->epoch = highest + 1;
 			v->polite = false; /* it is ours by now */
+			p->fenced = true;
 			break;
 		}
 	}
@@ -1207,23 +1217,51 @@ bool s3_closed_cleanly(const struct s3_volume *v)
 	return v->applied == 0 || v->last_type == S3_TYPE_CLEAN;
 }
 
-void s3_close_cleanly(struct s3_volume *v)
+int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
+	const struct s3_object_header *header)
+{
+	struct s3_volume *v = p->v;
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
+	int r = 0;
+
+	s3_volume_object_key(v, header->id, key);
+	while (r == 0) {
+		struct s3_request req;
+
+		r = s3_volume_put_at(v, key, iov, iovcnt, *stale ? stale : NULL, v->deadline, &req);
+		if (r == 0)
+			r = 1;
+		else if (r == -EEXIST || (r == -ENOENT && *stale))
+			r = meet(v, p, header->id, key, stale);
+		else
+			s3_volume_refuse(v, r, "%s", req.message);
+	}
+	return r == 1 ? apply(p, header) : r;
+}
+
+bool s3_is_drained(struct s3_volume *v)
+{
+	return !v->direct && !v->backend.readonly && !atomic_load(&v->failed) &&
+	       v->frontier == v->applied;
+}
+
+bool s3_close_cleanly(struct s3_volume *v)
 {
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
 	uint8_t *buffer;
 	size_t bytes;
+	bool said;
 
-	if (v->direct || v->backend.readonly || atomic_load(&v->failed) ||
-		v->frontier != v->applied)
-		return;
+	if (!s3_is_drained(v))
+		return false;
 	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
 	bytes = buffer ? build_mark(v, S3_TYPE_CLEAN, v->epoch, buffer) : 0;
 	s3_volume_object_key(v, v->applied + 1, key);
 	v->deadline = CLEAN_DEADLINE;
-	if (bytes)
-		s3_volume_put(v, key, buffer, bytes, v->conditional, &req);
+	said = bytes && s3_volume_put(v, key, buffer, bytes, v->conditional, &req) == 0;
 	free(buffer);
+	return said;
 }
 
 /* The super object tells the size; but nothing that is there is ever cut off. */
@@ -1242,7 +1280,7 @@ static int settle_size(struct s3_volume *v, uint64_t blocks)
 
 int s3_recover(struct s3_volume *v, bool readonly)
 {
-	struct replay *p = calloc(1, sizeof *p);
+	struct s3_recovery *p = calloc(1, sizeof *p);
 	bool again = true;
 	int r = p ? 0 : -ENOMEM;
 
@@ -1258,12 +1296,17 @@ int s3_recover(struct s3_volume *v, bool readonly)
 			r = 0;
 			continue;
 		}
+		/* Before anything is changed. */
+		if (r == 0 && !readonly)
+			r = s3_writeback_check(v, &p->chain);
 		if (r == 0 && !readonly)
 			r = fence(v, p);
 		/* After the fence: until then a writer before us may take or delete one. */
 		if (r == 0 && !readonly)
 			r = look_at_snapshots(v, p, &again);
 	}
+	if (r == 0 && !readonly)
+		r = s3_writeback_attach(v, &p->chain, p);
 	if (r == 0)
 		r = settle_size(v, p->blocks);
 	v->next_seq = v->applied + 1;

@@ -10,6 +10,7 @@
 #include "backends/s3/direct.h"
 #include "backends/s3/names.h"
 #include "backends/s3/volume.h"
+#include "backends/s3/writeback.h"
 
 static const char *const block_size_names[] = {"512", "4096", NULL};
 static const uint32_t block_sizes[] = {512, 4096};
@@ -142,6 +143,33 @@ static const struct param s3_params[] = {
 		.max = UINT64_C(64) << 40,
 		.metavar = "SIZE",
 		.help = "size of cache-file; without it 1G, or all of a device",
+	},
+	{
+		.name = "write-back",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, write_back),
+		.metavar = "FILE",
+		.help = "file or block device on this machine, of this volume alone, that makes a "
+			"flush as fast as its disk: what is flushed and not yet uploaded is in it",
+	},
+	{
+		.name = "write-back-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, write_back_size),
+		.min = S3_WRITEBACK_LEAST,
+		.max = UINT64_C(64) << 40,
+		.metavar = "SIZE",
+		.help = "size of write-back, at least four times batch-size; without it 1G, or all "
+			"of a device",
+	},
+	{
+		.name = "write-back-discard",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, write_back_discard),
+		.default_value = "off",
+		.help = "open the volume although its write-back log is lost, damaged or not "
+			"given, "
+			"and give up what only that holds",
 	},
 	{
 		.name = "flush",
@@ -298,6 +326,31 @@ static int s3_check(const void *config, struct params_error *error)
 		params_error_set(error,
 			"cache-file=%s: layout=direct has no cache; leave one of them out",
 			c->cache_file);
+		return -EINVAL;
+	}
+	if (c->write_back && c->flush == S3_FLUSH_WEAK) {
+		params_error_set(error,
+			"write-back=%s: flush=weak waits for nothing anyway; leave one of them out",
+			c->write_back);
+		return -EINVAL;
+	}
+	if (c->write_back && c->layout == S3_LAYOUT_DIRECT) {
+		params_error_set(error,
+			"write-back=%s: layout=direct has no log; leave one of them out",
+			c->write_back);
+		return -EINVAL;
+	}
+	if (c->write_back_size && !c->write_back) {
+		params_error_set(error,
+			"write-back-size=%" PRIu64 ": of which file? give write-back= as well",
+			c->write_back_size);
+		return -EINVAL;
+	}
+	if (c->write_back_size && c->write_back_size < 4 * c->batch_size) {
+		params_error_set(error,
+			"write-back-size=%" PRIu64 ": less than four times batch-size=%" PRIu64
+			"; give %" PRIu64 " or more",
+			c->write_back_size, c->batch_size, 4 * c->batch_size);
 		return -EINVAL;
 	}
 	if (c->control && strlen(c->control) > S3_CONTROL_PATH_MAX) {

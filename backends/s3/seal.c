@@ -11,17 +11,17 @@
 #include "backends/s3/transform.h"
 #include "backends/s3/volume.h"
 
-int s3_stored_init(const struct s3_volume *v, struct s3_stored *s)
+int s3_stored_init(const struct s3_volume *v, struct s3_stored *s, size_t length)
 {
 	*s = (struct s3_stored){0};
 	if (!v->transforms)
 		return 0;
-	s->room = s3_transform_room(v->batch_size);
+	s->room = s3_transform_room(length);
 	/* Pages that data which shrinks never reaches are never given. */
 	s->data = mmap(NULL, s->room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (s->data == MAP_FAILED)
 		s->data = NULL;
-	s->units = malloc(s3_transform_units(v->batch_size) * sizeof *s->units);
+	s->units = malloc(s3_transform_units(length) * sizeof *s->units);
 	if (s->data && s->units)
 		return 0;
 	s3_stored_free(s);

@@ -32,24 +32,12 @@
 
 /* ---- requests --------------------------------------------------------------------------- */
 
-/* Stores an object in place of that of etag, or where there is none (NULL). deadline as in store.h.
- */
 static int put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	const char *etag, uint32_t deadline, struct s3_request *req)
 {
 	struct iovec iov = {(void *)data, length};
 
-	*req = (struct s3_request){
-		.op = S3_PUT,
-		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.iov = &iov,
-		.iovcnt = 1,
-		.if_none_match = v->conditional && !etag,
-		.if_match = v->conditional ? etag : NULL,
-		.retry_deadline = deadline,
-	};
-	return s3_store_call(v->store, req);
+	return s3_volume_put_at(v, key, &iov, 1, etag, deadline, req);
 }
 
 static int head(struct s3_volume *v, const char *key, struct s3_request *req)
@@ -515,53 +503,26 @@ int s3_snapshot_delete(struct s3_volume *v, const char *name)
 
 /* ---- size ---------------------------------------------------------------------------------- */
 
+static int change_size(void *opaque, struct s3_volume *v, struct s3_super *super)
+{
+	uint64_t blocks = *(const uint64_t *)opaque;
+
+	(void)v;
+	if (super->blocks == blocks)
+		return 0;
+	super->blocks = blocks;
+	return 1;
+}
+
 /* Has the super object tell another size: from then on it is the volume's. */
 static int store_size(struct s3_volume *v, uint64_t blocks)
 {
-	struct s3_name name = {.kind = S3_NAME_SUPER};
-	char key[S3_KEY_MAX + 1];
-	struct s3_request req;
-	int r = -EEXIST;
+	int r;
 
-	s3_volume_key(v, &name, key);
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_BEFORE);
-	/* Again if somebody else has changed it meanwhile, or our own attempt had arrived. */
-	for (int i = 0; r == -EEXIST && i < 3; i++) {
-		struct s3_buffer out = {0};
-		char etag[S3_ETAG_MAX + 1];
-		struct s3_super super;
-		enum s3_check check;
-		void *data;
-		size_t n;
-
-		r = s3_volume_get_all(v, key, &data, &n, &req);
-		if (r)
-			break;
-		strcpy(etag, req.etag);
-		check = s3_super_decode(data, n, &super);
-		free(data);
-		if (check != S3_GOOD || memcmp(super.uuid, v->super.uuid, S3_UUID) != 0) {
-			if (check == S3_GOOD)
-				s3_super_free(&super);
-			return s3_volume_refuse(v, -EIO, "volume=%s: %s %s", v->name, key,
-				s3_check_text(check == S3_GOOD ? S3_OTHER_VOLUME : check));
-		}
-		if (super.blocks != blocks) {
-			super.blocks = blocks;
-			super.epoch = v->epoch;
-			s3_super_encode(&super, &out);
-			r = out.failed ? -ENOMEM : s3_check_not_fenced(v);
-			if (r == 0)
-				r = put(v, key, out.data, out.length, etag, v->deadline, &req);
-			s3_buffer_free(&out);
-		}
-		s3_super_free(&super);
-	}
-	if (r == -ENOMEM || r == -ESTALE)
-		return r == -ESTALE ? -EIO : r;
+	r = s3_volume_change_super(v, change_size, &blocks);
 	if (r)
-		return s3_volume_refuse(v, r == -EEXIST ? -EIO : r, "volume=%s: %s", v->name,
-			req.message[0] ? req.message : strerror(-r));
+		return r;
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_AFTER);
 	v->super.blocks = blocks;
 	return 0;

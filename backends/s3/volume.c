@@ -16,6 +16,7 @@
 #include "backends/s3/direct.h"
 #include "backends/s3/failpoint.h"
 #include "backends/s3/volume.h"
+#include "backends/s3/writeback.h"
 
 /* Seconds after which an open that cannot reach the store gives up. */
 #define OPEN_DEADLINE 20
@@ -125,6 +126,22 @@ int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t
 		.iovcnt = 1,
 		.if_none_match = if_none_match,
 		.retry_deadline = v->deadline,
+	};
+	return s3_store_call(v->store, req);
+}
+
+int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
+	const char *etag, uint32_t deadline, struct s3_request *req)
+{
+	*req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = iov,
+		.iovcnt = iovcnt,
+		.if_none_match = v->conditional && !etag,
+		.if_match = v->conditional ? etag : NULL,
+		.retry_deadline = deadline,
 	};
 	return s3_store_call(v->store, req);
 }
@@ -259,6 +276,69 @@ int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *re
 		snprintf(req->message, sizeof req->message, "%s", req->listing.objects[0].key);
 	s3_listing_free(&req->listing);
 	return r;
+}
+
+/* One attempt. -EEXIST: somebody else has changed it meanwhile. */
+static int try_change_super(struct s3_volume *v, const char *key,
+	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque,
+	struct s3_request *req)
+{
+	struct s3_buffer out = {0};
+	char etag[S3_ETAG_MAX + 1];
+	struct s3_super super;
+	enum s3_check check;
+	void *data;
+	size_t n;
+	int r = s3_volume_get_all(v, key, &data, &n, req);
+
+	if (r == -EEXIST)
+		r = -EIO;
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req->message);
+	strcpy(etag, req->etag);
+	check = s3_super_decode(data, n, &super);
+	free(data);
+	if (check == S3_GOOD && memcmp(super.uuid, v->super.uuid, S3_UUID) != 0) {
+		s3_super_free(&super);
+		check = S3_OTHER_VOLUME;
+	}
+	if (check != S3_GOOD)
+		return check == S3_NO_MEMORY ? -ENOMEM
+					     : s3_volume_refuse(v, -EIO, "volume=%s: %s %s",
+						       v->name, key, s3_check_text(check));
+	r = change(opaque, v, &super);
+	if (r == 1) {
+		super.epoch = v->epoch;
+		s3_super_encode(&super, &out);
+		r = out.failed ? -ENOMEM : s3_check_not_fenced(v);
+		if (r && r != -ENOMEM && r != -ESTALE)
+			s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
+		if (r == 0) {
+			struct iovec iov = {out.data, out.length};
+
+			r = s3_volume_put_at(v, key, &iov, 1, etag, v->deadline, req);
+			if (r && r != -EEXIST)
+				s3_volume_refuse(v, r, "%s", req->message);
+		}
+		s3_buffer_free(&out);
+	}
+	s3_super_free(&super);
+	return r == -ESTALE ? -EIO : r;
+}
+
+int s3_volume_change_super(struct s3_volume *v,
+	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque)
+{
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r = -EEXIST;
+
+	s3_volume_key(v, &name, key);
+	/* Again if somebody else has changed it meanwhile, or our own attempt had arrived. */
+	for (int i = 0; r == -EEXIST && i < 3; i++)
+		r = try_change_super(v, key, change, opaque, &req);
+	return r == -EEXIST ? s3_volume_refuse(v, -EIO, "volume=%s: %s", v->name, req.message) : r;
 }
 
 /* ---- create and open -------------------------------------------------------------- */
@@ -547,7 +627,8 @@ static int open_log(struct s3_volume *v, const struct s3_config *c)
 				" of a volume with compression or encryption; give %" PRIu64
 				" or more",
 				c->memory, c->uploads, c->batch_size, 3 * buffers);
-		buffers += v->max_batches * s3_transform_room(v->batch_size);
+		buffers += (v->max_batches + (v->writeback != NULL)) *
+			   s3_transform_room(v->batch_size);
 	}
 	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
 	r = make_caches(v, c->memory - buffers, c->store.connections);
@@ -571,6 +652,7 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
 	v->polite = c->polite;
+	v->write_back_discard = c->write_back_discard;
 	if (c->encryption_key)
 		r = read_key(v, c->encryption_key);
 	/* Before anything is done to the volume: who listens there may be serving it. */
@@ -582,6 +664,9 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 		r = s3_failpoint_choose(&v->host);
 	if (r == 0 && c->cache_file)
 		r = s3_cachefile_open(c->cache_file, c->cache_size, &v->host, &v->cachefile);
+	/* Who only reads sees what is in the store. */
+	if (r == 0 && c->write_back && !readonly)
+		r = s3_writeback_open(c->write_back, c->write_back_size, &v->host, &v->writeback);
 	if (r == 0 && !readonly && v->conditional)
 		r = probe_conditional_put(v);
 	if (r == 0)
@@ -598,6 +683,11 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 			"cache-file=%s: volume=%s has layout=direct, which has no cache; leave it "
 			"out",
 			c->cache_file, v->name);
+	if (r == 0 && v->writeback && v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_volume_refuse(v, -EINVAL,
+			"write-back=%s: volume=%s has layout=direct, which has no log; leave it "
+			"out",
+			c->write_back, v->name);
 	if (r)
 		return r;
 	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->polite && !c->create)
@@ -626,6 +716,7 @@ void s3_volume_detach(struct s3_volume *v)
 	s3_store_close(v->store);
 	s3_direct_free(v->direct);
 	s3_cachefile_close(v->cachefile);
+	s3_writeback_close(v->writeback);
 	s3_cache_free(v->cache);
 	s3_streams_free(v->streams);
 	s3_batches_free(v);
@@ -711,12 +802,15 @@ static int make_threads(struct s3_volume *v)
 		made += r == 0;
 	}
 	if (r == 0)
+		r = s3_writeback_start(v);
+	if (r == 0)
 		r = pthread_create(&v->keeper, NULL, s3_keeper, v);
 	if (r == 0)
 		return 0;
 	v->stopping = true;
 	pthread_cond_broadcast(&v->sealer_work);
 	pthread_mutex_unlock(&v->lock);
+	s3_writeback_stop(v);
 	while (made)
 		pthread_join(v->sealers[--made], NULL);
 	pthread_mutex_lock(&v->lock);
@@ -771,6 +865,7 @@ static void stop_threads(struct s3_volume *v)
 	pthread_mutex_unlock(&v->lock);
 	for (unsigned i = 0; i < v->n_sealers; i++)
 		pthread_join(v->sealers[i], NULL);
+	s3_writeback_stop(v);
 }
 
 void s3_volume_stop(struct s3_volume *v)
@@ -794,7 +889,10 @@ int s3_volume_close(struct s3_volume *v)
 	if (v->started)
 		stop_threads(v);
 	s3_closing_end(v->closing);
-	s3_close_cleanly(v);
+	if (s3_is_drained(v))
+		s3_writeback_empty(v);
+	if (s3_close_cleanly(v))
+		s3_writeback_unmark(v);
 	pthread_mutex_lock(&v->lock);
 	r = v->direct || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
 	pthread_mutex_unlock(&v->lock);
@@ -807,6 +905,7 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 	struct s3_objects_totals totals;
 	struct s3_cache_counters cache;
 	struct s3_cachefile_counters disk = {0};
+	struct s3_writeback_counters back;
 	struct s3_stats *s = &v->stats;
 	size_t n;
 
@@ -816,6 +915,7 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 	s3_cache_counters(v->cache, &cache);
 	if (v->cachefile)
 		s3_cachefile_counters(v->cachefile, &disk);
+	s3_writeback_counters(v, &back);
 	const struct backend_counter all[] = {
 		{"log_objects", s->log_objects},
 		{"log_bytes", s->log_bytes},
@@ -845,6 +945,13 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 		{"cache_file_written_bytes", disk.written},
 		{"cache_file_damaged", disk.damaged},
 		{"cache_file_kept", disk.kept},
+		{"write_back_entries", back.entries},
+		{"write_back_bytes", back.bytes},
+		{"write_back_syncs", back.syncs},
+		{"write_back_used_bytes", back.used},
+		{"write_back_full", back.full},
+		{"write_back_failed", back.failed},
+		{"write_back_replayed", back.replayed},
 	};
 
 	n = sizeof all / sizeof all[0];

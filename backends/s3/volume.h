@@ -6,6 +6,7 @@
  *   volume.c      create, open, close, threads, failure
  *   seal.c        the form in which data is stored: compressed, encrypted
  *   log.c         writes: open batch, uploads, frontier, flush
+ *   writeback.c   the write-back log: what is not yet in the store, on a local disk
  *   read.c        reads and read-ahead, and the checksums they are checked with
  *   recovery.c    from the store to the map; fencing
  *   maintain.c    the keeper's thread: checkpoints, garbage collection, deletion
@@ -51,11 +52,13 @@ struct s3_config {
 	char *volume, *prefix;
 	char *snapshot;	      /* to be served, read-only; NULL: the volume as it is now */
 	char *cache_file;     /* or NULL */
+	char *write_back;     /* file, or NULL */
 	char *control;	      /* path of a socket, or NULL */
 	char *encryption_key; /* file, or NULL */
-	bool create, readonly;
+	bool create, readonly, write_back_discard;
 	uint64_t size, batch_size, uploads, memory, checkpoint, gc_delay, chunk_size, cache_size;
 	uint64_t close_timeout;
+	uint64_t write_back_size;
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing, layout, compress;
 	/* No parameters: the tool's. */
@@ -72,6 +75,12 @@ struct s3_stored {
 	struct s3_unit *units;
 };
 
+/* What of a batch is in the write-back log. */
+struct s3_logged {
+	size_t records; /* place in the header behind the last such record */
+	uint32_t blocks;
+};
+
 /* A log object in memory, from its first write until it is uploaded and nobody reads it. */
 struct s3_batch {
 	struct s3_batch *next; /* of the queue to the sealer, or of the free ones */
@@ -79,6 +88,9 @@ struct s3_batch {
 	uint32_t slot;	 /* in the object table */
 	uint32_t blocks; /* reserved */
 	uint32_t n_records;
+	uint64_t change;	  /* number of its last one, of s3_volume.changes */
+	size_t records_end;	  /* in the header: where the last record ends; when closed */
+	struct s3_logged logged;  /* of the write-back log's thread */
 	unsigned refs;		  /* the log's, one of each reader; under the volume's lock */
 	bool closed;		  /* takes nothing more */
 	bool wanted;		  /* a flush waits for its end */
@@ -108,6 +120,8 @@ struct s3_crc_cache;
 struct s3_order; /* something that the keeper is to do between two rounds of its own work */
 struct s3_control;
 struct s3_closing;
+struct s3_writeback;
+struct s3_recovery; /* under way */
 
 /* The regions that the root of a snapshot names. */
 struct s3_kept {
@@ -163,13 +177,15 @@ struct s3_volume {
 	struct s3_cache *cache;
 	struct s3_cachefile *cachefile; /* or NULL */
 	struct s3_streams *streams;
-	unsigned ahead_max;	    /* GETs that may read ahead at once */
-	_Atomic unsigned ahead_now; /* that do */
-	uint8_t unwanted[S3_PAGE];  /* what comes along with pages and is there already */
-	struct s3_control *control; /* or NULL */
+	unsigned ahead_max;		/* GETs that may read ahead at once */
+	_Atomic unsigned ahead_now;	/* that do */
+	uint8_t unwanted[S3_PAGE];	/* what comes along with pages and is there already */
+	struct s3_control *control;	/* or NULL */
+	struct s3_writeback *writeback; /* or NULL */
 	struct s3_stats stats;
-	uint64_t opened; /* ns, monotonic */
-	bool polite;	 /* recovery refuses what the last writer did not close */
+	uint64_t opened;	 /* ns, monotonic */
+	bool polite;		 /* recovery refuses what the last writer did not close */
+	bool write_back_discard; /* what only a write-back log holds may be lost */
 	/* Of the newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;
 	uint64_t last_time; /* us since 1970 */
@@ -186,6 +202,9 @@ struct s3_volume {
 	unsigned n_batches; /* made */
 	unsigned in_flight; /* closed and not uploaded */
 	unsigned unsealed;  /* closed and not yet given to the store */
+	uint64_t changes;   /* writes, trims and zeroes that the log has got */
+	/* [seq % S3_WINDOW], uploaded before an earlier one, for the write-back log. */
+	struct s3_batch *kept_batches[S3_WINDOW];
 	struct s3_waiter *waiters;
 	struct s3_write *stalled, **stalled_tail; /* wait for memory, in order */
 	bool barrier; /* a checkpoint is about to capture the map: writes wait */
@@ -265,6 +284,16 @@ const uint8_t *s3_volume_origin_uuid(const struct s3_volume *v, uint8_t origin);
  */
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req);
+/* The same in place of the object of etag, or where there is none (NULL). deadline: seconds. */
+int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
+	const char *etag, uint32_t deadline, struct s3_request *req);
+/*
+ * Rewrites the super object, unless another writer took over. change() gets it as it is now, maybe
+ * more than once, and answers 1: it has changed it, 0: it need not, or negative errno, which it
+ * has told. 0 or negative errno, told.
+ */
+int s3_volume_change_super(struct s3_volume *v,
+	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque);
 /* Up to length bytes of the beginning; req->bytes tells how many. */
 int s3_volume_get(
 	struct s3_volume *v, const char *key, void *data, size_t length, struct s3_request *req);
@@ -295,8 +324,8 @@ int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 uint64_t s3_now(void); /* ns, monotonic */
 
 /* ---- seal.c ---- */
-/* 0 or -ENOMEM. */
-int s3_stored_init(const struct s3_volume *v, struct s3_stored *s);
+/* For data of up to length bytes. 0 or -ENOMEM. */
+int s3_stored_init(const struct s3_volume *v, struct s3_stored *s, size_t length);
 void s3_stored_free(struct s3_stored *s);
 /*
  * Completes an object of this volume, whose records w holds, over data of w->header.blocks blocks:
@@ -354,6 +383,28 @@ void s3_log_release(struct s3_volume *v, struct s3_batch *b);
 /* Copies blocks from a held batch; waits for writers that are still copying. */
 void s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count);
 void s3_batches_free(struct s3_volume *v);
+/* Bytes that the header of a batch may take. */
+size_t s3_log_header_room(const struct s3_volume *v);
+
+/* A part of a batch that the write-back log is to get; the batch is held. */
+struct s3_part {
+	struct s3_batch *batch;
+	struct s3_object_header records; /* to be walked from position on; else empty */
+	size_t position;
+	uint32_t first, count; /* blocks of data, which may still be copied */
+	uint64_t change;       /* with it everything up to this change has been taken */
+};
+/*
+ * Under the lock: the oldest part that neither the store has nor *part, got from here before, tells
+ * to be logged. False: there is nothing more.
+ */
+bool s3_log_take(struct s3_volume *v, struct s3_part *part);
+/* Under the lock: it is in the write-back log, or (logged false) not. The batch is let go. */
+void s3_log_put(struct s3_volume *v, struct s3_part *part, bool logged);
+/* Under the lock: flushes wait for the store now. */
+void s3_log_push(struct s3_volume *v);
+/* Answers the flushes of what is in the write-back log up to change. */
+void s3_log_answer(struct s3_volume *v, uint64_t change);
 
 /* ---- read.c ---- */
 void s3_read(struct s3_volume *v, struct backend_request *request);
@@ -385,8 +436,25 @@ int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	const struct s3_name *name, void **data, struct s3_root *root);
 /* Has the last writer said that it is done? Nobody has to be driven away then. */
 bool s3_closed_cleanly(const struct s3_volume *v);
-/* Says so, behind everything else. Of a failure nobody has to know. */
-void s3_close_cleanly(struct s3_volume *v);
+/* Is everything in the store, and may be ended? */
+bool s3_is_drained(struct s3_volume *v);
+/* Says so, behind everything else. False: it cannot, of which nobody has to know. */
+bool s3_close_cleanly(struct s3_volume *v);
+
+/* What the store's log says of the writer that super.write_back names. */
+struct s3_chain {
+	uint64_t last;	   /* newest object of the log that is its, 0: none */
+	uint64_t replayed; /* entry of its write-back log up to which they are in objects of others
+			    */
+	bool closed;	   /* it says that nothing comes after it */
+	bool foreign;	   /* others have written something else since */
+};
+/*
+ * Puts an object, complete and with its header decoded, behind the log, which has been fenced, and
+ * applies it. 0 or negative errno, told.
+ */
+int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
+	const struct s3_object_header *header);
 
 /* ---- maintain.c ---- */
 void *s3_keeper(void *volume);

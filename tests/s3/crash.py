@@ -5,9 +5,10 @@
 A volume goes through a number of crashes. Each time many requests are in flight over several
 connections: stamped writes of random sizes, trims, zeroes, flushes, FUA, reads whose content is checked.
 Then the server gets kill -9 after a random number of replies, or ends itself at a named point of the
-device (USERBLK_S3_FAILPOINT); in some cases the newest objects or one in the middle are then taken from
-the store, as if their uploads had never ended. If another object shows that one had been stored, the volume
-must be refused until they are back. The volume is opened again, read as a whole and must hold a prefix of what was
+device (USERBLK_S3_FAILPOINT); a volume with a write-back log is also killed while its store answers
+nothing. In some cases the newest objects or one in the middle are then taken from the store, as if their
+uploads had never ended. If another object shows that one had been stored, the volume must be refused until
+they are back. The volume is opened again, read as a whole and must hold a prefix of what was
 written, with every durable flush unless objects were taken: history.py. Snapshots, clones and changes of the size
 are cut short at named points as well: orders.py.
 """
@@ -31,16 +32,18 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 from device import feature_settings, parameters, volume_directory
+from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write
 from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
 from orders import ORDER_POINTS, Failure, Orders, opened
-from servers import Store, Versitygw, memory_directory, started
+from servers import BUCKET, Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, numbers, stamped
 
 BLOCKS = 1024
@@ -61,7 +64,20 @@ IO_POINTS = (
 )
 # What a crash at the first leaves is deleted at the second.
 ORPHAN_POINTS = ("relocate-put-after", "orphan-delete-before")
-FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1])
+# Those of a write-back log. What is replayed was left by a crash.
+REPLAY_POINTS = ("wb-replay-put-before", "wb-replay-put-after")
+WRITE_BACK_POINTS = (
+    "wb-mark-before",
+    "wb-mark-after",
+    "wb-append-after",
+    "wb-sync-after",
+    "wb-free-before",
+    "wb-free-after",
+    *REPLAY_POINTS,
+    "wb-empty-after",
+)
+FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1], *WRITE_BACK_POINTS)
+STALLED_BLOCKS = 200  # what a server that the store does not answer has memory for, by far
 READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 300.0
 OBJECT_HEAD = struct.Struct("<40xQQ24xQ")  # of a log object: its number, its writer's epoch, frontier
@@ -377,6 +393,7 @@ class Volume:
     flush_is_durable: bool = True
     failpoints: Sequence[str] = IO_POINTS
     orders: Orders | None = None
+    stall: Callable[[], AbstractContextManager[None]] | None = None  # the store, for a time
     starts: int = 0
 
     def start(self, failpoint: str | None = None) -> Nbdkit:
@@ -411,12 +428,17 @@ class Volume:
                         kind = name
                         server = self._judge(history, kind, True, result)
                         continue
-                    most = 1 if orphan or name.startswith("fence") else 6 if name.startswith("log") else 2
+                    once = name.startswith(("fence", "wb-mark", "wb-free", "wb-empty"))
+                    most = 1 if orphan or once else 6 if name.startswith("log") else 2
                     failpoint = f"{name}:{self.rng.randint(1, most)}"
                     orphan = False
                 assert server is not None
                 if failpoint:
-                    server.stop()
+                    if failpoint.startswith(REPLAY_POINTS):
+                        failpoint = failpoint.partition(":")[0]
+                        self._crash_stalled(server, history)
+                    else:
+                        server.stop()
                     try:
                         server = self.start(failpoint)
                     except AssertionError as error:
@@ -429,7 +451,9 @@ class Volume:
                     kind = self._load_and_crash(server, history, failpoint)
                 taken = NOTHING
                 orphan = kind == ORPHAN_POINTS[0]
-                if server is not None and self.objects and not orphan and self.rng.random() < 0.25:
+                # A write-back log would tell.
+                takes = self.objects and not self.stall and not orphan
+                if server is not None and self.objects and takes and self.rng.random() < 0.25:
                     taken = take_objects(self.objects, before, self.rng, self.work / "taken")
                 if taken.what:
                     durable = False
@@ -493,6 +517,9 @@ class Volume:
                 return failpoint.partition(":")[0]  # it was faster
             raise Failure(f"{error}\n{server.output()}") from error
         load = Load(history, self.run, handles, self.flush_is_durable)
+        if failpoint is None and self.stall and self.rng.random() < 0.5:
+            self._crash_stalled(server, history)
+            return "kill: stalled"
         if failpoint is None:
             scale = self.rng.expovariate(1.0)
             load.run(self.rng, Mix.choose(self.rng), int(scale * 300), int(scale * 4096))
@@ -520,6 +547,20 @@ class Volume:
             raise Failure(f"{(load.failed or [f'exit status {status}'])[0]}\n{server.output()}")
         return "stopped"
 
+    def _crash_stalled(self, server: Nbdkit, history: History) -> None:
+        """Kills it when it has answered flushes of what the store never got."""
+        assert self.stall
+        load = Load(history, self.run, [server.connect()], self.flush_is_durable)
+        load.run(self.rng, Mix.choose(self.rng), self.rng.randint(0, 100), 1024)
+        load.finish()
+        mix = Mix(depth=4, largest=8, reads=0.0, zeroes=0.1, flushes=0.1, fua=0.1, hot=0.5)
+        with self.stall():
+            load.run(self.rng, mix, load.replies + self.rng.randint(10, 100), load.blocks + STALLED_BLOCKS)
+            load.run(self.rng, replace(mix, flushes=1.0), load.replies + 1, load.blocks + 1)
+            if load.failed:
+                raise Failure(f"{load.failed[0]}\n{server.output()}")
+            server.kill()
+
 
 def ended(server: Nbdkit) -> int | None:
     """How the server ended: as Popen tells it; None: it goes on, or hangs."""
@@ -539,10 +580,12 @@ def spoil(cache: Path, rng: random.Random) -> None:
     cache.write_bytes(data if how == 0 else data[: rng.randrange(4096, len(data))] if how == 1 else b"")
 
 
-def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
+def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack) -> Volume:
+    """What it needs besides ends with the stack."""
     rng = random.Random(f"{seed}/{number}")
     name = f"crash-{seed:x}-{number}"
-    weak = rng.random() < 0.2
+    writes_back = number % 4 == 3
+    weak = rng.random() < 0.2 and not writes_back
     made = {"create": "on", "size": str(BLOCKS * BLOCK)}
     chosen = {
         "flush": "weak" if weak else "durable",
@@ -561,17 +604,28 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     if caching.random() < 0.5 and "encryption-key" not in chosen:
         chosen |= {"cache-file": str(cache), "cache-size": "16M"}
 
+    url, proxy = store.url, None
+    if writes_back:
+        chosen |= {"write-back": str(work / "write-back"), "batch-size": "1M"}
+        made |= {"write-back-size": "8M"}
+        proxy = FaultProxy(store.address, BUCKET)
+        stack.callback(proxy.stop)
+        url = proxy.url
+
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
         if cache.exists() and caching.random() < 0.2:
             spoil(cache, caching)
         settings = made | chosen | (soon if wrapper else {})
-        arguments = parameters(store.url, store.credentials, name, **settings)
+        arguments = parameters(url, store.credentials, name, **settings)
         server = Nbdkit(directory, plugin_path("s3"), *arguments, wrapper=tuple(wrapper))
         made.clear()
         return server
 
     def driven(volume: str, more: dict[str, str]) -> list[str]:
-        return parameters(store.url, store.credentials, volume, **(chosen | soon | more))
+        settings = chosen | soon | more
+        if volume != name:  # a clone
+            settings.pop("write-back", None)
+        return parameters(store.url, store.credentials, volume, **settings)
 
     run_id = rng.getrandbits(63)
     objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
@@ -579,16 +633,29 @@ def s3_volume(number: int, seed: int, store: Store, work: Path) -> Volume:
     # Those of orders are always reached, the others not, so that they are tried twice as often. Each volume
     # begins about where the one before ends.
     points = (*IO_POINTS, *ORDER_POINTS, *IO_POINTS) if orders else IO_POINTS
-    first = number * (CRASHES_PER_VOLUME * 6 // 10) % len(points)
+    each = CRASHES_PER_VOLUME * 6 // 10
+    first = number * each % len(points)
+    if writes_back:
+        first = number // 4 * each % len(WRITE_BACK_POINTS)
+        points = (*WRITE_BACK_POINTS, *points)
     points = points[first:] + points[:first]
-    return Volume(serve, work, rng, run_id, objects, flush_is_durable=not weak, failpoints=points, orders=orders)
+    stall = partial(proxy.outage, silent=True) if proxy else None
+    durable = not weak
+    return Volume(serve, work, rng, run_id, objects, durable, failpoints=points, orders=orders, stall=stall)
 
 
 def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:
     """In a process of its own."""
     result = Result(number)
     work = memory_directory()
-    volume = s3_volume(number, seed, store, work)
+    with ExitStack() as stack:
+        live(s3_volume(number, seed, store, work, stack), crashes, result, keep)
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def live(volume: Volume, crashes: int, result: Result, keep: Path | None) -> None:
+    number, work = result.volume, volume.work
     try:
         volume.live(crashes, result)
     except (Failure, Inconsistent, DamagedBlock) as error:
@@ -603,8 +670,6 @@ def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | 
         (place / "failure").write_text(result.failure + "\n", encoding="utf-8")
     if volume.objects:
         shutil.rmtree(volume.objects, ignore_errors=True)
-    shutil.rmtree(work, ignore_errors=True)
-    return result
 
 
 def never_reached(results: Sequence[Result]) -> list[str]:

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/unit/s3_fake_store.h"
 
@@ -39,6 +40,11 @@ static struct {
 	int result;
 	unsigned left;
 } fault;
+static struct {
+	enum s3_op op;
+	char part[64];
+	bool on;
+} held;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -55,6 +61,7 @@ void fake_store_reset(void)
 	asked = NULL;
 	n_asked = 0;
 	fault.left = 0;
+	held.on = false;
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -75,6 +82,16 @@ void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
 	snprintf(fault.part, sizeof fault.part, "%s", part);
 	fault.result = result;
 	fault.left = n;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_hold(enum s3_op op, const char *part)
+{
+	pthread_mutex_lock(&objects_lock);
+	held.op = op;
+	held.on = part;
+	if (part)
+		snprintf(held.part, sizeof held.part, "%s", part);
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -199,22 +216,34 @@ static int put(struct s3_request *req, const struct object *o)
 	return 0;
 }
 
+/* Up to where keys are one entry of a listing. */
+static size_t entry_length(const struct s3_request *req, const char *key)
+{
+	const char *slash = req->delimiter ? strchr(key + strlen(req->key), '/') : NULL;
+
+	return slash ? (size_t)(slash - key) + 1 : strlen(key);
+}
+
 static void list(struct s3_request *req)
 {
 	struct s3_listing *l = &req->listing;
-	size_t prefix = strlen(req->key);
+	const char *last = req->token;
 
 	l->objects = calloc(PAGE, sizeof *l->objects);
 	for (struct object *o = objects; o; o = o->next) {
-		if (strncmp(o->key, req->key, prefix) != 0 ||
-			(req->token && strcmp(o->key, req->token) <= 0))
+		size_t length = entry_length(req, o->key);
+		char *key;
+
+		if (strncmp(o->key, req->key, strlen(req->key)) != 0 ||
+			(last && strncmp(o->key, last, length) <= 0))
 			continue;
 		if (l->n_objects == PAGE) {
-			l->token = strdup(l->objects[PAGE - 1].key);
+			l->token = strdup(last);
 			return;
 		}
-		l->objects[l->n_objects++] =
-			(struct s3_listed){.key = strdup(o->key), .size = o->length};
+		last = key = strndup(o->key, length);
+		l->objects[l->n_objects++] = (struct s3_listed){
+			.key = key, .size = o->length, .is_prefix = length < strlen(o->key)};
 	}
 }
 
@@ -247,6 +276,34 @@ static int serve(struct s3_request *req)
 
 /* ---- the store ---------------------------------------------------------------------------- */
 
+static bool is_held(const struct s3_store *s, const struct s3_request *req)
+{
+	bool yes;
+
+	pthread_mutex_lock(&objects_lock);
+	yes = held.on && !s->stopped && held.op == req->op && strstr(req->key, held.part);
+	pthread_mutex_unlock(&objects_lock);
+	return yes;
+}
+
+/* One that is not held, NULL: there is none. */
+static struct s3_request **choose(struct s3_store *s)
+{
+	struct s3_request **link = &s->queue;
+
+	s->random = s->random * 1103515245 + 12345;
+	for (unsigned skip = s->queued ? (s->random >> 16) % s->queued : 0; skip; skip--)
+		link = &(*link)->next;
+	for (unsigned i = 0; i < s->queued; i++) {
+		if (!*link)
+			link = &s->queue;
+		if (!is_held(s, *link))
+			return link;
+		link = &(*link)->next;
+	}
+	return NULL;
+}
+
 /* One request after the other, in an order that is not the one in which they came. */
 static void *work(void *opaque)
 {
@@ -254,15 +311,19 @@ static void *work(void *opaque)
 
 	pthread_mutex_lock(&s->lock);
 	while (s->queue || !s->ending) {
-		struct s3_request **link = &s->queue, *req;
+		struct s3_request **link = choose(s), *req;
 
-		if (!s->queue) {
-			pthread_cond_wait(&s->changed, &s->lock);
+		if (!link) {
+			struct timespec until;
+
+			/* Nobody says when what was held is not held any more. */
+			clock_gettime(CLOCK_REALTIME, &until);
+			until.tv_nsec += 10000000;
+			until.tv_sec += until.tv_nsec / 1000000000;
+			until.tv_nsec %= 1000000000;
+			pthread_cond_timedwait(&s->changed, &s->lock, &until);
 			continue;
 		}
-		s->random = s->random * 1103515245 + 12345;
-		for (unsigned skip = (s->random >> 16) % s->queued; skip; skip--)
-			link = &(*link)->next;
 		req = *link;
 		*link = req->next;
 		s->queued--;

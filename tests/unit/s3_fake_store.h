@@ -17,6 +17,8 @@ void fake_store_reset(void);
 unsigned fake_store_requests(enum s3_op op, const char *part);
 /* The next n such requests end with result, and nothing else happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
+/* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
+void fake_store_hold(enum s3_op op, const char *part);
 /* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them. */
 size_t fake_store_object(const char *end, void *data, size_t room);
 /* Puts an object, or deletes it (data NULL), behind the device's back. */

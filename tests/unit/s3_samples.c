@@ -21,6 +21,7 @@ void sample_super(struct s3_buffer *out)
 		.created = 1700000000,
 		.checkpoint = 4711,
 		.key_check = "check",
+		.write_back = "instanceinstanc",
 		.n_parents = 2,
 		.parents = parents,
 	};

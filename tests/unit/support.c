@@ -85,10 +85,10 @@ void device_close(struct device *d)
 
 uint64_t device_counter(struct device *d, const char *name)
 {
-	struct backend_counter counters[32];
-	size_t n = backend_counters(d->backend, counters, 32);
+	struct backend_counter counters[64];
+	size_t n = backend_counters(d->backend, counters, 64);
 
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n && i < 64; i++)
 		if (strcmp(counters[i].name, name) == 0)
 			return counters[i].value;
 	fail_msg("no counter %s", name);

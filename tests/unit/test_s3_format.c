@@ -367,9 +367,17 @@ static void test_super(void **state)
 	assert_int_equal(super.n_parents, 2);
 	assert_string_equal(super.parents[1].path, "userblk/grand-parent");
 	assert_string_equal(super.parents[0].snapshot, "daily.1");
+	assert_string_equal((char *)super.write_back, "instanceinstanc");
 	s3_super_encode(&super, &again);
 	assert_int_equal(again.length, b.length);
 	assert_memory_equal(again.data, b.data, b.length);
+	/* Without a write-back log it is as those that knew none wrote it. */
+	memset(super.write_back, 0, S3_UUID);
+	again.length = 0;
+	s3_super_encode(&super, &again);
+	assert_int_equal(again.length, b.length - S3_UUID);
+	s3_super_free(&super);
+	assert_int_equal(s3_super_decode(again.data, again.length, &super), S3_GOOD);
 	s3_super_free(&super);
 	s3_buffer_free(&again);
 	s3_buffer_free(&b);

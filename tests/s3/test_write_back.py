@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The write-back log: a flush does not wait for the store, and nothing flushed is lost or comes back too late."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from device import ServeS3
+from fault_proxy import FaultProxy, Rule, passed_on
+from nbdkit_server import Handle, NbdError, nbd
+from stamps import BLOCK, numbers, stamped
+from test_control import ask
+from tool import Tool
+
+RUN = 21
+BLOCKS = 256
+
+
+def write(handle: Handle, number: int, blocks: range = range(BLOCKS)) -> None:
+    for block in blocks:
+        handle.pwrite(stamped(RUN, block, number), block * BLOCK)
+
+
+def found(handle: Handle) -> list[int]:
+    return numbers(handle.pread(BLOCKS * BLOCK, 0), RUN, 0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "write-back"
+
+
+@pytest.mark.parametrize("features", ["", "zstd aes"])
+def test_what_was_flushed_while_the_store_is_away_survives(
+    serve_s3: ServeS3, proxy: FaultProxy, log: Path, features: str
+) -> None:
+    more = {"features": features, "write_back": str(log)}
+    server = serve_s3("v", through=proxy, write_back_size="16M", **more)
+    handle = server.connect()
+    write(handle, 1)
+    handle.flush()
+    with proxy.outage(silent=True):
+        for number in range(2, 6):
+            write(handle, number, range(0, BLOCKS, number))
+            handle.flush()
+        handle.pwrite(stamped(RUN, 1, 6), BLOCK, nbd.CMD_FLAG_FUA)
+        handle.trim(BLOCK, 7 * BLOCK, nbd.CMD_FLAG_FUA)
+        expected = found(handle)
+        handle.pwrite(stamped(RUN, 2, 7), 2 * BLOCK)  # not flushed
+        server.kill()
+    # Who only reads does not see it.
+    assert found(serve_s3("v", features=features, readonly="on").connect())[1] in (0, 1)
+    server = serve_s3("v", **more)
+    assert found(server.connect()) == expected
+    assert server.stop() == 0
+    assert server.counters()["write_back_replayed"] > 0
+    # It was closed: no log is needed, and there is nothing in it.
+    server = serve_s3("v", features=features)
+    assert found(server.connect()) == expected
+    assert server.stop() == 0
+    server = serve_s3("v", **more)
+    assert found(server.connect()) == expected
+    assert server.stop() == 0
+    assert server.counters()["write_back_replayed"] == 0
+
+
+def test_small_flushes_are_not_an_object_each(serve_s3: ServeS3, log: Path) -> None:
+    server = serve_s3("v", write_back=str(log), write_back_size="16M")
+    handle = server.connect()
+    for number in range(1, 201):
+        handle.pwrite(stamped(RUN, number % BLOCKS, number), number % BLOCKS * BLOCK, nbd.CMD_FLAG_FUA)
+    assert server.stop() == 0
+    assert server.counters()["write_back_syncs"] == 200
+    assert len(serve_s3.objects("v", "log/")) < 50
+
+
+def test_writes_wait_for_a_store_that_is_away_for_long(serve_s3: ServeS3, proxy: FaultProxy, log: Path) -> None:
+    """The log is full, or memory is: the writes wait, and go on."""
+    small = {"batch_size": "1M", "uploads": "1", "memory": "8M", "write_back_size": "8M"}
+    server = serve_s3("v", through=proxy, write_back=str(log), **small)
+    handle = server.connect()
+    with proxy.outage(silent=True):
+        for number in range(1, 9):
+            data = b"".join(stamped(RUN, block, number) for block in range(BLOCKS))
+            handle.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), 0)
+        flush = handle.aio_flush()
+        for _ in range(20):
+            handle.poll(100)
+        assert handle.aio_in_flight() > 0
+    while handle.aio_in_flight():
+        assert handle.poll(60000) > 0
+    assert handle.aio_command_completed(flush)
+    handle.flush()
+    server.kill()
+    assert set(found(serve_s3("v", write_back=str(log)).connect())) <= set(range(1, 9))
+
+
+def test_a_second_writer_needs_the_log_or_gives_it_up(serve_s3: ServeS3, log: Path) -> None:
+    first = serve_s3("v", write_back=str(log), write_back_size="16M")
+    a = first.connect()
+    write(a, 1)
+    a.flush()
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        before = serve_s3.objects("v")
+        with pytest.raises(AssertionError, match="had a write-back log, which is not given"):
+            serve_s3("v")
+        with pytest.raises(AssertionError, match="in use by another server"):
+            serve_s3("v", write_back=str(log))
+        assert serve_s3.objects("v").keys() == before.keys()
+        second = serve_s3("v", write_back_discard="on")
+        b = second.connect()
+        assert "is given up" in second.output()
+        write(b, 2)
+        b.flush()
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    with pytest.raises(NbdError):
+        for number in range(3, 10_000):  # into its own log, until an upload shows it what has happened
+            write(a, number, range(8))
+            a.flush()
+    first.kill()
+    second.kill()
+    with pytest.raises(AssertionError, match="is older than what volume=v holds"):
+        serve_s3("v", write_back=str(log))
+    assert found(serve_s3("v").connect()) == [2] * BLOCKS
+
+
+def test_snapshots_and_garbage_with_a_log(serve_s3: ServeS3, log: Path) -> None:
+    more = {"write_back": str(log), "write_back_size": "16M", "batch_size": "1M", "gc_delay": "0", "checkpoint": "4"}
+    driver = serve_s3.drive("v", **more)
+    for number in range(1, 30):
+        for block in range(number % 3, BLOCKS, 3):
+            driver.pwrite(stamped(RUN, block, number), block * BLOCK)
+        driver("flush")
+        if number == 15:
+            driver("create", "s")
+            middle = driver.pread(BLOCKS * BLOCK, 0)
+    driver("gc")
+    expected = driver.pread(BLOCKS * BLOCK, 0)
+    driver("trim", 0, BLOCK)
+    driver("flush")
+    driver.kill()
+    driver = serve_s3.drive("v", **more)
+    assert driver.pread(BLOCKS * BLOCK, 0) == bytes(BLOCK) + expected[BLOCK:]
+    driver("rollback", "s")
+    driver.kill()
+    driver = serve_s3.drive("v", **more)
+    assert driver.pread(BLOCKS * BLOCK, 0) == middle
+    assert driver.stop() == 0
+
+
+def test_what_is_told(serve_s3: ServeS3, proxy: FaultProxy, log: Path, tmp_path: Path) -> None:
+    control, tool = tmp_path / "control", Tool(serve_s3)
+    server = serve_s3("v", write_back=str(log), write_back_size="16M", control=str(control))
+    handle = server.connect()
+    write(handle, 1, range(4))
+    handle.flush()
+    told = dict(line.split(" ", 1) for line in ask(control, b"userblk-s3 1 stats\n") if " " in line)
+    assert int(told["write_back_syncs"]) == 1 and int(told["write_back_used_bytes"]) > 0
+    assert told["write_back_failed"] == "0"
+    assert tool("info")["write_back"] is True
+    server.kill()
+    # The tool replays it as a server does; without it, it changes nothing.
+    assert "write-back log" in tool.refused("gc", "--take-over")
+    tool("gc", "--take-over", write_back=str(log), gc_delay="0")
+    info = tool("info")
+    assert info["write_back"] is False and info["was_closed"] is True
+    assert found(serve_s3("v").connect())[:4] == [1] * 4
+
+
+def test_without_a_log_nothing_is_rewritten(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    serve_s3("v").stop()
+    seen = proxy.add(Rule(passed_on, method="PUT", key="/super$"))
+    server = serve_s3("v", through=proxy)
+    write(server.connect(), 1)
+    assert server.stop() == 0
+    assert not seen.taken

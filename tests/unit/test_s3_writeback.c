@@ -1,0 +1,664 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The write-back log over a store in this process: what was flushed is there whatever becomes of
+ * the store, and no log is taken for one that it is not.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backends/s3/volume.h"
+#include "backends/s3/writeback.h"
+#include "tests/unit/s3_fake_store.h"
+#include "tests/unit/support.h"
+
+#define KIB   1024u
+#define MIB   (1024u * KIB)
+#define SIZE  (4 * MIB) /* of a volume */
+#define BLOCK 4096u
+#define LOG   (8 * MIB) /* of the write-back log */
+#define RING  (3 * BLOCK)
+/* clang-format off */
+#define COMMON "endpoint=http://127.0.0.1;bucket=abc;"
+#define USUAL  "memory=64M;batch-size=1M;uploads=4;"
+/* clang-format on */
+
+static uint8_t model[SIZE], there[SIZE];
+static _Atomic int sync_result;
+
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
+
+int __wrap_fdatasync(int fd)
+{
+	if (!sync_result)
+		return __real_fdatasync(fd);
+	errno = -sync_result;
+	return -1;
+}
+
+static const char *new_path(void)
+{
+	static char path[256];
+	static int n;
+
+	snprintf(path, sizeof path, "%s/write-back%d", scratch(), n++);
+	return path;
+}
+
+static int attempt(struct device *d, const char *volume, const char *path, const char *more)
+{
+	const char *usual = strstr(more, "batch-size=") ? "" : USUAL;
+
+	if (!path)
+		return device_try(d, &s3_backend, 0, COMMON "%svolume=%s;%s", usual, volume, more);
+	return device_try(d, &s3_backend, 0, COMMON "%svolume=%s;write-back=%s;%s", usual, volume,
+		path, more);
+}
+
+static void reopen(struct device *d, const char *path, const char *more)
+{
+	if (attempt(d, "v", path, more))
+		fail_msg("cannot open: %s", d->told.error);
+}
+
+static void create(struct device *d, const char *path, const char *more)
+{
+	char text[512];
+
+	fake_store_reset();
+	memset(model, 0, sizeof model);
+	snprintf(text, sizeof text, "create=on;size=%u;write-back-size=%u;%s", SIZE, LOG, more);
+	reopen(d, path, text);
+}
+
+/* That it is not opened, why, and that nothing was changed. */
+static void refused(const char *volume, const char *path, const char *more, const char *why)
+{
+	unsigned puts =
+		fake_store_requests(S3_PUT, "/log/") + fake_store_requests(S3_PUT, "/super");
+	struct device d;
+
+	assert_int_not_equal(attempt(&d, volume, path, more), 0);
+	assert_holds(d.told.error, why);
+	assert_int_equal(d.told.errors, 1);
+	assert_int_equal(
+		fake_store_requests(S3_PUT, "/log/") + fake_store_requests(S3_PUT, "/super"), puts);
+}
+
+/* Ends a server as a crash does: nothing more is stored, and nothing is said to be the end. */
+static void crash(struct device *d)
+{
+	s3_volume_fail((struct s3_volume *)d->backend, -EIO, "test");
+	device_close(d);
+	fake_store_hold(S3_PUT, NULL);
+}
+
+static void fill(uint8_t *data, size_t length, unsigned seed)
+{
+	for (size_t i = 0; i < length; i++)
+		data[i] = (uint8_t)((seed = seed * 1103515245 + 12345) >> 16) | 1;
+}
+
+static void change(struct device *d, uint64_t offset, size_t length, unsigned seed)
+{
+	fill(model + offset, length, seed);
+	assert_int_equal(device_write(d, model + offset, length, offset, 0), 0);
+}
+
+static void flush(struct device *d)
+{
+	assert_int_equal(backend_flush(d->backend), 0);
+}
+
+static void holds_model(struct device *d)
+{
+	assert_int_equal(device_read(d, there, SIZE, 0), 0);
+	assert_memory_equal(there, model, SIZE);
+}
+
+static uint8_t *whole(const char *path)
+{
+	uint8_t *data = malloc(LOG);
+	int fd = open(path, O_RDONLY);
+
+	assert_non_null(data);
+	assert_int_equal(pread(fd, data, LOG, 0), LOG);
+	close(fd);
+	return data;
+}
+
+/* Changes a byte of the file. */
+static void damage(const char *path, uint64_t at)
+{
+	int fd = open(path, O_RDWR);
+	uint8_t byte;
+
+	assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+	byte ^= 0x40;
+	assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+	close(fd);
+}
+
+/* Where in the ring the entry of that number is; its bytes. */
+static uint64_t entry_at(const char *path, uint64_t number)
+{
+	uint8_t *data = whole(path);
+	uint64_t at = RING, found = 0;
+
+	for (; at < LOG && !found; at += BLOCK) {
+		struct s3_object_header h;
+
+		if (s3_header_decode(data + at, LOG - at, NULL, &h) == S3_GOOD &&
+			h.cache_record == number)
+			found = at;
+	}
+	free(data);
+	assert_int_not_equal(found, 0);
+	return found;
+}
+
+static void test_a_flush_does_not_wait_for_the_store(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, 64 * KIB, 1);
+	flush(&d);
+	change(&d, 100 * KIB, 8 * KIB, 2);
+	assert_int_equal(device_write(&d, model + 100 * KIB, 8 * KIB, 100 * KIB, BACKEND_FUA), 0);
+	assert_int_equal(device_counter(&d, "write_back_failed"), 0);
+	assert_true(device_counter(&d, "write_back_entries") >= 2);
+	holds_model(&d);
+	crash(&d);
+	reopen(&d, path, "");
+	assert_true(device_counter(&d, "write_back_replayed") >= 2);
+	holds_model(&d);
+	device_close(&d);
+	/* It was closed: neither the log is needed, nor is anything in it. */
+	reopen(&d, NULL, "");
+	holds_model(&d);
+	device_close(&d);
+	reopen(&d, path, "");
+	assert_int_equal(device_counter(&d, "write_back_replayed"), 0);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void random_change(struct device *d, unsigned *seed)
+{
+	unsigned r = *seed = *seed * 1103515245 + 12345;
+	uint64_t offset = (r >> 8) % SIZE, length = 1 + (r >> 4) % (96 * KIB);
+
+	if (length > SIZE - offset)
+		length = SIZE - offset;
+	switch (r >> 28 & 7) {
+	case 0:
+		assert_int_equal(backend_zero(d->backend, offset, length, 0), 0);
+		memset(model + offset, 0, length);
+		break;
+	case 1:
+		offset = offset / BLOCK * BLOCK;
+		length = (length + BLOCK - 1) / BLOCK * BLOCK;
+		assert_int_equal(backend_trim(d->backend, offset, length, 0), 0);
+		memset(model + offset, 0, length);
+		break;
+	default:
+		change(d, offset, length, r);
+	}
+}
+
+static void model_test(const char *more)
+{
+	const char *path = new_path();
+	unsigned seed = 7;
+	struct device d;
+
+	create(&d, path, more);
+	for (int life = 0; life < 8; life++) {
+		/* In some lives a part arrives, in others nothing does. */
+		if (life % 2)
+			fake_store_hold(S3_PUT, "/log/");
+		for (int i = 0; i < 40; i++) {
+			random_change(&d, &seed);
+			if (i % 8 == 3)
+				flush(&d);
+			if (i == 20)
+				fake_store_hold(S3_PUT, "/log/");
+		}
+		flush(&d);
+		holds_model(&d);
+		crash(&d);
+		reopen(&d, path, "");
+		holds_model(&d);
+	}
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_model(void **state)
+{
+	(void)state;
+	model_test("");
+}
+
+static void test_model_compressed(void **state)
+{
+	(void)state;
+	model_test("compress=zstd;");
+}
+
+static void test_what_was_not_flushed_is_a_prefix(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	assert_int_equal(device_write(&d, there, BLOCK, BLOCK, 0), 0); /* lost, as it may be */
+	crash(&d);
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_a_crash_in_the_middle_of_the_replay(void **state)
+{
+	const char *path = new_path();
+	uint64_t all;
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	for (unsigned i = 0; i < 12; i++) {
+		change(&d, i * 256 * KIB, 256 * KIB, i);
+		change(&d, 0, BLOCK, 100 + i); /* what is replayed twice would show */
+		flush(&d);
+	}
+	crash(&d);
+	/* Behind the fences are 1 and 2, the entries from 3 on. */
+	fake_store_fail(S3_PUT, "log/04/", -EIO, 1);
+	assert_int_not_equal(attempt(&d, "v", path, ""), 0);
+	assert_holds(d.told.error, "fake");
+	/* Who only reads sees a moment in between. */
+	reopen(&d, NULL, "readonly=on");
+	assert_int_equal(device_read(&d, there, SIZE, 0), 0);
+	assert_memory_equal(there + BLOCK, model + BLOCK, 256 * KIB - BLOCK);
+	device_close(&d);
+	reopen(&d, path, "");
+	all = device_counter(&d, "write_back_replayed");
+	assert_in_range(all, 1, 11); /* not the first ones again */
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_a_torn_tail_is_cut_off(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	assert_int_equal(device_write(&d, there, 3 * BLOCK, BLOCK, BACKEND_FUA), 0);
+	crash(&d);
+	damage(path, entry_at(path, 2) + 2 * BLOCK);
+	reopen(&d, path, "");
+	assert_int_equal(device_counter(&d, "write_back_replayed"), 1);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_damage_before_the_tail_is_refused(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	for (int header = 0; header < 2; header++) {
+		create(&d, path, "");
+		fake_store_hold(S3_PUT, "/log/");
+		change(&d, 0, BLOCK, 1);
+		flush(&d);
+		fill(there, BLOCK, 2);
+		for (int i = 0; i < 3; i++)
+			assert_int_equal(device_write(&d, there, BLOCK, i * BLOCK, BACKEND_FUA), 0);
+		crash(&d);
+		damage(path, entry_at(path, 2) + (header ? 30 : BLOCK));
+		refused("v", path, "", "entry 2 is damaged");
+		/* What comes before it is not lost. */
+		reopen(&d, path, "write-back-discard=on");
+		assert_holds(d.told.error, "given up");
+		holds_model(&d);
+		device_close(&d);
+		path = new_path();
+	}
+	fake_store_reset();
+}
+
+static void test_damaged_states(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	crash(&d);
+	/* The older one is of before its owner. */
+	damage(path, BLOCK + 100);
+	damage(path, 2 * BLOCK + 100);
+	refused("v", path, "", "damaged where it says whose it is");
+	damage(path, BLOCK + 100);
+	damage(path, 2 * BLOCK + 100);
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_it_is_not_opened_without_the_log(void **state)
+{
+	const char *path = new_path();
+	char other[256];
+	struct device d;
+
+	(void)state;
+	strcpy(other, path);
+	path = new_path();
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	crash(&d);
+	refused("v", NULL, "", "write-back log, which is not given");
+	refused("v", other, "", "write-back log, which is not this one");
+	assert_int_equal(access(other, F_OK), -1); /* nor is one left behind */
+	/* Who only reads sees what is in the store. */
+	reopen(&d, path, "readonly=on");
+	assert_int_equal(device_read(&d, there, BLOCK, 0), 0);
+	assert_int_equal(there[0], 0);
+	device_close(&d);
+	reopen(&d, NULL, "write-back-discard=on");
+	assert_holds(d.told.error, "given up");
+	change(&d, 0, SIZE, 2);
+	device_close(&d);
+	/* Now it is too late for the log. */
+	refused("v", path, "", "is older than what volume=v holds");
+	reopen(&d, path, "write-back-discard=on");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_a_writer_that_was_overtaken(void **state)
+{
+	struct device a, b;
+	char old[256];
+	const char *path;
+
+	(void)state;
+	strcpy(old, new_path());
+	path = new_path();
+	create(&a, old, "");
+	change(&a, 0, BLOCK, 1);
+	flush(&a);
+	fake_store_hold(S3_PUT, "/log/");
+	refused("v", NULL, "", "write-back log, which is not given");
+	refused("v", old, "", "in use by another server");
+	fake_store_hold(S3_PUT, NULL);
+	reopen(&b, path, "write-back-discard=on");
+	fill(there, BLOCK, 3);
+	device_write(&a, there, BLOCK, 0, BACKEND_FUA); /* into its own log */
+	change(&b, 0, 2 * BLOCK, 2);
+	flush(&b);
+	assert_int_not_equal(s3_log_drain((struct s3_volume *)a.backend), 0);
+	assert_int_not_equal(device_write(&a, there, BLOCK, 0, BACKEND_FUA), 0);
+	device_close(&a);
+	crash(&b);
+	refused("v", old, "", "write-back log, which is not this one");
+	reopen(&b, path, "");
+	holds_model(&b);
+	device_close(&b);
+	fake_store_reset();
+}
+
+static void test_another_volume_s_log(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	device_close(&d);
+	assert_int_equal(attempt(&d, "w", NULL, "create=on;size=4M"), 0);
+	device_close(&d);
+	reopen(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	crash(&d);
+	refused("w", path, "", "belongs to another volume");
+	refused("w", path, "write-back-discard=on", "belongs to another volume");
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	/* Once there is nothing in it any more anybody may have it. */
+	assert_int_equal(attempt(&d, "w", path, ""), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_bad_files_and_parameters(void **state)
+{
+	const char *path = scratch_file("something", 64 * KIB);
+	struct device d;
+	int fd = open(path, O_WRONLY);
+
+	(void)state;
+	assert_int_equal(pwrite(fd, "precious", 8, 0), 8);
+	close(fd);
+	create(&d, new_path(), "");
+	device_close(&d);
+	refused("v", path, "", "something else than a write-back log");
+	refused("v", "/nonexistent/log", "", "write-back=");
+	refused("v", scratch_path("new"), "flush=weak", "waits for nothing anyway");
+	refused("v", scratch_path("new"), "write-back-size=1M", "write-back-size=");
+	refused("v", scratch_path("new"), "write-back-size=8M;batch-size=4M", "four times");
+	refused("v", scratch_path("new"), "layout=direct", "layout=direct");
+	refused("v", NULL, "write-back-size=64M", "of which file?");
+	assert_int_equal(access(scratch_path("new"), F_OK), -1);
+	fake_store_reset();
+}
+
+static void test_its_size_stays(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	crash(&d);
+	refused("v", path, "write-back-size=16M", "another size");
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_objects_that_the_store_lost(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	change(&d, 0, BLOCK, 1);
+	assert_int_equal(s3_log_drain((struct s3_volume *)d.backend), 0);
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, BLOCK, BLOCK, 2);
+	flush(&d);
+	crash(&d);
+	fake_store_set("userblk/v/log/02/0000000000000002", NULL, 0);
+	refused("v", path, "", "ends at object 1");
+	fake_store_reset();
+}
+
+static void *write_all(void *opaque)
+{
+	struct device *d = opaque;
+
+	/* Twice as much as there is room for; each time a little more than the ring divides into.
+	 */
+	for (unsigned i = 0; i < 2 * LOG / (64 * KIB); i++) {
+		uint64_t offset = (uint64_t)i % 60 * 64 * KIB;
+
+		if (device_write(d, model + offset, 64 * KIB, offset, BACKEND_FUA))
+			return d;
+	}
+	return NULL;
+}
+
+static void test_a_full_log_waits_for_the_store(void **state)
+{
+	const char *path = new_path();
+	pthread_t thread;
+	struct device d;
+	void *failed;
+
+	(void)state;
+	create(&d, path, "uploads=16;memory=128M;batch-size=1M;");
+	fill(model, 60 * 64 * KIB, 5);
+	fake_store_hold(S3_PUT, "/log/");
+	pthread_create(&thread, NULL, write_all, &d);
+	while (!device_counter(&d, "write_back_full"))
+		usleep(1000);
+	assert_true(device_counter(&d, "write_back_used_bytes") <= LOG);
+	fake_store_hold(S3_PUT, NULL);
+	pthread_join(thread, &failed);
+	assert_null(failed);
+	assert_int_equal(device_counter(&d, "write_back_failed"), 0);
+	/* There is room again. */
+	assert_int_equal(s3_log_drain((struct s3_volume *)d.backend), 0);
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, SIZE - BLOCK, BLOCK, 6);
+	flush(&d);
+	crash(&d);
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void *flush_it(void *opaque)
+{
+	struct device *d = opaque;
+
+	return backend_flush(d->backend) ? d : NULL;
+}
+
+static void test_a_broken_disk_is_not_waited_for(void **state)
+{
+	const char *path = new_path();
+	pthread_t thread;
+	struct device d;
+	void *failed;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	sync_result = -EIO;
+	change(&d, BLOCK, BLOCK, 2);
+	pthread_create(&thread, NULL, flush_it, &d);
+	while (!device_counter(&d, "write_back_failed"))
+		usleep(1000);
+	sync_result = 0;
+	fake_store_hold(S3_PUT, NULL);
+	pthread_join(thread, &failed);
+	assert_null(failed);
+	assert_holds(d.told.error, "flushes wait for the store");
+	/* Now they do: it is not tried again. */
+	change(&d, 2 * BLOCK, BLOCK, 3);
+	flush(&d);
+	assert_int_equal(device_counter(&d, "write_back_syncs"), 2);
+	crash(&d);
+	reopen(&d, path, "");
+	assert_int_equal(device_counter(&d, "write_back_replayed"), 0);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_encrypted(void **state)
+{
+	const char *key = scratch_file("key", 32), *path = new_path();
+	char more[512];
+	struct device d;
+	uint8_t *data;
+
+	(void)state;
+	snprintf(more, sizeof more, "encryption-key=%s;", key);
+	create(&d, path, more);
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, 16 * KIB, 1);
+	flush(&d);
+	crash(&d);
+	data = whole(path);
+	assert_null(memmem(data, LOG, model, 32));
+	assert_null(memmem(data, LOG, model + 8 * KIB, 32));
+	free(data);
+	reopen(&d, path, more);
+	assert_true(device_counter(&d, "write_back_replayed") > 0);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_flush_does_not_wait_for_the_store),
+		cmocka_unit_test(test_model),
+		cmocka_unit_test(test_model_compressed),
+		cmocka_unit_test(test_what_was_not_flushed_is_a_prefix),
+		cmocka_unit_test(test_a_crash_in_the_middle_of_the_replay),
+		cmocka_unit_test(test_a_torn_tail_is_cut_off),
+		cmocka_unit_test(test_damage_before_the_tail_is_refused),
+		cmocka_unit_test(test_damaged_states),
+		cmocka_unit_test(test_it_is_not_opened_without_the_log),
+		cmocka_unit_test(test_a_writer_that_was_overtaken),
+		cmocka_unit_test(test_another_volume_s_log),
+		cmocka_unit_test(test_bad_files_and_parameters),
+		cmocka_unit_test(test_its_size_stays),
+		cmocka_unit_test(test_objects_that_the_store_lost),
+		cmocka_unit_test(test_a_full_log_waits_for_the_store),
+		cmocka_unit_test(test_a_broken_disk_is_not_waited_for),
+		cmocka_unit_test(test_encrypted),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
