@@ -291,12 +291,16 @@ bench-fuse-programs: libfuse-3.18 build/host/tests/bench/metadata ## build what 
 # Conformance suites for its tests, from the Rust registry. Debian 12's cargo is too old for
 # them; its cargo-web, rustup's and Debian 13's (1.85) are not.
 FS_SUITES := build/deps/bin/pjdfstest build/deps/bin/fsx
-build/deps/bin/pjdfstest: SUITE_VERSION := 0.2.2
-build/deps/bin/fsx: SUITE_VERSION := 0.3.2
-$(FS_SUITES):
+build/deps/bin/pjdfstest: CRATE_VERSION := 0.2.2
+build/deps/bin/fsx: CRATE_VERSION := 0.3.2
+# And what userblk-ublk is compared with, without its device in a GPU's memory.
+RUBLK := build/deps/bin/rublk
+$(RUBLK): CRATE_VERSION := 0.2.15
+$(RUBLK): CRATE_OPTIONS := --no-default-features
+$(FS_SUITES) $(RUBLK):
 	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; run: apt-get install" \
 		"$$(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo)" >&2; exit 2; }
-	cargo install --locked --quiet --root build/deps --version $(SUITE_VERSION) $(@F)
+	cargo install --locked --quiet --root build/deps --version $(CRATE_VERSION) $(CRATE_OPTIONS) $(@F)
 
 fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
 .PHONY: fs-suites
@@ -312,6 +316,13 @@ $(UBLK): $(UBLK_OBJS) $(BACKEND_OBJS) $(S3_OBJS)
 ublk: $(UBLK) ## build the server for Linux's ublk driver (needs liburing-dev)
 .PHONY: ublk
 all: ublk
+
+# BENCH: options of tests/bench/bench_ublk.py.
+bench-ublk: $(RUBLK) ## measure userblk-ublk against rublk in the lab, in pairs (needs cargo 1.85)
+	lab/make-in-root ublk
+	@mkdir -p results
+	lab/run --timeout 0 --share results -- python3 tests/bench/bench_ublk.py --json /results/bench-ublk.json $(BENCH)
+.PHONY: bench-ublk
 
 # ---- sequential server -----------------------------------------------------------
 

@@ -40,7 +40,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
-from paired import is_chosen, paired_ratio, run_fio, write_json  # noqa: E402
+from paired import is_chosen, print_cells, run_cells, run_fio, tell, write_json  # noqa: E402
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -336,11 +336,6 @@ class Sources:
     points: Path
 
 
-def tell(number: int, cells: Sequence[Cell]) -> None:
-    for cell in cells:
-        print(f"round {number + 1}: {line_of(cell)}", file=sys.stderr, flush=True)
-
-
 def measure_round(
     number: int, cells: list[Cell], sources: Sources, rng: random.Random, options: argparse.Namespace
 ) -> None:
@@ -418,21 +413,11 @@ def choose_cells(patterns: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if is_chosen(cell.name, patterns)]
 
 
-def line_of(cell: Cell) -> str:
-    ratio = paired_ratio(cell.pairs)
-    first, second = (sum(pair[i] for pair in cell.pairs) / len(cell.pairs) for i in (0, 1))
-    verdict = ratio.verdict(cell.limit, slower=cell.limit)
-    return f"{cell.name:<42}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio}{cell.limit:>6.2f}  {verdict}"
-
-
 def print_table(cells: list[Cell]) -> None:
     for name in dict.fromkeys(cell.comparison for cell in cells):
         comparison = COMPARISONS[name]
         print(f"{name}: {comparison.first.name} / {comparison.second.name}")
-    heads = f"{'cell':<42}{'n':>4}{'op/s 1st':>12}{'op/s 2nd':>12}{'ratio':>8}"
-    print(f"{heads}  {'95 % interval':<22}{'limit':>6}")
-    for cell in cells:
-        print(line_of(cell))
+    print_cells(cells)
 
 
 def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]:
@@ -507,16 +492,9 @@ def main(argv: list[str]) -> int:
         print(f"bench_fuse: {reason}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends as tidily
-    try:
-        measure(cells, options)
-    except (RuntimeError, AssertionError, OSError, subprocess.TimeoutExpired) as error:
-        print(f"bench_fuse: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        # What has been measured is shown; mounts and files are gone.
-        cells = [cell for cell in cells if cell.pairs]
-        if not cells:
-            return 130
+    code, cells = run_cells("bench_fuse", cells, lambda chosen: measure(chosen, options))
+    if not cells:
+        return code
     print(f"seed {options.seed}, {options.runtime} s a run, libfuse {'.'.join(map(str, LIBFUSE))}")
     print_table(cells)
     if options.json:

@@ -258,16 +258,9 @@ def main(argv: list[str]) -> int:
     if not cells:
         print(f"--cells={' '.join(options.cells)}: no such cell; try file, null", file=sys.stderr)
         return 2
-    try:
-        measure(cells, options)
-    except (RuntimeError, AssertionError, OSError) as error:
-        print(f"bench_plugins: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        # What has been measured is shown, and the file and the server are gone.
-        cells = [cell for cell in cells if cell.pairs]
-        if not cells:
-            return 130
+    code, cells = paired.run_cells("bench_plugins", cells, lambda chosen: measure(chosen, options))
+    if not cells:
+        return code
     print(f"seed {options.seed}, {options.runtime} s a run")
     print_table(cells)
     if options.json:

@@ -8,10 +8,11 @@ import math
 import re
 import statistics
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,62 @@ def run_fio(argv: Sequence[str], name: str, timeout: float | None = None) -> dic
     if job["error"] or job["read"]["total_ios"] + job["write"]["total_ios"] <= 0:
         raise RuntimeError(f"{name}: fio reports error {job['error']} or no operation")
     return job
+
+
+class Paired(Protocol):
+    """pairs: operations a second of both sides, one a round."""
+
+    pairs: list[tuple[float, float]]
+
+
+class Cell(Paired, Protocol):
+    """What is compared."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limit(self) -> float:
+        """What the lower end of the interval is to reach."""
+
+
+SomeCell = TypeVar("SomeCell", bound=Paired)
+
+
+def line_of(cell: Cell) -> str:
+    """A row of the table; needs a pair."""
+    ratio = paired_ratio(cell.pairs)
+    first, second = (sum(pair[i] for pair in cell.pairs) / len(cell.pairs) for i in (0, 1))
+    verdict = ratio.verdict(cell.limit, slower=cell.limit)
+    return f"{cell.name:<42}{len(cell.pairs):>4}{first:>12.0f}{second:>12.0f}{ratio}{cell.limit:>6.2f}  {verdict}"
+
+
+def print_cells(cells: Sequence[Cell]) -> None:
+    heads = f"{'cell':<42}{'n':>4}{'op/s 1st':>12}{'op/s 2nd':>12}{'ratio':>8}"
+    print(f"{heads}  {'95 % interval':<22}{'limit':>6}")
+    for cell in cells:
+        print(line_of(cell))
+
+
+def tell(number: int, cells: Sequence[Cell]) -> None:
+    """What a round has come to."""
+    for cell in cells:
+        print(f"round {number + 1}: {line_of(cell)}", file=sys.stderr, flush=True)
+
+
+def run_cells(
+    program: str, cells: list[SomeCell], measure: Callable[[list[SomeCell]], None]
+) -> tuple[int, list[SomeCell]]:
+    """Measure; an exit code, and the cells to show: after Ctrl-C those that have a pair."""
+    try:
+        measure(cells)
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1, []
+    except KeyboardInterrupt:
+        cells = [cell for cell in cells if cell.pairs]
+        return (0 if cells else 130), cells
+    return 0, cells
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -6,12 +6,29 @@ from __future__ import annotations
 import math
 import random
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from paired import Ratio, is_chosen, paired_ratio, run_fio, signed_rank_quantile, write_json  # noqa: E402
+from paired import (  # noqa: E402
+    Ratio,
+    is_chosen,
+    line_of,
+    paired_ratio,
+    run_cells,
+    run_fio,
+    signed_rank_quantile,
+    write_json,
+)
+
+
+@dataclass
+class Cell:
+    name: str = "a/cell"
+    limit: float = 0.95
+    pairs: list[tuple[float, float]] = field(default_factory=list)
 
 
 def test_ratio_and_interval_are_those_of_the_signed_rank_test() -> None:
@@ -70,6 +87,35 @@ def test_cells_are_chosen_by_whole_parts(pattern: str, chosen: bool) -> None:
     assert is_chosen("io-uring+passthrough/stat/1", [pattern]) is chosen
     assert is_chosen("io-uring+passthrough/stat/1", ["other", pattern]) is chosen
     assert is_chosen("io-uring+passthrough/stat/1", [])
+
+
+def test_a_row_has_the_means_and_the_verdict() -> None:
+    words = line_of(Cell(pairs=[(110.0, 100.0), (120.0, 100.0)] * 4)).split()
+    assert words[:4] == ["a/cell", "8", "115", "100"] and words[-2:] == ["0.95", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"), [(RuntimeError("a/cell: no"), 1, 0), (KeyboardInterrupt(), 0, 1), (None, 0, 2)]
+)
+def test_what_is_shown_of_runs_that_ended_early(
+    error: BaseException | None, code: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(cells: list[Cell]) -> None:
+        cells[1].pairs.append((1.0, 1.0))
+        if error:
+            raise error
+
+    cells = [Cell(), Cell("another")]
+    found, rest = run_cells("bench", cells, measure)
+    assert (found, rest) == (code, cells[2 - shown :] if shown else [])
+    assert capsys.readouterr().err == ("bench: a/cell: no\n" if code else "")
+
+
+def test_nothing_is_shown_of_runs_that_never_began() -> None:
+    def measure(cells: list[Cell]) -> None:
+        raise KeyboardInterrupt
+
+    assert run_cells("bench", [Cell()], measure) == (130, [])
 
 
 def test_a_failed_run_is_an_error_with_its_cell() -> None:

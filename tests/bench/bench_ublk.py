@@ -1,0 +1,306 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares userblk-ublk --mode=uring with rublk, in pairs of runs, by hand on a quiet machine.
+
+    make bench-ublk                                       # builds both, and runs this in the lab's guest
+    make bench-ublk BENCH="--pairs 12 --cells null"
+
+A cell is COMPARISON/MODE/BLOCK/JOBS. Comparison `null` is our null device against rublk's null target, `loop` our
+passthrough device against rublk's loop target on the same device, both with O_DIRECT and buffers of their own;
+`zero-copy` is the latter on the client's own pages, where the kernel can (Linux 6.16). Both sides have a queue per
+CPU, the same depth and the same largest request: what the kernel tells of both disks is compared at every bring-up.
+
+In every round both sides of a comparison are brought up anew, one beside the other, and every cell is run on each
+of them, in random order: fio's psync engine, direct. The result of a cell is the Hodges-Lehmann estimate of
+first/second with its 95 % interval; it is ok when the lower end is at least the cell's limit, slower when the
+upper end is below it. Needs nothing but Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paired import is_chosen, print_cells, run_cells, run_fio, tell, write_json
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT / "python"))
+
+from userblk.harness.blockdev import zero_fill  # noqa: E402
+
+SCHEMA = 1
+MIB = 1 << 20
+RUBLK = CHECKOUT / "build/deps/bin/rublk"
+BUILD = CHECKOUT / ("build/trixie" if os.environ.get("LAB") else "build/host")
+PATIENCE_S = 60.0
+DEPTH = 128
+MAX_REQUEST = MIB  # userblk-ublk's
+NULL_SIZE = 250 << 30  # rublk's
+NUMBERS = (40, 41)  # of the disks of both sides
+SAME = ("state", "queues", "depth", "max_request", "zero_copy", "recovery")
+QUEUE = {"scheduler": "none", "rotational": "0", "max_sectors_kb": "512"}
+
+MODES = ("randread", "randwrite")
+BLOCKS = ("4k", "128k")
+JOBS = (1, 16)
+
+
+class Refused(RuntimeError):
+    """A side is not what it is to be."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of which of our devices with which of rublk's targets. limit: what the lower end is to reach."""
+
+    device: str
+    target: str
+    limit: float
+    zero_copy: bool = False
+
+
+COMPARISONS = {
+    "null": Comparison("null", "null", 1.0),
+    "loop": Comparison("passthrough", "loop", 0.95),
+    "zero-copy": Comparison("passthrough", "loop", 0.95, zero_copy=True),
+}
+
+
+@dataclass
+class Cell:
+    comparison: str
+    mode: str
+    block: str
+    jobs: int
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.comparison}/{self.mode}/{self.block}/{self.jobs}"
+
+    @property
+    def limit(self) -> float:
+        return COMPARISONS[self.comparison].limit
+
+
+# ---- disks ----------------------------------------------------------------------------
+
+
+def userblk(*words: str) -> str:
+    """What userblk-ublk prints, which knows all disks of the kernel's driver. Raises Refused."""
+    argv = [str(BUILD / "ublk/userblk-ublk"), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode:
+        raise Refused(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def info(number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(userblk("info", str(number), "--json"))
+    return found
+
+
+def ours(comparison: Comparison, number: int, device: Path) -> list[str]:
+    """The command line of a server in the foreground; so are theirs()."""
+    argv = [str(BUILD / "ublk/userblk-ublk"), "add", "--foreground", "--mode=uring", f"--number={number}"]
+    argv += [f"--depth={DEPTH}", "--recovery=none", f"--zero-copy={'on' if comparison.zero_copy else 'off'}"]
+    if comparison.device == "null":
+        return [*argv, "null", f"size={NULL_SIZE}"]
+    return [*argv, comparison.device, f"file={device}", "direct=on"]
+
+
+def theirs(comparison: Comparison, number: int, device: Path) -> list[str]:
+    argv = [str(RUBLK), "add", comparison.target, "--foreground", "--number", str(number)]
+    argv += ["--queue", str(os.cpu_count() or 1), "--depth", str(DEPTH), "--io-buf-size", str(MAX_REQUEST)]
+    argv += ["--zero-copy"] * comparison.zero_copy
+    return argv if comparison.target == "null" else [*argv, "--file", str(device)]
+
+
+def description(number: int) -> dict[str, Any]:
+    """What is to be the same on both sides."""
+    found = {key: info(number)[key] for key in SAME}
+    queue = Path(f"/sys/block/ublkb{number}/queue")
+    return found | {"block_size": int((queue / "logical_block_size").read_text())}
+
+
+def is_live(number: int) -> bool:
+    if not Path(f"/dev/ublkb{number}").exists():
+        return False
+    return bool(info(number)["state"] == "live")
+
+
+@contextmanager
+def served(argv: Sequence[str], number: int) -> Iterator[Path]:
+    """The disk, as long as its server lives."""
+    disk = Path(f"/dev/ublkb{number}")
+    with tempfile.TemporaryFile("w+") as output:
+        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            end = time.monotonic() + PATIENCE_S
+            while not is_live(number):
+                if server.poll() is not None or time.monotonic() > end:
+                    output.seek(0)
+                    raise Refused(f"{' '.join(argv)}: no disk: {output.read().strip()}")
+                time.sleep(0.02)
+            for name, value in QUEUE.items():
+                Path("/sys/block", disk.name, "queue", name).write_text(value)
+            yield disk
+            userblk("delete", str(number))
+            server.wait(PATIENCE_S)
+        finally:
+            if server.poll() is None:
+                server.kill()
+                server.wait()
+            if Path(f"/dev/ublkc{number}").exists():
+                userblk("delete", "--force", str(number))
+
+
+@contextmanager
+def both(comparison: Comparison, device: Path) -> Iterator[tuple[Path, Path]]:
+    """The disks of both sides, which the kernel describes alike. Raises Refused."""
+    with ExitStack() as stack:
+        first = stack.enter_context(served(ours(comparison, NUMBERS[0], device), NUMBERS[0]))
+        second = stack.enter_context(served(theirs(comparison, NUMBERS[1], device), NUMBERS[1]))
+        mine, other = (description(number) for number in NUMBERS)
+        if mine != other or mine["zero_copy"] != comparison.zero_copy:
+            raise Refused(f"the disks differ: {mine}, rublk's {other}")
+        yield first, second
+
+
+# ---- runs -----------------------------------------------------------------------------
+
+
+def run_once(cell: Cell, disk: Path, seed: int, options: argparse.Namespace) -> float:
+    """Operations a second."""
+    argv = ["fio", f"--name={cell.mode}", f"--filename={disk}", f"--size={options.size * MIB}", "--ioengine=psync"]
+    argv += [f"--rw={cell.mode}", f"--bs={cell.block}", "--direct=1", "--thread", f"--numjobs={cell.jobs}"]
+    argv += ["--allow_file_create=0", "--norandommap", "--randrepeat=0", f"--randseed={seed}", "--group_reporting"]
+    argv += ["--time_based", f"--runtime={options.runtime}"]
+    job = run_fio(argv, cell.name, timeout=options.runtime + PATIENCE_S)
+    return float(job["read" if cell.mode == "randread" else "write"]["iops"])
+
+
+def measure(cells: list[Cell], options: argparse.Namespace) -> None:
+    rng = random.Random(options.seed)
+    names = list(dict.fromkeys(cell.comparison for cell in cells))
+    if any(COMPARISONS[name].target == "loop" for name in names):
+        zero_fill(str(options.device), options.size * MIB)  # reads find blocks that were written
+    for number in range(options.pairs):
+        for name in rng.sample(names, len(names)):
+            chosen = [cell for cell in cells if cell.comparison == name]
+            with both(COMPARISONS[name], options.device) as disks:
+                for cell in rng.sample(chosen, len(chosen)):
+                    seed = rng.randrange(1 << 31)  # the same offsets for both sides
+                    figures = {i: run_once(cell, disks[i], seed, options) for i in rng.sample((0, 1), 2)}
+                    cell.pairs.append((figures[0], figures[1]))
+                    tell(number, [cell])
+
+
+def results(cells: Sequence[Cell], options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "seed": options.seed,
+        "runtime_s": options.runtime,
+        "size_mib": options.size,
+        "device": str(options.device),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "accelerator": os.environ.get("LAB_ACCEL", ""),
+        "load": os.getloadavg(),
+        "cells": [{"cell": cell.name, "limit": cell.limit, "pairs": cell.pairs} for cell in cells],
+    }
+
+
+# ---- the command line -------------------------------------------------------------------
+
+
+def choose_cells(patterns: Sequence[str]) -> list[Cell]:
+    cells = [
+        Cell(name, mode, block, jobs) for name in COMPARISONS for mode in MODES for block in BLOCKS for jobs in JOBS
+    ]
+    return [cell for cell in cells if is_chosen(cell.name, patterns)]
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6, the fewest that have an interval)")
+    parser.add_argument("--runtime", type=int, default=2, metavar="S", help="of a run (default 2)")
+    parser.add_argument(
+        "--cells",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="regular expressions for the beginning of COMPARISON/MODE/BLOCK/JOBS, such as null or loop/randread/4k "
+        "(default all)",
+    )
+    parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of the area that is used (default 256)")
+    parser.add_argument(
+        "--device",
+        type=Path,
+        default=os.environ.get("LAB_NVME"),
+        metavar="DEV",
+        help="below loop and zero-copy; its contents are LOST (default: in the lab, its NVMe disk)",
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    options = parser.parse_args(argv)
+    for name in ("pairs", "runtime", "size"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    if not options.device:
+        parser.error("--device: name the block device to use; its contents are lost")
+    return options
+
+
+def lacking() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root"
+    subprocess.run(["modprobe", "--quiet", "ublk_drv"], check=False)
+    if not Path("/dev/ublk-control").exists():
+        return "the kernel has no ublk (module ublk_drv); run make bench-ublk, which uses the lab"
+    for path in (BUILD / "ublk/userblk-ublk", RUBLK):
+        if not path.exists():
+            return f"{path} is not built; run make bench-ublk"
+    return None
+
+
+def main(argv: list[str]) -> int:
+    options = parse_options(argv)
+    cells = choose_cells(options.cells)
+    if not cells:
+        print(f"--cells={' '.join(options.cells)}: no such cell; try null, loop", file=sys.stderr)
+        return 2
+    reason = lacking()
+    if reason:
+        print(f"bench_ublk: {reason}", file=sys.stderr)
+        return 2
+    if not json.loads(userblk("features", "--json"))["AUTO_BUF_REG"]:
+        print("zero-copy is left out: this kernel's ublk has no AUTO_BUF_REG (Linux 6.16)", file=sys.stderr)
+        cells = [cell for cell in cells if not COMPARISONS[cell.comparison].zero_copy]
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends as tidily
+    code, cells = run_cells("bench_ublk", cells, lambda chosen: measure(chosen, options))
+    if not cells:
+        return code
+    version = subprocess.run([str(RUBLK), "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    print(f"seed {options.seed}, {options.runtime} s a run, {version}, Linux {platform.release()}")
+    print_cells(cells)
+    if options.json:
+        write_json(options.json, results(cells, options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
