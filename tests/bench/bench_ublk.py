@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,8 @@ def served(argv: Sequence[str], number: int) -> Iterator[Path]:
                 server.kill()
                 server.wait()
             if Path(f"/dev/ublkc{number}").exists():
-                userblk("delete", "--force", str(number))
+                with suppress(Refused, subprocess.SubprocessError):  # what went wrong before is told
+                    userblk("delete", "--force", str(number))
 
 
 @contextmanager
