@@ -81,7 +81,7 @@ STALLED_BLOCKS = 200  # what a server that the store does not answer has memory 
 READ_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 300.0
 OBJECT_HEAD = struct.Struct("<40xQQ24xQ")  # of a log object: its number, its writer's epoch, frontier
-REACH_S = 3.0  # for which the load goes on, that a point may be reached
+REACH_S = 8.0  # for which the load goes on, that a point may be reached
 
 
 @dataclass(frozen=True)
