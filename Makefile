@@ -678,19 +678,25 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(STORE),--store '$(STORE)') $(if $(DRY_RUN),--dry-run)
 
 GUEST_TESTS = env PYTHONPATH=/userblk/python CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
+LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 LAB_PROGRAMS := plugins handlers fuse-passthrough flow ublk buse
 
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
 	lab/make-in-root $(LAB_PROGRAMS)
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
-	lab/run --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
+	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab
 
-test-lab-long: ## what test-lab leaves out: every combination, many cycles
+test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root $(LAB_PROGRAMS)
-	lab/run --timeout 3600 -- $(GUEST_TESTS) -m long tests/lab/guest
+	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest
 .PHONY: test-lab-long
+
+test-lab-s3: s3-server fs-suites ## of both what is about the S3 device: mkfs to fsck, fio verify, fsx, a store that goes away
+	lab/make-in-root plugins handlers
+	$(LAB_WITH_STORE) --timeout 3600 -- $(GUEST_TESTS) tests/lab/guest/test_s3_paths.py tests/lab/guest/test_tcmu_s3.py
+.PHONY: test-lab-s3
 
 bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) --no-print-directory all

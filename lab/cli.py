@@ -65,6 +65,9 @@ def run_main(arguments: Sequence[str]) -> int:
     add_kernel(parser)
     parser.add_argument("--memory", type=int, default=Options.memory, metavar="MIB", help="default: %(default)s")
     parser.add_argument("--cpus", type=int, default=Options.cpus, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
+    )
     parser.add_argument("--share", type=Path, metavar="DIR", help="directory to mount read-write at /results")
     parser.add_argument(
         "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="of each disk (default: %(default)s)"
@@ -106,6 +109,7 @@ def run_main(arguments: Sequence[str]) -> int:
         timeout=args.timeout,
         tty=args.tty,
         verbose=args.verbose,
+        network=args.network,
     )
     return run(tree, options)
 

@@ -39,6 +39,8 @@ EXIT_DIED = 125  # the guest, not the command
 MIB = 1 << 20
 GIB = 1 << 30
 
+HOST = "10.0.2.2"  # QEMU's user networking has this machine there, and gives the guest 10.0.2.15
+
 
 @dataclass(frozen=True)
 class Options:
@@ -53,6 +55,7 @@ class Options:
     timeout: float = 600.0  # s from the start of the command; 0: none
     tty: bool = False
     verbose: bool = False
+    network: bool = False  # on which this machine's loopback interface is HOST
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,9 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
         argv += ["-fsdev", f"local,id=results,path={share},security_model=none,multidevs=remap"]
         argv += ["-device", "virtio-9p-pci,fsdev=results,mount_tag=results"]
 
+    if options.network:
+        argv += ["-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile="]
+
     argv += ["-device", "virtio-serial-pci"]
     for number, port in enumerate(wiring.ports, 1):
         argv += ["-chardev", f"socket,id=port{number},fd={port}"]
@@ -139,6 +145,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
         "LAB_KERNEL": tree.kernel,
         "LAB_RESULTS": "1" if options.share else "0",
         "LAB_TTY": "1" if options.tty else "0",
+        "LAB_HOST": HOST if options.network else "",
         "LAB_ROWS": str(rows),
         "LAB_COLUMNS": str(columns),
         "TERM": os.environ.get("TERM", "linux") if options.tty else "dumb",

@@ -27,26 +27,7 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 # The largest link count is a constant of glibc for file systems that it does not know.
 PJDFSTEST_SKIPPED_ONLY_HERE = {"link::link_count_max"}
 
-FSX_CONFIG = """
-flen = 1048576
-[opsize]
-max = 65536
-[weights]
-close_open = 1
-read = 10
-write = 10
-mapread = 10
-mapwrite = 10
-invalidate = 1
-truncate = 2
-fsync = 1
-fdatasync = 1
-posix_fallocate = 2
-punch_hole = 2
-sendfile = 2
-posix_fadvise = 1
-copy_file_range = 3
-"""
+FSX_CONFIG = Path(__file__).resolve().parents[1] / "fsx.toml"
 
 # stress-ng's file-system stressors but fiemap, which FUSE has not, and those that do not keep to --temp-path:
 # fanotify and io open every mount of the machine, and hang when one of them does.
@@ -103,9 +84,7 @@ def test_pjdfstest(below: dict[str, str], fuse: Mount, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 20261121])
 def test_fsx(seed: int, fuse: Mount, tmp_path: Path) -> None:
     program = need_suite("fsx")
-    config = tmp_path / "fsx.toml"
-    config.write_text(FSX_CONFIG)
-    arguments = ["-f", str(config), "-N", "3000", "-S", str(seed), "-P", str(tmp_path)]
+    arguments = ["-f", str(FSX_CONFIG), "-N", "3000", "-S", str(seed), "-P", str(tmp_path)]
     result = run([str(program), *arguments, str(fuse.point / "file")], timeout=600)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 

@@ -181,12 +181,14 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     root = argv[argv.index("virtio-pmem-pci,memdev=root") - 2]
     assert f"share=off,mem-path={tmp_path}/a,,b.ext4,size=4096" in root
     assert not any("results" in word for word in argv)
+    assert "-netdev" not in argv
     assert any(word.startswith("local,id=userblk") and word.endswith("readonly=on") for word in argv)
     for disk in ("id=sata,file=/proc/self/fd/5", "id=nvme,file=/proc/self/fd/6"):
         (drive,) = (word for word in argv if word.startswith(disk))
         assert "discard=unmap" in drive
 
-    shared = guest.qemu_argv(tree, "kvm", replace(options, share=Path("/a,b")), WIRING)
+    shared = guest.qemu_argv(tree, "kvm", replace(options, share=Path("/a,b"), network=True), WIRING)
+    assert shared[shared.index("-netdev") + 1].startswith("user,")
     assert any("id=results,path=/a,,b," in word for word in shared)
     assert shared[shared.index("-accel") + 1] == "kvm"
 
@@ -199,4 +201,4 @@ def test_arguments_reach_the_shell_of_the_guest_whole(tmp_path: Path) -> None:
     shown = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
     assert os.fsdecode(shown).split("\n") == [*words[2:6], "new", "line", ""]
     config = (tmp_path / "lab/config").read_text().splitlines()
-    assert "LAB_ACCEL=tcg" in config and "LAB_RESULTS=0" in config
+    assert "LAB_ACCEL=tcg" in config and "LAB_RESULTS=0" in config and "LAB_HOST=''" in config

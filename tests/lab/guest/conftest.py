@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,15 +19,17 @@ from userblk.harness.config import SystemConfig
 from userblk.harness.systems import Running, bring_up, load_modules, modules
 from userblk.harness.teardown import Teardown
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "s3"))
+from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY  # noqa: E402
+
 BUILD = "build/trixie"
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 600.0  # s for every command; the machine may be busy
-S3_SERVERS = Path("build/s3-servers")
-KEY, SECRET, BUCKET = "userblktest", "0123456789abcdef0123456789abcdef", "userblk-test"
 SERVERS = ("nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "fio")
 
 Up = Callable[..., AbstractContextManager[Running]]
+_volumes = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,51 +100,38 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
         run(["umount", "--lazy", directory])
 
 
+def address(name: str) -> str:
+    """host:port of what tests/lab/with_store.py has started on the host."""
+    found = os.environ.get(name)
+    assert found, f"{name} is not set: run this by tests/lab/with_store.py, as make test-lab does"
+    return found
+
+
 @pytest.fixture
-def s3_volume(tmp_path: Path) -> Iterator[list[str]]:
-    """key=value of a volume that is to be created, in a store of its own, which is on the SATA disk."""
-    (program,) = S3_SERVERS.glob("versitygw-*/versitygw")
-    disk, directory = os.environ["LAB_SATA"], tmp_path / "store"
-    run(["mkfs.ext4", "-qF", disk])
-    directory.mkdir()
-    run(["mount", disk, directory])
-    (directory / "data" / BUCKET).mkdir(parents=True)
+def s3_volume(tmp_path: Path) -> list[str]:
+    """key=value of a volume that is to be created, in the store on the host."""
     credentials = tmp_path / "credentials"
-    credentials.write_text(f"access-key-id={KEY}\nsecret-access-key={SECRET}\n")
+    credentials.write_text(f"access-key-id={ACCESS_KEY}\nsecret-access-key={SECRET_KEY}\n")
     credentials.chmod(0o600)
-    reserved = socket.socket()  # nobody else can take the port; the server, which sets SO_REUSEADDR too, can
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    port = reserved.getsockname()[1]
-    argv = [program, "--port", f"127.0.0.1:{port}", "--region", "us-east-1", "--quiet", "--keep-alive", "posix"]
-    server = subprocess.Popen(
-        [*argv, directory / "data"],
-        env=os.environ | {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end = time.monotonic() + LIMIT
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert time.monotonic() < end and server.poll() is None, "the store does not start"
-            time.sleep(0.1)
-        values = {
-            "endpoint": f"http://127.0.0.1:{port}",
-            "region": "us-east-1",
-            "bucket": BUCKET,
-            "credentials": str(credentials),
-            "volume": "v",
-        }
-        yield [f"{key}={value}" for key, value in values.items()]
-    finally:
-        server.terminate()
-        server.wait(LIMIT)
-        reserved.close()
-        run(["umount", directory])
+    values = {
+        "endpoint": f"http://{address('LAB_STORE')}",
+        "region": REGION,
+        "bucket": BUCKET,
+        "credentials": str(credentials),
+        "volume": f"v{next(_volumes)}",
+    }
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+@contextmanager
+def store_gone(what: str, seconds: int) -> Iterator[None]:
+    """The store cannot be reached through the proxy. what: "outage" or "silence". It is back when the block ends."""
+    host, _, port = address("LAB_ORDERS").partition(":")
+    with socket.create_connection((host, int(port)), LIMIT) as connection, connection.makefile() as answers:
+        connection.sendall(f"{what} {seconds}\n".encode())
+        assert answers.readline() == "begun\n"
+        yield
+        assert answers.readline() == "over\n"
 
 
 def leftovers() -> list[str]:

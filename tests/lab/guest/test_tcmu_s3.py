@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The S3 device under tcmu-runner, as a SCSI disk with blocks of 4096 bytes; its store is in the guest too."""
+"""The S3 device under tcmu-runner, as a SCSI disk with blocks of 4096 bytes; its store is on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from conftest import BUILD, MIB, run
 from test_systems import read
 from test_ublk import finish, start_verify
-from userblk.harness.systems.lio import Backstore, Lun, TcmuRunner
+from userblk.harness.systems.lio import Backstore, Lun, TcmuRunner, write_attribute
 
 SIZE = 64 * MIB
 
@@ -24,10 +24,12 @@ def config(tmp_path: Path, s3_volume: list[str]) -> Path:
 
 
 @contextmanager
-def served(config: Path) -> Iterator[tuple[TcmuRunner, str]]:
-    """The daemon, and the disk."""
+def served(config: Path, size: int = SIZE, timeout_s: int = 30) -> Iterator[tuple[TcmuRunner, str]]:
+    """The daemon, and the disk. timeout_s: of a command, both LIO's and the SCSI disk's."""
+    backstore = Backstore.user("userblk_s3", f"config={config}", size, block_size=4096, timeout_s=timeout_s)
     with TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=2) as runner:
-        with Lun(Backstore.user("userblk_s3", f"config={config}", SIZE, block_size=4096), "s3") as lun:
+        with Lun(backstore, "s3") as lun:
+            write_attribute(Path("/sys/block", lun.disk.name, "device/timeout"), str(timeout_s))
             yield runner, str(lun.disk)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The S3 device as a ublk disk, with its store in the guest too."""
+"""The S3 device as a ublk disk, with its store on the host."""
 
 from __future__ import annotations
 
