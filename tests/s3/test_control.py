@@ -281,7 +281,7 @@ def test_the_end_loses_nothing_that_was_flushed(serve_s3: ServeS3, proxy: FaultP
 
 
 def test_the_end_waits_for_a_store_that_comes_back(serve_s3: ServeS3, proxy: FaultProxy) -> None:
-    server = serve_s3("v", through=proxy, close_timeout="20")
+    server = serve_s3("v", through=proxy, close_timeout="300")
     handle = server.connect()
     with proxy.outage():
         handle.pwrite(stamped(RUN, 0, 1), 0)
