@@ -97,6 +97,11 @@ int backend_close(struct backend *b)
 	return b ? b->ops->close(b) : 0;
 }
 
+uint32_t backend_session(const struct backend *b)
+{
+	return b->session;
+}
+
 int backend_info(struct backend *b, struct backend_info *info)
 {
 	*info = (struct backend_info){0};

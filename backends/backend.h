@@ -48,6 +48,14 @@ struct backend_host {
 	void (*debug)(void *opaque, const char *message);
 	/* The device has another size by now, in bytes. May be NULL: nobody can be told. */
 	void (*resized)(void *opaque, uint64_t size);
+	/*
+	 * The device's clients had been served by a process that ended, and count on what that had
+	 * acknowledged. One that may have lost some of it (see holds_writes), or that was written
+	 * by others since then, is not to open. session: what backend_session() had answered that
+	 * process; 0: not known.
+	 */
+	bool clients_remain;
+	uint32_t clients_session;
 };
 
 /* What a device tells about itself once it is open. Constant except size. */
@@ -147,7 +155,10 @@ struct backend_ops {
 	size_t config_size;	    /* bytes of the struct that the params point into */
 	/* open() takes the device away from whoever serves it: not to be done just to look. */
 	bool open_takes_over;
-	/* Writes that were acknowledged die with the process, as with a machine, until a flush. */
+	/*
+	 * Writes that were acknowledged die with the process, as with a machine, until a flush. Its
+	 * open() looks at the host's clients_remain.
+	 */
 	bool holds_writes;
 	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
 	int (*check)(const void *config, struct params_error *error);
@@ -197,6 +208,8 @@ struct backend {
 	_Atomic bool size_demanded;
 	/* Set by open(); the core then refuses every change with -EROFS. */
 	bool readonly;
+	/* Set by open() of a device that holds writes: see backend_session(). */
+	uint32_t session;
 };
 
 extern const struct backend_ops null_backend;
@@ -217,6 +230,11 @@ void backend_start(struct backend *b);
 void backend_stop(struct backend *b);
 /* 0, or negative errno if something that was acknowledged could not be kept: told already. */
 int backend_close(struct backend *b);
+/*
+ * A number that tells this opening of the device from all others, for a framework whose clients
+ * outlive its process to keep where they are kept: below 2^31; 0: there is none.
+ */
+uint32_t backend_session(const struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
 /*
  * The framework demands another size in bytes of the open device. -EINVAL, told

@@ -48,6 +48,15 @@
  */
 #define UNMAP_ALIGNMENT (1u << 31)
 
+/*
+ * Of the backstore in configfs, as the library's ways to its attributes and
+ * actions find them: how many LUNs of any fabric it is exported by; and a text
+ * that means nothing to the kernel, which keeps backend_session() as long as
+ * the backstore and its initiators are there.
+ */
+#define EXPORTS "../statistics/scsi_dev/ports"
+#define SESSION "../alias"
+
 struct device {
 	struct params *params;
 	struct backend *backend;
@@ -219,9 +228,41 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info)
 	tcmu_dev_set_unmap_gran_align(dev, UNMAP_ALIGNMENT);
 }
 
+/*
+ * Have initiators the disk that is about to be opened? LIO exports none before
+ * its handler has opened it, so that they had it from a daemon that ended. 0 or
+ * negative errno, which is logged: that cannot be told.
+ */
+static int look_for_clients(struct tcmu_device *dev, struct backend_host *host)
+{
+	int exports = tcmu_cfgfs_dev_get_attr_int(dev, EXPORTS);
+	int session = exports > 0 ? tcmu_cfgfs_dev_get_attr_int(dev, SESSION) : 0;
+
+	if (exports < 0) {
+		tcmu_dev_err(
+			dev, "cannot tell whether the disk is exported: %s\n", strerror(-exports));
+		return exports;
+	}
+	host->clients_remain = exports > 0;
+	host->clients_session = session < 0 ? 0 : (uint32_t)session;
+	return 0;
+}
+
+/* For the next daemon. The runner itself looks into configfs right before open() and after it. */
+static void keep_session(struct tcmu_device *dev, const struct backend *b)
+{
+	int r = tcmu_cfgfs_dev_exec_action(dev, SESSION, backend_session(b));
+
+	if (r < 0)
+		tcmu_dev_warn(dev,
+			"cannot note who serves the disk: %s; a daemon that is started anew "
+			"will refuse it\n",
+			strerror(-r));
+}
+
 static int adapter_open(struct tcmu_device *dev, bool reopen)
 {
-	const struct backend_host host = {
+	struct backend_host host = {
 		.opaque = dev,
 		.error = log_error,
 		.debug = log_debug,
@@ -236,6 +277,11 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 	if (size == 0) {
 		log_error(dev, "size=0: nothing to serve; create the device with a larger size");
 		return -EINVAL;
+	}
+	if (handler_identity.ops->holds_writes) {
+		r = look_for_clients(dev, &host);
+		if (r < 0)
+			return r;
 	}
 	d = calloc(1, sizeof *d);
 	if (!d)
@@ -253,6 +299,8 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		return r;
 	}
 	announce(dev, &info);
+	if (handler_identity.ops->holds_writes)
+		keep_session(dev, d->backend);
 	backend_start(d->backend);
 	atomic_store(&d->write_cache, true);
 	tcmur_dev_set_private(dev, d);

@@ -399,6 +399,7 @@ static int start_over(struct s3_volume *v)
 	s3_summary_abandon(&v->summary);
 	v->log_bytes_since_full = 0;
 	v->full_wanted = v->rolled_back = false;
+	v->last_type = 0;
 	return reset(v);
 }
 
@@ -1149,6 +1150,7 @@ static size_t build_mark(struct s3_volume *v, enum s3_type type, uint64_t epoch,
 	return s3_header_finish(&writer, NULL);
 }
 
+/* The last writer did not close: it may be alive. */
 static int refuse_in_use(struct s3_volume *v)
 {
 	char when[64] = "";
@@ -1161,6 +1163,20 @@ static int refuse_in_use(struct s3_volume *v)
 		"volume=%s: its last writer did not close it%s and may be serving it; give the "
 		"control= of that server, end it, or use --take-over",
 		v->name, when);
+}
+
+/* May the volume be had as it is, which then is known up to its end? */
+static int check_end(struct s3_volume *v)
+{
+	bool closed = s3_closed_cleanly(v);
+
+	if (v->ours)
+		return 0;
+	if (v->host.clients_remain && !closed)
+		return s3_volume_refuse_clients(v, "its last server did not close it");
+	if (v->host.clients_remain && s3_session(v->predecessor) != v->host.clients_session)
+		return s3_volume_refuse_clients(v, "another server has had it since its last one");
+	return v->polite && !closed ? refuse_in_use(v) : 0;
 }
 
 static int fence(struct s3_volume *v, struct s3_recovery *p)
@@ -1177,10 +1193,9 @@ static int fence(struct s3_volume *v, struct s3_recovery *p)
 		struct iovec iov;
 		size_t bytes;
 
-		if (v->polite && !s3_closed_cleanly(v)) {
-			r = refuse_in_use(v);
+		r = check_end(v);
+		if (r)
 			break;
-		}
 		if (v->epoch > highest)
 			highest = v->epoch;
 		bytes = build_mark(v, S3_TYPE_FENCE, highest + 1, buffer);
@@ -1203,13 +1218,22 @@ static int fence(struct s3_volume *v, struct s3_recovery *p)
 		if (r == 1 && s3_header_decode(buffer, bytes, v->super.uuid, &header) == S3_GOOD) {
 			r = apply(p, &header);
 			v->epoch = highest + 1;
-			v->polite = false; /* it is ours by now */
+			v->ours = true;
 			p->fenced = true;
 			break;
 		}
 	}
 	free(buffer);
 	return r;
+}
+
+uint32_t s3_session(const uint8_t instance[S3_UUID])
+{
+	uint32_t number;
+
+	memcpy(&number, instance, sizeof number);
+	number &= INT32_MAX;
+	return number ? number : 1;
 }
 
 bool s3_closed_cleanly(const struct s3_volume *v)

@@ -83,6 +83,14 @@ int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 	return r;
 }
 
+int s3_volume_refuse_clients(struct s3_volume *v, const char *why)
+{
+	return s3_volume_refuse(v, -ESTALE,
+		"volume=%s: %s, and its clients are still there, counting on writes that may be "
+		"lost; take the disk away from all of them, then create it anew",
+		v->name, why);
+}
+
 void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 {
 	char text[S3_MESSAGE_MAX + 128];
@@ -522,6 +530,8 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 		return s3_volume_refuse(v, -EEXIST,
 			"volume=%s: there is one already; choose another name", v->name);
 	}
+	if (r == -ENOENT && v->host.clients_remain)
+		return s3_volume_refuse_clients(v, "is gone");
 	if (r == -ENOENT && c->create) {
 		r = create(v, c, c->size ? c->size : size, key);
 		if (r)
@@ -696,6 +706,9 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 			"it; "
 			"see that none has, and use --take-over",
 			v->name);
+	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.clients_remain)
+		r = s3_volume_refuse_clients(
+			v, "has layout=direct, which does not tell how its last server ended");
 	else if (v->super.layout == S3_LAYOUT_DIRECT)
 		r = s3_direct_open(v, c);
 	else
@@ -704,6 +717,8 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 		return r;
 	v->backend.size = s3_volume_size(v);
 	v->backend.readonly = readonly;
+	if (!readonly && !v->direct)
+		v->backend.session = s3_session(v->instance);
 	v->deadline = 0;
 	v->opened = s3_now();
 	s3_store_park(v->store);

@@ -185,6 +185,7 @@ struct s3_volume {
 	struct s3_stats stats;
 	uint64_t opened;	 /* ns, monotonic */
 	bool polite;		 /* recovery refuses what the last writer did not close */
+	bool ours;		 /* the fence is stored */
 	bool write_back_discard; /* what only a write-back log holds may be lost */
 	/* Of the newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;
@@ -321,6 +322,8 @@ int s3_random(uint8_t uuid[S3_UUID]);
 /* Tells the user that a request of open failed: the store's message. Answers r. */
 int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+/* The same of one whose clients remain (backend.h). why: what is known of the volume. */
+int s3_volume_refuse_clients(struct s3_volume *v, const char *why);
 uint64_t s3_now(void); /* ns, monotonic */
 
 /* ---- seal.c ---- */
@@ -434,6 +437,8 @@ int s3_restore(struct s3_volume *v, uint64_t seq);
  */
 int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	const struct s3_name *name, void **data, struct s3_root *root);
+/* backend_session() of a writer. */
+uint32_t s3_session(const uint8_t instance[S3_UUID]);
 /* Has the last writer said that it is done? Nobody has to be driven away then. */
 bool s3_closed_cleanly(const struct s3_volume *v);
 /* Is everything in the store, and may be ended? */

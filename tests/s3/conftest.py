@@ -21,6 +21,10 @@ from servers import BUCKET, KINDS, S3Client, Store, client, started
 _tests = itertools.count()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fencing: only over a store that honours If-None-Match")
+
+
 @pytest.fixture(scope="session")
 def store() -> Iterator[Store]:
     """

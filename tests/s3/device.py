@@ -85,11 +85,13 @@ class ServeS3:
         through: FaultProxy | None = None,
         failpoint: str | None = None,
         features: str = "",
+        clients_of: int | None = None,
         **more: str,
     ) -> VolumeDriver:
-        """The same with what no framework offers."""
+        """The same with what no framework offers. clients_of: the session of an earlier server whose clients it has."""
         directory, chosen = self._prepare(volume, through, features, more)
-        driver = VolumeDriver(directory, chosen, failpoint)
+        clients = [] if clients_of is None else [f"--clients-of={clients_of}"]
+        driver = VolumeDriver(directory, [*chosen, *clients], failpoint)
         self.servers.append(driver)
         self._made.add(volume)
         return driver

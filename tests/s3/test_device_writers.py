@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Two writers of one volume: the second takes over, the first acknowledges nothing more."""
+"""
+Two writers of one volume: the second takes over, the first acknowledges nothing more. And one after the other: the
+second does not go on with the clients of one that lost what it had acknowledged to them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from nbdkit_server import NbdError, nbd
 from stamps import BLOCK, number_of, stamped
 
 RUN = 9
+pytestmark = pytest.mark.fencing
 
 
 def holds(data: bytes | bytearray, block: int) -> int:
@@ -140,3 +144,82 @@ def test_room_in_place_of_a_stale_object_is_not_taken_from_the_next_writer(
             b.poll(-1)
     c.flush()
     assert holds(c.pread(BLOCK, 0), 0) == 30
+
+
+REMAIN = "its clients are still there, .*take the disk away"
+UNCLOSED = f"volume=v: its last server did not close it, and {REMAIN}"
+
+
+def test_clients_of_a_killed_server_are_refused(serve_s3: ServeS3) -> None:
+    """They count on writes that are gone: nobody serves them, nothing is changed, and all others are served."""
+    first = serve_s3.drive("v")
+    session = first.session()
+    first.pwrite(stamped(RUN, 0, 1), 0)
+    first("flush")
+    first.pwrite(stamped(RUN, 0, 2), 0)
+    first.kill()
+    before = serve_s3.objects("v")
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=UNCLOSED):
+            serve_s3.drive("v", clients_of=session)
+    assert serve_s3.objects("v") == before
+    reader = serve_s3.drive("v", clients_of=session, readonly="on")
+    assert holds(reader.pread(BLOCK, 0), 0) in (1, 2)
+    reader.stop()
+    # Nor does it help that somebody else opens and closes it.
+    second = serve_s3.drive("v")
+    assert holds(second.pread(BLOCK, 0), 0) in (1, 2)
+    assert second.session() != session
+    assert second.stop() == 0
+    with pytest.raises(AssertionError, match=f"volume=v: another server has had it since its last one, and {REMAIN}"):
+        serve_s3.drive("v", clients_of=session)
+
+
+def test_clients_of_a_closed_server_are_served(serve_s3: ServeS3) -> None:
+    """What was acknowledged to them is there, flushed or not; also after checkpoints, and again and again."""
+    driver = serve_s3.drive("v", checkpoint="4")
+    for number in range(1, 6):
+        session = driver.session()
+        for block in range(number * 8):
+            driver.pwrite(stamped(RUN, block, number), block * BLOCK)
+            driver("flush")
+        driver.pwrite(stamped(RUN, 0, number + 100), 0)
+        assert driver.stop() == 0
+        with pytest.raises(AssertionError, match=REMAIN):
+            serve_s3.drive("v", clients_of=0)  # whose they are is not known
+        driver = serve_s3.drive("v", clients_of=session, checkpoint="4")
+        assert holds(driver.pread(BLOCK, 0), 0) == number + 100
+    session = driver.session()
+    driver.kill()
+    with pytest.raises(AssertionError, match=UNCLOSED):
+        serve_s3.drive("v", clients_of=session)
+
+
+def test_clients_of_a_fenced_server_are_refused(serve_s3: ServeS3) -> None:
+    """Its end was orderly, but another one is at work."""
+    first = serve_s3.drive("v")
+    session = first.session()
+    second = serve_s3.drive("v")
+    first.stop()
+    with pytest.raises(AssertionError, match=UNCLOSED):
+        serve_s3.drive("v", clients_of=session)
+    second.pwrite(stamped(RUN, 0, 1), 0)
+    second("flush")
+    assert second.stop() == 0
+
+
+def test_clients_of_a_volume_that_is_gone_get_no_new_one(serve_s3: ServeS3) -> None:
+    with pytest.raises(AssertionError, match=f"volume=v: is gone, and {REMAIN}"):
+        serve_s3.drive("v", clients_of=1)
+    assert not serve_s3.objects("v")
+
+
+def test_layout_direct_serves_no_clients_of_an_earlier_server(serve_s3: ServeS3) -> None:
+    driver = serve_s3.drive("v", layout="direct")
+    driver.pwrite(bytes(BLOCK), 0)
+    session = driver.session()
+    assert driver.stop() == 0
+    before = serve_s3.objects("v")
+    with pytest.raises(AssertionError, match=f"volume=v: has layout=direct, .*, and {REMAIN}"):
+        serve_s3.drive("v", clients_of=session)
+    assert serve_s3.objects("v") == before

@@ -7,13 +7,21 @@
  *   TAG COMMAND WORD...		  then, for write, LENGTH bytes
  *   TAG RESULT LENGTH			  the answer, then LENGTH bytes
  *
- *   write OFFSET LENGTH   read OFFSET LENGTH   trim OFFSET LENGTH   flush   size   counters
+ *   write OFFSET LENGTH   read OFFSET LENGTH   trim OFFSET LENGTH   flush
+ *   size   session   counters
  *   create NAME   delete NAME   rollback NAME   list
  *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   gc
  *
+<<<<<<< HEAD
  * TAG 0 is told when the volume is open. It is closed at the end of the input; exit status 1: not
  * all that was written is stored. What goes wrong before is told on standard error and with exit
  * status 2.
+=======
+ * An argument --clients-of=SESSION says that it has those of an earlier server.
+ *
+ * TAG 0 is told when the volume is open. It is closed at the end of the input. What goes wrong
+ * before is told on standard error and with exit status 2.
+>>>>>>> 2d08727 (Refuse to go on with the clients of an S3 server that was killed)
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -103,6 +111,15 @@ static int size(struct command *c)
 	return r;
 }
 
+static int session(struct command *c)
+{
+	FILE *out = open_memstream(&c->data, &c->length);
+
+	fprintf(out, "%" PRIu32, backend_session(device));
+	fclose(out);
+	return 0;
+}
+
 struct told {
 	uint64_t done, total, calls;
 };
@@ -151,6 +168,8 @@ static int run(struct command *c)
 		return backend_flush(device);
 	if (strcmp(w[0], "size") == 0)
 		return size(c);
+	if (strcmp(w[0], "session") == 0)
+		return session(c);
 	if (strcmp(w[0], "counters") == 0)
 		return counters(c);
 	if (strcmp(w[0], "create") == 0)
@@ -219,7 +238,8 @@ static bool start(char *line)
 
 int main(int argc, char **argv)
 {
-	static const struct backend_host host = {.error = on_error, .resized = on_resized};
+	static const char clients[] = "--clients-of=";
+	struct backend_host host = {.error = on_error, .resized = on_resized};
 	struct params *params = params_new(&s3_backend);
 	struct params_error error;
 	char *line = NULL;
@@ -227,7 +247,12 @@ int main(int argc, char **argv)
 	int r = 0;
 
 	for (int i = 1; r == 0 && i < argc; i++)
-		r = params_set_string(params, argv[i], &error);
+		if (strncmp(argv[i], clients, strlen(clients)) == 0) {
+			host.clients_remain = true;
+			host.clients_session = (uint32_t)number(argv[i] + strlen(clients));
+		} else {
+			r = params_set_string(params, argv[i], &error);
+		}
 	if (r == 0)
 		r = params_complete(params, false, &error);
 	if (r) {

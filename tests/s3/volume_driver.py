@@ -107,6 +107,9 @@ class VolumeDriver:
     def size(self) -> int:
         return int(self("size"))
 
+    def session(self) -> int:
+        return int(self("session"))
+
     def snapshots(self) -> list[Snapshot]:
         rows = (line.split() for line in self("list").decode().splitlines())
         return [Snapshot(name, *map(int, numbers)) for name, *numbers in rows]

@@ -31,6 +31,7 @@ struct tcmu_device {
 	uint64_t blocks;
 	uint32_t block_size, max_transfer, xcopy, granularity, alignment;
 	bool write_cache, solid_state, unmap, split;
+	int exports, session; /* as configfs has them */
 	void *own;
 };
 
@@ -79,6 +80,23 @@ uint32_t tcmu_dev_get_block_size(struct tcmu_device *dev)
 uint64_t tcmu_lba_to_byte(struct tcmu_device *dev, uint64_t lba)
 {
 	return lba * dev->block_size;
+}
+
+int tcmu_cfgfs_dev_get_attr_int(struct tcmu_device *dev, const char *name)
+{
+	if (strcmp(name, "../alias") == 0)
+		return dev->session;
+	assert_string_equal(name, "../statistics/scsi_dev/ports");
+	return dev->exports;
+}
+
+int tcmu_cfgfs_dev_exec_action(struct tcmu_device *dev, const char *name, uint32_t val)
+{
+	assert_string_equal(name, "../alias");
+	if (dev->session < 0)
+		return dev->session;
+	dev->session = (int)val;
+	return 0;
 }
 
 uint32_t tcmu_dev_get_max_xfer_len(struct tcmu_device *dev)
@@ -162,6 +180,19 @@ const struct handler_identity handler_identity = {
 	.subtype = "userblk_test",
 	.name = "device under test",
 };
+
+static struct backend_host last_host;
+
+static int watched_open(
+	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
+{
+	int r = passthrough_backend.open(config, size, host, out);
+
+	last_host = *host;
+	if (r == 0)
+		(*out)->session = 7;
+	return r;
+}
 
 static int faulty_readv(struct backend *b, const struct iovec *iov, int n, uint64_t offset)
 {
@@ -455,6 +486,49 @@ static void test_too_small(void **state)
 	dev.blocks = 0;
 	assert_true(registered->open(&dev, false) < 0);
 	assert_holds(logged, "size=0");
+}
+
+/* Opens and closes the disk, with initiators or without, that configfs has a session of. */
+static int open_exported(int exports, int session)
+{
+	int r;
+
+	prepare(";direct=off");
+	dev.exports = exports;
+	dev.session = session;
+	r = registered->open(&dev, false);
+	if (r == 0)
+		registered->close(&dev);
+	return r;
+}
+
+/* A device that holds writes is told whether initiators had them acknowledged by another daemon. */
+static void test_clients_that_remain(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	ops.open = watched_open;
+	assert_int_equal(open_exported(1, 5), 0);
+	assert_false(last_host.clients_remain);
+	assert_int_equal(dev.session, 5);
+	ops.holds_writes = true;
+	assert_int_equal(open_exported(0, 5), 0);
+	assert_false(last_host.clients_remain);
+	assert_int_equal(dev.session, 7);
+	for (int exports = 1; exports < 3; exports++) {
+		assert_int_equal(open_exported(exports, 5), 0);
+		assert_true(last_host.clients_remain);
+		assert_int_equal(last_host.clients_session, 5);
+		assert_int_equal(dev.session, 7);
+	}
+	/* What cannot be told is not known; and who cannot be asked has it refused. */
+	assert_int_equal(open_exported(1, -EIO), 0);
+	assert_true(last_host.clients_remain);
+	assert_int_equal(last_host.clients_session, 0);
+	assert_holds(logged, "cannot note who serves the disk");
+	assert_int_equal(open_exported(-ENOENT, 0), -ENOENT);
+	assert_null(dev.own);
+	assert_holds(logged, "cannot tell whether the disk is exported: No such file");
 }
 
 static void test_data(void **state)
@@ -918,6 +992,7 @@ int main(void)
 		TEST(test_refusals),
 		TEST(test_accepted),
 		TEST(test_too_small),
+		TEST(test_clients_that_remain),
 		TEST(test_data),
 		TEST(test_fua),
 		TEST(test_write_cache),

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, MIB, run
+from conftest import BUILD, LIMIT, MIB, run
 from test_systems import read
 from test_ublk import finish, start_verify
-from userblk.harness.systems.lio import Backstore, Lun, TcmuRunner, write_attribute
+from userblk.harness.systems.lio import Backstore, Lun, TcmuRunner, await_condition, write_attribute
 
 SIZE = 64 * MIB
 
@@ -23,14 +23,30 @@ def config(tmp_path: Path, s3_volume: list[str]) -> Path:
     return file
 
 
+def daemon(threads: int | None = None) -> TcmuRunner:
+    return TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=threads)
+
+
+def exported(config: Path, size: int = SIZE, timeout_s: int = 30) -> Lun:
+    return Lun(Backstore.user("userblk_s3", f"config={config}", size, block_size=4096, timeout_s=timeout_s), "s3")
+
+
 @contextmanager
-def served(config: Path, size: int = SIZE, timeout_s: int = 30) -> Iterator[tuple[TcmuRunner, str]]:
-    """The daemon, and the disk. timeout_s: of a command, both LIO's and the SCSI disk's."""
-    backstore = Backstore.user("userblk_s3", f"config={config}", size, block_size=4096, timeout_s=timeout_s)
-    with TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=2) as runner:
-        with Lun(backstore, "s3") as lun:
-            write_attribute(Path("/sys/block", lun.disk.name, "device/timeout"), str(timeout_s))
-            yield runner, str(lun.disk)
+def served(
+    config: Path, size: int = SIZE, timeout_s: int = 30, threads: int | None = None
+) -> Iterator[tuple[TcmuRunner, str]]:
+    """
+    The daemon, and the disk. timeout_s: of a command, both LIO's and the SCSI disk's. Unless it has threads, the daemon
+    waits for no request.
+    """
+    with daemon(threads) as runner, exported(config, size, timeout_s) as lun:
+        write_attribute(Path("/sys/block", lun.disk.name, "device/timeout"), str(timeout_s))
+        yield runner, str(lun.disk)
+
+
+def write(disk: Path, first: int, *options: str) -> None:
+    """A MiB of random bytes at a MiB, past the page cache."""
+    run(["dd", "if=/dev/urandom", f"of={disk}", "bs=1M", "count=1", f"seek={first}", "oflag=direct", *options])
 
 
 def test_file_system_and_its_return(config: Path, mountpoint: Path) -> None:
@@ -48,8 +64,9 @@ def test_file_system_and_its_return(config: Path, mountpoint: Path) -> None:
         run(["umount", mountpoint])
 
 
-def test_verify_and_discard(config: Path) -> None:
-    with served(config) as (_, disk):
+@pytest.mark.parametrize("threads", [None, 2])
+def test_verify_and_discard(config: Path, threads: int | None) -> None:
+    with served(config, threads=threads) as (_, disk):
         assert Path("/sys/block", Path(disk).name, "queue/write_cache").read_text().strip() == "write back"
         # More requests at once than the daemon has threads.
         finish(start_verify(disk, "--bsrange=4k-64k", "--size=16M", "--fdatasync=64", "--iodepth=64"))
@@ -64,3 +81,35 @@ def test_what_was_flushed_survives_a_kill(config: Path) -> None:
         runner.kill()
     with served(config) as (_, disk):
         assert read(disk, 0, 4 * MIB) == flushed
+
+
+def test_a_disk_does_not_go_on_without_what_a_killed_daemon_held(config: Path) -> None:
+    """It fails until it has been taken away from its initiators; then it is what was flushed, or newer."""
+    with ExitStack() as stack:
+        first = stack.enter_context(daemon())
+        lun = stack.enter_context(exported(config, timeout_s=10))
+        write(lun.disk, 0, "conv=fsync")
+        flushed = read(str(lun.disk), 0, MIB)
+        write(lun.disk, 1)  # acknowledged, and nobody asked for more
+        first.kill()
+        second = stack.enter_context(daemon())
+        refusal = "its last server did not close it, and its clients are still there"
+        await_condition("the disk is not refused", LIMIT, lambda: refusal in second.log)
+        run(["dd", f"if={lun.disk}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct"], expect=1)
+        lun.__exit__(None, None, None)
+        with exported(config) as again:
+            assert read(str(again.disk), 0, MIB) == flushed
+
+
+def test_a_disk_goes_on_when_its_daemon_was_stopped(config: Path) -> None:
+    """Nothing was lost, flushed or not."""
+    with ExitStack() as stack:
+        first = stack.enter_context(daemon())
+        lun = stack.enter_context(exported(config))
+        write(lun.disk, 0)
+        written = read(str(lun.disk), 0, MIB)
+        first.__exit__(None, None, None)
+        second = stack.enter_context(daemon())
+        assert read(str(lun.disk), 0, MIB) == written
+        write(lun.disk, 1, "conv=fsync")
+        assert "did not close" not in second.log
