@@ -244,6 +244,8 @@ class Lun:
         blocks = Path(f"/sys/bus/scsi/devices/{host}:0:{target}:0/block")
         for disk in blocks.iterdir() if blocks.is_dir() else ():
             self.disk = Path("/dev") / disk.name
+            if not (disk / "queue").is_dir():  # the last to come, on Linux 5.10 after its partitions were looked for
+                return False
             return (disk / "size").read_text().strip() != "0" and self.disk.is_block_device()
         return False
 
