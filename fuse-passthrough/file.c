@@ -177,8 +177,10 @@ static void finish_open(
 	(void)req;
 	fi->fh = pack(fd, direct_fd);
 	fi->keep_cache = fs.timeout > 0;
+#if HAVE_NOFLUSH
 	/* Nothing is left to write: a request less, except with write-back. */
 	fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
+#endif
 #if HAVE_PASSTHROUGH
 	if (fs.passthrough)
 		begin_passthrough(req, inode, fi);

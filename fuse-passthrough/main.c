@@ -175,7 +175,13 @@ static bool check_options(struct options *o)
 			return false;
 		}
 	}
-	o->thread_count = DEFAULT_MAX_THREADS;
+	o->thread_count = HAVE_THREAD_LIMIT ? DEFAULT_MAX_THREADS : 0;
+	if (o->max_threads && !HAVE_THREAD_LIMIT) {
+		complain("max-threads=%s: this program was built with libfuse %d.%d; build it with "
+			 "3.12 or later",
+			o->max_threads, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
 	if (o->max_threads) {
 		char *end;
 		unsigned long value = strtoul(o->max_threads, &end, 10);
@@ -343,7 +349,7 @@ static int ask_mount(void)
 	if (child == -1)
 		return errno;
 	if (child == 0) {
-		if (syscall(SYS_close_range, 0, ~0U, 0) == -1)
+		if (syscall(__NR_close_range, 0, ~0U, 0) == -1)
 			_exit(errno);
 		_exit(statvfs(options.mount_point, &st) == -1 ? errno : 0);
 	}
@@ -508,11 +514,37 @@ static bool choose_rings(void)
 	return false;
 }
 
+/* Serves the mounted session until it ends: 0, a signal, or a negative errno. */
+static int serve_session(void)
+{
+#if HAVE_THREAD_LIMIT
+	struct fuse_loop_config *loop = fuse_loop_cfg_create();
+	int result;
+
+	if (!loop) {
+		complain("cannot start: out of memory");
+		return -ENOMEM;
+	}
+	fuse_loop_cfg_set_clone_fd(loop, clones_fd());
+	fuse_loop_cfg_set_max_threads(loop, options.thread_count);
+	fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
+	result = fuse_session_loop_mt(fs.session, loop);
+	fuse_loop_cfg_destroy(loop);
+	return result;
+#else
+	struct fuse_loop_config loop = {
+		.clone_fd = clones_fd(),
+		.max_idle_threads = IDLE_THREADS,
+	};
+
+	return fuse_session_loop_mt(fs.session, &loop);
+#endif
+}
+
 /* Mounts and serves until unmounted or told to end. Returns the exit status. */
 static int serve(struct fuse_args *args)
 {
 	struct fuse_lowlevel_ops ops = {0};
-	struct fuse_loop_config *loop;
 	int result = -1;
 
 	fill_operations(&ops);
@@ -523,14 +555,10 @@ static int serve(struct fuse_args *args)
 		fuse_session_destroy(fs.session);
 		return EXIT_WRONG_USE;
 	}
-	loop = fuse_loop_cfg_create();
-	if (!loop || fuse_set_signal_handlers(fs.session) != 0) {
+	if (fuse_set_signal_handlers(fs.session) != 0) {
 		complain("cannot start: out of memory");
 	} else if (fuse_session_mount(fs.session, options.mount_point) == 0) {
-		fuse_loop_cfg_set_clone_fd(loop, clones_fd());
-		fuse_loop_cfg_set_max_threads(loop, options.thread_count);
-		fuse_loop_cfg_set_idle_threads(loop, IDLE_THREADS);
-		result = fuse_session_loop_mt(fs.session, loop);
+		result = serve_session();
 #if HAVE_OWN_RINGS
 		rings_stop();
 #endif
@@ -539,8 +567,6 @@ static int serve(struct fuse_args *args)
 			pthread_join(announcer, NULL);
 		fuse_remove_signal_handlers(fs.session);
 	}
-	if (loop)
-		fuse_loop_cfg_destroy(loop);
 	fuse_session_destroy(fs.session);
 	if (atomic_load(&fs.passthrough_refused))
 		complain("%ju inodes were not passed through by the kernel",

@@ -93,7 +93,7 @@ static int open_child(int dir, const char *name)
 	long fd;
 
 	do /* EAGAIN: a rename or mount raced with the check of RESOLVE_BENEATH */
-		fd = syscall(SYS_openat2, dir, name, &how, sizeof(how));
+		fd = syscall(__NR_openat2, dir, name, &how, sizeof(how));
 	while (fd == -1 && (errno == EAGAIN || fds_freed()));
 	return fd == -1 ? -errno : (int)fd;
 }

@@ -24,7 +24,7 @@
 
 #include "inodes.h"
 
-/* What the libfuse at hand knows. Debian 12 has 3.14, Debian 13 has 3.17. */
+/* What the libfuse at hand knows. Debian 11 has 3.10, Debian 12 has 3.14, Debian 13 has 3.17. */
 #define LIBFUSE_AT_LEAST(major, minor, fix)                                                        \
 	(FUSE_VERSION > FUSE_MAKE_VERSION(major, minor) ||                                         \
 		(FUSE_VERSION == FUSE_MAKE_VERSION(major, minor) && LIBFUSE_FIX >= (fix)))
@@ -34,6 +34,8 @@
 #define LIBFUSE_FIX 0
 #endif
 
+#define HAVE_NOFLUSH	     LIBFUSE_AT_LEAST(3, 11, 0)
+#define HAVE_THREAD_LIMIT    LIBFUSE_AT_LEAST(3, 12, 0)
 #define HAVE_PARALLEL_WRITES LIBFUSE_AT_LEAST(3, 17, 0) /* with FOPEN_DIRECT_IO and mmap */
 #define HAVE_PASSTHROUGH     LIBFUSE_AT_LEAST(3, 17, 0)
 #define HAVE_TMPFILE	     LIBFUSE_AT_LEAST(3, 17, 0)

@@ -17,6 +17,10 @@
 
 #include "plugins/nbdkit_adapter.h"
 
+/* What the nbdkit at hand calls. Debian 11 has 1.24. */
+#define HAVE_CLEANUP	(NBDKIT_VERSION_MINOR >= 26)
+#define HAVE_BLOCK_SIZE (NBDKIT_VERSION_MINOR >= 30)
+
 /* One device per process, shared by all connections: O_EXCL refuses a second open. */
 static struct params *params;
 static struct backend *device;
@@ -24,8 +28,19 @@ static struct backend_info device_info; /* constant except size */
 static _Atomic bool error_told;
 static char *help;
 
+#if !HAVE_CLEANUP
+static _Atomic unsigned connections;
+static void adapter_cleanup(void);
+#endif
+
 static void adapter_unload(void)
 {
+#if !HAVE_CLEANUP
+	/* Requests may still be under way: then the device ends with the process, as in a crash. */
+	if (connections)
+		return;
+	adapter_cleanup();
+#endif
 	params_free(params);
 	params = NULL;
 }
@@ -202,8 +217,19 @@ static void adapter_cleanup(void)
 static void *adapter_open(int readonly)
 {
 	(void)readonly; /* nbdkit itself refuses to write with -r */
+#if !HAVE_CLEANUP
+	connections++;
+#endif
 	return NBDKIT_HANDLE_NOT_NEEDED;
 }
+
+#if !HAVE_CLEANUP
+static void adapter_close(void *handle)
+{
+	(void)handle;
+	connections--;
+}
+#endif
 
 static int64_t adapter_get_size(void *handle)
 {
@@ -221,6 +247,7 @@ static int64_t adapter_get_size(void *handle)
 	return (int64_t)info.size;
 }
 
+#if HAVE_BLOCK_SIZE
 /*
  * The minimum is what the device serves without read-modify-write, which is what
  * clients are to align to (the kernel's logical block size, qemu, nbdcopy); a
@@ -236,6 +263,7 @@ static int adapter_block_size(
 	*maximum = UINT32_MAX;
 	return 0;
 }
+#endif
 
 static int adapter_can_write(void *handle)
 {
@@ -406,10 +434,17 @@ static struct nbdkit_plugin plugin = {
 	.dump_plugin = adapter_dump_plugin,
 	.get_ready = adapter_get_ready,
 	.after_fork = adapter_after_fork,
+#if HAVE_CLEANUP
 	.cleanup = adapter_cleanup,
+#endif
 	.open = adapter_open,
+#if !HAVE_CLEANUP
+	.close = adapter_close,
+#endif
 	.get_size = adapter_get_size,
+#if HAVE_BLOCK_SIZE
 	.block_size = adapter_block_size,
+#endif
 	.can_write = adapter_can_write,
 	.can_flush = adapter_can_flush,
 	.is_rotational = adapter_is_rotational,
@@ -448,5 +483,6 @@ __attribute__((destructor)) static void free_help(void)
 	free(help);
 }
 
-struct nbdkit_plugin *plugin_init(void); /* newer headers do not declare it */
+/* Newer headers do not declare it, and older ones (1.24) do not export it. */
+__attribute__((visibility("default"))) struct nbdkit_plugin *plugin_init(void);
 NBDKIT_REGISTER_PLUGIN(plugin)

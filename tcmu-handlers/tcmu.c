@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The adapter between tcmu-runner (handler API of 1.5.4) and backends/. It
- * translates and knows no device. In the order in which the runner calls it.
+ * The adapter between tcmu-runner (handler API of 1.5.4, or of 1.5.2 without
+ * WRITE SAME) and backends/. It translates and knows no device. In the order in
+ * which the runner calls it.
  * "The runner" below is tcmu-runner 1.5.4, whose source is the reason for much
  * of what follows.
  */
@@ -623,6 +624,9 @@ static int adapter_unmap(
 	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
 }
 
+/* A runner that does not ask for it writes the block again and again, 1 MiB at a time. */
+#ifdef HAVE_WRITESAME
+
 static bool is_zero(const struct iovec *block)
 {
 	const char *bytes = block->iov_base;
@@ -732,6 +736,8 @@ static int adapter_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uin
 	return finish(dev, cmd, state, write_same(&same));
 }
 
+#endif
+
 /* ---- registration --------------------------------------------------------------- */
 
 static struct tcmur_handler handler = {
@@ -744,7 +750,9 @@ static struct tcmur_handler handler = {
 	.write = adapter_write,
 	.flush = adapter_flush,
 	.unmap = adapter_unmap,
+#ifdef HAVE_WRITESAME
 	.writesame = adapter_writesame,
+#endif
 };
 
 /* The number of threads, -1: the environment's value is wrong, which is logged. */
