@@ -30,9 +30,7 @@ from .systems import modules
 from .systems.command import module_there
 
 LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
-LAB_BUILD = "build/trixie"
-# What systems and workloads are made of.
-LAB_TARGETS = ("plugins", "handlers", "flow", "fuse-passthrough", "ublk", "buse")
+LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
 PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
@@ -170,11 +168,16 @@ def choices(plan: Plan) -> list[str]:
     return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in others]
 
 
-def prepare_lab() -> None:
+def lab_release(plan: Plan) -> list[str]:
+    """The option of the lab's commands: also when the plan is resumed, its guest is the one that it was made for."""
+    return ["--release", Path(plan.build).name]
+
+
+def prepare_lab(plan: Plan) -> None:
     """Build the root file system and the programs for the guest, where not current. Raises ConfigError."""
     if paths.CHECKOUT is None:
         raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
-    argv = [str(paths.CHECKOUT / "lab/make-in-root"), *LAB_TARGETS]
+    argv = [str(paths.CHECKOUT / "lab/make-in-root"), *lab_release(plan), "all"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             output, _ = process.communicate()
@@ -197,7 +200,8 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     size = max(LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
     limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
-    lab = [str(paths.CHECKOUT / "lab/run"), "--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
+    lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     if plan.suite.on_store:  # which is in memory
         lab += ["--memory", str(LAB_STORE_MIB)]
     if plan.with_files:  # which no control group limits there

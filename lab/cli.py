@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import CHECKOUT, KERNELS, RELEASE, LabError
+from . import CHECKOUT, KERNELS, RELEASE, RELEASES, LabError, Variant
 from .guest import EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
 from .rootfs import die_with_parent, ensure_tree, locked
 
@@ -32,12 +32,38 @@ def size_argument(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1M, a multiple of 4096, as in 4G") from None
 
 
+def directory_argument(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: not a directory")
+    return path.resolve()
+
+
+def add_release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--release",
+        choices=RELEASES,
+        default=os.environ.get("LAB_RELEASE") or RELEASE,
+        help=f"which Debian is in the guest (default: $LAB_RELEASE, or {RELEASE})",
+    )
+
+
+def add_extra(parser: argparse.ArgumentParser, use: str) -> None:
+    parser.add_argument(
+        "--extra",
+        type=directory_argument,
+        default=os.environ.get("LAB_EXTRA") or None,
+        metavar="DIR",
+        help=f"directory of your own, at /extra; {use} (default: $LAB_EXTRA, or none)",
+    )
+
+
 def add_kernel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernel",
         choices=KERNELS,
         default=os.environ.get("LAB_KERNEL") or "stable",
-        help=f"Debian {RELEASE}'s kernel, or its backports' newer one (default: $LAB_KERNEL, or stable)",
+        help=f"the release's kernel, or the newer one of {RELEASE}'s backports (default: $LAB_KERNEL, or stable)",
     )
 
 
@@ -46,8 +72,10 @@ def build_main(arguments: Sequence[str]) -> int:
         prog="lab/build",
         description="Build the lab's root file system in build/lab/, unless it is there and current.",
     )
+    add_release(parser)
     add_kernel(parser)
-    tree = ensure_tree(parser.parse_args(arguments).kernel)
+    args = parser.parse_args(arguments)
+    tree = ensure_tree(Variant(args.release, args.kernel))
     print(tree.root)
     return 0
 
@@ -57,18 +85,22 @@ def run_main(arguments: Sequence[str]) -> int:
         prog="lab/run",
         description="Boot the lab's guest and run one command in it, as root, in /userblk (this checkout,"
         " read-only). Its standard output, standard error and exit code are this command's own.",
-        epilog="The command finds LAB=1, LAB_SATA and LAB_NVME (two empty emulated SSDs), LAB_KERNEL and"
-        " LAB_ACCEL (tcg or kvm) in its environment. Everything it leaves outside /results is lost."
+        epilog="The command finds LAB=1, LAB_SATA and LAB_NVME (two empty emulated SSDs), LAB_RELEASE, LAB_KERNEL"
+        " and LAB_ACCEL (tcg or kvm) in its environment. Everything it leaves outside /results is lost."
         f" Exit code {EXIT_TIMEOUT}: the command was ended by --timeout; {EXIT_DIED}: the guest did not boot, or"
         " died; 2: wrong usage or the lab could not be built.",
     )
+    add_release(parser)
     add_kernel(parser)
+    add_extra(parser, "read-only, and its program setup runs before the command")
     parser.add_argument("--memory", type=int, default=Options.memory, metavar="MIB", help="default: %(default)s")
     parser.add_argument("--cpus", type=int, default=Options.cpus, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
     )
-    parser.add_argument("--share", type=Path, metavar="DIR", help="directory to mount read-write at /results")
+    parser.add_argument(
+        "--share", type=directory_argument, metavar="DIR", help="directory to mount read-write at /results"
+    )
     parser.add_argument(
         "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="of each disk (default: %(default)s)"
     )
@@ -96,14 +128,13 @@ def run_main(arguments: Sequence[str]) -> int:
         parser.error(f"--memory={args.memory}: must be at least 512 (MiB)")
     if args.cpus < 1:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
-    if args.share and not args.share.is_dir():
-        parser.error(f"--share={args.share}: not a directory")
-    tree = ensure_tree(args.kernel)
+    tree = ensure_tree(Variant(args.release, args.kernel))
     options = Options(
         command=tuple(command),
         memory=args.memory,
         cpus=args.cpus,
-        share=args.share.resolve() if args.share else None,
+        share=args.share,
+        extra=args.extra,
         disk_size=args.disk_size,
         disk_dir=args.disk_dir,
         timeout=args.timeout,
@@ -117,21 +148,30 @@ def run_main(arguments: Sequence[str]) -> int:
 def make_main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="lab/make-in-root",
-        description=f"Run `make TARGET={RELEASE}` in the lab's root file system, by chroot: programs for the guest"
-        f" are compiled against its libraries, into build/{RELEASE}/.",
+        description="Run `make TARGET=RELEASE` in the lab's root file system, by chroot: programs for the guest are"
+        " compiled against its libraries, into build/RELEASE/.",
     )
+    add_release(parser)
+    add_extra(parser, "its program build runs first")
     parser.add_argument("target", nargs="*", help="targets and VARIABLE=value of the makefile")
     args = parser.parse_args(arguments)
     if os.geteuid() != 0:
         raise LabError("lab/make-in-root needs root for chroot")
-    tree = ensure_tree("stable")
+    tree = ensure_tree(Variant(args.release))
     jobs = len(os.sched_getaffinity(0))
-    inside = ["make", f"-j{jobs}", "-C", "/userblk", f"TARGET={RELEASE}", *args.target]
-    argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
-    argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *inside]
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-    with locked(f"make-{RELEASE}"):
-        return subprocess.run(argv, env=env, preexec_fn=die_with_parent).returncode
+    commands = [["make", f"-j{jobs}", "-C", "/userblk", f"TARGET={args.release}", *args.target]]
+    if args.extra:
+        env |= {"LAB_EXTRA": str(args.extra), "LAB_RELEASE": args.release}
+        if os.access(args.extra / "build", os.X_OK):
+            commands.insert(0, ["/extra/build"])
+    with locked(f"make-{args.release}"):
+        for inside in commands:
+            argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
+            argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *inside]
+            if code := subprocess.run(argv, env=env, preexec_fn=die_with_parent).returncode:
+                return code
+    return 0
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:

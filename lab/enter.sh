@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # sh enter.sh ROOT CHECKOUT COMMAND [ARG...]: run COMMAND in ROOT with the checkout at
-# /userblk. Runs in a mount namespace of its own, so every mount ends with it.
+# /userblk, and LAB_EXTRA, if set, at /extra. Runs in a mount namespace of its own, so every
+# mount ends with it.
 set -e
 root=$1
 checkout=$2
 shift 2
 mount --bind "$checkout" "$root/userblk"
+if [ -n "$LAB_EXTRA" ]; then
+	mkdir -p "$root/extra"
+	mount --bind "$LAB_EXTRA" "$root/extra"
+	unset LAB_EXTRA
+fi
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs tmp "$root/tmp"

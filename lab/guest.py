@@ -32,6 +32,7 @@ BOOT_TRIES = 3
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
 CONSOLE_TAIL = 80  # lines shown of a guest that died
+SETUP = "/extra/setup"  # of the user's own, before the command
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_DIED = 125  # the guest, not the command
@@ -50,6 +51,7 @@ class Options:
     memory: int = 3072  # MiB
     cpus: int = 2
     share: Path | None = None
+    extra: Path | None = None
     disk_size: int = 4 * GIB  # bytes, of each disk
     disk_dir: Path | None = None
     timeout: float = 600.0  # s from the start of the command; 0: none
@@ -124,6 +126,10 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
         share = str(options.share).replace(",", ",,")
         argv += ["-fsdev", f"local,id=results,path={share},security_model=none,multidevs=remap"]
         argv += ["-device", "virtio-9p-pci,fsdev=results,mount_tag=results"]
+    if options.extra:
+        extra = str(options.extra).replace(",", ",,")
+        argv += ["-fsdev", f"local,id=extra,path={extra},security_model=none,multidevs=remap,readonly=on"]
+        argv += ["-device", "virtio-9p-pci,fsdev=extra,mount_tag=extra"]
 
     if options.network:
         argv += ["-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile="]
@@ -142,8 +148,10 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
     """The part of the initramfs that differs between runs: init, its settings, the command."""
     config = {
         "LAB_ACCEL": accel,
-        "LAB_KERNEL": tree.kernel,
+        "LAB_RELEASE": tree.variant.release,
+        "LAB_KERNEL": tree.variant.kernel,
         "LAB_RESULTS": "1" if options.share else "0",
+        "LAB_EXTRA": "1" if options.extra else "0",
         "LAB_TTY": "1" if options.tty else "0",
         "LAB_HOST": HOST if options.network else "",
         "LAB_ROWS": str(rows),
@@ -151,7 +159,10 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
         "TERM": os.environ.get("TERM", "linux") if options.tty else "dumb",
     }
     settings = "".join(f"{name}={shlex.quote(value)}\n" for name, value in config.items())
-    command = "cd /userblk\nexec " + " ".join(map(shlex.quote, options.command)) + "\n"
+    command = "cd /userblk\n"
+    if options.extra:
+        command += f"[ ! -x {SETUP} ] || {SETUP} >&2 || {{ echo lab: {SETUP} failed, code $? >&2; exit 2; }}\n"
+    command += "exec " + " ".join(map(shlex.quote, options.command)) + "\n"
     source = Path(__file__).parent / "init.d"
     program, regular = stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
     return cpio(

@@ -24,9 +24,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import CACHE, CHECKOUT, KERNELS, RELEASE, LabError
+from . import CACHE, CHECKOUT, RELEASE, LabError, Variant
 
 PACKAGES_FILE = CHECKOUT / "lab" / "packages.txt"
+# What a release needs beside these: for kernel modules of the user's own, as BDUS's is.
+MORE_PACKAGES = {"bullseye": ("linux-headers-amd64",)}
+# Releases whose Python is too old for the harness (3.11), and whose suites expire since nothing is added to them.
+OLD_RELEASES = ("bullseye",)
+# The release after it, whose signatures it knows, for source packages that mirrors no longer have of its own.
+NEXT_RELEASE = {"bullseye": "bookworm"}
+PYTHON_PACKAGES = ("python3", "python3-pytest")
+PYTHON_HOME = Path("opt/python/usr")
+PYTHON = CHECKOUT / "lab" / "python3"
 BUSYBOX = Path("/bin/busybox")
 
 # What stage 1 of the guest's init loads: what the root file system needs, then two groups
@@ -55,7 +64,7 @@ APT_SETTINGS = re.compile(r'^(Acquire::(?:https?::Proxy(?:::[^ ]+)?|Check-[A-Za-
 class Tree:
     """A finished root file system. Every path exists."""
 
-    kernel: str  # "stable" or "backports"
+    variant: Variant
     release: str  # uname -r in the guest
     root: Path  # directory, for chroot
     image: Path  # the same as an ext4 image
@@ -154,7 +163,11 @@ def read_packages(text: str) -> list[str]:
     return [word for line in text.splitlines() for word in line.split("#", 1)[0].split()]
 
 
-def recipe(kernel: str, packages: Sequence[str]) -> list[str]:
+def packages_of(variant: Variant) -> list[str]:
+    return read_packages(PACKAGES_FILE.read_text()) + list(MORE_PACKAGES.get(variant.release, ()))
+
+
+def recipe(variant: Variant, packages: Sequence[str]) -> list[str]:
     """mmdebstrap's options, all that decides the content except the mirror."""
     argv = ["--mode=root", "--variant=minbase", "--format=directory"]
     argv += ["--include=" + ",".join(packages)]
@@ -162,26 +175,43 @@ def recipe(kernel: str, packages: Sequence[str]) -> list[str]:
     argv += [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")]
     # The package lists stay: the headers of tcmu-runner come from its source package.
     argv += ["--skip=cleanup/apt/lists"]
-    if kernel == "backports":
+    if variant.kernel == "backports":
         pin = "Package: src:linux:any src:linux-signed-amd64:any src:linux-base:any\\n"
-        pin += f"Pin: release n={RELEASE}-backports\\nPin-Priority: 900\\n"
+        pin += f"Pin: release n={variant.release}-backports\\nPin-Priority: 900\\n"
         argv += [f"--setup-hook=mkdir -p $1/etc/apt/preferences.d && printf '{pin}' >$1/etc/apt/preferences.d/kernel"]
+    if variant.release in OLD_RELEASES:
+        # Later releases come with /bin and the like as links to /usr.
+        links = "for d in bin sbin lib lib64; do mkdir -p $1/usr/$d && ln -s usr/$d $1/$d; done"
+        argv += ['--aptopt=Acquire::Check-Valid-Until "false"', f"--setup-hook={links}"]
     return argv
 
 
-def source_lines(kernel: str, mirror: Mirror) -> list[str]:
-    suites = [(mirror.main, RELEASE), (mirror.main, f"{RELEASE}-updates")]
+def python_recipe(variant: Variant) -> list[str]:
+    """The same for the Python of the default release, unpacked only; nothing where the release has one for us."""
+    if variant.release not in OLD_RELEASES:
+        return []
+    return ["--mode=root", "--variant=extract", "--format=directory", "--include=" + ",".join(PYTHON_PACKAGES)]
+
+
+def source_lines(variant: Variant, mirror: Mirror) -> list[str]:
+    release = variant.release
+    suites = [(mirror.main, release), (mirror.main, f"{release}-updates")]
     if mirror.security:
-        suites.append((mirror.security, f"{RELEASE}-security"))
-    if kernel == "backports":
-        suites.append((mirror.main, f"{RELEASE}-backports"))
-    return [f"{kind} {uri} {suite} main" for uri, suite in suites for kind in ("deb", "deb-src")]
+        suites.append((mirror.security, f"{release}-security"))
+    if variant.kernel == "backports":
+        suites.append((mirror.main, f"{release}-backports"))
+    lines = [f"{kind} {uri} {suite} main" for uri, suite in suites for kind in ("deb", "deb-src")]
+    if following := NEXT_RELEASE.get(release):
+        lines.append(f"deb-src {mirror.main} {following} main")
+    return lines
 
 
-def tree_key(kernel: str, packages: Sequence[str]) -> str:
+def tree_key(variant: Variant, packages: Sequence[str]) -> str:
     """Changes when the tree must be rebuilt."""
-    content = json.dumps([RELEASE, recipe(kernel, packages), BOOT_MODULES])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    parts: list[object] = [variant.release, recipe(variant, packages), BOOT_MODULES]
+    if python := python_recipe(variant):
+        parts += [python, PYTHON.read_text()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 # ---- cpio -------------------------------------------------------------------
@@ -243,9 +273,12 @@ def unpack_kernel(vmlinuz: bytes) -> bytes:
     start = (vmlinuz[0x1F1] + 1) * 512
     offset, length = struct.unpack_from("<II", vmlinuz, 0x248)
     payload = vmlinuz[start + offset : start + offset + length - 4]  # the last 4 bytes are its size
-    if vmlinuz[0x202:0x206] != b"HdrS" or not payload.startswith(b"\x28\xb5\x2f\xfd"):
-        raise LabError("the kernel is not packed with zstd, as Debian's are")
-    return subprocess.run(["zstd", "-dc"], input=payload, capture_output=True, check=True).stdout
+    if vmlinuz[0x202:0x206] == b"HdrS":
+        if payload.startswith(b"\xfd7zXZ\0"):
+            return lzma.decompress(payload)
+        if payload.startswith(b"\x28\xb5\x2f\xfd"):
+            return subprocess.run(["zstd", "-dc"], input=payload, capture_output=True, check=True).stdout
+    raise LabError("the kernel is packed neither with zstd nor with xz, as Debian's are")
 
 
 # ---- build ------------------------------------------------------------------
@@ -274,60 +307,80 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
-def find_tree(kernel: str) -> Tree | None:
+def find_tree(variant: Variant) -> Tree | None:
     """The cached tree, if it is complete and made of what the recipe says now."""
-    top = CACHE / f"{RELEASE}-{kernel}"
+    top = CACHE / str(variant)
     try:
         made = json.loads((top / "made.json").read_text())
     except (OSError, ValueError):
         return None
-    if made.get("key") != tree_key(kernel, read_packages(PACKAGES_FILE.read_text())):
+    if made.get("key") != tree_key(variant, packages_of(variant)):
         return None
-    return Tree(kernel, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
+    return Tree(variant, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
 
 
-def ensure_tree(kernel: str) -> Tree:
+def ensure_tree(variant: Variant) -> Tree:
     """The cached tree, built first where needed. Raises LabError."""
-    if kernel not in KERNELS:
-        raise LabError(f"kernel={kernel}: must be one of {', '.join(KERNELS)}")
-    tree = find_tree(kernel)
+    tree = find_tree(variant)
     if tree is None:
-        with locked(f"{RELEASE}-{kernel}"):
-            tree = find_tree(kernel) or build_tree(kernel)
+        with locked(str(variant)):
+            tree = find_tree(variant) or build_tree(variant)
     return tree
 
 
-def build_tree(kernel: str) -> Tree:
+def mmdebstrap(options: Sequence[str], release: str, root: Path, sources: Sequence[str], log: Path) -> None:
+    """Make root of a release. Raises LabError with the end of what mmdebstrap wrote."""
+    # Process and mount namespaces of its own: whatever ends us ends all that it started.
+    argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]
+    argv += ["mmdebstrap", *options, *(f"--aptopt={s}" for s in apt_settings()), release, str(root), *sources]
+    # INITRD=No: Debian's hook would spend half a minute on an initrd that nobody boots.
+    env = os.environ | {"INITRD": "No", "DEBIAN_FRONTEND": "noninteractive"}
+    with open(log, "wb") as file:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, preexec_fn=die_with_parent
+        )
+    if done.returncode != 0:
+        kept = CACHE / "mmdebstrap.log"
+        log.replace(kept)
+        tail = "\n".join(kept.read_text(errors="replace").splitlines()[-12:])
+        raise LabError(f"mmdebstrap failed with exit code {done.returncode}, see {kept}:\n{tail}")
+
+
+def add_python(root: Path, unpacked: Path) -> None:
+    """The Python of an unpacked root with all its libraries, beside the release's own; python3 in PATH is that one."""
+    home = root / PYTHON_HOME
+    (home / "bin").mkdir(parents=True)
+    (home / "lib").mkdir()
+    for path in unpacked.glob("usr/bin/python3.*"):
+        path.rename(home / "bin" / path.name)
+    for path in unpacked.glob("usr/lib/*"):
+        if path.name.startswith("python3") or path.name.endswith("-linux-gnu"):
+            path.rename(home / "lib" / path.name)
+    shutil.copy(PYTHON, home / "bin/python3")
+    (root / "usr/local/bin/python3").symlink_to(f"/{PYTHON_HOME}/bin/python3")
+
+
+def build_tree(variant: Variant) -> Tree:
     """Build under a temporary name, then rename: an interrupted build never looks complete."""
     require(BUILD_TOOLS | RUN_TOOLS)
     if os.geteuid() != 0:
         raise LabError("building the lab's root file system needs root: run `lab/build` as root once")
     mirror = machine_mirror()
-    packages = read_packages(PACKAGES_FILE.read_text())
+    packages = packages_of(variant)
     began = time.monotonic()
-    print(f"lab: building the {RELEASE} root file system with the {kernel} kernel", file=sys.stderr, flush=True)
+    what = f"the {variant.release} root file system with the {variant.kernel} kernel"
+    print(f"lab: building {what}", file=sys.stderr, flush=True)
 
-    work = CACHE / f"{RELEASE}-{kernel}.new"
+    work = CACHE / f"{variant}.new"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        root = work / "root"
-        # Process and mount namespaces of its own: whatever ends us ends all that it started.
-        argv = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc", "--"]
-        argv += ["mmdebstrap", *recipe(kernel, packages), *(f"--aptopt={s}" for s in apt_settings())]
-        argv += [RELEASE, str(root), *source_lines(kernel, mirror)]
-        # INITRD=No: Debian's hook would spend half a minute on an initrd that nobody boots.
-        env = os.environ | {"INITRD": "No", "DEBIAN_FRONTEND": "noninteractive"}
-        log = work / "mmdebstrap.log"
-        with open(log, "wb") as file:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, preexec_fn=die_with_parent
-            )
-        if done.returncode != 0:
-            kept = CACHE / "mmdebstrap.log"
-            log.replace(kept)
-            tail = "\n".join(kept.read_text(errors="replace").splitlines()[-12:])
-            raise LabError(f"mmdebstrap failed with exit code {done.returncode}, see {kept}:\n{tail}")
+        root, log = work / "root", work / "mmdebstrap.log"
+        mmdebstrap(recipe(variant, packages), variant.release, root, source_lines(variant, mirror), log)
+        if options := python_recipe(variant):
+            mmdebstrap(options, RELEASE, work / "python", source_lines(Variant(), mirror), work / "python.log")
+            add_python(root, work / "python")
+            shutil.rmtree(work / "python")
         (release,) = (path.name for path in (root / "usr/lib/modules").iterdir())
         for mount_point in ("userblk", "results"):
             (root / mount_point).mkdir()
@@ -340,13 +393,13 @@ def build_tree(kernel: str) -> Tree:
         (work / "vmlinux").write_bytes(unpack_kernel(packed))
         (work / "initrd").write_bytes(make_initrd(root, release))
         make_image(root, work / "root.ext4")
-        key = tree_key(kernel, packages)
+        key = tree_key(variant, packages)
         (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
 
         # The old tree may be in use; whoever has it open keeps what they have.
-        top = CACHE / f"{RELEASE}-{kernel}"
+        top = CACHE / str(variant)
         if top.exists():
-            old = CACHE / f"{RELEASE}-{kernel}.old"
+            old = CACHE / f"{variant}.old"
             shutil.rmtree(old, ignore_errors=True)
             top.rename(old)
             work.rename(top)
@@ -357,7 +410,7 @@ def build_tree(kernel: str) -> Tree:
         shutil.rmtree(work, ignore_errors=True)
         raise
     print(f"lab: built in {time.monotonic() - began:.0f} s: kernel {release}", file=sys.stderr, flush=True)
-    tree = find_tree(kernel)
+    tree = find_tree(variant)
     assert tree is not None
     return tree
 

@@ -296,7 +296,7 @@ def resume_command(args: argparse.Namespace) -> int:
 def prepare(plan: Plan) -> None:
     """Build what the campaign needs and what is not there. Raises ConfigError."""
     if plan.emulated:
-        prepare_lab()
+        prepare_lab(plan)
     if plan.suite.on_store:
         stores.prepare(plan)
 

@@ -164,6 +164,25 @@ def test_one_guest_from_boot_to_exit_code(tmp_path: Path) -> None:
         assert gone(qemu)
 
 
+def test_files_of_the_users_own(tmp_path: Path) -> None:
+    """Built against the root file system, set up in the guest before the command, which is not run if that fails."""
+    build, setup = tmp_path / "build", tmp_path / "setup"
+    build.write_text("#!/bin/sh\n. /etc/os-release\necho $VERSION_CODENAME >/extra/codename\n")
+    setup.write_text("#!/bin/sh\nset -e\necho setting up\ninstall -D /extra/codename /opt/own/codename\n")
+    for program in (build, setup):
+        program.chmod(0o755)
+    make = [str(CHECKOUT / "lab/make-in-root"), "--extra", str(tmp_path), "help"]
+    subprocess.run(make, stdout=subprocess.DEVNULL, check=True, timeout=LIMIT)
+    with lab("--extra", str(tmp_path), "--", "sh", "-c", "cat /opt/own/codename; touch /extra/x") as process:
+        out, err = process.communicate(timeout=LIMIT)
+    assert out == b"trixie\n" and process.returncode == 1
+    assert b"setting up" in err and b"Read-only file system" in err
+    (tmp_path / "codename").unlink()
+    with lab("--extra", str(tmp_path), "--", "echo", "run") as process:
+        out, err = process.communicate(timeout=LIMIT)
+    assert out == b"" and process.returncode == 2 and b"lab: /extra/setup failed, code 1\n" in err
+
+
 def test_a_hang_and_a_panic_in_two_guests_at_once(tmp_path: Path) -> None:
     disks = ("--disk-dir", str(tmp_path), "--disk-size", "64M")
     crash = "echo before the crash; sleep 1; echo c >/proc/sysrq-trigger"
@@ -208,7 +227,9 @@ def test_the_guest_ends_with_lab_run(number: signal.Signals, tmp_path: Path) -> 
         ([], "COMMAND is missing"),
         (["--memory", "64", "true"], "--memory=64: must be at least 512 (MiB)"),
         (["--cpus", "0", "true"], "--cpus=0: must be at least 1"),
-        (["--share", "/nowhere", "true"], "--share=/nowhere: not a directory"),
+        (["--share", "/nowhere", "true"], "--share: /nowhere: not a directory"),
+        (["--extra", "/nowhere", "true"], "--extra: /nowhere: not a directory"),
+        (["--release", "buster", "true"], "--release: invalid choice: 'buster'"),
         (["--disk-size", "5x", "true"], "--disk-size: 5x: must be at least 1M"),
     ],
 )

@@ -170,6 +170,9 @@ def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None
     assert argv[argv.index("--disk-size") + 1] == "4G"
     assert float(argv[argv.index("--timeout") + 1]) > 600  # a hang ends
     assert argv[argv.index("--share") + 1] == str(tmp_path)
+    assert argv[argv.index("--release") + 1] == "trixie"
+    old = runner_argv(small_plan(build="build/bullseye"), tmp_path / "made-up")
+    assert old[old.index("--release") + 1] == "bullseye"  # also when it is resumed by somebody who does not say so
     assert argv[-1] == "/results/made-up/plan.json"
     assert "--memory" not in argv
     large = runner_argv(small_plan(profile=load_profile("paper")), tmp_path / "made-up")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from userblk.lab import LabError, guest, rootfs
+from userblk.lab import LabError, Variant, guest, rootfs
 from userblk.lab.rootfs import Mirror, choose_mirror, parse_sources
 
 DEB822 = """\
@@ -38,6 +38,8 @@ URIs: http://source.example/debian
 Suites: bookworm
 Components: main
 """
+
+STABLE, BACKPORTS, OLD = Variant(), Variant(kernel="backports"), Variant("bullseye")
 
 ONE_LINE = """\
 # deb http://commented.example/debian bookworm main
@@ -78,7 +80,7 @@ def test_no_mirror(source: tuple[str, str, list[str]]) -> None:
 
 def test_sources_of_backports_only_for_its_kernel() -> None:
     mirror = Mirror("http://a.example", "http://s.example")
-    stable, backports = (rootfs.source_lines(kernel, mirror) for kernel in ("stable", "backports"))
+    stable, backports = (rootfs.source_lines(variant, mirror) for variant in (STABLE, BACKPORTS))
     assert "deb http://s.example trixie-security main" in stable
     assert set(backports) - set(stable) == {
         "deb http://a.example trixie-backports main",
@@ -91,24 +93,57 @@ def test_packages_file() -> None:
 
 
 def test_key_follows_what_goes_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = rootfs.tree_key("stable", ["a", "b"])
-    assert key == rootfs.tree_key("stable", ["a", "b"])
-    assert key != rootfs.tree_key("backports", ["a", "b"])
-    assert key != rootfs.tree_key("stable", ["a", "c"])
+    key = rootfs.tree_key(STABLE, ["a", "b"])
+    assert key == rootfs.tree_key(STABLE, ["a", "b"])
+    assert key != rootfs.tree_key(BACKPORTS, ["a", "b"])
+    assert key != rootfs.tree_key(OLD, ["a", "b"])
+    assert key != rootfs.tree_key(STABLE, ["a", "c"])
     monkeypatch.setattr(rootfs, "BOOT_MODULES", (("ext4",),))
-    assert key != rootfs.tree_key("stable", ["a", "b"])
+    assert key != rootfs.tree_key(STABLE, ["a", "b"])
+
+
+def test_an_old_release_gets_the_python_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rootfs.python_recipe(STABLE) == [] and "python3" in rootfs.python_recipe(OLD)[-1]
+    key = rootfs.tree_key(OLD, ["a"])
+    monkeypatch.setattr(rootfs, "PYTHON", tmp_path / "python3")
+    rootfs.PYTHON.write_text("#!/bin/sh\n")
+    assert key != rootfs.tree_key(OLD, ["a"])
+
+    root, unpacked = tmp_path / "root", tmp_path / "unpacked"
+    (root / "usr/local/bin").mkdir(parents=True)
+    for name in ("bin/python3.13", "bin/perl", "lib/python3/dist-packages/x", "lib/x86_64-linux-gnu/libc.so.6"):
+        (unpacked / "usr" / name).parent.mkdir(parents=True, exist_ok=True)
+        (unpacked / "usr" / name).write_text(name)
+    rootfs.add_python(root, unpacked)
+    home = root / rootfs.PYTHON_HOME
+    assert sorted(path.name for path in (home / "bin").iterdir()) == ["python3", "python3.13"]
+    assert (home / "lib/x86_64-linux-gnu/libc.so.6").exists() and (home / "lib/python3/dist-packages/x").exists()
+    assert os.readlink(root / "usr/local/bin/python3") == "/opt/python/usr/bin/python3"
+
+
+@pytest.mark.parametrize(
+    ("release", "kernel", "complaint"),
+    [
+        ("buster", "stable", "release=buster: must be one of trixie, bullseye"),
+        ("trixie", "new", "kernel=new: must be one of stable, backports"),
+        ("bullseye", "backports", "kernel=backports: only trixie has it; leave it out, or release=bullseye"),
+    ],
+)
+def test_a_guest_that_there_is_none_of(release: str, kernel: str, complaint: str) -> None:
+    with pytest.raises(LabError, match=f"^{complaint}$"):
+        Variant(release, kernel)
 
 
 def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rootfs, "CACHE", tmp_path)
     top = tmp_path / "trixie-stable"
     top.mkdir()
-    assert rootfs.find_tree("stable") is None
+    assert rootfs.find_tree(STABLE) is None
     (top / "made.json").write_text('{"key": "other", "release": "6.12"}')
-    assert rootfs.find_tree("stable") is None
-    key = rootfs.tree_key("stable", rootfs.read_packages(rootfs.PACKAGES_FILE.read_text()))
+    assert rootfs.find_tree(STABLE) is None
+    key = rootfs.tree_key(STABLE, rootfs.packages_of(STABLE))
     (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12"}}')
-    tree = rootfs.find_tree("stable")
+    tree = rootfs.find_tree(STABLE)
     assert tree is not None and tree.release == "6.12"
 
 
@@ -135,14 +170,15 @@ def test_archive_is_what_cpio_reads(tmp_path: Path) -> None:
         assert path.is_dir() or path.read_bytes() == data
 
 
-def test_kernel_is_unpacked() -> None:
-    packed = subprocess.run(["zstd", "-q", "-c"], input=b"\x7fELF kernel", capture_output=True, check=True).stdout
+@pytest.mark.parametrize("program", [["zstd", "-q", "-c"], ["xz", "--check=crc32", "--x86", "--lzma2", "-c"]])
+def test_kernel_is_unpacked(program: list[str]) -> None:
+    packed = subprocess.run(program, input=b"\x7fELF kernel", capture_output=True, check=True).stdout
     image = bytearray(1024)
     image[0x1F1] = 1
     image[0x202:0x206] = b"HdrS"
     struct.pack_into("<II", image, 0x248, 0, len(packed) + 4)
     assert rootfs.unpack_kernel(bytes(image) + packed + struct.pack("<I", 11)) == b"\x7fELF kernel"
-    with pytest.raises(LabError, match="not packed with zstd"):
+    with pytest.raises(LabError, match="packed neither with zstd nor with xz"):
         rootfs.unpack_kernel(bytes(image) + bytes(64))
 
 
@@ -167,7 +203,7 @@ def test_disks_are_in_memory_only_where_it_is_enough(shm: int, memory: int, expe
     assert guest.choose_disk_dir(8, shm, memory) == (Path("/dev/shm") if expected else None)
 
 
-TREE = rootfs.Tree("stable", "6.12", Path("/t/root"), Path("/t/a,b.ext4"), Path("/t/vmlinux"), Path("/t/initrd"))
+TREE = rootfs.Tree(STABLE, "6.12", Path("/t/root"), Path("/t/a,b.ext4"), Path("/t/vmlinux"), Path("/t/initrd"))
 WIRING = guest.Wiring(initrd=3, console=4, sata=5, nvme=6, ports=(7, 8, 9))
 
 
@@ -187,9 +223,11 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
         (drive,) = (word for word in argv if word.startswith(disk))
         assert "discard=unmap" in drive
 
-    shared = guest.qemu_argv(tree, "kvm", replace(options, share=Path("/a,b"), network=True), WIRING)
+    options = replace(options, share=Path("/a,b"), extra=Path("/c,d"), network=True)
+    shared = guest.qemu_argv(tree, "kvm", options, WIRING)
     assert shared[shared.index("-netdev") + 1].startswith("user,")
     assert any("id=results,path=/a,,b," in word for word in shared)
+    assert any("id=extra,path=/c,,d," in word and word.endswith("readonly=on") for word in shared)
     assert shared[shared.index("-accel") + 1] == "kvm"
 
 
@@ -202,3 +240,4 @@ def test_arguments_reach_the_shell_of_the_guest_whole(tmp_path: Path) -> None:
     assert os.fsdecode(shown).split("\n") == [*words[2:6], "new", "line", ""]
     config = (tmp_path / "lab/config").read_text().splitlines()
     assert "LAB_ACCEL=tcg" in config and "LAB_RESULTS=0" in config and "LAB_HOST=''" in config
+    assert "LAB_RELEASE=trixie" in config

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from conftest import BUILD, LIMIT, MIB, run
 from test_systems import read
+from userblk.harness.systems.command import module_there
 
 UBLK = Path(BUILD, "ublk/userblk-ublk")
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
@@ -24,6 +25,8 @@ MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
 REPLACEMENTS = 100
 STAGES = 16  # calls of a thread into io_uring from its start until it serves, and some more
+
+pytestmark = pytest.mark.skipif(not module_there("ublk_drv"), reason="kernel: it has no ublk_drv")
 
 
 def ublk(*words: str | Path, expect: int | None = 0) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT, MIB, run
 from test_systems import read
-from test_ublk import Add, add, await_true, disks, finish, info, start_verify, ublk
+from test_ublk import Add, add, await_true, disks, finish, info, pytestmark, start_verify, ublk
 
-__all__ = ["add"]  # a fixture
+__all__ = ["add", "pytestmark"]  # a fixture; and what these tests need of the kernel
 
 MODES = ("workers", "uring")
 
