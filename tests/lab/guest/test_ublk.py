@@ -340,6 +340,66 @@ def test_killed_at_each_stage_of_its_life(add: Add) -> None:
     finish(start_verify(add("passthrough", f"file={NVME}"), "--size=1M"))
 
 
+@pytest.fixture
+def held() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A device whose requests all wait, and what lets them go on."""
+
+    def release() -> None:
+        run(["dmsetup", "resume", "held"])
+
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    run(["dmsetup", "create", "held", "--table", f"0 {sectors} linear {NVME} 0"])
+    try:
+        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "held"])
+        (disk,) = (path.parent.parent.name for path in Path("/sys/block").glob("dm-*/dm/name"))  # no udev names it
+        yield f"/dev/{disk}", release
+    finally:
+        release()
+        run(["dmsetup", "remove", "held"])
+
+
+@pytest.mark.parametrize("event", ["stopped and continued", "terminated"])
+def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add, event: str) -> None:
+    """
+    START_DEV waits until the kernel has looked for partitions. (Newer ones look later, and others wait for that.)
+    Not killed: Linux 6.12 then waits for ever for the answer of a server that cannot end before.
+    """
+    device, release = held
+    inflight = Path("/sys/block/ublkb5/inflight")
+
+    def looking() -> bool:
+        return inflight.exists() and any(map(int, inflight.read_text().split()))
+
+    server = subprocess.Popen(
+        [UBLK, "add", "--foreground", "--number=5", "--recovery=none", "passthrough", f"file={device}", "direct=off"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        await_true("nobody looks for partitions", looking)
+        if event == "stopped and continued":
+            server.send_signal(signal.SIGSTOP)
+            stat = Path(f"/proc/{server.pid}/stat")
+            await_true("it does not stop", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+            server.send_signal(signal.SIGCONT)
+        else:
+            server.terminate()
+        time.sleep(0.5)  # for what comes too early
+        assert server.poll() is None, server.communicate()
+    finally:
+        release()
+    try:
+        if event == "stopped and continued":
+            assert server.stdout and server.stdout.readline() == "/dev/ublkb5\n"
+            finish(start_verify("/dev/ublkb5", "--size=1M"))
+            server.terminate()
+        assert server.wait(LIMIT) == 0, server.communicate()
+    finally:
+        server.kill()
+        server.communicate()
+    assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == []
+
+
 def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=16M")
