@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
@@ -30,6 +31,7 @@ PATIENCE_S = 86400  # of those who have been told to wait
 # What the README tells users to give nbd-client.
 (_line,) = re.findall(r"nbd-client -unix \S+ /dev/nbd0 (-b 4096 .*)", Path("README.md").read_text())
 OPTIONS: list[str] = _line.split()
+_marks = itertools.count()
 
 Serve = Callable[..., AbstractContextManager[str]]
 
@@ -85,15 +87,18 @@ def mounted(disk: str, mountpoint: Path, *options: str) -> Iterator[None]:
     run(["umount", mountpoint])
 
 
-def kernel_log() -> str:
-    return run(["dmesg"])
+def mark_kernel_log() -> str:
+    """A line of ours in it; those before it may be dropped at any time."""
+    mark = f"userblk: mark {next(_marks)}"
+    Path("/dev/kmsg").write_text(f"{mark}\n")
+    return mark
 
 
-def complaints(before: str) -> list[str]:
+def complaints(mark: str) -> list[str]:
     """What the kernel has said since about requests that failed, or connections."""
     return [
         line
-        for line in kernel_log().removeprefix(before).splitlines()
+        for line in run(["dmesg"]).rpartition(mark)[2].splitlines()
         if re.search(r"error|timed out|timing out|abort|remount", line, re.IGNORECASE)
     ]
 
@@ -111,7 +116,7 @@ def test_a_tree_of_files(serve: Serve, mountpoint: Path, tmp_path: Path, kind: s
     archive = tmp_path / "tree.tar"
     run(["tar", "-C", "/usr", "-cf", archive, tree])
     assert len(run(["tar", "-tf", archive]).splitlines()) > at_least
-    before = kernel_log()
+    mark = mark_kernel_log()
     with serve(kind) as disk:
         run(["mkfs.ext4", "-qF", disk])
         with mounted(disk, mountpoint):
@@ -122,7 +127,7 @@ def test_a_tree_of_files(serve: Serve, mountpoint: Path, tmp_path: Path, kind: s
         run(["e2fsck", "-fn", disk])
         with mounted(disk, mountpoint, "-o", "ro"):
             run(["tar", "-C", mountpoint, "--compare", "-f", archive])
-    assert complaints(before) == []
+    assert complaints(mark) == []
 
 
 @pytest.mark.long
@@ -158,7 +163,7 @@ def test_fsx(serve: Serve, mountpoint: Path, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_store_goes_and_comes(serve: Serve, mountpoint: Path, kind: str, what: str) -> None:
     """Requests wait; no connection is given up, nobody gets an error, and the file system goes on."""
-    before = kernel_log()
+    mark = mark_kernel_log()
     with serve(kind, through_proxy=True) as disk:
         run(["mkfs.ext4", "-qF", disk])
         with mounted(disk, mountpoint):
@@ -172,7 +177,7 @@ def test_the_store_goes_and_comes(serve: Serve, mountpoint: Path, kind: str, wha
                 load.kill()
             (mountpoint / "file").write_text("written afterwards")
         run(["e2fsck", "-fn", disk])
-    assert complaints(before) == []
+    assert complaints(mark) == []
 
 
 def start_load(directory: Path) -> subprocess.Popen[str]:
@@ -197,7 +202,7 @@ def test_a_timeout_must_be_given(serve: Serve) -> None:
     with ExitStack() as stack:
         good = stack.enter_context(serve("nbd", "good", through_proxy=True))
         bad = stack.enter_context(serve("nbd", "bad", through_proxy=True, options=without))
-        before = kernel_log()
+        mark = mark_kernel_log()
         loads = [start_verify(disk, "--bsrange=64k-64k", "--size=32M", "--fdatasync=8") for disk in (good, bad)]
         try:
             with store_gone("outage", GONE_S):
@@ -208,6 +213,6 @@ def test_a_timeout_must_be_given(serve: Serve) -> None:
                 load.send_signal(signal.SIGINT)
                 load.wait(LIMIT)
         assert connected(good)
-        told = complaints(before)
+        told = complaints(mark)
         assert any(f"{Path(bad).name}:" in line and "timed out" in line for line in told), told
         assert not any(f"{Path(good).name}:" in line for line in told), told
