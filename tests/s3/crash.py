@@ -38,12 +38,12 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-from device import feature_settings, parameters, volume_directory
+from device import PREFIX, feature_settings, parameters, volume_directory
 from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write
 from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
 from orders import ORDER_POINTS, Failure, Orders, opened
-from servers import BUCKET, Store, Versitygw, memory_directory, started
+from servers import BUCKET, KINDS, Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, numbers, stamped
 
 BLOCKS = 1024
@@ -580,10 +580,14 @@ def spoil(cache: Path, rng: random.Random) -> None:
     cache.write_bytes(data if how == 0 else data[: rng.randrange(4096, len(data))] if how == 1 else b"")
 
 
+def name_of(number: int, seed: int) -> str:
+    return f"crash-{seed:x}-{number}"
+
+
 def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack) -> Volume:
     """What it needs besides ends with the stack."""
     rng = random.Random(f"{seed}/{number}")
-    name = f"crash-{seed:x}-{number}"
+    name = name_of(number, seed)
     writes_back = number % 4 == 3
     weak = rng.random() < 0.2 and not writes_back
     made = {"create": "on", "size": str(BLOCKS * BLOCK)}
@@ -593,6 +597,7 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
         "uploads": rng.choice(("1", "2", "8")),
         "checkpoint": rng.choice(("4", "16", "512")),
         "gc-delay": rng.choice(("0", "60")),
+        **({} if store.conditional_put else {"fencing": "none"}),
         **feature_settings(work, *rng.choice(((), (), ("zstd",), ("aes",), ("zstd", "aes")))),
     }
     # On the way to a named point everything is done as early as can be.
@@ -644,12 +649,20 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
     return Volume(serve, work, rng, run_id, objects, durable, failpoints=points, orders=orders, stall=stall)
 
 
+def failpoints_of(store: Store) -> Sequence[str]:
+    """Those of orders need to look at the store from behind."""
+    behind = isinstance(store, Versitygw)
+    return [name for name in FAILPOINTS if behind or name not in ORDER_POINTS]
+
+
 def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:
     """In a process of its own."""
     result = Result(number)
     work = memory_directory()
     with ExitStack() as stack:
         live(s3_volume(number, seed, store, work, stack), crashes, result, keep)
+    if not isinstance(store, Versitygw):
+        store.remove(f"{PREFIX}/{name_of(number, seed)}/")
     shutil.rmtree(work, ignore_errors=True)
     return result
 
@@ -672,9 +685,9 @@ def live(volume: Volume, crashes: int, result: Result, keep: Path | None) -> Non
         shutil.rmtree(volume.objects, ignore_errors=True)
 
 
-def never_reached(results: Sequence[Result]) -> list[str]:
+def never_reached(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     """The named points that no crash was at."""
-    return [name for name in FAILPOINTS if not any(result.kinds[name] for result in results)]
+    return [name for name in names if not any(result.kinds[name] for result in results)]
 
 
 def points_done(results: Iterable[Result]) -> int:
@@ -682,7 +695,7 @@ def points_done(results: Iterable[Result]) -> int:
     return sum(CRASHES_PER_VOLUME if result.failure else result.crashes for result in results)
 
 
-def summary(results: Sequence[Result], points: int) -> str:
+def summary(results: Sequence[Result], points: int, names: Sequence[str]) -> str:
     crashes = sum(result.crashes for result in results)
     kinds = sum((result.kinds for result in results), Counter[str]())
     lines = [
@@ -694,7 +707,7 @@ def summary(results: Sequence[Result], points: int) -> str:
     left = points - points_done(results)
     if left > 0:
         lines.append(f"{left} of {points} are left: run it again with the same --results")
-    elif never := never_reached(results):
+    elif never := never_reached(results, names):
         lines.append(f"FAILED never reached: {', '.join(never)}; give more --points")
     failed = sum(result.failure is not None for result in results)
     lines.append(f"{crashes} passed, {failed} failed")
@@ -772,6 +785,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=200, metavar="N", help="crashes (default 200)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="volumes at the same time (default 2)")
     parser.add_argument("--seed", type=int, default=1, help="of what is chosen by chance (default 1)")
+    parser.add_argument("--store", choices=KINDS, default="versitygw", help="where (default versitygw)")
     parser.add_argument("--time", type=float, metavar="S", help="begin nothing more after so many seconds")
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="keep results here until all have passed, and go on from them"
@@ -786,14 +800,15 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     options = parse_options(argv)
-    with started(Versitygw) as store:
+    with started(KINDS[options.store]) as store:
         results = run(store, options)
-    print(f"seed {options.seed}: {summary(results, options.points)}")
+        names = failpoints_of(store)
+    print(f"{store.name}, seed {options.seed}: {summary(results, options.points, names)}")
     failed = any(result.failure for result in results)
     complete = points_done(results) >= options.points
     if complete and not failed and options.results:
         options.results.unlink()
-    return 1 if failed or (complete and never_reached(results)) else 0
+    return 1 if failed or (complete and never_reached(results, names)) else 0
 
 
 if __name__ == "__main__":

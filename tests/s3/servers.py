@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Real S3 servers on ports of their own of the loopback interface, for tests and benchmarks."""
+"""Real S3 servers on ports of their own of this machine, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ REGION = "us-east-1"
 BUCKET = "userblk-test"
 ACCESS_KEY = "userblktest"
 SECRET_KEY = "0123456789abcdef0123456789abcdef"
+LOOPBACK = "127.0.0.1"
+OWN_NETWORK = "192.0.2.1"  # this machine in tests/s3/own-network
 
 S3Client: TypeAlias = Any  # boto3's: it has no types
 
@@ -54,14 +56,14 @@ def program(name: str) -> str:
     return result.stdout.strip()
 
 
-def reserve_port() -> socket.socket:
+def reserve_port(host: str = LOOPBACK) -> socket.socket:
     """
-    A port of the loopback interface that is nobody else's until the socket is closed. A server that sets SO_REUSEADDR,
-    as all here do, can listen there, and again after a crash; while none does, connections are refused.
+    A port of an address of this machine that is nobody else's until the socket is closed. A server that sets
+    SO_REUSEADDR, as all here do, can listen there, and again after a crash; while none does, connections are refused.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind((host, 0))
     return reserved
 
 
@@ -136,11 +138,12 @@ class Store:
     """A store with its bucket: nodes that serve the same objects. Ends with stop()."""
 
     name: str
+    host = LOOPBACK
     conditional_put = True  # does it honour If-None-Match
 
     def __init__(self, directory: Path, ports: int, access_key: str, secret_key: str) -> None:
         self.directory = directory
-        self._reserved = [reserve_port() for _ in range(ports)]
+        self._reserved = [reserve_port(self.host) for _ in range(ports)]
         self.ports = [port_of(reserved) for reserved in self._reserved]
         self.access_key = access_key
         self.secret_key = secret_key
@@ -153,11 +156,14 @@ class Store:
 
     @property
     def address(self) -> tuple[str, int]:
-        return ("127.0.0.1", self.ports[0])
+        return (self.host, self.ports[0])
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports[0]}"
+        return self.url_of(0)
+
+    def url_of(self, node: int) -> str:
+        return f"http://{self.host}:{self.ports[node]}"
 
     @property
     def credentials(self) -> Path:
@@ -181,6 +187,18 @@ class Store:
             self._made = True
         self._wait_for_bucket()
 
+    def restart(self, node: int) -> None:
+        """One that ended; waits until it serves the bucket itself."""
+        self.nodes[node].start()
+        self._wait_for_bucket(node)
+
+    def remove(self, prefix: str) -> None:
+        """All objects whose keys begin so."""
+        s3 = self.client()
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
+            if keys := [{"Key": o["Key"]} for o in page.get("Contents", [])]:
+                s3.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})
+
     def crash(self) -> None:
         """kill -9 of all nodes."""
         for node in self.nodes:
@@ -201,9 +219,9 @@ class Store:
             lambda: served(lambda: s3.create_bucket(Bucket=BUCKET)), f"{self.name} makes no bucket"
         )
 
-    def _wait_for_bucket(self) -> None:
-        s3 = self.client()
-        self.nodes[0].wait_until(
+    def _wait_for_bucket(self, node: int = 0) -> None:
+        s3 = self.client(self.url_of(node))
+        self.nodes[node].wait_until(
             lambda: served(lambda: s3.head_bucket(Bucket=BUCKET)), f"{self.name} serves no bucket"
         )
 
@@ -230,22 +248,28 @@ class Versitygw(Store):
         return self.data / BUCKET
 
 
-
 class Minio(Store):
-    """Four MinIO nodes with a drive each, which together are one store."""
+    """
+    Four MinIO nodes with a drive each, which together are one store as long as three are there. In a container they
+    take no loopback address for a node's.
+    """
 
     name = "minio"
+    host = OWN_NETWORK
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, 4, ACCESS_KEY, SECRET_KEY)
+        try:
+            super().__init__(directory, 4, ACCESS_KEY, SECRET_KEY)
+        except OSError as error:
+            raise RuntimeError(f"minio: {self.host}: {error.strerror}; run it in tests/s3/own-network") from error
         drives = [directory / f"drive{i}" for i in range(4)]
-        urls = [f"http://127.0.0.1:{port}{drive}" for port, drive in zip(self.ports, drives, strict=True)]
+        urls = [f"http://{self.host}:{port}{drive}" for port, drive in zip(self.ports, drives, strict=True)]
         # Without MINIO_CI_CD it refuses drives that are no mounts of their own.
         env = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_CI_CD": "on"}
         env |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off"}
         for i, (port, drive) in enumerate(zip(self.ports, drives, strict=True)):
             drive.mkdir()
-            argv = [program(self.name), "server", "--quiet", "--address", f"127.0.0.1:{port}", *urls]
+            argv = [program(self.name), "server", "--quiet", "--address", f"{self.host}:{port}", *urls]
             self.nodes.append(Process(argv, directory / f"log{i}", env))
 
 

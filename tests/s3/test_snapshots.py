@@ -395,6 +395,7 @@ def test_snapshot_outlives_the_root_that_knew_it(serve_s3: ServeS3) -> None:
     assert read(serve_s3, "v", 10) == content(2, 10)
 
 
+@pytest.mark.fencing
 def test_fenced_writer_takes_no_snapshot(serve_s3: ServeS3) -> None:
     first = serve_s3.drive("v")
     first.pwrite(content(1, 10), 0)
