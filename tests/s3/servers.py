@@ -282,7 +282,7 @@ class Garage(Store):
     def __init__(self, directory: Path) -> None:
         access_key, secret_key = "GK" + "1f" * 12, "2e" * 32
         super().__init__(directory, 6, access_key, secret_key)
-        ports = self.ports
+        ports, self.ports = self.ports, self.ports[:3]  # the others are for the nodes among themselves
         self._configs: list[Path] = []
         for i in range(3):
             config = directory / f"garage{i}.toml"
