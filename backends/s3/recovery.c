@@ -1273,17 +1273,16 @@ bool s3_close_cleanly(struct s3_volume *v)
 {
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
+	struct iovec iov;
 	uint8_t *buffer;
-	size_t bytes;
 	bool said;
 
 	if (!s3_is_drained(v))
 		return false;
 	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
-	bytes = buffer ? build_mark(v, S3_TYPE_CLEAN, v->epoch, buffer) : 0;
+	iov = (struct iovec){buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, v->epoch, buffer) : 0};
 	s3_volume_object_key(v, v->applied + 1, key);
-	v->deadline = CLEAN_DEADLINE;
-	said = bytes && s3_volume_put(v, key, buffer, bytes, v->conditional, &req) == 0;
+	said = iov.iov_len && s3_volume_put_at(v, key, &iov, 1, NULL, CLEAN_DEADLINE, &req) == 0;
 	free(buffer);
 	return said;
 }
