@@ -299,12 +299,14 @@ def test_own_object_with_a_long_header_is_no_other_writer(serve_s3: ServeS3, pro
     released = threading.Event()
     held = proxy.add(Rule(delayed(after=lambda: float(not released.wait(100))), method="PUT", key="/log/", times=1))
     looked = proxy.add(Rule(passed_on, method="GET", key=f"/log/.*{3:016x}$"))
-    # A whole batch of as many records; and compaction becomes worth while.
-    for _ in range(2):
-        for block in range(0, BLOCKS, 2):
-            handle.pwrite(stamp(2), block * BLOCK)
+    # A whole batch of as many records; and then compaction of what is stored becomes worth while.
+    for block in range(BLOCKS, 3 * BLOCKS, 2):
+        handle.pwrite(stamp(2), block * BLOCK)
     wait_until(lambda: held.taken == 1, "the batch is not uploaded")
-    wait_until(lambda: looked.taken > 2, "nobody looked for another writer")
+    for _ in range(2):
+        for block in range(BLOCKS - 64):
+            handle.pwrite(stamp(2), block * BLOCK)
+    wait_until(lambda: looked.taken >= 2, "nobody looked for another writer")
     released.set()
     handle.flush()
     handle.pwrite(stamp(3), 0)
