@@ -23,6 +23,8 @@ OPT      ?= -O2 -g
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
 CFLAGS_ALL = -std=c17 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DUSERBLK_VERSION='"$(VERSION)"' \
 	$(WARNINGS) $(OPT) -fPIC -fvisibility=hidden -pthread -I. $(CFLAGS)
+# A line per file, so that what goes wrong is not lost among them; V=1 shows the commands.
+COMPILE = $(if $(V),,@echo '  $(if $(filter %.o,$@),CC,LD)  $@';)$(CC) $(CFLAGS_ALL)
 
 all: ## build everything for this machine
 .PHONY: all
@@ -60,7 +62,7 @@ BACKEND_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/*.c))
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(CPPFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
+	$(COMPILE) $(CPPFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
 
 # ---- S3 device -----------------------------------------------------------------
 
@@ -82,12 +84,12 @@ S3_CLIENT_OBJS := $(patsubst %,$(B)/backends/s3/%.o,store sigv4 credentials name
 
 S3_CLIENT_BENCH := $(B)/tests/bench/s3_client_bench
 $(S3_CLIENT_BENCH): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 # The client as a program, for its tests.
 S3_CLIENT_DRIVER := $(B)/tests/s3/client_driver
 $(S3_CLIENT_DRIVER): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 s3-client-driver: $(S3_CLIENT_DRIVER)
 .PHONY: s3-client-driver
@@ -95,14 +97,14 @@ s3-client-driver: $(S3_CLIENT_DRIVER)
 # A volume with what frameworks do not offer, for the tests of that.
 S3_VOLUME_DRIVER := $(B)/tests/s3/volume_driver
 $(S3_VOLUME_DRIVER): %: %.o $(S3_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 s3-volume-driver: $(S3_VOLUME_DRIVER)
 .PHONY: s3-volume-driver
 
 S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
 $(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names slab)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map, at 1 TiB
 	$<
@@ -110,7 +112,7 @@ bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map,
 
 S3_TRANSFORM_BENCH := $(B)/tests/bench/s3_transform_bench
 $(S3_TRANSFORM_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format names transform)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-transform: $(S3_TRANSFORM_BENCH) ## measure the CPU time of the S3 device's compression and encryption
 	$<
@@ -126,7 +128,7 @@ PLUGIN_LIBS := $(PLUGINS:%=$(B)/plugins/%.so)
 
 # Without -z defs: the nbdkit_ functions are in the server. RTLD_NOW finds what is missing.
 $(PLUGIN_LIBS): $(B)/plugins/%.so: $(B)/plugins/%.o $(B)/plugins/nbdkit.o $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) $(LIBS_$*)
+	$(COMPILE) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) $(LIBS_$*)
 
 # Where `nbdkit ./plugins/NAME.so` looks in a checkout.
 PLUGIN_LINKS := $(if $(filter host,$(TARGET)),$(PLUGINS:%=plugins/%.so))
@@ -185,7 +187,7 @@ tcmu-headers: $(TCMU_STAMP) ## get the headers of the installed tcmu-runner
 # The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
 $(HANDLER_LIBS): $(B)/tcmu-handlers/handler_userblk_%.so: $(B)/tcmu-handlers/%.o \
 		$(B)/tcmu-handlers/tcmu.o $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
+	$(COMPILE) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
 	@missing=$$(comm -23 <(nm -D --undefined-only $@ | awk '$$2 ~ /^tcmu/ { print $$2 }' | sort) \
 		<(nm -D --defined-only /usr/bin/tcmu-runner "$$($(CC) -print-file-name=libtcmu.so.2)" | \
 			awk 'NF == 3 { print $$3 }' | sort)); \
@@ -208,7 +210,7 @@ FLOW := $(B)/flow/userblk-flow
 
 $(FLOW): $(FLOW_OBJS)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -lm
+	$(COMPILE) $^ -o $@ $(LDFLAGS) -lm
 
 flow: $(FLOW) ## build the engine for file-system workloads
 .PHONY: flow
@@ -224,7 +226,7 @@ FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out $(if $(LIBURING),,%/rings.c),$
 CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(if $(LIBURING),-DHAVE_LIBURING) $(shell pkg-config --cflags fuse3)
 
 $(FUSE): $(FUSE_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3) $(LIBURING)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3) $(LIBURING)
 
 fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
 .PHONY: fuse-passthrough
@@ -289,7 +291,7 @@ $(foreach v,$(LIBFUSES),$(eval $(call libfuse_targets,$v)))
 # What tests/bench/bench_fuse.py runs.
 build/host/tests/bench/metadata: tests/bench/metadata.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $< -o $@ $(LDFLAGS)
+	$(COMPILE) $< -o $@ $(LDFLAGS)
 
 bench-fuse-programs: libfuse-3.18 build/host/tests/bench/metadata ## build what tests/bench/bench_fuse.py compares
 .PHONY: bench-fuse-programs
@@ -317,7 +319,7 @@ UBLK := $(B)/ublk/userblk-ublk
 UBLK_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard ublk/*.c))
 
 $(UBLK): $(UBLK_OBJS) $(BACKEND_OBJS) $(S3_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) -luring $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) -luring $(S3_LIBS)
 
 ublk: $(UBLK) ## build the server for Linux's ublk driver (needs liburing-dev)
 .PHONY: ublk
@@ -336,7 +338,7 @@ BUSE := $(B)/buse/userblk-buse
 BUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard buse/*.c))
 
 $(BUSE): $(BUSE_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS)
 
 buse: $(BUSE) ## build the sequential server on Linux's nbd driver
 .PHONY: buse
@@ -348,7 +350,7 @@ S3_TOOL := $(B)/userblk-s3/userblk-s3
 S3_TOOL_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard userblk-s3/*.c))
 
 $(S3_TOOL): $(S3_TOOL_OBJS) $(S3_OBJS) $(BACKEND_OBJS)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 s3-tool: $(S3_TOOL) ## build the tool for volumes of the S3 device
 .PHONY: s3-tool
@@ -535,7 +537,7 @@ $(foreach t,$(filter test_flow_%,$(UNIT_TESTS)),$(eval $(call flow_unit,$t)))
 .SECONDEXPANSION:
 $(UNIT_PROGRAMS): $(B)/tests/unit/%: $(B)/tests/unit/%.o $(B)/tests/unit/support.o \
 		$(BACKEND_OBJS) $$(UNIT_OBJS_$$*)
-	$(CC) $(CFLAGS_ALL) $^ -o $@ $(UNIT_LDFLAGS_$*) $(LDFLAGS) -lcmocka
+	$(COMPILE) $^ -o $@ $(UNIT_LDFLAGS_$*) $(LDFLAGS) -lcmocka
 
 # Runs UNIT_TESTS of this TARGET; all of them, then fails if one did.
 run-unit: $(UNIT_PROGRAMS)
@@ -748,6 +750,10 @@ run-tests: all
 	printf '\n======== summary ========\n'; \
 	grep -H '^SKIPPED' build/test/*.log | sed 's,^build/test/\(.*\)\.log:,\1: ,' || \
 		echo "nothing was skipped"; \
+	for t in $$failed; do \
+		printf '\n======== what failed in %s ========\n' $$t; \
+		grep -E '^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ' build/test/$$t.log | tail -n 60; \
+		echo '...'; tail -n 30 build/test/$$t.log; done | cut -c 1-400; \
 	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }; echo "all passed"
 .PHONY: run-tests
 
