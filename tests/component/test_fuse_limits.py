@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,28 @@ def test_removed_files_in_use_outlive_the_crowd(fuse_source: Path, fuse_start: F
             os.close(descriptor)
 
 
+def test_removals_while_the_first_descriptors_are_closed(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """Until then a name is removed without looking at what it names."""
+    (fuse_source / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    victims = [f"victim{number}" for number in range(60)]
+    for name in victims:
+        (fuse_source / name).write_text(name)
+    mount = fuse_start("--nocache", wrapper=FEW_FILES)
+    opened = [os.open(mount.point / name, os.O_PATH) for name in victims]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            seen = pool.submit(lambda: sum(1 for entry in os.scandir(mount.point / "crowd") if entry.stat()))
+            for name in victims:
+                (mount.point / name).unlink()
+            assert seen.result() == FILES
+        assert [os.fstat(descriptor).st_nlink for descriptor in opened] == [0] * len(opened)
+        assert [Path(f"/proc/self/fd/{descriptor}").read_text() for descriptor in opened] == victims
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
 def test_open_files_take_the_descriptors_of_inodes(fuse_source: Path, fuse_start: FuseStart) -> None:
     names = fill(fuse_source)
     mount = fuse_start(wrapper=FEW_FILES)
@@ -127,19 +150,23 @@ def test_open_files_take_the_descriptors_of_inodes(fuse_source: Path, fuse_start
             file.close()
 
 
-def test_too_many_open_files_are_an_error_and_pass(fuse_source: Path, fuse_start: FuseStart) -> None:
+# Whether a file takes the last descriptor, or its inode, is seen by how many there are.
+@pytest.mark.parametrize("few", [256, 257])
+def test_too_many_open_files_are_an_error_and_pass(
+    fuse_source: Path, fuse_start: FuseStart, few: int
+) -> None:
     names = fill(fuse_source)
-    mount = fuse_start(wrapper=FEW_FILES)
-    files = []
-    try:
+    mount = fuse_start(wrapper=("prlimit", f"--nofile={few}"))
+    with ExitStack() as files:
+        opened = []
         with pytest.raises(OSError) as caught:
             for name in names:
-                files.append((mount.point / name).open())
+                opened.append(os.open(mount.point / name, os.O_RDWR))
+                files.callback(os.close, opened[-1])  # none of which may fail
         assert caught.value.errno == errno.EMFILE
-        assert len(files) > 200
-    finally:
-        for file in files:
-            file.close()
+        assert len(opened) > 200
+        for descriptor in opened:
+            os.pwrite(descriptor, b"written", 0)
     assert (mount.point / names[-1]).read_text() == names[-1]
 
 
