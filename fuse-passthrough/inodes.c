@@ -34,6 +34,15 @@ static struct {
 	uint32_t hand;
 } open_fds = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/*
+ * Until the first descriptor is closed, names are removed without a look at what
+ * they name: the first to close one waits for the removals under way.
+ */
+static struct {
+	pthread_rwlock_t lock;
+	bool begun; /* written under open_fds.lock too; never taken back */
+} closing = {.lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP};
+
 static struct inode root;
 static int root_fd = -1;
 static bool have_handles;
@@ -139,11 +148,19 @@ static bool close_fd_of(struct inode *inode)
 	return true;
 }
 
-/* Closes up to wanted descriptors and returns how many. The list's lock is held. */
+/*
+ * Closes up to wanted descriptors and returns how many. The list's lock is held,
+ * and without it nothing sets closing.begun.
+ */
 static uint32_t close_some(uint32_t wanted)
 {
 	uint32_t done = 0;
 
+	if (!closing.begun) {
+		pthread_rwlock_wrlock(&closing.lock);
+		closing.begun = true;
+		pthread_rwlock_unlock(&closing.lock);
+	}
 	for (uint32_t step = 0; step < wanted * SEARCH_STEPS && done < wanted; step++) {
 		if (open_fds.count == 0)
 			break;
@@ -456,13 +473,14 @@ void inode_forget(struct inode *inode, uint64_t count)
 	inode_free(inode);
 }
 
-struct inode *inode_hold_victim(int dir_fd, const char *name)
+/* The known inode of name, with its descriptor, one more lookup and one more user; or NULL. */
+static struct inode *hold_victim(int dir_fd, const char *name)
 {
 	struct inode *inode = NULL, **at;
 	struct stripe *stripe;
 	struct stat st;
 
-	if (!have_handles || fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == -1)
+	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == -1)
 		return NULL;
 	stripe = stripe_of(st.st_dev, st.st_ino);
 	pthread_mutex_lock(&stripe->lock);
@@ -479,12 +497,27 @@ struct inode *inode_hold_victim(int dir_fd, const char *name)
 	return inode;
 }
 
-void inode_release_victim(struct inode *inode)
+void removal_begin(struct removal *removal, int dir_fd, const char *name)
 {
-	if (!inode)
+	*removal = (struct removal){.all_open = true};
+	if (!have_handles)
 		return;
-	inode_put(inode);
-	inode_forget(inode, 1);
+	pthread_rwlock_rdlock(&closing.lock);
+	if (!closing.begun)
+		return;
+	pthread_rwlock_unlock(&closing.lock);
+	removal->all_open = false;
+	removal->victim = hold_victim(dir_fd, name);
+}
+
+void removal_end(struct removal *removal)
+{
+	if (removal->all_open && have_handles)
+		pthread_rwlock_unlock(&closing.lock);
+	if (!removal->victim)
+		return;
+	inode_put(removal->victim);
+	inode_forget(removal->victim, 1);
 }
 
 void inode_lock(struct inode *inode)

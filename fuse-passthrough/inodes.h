@@ -75,13 +75,15 @@ int inode_learn(int fd, const struct stat *st, struct inode **result);
 void inode_forget(struct inode *inode, uint64_t count);
 
 /*
- * Looks for the inode of name below dir_fd; if the kernel knows it, opens its
- * descriptor, which then stays, and counts a lookup. To be called before the
- * name is removed, and answered by inode_release_victim() afterwards. Returns
- * NULL when there is nothing to hold.
+ * Between the two, name below dir_fd may be removed: if the kernel knows its
+ * inode, that has a descriptor by then, which stays.
  */
-struct inode *inode_hold_victim(int dir_fd, const char *name);
-void inode_release_victim(struct inode *inode);
+struct removal {
+	struct inode *victim; /* with one more lookup and user; or NULL */
+	bool all_open;	      /* no descriptor was ever closed, and none is until the end */
+};
+void removal_begin(struct removal *removal, int dir_fd, const char *name);
+void removal_end(struct removal *removal);
 
 /* Guards opens and backing_id of inode, and of others. */
 void inode_lock(struct inode *inode);

@@ -418,16 +418,16 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
 {
-	struct inode *victim;
+	struct removal removal;
 	int dir = inode_get(inode_of(parent)), result;
 
 	if (dir < 0) {
 		reply(req, dir);
 		return;
 	}
-	victim = inode_hold_victim(dir, name);
+	removal_begin(&removal, dir, name);
 	result = unlinkat(dir, name, flags) == -1 ? -errno : 0;
-	inode_release_victim(victim);
+	removal_end(&removal);
 	inode_put(inode_of(parent));
 	reply(req, result);
 }
@@ -445,7 +445,8 @@ static void fs_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
 	const char *new_name, unsigned int flags)
 {
-	struct inode *from = inode_of(parent), *to = inode_of(new_parent), *victim;
+	struct inode *from = inode_of(parent), *to = inode_of(new_parent);
+	struct removal removal;
 	int dir = inode_get(from), new_dir, result;
 
 	if (dir < 0) {
@@ -458,12 +459,12 @@ static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 		reply(req, new_dir);
 		return;
 	}
-	victim = inode_hold_victim(new_dir, new_name);
+	removal_begin(&removal, new_dir, new_name);
 	/* RENAME_WHITEOUT makes a file. */
 	caller_begin(req);
 	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
 	caller_end(req);
-	inode_release_victim(victim);
+	removal_end(&removal);
 	inode_put(to);
 	inode_put(from);
 	reply(req, result);

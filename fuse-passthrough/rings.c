@@ -14,6 +14,7 @@
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <liburing.h>
@@ -25,6 +26,9 @@
 
 /* Requests that one CPU may have under way. */
 #define DEPTH 16
+
+/* What comes by the device once the rings serve is forgets: those of this time come together. */
+#define FORGETS_NS 1000000
 
 #define PAGE		  4096
 #define MIN_PAYLOAD	  8192 /* FUSE_MIN_READ_BUFFER */
@@ -91,7 +95,7 @@ static struct {
 	struct queue *queues;
 	unsigned count;
 	unsigned threads;
-	atomic_bool stopping;
+	atomic_bool serving, stopping;
 } rings;
 
 static _Thread_local struct queue *own_queue; /* of a thread that serves one */
@@ -477,6 +481,7 @@ static ssize_t answer_init(int fd, struct iovec *iov, int count)
 		rings_stop();
 	}
 	result = writev(fd, iov, count);
+	atomic_store(&rings.serving, ready);
 	for (unsigned i = 0; i < rings.threads; i++)
 		wake(&rings.queues[i]);
 	return result;
@@ -484,13 +489,20 @@ static ssize_t answer_init(int fd, struct iovec *iov, int count)
 
 /* ---- custom I/O of libfuse ---- */
 
+/* The kernel wakes a reader for each file that it forgets, but puts those together that wait. */
 static ssize_t device_read(int fd, void *buffer, size_t size, void *data)
 {
+	static _Thread_local bool forgot;
 	const struct fuse_in_header *in = buffer;
 	const struct fuse_init_in *init = (const void *)(in + 1);
-	ssize_t result = read(fd, buffer, size);
+	ssize_t result;
 
 	(void)data;
+	if (forgot && atomic_load(&rings.serving))
+		nanosleep(&(struct timespec){.tv_nsec = FORGETS_NS}, NULL);
+	result = read(fd, buffer, size);
+	forgot = result >= (ssize_t)sizeof(*in) &&
+		 (in->opcode == FUSE_FORGET || in->opcode == FUSE_BATCH_FORGET);
 	if (result >= (ssize_t)(sizeof(*in) + sizeof(*init)) && in->opcode == FUSE_INIT) {
 		rings.offered = (init->flags & FUSE_INIT_EXT) && (init->flags2 & FLAGS2_OVER_URING);
 		rings.init_unique = in->unique;
