@@ -37,11 +37,13 @@ int caller_prepare(void)
 	return setfsgid(0) == 1 ? 0 : -EPERM;
 }
 
-void caller_begin(fuse_req_t req)
+void caller_begin(fuse_req_t req, mode_t mode)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 
-	caller_keep_setid();
+	/* Without it the kernel takes the bit from files for groups that the daemon is not in. */
+	if (mode & S_ISGID)
+		caller_keep_setid();
 	/*
 	 * The kernel leaves the umask to us, because a default ACL of the
 	 * directory overrides it. A thread begins with that of the thread that

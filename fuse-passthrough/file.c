@@ -242,18 +242,38 @@ void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		undo_open(req, inode_of(ino), fi);
 }
 
-/* Fills entry and fi for fd, a new file; fd is closed on an error. */
-static int adopt(fuse_req_t req, int fd, struct fuse_file_info *fi, struct fuse_entry_param *entry)
+/*
+ * Counts a lookup of the file that is open as fd, and fills entry: by name, its
+ * name below parent, unless that is NULL or somebody has already put another
+ * file in its place. Going by fd is slower: /proc makes it a new file.
+ */
+static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_entry_param *entry)
 {
-	int direct_fd = -1, path_fd, result;
+	struct stat st;
+	int path_fd;
+
+	if (name && lookup_name(inode_of(parent), name, entry) == 0) {
+		if (fstat(fd, &st) == 0 && st.st_ino == entry->attr.st_ino &&
+			st.st_dev == entry->attr.st_dev)
+			return 0;
+		inode_forget(inode_of(entry->ino), 1);
+	}
+	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
+	return path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+}
+
+/* Fills entry and fi for fd, a new file; fd is closed on an error. name: as in lookup_open(). */
+static int adopt(fuse_req_t req, int fd, fuse_ino_t parent, const char *name,
+	struct fuse_file_info *fi, struct fuse_entry_param *entry)
+{
+	int direct_fd = -1, result;
 
 	result = open_direct(fd, fi, &direct_fd);
 	if (result < 0) {
 		close(fd);
 		return result;
 	}
-	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
-	result = path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	result = lookup_open(fd, parent, name, entry);
 	if (result < 0) {
 		close_files(fd, direct_fd);
 		return result;
@@ -309,7 +329,7 @@ static int create_file(
 		flags |= O_CREAT | O_EXCL;
 	else
 		flags |= O_TMPFILE | (open_flags & O_EXCL); /* O_EXCL: never to get a name */
-	caller_begin(req);
+	caller_begin(req, mode);
 	do
 		fd = openat(dir, name ? name : ".", flags, mode);
 	while (fd == -1 && fds_freed());
@@ -326,7 +346,7 @@ void fs_create(
 	int result = create_file(req, parent, name, mode, fi->flags);
 
 	if (result >= 0)
-		result = adopt(req, result, fi, &entry);
+		result = adopt(req, result, parent, name, fi, &entry);
 	else if (result == -EEXIST && !(fi->flags & O_EXCL))
 		result = open_existing(req, parent, name, fi, &entry);
 	reply_create(req, result, &entry, fi);
@@ -339,7 +359,7 @@ void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file
 	int result = create_file(req, parent, NULL, mode, fi->flags);
 
 	if (result >= 0)
-		result = adopt(req, result, fi, &entry);
+		result = adopt(req, result, parent, NULL, fi, &entry);
 	reply_create(req, result, &entry, fi);
 }
 #endif

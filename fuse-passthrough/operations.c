@@ -82,13 +82,17 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 
 /*
  * An O_PATH descriptor of the one path component name, or a negative errno.
- * Whatever name is, the walk neither leaves the directory nor the mount.
+ * Whatever name is, the walk neither leaves the directory nor the mount: a name
+ * of a file in dir cannot, and for the others RESOLVE_BENEATH sees to it, for
+ * which the kernel takes a lock that all mounts share.
  */
 static int open_child(int dir, const char *name)
 {
+	bool may_leave = strcmp(name, "..") == 0 || strchr(name, '/');
 	const struct open_how how = {
 		.flags = O_PATH | O_NOFOLLOW | O_CLOEXEC,
-		.resolve = RESOLVE_BENEATH | RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS,
+		.resolve =
+			RESOLVE_NO_XDEV | (may_leave ? RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS : 0),
 	};
 	long fd;
 
@@ -345,13 +349,13 @@ static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* ---- names ---- */
 
-/* dir is held from here to the end of the change. */
-static int begin_change(fuse_req_t req, fuse_ino_t parent)
+/* dir is held from here to the end of the change, which makes a file of this mode. */
+static int begin_change(fuse_req_t req, fuse_ino_t parent, mode_t mode)
 {
 	int dir = inode_get(inode_of(parent));
 
 	if (dir >= 0)
-		caller_begin(req);
+		caller_begin(req, mode);
 	return dir;
 }
 
@@ -366,7 +370,7 @@ static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 
 static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
 {
-	int dir = begin_change(req, parent);
+	int dir = begin_change(req, parent, mode);
 
 	if (dir < 0)
 		reply(req, dir);
@@ -376,7 +380,7 @@ static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 
 static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
-	int dir = begin_change(req, parent);
+	int dir = begin_change(req, parent, mode);
 
 	if (dir < 0)
 		reply(req, dir);
@@ -386,7 +390,7 @@ static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 
 static void fs_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
 {
-	int dir = begin_change(req, parent);
+	int dir = begin_change(req, parent, 0);
 
 	if (dir < 0)
 		reply(req, dir);
@@ -461,7 +465,7 @@ static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 	}
 	removal_begin(&removal, new_dir, new_name);
 	/* RENAME_WHITEOUT makes a file. */
-	caller_begin(req);
+	caller_begin(req, 0);
 	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
 	caller_end(req);
 	removal_end(&removal);

@@ -71,19 +71,21 @@ extern struct filesystem fs;
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /*
- * Between these two, new files belong to the user who sent req, under the
- * user's umask. The calling thread only; capabilities stay. caller_prepare()
- * is called once, before there are threads: 0 or a negative errno.
+ * Between these two, new files, made with mode, belong to the user who sent
+ * req, under the user's umask. The calling thread only; capabilities stay.
+ * caller_prepare() is called once, before there are threads: 0 or a negative
+ * errno.
  */
 int caller_prepare(void);
-void caller_begin(fuse_req_t req);
+void caller_begin(fuse_req_t req, mode_t mode);
 void caller_end(fuse_req_t req);
 
 /*
  * With caller_lose_setid(), the calling thread is without CAP_FSETID until
  * caller_keep_setid(): what the kernel does with its credentials clears set-id
- * bits. So every operation that may clear them begins with the latter
- * (caller_begin() does). Nothing changes for daemons that never had it.
+ * bits. So every operation that may clear them begins with the latter, as
+ * caller_begin() does for a mode with one. Nothing changes for daemons that
+ * never had it.
  */
 void caller_lose_setid(void);
 void caller_keep_setid(void);
