@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
 from .environment import meminfo
-from .teardown import Teardown, write_setting
+from .teardown import Teardown, settings_put_back, write_setting
 
 VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
@@ -94,13 +94,20 @@ def kept_cached(program: str) -> Iterator[None]:
 
 
 def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
-    """Set the kernel's dirty limits in bytes until teardown; 0: leave them."""
+    """
+    Set the kernel's dirty limits in bytes until teardown; 0: leave them. Another campaign may have set its own
+    and be over first or last: both put back what the machine had before either of them.
+    """
     if not dirty:
         return
     for name, value in (("dirty_background", background), ("dirty", dirty)):
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
-        teardown.push("restore_setting", path=str(old), value=old.read_text().strip())
+        before = {str(old): old.read_text().strip()}
+        others = settings_put_back()
+        before = {path: others[path] for path in (str(size), str(ratio)) if path in others} or before
+        for path, was in before.items():
+            teardown.push("restore_setting", path=path, value=was)
         write_setting(size, str(value))
 
 

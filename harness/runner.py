@@ -556,6 +556,7 @@ class Runner:
         devices = devices_of(running)
         before = {device.name: queue_attributes(device) for device in devices}
         write_json(directory / "queue-before.json", before)
+        limits = dirty_limits()
         condition = environment.condition(self.disks())
         warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
         recorder = Recorder(directory)
@@ -614,6 +615,8 @@ class Runner:
         if after != before:
             changed = sorted(name for name in before if before[name] != after.get(name))
             problems.append(f"queue settings of {', '.join(changed)} changed during the run")
+        if dirty_limits() != limits:
+            problems.append("vm.dirty_bytes and the like changed during the run; another campaign on this machine?")
         try:
             result = job.parse()
         except WorkloadError as error:
@@ -653,7 +656,7 @@ class Runner:
         settings: dict[str, object] = dict(running.settings)
         settings |= preparation
         settings |= before[running.used.name]
-        settings |= {"area_bytes": job.area, **dirty_limits()}
+        settings |= {"area_bytes": job.area, **limits}
         if job.memory:
             settings |= job.memory.settings()
         if running.backing:

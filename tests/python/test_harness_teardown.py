@@ -15,6 +15,7 @@ import pytest
 from userblk.harness import interrupt, teardown
 from userblk.harness.commands import CommandError, Recorder
 from userblk.harness.interrupt import Interrupted, held
+from userblk.harness.prepare import dirty_limits, limit_dirty
 from userblk.harness.teardown import Teardown, TeardownError, recover, start_time
 
 
@@ -61,6 +62,22 @@ def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
     assert start_time(child) == 0
     assert setting.read_text() == "original"  # and the journal of the one that lives was left alone
     assert recover() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing sysctls needs root")
+def test_two_campaigns_put_back_what_the_machine_had() -> None:
+    """The second finds the limits of the first, and outlasts it."""
+    limits = dirty_limits()
+    first, second = Teardown(), Teardown()
+    second.journal = second.journal.with_name("journal-1-0.json")  # of another process
+    try:
+        limit_dirty(64 << 20, 32 << 20, first)
+        limit_dirty(128 << 20, 64 << 20, second)
+        assert dirty_limits()["dirty_bytes"] == 128 << 20
+    finally:
+        first.unwind()
+        second.unwind()
+    assert dirty_limits() == limits
 
 
 def test_who_cannot_keep_a_journal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
