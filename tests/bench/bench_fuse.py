@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 import os
 import random
 import re
@@ -296,11 +297,18 @@ def make_cold(above: Sequence[Path], below: Sequence[Path]) -> None:
         time.sleep(0.01)
 
 
+def warm_memory(size: int) -> None:
+    """Free memory of a virtual machine may be with its host, which gives it back slowly: touched, it is here."""
+    mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
+
+
 def run_data(cell: Cell, directory: Path, source: Path, runtime: float, seed: int) -> float:
     """Operations a second."""
     files = data_files(directory, cell.jobs)
     make_cold(files, data_files(source, cell.jobs))
     kind, mode = cell.workload.split("-")
+    if kind == "buffered":
+        warm_memory(2 * READ_BYTES)  # for the caches of the mount and of the file below
     argv = ["fio", f"--name={cell.workload}", "--ioengine=psync", "--thread", f"--directory={directory}"]
     argv += [f"--filename_format={files[0].name.removesuffix('0')}$jobnum", f"--rw={mode}"]
     argv += [f"--direct={int(kind == 'direct')}", f"--numjobs={cell.jobs}", "--group_reporting"]
@@ -478,6 +486,9 @@ def lacking() -> str | None:
     for path in (PASSTHROUGH_HP, METADATA):
         if not path.exists():
             return f"{path} is not built; run make bench-fuse-programs"
+    dirty = Path("/proc/sys/vm/dirty_bytes").read_text().strip()
+    if dirty != "0":
+        return f"vm.dirty_bytes={dirty}: buffered writes would wait for it; set vm.dirty_ratio=20"
     return None
 
 
@@ -491,7 +502,8 @@ def main(argv: list[str]) -> int:
     if reason:
         print(f"bench_fuse: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends as tidily
+    for number in (signal.SIGINT, signal.SIGTERM):  # from a script's background both are ignored
+        signal.signal(number, signal.default_int_handler)
     code, cells = run_cells("bench_fuse", cells, lambda chosen: measure(chosen, options))
     if not cells:
         return code

@@ -291,7 +291,8 @@ def main(argv: list[str]) -> int:
     if not json.loads(userblk("features", "--json"))["AUTO_BUF_REG"]:
         print("zero-copy is left out: this kernel's ublk has no AUTO_BUF_REG (Linux 6.16)", file=sys.stderr)
         cells = [cell for cell in cells if not COMPARISONS[cell.comparison].zero_copy]
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends as tidily
+    for number in (signal.SIGINT, signal.SIGTERM):  # from a script's background both are ignored
+        signal.signal(number, signal.default_int_handler)
     code, cells = run_cells("bench_ublk", cells, lambda chosen: measure(chosen, options))
     if not cells:
         return code
