@@ -9,19 +9,14 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 
+#include "backends/program.h"
 #include "buse/disk.h"
 #include "buse/serve.h"
-
-/* Exit codes: of a mistake that a user can mend, and of what the kernel or the machine refuses. */
-#define EXIT_USAGE  2
-#define EXIT_FAILED 1
 
 #define MAX_TIMEOUT 86400
 
@@ -40,28 +35,6 @@ struct server {
 	int socket;
 	int result;
 };
-
-static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static void complain(const char *format, ...)
-{
-	va_list args;
-
-	fputs("userblk-buse: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-}
-
-static _Atomic bool error_told;
-
-static void host_error(void *opaque, const char *message)
-{
-	(void)opaque;
-	error_told = true;
-	complain("%s", message);
-}
 
 static void print_help(void)
 {
@@ -100,7 +73,6 @@ static int parse(int argc, char **argv, struct options *o)
 		{0},
 	};
 	struct params_error error;
-	char *end;
 	long seconds;
 	int got;
 
@@ -109,21 +81,16 @@ static int parse(int argc, char **argv, struct options *o)
 		switch (got) {
 		case 'd':
 			if (!names_disk(optarg)) {
-				complain("--disk=%s: no disk of the nbd driver; name /dev/nbdN",
+				program_error(
+					"--disk=%s: no disk of the nbd driver; name /dev/nbdN",
 					optarg);
 				return EXIT_USAGE;
 			}
 			o->disk = optarg;
 			break;
 		case 't':
-			errno = 0;
-			seconds = strtol(optarg, &end, 10);
-			if (end == optarg || *end || errno || seconds < 0 ||
-				seconds > MAX_TIMEOUT) {
-				complain("--timeout=%s: must be a number from 0 to %d", optarg,
-					MAX_TIMEOUT);
+			if (!program_number("timeout", optarg, 0, MAX_TIMEOUT, &seconds))
 				return EXIT_USAGE;
-			}
 			o->timeout = (unsigned)seconds;
 			break;
 		case 'j':
@@ -136,14 +103,12 @@ static int parse(int argc, char **argv, struct options *o)
 			printf("userblk-buse %s\n", USERBLK_VERSION);
 			return 0;
 		default:
-			complain("%s: %s; see userblk-buse --help", argv[optind - 1],
-				got == ':' ? "needs a value" : "no such option");
-			return EXIT_USAGE;
+			return program_wrong_option(got, argv[optind - 1]);
 		}
 	}
 	o->params = params_from_words(devices, argv + optind, &error);
 	if (!o->params) {
-		complain("%s", error.text);
+		program_error("%s", error.text);
 		return EXIT_USAGE;
 	}
 	return -1;
@@ -181,7 +146,7 @@ static int wait_for_end(const struct disk *disk, const sigset_t *set)
 			continue;
 		r = disk_sync(disk);
 		if (r < 0) {
-			complain("%s: the last writes are lost: %s", disk->path, strerror(-r));
+			program_error("%s: the last writes are lost: %s", disk->path, strerror(-r));
 			code = EXIT_FAILED;
 		}
 		disk_disconnect(disk);
@@ -192,25 +157,23 @@ static int wait_for_end(const struct disk *disk, const sigset_t *set)
 /* From the open device to its end. An exit code. */
 static int serve_device(struct backend *device, const struct options *o, const sigset_t *set)
 {
-	const struct backend_host host = {.error = host_error};
 	struct server server = {.device = device};
 	struct backend_info info;
 	struct disk disk;
 	pthread_t thread;
-	char counters[1024];
 	int code, r = backend_info(device, &info);
 
 	if (r < 0) {
-		complain("cannot examine the device: %s", strerror(-r));
+		program_error("cannot examine the device: %s", strerror(-r));
 		return EXIT_FAILED;
 	}
-	r = disk_attach(&disk, o->disk, o->timeout, &info, &host);
+	r = disk_attach(&disk, o->disk, o->timeout, &info, &program_host);
 	if (r < 0)
 		return r == -EBUSY || r == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
 	server.socket = disk.sockets[1];
 	r = -pthread_create(&thread, NULL, run, &server);
 	if (r < 0) {
-		complain("cannot start a thread: %s", strerror(-r));
+		program_error("cannot start a thread: %s", strerror(-r));
 		shutdown(disk.sockets[1], SHUT_RDWR);
 		disk_detach(&disk);
 		return EXIT_FAILED;
@@ -224,15 +187,14 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	pthread_join(thread, NULL);
 	disk_detach(&disk);
 	if (disk.result < 0)
-		complain("%s: the kernel gave the disk up: %s", disk.path, strerror(-disk.result));
-	if (backend_counters_text(device, counters, sizeof counters))
-		complain("counters:%s", counters);
+		program_error(
+			"%s: the kernel gave the disk up: %s", disk.path, strerror(-disk.result));
+	program_tell_counters(device);
 	return server.result < 0 || disk.result < 0 ? EXIT_FAILED : code;
 }
 
 int main(int argc, char **argv)
 {
-	const struct backend_host host = {.error = host_error};
 	struct options o = {0};
 	struct backend *device;
 	sigset_t set;
@@ -240,22 +202,13 @@ int main(int argc, char **argv)
 
 	if (r >= 0)
 		return r;
-	/* Before there are threads, which inherit both. */
+	/* Before there are threads, which inherit it. */
 	block_signals(&set);
-	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
-	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-	r = backend_open(o.params, 0, &host, &device);
+	r = program_open(o.params, &device);
 	if (r == 0) {
-		backend_start(device);
 		r = serve_device(device, &o, &set);
 		if (backend_close(device) < 0)
 			r = EXIT_FAILED;
-	} else {
-		/* A device tells what a user can mend, and only that. */
-		if (!error_told)
-			complain("cannot open the %s device: %s", params_ops(o.params)->name,
-				strerror(-r));
-		r = error_told ? EXIT_USAGE : EXIT_FAILED;
 	}
 	params_free(o.params);
 	return r;

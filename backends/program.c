@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "backends/program.h"
+
+static _Atomic bool error_told;
+
+void program_error(const char *format, ...)
+{
+	va_list args;
+
+	fprintf(stderr, "%s: ", program_invocation_short_name);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+}
+
+static void host_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	error_told = true;
+	program_error("%s", message);
+}
+
+const struct backend_host program_host = {.error = host_error};
+
+int program_wrong_option(int got, const char *word)
+{
+	program_error("%s: %s; see %s --help", word,
+		got == ':' ? "needs a value" : "no such option", program_invocation_short_name);
+	return EXIT_USAGE;
+}
+
+bool program_number(const char *option, const char *text, long min, long max, long *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtol(text, &end, 10);
+	if (end != text && !*end && !errno && *value >= min && *value <= max)
+		return true;
+	program_error("--%s=%s: must be a number from %ld to %ld", option, text, min, max);
+	return false;
+}
+
+int program_open(const struct params *params, struct backend **device)
+{
+	int r;
+
+	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
+	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	r = backend_open(params, 0, &program_host, device);
+	if (r == 0) {
+		backend_start(*device);
+		return 0;
+	}
+	/* A device tells what a user can mend, and only that. */
+	if (error_told)
+		return EXIT_USAGE;
+	program_error("cannot open the %s device: %s", params_ops(params)->name, strerror(-r));
+	return EXIT_FAILED;
+}
+
+void program_tell_counters(struct backend *device)
+{
+	char counters[1024];
+
+	if (backend_counters_text(device, counters, sizeof counters))
+		program_error("counters:%s", counters);
+}
