@@ -231,7 +231,20 @@ $(FUSE): $(FUSE_OBJS)
 fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
 .PHONY: fuse-passthrough
 FUSE_HERE := $(if $(shell pkg-config --exists 'fuse3 >= 3.10' 2>/dev/null && echo yes),fuse-passthrough)
+
+# A device as one file. It limits its threads, which libfuse does from 3.12 on.
+FUSE_DISK := $(B)/fuse-disk/userblk-fuse-disk
+FUSE_DISK_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-disk/*.c))
+CPPFLAGS_fuse-disk = -DFUSE_USE_VERSION=314 $(shell pkg-config --cflags fuse3)
+
+$(FUSE_DISK): $(FUSE_DISK_OBJS) $(BACKEND_OBJS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3)
+
+fuse-disk: $(FUSE_DISK) ## build the server of devices as files through FUSE (needs libfuse3-dev)
+.PHONY: fuse-disk
+FUSE_HERE += $(if $(shell pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes),fuse-disk)
 all: $(FUSE_HERE)
+FUSE_PROGRAMS := fuse-passthrough fuse-disk
 
 # Debian's own sources of the libfuse of other releases, built with io_uring, which Debian leaves out:
 # the suite and the version of the source package.
@@ -247,12 +260,13 @@ $(LIBFUSE_STAMPS): build/libfuse-%/VERSION: fuse-passthrough/get-libfuse
 LIBFUSE_DIR = $(CURDIR)/build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))
 with_libfuse = PKG_CONFIG_PATH=$(LIBFUSE_DIR)/lib/pkgconfig $(MAKE) --no-print-directory \
 	TARGET=libfuse-$1$2 LDFLAGS=-Wl,-rpath,$(LIBFUSE_DIR)/lib
-fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough $(PYTHON) -m pytest -q -rs -p no:cacheprovider
+fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough \
+	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk $(PYTHON) -m pytest -q -rs -p no:cacheprovider
 
 FUSE_SUITE_TESTS := tests/component/test_fuse_suites.py
 FUSE_TESTS := $(filter-out $(FUSE_SUITE_TESTS),$(wildcard tests/component/test_fuse_*.py))
 
-test-fuse: fuse-passthrough ## test the FUSE passthrough file system through real mounts
+test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
 .PHONY: test-fuse
 
@@ -265,23 +279,23 @@ sanitize = $(if $(filter %asan,$1),$(SANITIZE),$(SANITIZE_THREAD))
 test-fuse-asan $(foreach v,$(LIBFUSES),test-fuse-$v-asan): export LSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/lsan.supp:print_suppressions=0
 test-fuse-tsan $(foreach v,$(LIBFUSES),test-fuse-$v-tsan): export TSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/tsan.supp
 test-fuse-asan test-fuse-tsan: test-fuse-%:
-	$(MAKE) TARGET=$* OPT="$(call sanitize,$*)" fuse-passthrough
+	$(MAKE) TARGET=$* OPT="$(call sanitize,$*)" $(FUSE_PROGRAMS)
 	$(call fuse_pytest,$*) $(FUSE_TESTS)
 .PHONY: test-fuse-asan test-fuse-tsan
 
 # The same with another libfuse, which is to have every mode that its version can have.
 define libfuse_targets
-libfuse-$1: build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))/VERSION ## build it against libfuse $1, from Debian's sources
-	$(call with_libfuse,$1) fuse-passthrough
+libfuse-$1: build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))/VERSION ## build both against libfuse $1, from Debian's sources
+	$(call with_libfuse,$1) $(FUSE_PROGRAMS)
 
-test-fuse-$1: libfuse-$1 ## test it with libfuse $1
+test-fuse-$1: libfuse-$1 ## test them with libfuse $1
 	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_TESTS)
 
 test-fuse-$1-suites: libfuse-$1 fs-suites ## the suites with libfuse $1
 	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_SUITE_TESTS)
 
 test-fuse-$1-asan test-fuse-$1-tsan: test-fuse-$1-%: libfuse-$1
-	$(call with_libfuse,$1,-$$*) OPT="$$(call sanitize,$$*)" fuse-passthrough
+	$(call with_libfuse,$1,-$$*) OPT="$$(call sanitize,$$*)" $(FUSE_PROGRAMS)
 	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1-$$*) $$(FUSE_TESTS)
 .PHONY: libfuse-$1 test-fuse-$1 test-fuse-$1-suites test-fuse-$1-asan test-fuse-$1-tsan
 endef
@@ -385,7 +399,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(if $(FUSE_HERE),install-fuse) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins install-handlers $(FUSE_HERE:%=install-%) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -402,9 +416,13 @@ install-handlers: $(HANDLER_LIBS)
 .PHONY: install-handlers
 
 # mount(8) finds it there as the type fuse.userblk-passthrough.
-install-fuse: $(FUSE)
+install-fuse-passthrough: $(FUSE)
 	install -D -m 755 $(FUSE) $(DESTDIR)$(prefix)/bin/userblk-passthrough
-.PHONY: install-fuse
+.PHONY: install-fuse-passthrough
+
+install-fuse-disk: $(FUSE_DISK)
+	install -D -m 755 $(FUSE_DISK) $(DESTDIR)$(prefix)/bin/userblk-fuse-disk
+.PHONY: install-fuse-disk
 
 install-flow: $(FLOW)
 	install -D -m 755 $(FLOW) $(DESTDIR)$(prefix)/bin/userblk-flow
@@ -440,9 +458,10 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough fuse-disk ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
 	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
 	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
+	ln -sfn $(prefix)/bin/userblk-fuse-disk $(DESTDIR)$(prefix)/lib/userblk/fuse-disk/userblk-fuse-disk
 	ln -sfn $(prefix)/sbin/userblk-ublk $(DESTDIR)$(prefix)/lib/userblk/ublk/userblk-ublk
 	ln -sfn $(prefix)/sbin/userblk-buse $(DESTDIR)$(prefix)/lib/userblk/buse/userblk-buse
 	for p in $(PLUGINS); do ln -sfn $(plugindir)/nbdkit-userblk-$$p-plugin.so \
@@ -457,7 +476,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-flow userblk-s3) \
+	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-fuse-disk userblk-flow userblk-s3) \
 		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall

@@ -9,7 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
+from fuse_mount import (
+    DISK_PROGRAM,
+    MODES,
+    Mount,
+    ext4,
+    lacking_for_fuse,
+    lacking_for_mode,
+    launch,
+    rings_enabled,
+    start,
+)
 from nbdkit_server import PRELOAD, Nbdkit, checked, missing_components, plugin_path, run
 
 MIB = 1 << 20
@@ -139,13 +149,34 @@ def fuse_start(fuse_source: Path) -> Iterator[FuseStart]:
         mounts.append(start(fuse_source, point, *options, wrapper=wrapper))
         return mounts[-1]
 
+    yield begin
+    end(mounts)
+
+
+def end(mounts: list[Mount]) -> None:
+    """Unmounts cleanly what is still served; leaves nothing behind, however that goes."""
     with ExitStack() as stack:
-        yield begin
         for mount in mounts:
             stack.callback(mount.kill)
         for mount in mounts:
             if mount.process.poll() is None:
                 mount.unmount()
+
+
+@pytest.fixture
+def fuse_file(fuse_source: Path) -> Iterator[FuseStart]:
+    """fuse_file(DEVICE, PARAMETER..., options=(), wrapper=()) shows a device as a file; unmounts it as above."""
+    mounts: list[Mount] = []
+
+    def begin(*words: str, options: tuple[str, ...] = (), wrapper: tuple[str, ...] = ()) -> Mount:
+        point = fuse_source.with_name("file")
+        point.touch()
+        arguments = [*options, str(point), *words]
+        mounts.append(launch(DISK_PROGRAM, fuse_source / "disk", point, arguments, wrapper))
+        return mounts[-1]
+
+    yield begin
+    end(mounts)
 
 
 @pytest.fixture(params=[mode for mode in MODES if lacking_for_mode(mode) is None])

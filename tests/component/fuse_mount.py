@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""userblk-passthrough mounted over a small ext4 of its own, for the component tests."""
+"""userblk-passthrough mounted over a small ext4 of its own, and userblk-fuse-disk on a file, for the component tests."""
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TextIO
 from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
 
 PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
+DISK_PROGRAM = ROOT / os.environ.get("USERBLK_FUSE_DISK", "build/host/fuse-disk/userblk-fuse-disk")
 SUITES = ROOT / "build/deps/bin"
 ENABLE_RINGS = Path("/sys/module/fuse/parameters/enable_uring")
 RINGS_LOCK = Path("/run/lock/userblk-fuse-rings")
@@ -88,6 +90,7 @@ def lacking_for_mode(mode: str) -> str | None:
 class Mount:
     """A mounted file system: source below, point above."""
 
+    program: Path
     source: Path
     point: Path
     status: dict[str, str]
@@ -97,7 +100,7 @@ class Mount:
     def check(self) -> None:
         """The mount is a mount, and ours: otherwise a test would test the directory below."""
         kind = checked(["findmnt", "--noheadings", "--output", "FSTYPE", str(self.point)])
-        assert kind.strip() == "fuse.userblk-passthrough"
+        assert kind.strip() == f"fuse.{self.program.name}"
 
     def unmount(self) -> None:
         late = ""
@@ -111,7 +114,7 @@ class Mount:
             self.process.terminate()
             status = self.process.wait(STOP_TIMEOUT_S)
             late = f"fuse: failed to unmount {self.point}: Invalid argument\n"
-        errors = self.errors.read_text().removeprefix(late)
+        errors = re.sub(r"^\S+: counters:.*\n", "", self.errors.read_text().removeprefix(late))
         assert status == 0 and errors == "", f"exit {status}\n{errors}"
 
     def kill(self) -> None:
@@ -139,10 +142,32 @@ def is_alive(point: Path) -> bool:
     return True
 
 
-def parse_status(line: str) -> dict[str, str]:
-    program, ready, *pairs = line.split()
-    assert (program, ready) == ("userblk-passthrough:", "ready"), line
+def parse_status(line: str, program: str = "userblk-passthrough") -> dict[str, str]:
+    name, ready, *pairs = line.split()
+    assert (name, ready) == (f"{program}:", "ready"), line
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def launch(
+    program: Path, source: Path, point: Path, arguments: Sequence[str], wrapper: tuple[str, ...] = ()
+) -> Mount:
+    """Starts a program that mounts itself at point, and waits for its status line."""
+    errors = point.with_name(point.name + ".errors")
+    # A test in the background of a shell would hand down that they are ignored.
+    argv = ["env", "--default-signal=INT,HUP", *wrapper, str(program), *arguments]
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr)
+    assert process.stdout is not None
+    line = process.stdout.readline().decode()
+    mount = Mount(program, source, point, {}, process, errors)
+    try:
+        assert line, f"{argv}: exit {process.wait(STOP_TIMEOUT_S)}\n{errors.read_text()}"
+        mount.status = parse_status(line, program.name)
+        mount.check()
+    except BaseException:
+        mount.kill()
+        raise
+    return mount
 
 
 def start(
@@ -151,29 +176,27 @@ def start(
     *options: str,
     wrapper: tuple[str, ...] = (),
 ) -> Mount:
-    """Mounts source at point, and waits for the status line. What was asked for must have been granted."""
-    errors = point.with_name(point.name + ".errors")
-    # A test in the background of a shell would hand down that they are ignored.
-    signals = ("env", "--default-signal=INT,HUP")
-    argv = [*signals, *wrapper, str(PROGRAM), "--foreground", "-o", "allow_other,dev,suid", *options]
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen([*argv, str(source), str(point)], stdout=subprocess.PIPE, stderr=stderr)
-    assert process.stdout is not None
-    line = process.stdout.readline().decode()
-    mount = Mount(source, point, {}, process, errors)
-    if not line:
-        mount.kill()
-        raise AssertionError(f"{argv}: exit {process.returncode}\n{errors.read_text()}")
-    mount.status = parse_status(line)
+    """Mounts source at point. What was asked for must have been granted."""
+    arguments = ["--foreground", "-o", "allow_other,dev,suid", *options, str(source), str(point)]
+    mount = launch(PROGRAM, source, point, arguments, wrapper)
     try:
-        mount.check()
         for feature in ("passthrough", "io-uring"):
             asked = f"--{feature}" in options
-            assert mount.status[feature] == ("on" if asked else "off"), f"{feature}: {line}{errors.read_text()}"
+            told = f"{feature}: {mount.status}{mount.errors.read_text()}"
+            assert mount.status[feature] == ("on" if asked else "off"), told
     except BaseException:
         mount.kill()
         raise
     return mount
+
+
+def threads_that_wait(pid: int) -> int:
+    """How many threads of the process wait in the kernel to write to a frozen file system."""
+    count = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            count += "percpu_rwsem_wait" in (thread / "wchan").read_text()
+    return count
 
 
 @contextmanager
@@ -260,6 +283,30 @@ def wait_until(what: str, condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {STOP_TIMEOUT_S:.0f} s: {what}"
         time.sleep(0.02)
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    block = bytes((index * 7 + seed) % 251 for index in range(251 * 16))
+    return (block * (size // len(block) + 1))[:size]
+
+
+def direct(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_DIRECT | flags, 0o600)
+
+
+def aligned(data: bytes) -> mmap.mmap:
+    """Page-aligned memory that holds data."""
+    memory = mmap.mmap(-1, max(len(data), 1))
+    memory.write(data)
+    return memory
+
+
+def stat_errno(path: Path) -> int:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno or 0
+    return 0
 
 
 def as_user(uid: int, *argv: str, groups: str = "") -> subprocess.CompletedProcess[str]:

@@ -15,17 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, frozen, lacking_for_mode, wait_until
+from fuse_mount import Mount, aligned, direct, frozen, lacking_for_mode, pattern, wait_until
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
-
-
-def pattern(size: int, seed: int = 1) -> bytes:
-    block = bytes((index * 7 + seed) % 251 for index in range(251 * 16))
-    return (block * (size // len(block) + 1))[:size]
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * MIB + 17])
@@ -78,17 +73,6 @@ def test_mapped_and_written_data_agree(fuse: Mount) -> None:
     run(["sync", "-f", str(path)])
     below = (fuse.source / "file").read_bytes()
     assert (below[100:104], below[5000:5005], len(below)) == (b"maps", b"write", 8192)
-
-
-def direct(path: Path, flags: int = 0) -> int:
-    return os.open(path, os.O_RDWR | os.O_DIRECT | flags, 0o600)
-
-
-def aligned(data: bytes) -> mmap.mmap:
-    """Page-aligned memory that holds data."""
-    memory = mmap.mmap(-1, max(len(data), 1))
-    memory.write(data)
-    return memory
 
 
 @pytest.mark.parametrize("size", [512, 4096, 65536, MIB])

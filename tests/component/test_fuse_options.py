@@ -24,6 +24,8 @@ from fuse_mount import (
     lacking_for_fuse,
     lacking_for_mode,
     parse_status,
+    stat_errno,
+    threads_that_wait,
     unmount,
     wait_until,
 )
@@ -223,7 +225,7 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
         with frozen(fuse_source):
             searcher.stdin.write(b"\n")
             searcher.stdin.flush()
-            wait_until("the cache is being written", lambda: waits_for_the_thaw(mount.process.pid))
+            wait_until("the cache is being written", lambda: threads_that_wait(mount.process.pid))
             mount.process.kill()
         mount.process.wait(STOP_TIMEOUT_S)
         assert searcher.wait(STOP_TIMEOUT_S) == 1
@@ -235,20 +237,3 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
         raise
     finally:
         searcher.kill()
-
-
-def waits_for_the_thaw(pid: int) -> bool:
-    """A thread of the process waits in the kernel to write to a frozen file system."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it has ended
-            if "percpu_rwsem_wait" in (thread / "wchan").read_text():
-                return True
-    return False
-
-
-def stat_errno(path: Path) -> int:
-    try:
-        path.stat()
-    except OSError as error:
-        return error.errno or 0
-    return 0
