@@ -43,6 +43,7 @@ SYSTEMS = {
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
     "ublk-null": "ublk null",
+    "fuse-null": "FUSE null",
 }
 # The paper's order of rows within a device.
 WORKLOADS = tuple(

@@ -17,7 +17,7 @@ from .paths import CONFIGS
 
 FIGURE_AXES = ("block_size", "jobs")
 FIO_MODES = ("read", "randread", "write", "randwrite")
-KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "ublk", "command", "store")
+KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "fuse-disk", "ublk", "command", "store")
 ENGINES = ("fio", "flow", "failover", "sweep", "store")
 # What can be done to the server of which kinds of systems, by the best way that each has.
 EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
@@ -205,7 +205,7 @@ class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
     mode: of ublk: who serves requests. client: of store: fio's or the kernel's NBD client, or a file.
-    options, negotiated: of fuse: the daemon's, and what its status line must say.
+    options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
     """
 
@@ -595,16 +595,19 @@ def load_system(name: str) -> SystemConfig:
         return SystemConfig(name, kind)
     if kind == "command":
         return _command_system(name, table)
-    if kind == "fuse":
+    if kind in ("fuse", "fuse-disk"):
         negotiated = table.table("negotiated")
+        # A file is no block device: it holds no data that a workload could have of a device below.
+        of_device = ("device", "threads") if kind == "fuse-disk" else ()
         system = SystemConfig(
             name=name,
             kind=kind,
-            options=[str(option) for option in table.array("options")] if table.values.get("options") else [],
+            device=table.text("device", ("null",)) if of_device else "",
+            threads=table.integer("threads", 1) if of_device else 0,
+            options=table.texts("options", optional=True),
             negotiated={key: negotiated.text(key) for key in list(negotiated.values)},
         )
-        table.values.pop("options", None)
-        table.end(("name", "kind", "options", "negotiated"))
+        table.end(("name", "kind", *of_device, "options", "negotiated"))
         return system
     parameters = table.table("parameters", optional=True)
     if kind == "store":

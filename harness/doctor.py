@@ -21,6 +21,7 @@ BUILT = {
     "nbdkit": ("plugins", "plugins/{device}.so"),
     "tcmu": ("handlers", "tcmu-handlers/handler_userblk_{device}.so"),
     "fuse": ("fuse-passthrough", "fuse-passthrough/userblk-passthrough"),
+    "fuse-disk": ("fuse-disk", "fuse-disk/userblk-fuse-disk"),
     "ublk": ("ublk", "ublk/userblk-ublk"),
     "buse": ("buse", "buse/userblk-buse"),
 }

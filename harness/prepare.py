@@ -60,14 +60,14 @@ def discard_area(device: BlockDevice, area: int, seed: int) -> dict[str, object]
 
 
 def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:
-    """Write back and drop all caches. Raises PrepareError if pages of the first device's area stay."""
+    """Write back and drop all caches. Raises PrepareError if pages of the first device's area, if any, stay."""
     before = meminfo()
     os.sync()
     for device in devices:
         flush_cache(device.path)
     (VM / "drop_caches").write_text("3")
     after = meminfo()
-    share = cached_share(devices[0].path, area)
+    share = cached_share(devices[0].path, area) if devices else 0.0
     if share > CACHED_LIMIT:
         raise PrepareError(f"{devices[0].path}: {share:.0%} of the area is still cached after dropping caches")
     return {

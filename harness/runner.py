@@ -443,10 +443,10 @@ class Runner:
         if workload.event:
             return self.failover_job(entry, workload, running, directory), found | drop_caches(devices, area)
         job = Job(
-            argv=fio.argv(workload, profile, area, running.used.path, entry.seed, directory),
+            argv=fio.argv(workload, profile, area, running.target, entry.seed, directory),
             seconds=profile.ramp_s + profile.runtime_s,
             parse=lambda: fio.parse(directory / "fio.json", workload, profile),
-            synced=(running.used.path,),
+            synced=(running.target,),
             sync=os.fsync,
             area=area,
         )
@@ -655,7 +655,7 @@ class Runner:
             metrics = {}  # its timings are those of a slowed machine
         settings: dict[str, object] = dict(running.settings)
         settings |= preparation
-        settings |= before[running.used.name]
+        settings |= before.get(running.used.name, {})
         settings |= {"area_bytes": job.area, **limits}
         if job.memory:
             settings |= job.memory.settings()
@@ -677,7 +677,7 @@ class Runner:
             "device_io": mean_use(disks[0] if disks else None),
             "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
             "settings": settings,
-            "device_used": dataclasses.asdict(running.used),
+            "device_used": used_by(running, job.area),
         }
 
     def busy_warnings(self, quiet: bool = True) -> list[str]:
@@ -699,8 +699,13 @@ class Runner:
 
 
 def devices_of(running: Running) -> list[BlockDevice]:
-    """The device that the workload uses, and the one below."""
-    return [running.used] + ([running.backing] if running.backing else [])
+    """The device that the workload uses, and the one below; none where it uses a file."""
+    return [] if running.file else [running.used] + ([running.backing] if running.backing else [])
+
+
+def used_by(running: Running, area: int) -> dict[str, object]:
+    """What the workload opened, for the summary."""
+    return {"path": running.target, "size": area} if running.file else dataclasses.asdict(running.used)
 
 
 @undo

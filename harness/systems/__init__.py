@@ -10,7 +10,7 @@ from ..blockdev import BlockDevice
 from ..commands import Recorder
 from ..config import SystemConfig
 from ..teardown import Teardown
-from . import buse, command, fuse, native, nbdkit, tcmu, ublk
+from . import buse, command, fuse, fuse_disk, native, nbdkit, tcmu, ublk
 from .base import Context, Running, SystemError_, load_modules
 
 __all__ = ["Context", "Running", "SystemError_", "absent", "bring_up", "load_modules", "modules"]
@@ -21,6 +21,7 @@ _UP = {
     "nbdkit": nbdkit.up,
     "tcmu": tcmu.up,
     "fuse": fuse.up,
+    "fuse-disk": fuse_disk.up,
     "ublk": ublk.up,
     "command": command.up,
 }
@@ -30,6 +31,7 @@ _MODULES = {
     "nbdkit": nbdkit.MODULES,
     "tcmu": tcmu.MODULES,
     "fuse": fuse.MODULES,
+    "fuse-disk": fuse.MODULES,
     "ublk": ublk.MODULES,
 }
 

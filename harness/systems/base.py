@@ -67,6 +67,7 @@ class Context:
 class Running:
     """A system that is up. used: what the workload opens; server: 0 for native.
 
+    file: what it opens instead, a file that is no block device; used is then not touched.
     problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
     serve: mounts a file system of ours over one that is mounted, for one run; None: there is none.
     restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
@@ -74,6 +75,7 @@ class Running:
     """
 
     used: BlockDevice
+    file: Path | None = None
     backing: BlockDevice | None = None
     server: int = 0
     server_started: int = 0
@@ -84,6 +86,11 @@ class Running:
     serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
     restart: Callable[[], int] | None = None
     replace: Callable[[], int] | None = None
+
+    @property
+    def target(self) -> str:
+        """What a workload on the device opens."""
+        return str(self.file or self.used.path)
 
     def server_died(self) -> bool:
         started = start_time(self.server)

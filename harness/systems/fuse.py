@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""userblk-passthrough, our FUSE file system, over the ext4 of the native device: mounted anew for every run."""
+"""Our FUSE programs. userblk-passthrough, over the ext4 of the native device: mounted anew for every run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..commands import Recorder
+from ..commands import Process, Recorder
 from ..filesystem import mounted_type
 from ..interrupt import held
 from ..teardown import Teardown
@@ -16,24 +16,45 @@ MODULES = ("fuse",)
 PROGRAM = "userblk-passthrough"
 
 
-def status(text: str) -> dict[str, str]:
+def status(text: str, program: str = PROGRAM) -> dict[str, str]:
     """What the daemon's status line says, {} as long as there is none."""
     for line in text.splitlines():
         words = line.split()
-        if words[:2] == [f"{PROGRAM}:", "ready"]:
+        if words[:2] == [f"{program}:", "ready"]:
             return dict(word.split("=", 1) for word in words[2:] if "=" in word)
     return {}
 
 
-def fallbacks(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+def fallbacks(found: Mapping[str, str], wanted: Mapping[str, str], program: str = PROGRAM) -> list[str]:
     """What was not granted, or is not as the system's configuration says; a line each."""
-    lines = [f"{PROGRAM}: {name} was refused" for name, value in found.items() if value == "refused"]
+    lines = [f"{program}: {name} was refused" for name, value in found.items() if value == "refused"]
     for name, value in wanted.items():
         if name not in found:
-            lines.append(f"{PROGRAM}: its status line does not tell {name}")
+            lines.append(f"{program}: its status line does not tell {name}")
         elif found[name] not in (value, "refused"):
-            lines.append(f"{PROGRAM}: {name} is {found[name]} instead of {value}")
+            lines.append(f"{program}: {name} is {found[name]} instead of {value}")
     return lines
+
+
+def mount(
+    argv: Sequence[str], point: Path, negotiated: Mapping[str, str], recorder: Recorder, teardown: Teardown
+) -> tuple[Process, dict[str, str], Callable[[], list[str]]]:
+    """A daemon that serves what is mounted on point, what it said, and what may be wrong with it later."""
+    program = Path(argv[0]).name
+    with held():
+        daemon = recorder.spawn(argv, teardown=teardown)
+        teardown.push("unmount", path=str(point))  # before the daemon's end: what it caches is written then
+    output = recorder.directory / str(daemon.record["stdout"])
+    await_up(f"{program} is not ready", lambda: bool(status(output.read_text(errors="replace"), program)), daemon)
+    if not mounted_type(point).startswith("fuse"):
+        raise SystemError_(f"{point}: is no FUSE file system although {program} is ready")
+    found = status(output.read_text(errors="replace"), program)
+
+    def problems() -> list[str]:
+        gone = [] if mounted_type(point).startswith("fuse") else [f"{point} is no longer mounted"]
+        return fallbacks(found, negotiated, program) + gone
+
+    return daemon, found, problems
 
 
 def up(context: Context) -> Running:
@@ -43,19 +64,7 @@ def up(context: Context) -> Running:
 
     def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:
         argv = [str(program), "-f", *config.options, str(source), str(mountpoint)]
-        with held():
-            daemon = recorder.spawn(argv, teardown=teardown)
-            teardown.push("unmount", path=str(mountpoint))  # before the daemon's end: what it caches is written then
-        output = recorder.directory / str(daemon.record["stdout"])
-        await_up(f"{PROGRAM} is not ready", lambda: bool(status(output.read_text(errors="replace"))), daemon)
-        if not mounted_type(mountpoint).startswith("fuse"):
-            raise SystemError_(f"{mountpoint}: is no FUSE file system although {PROGRAM} is ready")
-        found = status(output.read_text(errors="replace"))
-
-        def problems() -> list[str]:
-            gone = [] if mounted_type(mountpoint).startswith("fuse") else [f"{mountpoint} is no longer mounted"]
-            return fallbacks(found, config.negotiated) + gone
-
+        daemon, found, problems = mount(argv, mountpoint, config.negotiated, recorder, teardown)
         return Running(
             used=context.device,
             server=daemon.pid,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""userblk-passthrough mounted over a small ext4 of its own, and userblk-fuse-disk on a file, for the component tests."""
+"""userblk-passthrough mounted over a small ext4 of its own, and userblk-fuse-disk on a file: for component tests."""
 
 from __future__ import annotations
 

@@ -43,11 +43,18 @@ def plan_for(*systems: str) -> Plan:
 
 
 def test_what_wants_fewer_cpus_is_brought_up_alone() -> None:
-    assert sorted(len(entries) for _, entries in plan_for("ublk-null").blocks()) == sorted(3 * [1, 1, 1, 1, 32])
+    for system in ("ublk-null", "fuse-null"):
+        assert sorted(len(entries) for _, entries in plan_for(system).blocks()) == sorted(3 * [1, 1, 1, 1, 32])
 
 
-def test_the_quick_profile_is_over_in_40_minutes() -> None:
-    assert estimate(plan_for()).seconds < 40 * 60
+def test_the_quick_profile_is_over_in_50_minutes() -> None:
+    assert estimate(plan_for()).seconds < 50 * 60
+
+
+def test_it_has_a_null_device_of_each_framework() -> None:
+    assert {load_system(name).kind for name in load_suite("buse-null").systems} == {
+        "buse", "nbdkit", "tcmu", "ublk", "fuse-disk",
+    }  # fmt: skip
 
 
 def test_a_profile_without_points_is_refused() -> None:

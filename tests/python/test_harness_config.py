@@ -79,7 +79,7 @@ def test_everything_shipped_loads() -> None:
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     unbacked = [name for name, system in systems.items() if not system.backed]
-    assert unbacked == ["buse-null", "nbdkit-null", "s3-null", "s3backer", "tcmu-null", "ublk-null"]
+    assert unbacked == ["buse-null", "fuse-null", "nbdkit-null", "s3-null", "s3backer", "tcmu-null", "ublk-null"]
     assert systems["nbdkit"].queue["scheduler"] == "none"
     commands = {name: system for name, system in systems.items() if system.kind == "command"}
     assert {"nbdkit-file", "qemu-nbd", "s3backer", "bdus"} <= commands.keys()
@@ -186,7 +186,7 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, buse, buse-null, fuse, native,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, buse, buse-null, fuse, fuse-null,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the FUSE daemon granted decides whether a run counts."""
+"""What the FUSE daemons granted decides whether a run counts; a device of ours as a file, brought up and measured."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+import test_harness_runner as runner
+from loops import MIB, loop
+from userblk.harness import paths
+from userblk.harness.blockdev import identify
+from userblk.harness.commands import Recorder
 from userblk.harness.config import load_system
-from userblk.harness.systems import fuse
+from userblk.harness.filesystem import mounted_type
+from userblk.harness.systems import SystemError_, bring_up, fuse
+from userblk.harness.teardown import Teardown, start_time
 
 LINE = (
     "userblk-passthrough: ready libfuse=3.17.2 protocol=7.41 writeback=on timeout=86400 splice=on clone-fd=off"
@@ -37,3 +51,79 @@ def test_what_was_asked_for_and_granted_is_no_fallback() -> None:
 def test_a_fallback_is_told(old: str, new: str, says: str) -> None:
     (line,) = fuse.fallbacks(fuse.status(LINE.replace(old, new)), WANTED)
     assert says in line
+
+
+# ---- userblk-fuse-disk --------------------------------------------------------------
+
+AREA = 16 * MIB
+PROGRAM = paths.HOST_BUILD / "fuse-disk/userblk-fuse-disk"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[str]:
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM.name} is not built; run: make fuse-disk")
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    (tmp_path / "image").mkdir()
+    with loop(tmp_path / "image", runner.SIZE) as path:
+        yield path
+
+
+def test_a_file_is_null_and_nothing_else() -> None:
+    system = load_system("fuse-null")
+    assert (system.kind, system.device, system.threads, system.backed) == ("fuse-disk", "null", 16, False)
+    assert (system.queue, system.parameters) == ({}, {})
+
+
+def test_a_device_is_served_as_a_file(device: str, tmp_path: Path) -> None:
+    recorder, build = Recorder(tmp_path / "commands"), str(paths.HOST_BUILD)
+    with bring_up(load_system("fuse-null"), identify(device), AREA, build, recorder, Teardown()) as running:
+        assert running.file and running.target == str(running.file)
+        assert recorder.records[0]["argv"] == [
+            "setpriv", "--pdeathsig", "TERM", "--",
+            str(PROGRAM), "--max-threads=16", "--clone-fd", running.target, "null", f"size={AREA}",
+        ]  # fmt: skip
+        assert running.file.stat().st_size == AREA and running.problems() == []
+        assert mounted_type(running.file) == "fuse.userblk-fuse-disk"
+        assert running.settings["threads"] == 16 and running.backing is None
+        assert running.server and not running.server_died()
+    assert not running.file.exists() and not start_time(running.server)
+
+
+def test_a_server_that_dies_is_noticed(device: str, tmp_path: Path) -> None:
+    recorder, build = Recorder(tmp_path / "commands"), str(paths.HOST_BUILD)
+    with bring_up(load_system("fuse-null"), identify(device), AREA, build, recorder, Teardown()) as running:
+        os.kill(running.server, signal.SIGKILL)
+        runner.wait_for(running.server_died)
+        with pytest.raises(OSError) as caught:
+            os.open(running.target, os.O_RDONLY)
+        assert caught.value.errno == errno.ENOTCONN
+    assert running.file and not os.path.lexists(running.file)
+
+
+def test_a_server_of_another_size_is_refused(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever else is mounted there."""
+    script = tmp_path / "fuse-disk/userblk-fuse-disk"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {PROGRAM} "$1" "$2" "$3" null size=1M\n')
+    script.chmod(0o755)
+    recorder = Recorder(tmp_path / "commands")
+    with pytest.raises(SystemError_, match=f"has 1048576 bytes, not {AREA}"):
+        with bring_up(load_system("fuse-null"), identify(device), AREA, str(tmp_path), recorder, Teardown()):
+            pass
+
+
+def test_it_is_measured_without_a_block_device(device: str, tmp_path: Path) -> None:
+    workloads = ["read-1j-16d-32k", "write-4j-16d-4k"]
+    plan = runner.plan_for(device, tmp_path / "c", suite="buse-null", systems=("fuse-null",), workloads=workloads)
+    code, events, err = runner.finish(runner.start(tmp_path / "c"))
+    assert (code, err) == (0, "") and events[-1]["done"] == len(plan.entries) == 2
+    for summary in runner.summaries(tmp_path / "c").values():
+        assert summary["valid"], summary["invalid"]
+        used, settings, metrics = summary["device_used"], summary["settings"], summary["metrics"]
+        assert isinstance(used, dict) and isinstance(settings, dict) and isinstance(metrics, dict)
+        assert used["size"] == settings["area_bytes"] == runner.SIZE and used["path"].endswith("/disk")
+        assert settings["negotiated"]["parallel-writes"] == "on"
+        assert metrics["throughput_mbps"] > 0 and metrics["server_cpu_percent"] > 0
+        assert summary["device_io"] is None and summary["backing_io"] is None

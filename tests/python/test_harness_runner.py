@@ -40,6 +40,7 @@ def plan_for(
     directory: Path,
     *,
     runtime_s: int = 1,
+    suite: str = "bdus-block",
     systems: tuple[str, ...] = ("native",),
     workloads: list[str] = WORKLOADS,
     repetitions: int = 1,
@@ -58,7 +59,7 @@ def plan_for(
         "half_width": half_width,
     }
     plan = make_plan(
-        suite=load_suite("bdus-block"),
+        suite=load_suite(suite),
         profile=dataclasses.replace(profile, **changes),  # type: ignore[arg-type]
         systems=[load_system(name) for name in systems],
         devices=[Device("sata", device, str(SIZE))],

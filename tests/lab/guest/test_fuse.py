@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The FUSE file system on the guest's own kernel, with Debian's own libfuse."""
+"""The FUSE file system, and a device as a file, on the guest's own kernel, with Debian's own libfuse."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, RELEASE, run
+from conftest import BUILD, LIMIT, RELEASE, Up, run
+from userblk.harness.config import load_system
 
 PROGRAM = Path(BUILD, "fuse-passthrough/userblk-passthrough").resolve()
 MODES = {"default": (), "nocache": ("--nocache",), "passthrough": ("--passthrough",)}
@@ -152,3 +154,22 @@ def test_killed_daemon(mode: str, start: Start, mountpoint: Path) -> None:
     while stuck():
         assert time.monotonic() < deadline, stuck()
         time.sleep(0.1)
+
+
+def test_a_null_device_as_a_file(up: Up) -> None:
+    """As suite buse-null measures it: what it needs was granted."""
+    if RELEASE == "bullseye":
+        pytest.skip("libfuse: userblk-fuse-disk needs 3.12")
+    with up(load_system("fuse-null")) as running:
+        assert running.problems() == []
+        for mode in ("read", "write"):
+            run(
+                ["fio", "--name=null", f"--filename={running.target}", f"--rw={mode}", "--bs=64k", "--direct=1",
+                 "--ioengine=io_uring", "--iodepth=16", "--numjobs=2", "--thread", "--allow_file_create=0",
+                 "--number_ios=200", "--end_fsync=1"]
+            )  # fmt: skip
+        os.kill(running.server, signal.SIGKILL)
+        deadline = time.monotonic() + LIMIT
+        while stat_errno(Path(running.target)) != errno.ENOTCONN:
+            assert time.monotonic() < deadline, "no ENOTCONN"
+            time.sleep(0.1)
