@@ -12,16 +12,11 @@
  *   create NAME   delete NAME   rollback NAME   list
  *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   gc
  *
-<<<<<<< HEAD
+ * An argument --clients-of=SESSION says that it has those of an earlier server.
+ *
  * TAG 0 is told when the volume is open. It is closed at the end of the input; exit status 1: not
  * all that was written is stored. What goes wrong before is told on standard error and with exit
  * status 2.
-=======
- * An argument --clients-of=SESSION says that it has those of an earlier server.
- *
- * TAG 0 is told when the volume is open. It is closed at the end of the input. What goes wrong
- * before is told on standard error and with exit status 2.
->>>>>>> 2d08727 (Refuse to go on with the clients of an S3 server that was killed)
  */
 #include <errno.h>
 #include <inttypes.h>
