@@ -98,7 +98,8 @@ def test_a_server_that_dies_is_noticed(device: str, tmp_path: Path) -> None:
         runner.wait_for(running.server_died)
         with pytest.raises(OSError) as caught:
             os.open(running.target, os.O_RDONLY)
-        assert caught.value.errno == errno.ENOTCONN
+        # The first, of the last thread's end; the second, of whoever was under way then.
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     assert running.file and not os.path.lexists(running.file)
 
 
