@@ -58,7 +58,9 @@ $(DEPS): configs/host-packages.txt tests/requirements.txt
 
 # ---- objects ----------------------------------------------------------------
 
-BACKEND_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/*.c))
+BACKEND_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out backends/program.c,$(wildcard backends/*.c)))
+# What only programs of their own need, not what others load.
+PROGRAM_OBJ := $(B)/backends/program.o
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
@@ -237,7 +239,7 @@ FUSE_DISK := $(B)/fuse-disk/userblk-fuse-disk
 FUSE_DISK_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-disk/*.c))
 CPPFLAGS_fuse-disk = -DFUSE_USE_VERSION=314 $(shell pkg-config --cflags fuse3)
 
-$(FUSE_DISK): $(FUSE_DISK_OBJS) $(BACKEND_OBJS)
+$(FUSE_DISK): $(FUSE_DISK_OBJS) $(PROGRAM_OBJ) $(BACKEND_OBJS)
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3)
 
 fuse-disk: $(FUSE_DISK) ## build the server of devices as files through FUSE (needs libfuse3-dev)
@@ -351,7 +353,7 @@ bench-ublk: $(RUBLK) ## measure userblk-ublk against rublk in the lab, in pairs 
 BUSE := $(B)/buse/userblk-buse
 BUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard buse/*.c))
 
-$(BUSE): $(BUSE_OBJS) $(BACKEND_OBJS)
+$(BUSE): $(BUSE_OBJS) $(PROGRAM_OBJ) $(BACKEND_OBJS)
 	$(COMPILE) $^ -o $@ $(LDFLAGS)
 
 buse: $(BUSE) ## build the sequential server on Linux's nbd driver

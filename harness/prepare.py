@@ -103,11 +103,10 @@ def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
     for name, value in (("dirty_background", background), ("dirty", dirty)):
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
-        before = {str(old): old.read_text().strip()}
-        others = settings_put_back()
-        before = {path: others[path] for path in (str(size), str(ratio)) if path in others} or before
-        for path, was in before.items():
-            teardown.push("restore_setting", path=path, value=was)
+        value_now = old.read_text().strip()  # before the look at what others noted: who sets it has noted it first
+        noted = settings_put_back()
+        path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
+        teardown.push("restore_setting", path=path, value=noted.get(path, value_now))
         write_setting(size, str(value))
 
 

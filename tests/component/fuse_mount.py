@@ -309,6 +309,14 @@ def stat_errno(path: Path) -> int:
     return 0
 
 
+def sought(descriptor: int, offset: int, whence: int) -> int:
+    """Where lseek(2) ends, or its error, negative."""
+    try:
+        return os.lseek(descriptor, offset, whence)
+    except OSError as error:
+        return -(error.errno or 0)
+
+
 def as_user(uid: int, *argv: str, groups: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command as uid, with the group of the same number and the supplementary groups."""
     return run(

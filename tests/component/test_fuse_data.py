@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, aligned, direct, frozen, lacking_for_mode, pattern, wait_until
+from fuse_mount import Mount, aligned, direct, frozen, lacking_for_mode, pattern, sought, wait_until
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -142,22 +142,14 @@ def test_data_and_holes(fuse: Mount) -> None:
     with path.open("rb") as file:
         descriptor = file.fileno()
         # The last close(2) is told to the daemon a little later.
-        wait_until("nobody writes", lambda: seek(descriptor, 0, os.SEEK_DATA) != -errno.EINVAL)
-        assert seek(descriptor, 0, os.SEEK_DATA) == MIB
-        assert seek(descriptor, MIB, os.SEEK_HOLE) == MIB + 8192
-        assert seek(descriptor, 2 * MIB, os.SEEK_DATA) == -errno.ENXIO
-        assert seek(descriptor, 2 * MIB, os.SEEK_HOLE) == 2 * MIB
+        wait_until("nobody writes", lambda: sought(descriptor, 0, os.SEEK_DATA) != -errno.EINVAL)
+        assert sought(descriptor, 0, os.SEEK_DATA) == MIB
+        assert sought(descriptor, MIB, os.SEEK_HOLE) == MIB + 8192
+        assert sought(descriptor, 2 * MIB, os.SEEK_DATA) == -errno.ENXIO
+        assert sought(descriptor, 2 * MIB, os.SEEK_HOLE) == 2 * MIB
         with path.open("ab"):
             expected = -errno.EINVAL if fuse.status["writeback"] == "on" else MIB
-            assert seek(descriptor, 0, os.SEEK_DATA) == expected
-
-
-def seek(descriptor: int, offset: int, whence: int) -> int:
-    """The position, or a negative errno."""
-    try:
-        return os.lseek(descriptor, offset, whence)
-    except OSError as error:
-        return -(error.errno or 0)
+            assert sought(descriptor, 0, os.SEEK_DATA) == expected
 
 
 def test_new_data_is_never_a_hole(fuse: Mount) -> None:
@@ -170,8 +162,8 @@ def test_new_data_is_never_a_hole(fuse: Mount) -> None:
             file.close()  # the mapping goes on
             mapped[2 * MIB : 2 * MIB + 6] = b"mapped"
             with path.open("rb") as again:
-                assert seek(again.fileno(), 0, os.SEEK_DATA) in (MIB, -errno.EINVAL)
-                assert seek(again.fileno(), MIB + MIB // 2, os.SEEK_DATA) in (2 * MIB, -errno.EINVAL)
+                assert sought(again.fileno(), 0, os.SEEK_DATA) in (MIB, -errno.EINVAL)
+                assert sought(again.fileno(), MIB + MIB // 2, os.SEEK_DATA) in (2 * MIB, -errno.EINVAL)
             checked(["cp", "--sparse=auto", str(path), str(fuse.point / "to")])
     copied = (fuse.point / "to").read_bytes()
     assert (copied[MIB : MIB + 7], copied[2 * MIB : 2 * MIB + 6]) == (b"written", b"mapped")

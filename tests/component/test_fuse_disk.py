@@ -23,6 +23,7 @@ from fuse_mount import (
     frozen,
     lacking_for_fuse,
     pattern,
+    sought,
     stat_errno,
     threads_that_wait,
     unmount,
@@ -342,14 +343,6 @@ def test_holes_are_found(fuse_source: Path, fuse_file: FuseStart) -> None:
     finally:
         os.close(above)
         os.close(below)
-
-
-def sought(descriptor: int, offset: int, whence: int) -> int:
-    """Where lseek(2) ends, or its error, negative."""
-    try:
-        return os.lseek(descriptor, offset, whence)
-    except OSError as error:
-        return -(error.errno or 0)
 
 
 def test_null_is_one_hole(fuse_file: FuseStart) -> None:
