@@ -30,6 +30,9 @@
 /* What comes by the device once the rings serve is forgets: those of this time come together. */
 #define FORGETS_NS 1000000
 
+/* Bytes of a write that is done at once when no other request is there. */
+#define MAX_AT_ONCE (128 << 10)
+
 #define PAGE		  4096
 #define MIN_PAYLOAD	  8192 /* FUSE_MIN_READ_BUFFER */
 #define DEFAULT_MAX_PAGES 32
@@ -82,6 +85,8 @@ struct queue {
 	int event; /* eventfd: it is time to start, or to stop */
 	void *memory;
 	size_t memory_size;
+	unsigned at_hand; /* completions, of which one is at work */
+	unsigned writes;  /* under way in the ring */
 	struct entry entries[DEPTH];
 };
 
@@ -211,12 +216,43 @@ static void start_fsync(struct entry *entry)
 	submit_answer(entry, 0, 0);
 }
 
+/* The I/O of entry ended with result: a write, or what broke the link to its answer. */
+static void end_io(struct entry *entry, unsigned mark, int result)
+{
+	size_t length = result < 0 ? 0 : (size_t)result;
+
+	if (mark == IO_WRITE && result >= 0) {
+		struct fuse_write_out out = {.size = (uint32_t)result};
+
+		memcpy(entry->payload, &out, sizeof(out));
+		length = sizeof(out);
+	}
+	submit_answer(entry, result < 0 ? result : 0, length);
+}
+
+/*
+ * Does a write at once: by the ring, a worker of the kernel completes it and
+ * wakes this thread. Returns whether all of it was written; not where it had to
+ * wait for the file's lock or for space, while nobody of this CPU is served.
+ */
+static bool write_at_once(struct entry *entry, int fd, uint32_t size, uint64_t offset)
+{
+	struct iovec iov = {entry->payload, size};
+	ssize_t length = pwritev2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+
+	if (length != (ssize_t)size)
+		return false;
+	end_io(entry, IO_WRITE, (int)length);
+	return true;
+}
+
 /*
  * A write for O_DIRECT, which waits for the device. The answer needs the memory
  * of the data, so it cannot be prepared. Returns whether it was one.
  */
 static bool start_write(struct entry *entry)
 {
+	struct queue *queue = entry->queue;
 	const struct fuse_write_in *arg = (const void *)entry->header->op_in;
 	struct fuse_file_info fi = {
 		.fh = arg->fh,
@@ -229,7 +265,11 @@ static bool start_write(struct entry *entry)
 	if (fd == file_fd(&fi) || (arg->write_flags & FUSE_WRITE_KILL_SUIDGID))
 		return false;
 	caller_keep_setid();
-	sqe = new_sqe(entry->queue);
+	if (queue->at_hand == 1 && queue->writes == 0 && arg->size <= MAX_AT_ONCE &&
+		write_at_once(entry, fd, arg->size, arg->offset))
+		return true;
+	queue->writes++;
+	sqe = new_sqe(queue);
 	io_uring_prep_write(sqe, fd, entry->payload, arg->size, arg->offset);
 	io_uring_sqe_set_data64(sqe, (uintptr_t)entry | IO_WRITE);
 	return true;
@@ -269,20 +309,6 @@ static void start_request(struct entry *entry)
 	}
 	entry->unique = in->unique;
 	process(entry, in);
-}
-
-/* The I/O of entry ended with result: a write, or what broke the link to its answer. */
-static void end_io(struct entry *entry, unsigned mark, int result)
-{
-	size_t length = result < 0 ? 0 : (size_t)result;
-
-	if (mark == IO_WRITE && result >= 0) {
-		struct fuse_write_out out = {.size = (uint32_t)result};
-
-		memcpy(entry->payload, &out, sizeof(out));
-		length = sizeof(out);
-	}
-	submit_answer(entry, result < 0 ? result : 0, length);
 }
 
 /* ---- answers from libfuse ---- */
@@ -333,6 +359,8 @@ static bool complete(uint64_t data, int result)
 	if (!entry)
 		return false; /* rings_stop() */
 	if (data & IO_MARKS) {
+		if (data & IO_WRITE)
+			entry->queue->writes--;
 		end_io(entry, data & IO_MARKS, result);
 	} else if (result == 0) {
 		start_request(entry);
@@ -375,6 +403,7 @@ static void *serve_queue(void *arg)
 		unsigned head, done = 0;
 
 		io_uring_submit_and_wait(&queue->ring, 1);
+		queue->at_hand = io_uring_cq_ready(&queue->ring);
 		io_uring_for_each_cqe(&queue->ring, head, cqe)
 		{
 			alive = complete(io_uring_cqe_get_data64(cqe), cqe->res) && alive;
