@@ -705,7 +705,7 @@ test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-s
 # make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...
 BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $(CONFIRM),--confirm '$(CONFIRM)') \
 	$(if $(PROFILE),--profile $(PROFILE)) $(if $(REPS),--reps $(REPS)) $(if $(MAX_REPS),--max-reps $(MAX_REPS)) \
-	$(if $(WARM_UP),--warm-up $(WARM_UP)) $(if $(CONTROL),--control) $(if $(COSTS),--costs) $(if $(SUITE),--suite $(SUITE)) \
+	$(if $(WARM_UP),--warm-up $(WARM_UP)) $(if $(CONTROL),--control) $(if $(COSTS),--costs) $(if $(INSTRUCTIONS),--instructions) $(if $(SUITE),--suite $(SUITE)) \
 	$(if $(SYSTEMS),--systems '$(SYSTEMS)') $(if $(WORKLOADS),--workloads '$(WORKLOADS)') \
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(STORE),--store '$(STORE)') $(if $(DRY_RUN),--dry-run)
@@ -719,6 +719,10 @@ test-lab: s3-server ## the lab itself, then our disks and file systems on its re
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab
+
+test-lab-instructions: ## counts of instructions, which repeat beside other load
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_instructions.py
+.PHONY: test-lab-instructions
 
 test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
@@ -738,7 +742,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
 LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
-	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
+	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
 	LAB_KERNEL=backports $(MAKE) --no-print-directory test-lab

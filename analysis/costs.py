@@ -28,6 +28,7 @@ TITLES = {
     "server_syscalls_per_op": "Syscalls of the server",
     "server_switches_per_op": "Context switches of the server",
     "server_instructions_per_op": "Instructions of the server",
+    "machine_instructions_per_op": "Instructions of the whole machine",
     "device_requests_per_op": "Requests to its disk",
     "device_bytes_per_op": "Bytes to its disk",
     "backing_requests_per_op": "Requests to the device below",

@@ -35,6 +35,7 @@ PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
+LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
 LAB_STORE_MIB = 8192
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
@@ -78,6 +79,16 @@ def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
     return Place(False, "its kernel has what is needed and devices are named")
 
 
+def place_of_counting(where: str, named: bool) -> Place:
+    """Where instructions are counted. Raises ConfigError."""
+    if where == "host" or named:
+        raise ConfigError(
+            "instructions: the lab's emulated CPU counts them, over a disk in memory;"
+            " leave --where, --sata, --nvme and --confirm out"
+        )
+    return Place(True, "its emulated CPU counts instructions")
+
+
 def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Device]:
     """A store that is started for the campaign, once for each latency; or the user's own. Raises ConfigError."""
     if given:
@@ -86,7 +97,10 @@ def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Devic
     return [Device(f"store-{ms}ms", "", "", ms) for ms in latencies_ms]
 
 
-def lab_devices() -> list[Device]:
+def lab_devices(count_instructions: bool = False) -> list[Device]:
+    """Its SSDs; where instructions are counted a disk in memory, which no thread of the host's serves."""
+    if count_instructions:
+        return [Device("ram", *LAB_RAM)]
     return [Device(name, path, serial) for name, (path, serial) in LAB_DISKS.items()]
 
 
@@ -202,6 +216,8 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    if plan.profile.instructions:
+        lab += ["--count-instructions"]
     if plan.suite.on_store:  # which is in memory
         lab += ["--memory", str(LAB_STORE_MIB)]
     if plan.with_files:  # which no control group limits there

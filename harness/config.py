@@ -163,7 +163,8 @@ class Profile:
 
     A cell is measured repetitions times, and again up to max_repetitions times as long as a half width of its
     intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what harness/steady.py
-    finds beyond them, unless fixed_warm_up (which is no key of the file but what --warm-up says).
+    finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up says,
+    instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
     interval_ms: of the samples of the machine; series_ms: of the workload's own series.
     """
 
@@ -184,6 +185,7 @@ class Profile:
     files: FilesProfile
     store: StoreProfile
     fixed_warm_up: bool = False
+    instructions: bool = False
 
 
 @dataclass(frozen=True)
@@ -565,7 +567,7 @@ def load_profile(name: str) -> Profile:
             overhead_s=store.number("overhead_s"),
         ),
     )
-    table.end([name for name in Profile.__dataclass_fields__ if name != "fixed_warm_up"])
+    table.end([name for name in Profile.__dataclass_fields__ if name not in ("fixed_warm_up", "instructions")])
     if profile.max_repetitions < profile.repetitions:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
     files.end(tuple(FilesProfile.__dataclass_fields__))

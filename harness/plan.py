@@ -42,6 +42,10 @@ STORE_FILL_BYTES_PER_S = 60_000_000  # of filling a volume over a store, the sam
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 COUNTING = 0  # the repetition in which costs are counted, and no timing is used
+COUNTED = ("fio", "sweep")  # engines of workloads of which instructions can be counted
+COUNTED_AREA = 448 << 20  # bytes of the disk in memory
+COUNTED_RUNTIME_S = 2  # of the guest's time: idle is counted in hundredths of a second
+COUNTED_SLOWDOWN = 8  # of an emulated CPU that counts, for the estimate only
 
 CellId = tuple[str, str, str, str]  # device, suite, system, workload
 
@@ -157,13 +161,14 @@ def make_plan(
     max_repetitions: int | None = None,
     warm_up_s: int | None = None,
     count_costs: bool = False,
+    count_instructions: bool = False,
     workloads: Sequence[str] | None = None,
 ) -> Plan:
     """Lay a campaign out. build: directory of plugins/ and tcmu-handlers/, relative to the checkout.
 
     seed None: a new one. repetitions: just so many; max_repetitions: more than the profile's where intervals are
-    wide, at most so many. count_costs: a round before the first in which costs are counted. warm_up_s: discarded
-    instead of what is found. workloads: None: all of the suite.
+    wide, at most so many. count_costs: a round before the first in which costs are counted. count_instructions:
+    such a round alone. warm_up_s: discarded instead of what is found. workloads: None: all of the suite.
     """
     host = host or re.sub(r"[^a-z0-9._-]", "-", platform.node().lower()) or "host"
     for kind, name in (("campaign", campaign), ("host", host), *(("device", d.id) for d in devices)):
@@ -171,6 +176,8 @@ def make_plan(
             raise ConfigError(f"{kind}={name}: use lower case letters, digits, '.', '_' and '-'")
     if not systems or not devices:
         raise ConfigError("nothing to run: name at least one system and one device")
+    if count_instructions:
+        profile = _of_counted(profile, suite, devices)
     for device in devices:
         if device.id not in profile.area and not suite.on_store:
             known = ", ".join(profile.area)
@@ -231,11 +238,27 @@ def make_plan(
         devices={device.id: device for device in devices},
         entries=(),
     )
-    if count_costs:
+    if count_costs or count_instructions:
         plan = _round(plan, COUNTING)
-    for _ in range(profile.repetitions):
+    for _ in range(0 if count_instructions else profile.repetitions):
         plan = extend(plan)
     return plan
+
+
+def _of_counted(profile: Profile, suite: Suite, devices: Sequence[Device]) -> Profile:
+    """The profile where instructions are counted. Raises ConfigError."""
+    for workload in suite.workloads:
+        if workload.engine not in COUNTED:
+            raise ConfigError(f"suite={suite.name}: instructions are counted of block workloads only; use bdus-block")
+    return dataclasses.replace(
+        profile,
+        ramp_s=0,
+        runtime_s=COUNTED_RUNTIME_S,
+        overhead_s=COUNTED_SLOWDOWN * profile.overhead_s,
+        bring_up_s=COUNTED_SLOWDOWN * profile.bring_up_s,
+        area={device.id: COUNTED_AREA for device in devices},
+        instructions=True,
+    )
 
 
 def _with_variables(
@@ -337,6 +360,7 @@ def estimate(plan: Plan) -> Estimate:
             else:
                 times = workload.timing.get(profile.name)
                 seconds = sum(times.values()) if times else profile.ramp_s + profile.runtime_s
+                seconds *= COUNTED_SLOWDOWN if profile.instructions else 1
                 each.append(seconds + profile.overhead_s)
                 written[first.device] += area if backed and workload.writes else 0
         each[-len(entries)] += start

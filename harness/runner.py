@@ -99,10 +99,15 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     return {name: None if value is None else round(value, 3) for name, value in values}
 
 
-def costs(use: Use, operations: float) -> dict[str, float]:
-    """What an operation of the workload cost, as far as the kernel counts it: no timings."""
+def costs(use: Use, operations: float, counted_ns: bool = False) -> dict[str, float]:
+    """
+    What an operation of the workload cost, as far as the kernel counts it: no timings. counted_ns: on the one CPU
+    of this machine an instruction takes a nanosecond.
+    """
     if not operations:
         return {}
+    if counted_ns:
+        return {"machine_instructions_per_op": round((use.duration_s - use.idle_s) * 1e9 / operations)}
     found = {f"server_{name}_per_op": value for name, value in use.counts.items()}
     for prefix, disk in zip(("device", "backing"), use.disks, strict=False):
         found[f"{prefix}_requests_per_op"] = (disk.read_kops + disk.write_kops) * 1e3 * use.duration_s
@@ -566,7 +571,8 @@ class Runner:
             held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
             server = running.server or None
             interval_s = job.interval_s or profile.interval_ms / 1e3
-            counted = stack.enter_context(counters.counting(server, entry.repetition == COUNTING))
+            events = entry.repetition == COUNTING and not profile.instructions  # which counting syscalls takes itself
+            counted = stack.enter_context(counters.counting(server, events))
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
             origin = time.monotonic()
             process = recorder.spawn(job.argv)
@@ -628,6 +634,7 @@ class Runner:
         cost: dict[str, float] = {}
         warm_up: dict[str, object] | None = None
         use = None
+        begin = origin
         if result:
             problems += result.problems
             warnings += result.warnings
@@ -648,9 +655,10 @@ class Runner:
             warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp}
             if result.warm_up.steady is False:
                 warnings.append(f"not steady: {result.warm_up.reason}")
-        whole = sampler.use(-math.inf, math.inf)
+        # Where all of the machine is counted, without the start of the workload's program.
+        whole = sampler.use(begin if profile.instructions else -math.inf, math.inf)
         if result and whole and entry.repetition == COUNTING:
-            cost = costs(whole, result.operations)
+            cost = costs(whole, result.operations, profile.instructions)
         if entry.repetition == COUNTING:
             metrics = {}  # its timings are those of a slowed machine
         settings: dict[str, object] = dict(running.settings)
@@ -682,6 +690,8 @@ class Runner:
 
     def busy_warnings(self, quiet: bool = True) -> list[str]:
         """What else keeps this machine, or a guest's host, busy. quiet: nothing of ours runs at the moment."""
+        if self.plan.profile.instructions:
+            return []  # it does not matter
         try:
             load = json.loads((self.directory / "host-load.json").read_text())
             other = float(load["other_cpu_percent"])

@@ -73,9 +73,13 @@ class DiskUse:
 
 @dataclass(frozen=True)
 class Use:
-    """Means over a span of duration_s seconds. server_cpu_percent: 100 = one CPU. counts: what could be counted."""
+    """
+    Means over a span of duration_s seconds. idle_s: of all CPUs. server_cpu_percent: 100 = one CPU. counts: what could
+    be counted.
+    """
 
     duration_s: float
+    idle_s: float
     cpu_percent: float
     steal_percent: float
     server_cpu_percent: float | None
@@ -106,6 +110,7 @@ def use_between(a: Sample, b: Sample) -> Use:
         server = 100 * (b.server - a.server) / TICKS / seconds
     return Use(
         duration_s=seconds,
+        idle_s=(cpu[IDLE] + cpu[IOWAIT]) / TICKS,
         cpu_percent=min(100.0, 100 * (total - cpu[IDLE] - cpu[IOWAIT] - cpu[STEAL]) / total),
         steal_percent=100 * cpu[STEAL] / total,
         server_cpu_percent=server,

@@ -29,8 +29,9 @@ def lay_out(
     for word, value in (("--sata", args.sata), ("--nvme", args.nvme)):
         if value:
             raise ConfigError(f"suite={suite.name}: it needs no device; leave {word} out")
-    if args.costs:
-        raise ConfigError(f"suite={suite.name}: its costs are not counted; leave --costs out")
+    for word, asked in (("--costs", args.costs), ("--instructions", args.instructions)):
+        if asked:
+            raise ConfigError(f"suite={suite.name}: its costs are not counted; leave {word} out")
     if args.where == "lab" and args.store:
         raise ConfigError("where=lab: the lab reaches no other machine; leave --store out")
     place = Place(args.where == "lab", "as asked" if args.where == "lab" else "the suite needs no kernel module")

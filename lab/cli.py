@@ -86,7 +86,8 @@ def run_main(arguments: Sequence[str]) -> int:
         description="Boot the lab's guest and run one command in it, as root, in /userblk (this checkout,"
         " read-only). Its standard output, standard error and exit code are this command's own.",
         epilog="The command finds LAB=1, LAB_SATA and LAB_NVME (two empty emulated SSDs), LAB_RELEASE, LAB_KERNEL"
-        " and LAB_ACCEL (tcg or kvm) in its environment. Everything it leaves outside /results is lost."
+        " and LAB_ACCEL (tcg, kvm, or icount, which has LAB_RAM, a disk in memory, too) in its environment."
+        " Everything it leaves outside /results is lost."
         f" Exit code {EXIT_TIMEOUT}: the command was ended by --timeout; {EXIT_DIED}: the guest did not boot, or"
         " died; 2: wrong usage or the lab could not be built.",
     )
@@ -94,7 +95,12 @@ def run_main(arguments: Sequence[str]) -> int:
     add_kernel(parser)
     add_extra(parser, "read-only, and its program setup runs before the command")
     parser.add_argument("--memory", type=int, default=Options.memory, metavar="MIB", help="default: %(default)s")
-    parser.add_argument("--cpus", type=int, default=Options.cpus, metavar="N", help="default: %(default)s")
+    parser.add_argument("--cpus", type=int, metavar="N", help=f"default: {Options.cpus}")
+    parser.add_argument(
+        "--count-instructions",
+        action="store_true",
+        help="emulate one CPU whose clock counts its instructions: 1 ns each, idle time is skipped",
+    )
     parser.add_argument(
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
     )
@@ -126,13 +132,15 @@ def run_main(arguments: Sequence[str]) -> int:
         parser.error("COMMAND is missing: name a program in the guest, as in `lab/run lsblk`")
     if args.memory < 512:
         parser.error(f"--memory={args.memory}: must be at least 512 (MiB)")
-    if args.cpus < 1:
+    if args.count_instructions and args.cpus:
+        parser.error(f"--cpus={args.cpus}: instructions are counted on one CPU; leave it out")
+    if args.cpus is not None and args.cpus < 1:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
     tree = ensure_tree(Variant(args.release, args.kernel))
     options = Options(
         command=tuple(command),
         memory=args.memory,
-        cpus=args.cpus,
+        cpus=args.cpus or (1 if args.count_instructions else Options.cpus),
         share=args.share,
         extra=args.extra,
         disk_size=args.disk_size,
@@ -141,6 +149,7 @@ def run_main(arguments: Sequence[str]) -> int:
         tty=args.tty,
         verbose=args.verbose,
         network=args.network,
+        count_instructions=args.count_instructions,
     )
     return run(tree, options)
 

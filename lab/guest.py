@@ -40,6 +40,14 @@ EXIT_DIED = 125  # the guest, not the command
 MIB = 1 << 20
 GIB = 1 << 30
 
+ACCELERATORS = {
+    "kvm": ["-accel", "kvm", "-cpu", "host"],
+    "tcg": ["-accel", "tcg,thread=multi", "-cpu", "max"],
+    # A nanosecond of the guest's is an instruction, or a moment in which all was idle: that is skipped.
+    "icount": ["-accel", "tcg,thread=single", "-cpu", "max", "-icount", "shift=0,sleep=off"]
+    + ["-rtc", "base=2026-01-01,clock=vm"],
+}
+
 HOST = "10.0.2.2"  # QEMU's user networking has this machine there, and gives the guest 10.0.2.15
 
 
@@ -58,6 +66,7 @@ class Options:
     tty: bool = False
     verbose: bool = False
     network: bool = False  # on which this machine's loopback interface is HOST
+    count_instructions: bool = False  # the guest's clock counts them
 
 
 @dataclass(frozen=True)
@@ -99,14 +108,16 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
         return f"/proc/self/fd/{number}"
 
     cmdline = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check cryptomgr.notests"
-    if accel == "tcg":
+    if accel != "kvm":
         cmdline += " mitigations=off"
+    if accel == "icount":
+        cmdline += " norandmaps nokaslr"
     disk = "format=raw,discard=unmap,detect-zeroes=off,cache=unsafe,aio=threads,if=none"
     checkout = str(CHECKOUT).replace(",", ",,")
     argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     memory = f"{options.memory}M,maxmem={options.memory + ROOT_SPACE}M"
     argv += ["-machine", "q35,i8042=off", "-smp", str(options.cpus), "-m", memory]
-    argv += ["-accel", "kvm", "-cpu", "host"] if accel == "kvm" else ["-accel", "tcg,thread=multi", "-cpu", "max"]
+    argv += ACCELERATORS[accel]
     argv += ["-kernel", str(tree.vmlinux), "-initrd", fd(wiring.initrd), "-append", cmdline]
     argv += ["-chardev", f"file,id=console,path={fd(wiring.console)}", "-serial", "chardev:console"]
 
@@ -424,7 +435,7 @@ def report(guest: Guest, message: str) -> None:
 
 def run(tree: Tree, options: Options) -> int:
     """Boot, run the command with its output on ours, return its exit code."""
-    accel = choose_accel(tree)
+    accel = "icount" if options.count_instructions else choose_accel(tree)
     for left in reversed(range(BOOT_TRIES)):
         try:
             return run_once(tree, accel, options)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from userblk.analysis import costs
 
 from .. import config, environment, hosts, interrupt, load, paths, progress
 from .. import store_commands as stores
@@ -31,6 +32,7 @@ from ..campaign import (
     host_devices,
     lab_devices,
     missing_modules,
+    place_of_counting,
     prepare_lab,
     runner_argv,
 )
@@ -47,12 +49,14 @@ from .common import (
     print_json,
     say,
     show_bytes,
+    write_file,
 )
 from .results import print_reports, print_tables, reports_of, tables_of, write_reports, write_tables
 
 TICK = 0.5  # s
 LOAD_LOOK = 1.0  # s, before a campaign
 BLOCKS_SHOWN = 12
+COSTS = "costs.csv"
 LOG = "userblk.log"  # of a detached campaign, in its directory
 NATIVE = "native"
 SYSTEMS = f"{NATIVE},nbdkit,tcmu"
@@ -82,6 +86,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_repetitions": args.max_reps,
         "warm_up_s": args.warm_up,
         "count_costs": args.costs,
+        "count_instructions": args.instructions,
         "workloads": list_of(args.workloads),
     }
 
@@ -96,13 +101,16 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     if options["suite"].on_store:
         return stores.lay_out(args, options, campaign_name)
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
-    place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
+    if args.instructions:
+        place = place_of_counting(args.where, bool(named))
+    else:
+        place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
         raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
-    devices = lab_devices() if place.lab else host_devices(named, args.confirm)
+    devices = lab_devices(args.instructions) if place.lab else host_devices(named, args.confirm)
     if not any(system.backed for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
-    cpus = LAB_CPUS if place.lab else os.cpu_count() or 1
+    cpus = (1 if args.instructions else LAB_CPUS) if place.lab else os.cpu_count() or 1
     fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
@@ -121,6 +129,8 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     """The same for several hosts. Raises ConfigError."""
     if args.sata or args.nvme or args.confirm or args.where != "auto":
         raise ConfigError(f"hosts={args.hosts}: it names the devices; leave --sata, --nvme, --confirm and --where out")
+    if args.instructions:
+        raise ConfigError(f"hosts={args.hosts}: instructions are counted in the lab; leave --hosts out")
     options = make_options(args)
     if options["suite"].on_store:
         raise ConfigError(f"hosts={args.hosts}: suite {args.suite} needs no devices; run it on each host")
@@ -191,6 +201,8 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
 
 def _how_often(plan: Plan) -> str:
     profile = plan.profile
+    if profile.instructions:
+        return "one of each cell, which counts instructions"
     text = f"{profile.repetitions} of each cell"
     if profile.max_repetitions > profile.repetitions:
         text += f", up to {profile.max_repetitions} while a half width is over {profile.half_width:g} %"
@@ -325,6 +337,11 @@ def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
 def show_results(directory: Path, as_json: bool) -> None:
     """Write a campaign's tables, and print them unless standard output is for programs."""
     tables, reports = tables_of(directory), reports_of(directory)
+    if counted := [] if tables or reports else costs.load_costs(directory):
+        write_file(directory / COSTS, costs.as_csv(counted))
+        if not as_json:
+            Console().print("", costs.terminal(counted), sep="\n")
+        say(f"Results are in {directory}, costs in {COSTS} there.")
     if tables or reports:
         written = write_tables(tables, directory) if tables else []
         written += write_reports(reports, directory)
@@ -374,7 +391,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
     try:
         time.sleep(LOAD_LOOK)
         busy = others.percent()
-        if busy > load.BUSY:
+        if busy > load.BUSY and not plan.profile.instructions:
             say(f"Other programs take {busy:.0f} % of a CPU: results are worth little, runs made so get a warning.")
         if plan.emulated:
             load.write(directory, busy)
@@ -422,6 +439,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--costs", action="store_true", help="also count what operations cost, in a run of each cell of its own"
+    )
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="instead of measuring, count the instructions that an operation takes on the whole machine: in the lab,"
+        " whose emulated CPU counts them, over a disk in memory; other load does not matter",
     )
     parser.add_argument(
         "--systems",

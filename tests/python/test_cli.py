@@ -68,6 +68,11 @@ def small_plan(**changes: object) -> Plan:
         (["run", *LAB, "--dry-run", "--suite", "failover", "--systems", "buse"], "system=buse: none"),
         (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
         (["plan", "--where", "host"], "--sata"),
+        (["plan", "--instructions", "--where", "host"], "instructions: the lab's emulated CPU counts them"),
+        (["plan", "--instructions", "--nvme", "/dev/null"], "instructions: the lab's emulated CPU counts them"),
+        (["plan", "--instructions", "--suite", "bdus"], "suite=bdus: instructions are counted of block workloads"),
+        (["plan", "--instructions", "--suite", "s3"], "suite=s3: its costs are not counted; leave --instructions out"),
+        (["plan", "--instructions", "--hosts", "example"], "instructions are counted in the lab; leave --hosts out"),
         (["resume", "nosuch"], "nosuch"),
         (["table", "nosuch"], "nosuch"),
         (["table", "paper", "--format", "nosuch"], "nosuch"),
@@ -300,3 +305,18 @@ def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
     plan = json.loads(result.stdout)["plan"]
     assert len(plan["devices"]) == 1
     assert {w["cpus"] for w in plan["suite"]["workloads"]} == {0, 1, 2}
+
+
+# ---- instructions --------------------------------------------------------------------------
+
+
+def test_counting_instructions_is_one_round_over_memory(tmp_path: Path) -> None:
+    done = userblk("plan", "--instructions", "--workloads", "seq-read-1th-4k", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert [device["path"] for device in plan["devices"].values()] == ["$LAB_RAM"]
+    assert {(entry["device"], entry["repetition"]) for entry in plan["entries"]} == {("ram", 0)}
+    assert len(plan["entries"]) == 3
+    made = small_plan(count_instructions=True, devices=lab_devices(True))
+    assert "--count-instructions" in runner_argv(made, tmp_path) and made.profile.ramp_s == 0
+    assert "--count-instructions" not in runner_argv(small_plan(), tmp_path)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from userblk.harness.runner import costs
 from userblk.harness.samplers import TICKS, Sample, Sampler, at, use_between
 
 DISK = [0.0] * 17
@@ -65,3 +66,11 @@ def test_sampling_this_process(tmp_path: Path) -> None:
 
 def test_a_server_that_is_gone_has_no_share() -> None:
     assert use_between(sample(0, 0, 0, 3), sample(1, 1, 1, None)).server_cpu_percent is None
+
+
+def test_where_an_instruction_takes_a_nanosecond() -> None:
+    """What of 2 s the one CPU was not idle, through 1000 operations."""
+    use = use_between(sample(10, 0, 0, None), sample(12, 1.5 * TICKS, 0.5 * TICKS, None))
+    assert use.idle_s == 0.5
+    assert costs(use, 1000, counted_ns=True) == {"machine_instructions_per_op": 1.5e6}
+    assert "machine_instructions_per_op" not in costs(use, 1000)

@@ -230,6 +230,11 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     assert any("id=extra,path=/c,,d," in word and word.endswith("readonly=on") for word in shared)
     assert shared[shared.index("-accel") + 1] == "kvm"
 
+    counting = guest.qemu_argv(tree, "icount", options, WIRING)
+    assert counting[counting.index("-accel") + 1] == "tcg,thread=single"
+    assert counting[counting.index("-icount") + 1] == "shift=0,sleep=off"
+    assert "nokaslr" in counting[counting.index("-append") + 1] and "nokaslr" not in argv[argv.index("-append") + 1]
+
 
 def test_arguments_reach_the_shell_of_the_guest_whole(tmp_path: Path) -> None:
     words = ("printf", "%s\n", "a b", "it's", '"$HOME"', "", "new\nline")
