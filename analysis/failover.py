@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .report import Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .summaries import SummaryError
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -31,7 +31,7 @@ NOTES = (
     "Requests failed, blocks lost (acknowledged writes that were not read back): mean of all runs.",
     "Longest stall: the longest time that a request took. Back at 90 %: from the event until the mean of 1 s was 90 %"
     " of the throughput before, at a resolution of 0.1 s.",
-    "±: half width of the 95 % confidence interval.",
+    INTERVALS,
     "nbd: connections are given to the kernel again; what the server had is sent again after 10 s, the timeout chosen."
     " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"
     " the server had, or it is quiesced (Linux 6.16) when it is replaced.",
@@ -152,7 +152,8 @@ def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequen
         axis.axvline(0, color="black", linewidth=0.8, linestyle="--")
         axis.set_ylabel("kop/s")
         axis.set_ylim(bottom=0)
-        axis.set_title(f"{SYSTEMS.get(system, system)}, {len(runs)} runs", loc="left", fontsize=9)
+        runs_text = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        axis.set_title(f"{SYSTEMS.get(system, system)}, {runs_text}", loc="left", fontsize=9)
     axes[-1].set_xlim(left=-BEFORE_S)
     axes[-1].set_xlabel("seconds from the event")
     figure.suptitle(title, fontsize=10)

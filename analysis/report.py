@@ -20,6 +20,7 @@ from .statistics import Interval, mean_interval
 from .summaries import COUNTING, SCHEMA, SummaryError, warnings_note
 
 NO_VALUE = "-"
+INTERVALS = "±: half width of the 95 % confidence interval, which a single run has not."
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .report import Report, interval_fields, interval_of, place, summaries_of
+from .report import INTERVALS, Report, interval_fields, interval_of, place, summaries_of
 from .statistics import Interval
 from .summaries import SummaryError
 from .table import ordered
@@ -36,7 +36,7 @@ SYSTEMS = {
 AXES = {"block_size": "block size", "jobs": "jobs"}
 NOTES = (
     "MB/s, 10^6 bytes; of writes until all was flushed. seq: sequential, rand: random; depth: of each job.",
-    "±: half width of the 95 % confidence interval.",
+    INTERVALS,
 )
 WIDTH, HEIGHT = 3.4, 2.4  # inches of a panel
 

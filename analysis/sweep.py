@@ -13,7 +13,7 @@ from typing import Any
 
 from userblk.harness.paths import CONFIGS
 
-from .report import NO_VALUE, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import INTERVALS, NO_VALUE, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .table import SYSTEMS, ordered
 
 SUITE = "buse-null"
@@ -22,7 +22,7 @@ POINT = re.compile(r"(\w+)-(\d+)j-(\d+)d-(\d+[km]?)")
 SCALING = re.compile(r"(\w+)-(\d+)cpu")
 NOTES = (
     "Sequential fio, io_uring, direct, on null devices: the ceiling of each framework. GB/s, 10^9 bytes.",
-    "±: half width of the 95 % confidence interval.",
+    INTERVALS,
 )
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 

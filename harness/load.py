@@ -14,6 +14,7 @@ from pathlib import Path
 
 FILE = "host-load.json"
 PERIOD = 2.0  # s between two measurements
+BYTES = 128
 BUSY = 50.0  # % of one CPU: more than this before a campaign is worth a word
 
 
@@ -72,7 +73,11 @@ class OtherLoad:
 
 
 def write(directory: Path, percent: float) -> None:
-    """Replace directory/host-load.json."""
+    """
+    Replace directory/host-load.json. It always has BYTES bytes: a guest that reads it just then by 9p may still know
+    the size of the file before, and Linux 6.12 asks for ever for what is missing of that.
+    """
     temporary = directory / f"{FILE}.new"
-    temporary.write_text(json.dumps({"time": time.time(), "other_cpu_percent": round(percent, 1)}) + "\n")
+    text = json.dumps({"time": time.time(), "other_cpu_percent": round(percent, 1)})
+    temporary.write_text(text.ljust(BYTES - 1) + "\n")
     temporary.rename(directory / FILE)

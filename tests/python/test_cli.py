@@ -290,6 +290,11 @@ def test_own_work_is_no_load(tmp_path: Path) -> None:
         worker.wait()
     load.write(tmp_path, percent)
     assert json.loads((tmp_path / load.FILE).read_text())["other_cpu_percent"] == round(percent, 1)
+    sizes = set()
+    for percent in (0.0, 7.25, 100.0 * 1024):
+        load.write(tmp_path, percent)
+        sizes.add((tmp_path / load.FILE).stat().st_size)
+    assert sizes == {load.BYTES}  # a guest may read the new one with the size of the old
 
 
 def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
