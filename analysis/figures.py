@@ -26,6 +26,7 @@ from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Metric, Table
 
 DPI = 200
 INCH = 25.4  # mm
+SIDE_BY_SIDE = 4  # systems whose names fit beside each other in a heat map
 WIDTH = 178 / INCH  # of a page with two columns
 SETTINGS = {
     "svg.hashsalt": "userblk",
@@ -102,11 +103,14 @@ def heat_map(table: Table) -> Figure:
     """Every difference to native: a panel for each metric, a column for each system."""
     systems = [system for system in table.systems if system != NATIVE]
     count = len(table.rows)
-    figure = _figure(20 + 3.9 * count)
+    # Names that do not fit beside each other are slanted, which takes 10 mm more.
+    slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if len(systems) > SIDE_BY_SIDE else {}
+    head = 10 if slant else 0
+    figure = _figure(20 + head + 3.9 * count)
     _title(figure, f"Table {table.number}: difference to native, darker red is worse, blue is better", table.emulated)
     height = figure.get_figheight() * INCH
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.04})
-    figure.subplots_adjust(left=0.205, right=0.995, top=1 - 15 / height, bottom=3 / height)
+    figure.subplots_adjust(left=0.205, right=0.93 if slant else 0.995, top=1 - (15 + head) / height, bottom=3 / height)
     devices = [device for device, _ in table.rows]
     borders = [y for y in range(1, count) if devices[y] != devices[y - 1]]
     for axes, metric in zip(all_axes, METRICS, strict=True):
@@ -126,8 +130,8 @@ def heat_map(table: Table) -> Figure:
         axes.set_xlim(0, max(1, len(systems)))
         axes.set_ylim(count, 0)
         axes.xaxis.tick_top()
-        axes.set_xticks([x + 0.5 for x in range(len(systems))], [SYSTEMS.get(name, name) for name in systems])
-        axes.set_title(f"{metric.title} ({'points' if metric.points else '%'})", pad=14)
+        axes.set_xticks([x + 0.5 for x in range(len(systems))], [SYSTEMS.get(name, name) for name in systems], **slant)
+        axes.set_title(f"{metric.title} ({'points' if metric.points else '%'})", pad=14 + 2.8 * head)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_yticks([])

@@ -163,8 +163,7 @@ def _draw_points(
                     label = SYSTEMS.get(system, system)
                     axis.plot(*zip(*line, strict=True), marker="o", markersize=3, color=f"C{number}", label=label)
             axis.set_xscale("log", base=2)
-            axis.set_xticks(sizes, [f"{size >> 10}k" for size in sizes])
-            axis.set_ylim(bottom=0)
+            axis.set_xticks(sizes, [f"{size >> 20}m" if size >> 20 else f"{size >> 10}k" for size in sizes])
             axis.set_title(f"depth {depth}, jobs {count}", fontsize=9)
     figure.supylabel("GB/s", fontsize=9)
     figure.supxlabel("block size", fontsize=9)
@@ -197,7 +196,6 @@ def _draw_scaling(
                     marker="o", markersize=4, capsize=3, color=f"C{number}", label=SYSTEMS.get(system, system),
                 )  # fmt: skip
         axis.set_xticks(sorted({cpus for m, cpus in scaling if m == mode}))
-        axis.set_ylim(bottom=0)
         axis.set_xlabel("CPUs")
         axis.set_title(mode, fontsize=9)
     axes[0].set_ylabel("GB/s")
@@ -205,7 +203,11 @@ def _draw_scaling(
 
 
 def _finish(figure: Any, axis: Any, title: str, paths: Sequence[Path]) -> None:
-    """Legend, title and files of a matplotlib figure, for which there are no types."""
+    """
+    Legend, title and files of a matplotlib figure, for which there are no types. All axes share axis's y, whose
+    beginning is set when all has been drawn: that fixes its end, too.
+    """
+    axis.set_ylim(bottom=0)
     axis.legend(fontsize=7)
     figure.suptitle(title, fontsize=10)
     for path in paths:

@@ -164,11 +164,13 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     early = [one for one in intervals if one.start < warm_up.cut_s]
     before = min(operations, sum(one.operations for one in early))
     left, span = operations - before, (seconds - warm_up.cut_s) or 1.0
-    waited = latency["mean"] / 1e3 * operations - sum(one.operations * one.latency_us for one in early)
+    # As many requests wait at any time (Little's law). What fio logs of latencies weighs operations wrongly where
+    # some are a thousand times as long as others, as buffered writes are.
+    waited = latency["mean"] / 1e3 * operations * span / seconds if seconds else 0.0
     return Result(
         throughput_kops=left / span / 1e3,
         throughput_mbps=result_bytes * (left / operations if operations else 0.0) / span / 1e6,
-        latency_us=max(0.0, waited) / left if left else 0.0,
+        latency_us=waited / left if left else 0.0,
         duration_s=span if seconds else 0.0,
         operations=left,
         warm_up=warm_up,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from userblk.analysis import report, sweep
@@ -104,3 +105,24 @@ def test_a_campaign_without_it_has_no_report(tmp_path: Path) -> None:
     assert sweep.reports(tmp_path) == []
     write_run(tmp_path, "ublk-null", "read-1j-4d-4k", 1, 1.0)
     assert [one.name for one in sweep.reports(tmp_path)] == ["buse-null"]
+
+
+def test_panels_show_the_highest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share an axis, of which the first one drawn must not fix the end."""
+    for depth, mbps in ((1, 100.0), (16, 5000.0)):
+        write_run(tmp_path, "ublk-null", f"read-1j-{depth}d-1m", 1, mbps)
+    for mode, mbps in (("read", 100.0), ("write", 5000.0)):
+        write_run(tmp_path, "ublk-null", f"{mode}-1cpu", 1, mbps)
+    figures: list[Any] = []
+    finish = sweep._finish
+
+    def seen(figure: Any, *rest: Any) -> None:
+        finish(figure, *rest)
+        figures.append(figure)
+
+    monkeypatch.setattr(sweep, "_finish", seen)
+    report.draw(sweep.reports(tmp_path), tmp_path)
+    assert len(figures) == 2
+    for figure in figures:
+        assert {axis.get_ylim()[0] for axis in figure.axes} == {0.0}
+        assert all(axis.get_ylim()[1] >= 5.0 for axis in figure.axes)

@@ -61,6 +61,15 @@ def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     assert kept.warm_up.cut_s == 0 and kept.throughput_kops == pytest.approx(1.7)
 
 
+def test_latencies_that_were_logged_wrongly_do_not_count(tmp_path: Path) -> None:
+    """A window of fio's log had 31 ms, the last of a hundred operations: as buffered writes wait now and then."""
+    slow = [(100, 500, 31_000_000)] + [(100 * i, 500, 1_000_000) for i in range(2, 5)]
+    write_logs(tmp_path, slow + [(100 * i, 2000, 250_000) for i in range(5, 21)])
+    latency = {"N": 3400, "mean": (200 * 1_000_000 + 3200 * 250_000) / 3400}
+    result = parse(tmp_path, report(total_ios=3400, io_bytes=3400 * 4096, lat_ns=latency))
+    assert result.warm_up.cut_s == 0.4 and result.latency_us == pytest.approx(250)
+
+
 def test_the_series_adds_threads_up(tmp_path: Path) -> None:
     """One logs every 100 ms, another was held up and logs when it can, a third's part was done after 0.5 s."""
     steady = [(100 * i, 1000, 200_000) for i in range(1, 21)]
