@@ -41,6 +41,11 @@ class Report:
     figures: Mapping[str, Callable[[Sequence[Path]], None]] = field(default_factory=dict)
 
 
+def size_text(size: int) -> str:
+    """Of a block, in bytes: as fio writes it."""
+    return f"{size >> 20}m" if size % (1 << 20) == 0 else f"{size >> 10}k"
+
+
 def summaries_of(directory: Path, suite: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Directory and summary of every finished run of a suite in a campaign. Raises SummaryError."""
     for done in sorted(directory.glob(f"*/*/{suite}/*/*/*/DONE")):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .report import INTERVALS, Report, interval_fields, interval_of, place, summaries_of
+from .report import INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
 from .statistics import Interval
 from .summaries import SummaryError
 from .table import ordered
@@ -59,10 +59,6 @@ class Place:
     def panel(self, axis: str) -> tuple[int, int, int]:
         """What it has in common with the other values of its panel."""
         return self.depth, 0 if axis == "jobs" else self.jobs, 0 if axis == "block_size" else self.block_size
-
-
-def size_text(size: int) -> str:
-    return f"{size >> 20}m" if size % (1 << 20) == 0 else f"{size >> 10}k"
 
 
 def parse_workload(name: str, store: str) -> tuple[str, Place]:

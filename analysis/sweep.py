@@ -13,7 +13,17 @@ from typing import Any
 
 from userblk.harness.paths import CONFIGS
 
-from .report import INTERVALS, NO_VALUE, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import (
+    INTERVALS,
+    NO_VALUE,
+    Report,
+    interval_fields,
+    interval_of,
+    interval_text,
+    place,
+    size_text,
+    summaries_of,
+)
 from .table import SYSTEMS, ordered
 
 SUITE = "buse-null"
@@ -163,7 +173,7 @@ def _draw_points(
                     label = SYSTEMS.get(system, system)
                     axis.plot(*zip(*line, strict=True), marker="o", markersize=3, color=f"C{number}", label=label)
             axis.set_xscale("log", base=2)
-            axis.set_xticks(sizes, [f"{size >> 20}m" if size >> 20 else f"{size >> 10}k" for size in sizes])
+            axis.set_xticks(sizes, [size_text(size) for size in sizes])
             axis.set_title(f"depth {depth}, jobs {count}", fontsize=9)
     figure.supylabel("GB/s", fontsize=9)
     figure.supxlabel("block size", fontsize=9)

@@ -137,7 +137,7 @@ def costs_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
     found = costs.load_costs(directory)
     if not found:
-        raise ConfigError(f"{directory}: no costs were counted; run a campaign with --costs")
+        raise ConfigError(f"{directory}: no costs were counted; run a campaign with --costs or --instructions")
     if args.json:
         print_json(costs.rows(found))
     elif args.csv:

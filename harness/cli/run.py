@@ -68,6 +68,10 @@ FILE_SYSTEMS = "fuse"  # and these by default, where the suite has workloads for
 
 def make_options(args: argparse.Namespace) -> dict[str, Any]:
     """What the options ask for of a plan, wherever it runs; arguments of make_plan(). Raises ConfigError."""
+    for word in ("reps", "max_reps", "warm_up", "control", "costs") if args.instructions else ():
+        if getattr(args, word) not in (None, False):
+            word = word.replace("_", "-")
+            raise ConfigError(f"instructions: they are counted once, and nothing else is measured; leave --{word} out")
     suite = config.load_suite(args.suite, args.profile)
     profile = config.load_profile(args.profile)
     if args.store and not suite.on_store:

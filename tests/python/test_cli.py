@@ -69,6 +69,8 @@ def small_plan(**changes: object) -> Plan:
         (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
         (["plan", "--where", "host"], "--sata"),
         (["plan", "--instructions", "--where", "host"], "instructions: the lab's emulated CPU counts them"),
+        (["plan", "--instructions", "--reps", "2"], "nothing else is measured; leave --reps out"),
+        (["plan", "--instructions", "--costs"], "nothing else is measured; leave --costs out"),
         (["plan", "--instructions", "--nvme", "/dev/null"], "instructions: the lab's emulated CPU counts them"),
         (["plan", "--instructions", "--suite", "bdus"], "suite=bdus: instructions are counted of block workloads"),
         (["plan", "--instructions", "--suite", "s3"], "suite=s3: its costs are not counted; leave --instructions out"),
