@@ -15,7 +15,9 @@
 #define SEARCH_STEPS 128
 #define EMERGENCY    64 /* descriptors closed at once when the process has no more */
 
-#define FD_MASK	 UINT32_MAX
+/* inode.fd; CLOSING is set when a close is considered, and taken away by each new user. */
+#define FD_MASK	 ((uint64_t)INT32_MAX)
+#define CLOSING	 (UINT64_C(1) << 31)
 #define ONE_USER (UINT64_C(1) << 32)
 
 /* Known inodes, by hash. */
@@ -110,7 +112,7 @@ static bool pin(struct inode *inode)
 	do {
 		if (fd_in(state) == -1)
 			return false;
-	} while (!atomic_compare_exchange_weak(&inode->fd, &state, state + ONE_USER));
+	} while (!atomic_compare_exchange_weak(&inode->fd, &state, (state & ~CLOSING) + ONE_USER));
 	return true;
 }
 
@@ -133,7 +135,13 @@ static bool close_fd_of(struct inode *inode)
 
 	if (state >= ONE_USER || atomic_exchange(&inode->used, false))
 		return false;
-	/* An unlinked file lives by its descriptors alone. */
+	/*
+	 * An unlinked file lives by its descriptors alone. A removal may begin and
+	 * end after the look at the links, so no user may have come since.
+	 */
+	if (!atomic_compare_exchange_strong(&inode->fd, &state, state | CLOSING))
+		return false;
+	state |= CLOSING;
 	if (fstat(fd, &st) == -1 || st.st_nlink == 0)
 		return false;
 	if (!inode->handle) {
@@ -205,7 +213,8 @@ static void install(struct inode *inode, int fd)
 
 	for (;;) {
 		if (fd_in(state) != -1) {
-			if (atomic_compare_exchange_weak(&inode->fd, &state, state + ONE_USER)) {
+			if (atomic_compare_exchange_weak(
+				    &inode->fd, &state, (state & ~CLOSING) + ONE_USER)) {
 				close(fd);
 				return;
 			}

@@ -30,7 +30,7 @@ struct inode {
 	ino_t ino;
 	uint64_t generation;	    /* differs for every inode of this process */
 	uint64_t lookups;	    /* the kernel's references and ours */
-	atomic_uint_fast64_t fd;    /* users << 32 | descriptor + 1; 0 in the low half: none */
+	atomic_uint_fast64_t fd;    /* users, a bit, descriptor + 1 (0: none): see inodes.c */
 	struct file_handle *handle; /* constant once set, which is before fd goes */
 	uint32_t slot;		    /* in the list of open descriptors */
 	atomic_bool used;	    /* since the search for victims came by */

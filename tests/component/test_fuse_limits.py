@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from time import sleep
 
 import pytest
 from fuse_mount import NOBODY, Mount, as_user, start, unmount
@@ -132,6 +133,33 @@ def test_removals_while_the_first_descriptors_are_closed(fuse_source: Path, fuse
             assert seen.result() == FILES
         assert [os.fstat(descriptor).st_nlink for descriptor in opened] == [0] * len(opened)
         assert [Path(f"/proc/self/fd/{descriptor}").read_text() for descriptor in opened] == victims
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_a_file_removed_while_its_descriptor_is_to_be_closed_is_kept(
+    fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    """The removal ends between the look at the links of the file and the close."""
+    slow = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
+    slow = (*slow, "-e", "trace=name_to_handle_at", "-e", "inject=name_to_handle_at:delay_exit=5000")
+    (fuse_source / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    victims = [f"victim{number}" for number in range(100)]
+    for name in victims:
+        (fuse_source / name).write_text(name)
+    mount = fuse_start("--nocache", wrapper=(*slow, *FEW_FILES))
+    opened = [os.open(mount.point / name, os.O_PATH) for name in victims]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            crowd = sorted(os.listdir(fuse_source / "crowd"))[:400]
+            seen = pool.submit(lambda: [os.stat(mount.point / "crowd" / name) for name in crowd])
+            for name in victims:
+                (mount.point / name).unlink()
+                sleep(0.005)
+            assert len(seen.result()) == len(crowd)
+        assert [os.fstat(descriptor).st_nlink for descriptor in opened] == [0] * len(opened)
     finally:
         for descriptor in opened:
             os.close(descriptor)
