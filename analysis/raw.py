@@ -25,11 +25,11 @@ from userblk.harness.workloads import fio
 from .histogram import Bins, merged
 from .summaries import Campaign, Run, SummaryError, read_json
 
-SCHEMA = 1
+SCHEMA = 2
 POINTS = 200  # at most, of a series
 CACHE = "cache"
 PARALLEL = 200  # runs to read from which on it is worth processes of its own
-SOURCES = {"fio": ("fio.json", "fio_iops.log", "fio_lat.log"), "flow": ("flow.json",)}
+SOURCES = {"fio": ("fio.json", fio.IOPS_LOG), "flow": ("flow.json",)}
 
 Key = tuple[str, str, str, str, str]  # host, suite, device, workload, system
 
@@ -77,22 +77,23 @@ def _series(intervals: Sequence[Interval], group: int) -> tuple[list[float | Non
         part = intervals[at : at + group]
         operations = sum(one.operations for one in part)
         kops.append(round(operations / sum(one.end - one.start for one in part) / 1e3, 6))
-        waited = sum(one.operations * one.latency_us for one in part)
+        waited = sum(one.waited_us for one in part)
         latency.append(round(waited / operations, 6) if operations else None)
     return kops, latency
 
 
 def _fio(directory: Path, interval_s: float, group: int) -> Details:
     job = read_json(directory / "fio.json")["jobs"][0]
-    bins = merged({int(k): n for k, n in job[side]["clat_ns"].get("bins", {}).items()} for side in ("read", "write"))
-    return Details(*_series(fio.series(directory, interval_s), group), bins)
+    sides = job["read"], job["write"]
+    bins = merged({int(k): n for k, n in side["clat_ns"].get("bins", {}).items()} for side in sides)
+    waiting = sum(map(fio.under_way, sides))
+    return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
 
 
 def _flow(directory: Path, interval_s: float, group: int, measured_s: float) -> Details:
     found = [one for one in read_json(directory / "flow.json")["intervals"] if one["end_s"] > one["start_s"]]
     intervals = [
-        Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / max(1, one["ops"]) / 1e3)
-        for one in found
+        Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found
     ]
     # What was measured is the end of it.
     begin = intervals[-1].end - measured_s - interval_s / 2 if intervals else 0.0

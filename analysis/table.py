@@ -78,7 +78,7 @@ MARK_TEXT = {
     " (NVMe writes 10 %), CPU 5 points",
     Mark.SINGLE: "a single run, so no interval",
     Mark.UNSTEADY: "throughput of one of the runs was not steady after its warm-up",
-    Mark.SAME: "no significant difference to native (Welch's test at 5 %, Holm's correction over the table)",
+    Mark.SAME: "no significant difference to native (Welch's test of this cell alone, at 5 %)",
     Mark.INVALID: "invalid runs, shown by their number and left out of the mean",
 }
 
@@ -213,6 +213,8 @@ def make_cell(
         elif ratio := ratio_interval(sample, native):
             difference = ratio.scaled(100.0, -100.0)
     marks = _marks(metric, device, workload, len(sample), invalid, mean, difference, files)
+    if p is not None and p > ALPHA:
+        marks |= {Mark.SAME}
     return Cell(len(sample), invalid, mean, difference, marks, p)
 
 
@@ -227,9 +229,20 @@ def _corrected(cells: Mapping[CellKey, Cell]) -> dict[CellKey, Cell]:
         ]
         adjusted = holm([cells[key].p or 0.0 for key in tested])
         for key, p_holm in zip(tested, adjusted, strict=True):
-            same = {Mark.SAME} if p_holm > ALPHA else set()
-            corrected[key] = replace(cells[key], p_holm=p_holm, marks=cells[key].marks | same)
+            corrected[key] = replace(cells[key], p_holm=p_holm)
     return corrected
+
+
+def _tested(cells: Mapping[CellKey, Cell]) -> tuple[str, ...]:
+    """A note: how many differences a test of their own shows, and how many are left after the correction."""
+    tested = [cell for key, cell in cells.items() if key[2] != CONTROL and cell.p_holm is not None]
+    if not tested:
+        return ()
+    alone = sum(cell.p <= ALPHA for cell in tested if cell.p is not None)
+    return (
+        f"{alone} of {len(tested)} differences to native are significant by tests of their own (Welch, 5 %),"
+        f" {sum(cell.significant for cell in tested)} after Holm's correction over the table.",
+    )
 
 
 @dataclass(frozen=True)
@@ -324,8 +337,9 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
                 if key[:3] in unsteady:
                     cell = replace(cell, marks=cell.marks | {Mark.UNSTEADY})
                 cells[key] = cell
+    cells = _corrected(cells)
     emulated = any(run.emulated for run in runs)
-    notes = _notes(runs, valid, seed)
+    notes = _notes(runs, valid, seed) + _tested(cells)
     if files:
         notes += (FLOWOPS, *(f"The paper does not state it: {choice}." for choice in choices))
     return Table(
@@ -334,7 +348,7 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
         notes,
         rows,
         systems,
-        _corrected(cells),
+        cells,
         emulated,
         host=_one(runs, "host"),
         suite=_one(runs, "suite"),

@@ -34,12 +34,12 @@ FIXED = "fixed"
 
 @dataclass(frozen=True)
 class Interval:
-    """What a workload completed between two times (s after its ramp). latency_us: mean, 0 without an operation."""
+    """What a workload completed between two times (s after its ramp). waited_us: the sum of the latencies."""
 
     start: float
     end: float
     operations: float
-    latency_us: float
+    waited_us: float
 
 
 @dataclass(frozen=True)

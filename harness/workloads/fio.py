@@ -16,6 +16,7 @@ from ..steady import Interval
 from . import LEAST_RUNTIME, Result, WorkloadError
 
 REPORTS_ERROR = "fio reports error"
+IOPS_LOG = "fio_iops.log"
 
 
 def subrange(workload: Workload, area: int) -> int:
@@ -96,30 +97,26 @@ def _spread(threads: Sequence[Sequence[tuple[float, float]]], length: float, cou
     return sums
 
 
-def series(directory: Path, length: float) -> list[Interval]:
-    """What all threads did in each interval (length: s) after the ramp, as far as the logs of all go.
+def under_way(side: dict[str, Any]) -> float:
+    """Mean number of operations under way at a time, of one side (read or write) of fio's report (Little's law)."""
+    seconds = side["runtime"] / 1e3
+    return float(side["lat_ns"]["mean"] / 1e9 * side["total_ios"] / seconds) if seconds else 0.0
+
+
+def series(log: Path, length: float, waiting: float) -> list[Interval]:
+    """What all threads did in each interval (length: s) after the ramp, as far as the parts of the log of all go.
 
     A thread's log ends up to an interval before the thread does, and threads whose part is done end early: the series
-    ends with the first log of those that lasted.
+    ends with the first log of those that lasted. Latencies are by Little's law, with waiting operations under way
+    at any time: those that fio logs weigh operations wrongly where some are a thousand times as long as others, as
+    buffered writes are.
     """
-    rates = _threads(directory / "fio_iops.log")
+    rates = _threads(log)
     lasting = max((thread[-1][0] for thread in rates), default=0.0)
     count = int(min((t[-1][0] for t in rates if t[-1][0] > lasting - 2 * length), default=0.0) / length + 1e-9)
-    operations = _spread(rates, length, count)
-    # Latencies weigh as much as operations of their thread at the time.
-    busy = []
-    for thread, waits in zip(rates, _threads(directory / "fio_lat.log"), strict=False):
-        latest = 0
-        product = []
-        for when, latency in waits:
-            while latest < len(thread) - 1 and thread[latest][0] < when - length / 2:
-                latest += 1
-            product.append((when, thread[latest][1] * latency / 1e3))
-        busy.append(product)
-    latencies = _spread(busy, length, count)
     return [
-        Interval(i * length, (i + 1) * length, done, latencies[i] / done if done else 0.0)
-        for i, done in enumerate(operations)
+        Interval(i * length, (i + 1) * length, done, waiting * length * 1e6)
+        for i, done in enumerate(_spread(rates, length, count))
     ]
 
 
@@ -142,17 +139,17 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         seconds = side["runtime"] / 1e3
         operations = side["total_ios"]
         result_bytes = side["io_bytes"]
-        latency = side["lat_ns"]
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
-        intervals = series(path.parent, profile.series_ms / 1e3)
+        waiting = under_way(side)
+        intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
     warnings = []
     if len(report["jobs"]) != 1:
         problems.append(f"fio reports {len(report['jobs'])} groups instead of one")
-    if not operations or not latency["N"]:
+    if not operations or not side["lat_ns"]["N"]:
         problems.append("fio completed no operation after the ramp")
     if other["total_ios"]:
         problems.append("fio did operations of the other direction")
@@ -164,9 +161,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     early = [one for one in intervals if one.start < warm_up.cut_s]
     before = min(operations, sum(one.operations for one in early))
     left, span = operations - before, (seconds - warm_up.cut_s) or 1.0
-    # As many requests wait at any time (Little's law). What fio logs of latencies weighs operations wrongly where
-    # some are a thousand times as long as others, as buffered writes are.
-    waited = latency["mean"] / 1e3 * operations * span / seconds if seconds else 0.0
+    waited = waiting * span * 1e6
     return Result(
         throughput_kops=left / span / 1e3,
         throughput_mbps=result_bytes * (left / operations if operations else 0.0) / span / 1e6,

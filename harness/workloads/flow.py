@@ -46,7 +46,7 @@ def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float)
 def _series(measured: Sequence[dict[str, Any]], begin: float, length: float) -> list[Interval]:
     """The intervals, counted from begin; the last one may be cut short, and its rate says little then."""
     return [
-        Interval(one["start_s"] - begin, one["end_s"] - begin, one["ops"], one["latency_ns"]["mean"] / 1e3)
+        Interval(one["start_s"] - begin, one["end_s"] - begin, one["ops"], one["latency_ns"]["sum"] / 1e3)
         for one in measured
         if one["end_s"] - one["start_s"] > length / 2
     ]

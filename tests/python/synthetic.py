@@ -49,17 +49,16 @@ def write_fio(
     directory: Path, rng: random.Random, kops: float, us: float, threads: int, steps: int, step_s: float
 ) -> None:
     bins = histogram(rng, us * 0.9, int(kops * 1e3 * steps * step_s))
-    side = {"clat_ns": {"bins": bins}, "total_ios": sum(bins.values())}
-    report = {"fio version": "fio-3.33", "jobs": [{"read": side, "write": {"clat_ns": {}}}]}
+    side = {"clat_ns": {"bins": bins}, "lat_ns": {"mean": us * 1e3}, "total_ios": sum(bins.values())}
+    none = {"clat_ns": {}, "lat_ns": {"mean": 0.0}, "total_ios": 0, "runtime": 0}
+    report = {"fio version": "fio-3.33", "jobs": [{"read": {**side, "runtime": 1e3 * steps * step_s}, "write": none}]}
     (directory / "fio.json").write_text(json.dumps(report))
-    iops, latency = [], []
+    iops = []
     for _ in range(threads):
         for step in range(1, steps + 1):
             time = round(1e3 * step * step_s) + rng.randrange(4)
             iops.append(f"{time}, {kops * 1e3 / threads * rng.uniform(0.95, 1.05):.0f}, 0, 0, 0\n")
-            latency.append(f"{time + 3}, {us * 1e3 * rng.uniform(0.95, 1.05):.0f}, 0, 0, 0\n")
     (directory / "fio_iops.log").write_text("".join(iops))
-    (directory / "fio_lat.log").write_text("".join(latency))
 
 
 def write_flow(directory: Path, rng: random.Random, kops: float, us: float, steps: int, step_s: float) -> None:

@@ -52,6 +52,20 @@ def test_what_is_not_significant_is_marked() -> None:
     clear = make_table(runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [5.1, 4.9, 5.0]))
     cell = clear.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
     assert Mark.SAME not in cell.marks and cell.significant
+    assert "2 of 3 differences to native are significant by tests of their own" in str(clear.notes)
+
+
+def test_what_the_correction_takes_away_is_not_called_the_same() -> None:
+    """One clear difference among thirty cells without any, in three runs each."""
+    others = [f"w{number}" for number in range(30)]
+    several = [run for name in others for run in runs("native", [10.0, 10.2, 9.8], workload=name)]
+    several += [run for name in others for run in runs("nbdkit", [10.1, 9.9, 10.05], workload=name)]
+    several += runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [9.2, 9.4, 9.0])
+    table = make_table(several)
+    cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
+    assert not cell.significant and Mark.SAME not in cell.marks
+    assert "2 of 93 differences to native are significant by tests of their own" in str(table.notes)
+    assert " (Welch, 5 %), 0 after Holm" in str(table.notes)
 
 
 def test_the_control_is_a_family_of_its_own() -> None:

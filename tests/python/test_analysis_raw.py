@@ -25,37 +25,40 @@ def a_run(engine: str, duration_s: float) -> Run:
     return Run("c", "h", "sata", "s", "native", "w", 1, "quick", True, True, (), (), {}, "", engine, 0, duration_s)
 
 
-def write_fio(directory: Path, iops: str, latency: str) -> None:
-    sides = {"read": {"clat_ns": {"bins": {"100": 3, "200": 1}}}, "write": {"clat_ns": {}}}
+def write_fio(directory: Path, iops: str, operations: int, mean_ns: float, runtime_ms: int) -> None:
+    read = {"clat_ns": {"bins": {"100": 3, "200": 1}}, "lat_ns": {"mean": mean_ns}}
+    none = {"clat_ns": {}, "lat_ns": {"mean": 0.0}, "total_ios": 0, "runtime": 0}
+    sides = {"read": {**read, "total_ios": operations, "runtime": runtime_ms}, "write": none}
     (directory / "fio.json").write_text(json.dumps({"jobs": [sides]}))
     (directory / "fio_iops.log").write_text(iops)
-    (directory / "fio_lat.log").write_text(latency)
 
 
 def test_threads_of_fios_logs_add_up(tmp_path: Path) -> None:
     # Two threads, one after the other in the file.
     iops = "500, 1000, 0, 0, 0\n1000, 2000, 0, 0, 0\n500, 3000, 0, 0, 0\n1000, 500, 0, 0, 0\n"
-    latency = "500, 1000, 0, 0, 0\n1000, 4000, 0, 0, 0\n500, 2000, 0, 0, 0\n1000, 8000, 0, 0, 0\n"
-    write_fio(tmp_path, iops, latency)
+    write_fio(tmp_path, iops, 3250, 600_000.0, 1000)  # so 1.95 requests are under way at a time
     details = read_details(tmp_path, a_run("fio", 1.5), 0.5, 1)
     assert details.problem == ""
     assert details.kops == pytest.approx([4.0, 2.5])
-    assert details.latency_us == pytest.approx([1.75, 4.8])  # the faster thread's counts three or four times
+    assert details.latency_us == pytest.approx([1.95 * 0.5e6 / 2000, 1.95 * 0.5e6 / 1250])
     assert details.bins == {100: 3, 200: 1}
 
 
 def test_steps_of_several_intervals_are_means(tmp_path: Path) -> None:
     iops = "".join(f"{500 * step}, {1000 * step}, 0, 0, 0\n" for step in range(1, 6))
-    write_fio(tmp_path, iops, iops)
+    write_fio(tmp_path, iops, 7500, 1e6 / 3, 2500)
     details = read_details(tmp_path, a_run("fio", 2.5), 0.5, 2)
     assert details.kops == [1.5, 3.5, 5.0]  # the last of one interval only
+    assert details.latency_us == pytest.approx([1e3 / 1.5, 1e3 / 3.5, 1e3 / 5.0])
 
 
 def test_a_step_without_operations_has_no_latency(tmp_path: Path) -> None:
     logs = "500, 10, 0, 0, 0\n1000, 0, 0, 0, 0\n1500, 10, 0, 0, 0\n"
-    write_fio(tmp_path, logs, logs)
+    write_fio(tmp_path, logs, 10, 150e6, 1500)
     details = read_details(tmp_path, a_run("fio", 1.5), 0.5, 1)
-    assert details.kops == [0.01, 0.0, 0.01] and details.latency_us == [0.01, None, 0.01]
+    assert details.kops == [0.01, 0.0, 0.01] and details.latency_us == [100_000.0, None, 100_000.0]
+    # Of a step with an interval in which all waited, the wait counts.
+    assert read_details(tmp_path, a_run("fio", 1.5), 0.5, 2).latency_us == [200_000.0, 100_000.0]
 
 
 def test_flow_counts_what_was_measured_only(tmp_path: Path) -> None:

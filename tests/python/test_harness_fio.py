@@ -23,17 +23,16 @@ def report(**side: Any) -> dict[str, Any]:
     return {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": done | side, "write": none}]}
 
 
-def write_logs(directory: Path, *threads: list[tuple[int, float, float]]) -> None:
-    """fio's logs of threads one after the other: ms, operations a second, latency in ns."""
-    for number, name in ((1, "iops"), (2, "lat")):
-        lines = [f"{line[0]}, {line[number]:.0f}, 0, 0, 0\n" for thread in threads for line in thread]
-        (directory / f"fio_{name}.log").write_text("".join(lines))
+def write_log(directory: Path, *threads: list[tuple[int, float]]) -> None:
+    """fio's log of threads one after the other: ms, operations a second."""
+    lines = [f"{ms}, {rate:.0f}, 0, 0, 0\n" for thread in threads for ms, rate in thread]
+    (directory / fio.IOPS_LOG).write_text("".join(lines))
 
 
 def parse(tmp_path: Path, value: object) -> fio.Result:
     (tmp_path / "fio.json").write_text(json.dumps(value))
-    if not (tmp_path / "fio_iops.log").exists():
-        write_logs(tmp_path, [(100 * i, 2000, 250_000) for i in range(1, 21)])
+    if not (tmp_path / fio.IOPS_LOG).exists():
+        write_log(tmp_path, [(100 * i, 2000) for i in range(1, 21)])
     return fio.parse(tmp_path / "fio.json", READ, QUICK)
 
 
@@ -47,8 +46,8 @@ def test_figures(tmp_path: Path) -> None:
 
 def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     """0.4 s at a quarter of the speed and four times the latency: 200 of 3400 operations."""
-    slow = [(100 * i, 500, 1_000_000) for i in range(1, 5)]
-    write_logs(tmp_path, slow + [(100 * i, 2000, 250_000) for i in range(5, 21)])
+    slow = [(100 * i, 500) for i in range(1, 5)]
+    write_log(tmp_path, slow + [(100 * i, 2000) for i in range(5, 21)])
     latency = {"N": 3400, "mean": (200 * 1_000_000 + 3200 * 250_000) / 3400}
     side = {"total_ios": 3400, "io_bytes": 3400 * 4096, "lat_ns": latency}
     result = parse(tmp_path, report(**side))
@@ -61,33 +60,24 @@ def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     assert kept.warm_up.cut_s == 0 and kept.throughput_kops == pytest.approx(1.7)
 
 
-def test_latencies_that_were_logged_wrongly_do_not_count(tmp_path: Path) -> None:
-    """A window of fio's log had 31 ms, the last of a hundred operations: as buffered writes wait now and then."""
-    slow = [(100, 500, 31_000_000)] + [(100 * i, 500, 1_000_000) for i in range(2, 5)]
-    write_logs(tmp_path, slow + [(100 * i, 2000, 250_000) for i in range(5, 21)])
-    latency = {"N": 3400, "mean": (200 * 1_000_000 + 3200 * 250_000) / 3400}
-    result = parse(tmp_path, report(total_ios=3400, io_bytes=3400 * 4096, lat_ns=latency))
-    assert result.warm_up.cut_s == 0.4 and result.latency_us == pytest.approx(250)
-
-
 def test_the_series_adds_threads_up(tmp_path: Path) -> None:
     """One logs every 100 ms, another was held up and logs when it can, a third's part was done after 0.5 s."""
-    steady = [(100 * i, 1000, 200_000) for i in range(1, 21)]
-    late = [(250, 400, 1_000_000), (300, 1000, 1_000_000)] + [(100 * i, 1000, 1_000_000) for i in range(4, 21)]
-    early = [(100 * i, 2000, 400_000) for i in range(1, 6)]
-    write_logs(tmp_path, steady, late, early)
-    series = fio.series(tmp_path, QUICK.series_ms / 1e3)
+    steady = [(100 * i, 1000) for i in range(1, 21)]
+    late = [(250, 400), (300, 1000)] + [(100 * i, 1000) for i in range(4, 21)]
+    early = [(100 * i, 2000) for i in range(1, 6)]
+    write_log(tmp_path, steady, late, early)
+    series = fio.series(tmp_path / fio.IOPS_LOG, QUICK.series_ms / 1e3, 3)
     assert len(series) == 20 and series[-1].end == pytest.approx(2.0)
     operations = [one.operations for one in series]
     assert operations[:3] == pytest.approx([340, 340, 370]) and operations[5:] == pytest.approx([200] * 15)
     assert sum(operations) == pytest.approx(2000 + 150 + 1700 + 1000)
-    assert series[-1].latency_us == pytest.approx(600)  # as many of 200 as of 1000
+    assert series[-1].waited_us == pytest.approx(3 * 0.1 * 1e6)  # three under way, for 0.1 s
 
 
 def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
-    whole = [(100 * i, 1000, 200_000) for i in range(1, 21)]
-    write_logs(tmp_path, whole, whole[:-1])  # its last interval is never logged
-    assert len(fio.series(tmp_path, QUICK.series_ms / 1e3)) == 19
+    whole = [(100 * i, 1000) for i in range(1, 21)]
+    write_log(tmp_path, whole, whole[:-1])  # its last interval is never logged
+    assert len(fio.series(tmp_path / fio.IOPS_LOG, QUICK.series_ms / 1e3, 3)) == 19
 
 
 def test_threads_have_their_own_parts() -> None:
