@@ -169,10 +169,14 @@ class Store:
     def credentials(self) -> Path:
         """A file as the device takes it."""
         path = self.directory / "credentials"
-        path.write_text(
-            f"access-key-id={self.access_key}\nsecret-access-key={self.secret_key}\n", encoding="utf-8"
-        )
-        path.chmod(0o600)
+        if not path.exists():
+            # Devices of several processes read it: never half of it.
+            new = path.with_name(f"credentials.{os.getpid()}.new")
+            new.write_text(
+                f"access-key-id={self.access_key}\nsecret-access-key={self.secret_key}\n", encoding="utf-8"
+            )
+            new.chmod(0o600)
+            new.replace(path)
         return path
 
     def client(self, url: str | None = None) -> S3Client:
