@@ -294,7 +294,8 @@ def test_replaced_under_load(add: Add, mode: str) -> None:
 def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
     options = mode_options(mode)
     disk = add(*options, "passthrough", f"file={NVME}")
-    load = start_verify(disk, "--size=32M", "--loops=100000", "--rate_iops=2000", "--verify_backlog=256")
+    load = start_verify(disk, "--size=32M", "--loops=100000", "--rate_iops=2000", "--verify_backlog=256",
+                        "--verify_state_save=0")  # fmt: skip
     try:
         pids = {info(disk)["pid"]}
         for number in range(REPLACEMENTS):
@@ -309,7 +310,7 @@ def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
     finally:
         load.send_signal(signal.SIGINT)
         output, _ = load.communicate(timeout=LIMIT)
-    assert "verify:" not in output and "err= 0" in output, output
+    assert "err= 0" in output, output  # EILSEQ is what does not verify
 
 
 @pytest.mark.long
