@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -313,23 +314,42 @@ def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
     assert "err= 0" in output, output  # EILSEQ is what does not verify
 
 
+def calls_to_start(trace: Path) -> int:
+    """Calls of io_uring_enter of the thread that brings a disk up: the last one starts it."""
+    server = subprocess.Popen(
+        ["strace", "-o", trace, "-e", "trace=io_uring_enter", UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout and server.stdout.readline() == "/dev/ublkb0\n"
+        calls = trace.read_text().count("io_uring_enter(")
+        ublk("delete", "0")
+        server.wait(LIMIT)
+    finally:
+        server.kill()
+        server.communicate()
+    return calls
+
+
 @pytest.mark.long
-def test_killed_at_each_stage_of_its_life(add: Add) -> None:
+def test_killed_at_each_stage_of_its_life(add: Add, tmp_path: Path) -> None:
     """Whatever is left can be deleted, and the device served again."""
-    for stage in range(1, STAGES + 1):
+    # An older kernel looks for partitions within START_DEV, and waits for ever if the server is killed meanwhile.
+    scans_later = tuple(map(int, platform.release().split(".")[:2])) >= (6, 19)
+    stages = STAGES if scans_later else calls_to_start(tmp_path / "trace") - 1
+    assert stages > 3
+    for stage in range(1, stages + 1):
         server = subprocess.Popen(
-            ["strace", "-f", "-o", "/dev/null", "-e", f"inject=io_uring_enter:signal=KILL:when={stage}",
+            ["strace", *(["-f"] if scans_later else []), "-o", "/dev/null",
+             "-e", f"inject=io_uring_enter:signal=KILL:when={stage}",
              UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
-            await_true(
-                "it neither dies nor serves",
-                lambda one=server: one.poll() is not None or any(disk["state"] == "live" for disk in disks()),
-            )
-            for disk in disks():
-                if disk["state"] == "live":
-                    os.kill(disk["pid"], signal.SIGKILL)
+            assert server.stdout
+            if server.stdout.readline().startswith("/dev/"):
+                (disk,) = disks()
+                os.kill(disk["pid"], signal.SIGKILL)
             server.wait(LIMIT)
         finally:
             server.kill()
@@ -338,6 +358,10 @@ def test_killed_at_each_stage_of_its_life(add: Add) -> None:
             ublk("delete", str(disk["number"]))
         assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == [], f"killed at stage {stage}"
         assert list(Path("/run/userblk-ublk").glob("*")) == []
+    add("passthrough", f"file={NVME}")
+    (disk,) = disks()
+    os.kill(disk["pid"], signal.SIGKILL)
+    ublk("delete", str(disk["number"]))
     finish(start_verify(add("passthrough", f"file={NVME}"), "--size=1M"))
 
 
