@@ -453,6 +453,11 @@ class Volume:
                             raise
                         server = None
                         kind = failpoint.partition(":")[0]
+                if server is not None and failpoint in REPLAY_POINTS:
+                    # There was nothing to replay, and the history does not know yet what is lost.
+                    server.kill()
+                    server = None
+                    kind = "kill: stalled"
                 if server is not None:
                     before = objects_in(self.objects) if self.objects else set()
                     kind = self._load_and_crash(server, history, failpoint)
