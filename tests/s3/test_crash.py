@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from crash import FAILPOINT, FAILPOINTS, main
+from crash import FAILPOINT, FAILPOINTS, Result, crashes_wanted, main
 from device import ServeS3
 
 POINTS = int(os.environ.get("USERBLK_CRASH_POINTS", "200"))
@@ -19,6 +20,11 @@ def test_crashes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = capfd.readouterr().out
     print(text)
     assert status == 0, text
+
+
+@pytest.mark.parametrize(("points", "names", "wanted"), [(10, "a", 10), (10, "ab", 15), (20, "ab", 20)])
+def test_goes_on_for_points_without_a_crash(points: int, names: str, wanted: int) -> None:
+    assert crashes_wanted([Result(0, crashes=10, kinds=Counter(a=10))], points, names) == wanted
 
 
 @pytest.mark.parametrize("text", ["log-put", "log-put-before:0", "log-put-before:x", ""])
