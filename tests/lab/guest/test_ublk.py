@@ -317,7 +317,8 @@ def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
 def calls_to_start(trace: Path) -> int:
     """Calls of io_uring_enter of the thread that brings a disk up: the last one starts it."""
     server = subprocess.Popen(
-        ["strace", "-o", trace, "-e", "trace=io_uring_enter", UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
+        ["strace", "-o", trace, "-e", "trace=io_uring_enter",
+         UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
