@@ -544,7 +544,7 @@ define s3_fake_unit
 UNIT_OBJS_$1 = $$(filter-out %/store.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
-$(foreach t,$(filter test_s3_direct% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
+$(foreach t,$(filter test_s3_direct% test_s3_volume% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
 # Whose disk fails when the test says so.
 UNIT_LDFLAGS_test_s3_writeback += $(call wrap,fdatasync)
 
@@ -580,7 +580,7 @@ FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,bytes format objects map slab ch
 $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
 	@mkdir -p $(@D)/corpus
 	clang -std=c17 -D_GNU_SOURCE $(WARNINGS) -O1 -g -fsanitize=fuzzer,address,undefined \
-		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lisal
+		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lzstd -lisal
 	$@ --seeds $(@D)/corpus
 
 # The same on the parsers of what a store answers.

@@ -162,7 +162,8 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 
 	if (kept)
 		host = (struct backend_host){.opaque = kept, .error = host_keep};
-	if (!params_given(o->params, "retry-deadline"))
+	c.hasty = !params_given(o->params, "retry-deadline");
+	if (c.hasty)
 		c.store.retry_deadline = RETRY_DEADLINE;
 	/* The server's own. */
 	c.control = c.cache_file = NULL;

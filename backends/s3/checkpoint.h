@@ -27,14 +27,22 @@ struct s3_summary {
 	uint64_t first, last; /* sequence numbers, all there */
 };
 
+#define S3_SUMMARY_PLANES 5 /* bytes of an address, told relative to another */
+
 /* Builds one: zero it, add headers in the order of the log, finish. */
 struct s3_summary_writer {
-	struct s3_buffer body;
-	uint64_t first, last; /* 0: none yet */
+	struct s3_buffer body;			    /* everything but the addresses: */
+	struct s3_buffer planes[S3_SUMMARY_PLANES]; /* a byte of each, the lowest first */
+	uint64_t bits;				    /* that it will take when stored, about */
+	uint64_t first, last;			    /* 0: none yet */
 	uint8_t instance[S3_UUID];
+	bool failed; /* it lacks a header, and holds nothing: only to be abandoned */
 };
 
-/* header: decoded (s3_header_decode()). 0; -EINVAL: not the next one; -ENOMEM: abandon it. */
+/*
+ * header: decoded (s3_header_decode()). 0; -EINVAL: not the next one, or too many; -ENOMEM. After
+ * an error it has failed.
+ */
 int s3_summary_add(struct s3_summary_writer *w, const struct s3_object_header *header);
 /* Appends the whole summary, with uuid and epoch of summary, to out and empties w. */
 void s3_summary_finish(
@@ -87,6 +95,7 @@ struct s3_root {
 	uint64_t blocks;  /* size of the volume */
 	uint64_t next_gc; /* every GC object's number is below it (with S3_GC) */
 	uint64_t time;	  /* s since 1970 */
+	bool packed;	  /* light, with summaries in columns, which older programs do not know */
 	uint32_t n_regions, n_summaries, n_snapshots;
 	struct s3_root_region *regions;	    /* ascending; none in a light root */
 	struct s3_root_summary *summaries;  /* base+1 to seq without gaps; none in a full root */

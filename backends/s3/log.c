@@ -111,6 +111,12 @@ static struct s3_batch *make_batch(struct s3_volume *v)
 	return b;
 }
 
+/* Has the next batch no place among those in memory? Then an upload must end first. */
+static bool window_full(const struct s3_volume *v)
+{
+	return v->next_seq - v->frontier >= S3_WINDOW || v->resident[v->next_seq % S3_WINDOW];
+}
+
 /* A new open batch. DONE, STALLED: an upload must end first, or negative errno. */
 static int open_batch(struct s3_volume *v)
 {
@@ -123,7 +129,7 @@ static int open_batch(struct s3_volume *v)
 		.batch = v->next_seq,
 	};
 
-	if (v->next_seq - v->frontier >= S3_WINDOW)
+	if (window_full(v))
 		return STALLED;
 	if (b) {
 		v->free_batches = b->next;
@@ -740,7 +746,10 @@ void s3_write(struct s3_volume *v, struct backend_request *request)
 
 /* ---- upload --------------------------------------------------------------------- */
 
-/* A batch is in the store: moves the frontier and answers those who waited. */
+/*
+ * A batch is in the store: moves the frontier and answers those who waited. What was written may
+ * soon be read: it is in memory until it is in the cache.
+ */
 static void uploaded(struct s3_batch *b)
 {
 	struct s3_volume *v = b->volume;
@@ -753,7 +762,6 @@ static void uploaded(struct s3_batch *b)
 	s3_crc_cache_add(v->crcs, &b->sealed);
 	pthread_mutex_lock(&v->lock);
 	v->uploaded[b->seq % S3_WINDOW] = true;
-	v->resident[b->seq % S3_WINDOW] = NULL;
 	v->in_flight--;
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
@@ -782,9 +790,15 @@ static void uploaded(struct s3_batch *b)
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	answer_waiters(ready, 0);
-	/* What was written may soon be read. */
 	s3_cache_insert(v->cache, 0, b->seq, b->data, (size_t)b->blocks << v->shift);
-	s3_log_release(v, b);
+	pthread_mutex_lock(&v->lock);
+	v->resident[b->seq % S3_WINDOW] = NULL;
+	release(v, b);
+	/* Its place is free even if somebody still reads it. */
+	if (v->stalled)
+		pthread_cond_signal(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
 }
 
 static void put_done(struct s3_request *req);
@@ -932,8 +946,8 @@ static void seal(struct s3_volume *v, struct s3_batch *b)
 	while (v->sealed + 1 != b->seq)
 		pthread_cond_wait(&v->quiet, &v->lock);
 	v->sealed = b->seq;
-	if (r == 0 && s3_summary_add(&v->summary, &b->sealed) < 0)
-		v->summary.body.failed = true; /* then the next checkpoint is a full one */
+	if (r == 0)
+		s3_summary_add(&v->summary, &b->sealed); /* if not, the next root is a full one */
 	v->log_bytes_since_full += bytes;
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
@@ -967,8 +981,7 @@ static bool can_resume(struct s3_volume *v)
 		return false;
 	if (atomic_load(&v->failed) || v->open)
 		return true;
-	return v->next_seq - v->frontier < S3_WINDOW &&
-	       (v->free_batches || v->n_batches < v->max_batches);
+	return !window_full(v) && (v->free_batches || v->n_batches < v->max_batches);
 }
 
 /* The writes that wait, in order, until one has to wait again. */
@@ -1062,8 +1075,8 @@ void s3_log_lag(struct s3_volume *v, struct s3_lag *lag)
 	for (uint64_t seq = v->frontier + 1; seq <= v->applied; seq++) {
 		const struct s3_batch *b = v->resident[seq % S3_WINDOW];
 
-		if (!b || b->seq != seq)
-			continue; /* uploaded, but an earlier one is not */
+		if (!b || v->uploaded[seq % S3_WINDOW])
+			continue; /* an earlier one is not */
 		lag->bytes += (uint64_t)b->blocks << v->shift;
 		if (!lag->oldest || b->began < lag->oldest)
 			lag->oldest = b->began;

@@ -134,7 +134,8 @@ extern const char *const s3_addressing_names[];
 	.default_value = "0", \
 	.max = 31536000, \
 	.metavar = "SECONDS", \
-	.help = "time after which a failing request is given up; 0: never", \
+	.help = "time after which a failing request is given up; 0: never, but for those that " \
+		"open the volume, 20 s", \
 }
 /* clang-format on */
 

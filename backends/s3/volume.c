@@ -18,7 +18,7 @@
 #include "backends/s3/volume.h"
 #include "backends/s3/writeback.h"
 
-/* Seconds after which an open that cannot reach the store gives up. */
+/* Seconds after which a request of an open is given up, unless retry-deadline= says otherwise. */
 #define OPEN_DEADLINE 20
 /* Headers after the newest root for which it is worth writing another at the end. */
 #define MANY_HEADERS 64
@@ -774,10 +774,10 @@ int s3_volume_attach(
 	init_locks(v);
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
 	v->name = strdup(c->volume);
-	v->deadline = OPEN_DEADLINE;
+	/* Who starts a server is to be told what is wrong, if he did not ask for patience. */
+	v->deadline = c->store.retry_deadline && !c->hasty ? (uint32_t)c->store.retry_deadline
+							   : OPEN_DEADLINE;
 	v->close_timeout_ns = c->close_timeout * 1000000000;
-	if (c->store.retry_deadline && c->store.retry_deadline < OPEN_DEADLINE)
-		v->deadline = (uint32_t)c->store.retry_deadline;
 	r = v->name ? s3_store_open(&c->store, &v->host, &v->store) : -ENOMEM;
 	if (r) {
 		s3_volume_detach(v);

@@ -64,6 +64,7 @@ struct s3_config {
 	/* No parameters: the tool's. */
 	bool polite;	/* only if the last writer has closed the volume */
 	bool exclusive; /* with create: only if there is none yet */
+	bool hasty;	/* the deadline of requests is nobody's wish: an open need not take it */
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);
@@ -81,7 +82,7 @@ struct s3_logged {
 	uint32_t blocks;
 };
 
-/* A log object in memory, from its first write until it is uploaded and nobody reads it. */
+/* A log object in memory, from its first write until it is in the cache and nobody reads it. */
 struct s3_batch {
 	struct s3_batch *next; /* of the queue to the sealer, or of the free ones */
 	uint64_t seq;
@@ -94,7 +95,6 @@ struct s3_batch {
 	unsigned refs;		  /* the log's, one of each reader; under the volume's lock */
 	bool closed;		  /* takes nothing more */
 	bool wanted;		  /* a flush waits for its end */
-	bool resident;		  /* reads are answered from here */
 	bool relocates;		  /* holds RELOCATE records */
 	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
 	_Atomic uint8_t *ready;	  /* of each block: it has been copied */
@@ -168,7 +168,7 @@ struct s3_volume {
 	uint8_t instance[S3_UUID];
 	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;
-	uint32_t deadline;	    /* s of requests; while opening a short one, else the store's */
+	uint32_t deadline;	    /* s of requests; 0, once it is open: the store's */
 	uint64_t close_timeout_ns;  /* 0: the end waits for ever */
 	struct s3_closing *closing; /* the end has begun; NULL: not, or nothing bounds it */
 	struct s3_map *map;
@@ -193,12 +193,13 @@ struct s3_volume {
 
 	pthread_mutex_t lock;
 	/* Below: under lock. */
-	struct s3_batch *open;		      /* takes writes; holds at least one record */
-	uint64_t next_seq;		      /* of the next batch */
-	uint64_t frontier;		      /* everything up to it is in the store */
-	uint64_t applied;		      /* newest sequence number that is in the map */
-	bool uploaded[S3_WINDOW];	      /* [seq % S3_WINDOW], of those past the frontier */
-	struct s3_batch *resident[S3_WINDOW]; /* [seq % S3_WINDOW] */
+	struct s3_batch *open;	  /* takes writes; holds at least one record */
+	uint64_t next_seq;	  /* of the next batch */
+	uint64_t frontier;	  /* everything up to it is in the store */
+	uint64_t applied;	  /* newest sequence number that is in the map */
+	bool uploaded[S3_WINDOW]; /* [seq % S3_WINDOW], of those past the frontier */
+	/* [seq % S3_WINDOW], until what it holds is in the cache: reads are answered from here. */
+	struct s3_batch *resident[S3_WINDOW];
 	struct s3_batch *free_batches;
 	unsigned n_batches; /* made */
 	unsigned in_flight; /* closed and not uploaded */

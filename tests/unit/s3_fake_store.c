@@ -32,7 +32,12 @@ const char *const s3_addressing_names[] = {"path", "virtual", NULL};
 static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects; /* by key */
 static unsigned last_tag;
-static char (*asked)[S3_KEY_MAX + 2]; /* the kind as a character, and the key */
+static struct {
+	enum s3_op op;
+	char key[S3_KEY_MAX + 1];
+	uint32_t deadline;
+	uint64_t stored; /* bytes */
+} * asked;
 static size_t n_asked;
 static struct {
 	enum s3_op op;
@@ -70,9 +75,32 @@ unsigned fake_store_requests(enum s3_op op, const char *part)
 
 	pthread_mutex_lock(&objects_lock);
 	for (size_t i = 0; i < n_asked; i++)
-		n += asked[i][0] == '0' + (char)op && strstr(asked[i] + 1, part);
+		n += asked[i].op == op && strstr(asked[i].key, part);
 	pthread_mutex_unlock(&objects_lock);
 	return n;
+}
+
+uint64_t fake_store_put_bytes(const char *part)
+{
+	uint64_t bytes = 0;
+
+	pthread_mutex_lock(&objects_lock);
+	for (size_t i = 0; i < n_asked; i++)
+		bytes += strstr(asked[i].key, part) ? asked[i].stored : 0;
+	pthread_mutex_unlock(&objects_lock);
+	return bytes;
+}
+
+uint32_t fake_store_deadline(enum s3_op op, const char *part)
+{
+	uint32_t deadline = UINT32_MAX;
+
+	pthread_mutex_lock(&objects_lock);
+	for (size_t i = 0; i < n_asked; i++)
+		if (asked[i].op == op && strstr(asked[i].key, part))
+			deadline = asked[i].deadline;
+	pthread_mutex_unlock(&objects_lock);
+	return deadline;
 }
 
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
@@ -255,7 +283,10 @@ static int serve(struct s3_request *req)
 	asked = realloc(asked, (n_asked + 1) * sizeof *asked);
 	if (!asked)
 		abort();
-	snprintf(asked[n_asked++], sizeof *asked, "%c%s", '0' + (char)req->op, req->key);
+	asked[n_asked].op = req->op;
+	asked[n_asked].deadline = req->retry_deadline;
+	asked[n_asked].stored = 0;
+	snprintf(asked[n_asked].key, sizeof asked->key, "%s", req->key);
 	if (fault.left && fault.op == req->op && strstr(req->key, fault.part)) {
 		fault.left--;
 		r = fault.result;
@@ -263,6 +294,7 @@ static int serve(struct s3_request *req)
 		r = get(req, find(req->key));
 	} else if (req->op == S3_PUT) {
 		r = put(req, find(req->key));
+		asked[n_asked].stored = r ? 0 : req->bytes;
 	} else if (req->op == S3_DELETE) {
 		set(req->key, NULL, 0);
 	} else if (req->op == S3_LIST) {
@@ -270,6 +302,7 @@ static int serve(struct s3_request *req)
 	} else {
 		r = -EOPNOTSUPP;
 	}
+	n_asked++;
 	pthread_mutex_unlock(&objects_lock);
 	return r;
 }

@@ -15,6 +15,10 @@
 void fake_store_reset(void);
 /* Requests of a kind whose key holds part, since the reset. */
 unsigned fake_store_requests(enum s3_op op, const char *part);
+/* Bytes that PUTs of keys that hold part have stored, since the reset. */
+uint64_t fake_store_put_bytes(const char *part);
+/* retry_deadline of the newest of such requests; UINT32_MAX: there was none. */
+uint32_t fake_store_deadline(enum s3_op op, const char *part);
 /* The next n such requests end with result, and nothing else happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
 /* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */

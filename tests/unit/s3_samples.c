@@ -163,6 +163,7 @@ void sample_root(struct s3_buffer *out, bool light)
 		.blocks = S3_BLOCKS_MAX,
 		.next_gc = S3_GC | 12,
 		.time = 1700000200,
+		.packed = light,
 		.n_regions = light ? 0 : 3,
 		.regions = regions,
 		.n_summaries = light ? 2 : 0,
