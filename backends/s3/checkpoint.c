@@ -624,8 +624,10 @@ static enum s3_check decode_root(struct s3_reader *r, struct s3_root *root)
 	n_regions = s3_read_varint(r);
 	n_summaries = s3_read_varint(r);
 	n_snapshots = s3_read_varint(r);
+	/* A snapshot is a full root: before the first there is none. */
 	if (r->bad || root->seq & S3_GC || root->base > root->seq || !root->blocks ||
-		root->blocks > S3_BLOCKS_MAX || (root->base < root->seq && n_regions))
+		root->blocks > S3_BLOCKS_MAX || (root->base < root->seq && n_regions) ||
+		(!root->base && n_snapshots))
 		return S3_INVALID;
 	check = decode_regions(r, root, n_regions);
 	if (!check)

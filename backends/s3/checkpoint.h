@@ -5,8 +5,9 @@
  *
  * A full root holds the table of objects and the keys of all regions as of its base. A light
  * root (base < seq) names a full one by its base and the summaries of the log headers base+1 to
- * seq, so that a volume written at random need not store its whole map every few GiB. Recovery:
- * newest root; its full root; regions; summaries; log headers from seq+1 on.
+ * seq, so that a volume written at random need not store its whole map every few GiB. Base 0 is
+ * what the volume began with: nothing, or its parent's snapshot. Recovery: newest root; its full
+ * root; regions; summaries; log headers from seq+1 on.
  */
 #ifndef USERBLK_S3_CHECKPOINT_H
 #define USERBLK_S3_CHECKPOINT_H
@@ -91,7 +92,7 @@ struct s3_root {
 	uint8_t instance[S3_UUID]; /* of the writer */
 	uint64_t epoch;
 	uint64_t seq;	  /* frontier: everything up to it is in here */
-	uint64_t base;	  /* frontier of regions and table; seq in a full root */
+	uint64_t base;	  /* frontier of regions and table; seq in a full root, 0: see above */
 	uint64_t blocks;  /* size of the volume */
 	uint64_t next_gc; /* every GC object's number is below it (with S3_GC) */
 	uint64_t time;	  /* s since 1970 */

@@ -6,7 +6,7 @@
  * A light root costs the addresses that the headers since the last one hold, a full root those
  * regions of the map that have changed, and the table. A full one is written when it is cheap
  * against the log since the last full one, which keeps both together below a tenth of a log that
- * holds data: docs/s3.md.
+ * holds data: docs/s3.md. Until then light ones build upon what the volume began with.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,8 +20,6 @@
 
 /* A full root may cost this part of the log since the last one. */
 #define FULL_SHARE 40
-/* A full root this small is written at once. */
-#define SMALL_MAP (64u << 10)
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
 
@@ -101,7 +99,7 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 static int capture(struct s3_volume *v, struct checkpoint *c)
 {
 	struct s3_objects_totals totals;
-	uint64_t price, light;
+	uint64_t price;
 
 	s3_objects_totals(v->objects, &totals);
 	/* Of the 8 bytes that a block written at random takes in memory a region has 6. */
@@ -111,9 +109,8 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	v->summary = (struct s3_summary_writer){0};
 	c->log_bytes = v->log_bytes_since_full;
 	pthread_mutex_unlock(&v->lock);
-	light = c->summary.bits / 8;
-	c->full = c->step || v->full_wanted || !v->full || c->summary.failed ||
-		  v->n_summaries >= MAX_SUMMARIES || price <= SMALL_MAP + light ||
+	c->full = c->step || v->full_wanted || c->summary.failed ||
+		  v->n_summaries >= MAX_SUMMARIES || price <= c->summary.bits / 8 ||
 		  price <= c->log_bytes / FULL_SHARE;
 	if (!c->full)
 		return 0;

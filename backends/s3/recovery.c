@@ -68,6 +68,7 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 	struct s3_volume *v = p->v;
 
 	seal_objects(p, v->applied);
+	v->log_bytes_since_full += header->header_bytes + header->data_bytes;
 	p->last_epoch = header->epoch;
 	p->clean = header->type == S3_TYPE_CLEAN;
 	v->applied = header->id;
@@ -191,7 +192,6 @@ static int apply(struct s3_recovery *p, const struct s3_object_header *header)
 	seal_objects(p, header->id);
 	if (s3_summary_add(&v->summary, header) < 0)
 		v->full_wanted = true;
-	v->log_bytes_since_full += header->header_bytes + header->data_bytes;
 	v->frontier = header->id;
 	v->last_time = header->time;
 	if (header->epoch > v->epoch)
@@ -445,50 +445,6 @@ static int load_full(struct s3_volume *v, const char *base, struct s3_root *root
 	return 0;
 }
 
-/* Loads the root at seq. -ENOENT: it cannot be used. */
-static int load_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
-{
-	struct s3_root root, base, *full = &root;
-	void *data, *base_data = NULL;
-	int r = read_root(v, seq, &data, &root);
-
-	if (r)
-		return r;
-	if (root.base != root.seq) {
-		r = read_root(v, root.base, &base_data, &base);
-		if (r == 0)
-			full = &base;
-		else
-			goto out;
-	}
-	r = load_full(v, v->base, full);
-	if (r == 0) {
-		v->next_gc = full->next_gc;
-		v->applied = full->seq;
-		r = load_summaries(v, &root, p);
-	}
-	if (r == 0) {
-		if (v->next_gc < root.next_gc)
-			v->next_gc = root.next_gc;
-		v->applied = v->frontier = root.seq;
-		v->epoch = root.epoch;
-		memcpy(v->predecessor, root.instance, S3_UUID);
-		/* Its writer had put a fence before it: what is older than that does not count. */
-		p->last_epoch = root.epoch;
-		p->blocks = root.blocks;
-		if (memcmp(root.instance, v->super.write_back, S3_UUID) == 0)
-			p->chain.last = root.seq;
-		keep_root(v, full, &root);
-	}
-	if (full == &base)
-		s3_root_free(&base);
-out:
-	s3_root_free(&root);
-	free(base_data);
-	free(data);
-	return r;
-}
-
 /* What a clone begins with: its parent's snapshot, of which all objects are an ancestor's. */
 static int load_parent(struct s3_volume *v)
 {
@@ -522,6 +478,54 @@ static int load_parent(struct s3_volume *v)
 	return 0;
 }
 
+/* What a volume is before its log begins. */
+static int load_beginning(struct s3_volume *v)
+{
+	return v->super.n_parents ? load_parent(v) : reset(v);
+}
+
+/* Loads the root at seq. -ENOENT: it cannot be used. */
+static int load_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
+{
+	struct s3_root root, base = {0}, *full = &root;
+	void *data, *base_data = NULL;
+	int r = read_root(v, seq, &data, &root);
+
+	if (r)
+		return r;
+	if (root.base != root.seq) {
+		full = &base;
+		if (root.base)
+			r = read_root(v, root.base, &base_data, &base);
+	}
+	if (r == 0)
+		r = root.base ? load_full(v, v->base, full) : load_beginning(v);
+	if (r == 0) {
+		if (v->next_gc < full->next_gc)
+			v->next_gc = full->next_gc;
+		v->applied = full->seq;
+		r = load_summaries(v, &root, p);
+	}
+	if (r == 0) {
+		if (v->next_gc < root.next_gc)
+			v->next_gc = root.next_gc;
+		v->applied = v->frontier = root.seq;
+		v->epoch = root.epoch;
+		memcpy(v->predecessor, root.instance, S3_UUID);
+		/* Its writer had put a fence before it: what is older than that does not count. */
+		p->last_epoch = root.epoch;
+		p->blocks = root.blocks;
+		if (memcmp(root.instance, v->super.write_back, S3_UUID) == 0)
+			p->chain.last = root.seq;
+		keep_root(v, full, &root);
+	}
+	s3_root_free(&base);
+	s3_root_free(&root);
+	free(base_data);
+	free(data);
+	return r;
+}
+
 static void begin(struct s3_recovery *p)
 {
 	*p = (struct s3_recovery){.v = p->v, .adopt = p->adopt, .n_adopt = p->n_adopt};
@@ -544,8 +548,8 @@ static int load_newest_root(struct s3_volume *v, struct s3_recovery *p)
 			r = start_over(v);
 		begin(p);
 	}
-	if (r == 0 && i == roots.n && v->super.n_parents)
-		r = load_parent(v);
+	if (r == 0 && i == roots.n)
+		r = load_beginning(v);
 	p->newest_root = roots.n ? roots.seqs[0] : 0;
 	free(roots.seqs);
 	return r;

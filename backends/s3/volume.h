@@ -233,8 +233,8 @@ struct s3_volume {
 	/* The keeper's own (before it runs: recovery's; after it ended: close's). */
 	struct s3_root_region *regions; /* of the newest full root, ascending */
 	uint32_t n_regions;
-	uint64_t full;			   /* its frontier, 0: none */
-	struct s3_root_summary *summaries; /* from there to the newest root */
+	uint64_t full;			   /* its frontier, 0: none yet */
+	struct s3_root_summary *summaries; /* of the log from there to the newest root */
 	uint32_t n_summaries;
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;

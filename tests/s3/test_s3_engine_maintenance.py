@@ -126,7 +126,27 @@ def test_nothing_is_deleted_before_a_checkpoint(serve_s3: ServeS3) -> None:
     assert serve_s3("v").connect().pread(BLOCK, 0) == stamp(36)
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut short", "gone"])
+def test_garbage_before_the_first_full_root(serve_s3: ServeS3) -> None:
+    """Recovery from roots that build upon nothing goes through objects that have long been deleted."""
+    server = serve_s3("v", size="1T", gc_delay="0", checkpoint="4")
+    handle = server.connect()
+    # Far from each other: the map is too large for a full root.
+    for number in range(600):
+        handle.pwrite(stamp(number), (number % 100) << 33)
+        handle.flush()
+    wait_until(lambda: len(log_objects(serve_s3, "v")) < 300, "log objects are not deleted")
+    for crashed in (True, False):
+        for number in range(500, 600):
+            assert handle.pread(BLOCK, (number % 100) << 33) == stamp(number), f"block {number % 100}"
+        if crashed:
+            server.kill()
+            server = serve_s3("v", gc_delay="0", checkpoint="4")
+            handle = server.connect()
+    assert server.stop() == 0
+    assert {key.rpartition("/")[2] for key in serve_s3.objects("v", "ckpt/")} == {"root", "summary"}
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut short", "gone", "without its summary"])
 def test_damaged_checkpoint(serve_s3: ServeS3, how: str) -> None:
     """The one before it, and the log, give the same state."""
     model = Model(3)
@@ -138,8 +158,12 @@ def test_damaged_checkpoint(serve_s3: ServeS3, how: str) -> None:
     assert len(roots(serve_s3, "v")) == 2
     if how == "gone":
         delete(serve_s3, "v", newest)
+    elif how == "without its summary":
+        summary = newest.removesuffix("root") + "summary"
+        assert summary in serve_s3.objects("v", "ckpt/")
+        delete(serve_s3, "v", summary)
     else:
-        overwrite(serve_s3, "v", newest, flipped if how == "flipped" else lambda data: data[:100])
+        overwrite(serve_s3, "v", newest, flipped if how == "flipped" else lambda data: data[:-1])
     model.check(serve_s3("v").connect())
 
 

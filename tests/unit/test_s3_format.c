@@ -735,6 +735,34 @@ static void test_root(void **state)
 	}
 }
 
+/* Before the first full root there is nothing, and so no snapshot either. */
+static void test_root_upon_nothing(void **state)
+{
+	struct s3_root_summary summary = {1, 5, 100, 1};
+	struct s3_root_snapshot snapshot = {"gold", 3, 1700000000, 1000};
+	struct s3_root root = {
+		.epoch = 3,
+		.seq = 5,
+		.blocks = 1000,
+		.next_gc = S3_GC | 1,
+		.packed = true,
+		.n_summaries = 1,
+		.summaries = &summary,
+	};
+	struct s3_buffer b = {0};
+
+	(void)state;
+	memcpy(root.uuid, sample_uuid, S3_UUID);
+	s3_root_encode(&root, &b);
+	assert_int_equal(read_root(b.data, b.length), S3_GOOD);
+	b.length = 0;
+	root.n_snapshots = 1;
+	root.snapshots = &snapshot;
+	s3_root_encode(&root, &b);
+	assert_int_equal(read_root(b.data, b.length), S3_INVALID);
+	s3_buffer_free(&b);
+}
+
 static void test_table(void **state)
 {
 	struct s3_buffer table = {0}, region = {0}, again = {0};
@@ -898,6 +926,7 @@ int main(void)
 		cmocka_unit_test(test_summary_of_many),
 		cmocka_unit_test(test_summary_with_a_gap),
 		cmocka_unit_test(test_root),
+		cmocka_unit_test(test_root_upon_nothing),
 		cmocka_unit_test(test_table),
 		cmocka_unit_test(test_truncated),
 		cmocka_unit_test(test_flipped),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A volume of the S3 device over a store in this process: what it asks of the store. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +9,9 @@
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 
-#define BLOCK 4096u
-#define COMMON "endpoint=http://127.0.0.1;bucket=abc;volume=v;uploads=2;"
+#define BLOCK  4096u
+#define COMMON "endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;"
+#define SIZE   (UINT64_C(1) << 40)
 
 static unsigned random_number(uint64_t *state)
 {
@@ -19,26 +21,65 @@ static unsigned random_number(uint64_t *state)
 
 /* ---- checkpoints --------------------------------------------------------------------------- */
 
-static int checkpoint(struct s3_volume *v, void *opaque)
+static int run_checkpoint(struct s3_volume *v, void *opaque)
 {
 	(void)opaque;
 	return s3_checkpoint(v);
+}
+
+static void checkpoint(struct device *d)
+{
+	assert_int_equal(s3_keeper_call((struct s3_volume *)d->backend, run_checkpoint, NULL), 0);
+}
+
+/* Ends a server as a crash does: nothing more is stored. */
+static void crash(struct device *d)
+{
+	s3_volume_fail((struct s3_volume *)d->backend, -EIO, "test");
+	device_close(d);
+}
+
+/* Blocks far from each other, so that the map is large: block number i holds i. */
+static uint64_t place_of(unsigned i)
+{
+	return i * (UINT64_C(12345677) * BLOCK) % SIZE;
+}
+
+static void write_blocks(struct device *d, unsigned from, unsigned to)
+{
+	unsigned block[BLOCK / sizeof(unsigned)];
+
+	for (unsigned i = from; i < to; i++) {
+		for (unsigned j = 0; j < BLOCK / sizeof(unsigned); j++)
+			block[j] = i;
+		assert_int_equal(device_write(d, block, BLOCK, place_of(i), 0), 0);
+	}
+}
+
+static void check_blocks(struct device *d, unsigned to)
+{
+	unsigned block[BLOCK / sizeof(unsigned)];
+
+	for (unsigned i = 0; i < to; i++) {
+		assert_int_equal(device_read(d, block, BLOCK, place_of(i)), 0);
+		for (unsigned j = 0; j < BLOCK / sizeof(unsigned); j++)
+			assert_int_equal(block[j], i);
+	}
 }
 
 /*
  * What checkpoints cost against the log, in percent, when blocks are written at random that each
  * shrink to little more than so many bytes.
  */
-static double checkpoint_percent(uint64_t size, unsigned bytes)
+static double checkpoint_percent(unsigned bytes)
 {
-	uint64_t random = 1, blocks = size / BLOCK;
+	uint64_t random = 1, blocks = SIZE / BLOCK;
 	uint8_t block[BLOCK] = {0};
 	struct device d;
 	double percent;
 
 	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "memory=64M;compress=zstd;create=on;size=%llu",
-		(unsigned long long)size);
+	device_open(&d, &s3_backend, COMMON "volume=v;compress=zstd;create=on;size=1T");
 	for (unsigned i = 1; i <= 256 * 1024; i++) {
 		uint64_t lba =
 			((uint64_t)random_number(&random) << 31 | random_number(&random)) % blocks;
@@ -47,10 +88,9 @@ static double checkpoint_percent(uint64_t size, unsigned bytes)
 			block[j] = (uint8_t)random_number(&random);
 		assert_int_equal(device_write(&d, block, BLOCK, lba * BLOCK, 0), 0);
 		if (i % (32 * 1024) == 0)
-			assert_int_equal(
-				s3_keeper_call((struct s3_volume *)d.backend, checkpoint, NULL), 0);
+			checkpoint(&d);
 	}
-	assert_int_equal(device_counter(&d, "light_roots"), 7);
+	assert_int_equal(device_counter(&d, "light_roots"), 8);
 	device_close(&d);
 	percent = 100.0 * (double)fake_store_put_bytes("/ckpt/") /
 		  (double)fake_store_put_bytes("/log/");
@@ -62,14 +102,102 @@ static double checkpoint_percent(uint64_t size, unsigned bytes)
 static void test_checkpoints_cost_a_tenth_of_the_log(void **state)
 {
 	(void)state;
-	assert_true(checkpoint_percent(UINT64_C(1) << 40, 40) <= 10);
+	assert_true(checkpoint_percent(40) <= 10);
 }
 
-/* An address of 28 bits is stored twice: with 17 bytes or so in the log, then in a checkpoint. */
+/* An address of 28 bits is stored twice: with 18 bytes or so in the log, then in a checkpoint. */
 static void test_checkpoints_of_headers_alone(void **state)
 {
 	(void)state;
-	assert_true(checkpoint_percent(UINT64_C(1) << 40, 0) <= 20);
+	assert_true(checkpoint_percent(0) <= 18);
+}
+
+/* Where a full root costs much there are light ones from the first one on. */
+static void test_light_roots_from_the_beginning(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
+	for (unsigned i = 0; i < 3; i++) {
+		write_blocks(&d, 100 * i, 100 * (i + 1));
+		checkpoint(&d);
+	}
+	assert_int_equal(device_counter(&d, "full_roots"), 0);
+	assert_int_equal(device_counter(&d, "light_roots"), 3);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "volume=v");
+	assert_int_equal(device_counter(&d, "replayed"), 1); /* its fence */
+	check_blocks(&d, 300);
+	/* The first full one holds everything. */
+	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "s"), 0);
+	assert_int_equal(device_counter(&d, "full_roots"), 1);
+	write_blocks(&d, 300, 400);
+	checkpoint(&d);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "volume=v");
+	check_blocks(&d, 400);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What was written since the last full one counts, by whomever it was. */
+static void test_full_root_after_many_sessions(void **state)
+{
+	static uint8_t data[128 * BLOCK];
+	uint64_t full = 0;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	for (unsigned i = 0; i < 12; i++) {
+		device_open(&d, &s3_backend, COMMON "volume=v;%s",
+			i ? "create=off" : "create=on;size=64M");
+		memset(data, (int)i + 1, sizeof data);
+		assert_int_equal(device_write(&d, data, sizeof data, 0, 0), 0);
+		checkpoint(&d);
+		full += device_counter(&d, "full_roots");
+		if (i % 2)
+			crash(&d);
+		else
+			device_close(&d);
+	}
+	assert_int_equal(full, 1);
+	fake_store_reset();
+}
+
+/* A clone need not store its parent's map before it has written much itself. */
+static void test_light_roots_of_a_clone(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
+	write_blocks(&d, 0, 300);
+	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "s"), 0);
+	assert_int_equal(
+		s3_volume_clone((struct s3_volume *)d.backend, "s", "userblk", "clone"), 0);
+	device_close(&d);
+	for (unsigned i = 3; i < 6; i++) {
+		device_open(&d, &s3_backend, COMMON "volume=clone");
+		check_blocks(&d, 100 * i);
+		write_blocks(&d, 100 * i, 100 * (i + 1));
+		checkpoint(&d);
+		assert_int_equal(device_counter(&d, "full_roots"), 0);
+		crash(&d);
+	}
+	/* Its first full one holds what is the parent's as well. */
+	device_open(&d, &s3_backend, COMMON "volume=clone");
+	check_blocks(&d, 600);
+	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "t"), 0);
+	crash(&d);
+	fake_store_fail(S3_GET, "userblk/v/snap/", -EIO, 1000);
+	device_open(&d, &s3_backend, COMMON "volume=clone");
+	check_blocks(&d, 600);
+	device_close(&d);
+	fake_store_reset();
 }
 
 /* ---- reads of what was just written ---------------------------------------------------------- */
@@ -118,7 +246,7 @@ static void test_what_was_written_is_not_got(void **state)
 
 	(void)state;
 	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "memory=64M;batch-size=1M;create=on;size=64M");
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
 	for (unsigned i = 0; i < 32; i++) {
 		struct sequel s = {
 			.d = &d,
@@ -157,7 +285,7 @@ static uint32_t deadline(const char *more)
 	uint32_t seconds;
 	struct device d;
 
-	device_open(&d, &s3_backend, COMMON "memory=64M;%s", more);
+	device_open(&d, &s3_backend, COMMON "volume=v;%s", more);
 	seconds = fake_store_deadline(S3_GET, "/super");
 	assert_int_equal(fake_store_deadline(S3_PUT, "/log/"), seconds); /* the fence */
 	/* Then it is the store's own. */
@@ -183,6 +311,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_checkpoints_cost_a_tenth_of_the_log),
 		cmocka_unit_test(test_checkpoints_of_headers_alone),
+		cmocka_unit_test(test_light_roots_from_the_beginning),
+		cmocka_unit_test(test_full_root_after_many_sessions),
+		cmocka_unit_test(test_light_roots_of_a_clone),
 		cmocka_unit_test(test_what_was_written_is_not_got),
 		cmocka_unit_test(test_deadline_of_an_open),
 	};
