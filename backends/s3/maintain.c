@@ -243,6 +243,7 @@ static int store_root(
 	} else if (r) {
 		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
 	}
+	v->root_in_doubt = r != 0;
 	if (r == 0)
 		atomic_fetch_add(&v->stats.checkpoint_bytes, out.length);
 	s3_buffer_free(&out);
@@ -463,8 +464,11 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	struct s3_root_region *old_regions = NULL;
 	uint64_t old_full = v->full, old_root = v->checkpoint;
 	uint32_t n_old = 0;
-	int r;
+	/* What failed may yet arrive, and must not be taken for another root of its number. */
+	int r = v->root_in_doubt ? s3_log_mark(v, NULL) : 0;
 
+	if (r)
+		return r;
 	c.seq = s3_log_pause(v);
 	r = atomic_load(&v->failed);
 	if (r == 0 && c.seq > v->checkpoint)

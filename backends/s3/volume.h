@@ -239,6 +239,7 @@ struct s3_volume {
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;
 	bool full_wanted;     /* the next root has to be a full one */
+	bool root_in_doubt;   /* the last one could not be stored, as far as is known */
 	bool rolled_back;     /* regions are not those of the newest root */
 	uint64_t next_gc;     /* number of the next GC object, with S3_GC */
 	struct s3_kept *kept; /* of the snapshots whose root has been read */

@@ -2,6 +2,7 @@
 /* A volume of the S3 device over a store in this process: what it asks of the store. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -200,6 +201,38 @@ static void test_light_roots_of_a_clone(void **state)
 	fake_store_reset();
 }
 
+/*
+ * A root that could not be stored may be there later: the next one has another number, although
+ * nothing was written meanwhile.
+ */
+static void test_failed_root_keeps_its_number(void **state)
+{
+	struct s3_volume *v;
+	struct device d;
+	char key[64];
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
+	v = (struct s3_volume *)d.backend;
+	write_blocks(&d, 0, 10);
+	fake_store_fail(S3_PUT, "/root", -EIO, 1);
+	assert_int_equal(s3_keeper_call(v, run_checkpoint, NULL), -EIO);
+	snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/root", (unsigned long long)v->applied);
+	fake_store_set(key, "late", 4);
+	checkpoint(&d);
+	assert_int_equal(fake_store_requests(S3_PUT, key), 1);
+	assert_int_equal(fake_store_requests(S3_PUT, "/root"), 2);
+	/* That is enough. */
+	checkpoint(&d);
+	assert_int_equal(fake_store_requests(S3_PUT, "/root"), 2);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "volume=v");
+	check_blocks(&d, 10);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* ---- reads of what was just written ---------------------------------------------------------- */
 
 /* A flush that is followed by a read at once, in the thread that answers it. */
@@ -314,6 +347,7 @@ int main(void)
 		cmocka_unit_test(test_light_roots_from_the_beginning),
 		cmocka_unit_test(test_full_root_after_many_sessions),
 		cmocka_unit_test(test_light_roots_of_a_clone),
+		cmocka_unit_test(test_failed_root_keeps_its_number),
 		cmocka_unit_test(test_what_was_written_is_not_got),
 		cmocka_unit_test(test_deadline_of_an_open),
 	};
