@@ -40,6 +40,7 @@ def source(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def start(source: Path, mountpoint: Path) -> Iterator[Start]:
     """start(OPTION...): mounts source at mountpoint; the process, and what its status line says."""
+    run(["modprobe", "fuse"])
     processes: list[subprocess.Popen[str]] = []
 
     def begin(*options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
@@ -97,7 +98,6 @@ def test_status_verified_data_and_clean_unmount(mode: str, start: Start, source:
 
 def test_io_uring_is_granted_or_refused_by_the_kernel(start: Start, source: Path, mountpoint: Path) -> None:
     """It says which; data is right either way."""
-    run(["modprobe", "fuse"])
     switch = Path("/sys/module/fuse/parameters/enable_uring")
     if switch.exists():  # since Linux 6.14, and off
         switch.write_text("Y")
