@@ -13,7 +13,7 @@ import random
 import stat
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,6 +173,12 @@ def flush_cache(path: str) -> None:
     with opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
         fcntl.ioctl(fd, BLKFLSBUF, 0)
+
+
+def forget_errors(path: str) -> None:
+    """Hear of what an earlier disk of this name could not write: older kernels tell whoever syncs next."""
+    with opened(path, os.O_RDONLY) as fd, suppress(OSError):
+        os.fsync(fd)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..blockdev import BlockDevice, identify
+from ..blockdev import BlockDevice, forget_errors, identify
 from ..commands import CommandError, Process, Recorder
 from ..interrupt import held
 from ..teardown import PATIENCE, Teardown, await_true, undo
@@ -76,6 +76,7 @@ def disk_of(context: Context, device: str, server: Process) -> BlockDevice:
     size = context.device.size if context.config.backed else context.area
     await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
     settle()
+    forget_errors(device)
     used = identify(device)
     if used.logical_block_size != block_size:
         raise SystemError_(f"{device}: has logical blocks of {used.logical_block_size} bytes, not {block_size}")
