@@ -42,7 +42,7 @@ CLIENT = ROOT / "build/host/tests/bench/s3_client_bench"
 MAP = ROOT / "build/host/tests/bench/s3_map_bench"
 TICKS = os.sysconf("SC_CLK_TCK")
 NO_LIMIT = 0.0
-RAW_DEPTH = 32
+DEPTH = 32
 MEMORY = "128M"  # of the device, less than the volume: what is read comes from the store
 
 
@@ -53,7 +53,7 @@ class Load:
     rw: str
     block: str
     jobs: int = 1
-    depth: int = 32
+    depth: int = DEPTH
 
     @property
     def reads(self) -> bool:
@@ -87,7 +87,7 @@ def size_of(block: str) -> int:
 @contextmanager
 def nbdkit(plugin: str, *chosen: str) -> Iterator[Target]:
     with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
-        server = Nbdkit(Path(directory), plugin, *chosen)
+        server = Nbdkit(Path(directory), plugin, f"--threads={DEPTH}", *chosen)  # it has 16 else
         try:
             yield Target(("--ioengine=nbd", f"--uri={server.uri}"), server.pid)
             if server.stop() != 0:
@@ -155,7 +155,7 @@ def raw(row: str, load: Load, options: argparse.Namespace, seed: int) -> Figure:
     """The bare client: put, get (4 MiB each) or get-range (of the load's block)."""
     with started(Versitygw) as store:
         chosen = [f"endpoint={store.url}", f"region={REGION}", f"bucket={BUCKET}", f"credentials={store.credentials}"]
-        chosen += [f"row={row}", f"seconds={options.runtime}", f"depth={RAW_DEPTH}", f"block={size_of(load.block)}"]
+        chosen += [f"row={row}", f"seconds={options.runtime}", f"depth={DEPTH}", f"block={size_of(load.block)}"]
         result = subprocess.run([str(CLIENT), *chosen], capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"s3_client_bench: {result.stderr.strip()}")
@@ -163,11 +163,12 @@ def raw(row: str, load: Load, options: argparse.Namespace, seed: int) -> Figure:
     return Figure(1e6 * float(values["mb_per_second"]), float(values["cpu_seconds_per_gb"]))
 
 
-def fio(target: Target, load: Load, size: int, *options: str) -> int:
-    """Runs it until all is flushed, and answers its bytes."""
+def fio(target: Target, load: Load, size: int, *options: str) -> tuple[int, float]:
+    """Runs it until all is flushed, and answers its bytes and the seconds that its jobs took, with the last flush."""
     argv = ["fio", "--name=bench", *target.fio, f"--bs={load.block}", f"--iodepth={load.depth}", f"--size={size}"]
     job = paired.run_fio([*argv, *options, "--group_reporting", "--end_fsync=1"], "fio", timeout=3600)
-    return int(job["read"]["io_bytes"] + job["write"]["io_bytes"])
+    one = job["read" if load.reads else "write"]
+    return int(one["io_bytes"]), one["runtime"] / 1e3
 
 
 def served(serve: Server, load: Load, options: argparse.Namespace, seed: int) -> Figure:
@@ -184,11 +185,11 @@ def served(serve: Server, load: Load, options: argparse.Namespace, seed: int) ->
             if not load.rw.startswith("rand"):  # a part of the volume each
                 part = size // load.jobs
                 argv.append(f"--offset_increment={part}")
-            cpu, began = cpu_seconds(target.pid), time.monotonic()
-            done = fio(target, load, part, *argv)
-            seconds, cpu = time.monotonic() - began, cpu_seconds(target.pid) - cpu
+            cpu = cpu_seconds(target.pid)
+            done, seconds = fio(target, load, part, *argv)
+            cpu, ended = cpu_seconds(target.pid) - cpu, time.monotonic()
         if not target.flushes and not load.reads:
-            seconds = time.monotonic() - began
+            seconds += time.monotonic() - ended
     return Figure(done / seconds, cpu / (done / 1e9))
 
 
