@@ -844,8 +844,8 @@ static void part_ready(
 	end_part(r, error);
 }
 
-/* Reads a part of which something is not in memory. */
-static void read_part(
+/* Reads a part of which something is not in memory. False: all memory is in use. */
+static bool read_part(
 	struct plan *plan, struct read *r, const struct s3_run *run, const struct s3_object *object)
 {
 	struct s3_volume *v = r->v;
@@ -868,19 +868,18 @@ static void read_part(
 				*object, run->slot, key.number, claim.line, claim.claimed};
 		else
 			s3_cache_release(claim.line);
-		return;
+		return true;
 	}
 	if (claim.line) {
 		copy_part(r, run, claim.line);
 		s3_cache_release(claim.line);
-	} else {
-		start_get(r, run); /* all memory is in use */
 	}
 	if (p) {
 		free(p);
 		s3_objects_unpin(v->objects, run->slot);
 		atomic_fetch_sub(&r->pending, 1); /* s3_read() has one more */
 	}
+	return claim.line != NULL;
 }
 
 /* Copies what is in memory off the beginning of a run. */
@@ -1315,8 +1314,14 @@ static void read_run(struct plan *plan, struct read *r, const struct s3_run *run
 	/* Its size is known since it is not in memory any more. */
 	if (rest.count)
 		s3_objects_get(v->objects, run->slot, &object);
-	while (next_in_line(v, &rest, &part))
-		read_part(plan, r, &part, &object);
+	while (next_in_line(v, &rest, &part)) {
+		if (read_part(plan, r, &part, &object))
+			continue;
+		/* One GET for all that is left: one a line costs more than what is got twice. */
+		part.count += rest.count;
+		start_get(r, &part);
+		return;
+	}
 }
 
 /* The runs of some blocks from lba on, pinned; how many. */

@@ -66,6 +66,22 @@ def written_before(serve_s3: ServeS3, size: int, **more: str) -> None:
     assert server.stop() == 0
 
 
+# ---- without memory ----------------------------------------------------------------
+
+
+def test_what_memory_cannot_hold_is_got_in_one_piece(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    size = 8 * MIB
+    written_before(serve_s3, size, **LITTLE)
+    server = serve_s3("v", through=proxy, **LITTLE)
+    handle = server.connect()
+    with watched(proxy) as asked:
+        read(handle, size, step=size)
+    assert asked.objects == size // MIB
+    # Of each object its header, perhaps what there was room for, and the rest.
+    assert asked.gets <= 3 * asked.objects
+    assert server.stop() == 0
+
+
 # ---- read-ahead -------------------------------------------------------------------
 
 
