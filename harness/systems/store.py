@@ -85,7 +85,7 @@ def serve(
     parameters = dict(config.parameters)
     if config.device == "s3backer":
         return _s3backer(access, size, parameters, directory, config, recorder, teardown, mark)
-    environment = {}
+    environment, filters = {}, []
     if config.device == "null":
         plugin = str(built(build, "plugins", "null.so"))
         parameters |= {"size": str(size), "block-size": "4096"}
@@ -93,6 +93,9 @@ def serve(
         plugin = "S3"
         parameters |= {"endpoint-url": access.endpoint, "bucket": access.bucket}
         parameters |= {"key": access.prefix, "size": str(size)}
+        # It wants whole objects; its manual says to put this filter before it.
+        filters = ["--filter=blocksize"]
+        parameters["minblock"] = parameters["object-size"]
         environment = access.environment()
     else:
         plugin = str(built(build, "plugins", "s3.so"))
@@ -102,7 +105,7 @@ def serve(
         if create:
             parameters |= {"create": "on", "size": str(size)}
     socket, pidfile = directory / "s", directory / "pid"
-    argv = ["nbdkit", "-f", "-U", str(socket), "-P", str(pidfile), "-t", str(config.threads), plugin]
+    argv = ["nbdkit", "-f", "-U", str(socket), "-P", str(pidfile), "-t", str(config.threads), *filters, plugin]
     argv += [f"{key}={value}" for key, value in parameters.items()]
     server = recorder.spawn(argv, teardown=teardown, environment=environment)
     await_up("nbdkit is not ready", lambda: pidfile.exists() and pidfile.read_text().endswith("\n"), server)

@@ -60,6 +60,17 @@ def test_campaign_on_a_given_store(store: Store, tmp_path: Path) -> None:
     assert keys == []
 
 
+def test_plugin_of_large_objects_takes_small_requests(store: Store, tmp_path: Path) -> None:
+    """nbdkit's own S3 plugin wants whole objects, which the suite's smallest requests are not."""
+    file = tmp_path / "store"
+    file.write_text(f"endpoint={store.url}\nbucket={BUCKET}\ncredentials={store.credentials}\n")
+    words = ["run", "--suite", "s3", "--systems", "nbdkit-s3", "--workloads", "rand-write-1th-4k-d1"]
+    result = userblk(*words, "--store", str(file), "--results", str(tmp_path / "results"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    (summary,) = summaries(tmp_path / "results").values()
+    assert summary["valid"]
+
+
 def test_plan_and_refusals() -> None:
     plan = userblk("plan", "--suite", "s3", "--systems", "s3,s3-null")
     assert plan.returncode == 0 and "store-20ms: a versitygw of its own, 20 ms away" in plan.stdout
