@@ -41,7 +41,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
-from paired import is_chosen, print_cells, run_cells, run_fio, tell, write_json  # noqa: E402
+from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json  # noqa: E402
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -470,7 +470,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         metavar="DIR",
         help="where the image of the ext4 lies (default /dev/shm: in memory, which no other disk I/O disturbs)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     for name in ("pairs", "runtime", "files"):
         if getattr(options, name) <= 0:

@@ -244,7 +244,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), metavar="DIR")
     parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     for name in ("pairs", "runtime", "size", "threads"):
         if getattr(options, name) <= 0:

@@ -306,7 +306,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--map", action="store_true", help="also the memory of the map, at 1 TiB")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     for name in ("pairs", "runtime", "size", "minutes"):
         if getattr(options, name) <= 0:

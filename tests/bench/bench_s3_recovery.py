@@ -124,7 +124,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--objects", type=int, default=100_000, help="default 100000", metavar="N")
     parser.add_argument("--extent", default="4k", help="of a write (default 4k)", metavar="BYTES")
     parser.add_argument("--opens", type=int, default=5, help="of each kind (default 5)", metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every figure here")
+    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every figure here")
     options = parser.parse_args(argv)
     for name in ("size", "objects", "opens"):
         if getattr(options, name) <= 0:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paired import is_chosen, print_cells, run_cells, run_fio, tell, write_json
+from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "python"))
@@ -256,7 +256,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         help="below loop and zero-copy; its contents are LOST (default: in the lab, its NVMe disk)",
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every run's figure here")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     for name in ("pairs", "runtime", "size"):
         if getattr(options, name) <= 0:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -148,6 +149,14 @@ def run_cells(
         cells = [cell for cell in cells if cell.pairs]
         return (0 if cells else 130), cells
     return 0, cells
+
+
+def json_file(text: str) -> Path:
+    """An option's value, looked at before anything is measured for it. Raises argparse.ArgumentTypeError."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no directory {path.parent}; make it")
+    return path
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
