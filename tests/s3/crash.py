@@ -299,8 +299,11 @@ def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[i
 
 
 def objects_in(directory: Path) -> set[Path]:
-    """Not what the store is still writing, under a name with a dot."""
-    return {path for path in directory.rglob("[!.]*") if path.is_file()}
+    """
+    Not what the store is still writing, under a name with a dot. A deletion under way when its client was killed
+    may take files and directories meanwhile: os.walk() passes over those.
+    """
+    return {Path(top, name) for top, _, names in os.walk(directory) for name in names if not name.startswith(".")}
 
 
 @dataclass(frozen=True)
