@@ -461,7 +461,10 @@ def test_gc_on_demand(serve_s3: ServeS3) -> None:
 
 
 def test_orphans_in_gc_are_swept(serve_s3: ServeS3) -> None:
-    """What nobody knows goes, if it is ours: not what another volume's number or another content says."""
+    """What nobody knows goes, if it is ours: not what another volume's number or another content says.
+
+    Without conditional PUT its number may be given again before it is looked for: then it is replaced.
+    """
     for name in ("v", "other"):
         driver = serve_s3.drive(name, gc_delay="0", failpoint="relocate-put-after")
         for number in range(1, 4):
@@ -473,17 +476,25 @@ def test_orphans_in_gc_are_swept(serve_s3: ServeS3) -> None:
     (others,) = serve_s3.objects("other", "gc/")
     client = serve_s3.store.client()
     body = client.get_object(Bucket=BUCKET, Key=f"{serve_s3.prefix}/other/{others}")["Body"].read()
+
+    def etags() -> list[str]:
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{serve_s3.prefix}/v/{orphan}")
+        return [item["ETag"] for item in listed.get("Contents", [])]
+
+    before = etags()
     foreign = {"gc/07/0000000000000007": body, "gc/08/0000000000000008": b"hello"}
     for key, data in foreign.items():
         client.put_object(Bucket=BUCKET, Key=f"{serve_s3.prefix}/v/{key}", Body=data)
     driver = serve_s3.drive("v", gc_delay="0")
     driver.pwrite(content(9, 1), 0)
     end = time.monotonic() + 120
-    while orphan in serve_s3.objects("v", "gc/"):
+    while etags() == before:
         assert time.monotonic() < end, "the orphan is still there"
         time.sleep(0.1)
     assert set(foreign) <= set(serve_s3.objects("v", "gc/"))
-    assert driver.counters()["orphans"] == 1
+    if serve_s3.store.conditional_put:
+        assert not etags()
+        assert driver.counters()["orphans"] == 1
     driver("gc")
     driver.kill()
     assert numbers(read(serve_s3, "v", 13), RUN, 0) == [9, 1, 2, *([3] * 10)]
