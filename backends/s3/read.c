@@ -257,10 +257,13 @@ struct get {
 	unsigned attempts;
 	struct crcs *crcs; /* held */
 	bool transformed;
-	struct iovec stored; /* of what is transformed: units, which hold the blocks */
+	struct iovec stored;  /* of what is transformed: units, which hold the blocks */
+	struct iovec both[2]; /* header and stored */
+	bool loads;	      /* the header comes along: this is the load of crcs, too */
+	void *header;	      /* where it goes if it comes along and is not needed */
 	struct s3_request request;
 	char key[S3_KEY_MAX + 1];
-	struct iovec *iov;
+	struct iovec *iov; /* one before it is free, for the header */
 	int iovcnt;
 };
 
@@ -316,6 +319,7 @@ static void free_get(struct get *g)
 	}
 	s3_objects_unpin(v->objects, g->slot);
 	free(g->stored.iov_base);
+	free(g->header);
 	free(g);
 }
 
@@ -395,6 +399,9 @@ static int restore_unit(const struct get *g, uint32_t i)
 
 	memcpy(header.salt, e->salt, sizeof header.salt);
 	units_of(g, &first, &end);
+	/* All of the object was got before its header told how long it is to be. */
+	if (e->units[i].at - e->units[first].at + e->units[i].unit.bytes > g->stored.iov_len)
+		return -EBADMSG;
 	if (left > S3_UNIT)
 		left = S3_UNIT;
 	r = s3_transform_decode(v->transforms[g->object.origin], &header, i, &e->units[i].unit,
@@ -445,14 +452,12 @@ static void end_get_part(struct get *g, int result)
 		submit_get(g);
 		return;
 	}
-	if (result)
-		result = result == -EACCES ? -EACCES : -EIO;
 	if (!g->read) {
 		end_fill(g, result);
 		return;
 	}
 	if (result) {
-		end_get(g, result);
+		end_get(g, result == -EACCES ? -EACCES : -EIO);
 		return;
 	}
 	if (g->transformed) {
@@ -480,10 +485,28 @@ static void end_get_part(struct get *g, int result)
 	end_get(g, -EIO);
 }
 
+static void load_done(struct crcs *e, int result);
+static void submit_load(struct crcs *e);
+static void check_header(struct crcs *e);
+
+/* A get that is the load of its checksums, too, has come as far as it will. */
+static void end_own_load(struct get *g, int result)
+{
+	g->loads = false;
+	if (result == 0)
+		check_header(g->crcs);
+	else if (result == -ERANGE)
+		submit_load(g->crcs); /* the object's end is not there, but its header may be */
+	else
+		load_done(g->crcs, result);
+}
+
 static void got(struct s3_request *req)
 {
 	struct get *g = req->opaque;
 
+	if (g->loads)
+		end_own_load(g, req->result);
 	/* Of a fill it is told if somebody waits for it. */
 	if (req->result && g->read)
 		backend_error(&g->v->host, "volume=%s: cannot read %s: %s", g->v->name, g->key,
@@ -496,13 +519,42 @@ static int choose_units(struct get *g, uint64_t *at)
 {
 	const struct placed *units = g->crcs->units;
 	uint32_t first, end;
+	void *memory;
 
 	units_of(g, &first, &end);
 	*at = units[first].at;
 	g->stored.iov_len = units[end - 1].at + units[end - 1].unit.bytes - *at;
-	if (!g->stored.iov_base)
-		g->stored.iov_base = malloc(g->stored.iov_len);
-	return g->stored.iov_base ? 0 : -ENOMEM;
+	memory = realloc(g->stored.iov_base, g->stored.iov_len);
+	if (!memory)
+		return -ENOMEM;
+	g->stored.iov_base = memory;
+	return 0;
+}
+
+/* Asks for all of the object: one request for its header and its data. */
+static void submit_whole(struct get *g)
+{
+	struct iovec *iov = g->transformed ? g->both : g->iov - 1;
+	int r;
+
+	iov[0] = (struct iovec){
+		g->loads ? g->crcs->iov.iov_base : g->header, g->object.header_bytes};
+	if (g->transformed)
+		iov[1] = g->stored;
+	g->request = (struct s3_request){
+		.op = S3_GET,
+		.pool = S3_POOL_READ,
+		.key = g->key,
+		.iov = iov,
+		.iovcnt = 1 + (g->transformed ? 1 : g->iovcnt),
+		.done = got,
+		.opaque = g,
+	};
+	r = s3_store_submit(g->v->store, &g->request);
+	if (r) {
+		g->request.result = r;
+		got(&g->request);
+	}
 }
 
 static void submit_get(struct get *g)
@@ -559,22 +611,13 @@ static void load_done(struct crcs *e, int result)
 	}
 }
 
-static void submit_load(struct crcs *e);
-
-static void loaded(struct s3_request *req)
+/* The header is there: is it what was written? */
+static void check_header(struct crcs *e)
 {
-	struct crcs *e = req->opaque;
 	struct s3_volume *v = e->volume;
 	struct s3_object_header header;
 	enum s3_check check;
 
-	if (req->result) {
-		if (req->result != -ESHUTDOWN)
-			backend_error(&v->host, "volume=%s: cannot read %s: %s", v->name, e->key,
-				req->message);
-		load_done(e, req->result);
-		return;
-	}
 	check = s3_header_decode(
 		e->iov.iov_base, e->iov.iov_len, s3_volume_origin_uuid(v, e->origin), &header);
 	if (check == S3_GOOD && (tag_of(e->origin, header.id) != e->id || header.n_crc != e->n ||
@@ -592,6 +635,21 @@ static void loaded(struct s3_request *req)
 			v->name, e->key, s3_check_text(check));
 		load_done(e, -EIO);
 	}
+}
+
+static void loaded(struct s3_request *req)
+{
+	struct crcs *e = req->opaque;
+	struct s3_volume *v = e->volume;
+
+	if (req->result) {
+		if (req->result != -ESHUTDOWN)
+			backend_error(&v->host, "volume=%s: cannot read %s: %s", v->name, e->key,
+				req->message);
+		load_done(e, req->result);
+		return;
+	}
+	check_header(e);
 }
 
 static void submit_load(struct crcs *e)
@@ -612,15 +670,19 @@ static void submit_load(struct crcs *e)
 		load_done(e, r);
 }
 
-/* Sees to the checksums of g's object: at hand (true), or end_get_part() will be called. */
-static bool want_crcs(struct get *g)
+/*
+ * Takes hold of the checksums of g's object. 1: they are at hand; 0: end_get_part() will be called,
+ * *load: after the caller has them loaded; -ENOMEM.
+ */
+static int want_crcs(struct get *g, bool *load)
 {
 	struct s3_volume *v = g->v;
 	struct s3_crc_cache *c = v->crcs;
 	uint64_t tag = tag_of(g->object.origin, g->object.id);
 	struct crcs *e;
-	bool load = false, there;
+	bool there;
 
+	*load = false;
 	pthread_mutex_lock(&c->lock);
 	e = find(c, tag);
 	if (e) {
@@ -631,8 +693,7 @@ static bool want_crcs(struct get *g)
 			g->transformed ? s3_transform_units((size_t)g->object.blocks << v->shift)
 				       : g->object.blocks,
 			g->transformed);
-		load = e != NULL;
-		if (load) {
+		if (e) {
 			e->iov.iov_base = malloc(g->object.header_bytes);
 			e->iov.iov_len = g->object.header_bytes;
 			e->loading = true;
@@ -640,7 +701,8 @@ static bool want_crcs(struct get *g)
 			e->origin = g->object.origin;
 			e->refs = 1;
 			strcpy(e->key, g->key);
-			if (!e->iov.iov_base) {
+			*load = e->iov.iov_base != NULL;
+			if (!*load) {
 				drop(c, e);
 				e = NULL;
 			}
@@ -648,8 +710,7 @@ static bool want_crcs(struct get *g)
 	}
 	if (!e) {
 		pthread_mutex_unlock(&c->lock);
-		end_get_part(g, -ENOMEM);
-		return false;
+		return -ENOMEM;
 	}
 	e->refs++;
 	g->crcs = e;
@@ -659,34 +720,60 @@ static bool want_crcs(struct get *g)
 		e->waiting = g;
 	}
 	pthread_mutex_unlock(&c->lock);
-	if (load)
-		submit_load(e);
 	return there;
+}
+
+/* Makes g a get of all of the object, if that is what it needs and there is memory. */
+static bool prepare_whole(struct get *g, bool load)
+{
+	if (g->first != 0 || g->count != g->object.blocks)
+		return false;
+	if (g->transformed) {
+		/* Who knows where the data is asks for that. */
+		if (!load)
+			return false;
+		g->stored.iov_len = g->object.bytes - g->object.header_bytes;
+		g->stored.iov_base = malloc(g->stored.iov_len);
+		if (!g->stored.iov_base)
+			return false;
+	} else if (!load) {
+		g->header = malloc(g->object.header_bytes);
+		if (!g->header)
+			return false;
+	}
+	g->loads = load;
+	return true;
 }
 
 /* Asks for the data, and for the checksums if they are not at hand. g is filled but for these. */
 static void begin_get(struct get *g)
 {
 	struct s3_volume *v = g->v;
+	bool load, data;
+	int there;
 
 	g->transformed = v->transforms != NULL;
-	g->parts = 2;
+	g->parts = g->transformed ? 1 : 2; /* its checksums tell where the data is */
 	s3_volume_origin_key(v, g->object.origin, g->object.id, g->key);
 	atomic_fetch_add(&v->stats.reads_store, 1);
-	if (g->transformed) {
-		/* Checksums first. */
+	there = want_crcs(g, &load);
+	if (there) /* nothing else is under way */
 		g->parts = 1;
-		if (want_crcs(g))
-			submit_get(g);
+	if (there < 0) {
+		end_get_part(g, there);
 		return;
 	}
-	if (want_crcs(g)) {
-		unsigned parts = 2;
-
-		/* No other part is under way. */
-		atomic_compare_exchange_strong(&g->parts, &parts, 1);
+	if (prepare_whole(g, load)) {
+		if (load)
+			g->parts = 2;
+		submit_whole(g);
+		return;
 	}
-	submit_get(g);
+	data = !g->transformed || there;
+	if (load)
+		submit_load(g->crcs);
+	if (data)
+		submit_get(g);
 }
 
 /* Starts to read a run, whose object is pinned, from the store. */
@@ -695,14 +782,14 @@ static void start_get(struct read *r, const struct s3_run *run)
 	struct s3_volume *v = r->v;
 	uint64_t length = run->count << v->shift;
 	int n = s3_iov_slice(r->iov, position_of(r, run), length, NULL);
-	struct get *g = calloc(1, sizeof *g + (size_t)n * sizeof *g->iov);
+	struct get *g = calloc(1, sizeof *g + (size_t)(1 + n) * sizeof *g->iov);
 
 	atomic_fetch_add(&r->pending, 1);
 	if (!g) {
 		end_part(r, -ENOMEM);
 		return;
 	}
-	g->iov = (struct iovec *)(g + 1);
+	g->iov = (struct iovec *)(g + 1) + 1;
 	g->iovcnt = s3_iov_slice(r->iov, position_of(r, run), length, g->iov);
 	g->v = v;
 	g->read = r;
@@ -1030,6 +1117,8 @@ static void end_fill(struct get *g, int result)
 	struct s3_volume *v = g->v;
 	bool damaged = false;
 	unsigned waited = 0;
+	/* Is the object's end not there? Who waits asks for what it needs, which may be. */
+	int error = result == 0 || result == -ERANGE ? 0 : result == -EACCES ? -EACCES : -EIO;
 
 	for (unsigned i = 0; i < f->n_lines; i++)
 		f->lines[i].good = result || !has_sums(g) ? 0 : f->lines[i].pages;
@@ -1045,14 +1134,14 @@ static void end_fill(struct get *g, int result)
 		if (!l->line)
 			continue;
 		damaged |= result == 0 && l->good != l->pages;
-		waited += s3_cache_settle(v->cache, l->line, l->pages, l->good, result);
+		waited += s3_cache_settle(v->cache, l->line, l->pages, l->good, error);
 		if (l->good && v->cachefile)
 			disk_transfer(v, l->line, l->good, true);
 		s3_cache_release(l->line);
 	}
 	if (damaged)
 		atomic_fetch_add(&v->stats.crc_retries, 1);
-	if (waited && g->request.result)
+	if (waited && error && g->request.result)
 		backend_error(&v->host, "volume=%s: cannot read %s: %s", v->name, g->key,
 			g->request.message);
 	free_get(g);
@@ -1140,7 +1229,7 @@ static void start_fill(const struct plan *plan, unsigned from, const struct span
 	uint64_t data = (uint64_t)w->object.blocks << v->shift,
 		 at = (uint64_t)span->first * S3_PAGE;
 	uint64_t end = (uint64_t)span->end * S3_PAGE;
-	struct fill *f = calloc(1, sizeof *f + (span->end - span->first) * sizeof *f->iov);
+	struct fill *f = calloc(1, sizeof *f + (1 + span->end - span->first) * sizeof *f->iov);
 
 	if (!f) {
 		abandon(plan, from, span);
@@ -1158,7 +1247,7 @@ static void start_fill(const struct plan *plan, unsigned from, const struct span
 	f->get.slot = w->slot;
 	f->get.first = (uint32_t)(at >> v->shift);
 	f->get.count = (uint32_t)((end - at) >> v->shift);
-	f->get.iov = f->iov;
+	f->get.iov = f->iov + 1;
 	atomic_fetch_add(&v->stats.fetched, end - at);
 	for (; at < end; at += S3_PAGE) {
 		const struct fill_line *l = &f->lines[at / S3_LINE - f->first_line];
@@ -1421,9 +1510,21 @@ static bool plan_ahead(struct plan *plan, const struct s3_run *run)
 	return true;
 }
 
+/* Is a run the first part of an object's data, which a GET could bring as a whole? */
+static bool is_beginning(const struct s3_volume *v, const struct s3_run *run)
+{
+	struct s3_object object;
+
+	if (run->slot == S3_NO_SLOT || run->offset != 0)
+		return false;
+	s3_objects_get(v->objects, run->slot, &object);
+	return run->count < object.blocks &&
+	       (uint64_t)object.blocks << v->shift <= FILL_PAGES * S3_PAGE;
+}
+
 void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length)
 {
-	uint64_t size = s3_map_blocks(v->map) << v->shift, lba, end;
+	uint64_t size = s3_map_blocks(v->map) << v->shift, lba, start, end;
 	struct s3_run runs[RUNS];
 	struct s3_ahead ahead;
 	struct plan plan;
@@ -1434,13 +1535,16 @@ void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length)
 	plan.v = v;
 	plan.ahead = true;
 	plan.n = 0;
-	lba = ahead.from >> v->shift;
+	lba = start = ahead.from >> v->shift;
 	end = ahead.to >> v->shift;
 	while (room && lba < end && !atomic_load(&v->fenced) && is_generous(v) &&
 		atomic_load(&v->ahead_now) < v->ahead_max) {
-		size_t n = look_up(v, lba, end, runs);
+		size_t n = look_up(v, lba, end, runs), used = n;
 
-		for (size_t i = 0; room && i < n; i++) {
+		/* An object is best got as a whole: what it begins here waits for the rest. */
+		if ((n > 1 || lba > start) && is_beginning(v, &runs[n - 1]))
+			room = --used > 0;
+		for (size_t i = 0; room && i < used; i++) {
 			room = plan_ahead(&plan, &runs[i]);
 			if (room)
 				lba = runs[i].lba + runs[i].count;

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define S3_AHEAD_STEP (2u << 20)  /* bytes that are read ahead at once, when a stream is well on */
+#define S3_AHEAD_STEP (4u << 20)  /* bytes that are read ahead at once, when a stream is well on */
 #define S3_AHEAD_MAX  (16u << 20) /* bytes that a stream is read ahead */
 
 struct s3_streams;
