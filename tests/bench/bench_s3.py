@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import paired
@@ -239,6 +239,8 @@ def make_cells() -> list[Cell]:
         Cell("raw/read-1job/128k", on(userblk, one), client("get", one), 0.8),
         Cell("null/write/4k", on(userblk, w4), on(null, w4), 0.5),
         Cell("null/randwrite/4k", on(userblk, rw4), on(null, rw4), 0.5),
+        Cell("null/write/4k/4-jobs", on(userblk, replace(w4, jobs=4)), on(null, replace(w4, jobs=4)), 0.5),
+        Cell("null/randwrite/4k/4-jobs", on(userblk, replace(rw4, jobs=4)), on(null, replace(rw4, jobs=4)), 0.5),
         Cell("random/write/4k", on(userblk, rw4), on(userblk, w4), 1 / 1.2, 1.2),
         Cell("random/write/128k", on(userblk, rw128), on(userblk, w128), 1 / 1.2, 1.2),
     ]
