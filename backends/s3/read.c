@@ -501,17 +501,23 @@ static void end_own_load(struct get *g, int result)
 		load_done(g->crcs, result);
 }
 
+/* The data is there, or will not come. */
+static void end_data(struct get *g, int result)
+{
+	if (g->loads)
+		end_own_load(g, result);
+	end_get_part(g, result);
+}
+
 static void got(struct s3_request *req)
 {
 	struct get *g = req->opaque;
 
-	if (g->loads)
-		end_own_load(g, req->result);
 	/* Of a fill it is told if somebody waits for it. */
 	if (req->result && g->read)
 		backend_error(&g->v->host, "volume=%s: cannot read %s: %s", g->v->name, g->key,
 			req->message);
-	end_get_part(g, req->result);
+	end_data(g, req->result);
 }
 
 /* What a get of transformed data asks for: where it begins in the stored data. -ENOMEM. */
@@ -531,52 +537,49 @@ static int choose_units(struct get *g, uint64_t *at)
 	return 0;
 }
 
-/* Asks for all of the object: one request for its header and its data. */
-static void submit_whole(struct get *g)
+/* Asks for a part of the object, from byte offset on. */
+static void submit(struct get *g, const struct iovec *iov, int iovcnt, uint64_t offset)
 {
-	struct iovec *iov = g->transformed ? g->both : g->iov - 1;
 	int r;
 
-	iov[0] = (struct iovec){
-		g->loads ? g->crcs->iov.iov_base : g->header, g->object.header_bytes};
-	if (g->transformed)
-		iov[1] = g->stored;
 	g->request = (struct s3_request){
 		.op = S3_GET,
 		.pool = S3_POOL_READ,
 		.key = g->key,
 		.iov = iov,
-		.iovcnt = 1 + (g->transformed ? 1 : g->iovcnt),
+		.iovcnt = iovcnt,
+		.offset = offset,
 		.done = got,
 		.opaque = g,
 	};
 	r = s3_store_submit(g->v->store, &g->request);
-	if (r) {
-		g->request.result = r;
-		got(&g->request);
-	}
+	if (r)
+		end_data(g, r);
+}
+
+/* Asks for all of the object: one request for its header and its data. */
+static void submit_whole(struct get *g)
+{
+	struct iovec *iov = g->transformed ? g->both : g->iov - 1;
+
+	iov[0] = (struct iovec){
+		g->loads ? g->crcs->iov.iov_base : g->header, g->object.header_bytes};
+	if (g->transformed)
+		iov[1] = g->stored;
+	submit(g, iov, 1 + (g->transformed ? 1 : g->iovcnt), 0);
 }
 
 static void submit_get(struct get *g)
 {
-	struct s3_volume *v = g->v;
-	uint64_t at = (uint64_t)g->first << v->shift;
+	uint64_t at = (uint64_t)g->first << g->v->shift;
 	int r = g->transformed ? choose_units(g, &at) : 0;
 
-	g->request = (struct s3_request){
-		.op = S3_GET,
-		.pool = S3_POOL_READ,
-		.key = g->key,
-		.iov = g->transformed ? &g->stored : g->iov,
-		.iovcnt = g->transformed ? 1 : g->iovcnt,
-		.offset = g->object.header_bytes + at,
-		.done = got,
-		.opaque = g,
-	};
-	if (r == 0)
-		r = s3_store_submit(v->store, &g->request);
 	if (r)
 		end_get_part(g, r);
+	else if (g->transformed)
+		submit(g, &g->stored, 1, g->object.header_bytes + at);
+	else
+		submit(g, g->iov, g->iovcnt, g->object.header_bytes + at);
 }
 
 static void load_done(struct crcs *e, int result)
@@ -769,7 +772,7 @@ static void begin_get(struct get *g)
 		submit_whole(g);
 		return;
 	}
-	data = !g->transformed || there;
+	data = !g->transformed || there; /* asked now: the load may be the end of g */
 	if (load)
 		submit_load(g->crcs);
 	if (data)
@@ -1518,8 +1521,7 @@ static bool is_beginning(const struct s3_volume *v, const struct s3_run *run)
 	if (run->slot == S3_NO_SLOT || run->offset != 0)
 		return false;
 	s3_objects_get(v->objects, run->slot, &object);
-	return run->count < object.blocks &&
-	       (uint64_t)object.blocks << v->shift <= FILL_PAGES * S3_PAGE;
+	return run->count < object.blocks && (uint64_t)object.blocks << v->shift <= S3_AHEAD_STEP;
 }
 
 void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length)
