@@ -74,7 +74,7 @@ $(B)/%.o: %.c
 old = $(shell pkg-config --exists '$1' 2>/dev/null && echo yes)
 NO_S3 := $(call old,libcurl < 7.85)
 NO_UBLK := $(call old,liburing < 2.2)$(NO_S3)
-S3_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/*.c))
+S3_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/*/*.c))
 S3_PACKAGES := libcurl libcrypto expat libzstd libisal
 S3_LIBS = $(shell pkg-config --libs $(S3_PACKAGES))
 $(S3_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
@@ -82,7 +82,7 @@ $(S3_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
 $(B)/plugins/s3.so $(B)/tcmu-handlers/handler_userblk_s3.so: $(S3_OBJS)
 LIBS_s3 = $(S3_LIBS)
 # Its client of object stores, which knows nothing of volumes.
-S3_CLIENT_OBJS := $(patsubst %,$(B)/backends/s3/%.o,store sigv4 credentials names reply)
+S3_CLIENT_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/client/*.c))
 
 S3_CLIENT_BENCH := $(B)/tests/bench/s3_client_bench
 $(S3_CLIENT_BENCH): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
@@ -105,7 +105,7 @@ s3-volume-driver: $(S3_VOLUME_DRIVER)
 .PHONY: s3-volume-driver
 
 S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
-$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map names slab)
+$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,base/bytes base/slab client/names format/format state/map state/object_table)
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map, at 1 TiB
@@ -113,7 +113,7 @@ bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map,
 .PHONY: bench-s3-map
 
 S3_TRANSFORM_BENCH := $(B)/tests/bench/s3_transform_bench
-$(S3_TRANSFORM_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,bytes format names transform)
+$(S3_TRANSFORM_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,base/bytes client/names format/format format/transform)
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-transform: $(S3_TRANSFORM_BENCH) ## measure the CPU time of the S3 device's compression and encryption
@@ -518,7 +518,8 @@ UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pw
 	pwritev64v2 fdatasync fallocate64)
 
 # Those of what it stores and of its map need the pure parts, and samples of what is stored.
-S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,bytes format objects map slab checkpoint transform names)
+S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,base/bytes base/slab client/names format/checkpoint format/format \
+	format/transform state/map state/object_table)
 define s3_pure_unit
 UNIT_OBJS_$1 = $$(S3_PURE_OBJS) $$(B)/tests/unit/s3_samples.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
@@ -527,7 +528,7 @@ $(foreach t,$(filter test_s3_format% test_s3_map% test_s3_slab%,$(UNIT_TESTS)),$
 
 # Nor do those of its cache.
 define s3_cache_unit
-UNIT_OBJS_$1 = $$(patsubst %,$$(B)/backends/s3/%.o,cache cachefile localfile readahead bytes)
+UNIT_OBJS_$1 = $$(patsubst %,$$(B)/backends/s3/%.o,base/bytes base/localfile state/cache state/cachefile state/readahead)
 UNIT_LDFLAGS_$1 = $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_cache% test_s3_readahead%,$(UNIT_TESTS)),$(eval $(call s3_cache_unit,$t)))
@@ -541,7 +542,7 @@ $(foreach t,$(filter test_s3_client% test_s3_store%,$(UNIT_TESTS)),$(eval $(call
 
 # Those of whole devices over a store in their own process need everything but the client.
 define s3_fake_unit
-UNIT_OBJS_$1 = $$(filter-out %/store.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
+UNIT_OBJS_$1 = $$(filter-out %/client/client.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_direct% test_s3_volume% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
@@ -574,10 +575,11 @@ test-unit: ## C unit tests, under the sanitizers
 
 # libFuzzer on the decoders of what the S3 device stores. What it has learnt stays in build/fuzz.
 FUZZ_S3 := build/fuzz/s3
-FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,bytes format objects map slab checkpoint names) \
+FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,base/bytes base/slab client/names format/checkpoint format/format \
+	state/map state/object_table) \
 	tests/unit/s3_samples.c tests/fuzz/fuzz_s3.c
 
-$(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
+$(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*/*.h)
 	@mkdir -p $(@D)/corpus
 	clang -std=c17 -D_GNU_SOURCE $(WARNINGS) -O1 -g -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. $(FUZZ_S3_SOURCES) -o $@ -lzstd -lisal
@@ -585,9 +587,9 @@ $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*.h)
 
 # The same on the parsers of what a store answers.
 FUZZ_S3_REPLIES := build/fuzz/s3-replies
-FUZZ_S3_REPLIES_SOURCES := backends/s3/reply.c backends/s3/names.c tests/fuzz/fuzz_s3_replies.c
+FUZZ_S3_REPLIES_SOURCES := backends/s3/client/reply.c backends/s3/client/names.c tests/fuzz/fuzz_s3_replies.c
 
-$(FUZZ_S3_REPLIES): $(FUZZ_S3_REPLIES_SOURCES) $(wildcard backends/s3/*.h tests/fuzz/*.dict)
+$(FUZZ_S3_REPLIES): $(FUZZ_S3_REPLIES_SOURCES) $(wildcard backends/s3/*/*.h tests/fuzz/*.dict)
 	@mkdir -p $(@D)/corpus-replies
 	clang -std=c17 -D_GNU_SOURCE $(WARNINGS) -O1 -g -fsanitize=fuzzer,address,undefined \
 		-fno-sanitize-recover=all -I. $(FUZZ_S3_REPLIES_SOURCES) -o $@ -lexpat

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * A block device, partition or regular file as it is: a request becomes one
- * system call on it. Everything that O_DIRECT asks for in addition is in direct.c.
+ * system call on it. Everything that O_DIRECT asks for in addition is in dio.c.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "backends/backend.h"
-#include "backends/direct.h"
+#include "backends/dio.h"
 #include "backends/transfer.h"
 
 /* Limits of what is reported as preferred, and of the block sizes that are tried. */

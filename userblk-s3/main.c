@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backends/s3/remove.h"
+#include "backends/s3/admin/delete.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"
 

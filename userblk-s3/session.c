@@ -8,7 +8,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "backends/s3/control.h"
+#include "backends/s3/admin/control.h"
 #include "userblk-s3/session.h"
 
 /* A server that says nothing for that long is opening its volume, or hangs. */

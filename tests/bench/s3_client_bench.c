@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "backends/s3/store.h"
+#include "backends/s3/client/client.h"
 
 struct config {
 	struct s3_store_config store;

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backends/s3/map.h"
+#include "backends/s3/state/map.h"
 
 #define TARGET 1024u
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "backends/s3/transform.h"
+#include "backends/s3/format/transform.h"
 
 #define DATA   (4u << 20)
 #define UNITS  (DATA / S3_UNIT)

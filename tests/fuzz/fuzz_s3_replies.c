@@ -2,8 +2,8 @@
 /* Whatever a store answers, its parsers return, leak nothing and stay inside their buffers. */
 #include <string.h>
 
-#include "backends/s3/names.h"
-#include "backends/s3/reply.h"
+#include "backends/s3/client/names.h"
+#include "backends/s3/client/reply.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -16,7 +16,7 @@ from servers import BUCKET
 
 BLOCK = 4096
 BLOCKS = 1024
-# Log objects between two checkpoints, as in maintain.c; recovery may read twice as many headers.
+# Log objects between two checkpoints, as in keeper.c; recovery may read twice as many headers.
 INTERVAL = 512
 
 

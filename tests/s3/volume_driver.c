@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/volume.h"
+#include "backends/s3/core/volume.h"
 
 #define WORDS	     6
 #define MAX_COUNTERS 64

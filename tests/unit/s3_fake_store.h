@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * An object store in this process behind the interface of backends/s3/store.h, instead of
+ * An object store in this process behind the interface of backends/s3/client/client.h, instead of
  * the real client: what devices do with a store, in any order of answers, without a network.
  * All stores that are opened share their objects.
  */
@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "backends/s3/store.h"
+#include "backends/s3/client/client.h"
 
 /* Forgets all objects, counts and faults. No store may be open. */
 void fake_store_reset(void);

@@ -4,8 +4,8 @@
 #ifndef USERBLK_TESTS_UNIT_S3_SAMPLES_H
 #define USERBLK_TESTS_UNIT_S3_SAMPLES_H
 
-#include "backends/s3/checkpoint.h"
-#include "backends/s3/map.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/state/map.h"
 
 extern const uint8_t sample_uuid[S3_UUID];
 

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backends/direct.h"
+#include "backends/dio.h"
 #include "tests/unit/support.h"
 
 #define KIB 1024u

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/cache.h"
+#include "backends/s3/state/cache.h"
 #include "tests/unit/support.h"
 
 #define ALL   0xffffu

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "backends/s3/cachefile.h"
+#include "backends/s3/state/cachefile.h"
 #include "tests/unit/support.h"
 
 #define SIZE (16u << 20) /* the least */

@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backends/s3/credentials.h"
-#include "backends/s3/names.h"
-#include "backends/s3/reply.h"
-#include "backends/s3/sigv4.h"
+#include "backends/s3/client/credentials.h"
+#include "backends/s3/client/names.h"
+#include "backends/s3/client/reply.h"
+#include "backends/s3/client/sigv4.h"
 #include "tests/unit/support.h"
 
 #define EMPTY_DIGEST "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/transform.h"
+#include "backends/s3/format/transform.h"
 #include "tests/unit/s3_samples.h"
 #include "tests/unit/support.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/map.h"
+#include "backends/s3/state/map.h"
 #include "tests/unit/support.h"
 
 static uint64_t random_state;

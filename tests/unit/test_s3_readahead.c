@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/readahead.h"
+#include "backends/s3/state/readahead.h"
 #include "tests/unit/support.h"
 
 #define KIB  1024ull

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backends/s3/slab.h"
+#include "backends/s3/base/slab.h"
 #include "tests/unit/support.h"
 
 #define PIECES 20000u

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/s3/volume.h"
+#include "backends/s3/core/volume.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backends/s3/volume.h"
-#include "backends/s3/writeback.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/log/writeback.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Asking an open volume, and telling it what to do: by a Unix socket, or from the process
+ * that has it open. docs/s3.md describes what is said; a request and its answer are the same
+ * either way.
+ */
+#ifndef USERBLK_S3_CONTROL_H
+#define USERBLK_S3_CONTROL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/un.h>
+
+#include "backends/s3/core/volume.h"
+
+#define S3_CONTROL_VERSION  1
+#define S3_CONTROL_PATH_MAX (sizeof((struct sockaddr_un *)0)->sun_path - 1)
+#define S3_CONTROL_LINE_MAX 4096 /* bytes of a line with its newline */
+
+/* Takes a line of an answer, without newline. Negative: nobody wants to hear more. */
+typedef int (*s3_control_line)(void *opaque, const char *line);
+
+/*
+ * Performs a request, such as "info", and gives the lines of its answer to line, the last
+ * one excepted, which says how it ended: that is what is returned, 0 or negative errno.
+ * Errors are told to the volume's host. stop ends what takes long; may be NULL.
+ */
+int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic bool *stop,
+	s3_control_line line, void *opaque);
+
+struct s3_control;
+
+/*
+ * Makes v's socket at path, for the user alone; one that nobody listens at is replaced. Makes no
+ * thread: who connects waits for s3_control_start(). 0 or negative errno, which has been told.
+ */
+int s3_control_open(struct s3_volume *v, const char *path);
+/* All of these take NULL. From now on requests are answered. */
+void s3_control_start(struct s3_control *c);
+/* The volume is being closed: what takes long is to end, and nothing like that begins any more. */
+void s3_control_end_jobs(struct s3_control *c);
+void s3_control_close(struct s3_control *c);
+
+#endif

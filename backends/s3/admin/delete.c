@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/admin/delete.h"
+
+/* Called for each key below a prefix; name is NULL for one that is not of a volume. */
+typedef int (*key_fn)(void *opaque, const char *key, const struct s3_name *name);
+
+struct walk {
+	struct s3_volume *v;
+	key_fn fn;
+	void *opaque;
+};
+
+static int meet(void *opaque, const struct s3_listed *listed)
+{
+	struct walk *w = opaque;
+	struct s3_name name;
+	bool ours = s3_name_parse(listed->key + strlen(w->v->base), &name);
+
+	return w->fn(w->opaque, listed->key, ours ? &name : NULL);
+}
+
+/* Walks all keys below the volume's name that begin with part. What fn answers has been told. */
+static int walk(struct s3_volume *v, const char *part, key_fn fn, void *opaque)
+{
+	struct walk w = {.v = v, .fn = fn, .opaque = opaque};
+	struct s3_request req;
+	int r = s3_volume_list(v, part, false, meet, &w, &req);
+
+	return r == req.result && r ? s3_volume_refuse(v, r, "%s", req.message) : r;
+}
+
+/* ---- clones ------------------------------------------------------------------------- */
+
+static int meet_child(void *opaque, const char *key, const struct s3_name *name)
+{
+	struct s3_volume *v = opaque;
+
+	(void)key;
+	if (!name || name->kind != S3_NAME_CHILD)
+		return 0;
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: its snapshot %s has clones, which need its data; delete them first",
+		v->name, name->name);
+}
+
+/* ---- the super object and its copy --------------------------------------------------- */
+
+/* Reads it from under a name. -ENOENT: not there; other errors are told. */
+static int read_copy(struct s3_volume *v, enum s3_name_kind kind, void **data, size_t *length)
+{
+	struct s3_name name = {.kind = kind};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	enum s3_check check;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_get_all(v, key, data, length, &req);
+	if (r)
+		return r == -ENOENT || r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	check = s3_super_decode(*data, *length, &v->super);
+	if (check == S3_GOOD)
+		return 0;
+	free(*data);
+	return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
+		"volume=%s: %s %s; nothing was deleted", v->name, key, s3_check_text(check));
+}
+
+static int put_copy(struct s3_volume *v, enum s3_name_kind kind, const void *data, size_t length)
+{
+	struct s3_name name = {.kind = kind};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_put(v, key, data, length, false, &req);
+	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
+}
+
+static int delete_key(struct s3_volume *v, const char *key)
+{
+	struct s3_request req;
+	int r = s3_volume_delete(v, key, &req);
+
+	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
+}
+
+static int delete_name(struct s3_volume *v, enum s3_name_kind kind)
+{
+	struct s3_name name = {.kind = kind};
+	char key[S3_KEY_MAX + 1];
+
+	s3_volume_key(v, &name, key);
+	return delete_key(v, key);
+}
+
+/* From a volume to what is left of one. */
+static int unmake(struct s3_volume *v)
+{
+	size_t length;
+	void *data;
+	int r = read_copy(v, S3_NAME_SUPER, &data, &length);
+
+	if (r == -ENOENT) {
+		r = read_copy(v, S3_NAME_DELETED, &data, &length);
+		if (r == 0)
+			free(data);
+		if (r == -ENOENT)
+			s3_volume_refuse(v, r,
+				"volume=%s: there is none; correct the name or prefix", v->name);
+		return r;
+	}
+	if (r)
+		return r;
+	r = walk(v, "snap/", meet_child, v);
+	if (r == 0)
+		r = put_copy(v, S3_NAME_DELETED, data, length);
+	if (r == 0)
+		r = delete_name(v, S3_NAME_SUPER);
+	/* A clone that was made in the last moment keeps its parent. */
+	if (r == 0 && (r = walk(v, "snap/", meet_child, v)) == -EBUSY &&
+		put_copy(v, S3_NAME_SUPER, data, length) == 0)
+		delete_name(v, S3_NAME_DELETED);
+	free(data);
+	return r;
+}
+
+/* ---- everything else ------------------------------------------------------------------ */
+
+struct sweep {
+	struct s3_volume *v;
+	struct s3_removal *removal;
+	uint64_t total;
+	size_t n;
+	char (*text)[S3_KEY_MAX + 1]; /* S3_DELETE_MAX */
+	const char *keys[S3_DELETE_MAX];
+	int results[S3_DELETE_MAX];
+};
+
+static int count_key(void *opaque, const char *key, const struct s3_name *name)
+{
+	struct sweep *s = opaque;
+
+	(void)key;
+	s->total += name != NULL;
+	return 0;
+}
+
+static int delete_group(struct sweep *s)
+{
+	struct s3_volume *v = s->v;
+	struct s3_request req = {
+		.op = S3_DELETE_MANY,
+		.pool = S3_POOL_BACKGROUND,
+		.keys = s->keys,
+		.key_results = s->results,
+		.n_keys = s->n,
+		.retry_deadline = v->deadline,
+	};
+	int r = s->n ? s3_store_call(v->store, &req) : 0;
+
+	if (r)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	s->removal->deleted += s->n;
+	s->n = 0;
+	if (s->removal->progress)
+		s->removal->progress(s->removal->opaque, s->removal->deleted, s->total);
+	return 0;
+}
+
+static int sweep_key(void *opaque, const char *key, const struct s3_name *name)
+{
+	struct sweep *s = opaque;
+
+	if (!name)
+		s->removal->foreign++;
+	if (!name || name->kind == S3_NAME_DELETED)
+		return 0;
+	snprintf(s->text[s->n], sizeof *s->text, "%s", key);
+	s->keys[s->n] = s->text[s->n];
+	return ++s->n == S3_DELETE_MAX ? delete_group(s) : 0;
+}
+
+static int sweep(struct s3_volume *v, struct s3_removal *removal)
+{
+	struct sweep *s = calloc(1, sizeof *s);
+	int r = -ENOMEM;
+
+	if (s)
+		s->text = calloc(S3_DELETE_MAX, sizeof *s->text);
+	if (s && s->text) {
+		s->v = v;
+		s->removal = removal;
+		r = walk(v, "", count_key, s);
+		if (r == 0)
+			r = walk(v, "", sweep_key, s);
+		if (r == 0)
+			r = delete_group(s);
+	}
+	if (s)
+		free(s->text);
+	free(s);
+	return r;
+}
+
+/* The parent's snapshot is not needed by this clone any more. */
+static int leave_parent(struct s3_volume *v)
+{
+	const struct s3_parent *parent = v->super.parents;
+	struct s3_name name = {.kind = S3_NAME_CHILD};
+	char key[S3_KEY_MAX + 1];
+	int n;
+
+	if (v->super.n_parents == 0)
+		return 0;
+	strcpy(name.name, parent->snapshot);
+	memcpy(name.uuid, v->super.uuid, S3_UUID);
+	n = snprintf(key, sizeof key, "%s/", parent->path);
+	if (n + S3_KEY_ROOM > (int)sizeof key)
+		return -ENAMETOOLONG;
+	s3_name_format(&name, key + n);
+	return delete_key(v, key);
+}
+
+int s3_volume_remove(
+	const struct s3_config *config, const struct backend_host *host, struct s3_removal *removal)
+{
+	struct s3_volume *v;
+	int r = s3_volume_attach(config, host, &v);
+
+	if (r)
+		return r;
+	r = unmake(v);
+	if (r == 0)
+		r = sweep(v, removal);
+	if (r == 0)
+		r = leave_parent(v);
+	if (r == 0)
+		r = delete_name(v, S3_NAME_DELETED);
+	s3_volume_detach(v);
+	return r;
+}

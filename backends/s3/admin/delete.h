@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The end of a volume. First a copy of its super object is put under another name, then the super
+ * object goes: from there on it is no volume, and what is left can only be deleted, by doing the
+ * same again. The copy goes last. Only keys of the volume that parse as its own are deleted.
+ */
+#ifndef USERBLK_S3_DELETE_H
+#define USERBLK_S3_DELETE_H
+
+#include "backends/s3/core/volume.h"
+
+struct s3_removal {
+	/* May be NULL. */
+	void (*progress)(void *opaque, uint64_t done, uint64_t total); /* objects */
+	void *opaque;
+
+	/* Filled. */
+	uint64_t deleted; /* objects */
+	uint64_t foreign; /* keys below the volume's name that are not of a volume: left alone */
+};
+
+/*
+ * Deletes the volume, or what an interrupted deletion has left. No writer may have it: whoever
+ * calls this has fenced them all. 0 or negative errno, which has been told: -ENOENT: nothing
+ * there; -EBUSY: it has snapshots with clones.
+ */
+int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
+	struct s3_removal *removal);
+
+#endif

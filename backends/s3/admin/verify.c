@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/admin/verify.h"
+
+/* Objects looked at at once. */
+#define WORKERS 8
+/* Bytes may have been changed on the way: so often an object is read before it counts as damaged.
+ */
+#define ATTEMPTS 3
+/* Runs looked up at once. */
+#define RUNS 64
+
+/* One that is not as it was written. */
+struct damaged {
+	uint32_t slot; /* pinned */
+	uint32_t blocks;
+	bool *bad; /* of each block */
+	bool other_size;
+	bool always; /* to be told although no block that is in use is concerned */
+	bool told;
+	char key[S3_KEY_MAX + 1];
+	char reason[96];
+};
+
+struct candidate {
+	uint64_t id;
+	uint32_t bytes;
+	uint8_t origin;
+};
+
+struct run {
+	struct s3_volume *v;
+	struct s3_verify *verify;
+	uint64_t frontier;
+	struct candidate *candidates;
+	size_t n, room;
+	uint64_t total; /* bytes */
+
+	pthread_mutex_t lock;
+	/* Below: under it. */
+	size_t next;
+	uint64_t done;
+	int result;
+	struct damaged **damaged;
+	size_t n_damaged;
+};
+
+static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
+{
+	struct run *run = opaque;
+
+	(void)slot;
+	if (o->live == 0 && o->held == 0)
+		return 0;
+	/* Not yet uploaded. */
+	if (!o->origin && !(o->id & S3_GC) && o->id > run->frontier)
+		return 0;
+	if (run->n == run->room) {
+		size_t room = run->room ? 2 * run->room : 1024;
+		struct candidate *more = realloc(run->candidates, room * sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		run->candidates = more;
+		run->room = room;
+	}
+	run->candidates[run->n++] =
+		(struct candidate){.id = o->id, .bytes = o->bytes, .origin = o->origin};
+	run->total += o->bytes;
+	return 0;
+}
+
+/* ---- one object ------------------------------------------------------------------- */
+
+/* Blocks that a checksum covers, from first on. */
+static void mark(const struct damaged *d, uint32_t first, uint32_t count)
+{
+	for (uint32_t i = first; i < first + count && i < d->blocks; i++)
+		d->bad[i] = true;
+}
+
+/* Compares what was read with its checksums, of blocks or units. How many differ. */
+static uint32_t compare(const struct s3_volume *v, const struct damaged *d,
+	const struct s3_object_header *h, const uint8_t *data, uint64_t length)
+{
+	uint32_t per_unit = h->flags ? S3_UNIT >> v->shift : 1, wrong = 0;
+	uint64_t at = h->header_bytes;
+
+	for (uint32_t i = 0; i < h->n_crc; i++) {
+		struct s3_unit unit = {.bytes = v->block_size};
+
+		if (h->flags)
+			unit = s3_header_unit(h, i);
+		else
+			unit.crc = s3_header_crc(h, i);
+		if (at + unit.bytes > length || s3_crc32c(0, data + at, unit.bytes) != unit.crc) {
+			mark(d, i * per_unit, per_unit);
+			wrong++;
+		}
+		at += unit.bytes;
+	}
+	return wrong;
+}
+
+/* One look. False: as it should be. *r: not 0 when the store does not tell. */
+static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *uuid,
+	struct damaged *d, void *data, int *r)
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	uint32_t wrong;
+
+	*r = s3_volume_get(v, d->key, data, o->bytes, &req);
+	if (*r == -ENOENT) {
+		*r = 0;
+		mark(d, 0, d->blocks);
+		snprintf(d->reason, sizeof d->reason, "is missing");
+		return true;
+	}
+	if (*r) {
+		backend_error(
+			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req.message);
+		return false;
+	}
+	check = s3_header_decode(data, req.bytes, uuid, &header);
+	if (check == S3_GOOD && (header.id != o->id || header.blocks != d->blocks))
+		check = S3_INVALID;
+	if (check != S3_GOOD) {
+		mark(d, 0, d->blocks);
+		snprintf(d->reason, sizeof d->reason, "%s", s3_check_text(check));
+		return true;
+	}
+	wrong = compare(v, d, &header, data, req.bytes);
+	d->other_size = req.object_size != o->bytes;
+	if (d->other_size)
+		snprintf(d->reason, sizeof d->reason, "has %" PRIu64 " bytes instead of %" PRIu32,
+			req.object_size, o->bytes);
+	else if (wrong)
+		snprintf(d->reason, sizeof d->reason, "has wrong checksums: %" PRIu32, wrong);
+	return wrong || d->other_size;
+}
+
+static void free_damaged(struct s3_volume *v, struct damaged *d)
+{
+	s3_objects_unpin(v->objects, d->slot);
+	free(d->bad);
+	free(d);
+}
+
+/* Keeps d, which is freed otherwise. */
+static int keep(struct run *run, struct damaged *d)
+{
+	struct damaged **more;
+	int r = -ENOMEM;
+
+	pthread_mutex_lock(&run->lock);
+	more = realloc(run->damaged, (run->n_damaged + 1) * sizeof(*more));
+	if (more) {
+		run->damaged = more;
+		more[run->n_damaged++] = d;
+		r = 0;
+	}
+	pthread_mutex_unlock(&run->lock);
+	if (r)
+		free_damaged(run->v, d);
+	return r;
+}
+
+/* Looks at the object in slot, which is pinned and is not afterwards. */
+static int verify_object(struct run *run, uint32_t slot, const struct s3_object *o)
+{
+	struct s3_volume *v = run->v;
+	struct damaged *d = calloc(1, sizeof *d);
+	const uint8_t *uuid = s3_volume_origin_uuid(v, o->origin);
+	void *data = malloc(o->bytes);
+	bool bad = false;
+	int r = 0;
+
+	if (!d) {
+		free(data);
+		s3_objects_unpin(v->objects, slot);
+		return -ENOMEM;
+	}
+	d->slot = slot;
+	d->blocks = o->blocks;
+	d->bad = calloc(o->blocks ? o->blocks : 1, sizeof *d->bad);
+	if (!data || !d->bad)
+		r = -ENOMEM;
+	s3_volume_origin_key(v, o->origin, o->id, d->key);
+	for (int i = 0; r == 0 && i < ATTEMPTS && (i == 0 || bad); i++) {
+		memset(d->bad, 0, o->blocks * sizeof *d->bad);
+		bad = look(v, o, uuid, d, data, &r);
+	}
+	free(data);
+	/* Snapshots, or recovery, may stumble over it. */
+	d->always = o->held || d->other_size;
+	if (r == 0 && bad)
+		return keep(run, d);
+	free_damaged(v, d);
+	return r;
+}
+
+static int verify_candidate(struct run *run, const struct candidate *c)
+{
+	struct s3_volume *v = run->v;
+	uint32_t slot = s3_objects_find_pinned(v->objects, c->origin, c->id);
+	struct s3_object object;
+
+	if (slot == S3_NO_SLOT)
+		return 0;
+	s3_objects_get(v->objects, slot, &object);
+	/* It died meanwhile. */
+	if (object.live == 0 && object.held == 0) {
+		s3_objects_unpin(v->objects, slot);
+		return 0;
+	}
+	return verify_object(run, slot, &object);
+}
+
+/* ---- all of them -------------------------------------------------------------------- */
+
+static void *worker(void *opaque)
+{
+	struct run *run = opaque;
+	struct s3_verify *verify = run->verify;
+
+	pthread_mutex_lock(&run->lock);
+	while (run->result == 0 && run->next < run->n) {
+		const struct candidate *c = &run->candidates[run->next++];
+		int r = verify->stop && atomic_load(verify->stop) ? -ECANCELED : 0;
+
+		pthread_mutex_unlock(&run->lock);
+		if (r == 0)
+			r = verify_candidate(run, c);
+		pthread_mutex_lock(&run->lock);
+		if (run->result == 0)
+			run->result = r;
+		if (r)
+			break;
+		run->done += c->bytes;
+		verify->objects++;
+		verify->bytes += c->bytes;
+		if (verify->progress)
+			verify->progress(verify->opaque, run->done, run->total);
+	}
+	pthread_mutex_unlock(&run->lock);
+	return NULL;
+}
+
+static int by_slot(const void *a, const void *b)
+{
+	const struct damaged *x = *(struct damaged *const *)a, *y = *(struct damaged *const *)b;
+
+	return (x->slot > y->slot) - (x->slot < y->slot);
+}
+
+static struct damaged *find(const struct run *run, uint32_t slot)
+{
+	struct damaged key = {.slot = slot}, *p = &key, **found;
+
+	found = bsearch(&p, run->damaged, run->n_damaged, sizeof(p), by_slot);
+	return found ? *found : NULL;
+}
+
+/* Tells a range; those that touch become one. A NULL d ends the last one. */
+static void tell(struct run *run, struct s3_damage *range, struct damaged *d, uint64_t offset,
+	uint64_t length)
+{
+	if (d && range->length && range->key == d->key && range->offset + range->length == offset) {
+		range->length += length;
+		return;
+	}
+	if (range->length) {
+		run->verify->damaged_bytes += range->length;
+		run->verify->damage(run->verify->opaque, range);
+	}
+	*range = (struct s3_damage){.offset = offset, .length = d ? length : 0};
+	if (d) {
+		d->told = true;
+		range->key = d->key;
+		range->reason = d->reason;
+	}
+}
+
+/* Where in the volume is what is damaged? */
+static void tell_ranges(struct run *run)
+{
+	struct s3_volume *v = run->v;
+	uint64_t blocks = s3_map_blocks(v->map), lba = 0;
+	struct s3_damage range = {0};
+	struct s3_run runs[RUNS];
+
+	qsort(run->damaged, run->n_damaged, sizeof(*run->damaged), by_slot);
+	while (lba < blocks) {
+		size_t n = s3_map_lookup(v->map, lba, blocks - lba, false, runs, RUNS);
+
+		for (size_t i = 0; i < n; i++) {
+			struct damaged *d = find(run, runs[i].slot);
+
+			for (uint64_t b = 0; d && b < runs[i].count; b++)
+				if (d->bad[runs[i].offset + b])
+					tell(run, &range, d, (runs[i].lba + b) << v->shift,
+						v->block_size);
+		}
+		lba = runs[n - 1].lba + runs[n - 1].count;
+	}
+	tell(run, &range, NULL, 0, 0);
+	for (size_t i = 0; i < run->n_damaged; i++) {
+		struct damaged *d = run->damaged[i];
+
+		if (!d->told && d->always) {
+			d->told = true;
+			run->verify->damage(run->verify->opaque,
+				&(struct s3_damage){.key = d->key, .reason = d->reason});
+		}
+		/* Otherwise only what nobody needs any more is damaged. */
+		run->verify->damaged_objects += d->told;
+	}
+}
+
+int s3_verify(struct s3_volume *v, struct s3_verify *verify)
+{
+	struct run run = {.v = v, .verify = verify, .lock = PTHREAD_MUTEX_INITIALIZER};
+	pthread_t threads[WORKERS];
+	size_t n = 0;
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	run.frontier = v->frontier;
+	pthread_mutex_unlock(&v->lock);
+	run.result = r = s3_objects_walk(v->objects, collect, &run);
+	while (r == 0 && n < WORKERS && n < run.n) {
+		r = pthread_create(&threads[n], NULL, worker, &run);
+		n += r == 0;
+	}
+	if (r > 0 && n == 0)
+		run.result = -r;
+	while (n)
+		pthread_join(threads[--n], NULL);
+	if (run.result == 0 && run.n_damaged)
+		tell_ranges(&run);
+	while (run.n_damaged)
+		free_damaged(v, run.damaged[--run.n_damaged]);
+	free(run.damaged);
+	free(run.candidates);
+	if (run.result == -ENOMEM || run.result == -EAGAIN)
+		backend_error(&v->host, "volume=%s: %s", v->name, strerror(-run.result));
+	return run.result;
+}

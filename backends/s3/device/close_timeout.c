@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The end of a volume whose store is gone. A thread watches over it: when every attempt has failed
+ * for close-timeout=, what could not be stored is told, and given up.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "backends/s3/core/volume.h"
+
+#define SECOND 1000000000
+
+struct s3_closing {
+	struct s3_volume *v;
+	uint64_t began; /* ns, monotonic */
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool over;
+};
+
+static void give_up(struct s3_closing *c)
+{
+	struct s3_volume *v = c->v;
+	uint64_t seconds = v->close_timeout_ns / SECOND;
+	struct s3_lag lag = {0};
+
+	if (!v->direct)
+		s3_log_lag(v, &lag);
+	if (v->direct)
+		s3_volume_fail(v, -EIO,
+			"it was to end, and the store has not answered for close-timeout=%" PRIu64,
+			seconds);
+	else if (lag.objects)
+		s3_volume_fail(v, -EIO,
+			"it was to end, and the store has not answered for close-timeout=%" PRIu64
+			": %" PRIu64 " objects of the log with %" PRIu64
+			" bytes of writes are not stored",
+			seconds, lag.objects, lag.bytes);
+	else if (!v->backend.readonly)
+		backend_error(&v->host,
+			"volume=%s: ends without a last checkpoint, since the store has not "
+			"answered for close-timeout=%" PRIu64 "; all data is stored",
+			v->name, seconds);
+	s3_store_stop(v->store);
+}
+
+/* ns until it is to be given up, from what is known now. */
+static uint64_t left(const struct s3_closing *c)
+{
+	uint64_t waited = s3_now() - c->began, outage = s3_store_outage(c->v->store);
+	uint64_t limit = c->v->close_timeout_ns;
+
+	if (outage < waited)
+		waited = outage;
+	return waited < limit ? limit - waited : 0;
+}
+
+static void *watch(void *opaque)
+{
+	struct s3_closing *c = opaque;
+
+	pthread_mutex_lock(&c->lock);
+	while (!c->over) {
+		uint64_t wait = left(c), until = s3_now() + wait;
+		struct timespec when = {(time_t)(until / SECOND), (long)(until % SECOND)};
+
+		if (wait) {
+			pthread_cond_timedwait(&c->changed, &c->lock, &when);
+			continue;
+		}
+		pthread_mutex_unlock(&c->lock);
+		give_up(c);
+		return NULL;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+struct s3_closing *s3_closing_begin(struct s3_volume *v)
+{
+	struct s3_closing *c = v->close_timeout_ns ? calloc(1, sizeof *c) : NULL;
+	pthread_condattr_t monotonic;
+	sigset_t all, before;
+	int r;
+
+	if (!c)
+		return NULL;
+	c->v = v;
+	c->began = s3_now();
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	/* Signals are the framework's. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	r = pthread_create(&c->thread, NULL, watch, c);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (r == 0)
+		return c;
+	/* Then it waits as long as the store takes. */
+	pthread_cond_destroy(&c->changed);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+	return NULL;
+}
+
+void s3_closing_end(struct s3_closing *c)
+{
+	if (!c)
+		return;
+	pthread_mutex_lock(&c->lock);
+	c->over = true;
+	pthread_cond_signal(&c->changed);
+	pthread_mutex_unlock(&c->lock);
+	pthread_join(c->thread, NULL);
+	pthread_cond_destroy(&c->changed);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}

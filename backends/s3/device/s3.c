@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The S3 device as the frameworks see it: parameters, open and close. docs/s3.md. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/backend.h"
+#include "backends/s3/admin/control.h"
+#include "backends/s3/chunked/chunked.h"
+#include "backends/s3/client/names.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/log/writeback.h"
+
+static const char *const block_size_names[] = {"512", "4096", NULL};
+static const uint32_t block_sizes[] = {512, 4096};
+static const char *const layout_names[] = {
+	[S3_LAYOUT_LOG] = "log", [S3_LAYOUT_DIRECT] = "direct", NULL};
+static const char *const flush_names[] = {"durable", "weak", NULL};
+static const char *const fencing_names[] = {"auto", "none", NULL};
+static const char *const compress_names[] = {"off", "zstd", NULL};
+
+static const struct param s3_params[] = {
+	{
+		.name = "volume",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, volume),
+		.required = true,
+		.metavar = "NAME",
+		.help = "name of the volume: a-z, 0-9, '.', '_' and '-'",
+	},
+	{
+		.name = "prefix",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, prefix),
+		.default_value = "userblk",
+		.metavar = "KEY",
+		.help = "what the keys of all volumes begin with",
+	},
+	S3_STORE_PARAMS(struct s3_config, store),
+	{
+		.name = "create",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, create),
+		.default_value = "off",
+		.help = "create the volume, of size= bytes, where there is none yet",
+	},
+	{
+		.name = "size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, size),
+		.min = 1 << 20,
+		.max = UINT64_C(1) << 50,
+		.metavar = "SIZE",
+		.help = "size of the volume; that of an existing one is known",
+	},
+	{
+		.name = "block-size",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, block_size),
+		.default_value = "4096",
+		.choices = block_size_names,
+		.help = "block size in bytes of a volume that is created",
+	},
+	{
+		.name = "layout",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, layout),
+		.default_value = "log",
+		.choices = layout_names,
+		.help = "layout of a volume that is created: a log, or an object for each chunk "
+			"of it (for comparisons)",
+	},
+	{
+		.name = "chunk-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, chunk_size),
+		.default_value = "4M",
+		.min = 64 << 10,
+		.max = 64 << 20,
+		.metavar = "SIZE",
+		.help = "bytes of a chunk of a volume that is created with layout=direct",
+	},
+	{
+		.name = "compress",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, compress),
+		.default_value = "off",
+		.choices = compress_names,
+		.help = "compress the data of a volume that is created; an existing one is as it "
+			"is",
+	},
+	{
+		.name = "encryption-key",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, encryption_key),
+		.metavar = "FILE",
+		.help = "file with the 32 bytes of the key with which a volume that is created is "
+			"encrypted (AES-256-GCM), or one that is encrypted is opened",
+	},
+	{
+		.name = "batch-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, batch_size),
+		.default_value = "4M",
+		.min = 1 << 20,
+		.max = 16 << 20,
+		.metavar = "SIZE",
+		.help = "bytes of writes that make an object of the log",
+	},
+	{
+		.name = "uploads",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, uploads),
+		.default_value = "8",
+		.min = 1,
+		.max = S3_MAX_UPLOADS,
+		.metavar = "N",
+		.help = "objects of the log that are uploaded at once",
+	},
+	{
+		.name = "memory",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, memory),
+		.default_value = "256M",
+		.min = 8 << 20,
+		.metavar = "SIZE",
+		.help = "memory for data that is written and read, without the map",
+	},
+	{
+		.name = "cache-file",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, cache_file),
+		.metavar = "FILE",
+		.help = "file or block device on this machine that caches what is read, across "
+			"restarts; of this volume alone",
+	},
+	{
+		.name = "cache-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, cache_size),
+		.min = 16 << 20,
+		.max = UINT64_C(64) << 40,
+		.metavar = "SIZE",
+		.help = "size of cache-file; without it 1G, or all of a device",
+	},
+	{
+		.name = "write-back",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, write_back),
+		.metavar = "FILE",
+		.help = "file or block device on this machine, of this volume alone, that makes a "
+			"flush as fast as its disk: what is flushed and not yet uploaded is in it",
+	},
+	{
+		.name = "write-back-size",
+		.type = PARAM_SIZE,
+		.offset = offsetof(struct s3_config, write_back_size),
+		.min = S3_WRITEBACK_LEAST,
+		.max = UINT64_C(64) << 40,
+		.metavar = "SIZE",
+		.help = "size of write-back, at least four times batch-size; without it 1G, or all "
+			"of a device",
+	},
+	{
+		.name = "write-back-discard",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, write_back_discard),
+		.default_value = "off",
+		.help = "open the volume although its write-back log is lost, damaged or not "
+			"given, "
+			"and give up what only that holds",
+	},
+	{
+		.name = "flush",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, flush),
+		.default_value = "durable",
+		.choices = flush_names,
+		.help = "what a flush waits for: the upload, or nothing (a barrier only: a crash "
+			"loses the newest writes)",
+	},
+	{
+		.name = "fencing",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, fencing),
+		.default_value = "auto",
+		.choices = fencing_names,
+		.help = "auto: a store that cannot keep a second writer out is refused; none: you "
+			"see to it that there is one writer",
+	},
+	{
+		.name = "checkpoint",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, checkpoint),
+		.default_value = "512",
+		.min = 4,
+		.max = 512,
+		.metavar = "OBJECTS",
+		.help = "objects of the log between two checkpoints; opening after a crash reads "
+			"twice as many",
+	},
+	{
+		.name = "gc-delay",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, gc_delay),
+		.default_value = "60",
+		.max = 86400,
+		.metavar = "SECONDS",
+		.help = "time that an object that is not needed any more is kept",
+	},
+	{
+		.name = "close-timeout",
+		.type = PARAM_UINT,
+		.offset = offsetof(struct s3_config, close_timeout),
+		.default_value = "60",
+		.max = 86400,
+		.metavar = "SECONDS",
+		.help = "time without any answer of the store after which the end of the server "
+			"gives up what is not stored; 0: never",
+	},
+	{
+		.name = "snapshot",
+		.type = PARAM_STRING,
+		.offset = offsetof(struct s3_config, snapshot),
+		.metavar = "NAME",
+		.help = "serve this snapshot of the volume, which cannot be changed",
+	},
+	{
+		.name = "readonly",
+		.type = PARAM_BOOL,
+		.offset = offsetof(struct s3_config, readonly),
+		.default_value = "off",
+		.help = "refuse all changes; the state of the moment of opening is served",
+	},
+	{
+		.name = "control",
+		.type = PARAM_PATH,
+		.offset = offsetof(struct s3_config, control),
+		.metavar = "PATH",
+		.help = "Unix socket that is made for userblk-s3 to reach the server by",
+	},
+	{.name = NULL},
+};
+
+static int s3_check(const void *config, struct params_error *error)
+{
+	const struct s3_config *c = config;
+	uint64_t buffers = (c->uploads + 2) * c->batch_size;
+
+	if (!s3_name_valid(c->volume)) {
+		params_error_set(error,
+			"volume=%s: not a name of a volume; use 1 to 63 of a-z, 0-9, '.', '_' "
+			"and '-', a letter or digit first",
+			c->volume);
+		return -EINVAL;
+	}
+	if (!s3_key_valid(c->prefix) || strlen(c->prefix) > 200) {
+		params_error_set(error,
+			"prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' and "
+			"single '/' between them",
+			c->prefix);
+		return -EINVAL;
+	}
+	if (c->snapshot && !s3_name_valid(c->snapshot)) {
+		params_error_set(error,
+			"snapshot=%s: not a name of a snapshot; use 1 to 63 of a-z, 0-9, '.', '_' "
+			"and '-', a letter or digit first",
+			c->snapshot);
+		return -EINVAL;
+	}
+	if (c->create && c->snapshot) {
+		params_error_set(error, "create=on: not together with snapshot=; leave one out");
+		return -EINVAL;
+	}
+	if (c->create && c->readonly) {
+		params_error_set(error, "create=on: not together with readonly=on; leave one out");
+		return -EINVAL;
+	}
+	if (c->size % 4096) {
+		params_error_set(error,
+			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, c->size,
+			(c->size / 4096 + 1) * 4096);
+		return -EINVAL;
+	}
+	if (c->chunk_size & (c->chunk_size - 1)) {
+		params_error_set(error,
+			"chunk-size=%" PRIu64 ": not a power of two; use one such as %" PRIu64,
+			c->chunk_size, UINT64_C(1) << (63 - __builtin_clzll(c->chunk_size)));
+		return -EINVAL;
+	}
+	if (c->batch_size % 4096) {
+		params_error_set(error,
+			"batch-size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64,
+			c->batch_size, c->batch_size / 4096 * 4096);
+		return -EINVAL;
+	}
+	if (c->memory < 2 * buffers) {
+		params_error_set(error,
+			"memory=%" PRIu64 ": too little for uploads=%" PRIu64
+			" of batch-size=%" PRIu64 "; give %" PRIu64 " or more",
+			c->memory, c->uploads, c->batch_size, 2 * buffers);
+		return -EINVAL;
+	}
+	if (c->create && c->layout == S3_LAYOUT_DIRECT &&
+		c->memory < s3_direct_memory(c->chunk_size)) {
+		params_error_set(error,
+			"memory=%" PRIu64 ": too little for chunk-size=%" PRIu64 "; give %" PRIu64
+			" or more",
+			c->memory, c->chunk_size, s3_direct_memory(c->chunk_size));
+		return -EINVAL;
+	}
+	if (c->layout == S3_LAYOUT_DIRECT && (c->compress || c->encryption_key)) {
+		params_error_set(error,
+			"layout=direct: knows no compression or encryption; leave compress= and "
+			"encryption-key= out");
+		return -EINVAL;
+	}
+	if (c->cache_size && !c->cache_file) {
+		params_error_set(error,
+			"cache-size=%" PRIu64 ": of which file? give cache-file= as well",
+			c->cache_size);
+		return -EINVAL;
+	}
+	if (c->cache_file && c->layout == S3_LAYOUT_DIRECT) {
+		params_error_set(error,
+			"cache-file=%s: layout=direct has no cache; leave one of them out",
+			c->cache_file);
+		return -EINVAL;
+	}
+	if (c->write_back && c->flush == S3_FLUSH_WEAK) {
+		params_error_set(error,
+			"write-back=%s: flush=weak waits for nothing anyway; leave one of them out",
+			c->write_back);
+		return -EINVAL;
+	}
+	if (c->write_back && c->layout == S3_LAYOUT_DIRECT) {
+		params_error_set(error,
+			"write-back=%s: layout=direct has no log; leave one of them out",
+			c->write_back);
+		return -EINVAL;
+	}
+	if (c->write_back_size && !c->write_back) {
+		params_error_set(error,
+			"write-back-size=%" PRIu64 ": of which file? give write-back= as well",
+			c->write_back_size);
+		return -EINVAL;
+	}
+	if (c->write_back_size && c->write_back_size < 4 * c->batch_size) {
+		params_error_set(error,
+			"write-back-size=%" PRIu64 ": less than four times batch-size=%" PRIu64
+			"; give %" PRIu64 " or more",
+			c->write_back_size, c->batch_size, 4 * c->batch_size);
+		return -EINVAL;
+	}
+	if (c->control && strlen(c->control) > S3_CONTROL_PATH_MAX) {
+		params_error_set(error,
+			"control=%s: longer than the %zu bytes that a socket's path may have; "
+			"choose "
+			"a shorter one",
+			c->control, S3_CONTROL_PATH_MAX);
+		return -EINVAL;
+	}
+	return s3_store_check(&c->store, error);
+}
+
+uint32_t s3_config_block_size(const struct s3_config *c)
+{
+	return block_sizes[c->block_size];
+}
+
+static int s3_open(
+	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
+{
+	struct s3_volume *v;
+	int r = s3_volume_open(config, size, host, &v);
+
+	if (r == 0)
+		*out = &v->backend;
+	return r;
+}
+
+static void s3_start(struct backend *b)
+{
+	s3_control_start(((struct s3_volume *)b)->control);
+}
+
+static void s3_stop(struct backend *b)
+{
+	s3_volume_stop((struct s3_volume *)b);
+}
+
+static bool s3_stalled(struct backend *b)
+{
+	return s3_store_outage(((struct s3_volume *)b)->store) != 0;
+}
+
+static int s3_close(struct backend *b)
+{
+	return s3_volume_close((struct s3_volume *)b);
+}
+
+static int s3_info(struct backend *b, struct backend_info *info)
+{
+	const struct s3_volume *v = (const struct s3_volume *)b;
+	bool writable = !b->readonly;
+
+	*info = (struct backend_info){
+		.block_size = v->block_size,
+		.preferred_size = 128 << 10,
+		.max_request = (uint32_t)v->batch_size,
+		.trim_granularity = v->block_size,
+		.can_flush = true,
+		.can_fua = true,
+		.can_trim = writable,
+		.can_zero = writable,
+		.can_fast_zero = writable,
+		.can_extents = true,
+		.can_multi_conn = true, /* the log is the volume's, not a connection's */
+	};
+	if (v->direct)
+		s3_direct_info(v->direct, info);
+	return 0;
+}
+
+/* A request is answered: counts it. */
+static void answer(struct backend_request *request, int result)
+{
+	struct s3_volume *v = request->device;
+	struct s3_device_counters *c = &v->stats.device[request->op];
+	uint64_t ns = s3_now() - request->began, max = atomic_load(&c->max_ns);
+
+	atomic_fetch_add(&c->requests, 1);
+	atomic_fetch_add(&c->busy_ns, ns);
+	atomic_fetch_add(&c->histogram[s3_histogram_entry(ns)], 1);
+	if (result)
+		atomic_fetch_add(&c->errors, 1);
+	else if (request->op != BACKEND_FLUSH)
+		atomic_fetch_add(&c->bytes, request->length);
+	while (ns > max && !atomic_compare_exchange_weak(&c->max_ns, &max, ns))
+		;
+	request->done = request->answer;
+	request->done(request, result);
+}
+
+static void s3_submit(struct backend *b, struct backend_request *request)
+{
+	struct s3_volume *v = (struct s3_volume *)b;
+	/* Once it has been answered the request is its owner's again. */
+	uint64_t offset = request->offset, length = request->length;
+
+	request->device = v;
+	request->began = s3_now();
+	request->answer = request->done;
+	request->done = answer;
+	if (v->direct) {
+		s3_direct_submit(v->direct, request);
+		return;
+	}
+	switch (request->op) {
+	case BACKEND_READ:
+		s3_read(v, request);
+		s3_read_ahead(v, offset, length);
+		return;
+	case BACKEND_WRITE:
+	case BACKEND_TRIM:
+	case BACKEND_ZERO:
+		s3_write(v, request);
+		return;
+	case BACKEND_FLUSH:
+		s3_flush(v, request);
+		return;
+	}
+}
+
+static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+	backend_extent_fn fn, void *opaque)
+{
+	struct s3_volume *v = (struct s3_volume *)b;
+
+	if (v->direct)
+		return s3_direct_extents(v->direct, offset, length, flags, fn, opaque);
+	return s3_read_extents(v, offset, length, flags, fn, opaque);
+}
+
+static int s3_available(struct backend *b, uint64_t *size)
+{
+	*size = s3_volume_size((const struct s3_volume *)b);
+	return 0;
+}
+
+static size_t s3_counters(struct backend *b, struct backend_counter *counters, size_t max)
+{
+	return s3_volume_counters((struct s3_volume *)b, counters, max);
+}
+
+const struct backend_ops s3_backend = {
+	.name = "s3",
+	.summary = "A disk that is a log of objects in an S3-compatible store",
+	.params = s3_params,
+	.main_param = "volume",
+	.config_size = sizeof(struct s3_config),
+	.open_takes_over = true,
+	.holds_writes = true,
+	.check = s3_check,
+	.open = s3_open,
+	.start = s3_start,
+	.stop = s3_stop,
+	.stalled = s3_stalled,
+	.close = s3_close,
+	.info = s3_info,
+	.available = s3_available,
+	.submit = s3_submit,
+	.extents = s3_extents,
+	.counters = s3_counters,
+};

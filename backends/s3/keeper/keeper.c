@@ -1,0 +1,1278 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The keeper's thread: checkpoints, which bound recovery, and garbage
+ * collection, which bounds what is stored.
+ *
+ * A light root costs the addresses that the headers since the last one hold, a full root those
+ * regions of the map that have changed, and the table. A full one is written when it is cheap
+ * against the log since the last full one, which keeps both together below a tenth of a log that
+ * holds data: docs/s3.md. Until then light ones build upon what the volume began with.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/core/volume.h"
+
+/* A full root may cost this part of the log since the last one. */
+#define FULL_SHARE 40
+/* Summaries that a root names at most. */
+#define MAX_SUMMARIES 4096
+
+/* Objects compacted in one go. */
+#define GC_OBJECTS 32
+/* Compaction begins when less than this part of what is stored is used, in percent... */
+#define GC_USED 70
+/* ...with objects that are used less than that. */
+#define GC_SPARSE 70
+/* Small objects that may be there besides one for each full object. */
+#define GC_SMALL 64
+/* A round of compaction is followed by a pause of this many times its own duration. */
+#define GC_PAUSE       3
+#define GC_INTERVAL_NS UINT64_C(1000000000)
+
+/* Orphans in gc/ are looked for that often. */
+#define SWEEP_NS UINT64_C(86400000000000)
+
+/* ---- may anything be deleted? -------------------------------------------------------- */
+
+int s3_check_not_fenced(struct s3_volume *v)
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	uint64_t next;
+	void *data;
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	next = v->frontier + 1;
+	pthread_mutex_unlock(&v->lock);
+	r = atomic_load(&v->failed);
+	if (r)
+		return r;
+	r = s3_volume_get_header(v, next, &data, &header, &check, &req);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	free(data);
+	if (check != S3_GOOD || header.epoch <= v->epoch)
+		return 0;
+	s3_volume_fence(v, "another writer took the volume over");
+	return -ESTALE;
+}
+
+/* ---- checkpoint ----------------------------------------------------------------------- */
+
+/* A checkpoint under way. */
+struct checkpoint {
+	uint64_t seq;
+	const struct s3_checkpoint_step *step; /* NULL: none */
+	bool full;
+	struct s3_summary_writer summary;
+	struct s3_buffer table;
+	bool captured;
+	uint32_t *dirty; /* regions */
+	size_t n_dirty;
+	uint64_t log_bytes; /* since the last full root, at its moment */
+	struct s3_root_region *regions;
+	uint32_t n_regions;
+};
+
+static int put(struct s3_volume *v, const char *key, const void *data, size_t length)
+{
+	struct s3_request req;
+	/* A part of a checkpoint that was begun by the same writer and not finished is replaced. */
+	int r = s3_volume_put(v, key, data, length, false, &req);
+
+	if (r)
+		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+	else
+		atomic_fetch_add(&v->stats.checkpoint_bytes, length);
+	return r;
+}
+
+/* Under pause: what the checkpoint will hold. */
+static int capture(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_objects_totals totals;
+	uint64_t price;
+
+	s3_objects_totals(v->objects, &totals);
+	/* Of the 8 bytes that a block written at random takes in memory a region has 6. */
+	price = s3_map_memory(v->map) / 4 * 3 + totals.objects * 40;
+	pthread_mutex_lock(&v->lock);
+	c->summary = v->summary;
+	v->summary = (struct s3_summary_writer){0};
+	c->log_bytes = v->log_bytes_since_full;
+	pthread_mutex_unlock(&v->lock);
+	c->full = c->step || v->full_wanted || c->summary.failed ||
+		  v->n_summaries >= MAX_SUMMARIES || price <= c->summary.bits / 8 ||
+		  price <= c->log_bytes / FULL_SHARE;
+	if (!c->full)
+		return 0;
+
+	int r = c->step && c->step->change ? c->step->change(c->step->opaque, v, c->seq) : 0;
+
+	if (r)
+		return r;
+	s3_objects_encode(v->objects, &c->table);
+	if (c->table.failed)
+		return -ENOMEM;
+	r = s3_map_capture(v->map, !v->full, &c->dirty, &c->n_dirty);
+	c->captured = r == 0;
+	return r;
+}
+
+static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t region)
+{
+	struct s3_name name = {.kind = S3_NAME_REGION, .number = c->seq, .region = region};
+	struct s3_buffer out = {0};
+	char key[S3_KEY_MAX + 1];
+	int r = s3_map_capture_region(v->map, region, &out);
+
+	if (r == 0 && out.failed)
+		r = -ENOMEM;
+	if (r == 0 && out.length) {
+		s3_volume_key(v, &name, key);
+		r = put(v, key, out.data, out.length);
+		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
+		c->regions[c->n_regions++] = (struct s3_root_region){
+			.region = region,
+			.seq = c->seq,
+			.bytes = (uint32_t)out.length,
+			.crc = s3_crc32c(0, out.data, out.length),
+		};
+	}
+	s3_buffer_free(&out);
+	return r;
+}
+
+/* The regions that have changed, and those of the last full root that have not. */
+static int store_regions(struct s3_volume *v, struct checkpoint *c)
+{
+	size_t old = 0, dirty = 0;
+	int r = 0;
+
+	c->regions = calloc(v->n_regions + c->n_dirty + 1, sizeof *c->regions);
+	if (!c->regions)
+		return -ENOMEM;
+	while (r == 0 && (old < v->n_regions || dirty < c->n_dirty)) {
+		if (dirty == c->n_dirty ||
+			(old < v->n_regions && v->regions[old].region < c->dirty[dirty])) {
+			c->regions[c->n_regions++] = v->regions[old++];
+			continue;
+		}
+		if (old < v->n_regions && v->regions[old].region == c->dirty[dirty])
+			old++;
+		r = store_region(v, c, c->dirty[dirty++]);
+	}
+	return r;
+}
+
+static int store_summary(struct s3_volume *v, struct checkpoint *c, struct s3_root_summary *part)
+{
+	struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = c->seq};
+	struct s3_buffer out = {0};
+	char key[S3_KEY_MAX + 1];
+	uint64_t first = c->summary.first, last = c->summary.last;
+	struct s3_summary summary = {.epoch = v->epoch, .first = first, .last = last};
+	int r;
+
+	memcpy(summary.uuid, v->super.uuid, S3_UUID);
+	s3_summary_finish(&c->summary, &summary, &out);
+	if (out.failed || first != v->checkpoint + 1 || last != c->seq) {
+		s3_buffer_free(&out);
+		return out.failed ? -ENOMEM : -EINVAL;
+	}
+	s3_volume_key(v, &name, key);
+	r = put(v, key, out.data, out.length);
+	s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
+	*part = (struct s3_root_summary){
+		.first = first,
+		.last = last,
+		.bytes = (uint32_t)out.length,
+		.crc = s3_crc32c(0, out.data, out.length),
+	};
+	s3_buffer_free(&out);
+	return r;
+}
+
+/* The root: from here on the checkpoint counts. */
+static int store_root(
+	struct s3_volume *v, struct s3_root *root, const struct s3_checkpoint_step *step)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = root->seq};
+	struct s3_buffer out = {0};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r = 0;
+
+	memcpy(root->uuid, v->super.uuid, S3_UUID);
+	memcpy(root->instance, v->instance, S3_UUID);
+	root->epoch = v->epoch;
+	root->blocks = v->super.blocks;
+	root->next_gc = v->next_gc;
+	root->time = (uint64_t)time(NULL);
+	root->snapshots = v->snapshots;
+	root->n_snapshots = v->n_snapshots;
+	s3_root_encode(root, &out);
+	if (out.failed)
+		r = -ENOMEM;
+	else if (step && step->root)
+		r = step->root(step->opaque, v, out.data, out.length);
+	if (r) {
+		s3_buffer_free(&out);
+		return r;
+	}
+	s3_volume_key(v, &name, key);
+	s3_failpoint(S3_FAIL_CKPT_ROOT_BEFORE);
+	r = s3_volume_put(v, key, out.data, out.length, v->conditional, &req);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_CKPT_ROOT_AFTER);
+	if (r == -EEXIST && req.retries) {
+		/* Ours, whose reply was lost, or another writer's: then it has fenced us. */
+		r = s3_check_not_fenced(v);
+	} else if (r == -EEXIST) {
+		r = s3_check_not_fenced(v);
+		if (r == 0)
+			r = -EEXIST;
+	} else if (r) {
+		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+	}
+	v->root_in_doubt = r != 0;
+	if (r == 0)
+		atomic_fetch_add(&v->stats.checkpoint_bytes, out.length);
+	s3_buffer_free(&out);
+	return r;
+}
+
+static int store_light(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_root_summary *all =
+		realloc(v->summaries, (v->n_summaries + 1) * sizeof *v->summaries);
+	struct s3_root root = {.seq = c->seq, .base = v->full, .packed = true};
+	int r;
+
+	if (!all)
+		return -ENOMEM;
+	v->summaries = all;
+	r = store_summary(v, c, &all[v->n_summaries]);
+	if (r)
+		return r;
+	root.summaries = all;
+	root.n_summaries = v->n_summaries + 1;
+	r = store_root(v, &root, NULL);
+	if (r == 0) {
+		v->n_summaries++;
+		atomic_fetch_add(&v->stats.light_roots, 1);
+	}
+	return r;
+}
+
+static int store_full(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_root root = {.seq = c->seq, .base = c->seq};
+	int r = store_regions(v, c);
+
+	if (r == 0) {
+		root.regions = c->regions;
+		root.n_regions = c->n_regions;
+		root.table = c->table.data;
+		root.table_bytes = c->table.length;
+		r = store_root(v, &root, c->step);
+	}
+	s3_map_capture_end(v->map, r == 0);
+	if (r)
+		return r;
+	free(v->regions);
+	v->regions = c->regions;
+	v->n_regions = c->n_regions;
+	c->regions = NULL;
+	v->full = c->seq;
+	free(v->summaries);
+	v->summaries = NULL;
+	v->n_summaries = 0;
+	v->full_wanted = false;
+	pthread_mutex_lock(&v->lock);
+	v->log_bytes_since_full -= c->log_bytes;
+	pthread_mutex_unlock(&v->lock);
+	atomic_fetch_add(&v->stats.full_roots, 1);
+	return 0;
+}
+
+/* ---- roots that are not needed any more ------------------------------------------------ */
+
+/* Of the newest two roots, the snapshots, and what they need, is the key a part? */
+struct keep {
+	struct s3_volume *v;
+	uint64_t newest, newest_full, previous, previous_full;
+	const struct s3_root_region *regions, *previous_regions;
+	uint32_t n_regions, n_previous_regions;
+};
+
+static bool names_region(
+	const struct s3_root_region *regions, uint32_t n, const struct s3_name *name)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (regions[i].region == name->region && regions[i].seq == name->number)
+			return true;
+	return false;
+}
+
+static bool snapshot_names_region(const struct s3_kept *kept, const struct s3_name *name)
+{
+	for (; kept; kept = kept->next)
+		if ((kept->unknown && name->number <= kept->seq) ||
+			names_region(kept->regions, kept->n_regions, name))
+			return true;
+	return false;
+}
+
+static bool needed(const struct keep *k, const struct s3_name *name)
+{
+	/* Not yet a part of anything, or another writer's. */
+	if (name->number > k->newest)
+		return true;
+	switch (name->kind) {
+	case S3_NAME_ROOT:
+		return name->number == k->newest || name->number == k->newest_full ||
+		       name->number == k->previous || name->number == k->previous_full;
+	case S3_NAME_SUMMARY:
+		return name->number > k->previous_full;
+	case S3_NAME_REGION:
+		return names_region(k->regions, k->n_regions, name) ||
+		       names_region(k->previous_regions, k->n_previous_regions, name) ||
+		       snapshot_names_region(k->v->kept, name);
+	default:
+		return true;
+	}
+}
+
+static bool is_kept(const struct s3_volume *v, uint64_t seq)
+{
+	for (const struct s3_kept *kept = v->kept; kept; kept = kept->next)
+		if (kept->seq == seq)
+			return true;
+	return false;
+}
+
+/* Reads which regions a snapshot needs. */
+static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_kept *kept = calloc(1, sizeof *kept);
+	struct s3_root root;
+	void *data;
+	int r;
+
+	if (!kept)
+		return -ENOMEM;
+	strcpy(name.name, snapshot->name);
+	kept->seq = snapshot->seq;
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r && r != -ENOENT) {
+		free(kept);
+		return r;
+	}
+	kept->unknown = r || root.seq != snapshot->seq;
+	if (r == 0) {
+		kept->regions = root.regions;
+		kept->n_regions = root.n_regions;
+		root.regions = NULL;
+		s3_root_free(&root);
+		free(data);
+	}
+	kept->next = v->kept;
+	v->kept = kept;
+	return 0;
+}
+
+static bool is_snapshot(const struct s3_volume *v, uint64_t seq)
+{
+	for (uint32_t i = 0; i < v->n_snapshots; i++)
+		if (v->snapshots[i].seq == seq)
+			return true;
+	return false;
+}
+
+/* Makes v->kept what the snapshots need. */
+static int keep_snapshots(struct s3_volume *v)
+{
+	struct s3_kept **link = &v->kept;
+	int r = 0;
+
+	while (*link) {
+		struct s3_kept *kept = *link;
+
+		if (is_snapshot(v, kept->seq)) {
+			link = &kept->next;
+			continue;
+		}
+		*link = kept->next;
+		free(kept->regions);
+		free(kept);
+	}
+	for (uint32_t i = 0; r == 0 && i < v->n_snapshots; i++)
+		if (!is_kept(v, v->snapshots[i].seq))
+			r = keep_snapshot(v, &v->snapshots[i]);
+	return r;
+}
+
+static int delete_unless_needed(void *opaque, const struct s3_listed *listed)
+{
+	const struct keep *k = opaque;
+	struct s3_request req;
+	struct s3_name name;
+
+	if (!s3_name_parse(listed->key + strlen(k->v->base), &name) || needed(k, &name))
+		return 0;
+	return s3_volume_delete(k->v, listed->key, &req);
+}
+
+/* Deletes what no root needs that recovery may start from, and no snapshot. Nothing depends on it.
+ */
+static void delete_old_roots(struct s3_volume *v, struct keep *k)
+{
+	struct s3_request req;
+
+	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
+		s3_volume_list(v, "ckpt/", false, delete_unless_needed, k, &req);
+}
+
+/* ---- a checkpoint ---------------------------------------------------------------------- */
+
+/* The root is stored: what died before the one that it replaces may go, after a while. */
+static void committed(struct s3_volume *v, uint64_t seq)
+{
+	pthread_mutex_lock(&v->lock);
+	v->previous = v->checkpoint;
+	v->checkpoint = seq;
+	pthread_mutex_unlock(&v->lock);
+	if (v->next_delete_ns == 0) {
+		v->next_delete_limit = v->previous;
+		v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	}
+}
+
+static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	struct checkpoint c = {.step = step};
+	struct s3_root_region *old_regions = NULL;
+	uint64_t old_full = v->full, old_root = v->checkpoint;
+	uint32_t n_old = 0;
+	/* What failed may yet arrive, and must not be taken for another root of its number. */
+	int r = v->root_in_doubt ? s3_log_mark(v, NULL) : 0;
+
+	if (r)
+		return r;
+	c.seq = s3_log_pause(v);
+	r = atomic_load(&v->failed);
+	if (r == 0 && c.seq > v->checkpoint)
+		r = capture(v, &c);
+	else
+		c.seq = 0;
+	s3_log_resume(v);
+	if (r == 0 && c.seq == 0)
+		return 0;
+	if (r == 0)
+		r = s3_log_wait(v, c.seq);
+	if (r == 0 && c.full && v->n_regions) {
+		n_old = v->n_regions;
+		old_regions = malloc(n_old * sizeof *old_regions);
+		if (old_regions)
+			memcpy(old_regions, v->regions, n_old * sizeof *old_regions);
+		else
+			r = -ENOMEM;
+	}
+	if (r == 0)
+		r = c.full ? store_full(v, &c) : store_light(v, &c);
+	else if (c.captured)
+		s3_map_capture_end(v->map, false);
+	if (r) {
+		v->full_wanted = true; /* the headers are gone */
+	} else {
+		committed(v, c.seq);
+		/* What the root before this one names is not known after a rollback: the next time.
+		 */
+		if (c.full && !v->rolled_back)
+			delete_old_roots(v, &(struct keep){
+						    .v = v,
+						    .newest = c.seq,
+						    .newest_full = v->full,
+						    .previous = old_root,
+						    .previous_full = old_full,
+						    .regions = v->regions,
+						    .n_regions = v->n_regions,
+						    .previous_regions = old_regions,
+						    .n_previous_regions = n_old,
+					    });
+		if (c.full)
+			v->rolled_back = false;
+	}
+	s3_summary_abandon(&c.summary);
+	s3_buffer_free(&c.table);
+	free(old_regions);
+	free(c.dirty);
+	free(c.regions);
+	return r;
+}
+
+int s3_checkpoint(struct s3_volume *v)
+{
+	return checkpoint(v, NULL);
+}
+
+int s3_checkpoint_with(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	int r = s3_log_mark(v, NULL);
+
+	return r ? r : checkpoint(v, step);
+}
+
+/* ---- garbage: dead objects -------------------------------------------------------------- */
+
+/* What was to be done with a dead object has been done. */
+static void forget(struct s3_volume *v, uint32_t slot, bool gone)
+{
+	if (!gone || s3_objects_remove(v->objects, slot))
+		s3_objects_put_back(v->objects, slot);
+}
+
+/* Deletes n objects whose slots are ours; an ancestor's is only forgotten. */
+static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
+{
+	char(*text)[S3_KEY_MAX + 1] = calloc(n, sizeof *text);
+	const char **keys = calloc(n, sizeof *keys);
+	int *results = calloc(n, sizeof *results);
+	uint32_t *own = calloc(n, sizeof *own);
+	struct s3_request req = {
+		.op = S3_DELETE_MANY,
+		.pool = S3_POOL_BACKGROUND,
+		.keys = keys,
+		.key_results = results,
+	};
+	int r = text && keys && results && own ? s3_check_not_fenced(v) : -ENOMEM;
+
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+
+		s3_objects_get(v->objects, slots[i], &object);
+		if (r || object.origin) {
+			forget(v, slots[i], r == 0);
+			continue;
+		}
+		own[req.n_keys] = slots[i];
+		s3_volume_object_key(v, object.id, text[req.n_keys]);
+		keys[req.n_keys] = text[req.n_keys];
+		results[req.n_keys++] = -EIO;
+	}
+	if (req.n_keys) {
+		s3_failpoint(S3_FAIL_DELETE_BEFORE);
+		s3_store_call(v->store, &req);
+		s3_failpoint(S3_FAIL_DELETE_AFTER);
+	}
+	for (size_t i = 0; i < req.n_keys; i++) {
+		forget(v, own[i], results[i] == 0);
+		if (results[i] == 0)
+			atomic_fetch_add(&v->stats.deleted, 1);
+	}
+	free(own);
+	free(results);
+	free(keys);
+	free(text);
+}
+
+/* How many there were to delete. */
+static size_t collect_dead(struct s3_volume *v)
+{
+	uint32_t slots[S3_DELETE_MAX];
+	size_t n;
+
+	if (v->next_delete_ns && s3_now() >= v->next_delete_ns) {
+		v->delete_limit = v->next_delete_limit;
+		v->next_delete_ns = 0;
+		if (v->delete_limit < v->previous) {
+			v->next_delete_limit = v->previous;
+			v->next_delete_ns = s3_now() + v->gc_delay_ns;
+		}
+	}
+	n = s3_objects_take_dead(v->objects, v->delete_limit, slots, S3_DELETE_MAX);
+	if (n)
+		delete_objects(v, slots, n);
+	return n;
+}
+
+/* ---- garbage: sparse and small objects ---------------------------------------------------- */
+
+/* A run of blocks that are to move. */
+struct piece {
+	uint64_t lba;
+	uint32_t count, source; /* index in the round */
+	uint32_t offset;	/* block in the source's data */
+};
+
+struct source {
+	uint32_t slot;
+	struct s3_object object;
+	uint8_t *stored; /* the whole object, which header points into; NULL: of no use any more */
+	uint8_t *plain;	 /* its blocks; NULL: they are stored as they are */
+	struct s3_object_header header;
+};
+
+struct round {
+	struct source sources[GC_OBJECTS];
+	size_t n_sources;
+	struct piece *pieces;
+	size_t n_pieces, room;
+};
+
+static int add_piece(struct round *round, const struct piece *piece)
+{
+	if (round->n_pieces == round->room) {
+		size_t room = round->room ? 2 * round->room : 256;
+		struct piece *pieces = realloc(round->pieces, room * sizeof *pieces);
+
+		if (!pieces)
+			return -ENOMEM;
+		round->pieces = pieces;
+		round->room = room;
+	}
+	round->pieces[round->n_pieces++] = *piece;
+	return 0;
+}
+
+/* Finds the blocks of a source that are alive, through the records that wrote them. */
+static int find_live(struct s3_volume *v, struct round *round, uint32_t index)
+{
+	struct source *s = &round->sources[index];
+	struct s3_record record;
+	size_t cursor = 0;
+	int r = 0;
+
+	while (r == 0 && s3_header_next(&s->header, &cursor, &record)) {
+		uint64_t lba = record.lba, end = record.lba + record.count;
+
+		if (record.op != S3_RECORD_WRITE)
+			continue;
+		while (r == 0 && lba < end) {
+			struct s3_run run;
+
+			s3_map_lookup(v->map, lba, end - lba, false, &run, 1);
+			/* Where this record put it, and nowhere else: an object may hold a block
+			 * twice. */
+			if (run.slot == s->slot && run.offset == record.offset + (lba - record.lba))
+				r = add_piece(round, &(struct piece){.lba = lba,
+							     .count = (uint32_t)run.count,
+							     .source = index,
+							     .offset = run.offset});
+			lba += run.count;
+		}
+	}
+	return r;
+}
+
+static const uint8_t *source_block(
+	const struct s3_volume *v, const struct source *s, uint32_t block)
+{
+	const uint8_t *data = s->plain ? s->plain : s->stored + s->header.header_bytes;
+
+	return data + ((size_t)block << v->shift);
+}
+
+/* Are the blocks of a piece what was written? */
+static int check_piece(const struct s3_volume *v, const struct source *s, const struct piece *p)
+{
+	for (uint32_t b = p->offset; b < p->offset + p->count; b++)
+		if (s3_crc32c(0, source_block(v, s, b), v->block_size) !=
+			s3_header_crc(&s->header, b))
+			return -EIO;
+	return 0;
+}
+
+/* Restores what the pieces need of a source whose data is transformed, which checks it. */
+static int restore_source(
+	const struct s3_volume *v, struct source *s, const struct piece *pieces, size_t n)
+{
+	bool *wanted = calloc(s->header.n_crc, sizeof *wanted);
+	int r = -ENOMEM;
+
+	s->plain = malloc((size_t)s->header.blocks << v->shift);
+	if (wanted && s->plain) {
+		for (size_t i = 0; i < n; i++) {
+			uint64_t from = (uint64_t)pieces[i].offset << v->shift;
+			uint64_t end = from + ((uint64_t)pieces[i].count << v->shift);
+
+			for (uint64_t u = from / S3_UNIT; u * S3_UNIT < end; u++)
+				wanted[u] = true;
+		}
+		r = s3_unseal(v, s->object.origin, &s->header, s->stored + s->header.header_bytes,
+			wanted, s->plain);
+	}
+	free(wanted);
+	/* The header has told all that is needed of it. */
+	free(s->stored);
+	s->stored = NULL;
+	return r == -EBADMSG ? -EIO : r;
+}
+
+/* Reads a source, and checks all of it that is alive. A damaged one is left alone. */
+static int read_source(struct s3_volume *v, struct round *round, uint32_t index)
+{
+	struct source *s = &round->sources[index];
+	size_t first = round->n_pieces, length;
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	void *data;
+	int r;
+
+	s3_volume_object_key(v, s->object.id, key);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r)
+		return r;
+	s->stored = data;
+	if (s3_header_decode(data, length, v->super.uuid, &s->header) != S3_GOOD ||
+		s->header.id != s->object.id || s->header.blocks != s->object.blocks ||
+		length != (uint64_t)s->header.header_bytes + s->header.data_bytes ||
+		!s3_seal_fits(v, &s->header))
+		return -EIO;
+	r = find_live(v, round, index);
+	if (r == 0 && s->header.flags && round->n_pieces > first)
+		r = restore_source(v, s, round->pieces + first, round->n_pieces - first);
+	for (size_t i = first; r == 0 && !s->plain && i < round->n_pieces; i++)
+		r = check_piece(v, s, &round->pieces[i]);
+	if (r == -EIO)
+		backend_error(&v->host,
+			"volume=%s: %s is damaged; run a check and restore it from a backup",
+			v->name, key);
+	return r;
+}
+
+static int by_lba(const void *a, const void *b)
+{
+	const struct piece *x = a, *y = b;
+
+	return (x->lba > y->lba) - (x->lba < y->lba);
+}
+
+/* A GC object that is being put together. */
+struct target {
+	struct s3_header_writer writer;
+	uint8_t *header, *data;
+	size_t room;
+	uint32_t *crcs; /* not used where data is transformed */
+	struct s3_stored stored;
+	struct s3_record *records;
+	size_t n_records;
+	uint32_t blocks;
+};
+
+/* Stores the object, then moves the map to it. Its failure leaves an object that nobody knows. */
+static int store_target(struct s3_volume *v, struct target *t)
+{
+	struct s3_object object = {.blocks = t->blocks};
+	struct s3_object_header header;
+	struct iovec iov[2];
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r;
+
+	t->writer.header.blocks = t->blocks;
+	r = s3_seal(v, &t->writer, t->data, t->crcs, &t->stored, iov, &header);
+	if (r)
+		return r;
+	object.id = header.id;
+	object.header_bytes = header.header_bytes;
+	object.bytes = header.header_bytes + header.data_bytes;
+	s3_volume_object_key(v, object.id, key);
+	req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = iov,
+		.iovcnt = 2,
+		.if_none_match = v->conditional,
+	};
+	r = s3_store_call(v->store, &req);
+	if (r)
+		return r;
+	s3_failpoint(S3_FAIL_RELOCATE_PUT_AFTER);
+	r = s3_log_relocate(v, &object, t->records, t->n_records);
+	if (r)
+		return r;
+	s3_crc_cache_add(v->crcs, &header);
+	atomic_fetch_add(&v->stats.gc_objects, 1);
+	atomic_fetch_add(&v->stats.gc_bytes, object.bytes);
+	return 0;
+}
+
+static void begin_target(struct s3_volume *v, struct target *t)
+{
+	struct s3_object_header header = {
+		.type = S3_TYPE_GC,
+		.block_shift = v->shift,
+		/* One that exists is of an attempt before: the next time another number is used. */
+		.id = v->next_gc++,
+		.epoch = v->epoch,
+		.time = (uint64_t)time(NULL) * 1000000,
+	};
+
+	memcpy(header.uuid, v->super.uuid, S3_UUID);
+	memcpy(header.instance, v->instance, S3_UUID);
+	s3_header_begin(&t->writer, &header, t->header, t->room);
+	t->n_records = 0;
+	t->blocks = 0;
+}
+
+/* Puts as much of a piece into the target as it can take; how many blocks. */
+static uint32_t add_to_target(
+	struct s3_volume *v, struct round *round, struct target *t, const struct piece *p)
+{
+	const struct source *s = &round->sources[p->source];
+	uint32_t n = v->batch_blocks - t->blocks;
+
+	if (n > p->count)
+		n = p->count;
+	memcpy(t->data + ((size_t)t->blocks << v->shift), source_block(v, s, p->offset),
+		(size_t)n << v->shift);
+	for (uint32_t i = 0; !s->plain && i < n; i++)
+		t->crcs[t->blocks + i] = s3_header_crc(&s->header, p->offset + i);
+	s3_header_add(&t->writer,
+		&(struct s3_record){
+			.op = S3_RECORD_WRITE, .lba = p->lba, .count = n, .offset = t->blocks});
+	t->records[t->n_records++] = (struct s3_record){
+		.op = S3_RECORD_RELOCATE,
+		.lba = p->lba,
+		.count = n,
+		.source = s->object.id,
+		.source_offset = p->offset,
+		.object = t->writer.header.id,
+		.offset = t->blocks,
+	};
+	t->blocks += n;
+	return n;
+}
+
+/* Writes all pieces into new objects, in the order of the volume's blocks. */
+static int move_pieces(struct s3_volume *v, struct round *round)
+{
+	struct target t = {
+		.room = s3_header_room(
+			v->batch_blocks, v->batch_blocks, v->shift, v->super.features),
+	};
+	int r = s3_stored_init(v, &t.stored, v->batch_size);
+
+	t.room = (t.room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
+	t.header = aligned_alloc(S3_ALIGN, t.room);
+	t.data = malloc(v->batch_size);
+	t.crcs = malloc(v->batch_blocks * sizeof *t.crcs);
+	t.records = malloc(v->batch_blocks * sizeof *t.records);
+	if (!t.header || !t.data || !t.crcs || !t.records)
+		r = -ENOMEM;
+	if (r == 0)
+		begin_target(v, &t);
+	for (size_t i = 0; r == 0 && i < round->n_pieces; i++) {
+		struct piece p = round->pieces[i];
+
+		while (r == 0 && p.count) {
+			uint32_t n = add_to_target(v, round, &t, &p);
+
+			p.lba += n;
+			p.offset += n;
+			p.count -= n;
+			if (t.blocks == v->batch_blocks) {
+				r = store_target(v, &t);
+				begin_target(v, &t);
+			}
+		}
+	}
+	if (r == 0 && t.blocks)
+		r = store_target(v, &t);
+	s3_stored_free(&t.stored);
+	free(t.records);
+	free(t.crcs);
+	free(t.data);
+	free(t.header);
+	return r;
+}
+
+/* Puts back those that are not yet in the store. How many there are left. */
+static size_t keep_stored(struct s3_volume *v, uint32_t *slots, size_t n)
+{
+	uint64_t frontier;
+	size_t kept = 0;
+
+	pthread_mutex_lock(&v->lock);
+	frontier = v->frontier;
+	pthread_mutex_unlock(&v->lock);
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+
+		s3_objects_get(v->objects, slots[i], &object);
+		if (object.id & S3_GC || object.id <= frontier)
+			slots[kept++] = slots[i];
+		else
+			s3_objects_put_back(v->objects, slots[i]);
+	}
+	return kept;
+}
+
+/* A single object that is only small becomes another one that is. */
+static bool worth_moving(struct s3_volume *v, const uint32_t *slots, size_t n, unsigned percent)
+{
+	struct s3_object object;
+
+	if (n != 1)
+		return n > 0;
+	s3_objects_get(v->objects, slots[0], &object);
+	return (uint64_t)object.live * 100 < (uint64_t)object.blocks * percent;
+}
+
+/*
+ * Moves what is alive in some sparse or small objects into new ones. How many objects, or negative
+ * errno.
+ */
+static int compact(struct s3_volume *v, unsigned percent, bool small)
+{
+	uint32_t slots[GC_OBJECTS];
+	struct round *round = calloc(1, sizeof *round);
+	size_t n =
+		round ? s3_objects_take_sparse(v->objects, percent, small, slots, GC_OBJECTS) : 0;
+	bool worth;
+	int r;
+
+	n = keep_stored(v, slots, n);
+	worth = worth_moving(v, slots, n, percent);
+	r = !round ? -ENOMEM : worth ? s3_check_not_fenced(v) : 0;
+	for (size_t i = 0; r == 0 && worth && i < n; i++) {
+		struct source *s = &round->sources[round->n_sources];
+
+		s->slot = slots[i];
+		s3_objects_get(v->objects, s->slot, &s->object);
+		r = read_source(v, round, (uint32_t)round->n_sources++);
+	}
+	if (r == 0 && worth) {
+		qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
+		r = move_pieces(v, round);
+	}
+	for (size_t i = 0; i < n; i++)
+		s3_objects_put_back(v->objects, slots[i]);
+	for (size_t i = 0; round && i < round->n_sources; i++) {
+		free(round->sources[i].stored);
+		free(round->sources[i].plain);
+	}
+	if (round)
+		free(round->pieces);
+	free(round);
+	return r ? r : worth ? (int)n : 0;
+}
+
+/* Compacts if too much of what is stored is garbage, or there are too many objects. */
+static void compact_if_needed(struct s3_volume *v)
+{
+	struct s3_objects_totals t;
+	bool small, sparse;
+
+	s3_objects_totals(v->objects, &t);
+	small = t.small > GC_SMALL + 2 * t.live / v->batch_blocks;
+	/* What is dead goes without our help. */
+	sparse = (t.live + t.held) * 100 < (t.blocks - t.dead_blocks) * GC_USED;
+	if (small || sparse)
+		compact(v, sparse ? GC_SPARSE : 0, small);
+}
+
+/* ---- garbage: orphans -------------------------------------------------------------------------
+ */
+
+struct sweep {
+	struct s3_volume *v;
+	int64_t before; /* what was stored later is left alone; s since 1970 */
+};
+
+/*
+ * Deletes an object in gc/ that no log and no root knows: a round of ours, or of a writer before
+ * us, ended between storing and entering it. No round is running: this is its thread.
+ */
+static int sweep_object(void *opaque, const struct s3_listed *listed)
+{
+	const struct sweep *s = opaque;
+	struct s3_volume *v = s->v;
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	struct s3_name name;
+	void *data;
+	int r;
+
+	if (!s3_name_parse(listed->key + strlen(v->base), &name) || name.kind != S3_NAME_GC ||
+		listed->modified > s->before ||
+		s3_objects_find(v->objects, 0, name.number) != S3_NO_SLOT)
+		return 0;
+	r = s3_volume_get_header(v, name.number, &data, &header, &check, &req);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	free(data);
+	if (check != S3_GOOD || header.id != name.number || header.epoch > v->epoch)
+		return 0;
+	/* A deletion that arrives late must not meet an object of ours. */
+	if (name.number >= v->next_gc)
+		v->next_gc = name.number + 1;
+	r = s3_check_not_fenced(v);
+	if (r)
+		return r;
+	s3_failpoint(S3_FAIL_ORPHAN_DELETE_BEFORE);
+	r = s3_volume_delete(v, listed->key, &req);
+	if (r == 0)
+		atomic_fetch_add(&v->stats.orphans, 1);
+	return r;
+}
+
+static void sweep(struct s3_volume *v)
+{
+	struct sweep s = {.v = v, .before = time(NULL) - (int64_t)(v->gc_delay_ns / 1000000000)};
+	struct s3_request req;
+
+	s3_volume_list(v, "gc/", false, sweep_object, &s, &req);
+	v->next_sweep_ns = s3_now() + SWEEP_NS;
+}
+
+/* ---- garbage: on demand -----------------------------------------------------------------------
+ */
+
+struct collection {
+	void (*progress)(void *opaque, uint64_t done, uint64_t total);
+	void *opaque;
+	uint64_t total; /* bytes of garbage at the beginning */
+	uint64_t mark;	/* what died up to then is to go */
+	bool done;
+};
+
+static uint64_t garbage_bytes(struct s3_volume *v)
+{
+	struct s3_objects_totals t;
+
+	s3_objects_totals(v->objects, &t);
+	return (t.blocks - t.live - t.held) << v->shift;
+}
+
+static void tell_progress(struct s3_volume *v, const struct collection *c)
+{
+	uint64_t left = garbage_bytes(v);
+
+	if (c->progress)
+		c->progress(c->opaque, left < c->total ? c->total - left : 0, c->total);
+}
+
+/* Under the lock. */
+static bool checkpoint_due(const struct s3_volume *v)
+{
+	return v->frontier - v->checkpoint >= v->checkpoint_every;
+}
+
+static bool checkpoint_due_now(struct s3_volume *v)
+{
+	bool due;
+
+	pthread_mutex_lock(&v->lock);
+	due = checkpoint_due(v);
+	pthread_mutex_unlock(&v->lock);
+	return due;
+}
+
+static bool is_stopping(struct s3_volume *v)
+{
+	bool stopping;
+
+	pthread_mutex_lock(&v->lock);
+	stopping = v->keeper_stopping;
+	pthread_mutex_unlock(&v->lock);
+	return stopping;
+}
+
+/* Compacts as long as it makes less of it, and has two roots cover what died of it. */
+static int compact_all(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+	uint64_t blocks = UINT64_MAX, objects = UINT64_MAX;
+	int r = s3_log_drain(v); /* what is only in memory cannot be moved */
+
+	if (r)
+		return r;
+	c->total = garbage_bytes(v);
+	for (;;) {
+		struct s3_objects_totals t;
+		uint64_t alive;
+
+		tell_progress(v, c);
+		s3_objects_totals(v->objects, &t);
+		alive = t.blocks - t.dead_blocks;
+		if (alive >= blocks && t.objects - t.dead >= objects)
+			break;
+		blocks = alive;
+		objects = t.objects - t.dead;
+		r = is_stopping(v) ? -ESHUTDOWN : compact(v, GC_SPARSE, t.small > 1);
+		if (r < 0)
+			return r;
+		if (r == 0)
+			break;
+		r = s3_log_drain(v);
+		if (r == 0 && checkpoint_due_now(v))
+			r = s3_checkpoint(v);
+		if (r)
+			return r;
+	}
+	sweep(v);
+	r = 0;
+	for (int i = 0; r == 0 && i < 2; i++) {
+		r = s3_log_mark(v, NULL);
+		if (r == 0)
+			r = s3_checkpoint(v);
+	}
+	if (r)
+		return r;
+	c->mark = v->previous;
+	v->next_delete_limit = v->previous;
+	v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	return 0;
+}
+
+static int collect_marked(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+
+	c->done = collect_dead(v) < S3_DELETE_MAX && v->delete_limit >= c->mark;
+	tell_progress(v, c);
+	return 0;
+}
+
+int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+	void *opaque)
+{
+	const struct timespec pause = {.tv_nsec = 100000000};
+	struct collection c = {.progress = progress, .opaque = opaque};
+	int r = s3_keeper_call(v, compact_all, &c);
+
+	while (r == 0 && !c.done) {
+		r = s3_keeper_call(v, collect_marked, &c);
+		if (r == 0 && !c.done)
+			nanosleep(&pause, NULL);
+	}
+	return r;
+}
+
+/* ---- the thread ---------------------------------------------------------------------------- */
+
+struct s3_order {
+	struct s3_order *next;
+	int (*run)(struct s3_volume *v, void *opaque);
+	void *opaque;
+	int result;
+	bool done;
+};
+
+int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque)
+{
+	struct s3_order order = {.run = run, .opaque = opaque, .result = -ESHUTDOWN};
+	int r;
+
+	if (v->direct)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"volume=%s: has layout=direct, which can do nothing of the kind; copy it "
+			"into "
+			"a volume without that",
+			v->name);
+	r = v->backend.readonly ? -EROFS : s3_volume_start(v);
+	if (r)
+		return r;
+	pthread_mutex_lock(&v->lock);
+	if (!v->keeper_stopping) {
+		*v->orders_tail = &order;
+		v->orders_tail = &order.next;
+		pthread_cond_signal(&v->keeper_work);
+		while (!order.done)
+			pthread_cond_wait(&v->quiet, &v->lock);
+	}
+	pthread_mutex_unlock(&v->lock);
+	return order.result;
+}
+
+/* Does what was ordered first. Under the lock. */
+static void run_order(struct s3_volume *v)
+{
+	struct s3_order *order = v->orders;
+	int r = v->keeper_stopping ? -ESHUTDOWN : atomic_load(&v->failed);
+
+	v->orders = order->next;
+	if (!v->orders)
+		v->orders_tail = &v->orders;
+	if (r == 0) {
+		pthread_mutex_unlock(&v->lock);
+		r = order->run(v, order->opaque);
+		pthread_mutex_lock(&v->lock);
+	}
+	order->result = r;
+	order->done = true;
+	pthread_cond_broadcast(&v->quiet);
+}
+
+/* Under the lock. */
+static void wait_until(struct s3_volume *v, uint64_t due)
+{
+	struct timespec until = {
+		.tv_sec = (time_t)(due / 1000000000), .tv_nsec = (long)(due % 1000000000)};
+
+	while (!v->keeper_stopping && !v->orders && !checkpoint_due(v))
+		if (pthread_cond_timedwait(&v->keeper_work, &v->lock, &until) == ETIMEDOUT)
+			break;
+}
+
+void *s3_keeper(void *volume)
+{
+	struct s3_volume *v = volume;
+	uint64_t next_gc = s3_now() + GC_INTERVAL_NS;
+
+	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
+	pthread_mutex_lock(&v->lock);
+	while (!v->keeper_stopping) {
+		bool failed = atomic_load(&v->failed) != 0;
+
+		if (v->orders) {
+			run_order(v);
+		} else if (!failed && checkpoint_due(v)) {
+			pthread_mutex_unlock(&v->lock);
+			if (s3_checkpoint(v))
+				next_gc = s3_now() + GC_INTERVAL_NS;
+			pthread_mutex_lock(&v->lock);
+			if (checkpoint_due(v) && !v->keeper_stopping && v->full_wanted) {
+				/* It failed: not again at once. */
+				struct timespec until;
+				uint64_t due = s3_now() + GC_INTERVAL_NS;
+
+				until.tv_sec = (time_t)(due / 1000000000);
+				until.tv_nsec = (long)(due % 1000000000);
+				pthread_cond_timedwait(&v->keeper_work, &v->lock, &until);
+			}
+		} else if (!failed && s3_now() >= next_gc) {
+			uint64_t began = s3_now();
+
+			pthread_mutex_unlock(&v->lock);
+			collect_dead(v);
+			compact_if_needed(v);
+			if (s3_now() >= v->next_sweep_ns)
+				sweep(v);
+			next_gc = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
+			pthread_mutex_lock(&v->lock);
+		} else if (failed) {
+			pthread_cond_wait(&v->keeper_work, &v->lock);
+		} else {
+			wait_until(v, next_gc);
+		}
+	}
+	while (v->orders)
+		run_order(v);
+	pthread_mutex_unlock(&v->lock);
+	return NULL;
+}
