@@ -92,7 +92,9 @@ static char *known_names(const struct backend_ops *ops)
 	char *names = format_or_abort("%s", "");
 
 	for (const struct param *row = ops->params; row->name; row++) {
-		char *longer = format_or_abort("%s%s=, ", names, row->name);
+		char *longer = row->alias ? format_or_abort("%s%s= (or %s=), ", names, row->name,
+						    row->alias)
+					  : format_or_abort("%s%s=, ", names, row->name);
 
 		free(names);
 		names = longer;
@@ -267,7 +269,7 @@ static int set_field(
 static const struct param *find_row(const struct backend_ops *ops, const char *key)
 {
 	for (const struct param *row = ops->params; row->name; row++)
-		if (strcmp(row->name, key) == 0)
+		if (strcmp(row->name, key) == 0 || (row->alias && strcmp(row->alias, key) == 0))
 			return row;
 	return NULL;
 }
@@ -287,15 +289,25 @@ static int set_from(struct params *p, const char *key, const char *value, enum s
 	}
 
 	enum source *have = &p->sources[row - p->ops->params];
+	/* Messages name it as the user does. */
+	struct param named = *row;
 
+	named.name = key;
 	if (*have == source) {
-		params_error_set(error, "%s=%s: given twice; leave one out", key, value);
+		const char *other = strcmp(key, row->name) == 0 ? row->alias : row->name;
+
+		if (other)
+			params_error_set(error,
+				"%s=%s: given twice (%s= is the same parameter); leave one out",
+				key, value, other);
+		else
+			params_error_set(error, "%s=%s: given twice; leave one out", key, value);
 		return -EINVAL;
 	}
 	if (*have > source) {
 		/* Overridden, but a mistake in it is still told. */
 		char *unused = alloc_or_abort(p->ops->config_size);
-		int r = set_field(row, value, unused, error);
+		int r = set_field(&named, value, unused, error);
 
 		if (row->type == PARAM_STRING || row->type == PARAM_PATH)
 			free(*(char **)(unused + row->offset));
@@ -303,7 +315,7 @@ static int set_from(struct params *p, const char *key, const char *value, enum s
 		return r;
 	}
 
-	int r = set_field(row, value, p->config, error);
+	int r = set_field(&named, value, p->config, error);
 
 	if (r == 0)
 		*have = source;
@@ -525,7 +537,10 @@ char *params_help(const struct backend_ops *ops)
 			fprintf(stream, "(required) ");
 		else if (row->default_value)
 			fprintf(stream, "(default %s) ", row->default_value);
-		fprintf(stream, "%s.\n", row->help);
+		fprintf(stream, "%s", row->help);
+		if (row->alias)
+			fprintf(stream, "; %s= is the same", row->alias);
+		fprintf(stream, ".\n");
 		free(pair);
 		free(syntax);
 	}

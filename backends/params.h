@@ -32,6 +32,7 @@ enum param_type {
 /* A row of a device's parameter table. */
 struct param {
 	const char *name;
+	const char *alias; /* another program's name for it, which is accepted too, or NULL */
 	enum param_type type;
 	size_t offset;		    /* of the value in the device's config struct */
 	const char *default_value;  /* parsed like user input; NULL: zero/false/NULL when absent */

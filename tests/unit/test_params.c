@@ -29,6 +29,7 @@ static const struct param table[] = {
 		.metavar = "SIZE",
 		.help = "how large"},
 	{.name = "count",
+		.alias = "number",
 		.type = PARAM_UINT,
 		.offset = offsetof(struct config, count),
 		.default_value = "7",
@@ -256,9 +257,8 @@ static void test_string_of_pairs(void **state)
 	params_free(p);
 	refused("size=1k;/dev/sda", "/dev/sda: no key=value; write pairs with ';' between them");
 	refused(";/dev/sda", "/dev/sda: no key=value; write pairs with ';' between them");
-	refused("colour=red",
-		"colour: unknown parameter of sample; there are size=, count=, fast=, "
-		"mode=, label=, file=, config=");
+	refused("colour=red", "colour: unknown parameter of sample; there are size=, count= (or "
+			      "number=), fast=, mode=, label=, file=, config=");
 	refused("size=1k;size=1k", "size=1k: given twice; leave one out");
 	refused("/dev/sda;file=/dev/sdb", "file=/dev/sdb: given twice; leave one out");
 	refused("size=1k;label=", "label=: empty; give a TEXT");
@@ -321,6 +321,28 @@ static void test_config_file(void **state)
 	params_free(p);
 }
 
+/* Another program's name of a parameter: the same value, and messages name what was written. */
+static void test_alias(void **state)
+{
+	char text[600];
+	struct params *p;
+
+	(void)state;
+	assert_int_equal(accepted(&p, "size=1k;number=9")->count, 9);
+	assert_true(params_given(p, "count"));
+	assert_true(params_given(p, "number"));
+	params_free(p);
+	refused("size=1k;count=9;number=9",
+		"number=9: given twice (count= is the same parameter); leave one out");
+	refused("size=1k;number=9;count=9",
+		"count=9: given twice (number= is the same parameter); leave one out");
+	refused("size=1k;number=0", "number=0: out of range; it may be 1 to 18446744073709551615");
+	/* Given directly, either name wins over either of the file. */
+	snprintf(text, sizeof text, "size=1k;number=6;config=%s", write_config("count=5\n"));
+	assert_int_equal(accepted(&p, text)->count, 6);
+	params_free(p);
+}
+
 static void test_bad_config_file(void **state)
 {
 	static const struct {
@@ -379,7 +401,7 @@ static void test_help(void **state)
 	(void)state;
 	assert_string_equal(help,
 		"    size=<SIZE>              (required) how large.\n"
-		"    count=<VALUE>            (default 7) how many.\n"
+		"    count=<VALUE>            (default 7) how many; number= is the same.\n"
 		"    fast=<on|off>            (default on) how fast.\n"
 		"    mode=<read|write>        (default write) what to do.\n"
 		"    label=<TEXT>             what it is called.\n"
@@ -423,6 +445,7 @@ int main(void)
 		cmocka_unit_test(test_bools_and_choices),
 		cmocka_unit_test(test_defaults_and_required),
 		cmocka_unit_test(test_string_of_pairs),
+		cmocka_unit_test(test_alias),
 		cmocka_unit_test(test_paths_become_absolute),
 		cmocka_unit_test(test_config_file),
 		cmocka_unit_test(test_bad_config_file),

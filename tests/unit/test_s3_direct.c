@@ -302,6 +302,26 @@ static void test_bad_parameters_are_refused(void **state)
 	fake_store_reset();
 }
 
+/* The parameters of nbdkit's S3 plugin: its objects are our chunks. */
+static void test_names_of_nbdkits_plugin(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend,
+		"volume=v;endpoint-url=http://127.0.0.1;bucket=abc;create=on;size=1M;layout=direct;"
+		"object-size=64k");
+	assert_int_equal(device_write(&d, model, 64 << 10, 192 << 10, BACKEND_FUA), 0);
+	assert_int_equal(fake_store_requests(S3_PUT, CHUNK("03")), 1);
+	device_close(&d);
+	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON "endpoint-url=http://x"), 0);
+	assert_holds(d.told.error,
+		"endpoint-url=http://x: given twice (endpoint= is the same parameter); leave one "
+		"out");
+	fake_store_reset();
+}
+
 static void test_a_full_store_fails_writes_and_keeps_reads(void **state)
 {
 	struct device d;
@@ -373,6 +393,7 @@ int main(void)
 		cmocka_unit_test(test_a_missing_object_is_an_error),
 		cmocka_unit_test(test_foreign_objects_are_refused),
 		cmocka_unit_test(test_bad_parameters_are_refused),
+		cmocka_unit_test(test_names_of_nbdkits_plugin),
 		cmocka_unit_test(test_a_full_store_fails_writes_and_keeps_reads),
 		cmocka_unit_test(test_a_second_writer_stops_the_first),
 		cmocka_unit_test(test_readonly_changes_nothing),

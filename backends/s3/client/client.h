@@ -57,6 +57,7 @@ extern const char *const s3_addressing_names[];
 #define S3_STORE_PARAMS(CONFIG, MEMBER) \
 { \
 	.name = "endpoint", \
+	.alias = "endpoint-url", \
 	.type = PARAM_STRING, \
 	.offset = offsetof(CONFIG, MEMBER.endpoint), \
 	.required = true, \

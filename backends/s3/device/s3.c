@@ -73,6 +73,7 @@ static const struct param s3_params[] = {
 	},
 	{
 		.name = "chunk-size",
+		.alias = "object-size", /* of nbdkit's S3 plugin, which has no other layout */
 		.type = PARAM_SIZE,
 		.offset = offsetof(struct s3_config, chunk_size),
 		.default_value = "4M",
