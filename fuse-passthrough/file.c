@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <linux/fs.h>
@@ -44,6 +45,16 @@ int data_fd(const struct fuse_file_info *fi)
 									   : file_fd(fi);
 }
 
+/*
+ * The flag is that of the moment, for fcntl(2) may turn it on and off, and
+ * mappings do not have it. With write-back the kernel alone knows the end of
+ * the file, and its offset counts.
+ */
+bool appends(const struct fuse_file_info *fi)
+{
+	return (fi->flags & O_APPEND) && !fi->writepage && !fs.writeback;
+}
+
 static void close_files(int fd, int direct_fd)
 {
 	if (direct_fd != -1)
@@ -56,14 +67,11 @@ static void close_files(int fd, int direct_fd)
 /* The flags with which the daemon opens a file that the user opens with flags. */
 static int source_flags(int flags)
 {
-	flags &= ~(O_DIRECT | O_CREAT | O_EXCL | O_NOCTTY | O_NOFOLLOW);
-	if (fs.writeback) {
-		/* A page that is written in part is read first. */
-		if ((flags & O_ACCMODE) == O_WRONLY)
-			flags = (flags & ~O_ACCMODE) | O_RDWR;
-		/* Pages are not written in the order of the calls; the kernel knows the end. */
-		flags &= ~O_APPEND;
-	}
+	/* pwrite(2) on an O_APPEND descriptor ignores the offset, see appends(). */
+	flags &= ~(O_APPEND | O_DIRECT | O_CREAT | O_EXCL | O_NOCTTY | O_NOFOLLOW);
+	/* A page that is written in part is read first. */
+	if (fs.writeback && (flags & O_ACCMODE) == O_WRONLY)
+		flags = (flags & ~O_ACCMODE) | O_RDWR;
 	return flags | O_CLOEXEC;
 }
 
@@ -77,13 +85,27 @@ static int open_retrying(const char *path, int flags)
 	return fd == -1 ? -errno : fd;
 }
 
+/* Opens path with flags for the user's open fi. */
+static int open_source(const char *path, int flags, struct fuse_file_info *fi)
+{
+	int fd = open_retrying(path, flags);
+
+	/* A file that may only grow (chattr(1) +a) is opened to append, or not for writing. */
+	if (fd == -EPERM && (fi->flags & O_APPEND)) {
+		fd = open_retrying(path, flags | O_APPEND);
+		/* Its pages could not be written back. */
+		fi->direct_io = 1;
+	}
+	return fd;
+}
+
 /* The second descriptor for fd where fi asks for O_DIRECT: into *direct_fd, or -1. */
-static int open_direct(int fd, const struct fuse_file_info *fi, int *direct_fd)
+static int open_direct(int fd, struct fuse_file_info *fi, int *direct_fd)
 {
 	int flags = (source_flags(fi->flags) & ~O_TRUNC) | O_DIRECT, result = -1;
 
 	if (fi->flags & O_DIRECT) {
-		result = open_retrying(fd_path(fd).path, flags);
+		result = open_source(fd_path(fd).path, flags, fi);
 		if (result < 0)
 			return result;
 	}
@@ -141,8 +163,15 @@ static void begin_passthrough(fuse_req_t req, struct inode *inode, struct fuse_f
 		inode->backing_id = pass_through(req, file_fd(fi));
 	fi->backing_id = inode->backing_id;
 	inode_unlock(inode);
-	if (fi->backing_id)
-		fi->keep_cache = 0; /* pages of before would hide what is written now */
+	if (!fi->backing_id)
+		return;
+	fi->keep_cache = 0; /* pages of before would hide what is written now */
+	/*
+	 * The kernel's own file keeps O_APPEND when fcntl(2) has taken it off ours, so that
+	 * reads and writes by this descriptor come here. Mappings are passed through.
+	 */
+	if (fi->flags & O_APPEND)
+		fi->direct_io = 1;
 }
 
 static void end_passthrough(fuse_req_t req, struct inode *inode)
@@ -217,7 +246,7 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 		return path_fd;
 	if (fi->flags & O_TRUNC)
 		caller_keep_setid();
-	fd = open_retrying(fd_path(path_fd).path, source_flags(fi->flags));
+	fd = open_source(fd_path(path_fd).path, source_flags(fi->flags), fi);
 	inode_put(inode);
 	if (fd < 0)
 		return fd;
@@ -383,22 +412,30 @@ void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct f
 	fuse_reply_data(req, &data, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
 }
 
-/* Direct I/O from memory that libfuse has not aligned: copied to memory that is. */
-static ssize_t write_aligned(struct fuse_bufvec *out, struct fuse_bufvec *in, size_t size)
+/* Writes through a copy: all of it, or as much as went, or a negative errno. */
+static ssize_t write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t offset, int rwf)
 {
-	struct fuse_bufvec aligned = FUSE_BUFVEC_INIT(size);
-	ssize_t result;
+	struct fuse_bufvec copy = FUSE_BUFVEC_INIT(size);
+	ssize_t result, written = 0;
+	char *memory;
 
-	if (posix_memalign(&aligned.buf[0].mem, DIRECT_ALIGNMENT, size) != 0)
+	if (posix_memalign(&copy.buf[0].mem, DIRECT_ALIGNMENT, size) != 0)
 		return -ENOMEM;
-	result = fuse_buf_copy(&aligned, in, FUSE_BUF_NO_SPLICE);
-	if (result == (ssize_t)size) {
-		aligned.idx = 0;
-		aligned.off = 0;
-		result = fuse_buf_copy(out, &aligned, FUSE_BUF_NO_SPLICE);
+	memory = copy.buf[0].mem;
+	result = fuse_buf_copy(&copy, in, FUSE_BUF_NO_SPLICE);
+	size = result < 0 ? 0 : (size_t)result;
+	while (written < (ssize_t)size) {
+		const struct iovec rest = {memory + written, size - (size_t)written};
+
+		result = pwritev2(fd, &rest, 1, offset + written, rwf);
+		if (result <= 0) {
+			result = result == 0 ? 0 : -errno;
+			break;
+		}
+		written += result;
 	}
-	free(aligned.buf[0].mem);
-	return result;
+	free(memory);
+	return written > 0 ? written : result;
 }
 
 static bool is_aligned(const struct fuse_bufvec *in)
@@ -426,8 +463,11 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	if (fs.killpriv_v2 && fi->kill_suidgid)
 		result = clear_setid(fd);
 #endif
-	if (result == 0 && fd != file_fd(fi) && !is_aligned(in))
-		result = write_aligned(&out, in, size);
+	if (result == 0 && appends(fi))
+		result = write_copy(fd, in, size, offset, RWF_APPEND);
+	/* Direct I/O from memory that libfuse has not aligned. */
+	else if (result == 0 && fd != file_fd(fi) && !is_aligned(in))
+		result = write_copy(fd, in, size, offset, 0);
 	else if (result == 0)
 		result = fuse_buf_copy(
 			&out, in, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);

@@ -127,6 +127,9 @@ int file_fd(const struct fuse_file_info *fi);
  */
 int data_fd(const struct fuse_file_info *fi);
 
+/* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
+bool appends(const struct fuse_file_info *fi);
+
 void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct fuse_file_info *fi);

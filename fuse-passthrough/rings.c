@@ -262,7 +262,7 @@ static bool start_write(struct entry *entry)
 	struct io_uring_sqe *sqe;
 	int fd = data_fd(&fi);
 
-	if (fd == file_fd(&fi) || (arg->write_flags & FUSE_WRITE_KILL_SUIDGID))
+	if (fd == file_fd(&fi) || appends(&fi) || (arg->write_flags & FUSE_WRITE_KILL_SUIDGID))
 		return false;
 	caller_keep_setid();
 	if (queue->at_hand == 1 && queue->writes == 0 && arg->size <= MAX_AT_ONCE &&

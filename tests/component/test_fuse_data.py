@@ -64,6 +64,110 @@ def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
     assert sorted(lines) == sorted(letter * 50 for letter in "abcd" for _ in range(200))
 
 
+def replayed(top: Path, name: str, calls: Callable[[Path], None]) -> bytes:
+    """What the file holds at the end, which began as a page and a bit of the letter A."""
+    path = top / name
+    path.write_bytes(b"A" * 5000)
+    calls(path)
+    return path.read_bytes()
+
+
+def write_without_append(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR)
+        os.pwrite(descriptor, b"X", 7)
+        os.pwrite(descriptor, b"Y" * 5000, 6000)
+    finally:
+        os.close(descriptor)
+
+
+def write_with_append(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.pwrite(descriptor, b"X", 7)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+        os.pwrite(descriptor, b"Y", 0)
+        os.write(descriptor, b"Z" * 5000)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR)
+        os.pwrite(descriptor, b"X", 9)
+    finally:
+        os.close(descriptor)
+
+
+def write_between_appends(path: Path) -> None:
+    """The first descriptor decides nothing for the second."""
+    appends, writes = os.open(path, os.O_RDWR | os.O_APPEND), os.open(path, os.O_RDWR)
+    try:
+        os.write(appends, b"Y" * 10)
+        os.pwrite(writes, b"X", 7)
+        os.pwrite(appends, b"Z", 3)
+    finally:
+        os.close(writes)
+        os.close(appends)
+
+
+def write_to_mapping(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        with mmap.mmap(descriptor, 5000) as mapped:
+            mapped[4090:4100] = b"X" * 10
+            os.write(descriptor, b"Y" * 3)
+            mapped[0:1] = b"Z"
+            mapped.flush()
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "calls", [write_without_append, write_with_append, write_between_appends, write_to_mapping]
+)
+def test_append_is_a_flag_of_the_moment(calls: Callable[[Path], None], fuse: Mount) -> None:
+    """fcntl(2) turns it on and off, and a mapping has none."""
+    below = replayed(fuse.source, "native", calls)
+    assert replayed(fuse.point, "file", calls) == below
+    run(["sync", "-f", str(fuse.point)])
+    assert (fuse.source / "file").read_bytes() == below
+
+
+def test_append_to_what_grows_below(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """The end is that of the source, of which the kernel may know an old one."""
+    mount = fuse_start("--nocache")
+    (mount.source / "log").write_bytes(b"first ")
+    with (mount.point / "log").open("ab", buffering=0) as file, (mount.source / "log").open("ab") as below:
+        file.write(b"second ")
+        below.write(b"third ")
+        below.flush()
+        file.write(b"fourth")
+    assert (fuse_source / "log").read_bytes() == b"first second third fourth"
+
+
+def test_append_of_direct_io(fuse: Mount) -> None:
+    descriptor = direct(fuse.point / "file", os.O_CREAT | os.O_APPEND)
+    try:
+        for letter in (b"a", b"b"):
+            with aligned(letter * 8192) as memory:
+                assert os.pwritev(descriptor, [memory], 0) == 8192
+    finally:
+        os.close(descriptor)
+    assert (fuse.source / "file").read_bytes() == b"a" * 8192 + b"b" * 8192
+
+
+def test_file_that_can_only_grow(fuse: Mount) -> None:
+    """chattr(1) +a: it opens for nothing but appending."""
+    path = fuse.point / "log"
+    (fuse.source / "log").write_bytes(b"first ")
+    checked(["chattr", "+a", str(fuse.source / "log")])
+    try:
+        with pytest.raises(PermissionError):
+            path.open("r+b")
+        with path.open("ab") as file:
+            file.write(b"second")
+        assert path.read_bytes() == b"first second"
+    finally:
+        checked(["chattr", "-a", str(fuse.source / "log")])
+
+
 def test_mapped_and_written_data_agree(fuse: Mount) -> None:
     path = fuse.point / "file"
     path.write_bytes(bytes(8192))
