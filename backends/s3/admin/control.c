@@ -157,7 +157,7 @@ static int info(struct call *c)
 	say_text(c, "volume", v->name);
 	say(c, "keys \"%s\"", v->base);
 	say_uuid(c, "uuid", super->uuid);
-	say_text(c, "layout", v->direct ? "direct" : "log");
+	say_text(c, "layout", v->layout->name);
 	say_number(c, "size_bytes", s3_volume_size(v));
 	say_number(c, "block_bytes", v->block_size);
 	say_bool(c, "compressed", super->features & S3_FEATURE_ZSTD);
@@ -169,7 +169,7 @@ static int info(struct call *c)
 	}
 	say_bool(c, "readonly", v->backend.readonly);
 	say_bool(c, "write_back", memcmp(super->write_back, (uint8_t[S3_UUID]){0}, S3_UUID) != 0);
-	if (!v->direct)
+	if (v->layout->has_log)
 		say_log(c);
 	return 0;
 }
@@ -300,7 +300,7 @@ static int stats(struct call *c)
 	say_bool(c, "fenced", atomic_load(&v->fenced));
 	say_device(c);
 	say_store(c);
-	if (!v->direct) {
+	if (v->layout->has_log) {
 		say_lag(c);
 		say_garbage(c);
 	}
@@ -472,7 +472,7 @@ int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic b
 	command = parse(text, c.words);
 	if (!command)
 		return s3_volume_refuse(v, -EINVAL, "%s: no such request", request);
-	if (command->slow && v->direct)
+	if (command->slow && !v->layout->has_log)
 		return s3_volume_refuse(v, -EOPNOTSUPP,
 			"volume=%s: has layout=direct, which has no %s; copy it to a volume with a "
 			"log",
@@ -480,7 +480,7 @@ int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic b
 	if (command->changes && v->backend.readonly)
 		return s3_volume_refuse(v, -EROFS,
 			"volume=%s: is served with readonly=on; serve it without", v->name);
-	r = command->changes ? s3_volume_start(v) : 0;
+	r = command->changes ? v->layout->start(v) : 0;
 	return r ? r : command->run(&c);
 }
 

@@ -865,9 +865,10 @@ static void settle(struct s3_direct *d)
 		begin_stores(d);
 }
 
-void s3_direct_give_up(struct s3_direct *d)
+static void give_up(struct s3_volume *v)
 {
-	int r = atomic_load(&d->v->failed);
+	struct s3_direct *d = v->direct;
+	int r = atomic_load(&v->failed);
 	struct piece *p;
 
 	pthread_mutex_lock(&d->lock);
@@ -1053,8 +1054,9 @@ static void split(struct s3_direct *d, struct io *io)
 static void *storer(void *opaque);
 
 /* Makes the thread with the first change: a fork may follow open. 0 or negative errno. */
-static int start(struct s3_direct *d)
+static int start(struct s3_volume *v)
 {
+	struct s3_direct *d = v->direct;
 	sigset_t all, before;
 	int r = 0;
 
@@ -1074,9 +1076,9 @@ static int start(struct s3_direct *d)
 	return -r;
 }
 
-void s3_direct_submit(struct s3_direct *d, struct backend_request *request)
+static void submit(struct s3_volume *v, struct backend_request *request)
 {
-	struct s3_volume *v = d->v;
+	struct s3_direct *d = v->direct;
 	struct io *io;
 	int r = 0;
 	bool idle = request->op == BACKEND_FLUSH &&
@@ -1084,7 +1086,7 @@ void s3_direct_submit(struct s3_direct *d, struct backend_request *request)
 
 	if (request->op == BACKEND_READ)
 		r = atomic_load(&v->fenced) ? -EIO : 0;
-	else if (!idle && (r = start(d)) == 0)
+	else if (!idle && (r = start(v)) == 0)
 		r = atomic_load(&v->failed);
 	if (r || idle) {
 		request->done(request, r);
@@ -1141,9 +1143,10 @@ static void *storer(void *opaque)
 	return NULL;
 }
 
-int s3_direct_extents(struct s3_direct *d, uint64_t offset, uint64_t length, unsigned flags,
+static int extents(struct s3_volume *v, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque)
 {
+	struct s3_direct *d = v->direct;
 	uint64_t end = offset + length;
 
 	while (offset < end) {
@@ -1166,14 +1169,15 @@ int s3_direct_extents(struct s3_direct *d, uint64_t offset, uint64_t length, uns
 	return 0;
 }
 
-void s3_direct_info(const struct s3_direct *d, struct backend_info *info)
+static void set_info(const struct s3_volume *v, struct backend_info *info)
 {
-	info->max_request = d->chunk_bytes;
-	info->trim_granularity = d->chunk_bytes;
+	info->max_request = v->direct->chunk_bytes;
+	info->trim_granularity = v->direct->chunk_bytes;
 }
 
-size_t s3_direct_counters(struct s3_direct *d, struct backend_counter *counters, size_t max)
+static size_t count(struct s3_volume *v, struct backend_counter *counters, size_t max)
 {
+	struct s3_direct *d = v->direct;
 	uint64_t present = 0;
 	size_t n;
 
@@ -1342,26 +1346,19 @@ static int set_up(struct s3_direct *d, const struct s3_config *c)
 	return r ? r : list_chunks(d);
 }
 
-int s3_direct_open(struct s3_volume *v, const struct s3_config *config)
+static void stop(struct s3_volume *v)
 {
-	v->direct = calloc(1, sizeof *v->direct);
-	if (!v->direct)
-		return -ENOMEM;
-	v->direct->v = v;
-	return set_up(v->direct, config);
-}
+	struct s3_direct *d = v->direct;
 
-void s3_direct_stop(struct s3_direct *d)
-{
 	if (!d->running)
 		return;
 	/* Nothing can be saved any more: not even what is under way is waited for. */
-	if (atomic_load(&d->v->failed))
-		s3_store_stop(d->v->store);
+	if (atomic_load(&v->failed))
+		s3_store_stop(v->store);
 	pthread_mutex_lock(&d->lock);
 	d->want_up_to = d->number;
 	settle(d);
-	while (!TAILQ_EMPTY(&d->dirty) && atomic_load(&d->v->failed) == 0)
+	while (!TAILQ_EMPTY(&d->dirty) && atomic_load(&v->failed) == 0)
 		pthread_cond_wait(&d->quiet, &d->lock);
 	d->stopping = true;
 	pthread_cond_broadcast(&d->work);
@@ -1369,10 +1366,10 @@ void s3_direct_stop(struct s3_direct *d)
 	pthread_join(d->storer, NULL);
 }
 
-void s3_direct_free(struct s3_direct *d)
+static void free_direct(struct s3_volume *v)
 {
-	if (!d)
-		return;
+	struct s3_direct *d = v->direct;
+
 	for (size_t i = 0; d->buckets && i < d->n_buckets; i++)
 		while (d->buckets[i]) {
 			struct chunk *c = d->buckets[i];
@@ -1394,4 +1391,26 @@ void s3_direct_free(struct s3_direct *d)
 	pthread_cond_destroy(&d->work);
 	pthread_mutex_destroy(&d->lock);
 	free(d);
+}
+
+static const struct s3_layout_ops layout = {
+	.name = "direct",
+	.submit = submit,
+	.extents = extents,
+	.counters = count,
+	.info = set_info,
+	.start = start,
+	.stop = stop,
+	.give_up = give_up,
+	.free = free_direct,
+};
+
+int s3_direct_open(struct s3_volume *v, const struct s3_config *config)
+{
+	v->direct = calloc(1, sizeof *v->direct);
+	if (!v->direct)
+		return -ENOMEM;
+	v->direct->v = v;
+	v->layout = &layout;
+	return set_up(v->direct, config);
 }

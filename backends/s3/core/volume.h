@@ -147,13 +147,37 @@ struct s3_stats {
 	struct s3_device_counters device[BACKEND_ZERO + 1]; /* by enum backend_op */
 };
 
+struct s3_volume;
+
+/* What differs between the layouts, and what the parts below ask of those above them. */
+struct s3_layout_ops {
+	const char *name; /* as in layout= */
+	bool has_log;	  /* or else no part of it: log, map, checkpoints, snapshots */
+	/* As the device's calls of the same name. */
+	void (*submit)(struct s3_volume *v, struct backend_request *request);
+	int (*extents)(struct s3_volume *v, uint64_t offset, uint64_t length, unsigned flags,
+		backend_extent_fn fn, void *opaque);
+	size_t (*counters)(struct s3_volume *v, struct backend_counter *counters, size_t max);
+	/* Corrects what holds for the log. May be NULL. */
+	void (*info)(const struct s3_volume *v, struct backend_info *info);
+	/* Makes the threads when the first request comes: a fork may follow open. 0 or negative
+	 * errno. */
+	int (*start)(struct s3_volume *v);
+	/* Stores what is in memory and ends the threads. */
+	void (*stop)(struct s3_volume *v);
+	/* Answers everything that waits, after a failure. */
+	void (*give_up)(struct s3_volume *v);
+	void (*free)(struct s3_volume *v);
+};
+
 struct s3_volume {
 	struct backend backend;
 	struct backend_host host; /* of errors before the device is open, too */
 	struct s3_store *store;
-	struct s3_direct *direct; /* layout=direct; then nothing of the log is used. Else NULL */
-	char *name;		  /* for messages */
-	char base[272];		  /* "<prefix>/<volume>/" */
+	const struct s3_layout_ops *layout; /* the log's, until the super object says otherwise */
+	struct s3_direct *direct;	    /* layout=direct; then nothing of the log is used */
+	char *name;			    /* for messages */
+	char base[272];			    /* "<prefix>/<volume>/" */
 	struct s3_super super;
 	uint8_t key[S3_KEY_BYTES]; /* the user's, with S3_FEATURE_AES */
 	/* By origin of the object, 1 + super.n_parents; NULL: data is stored as it is. */
@@ -258,6 +282,12 @@ void s3_volume_stop(struct s3_volume *v);
 /* 0, or negative errno if something that was acknowledged is not in the store. */
 int s3_volume_close(struct s3_volume *v);
 /*
+ * The same in two steps, for those that need the volume before it is read or after its end:
+ * s3_volume_attach() and s3_volume_load(), s3_volume_finish() and s3_volume_detach().
+ */
+int s3_volume_load(struct s3_volume *v, const struct s3_config *config, uint64_t size);
+int s3_volume_finish(struct s3_volume *v);
+/*
  * Name and store of a volume of which nothing is read: for those that look at keys alone. Errors
  * are told. To be ended with s3_volume_detach().
  */
@@ -265,8 +295,8 @@ int s3_volume_attach(
 	const struct s3_config *config, const struct backend_host *host, struct s3_volume **out);
 void s3_volume_detach(struct s3_volume *v);
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max);
-/* Makes the threads when the first request comes: a fork may follow open. 0 or negative errno. */
-int s3_volume_start(struct s3_volume *v);
+/* Of layout=log. */
+extern const struct s3_layout_ops s3_log_layout;
 /* No change is accepted from now on. r: negative errno. Tells the reason once. */
 void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

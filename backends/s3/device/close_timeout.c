@@ -27,9 +27,9 @@ static void give_up(struct s3_closing *c)
 	uint64_t seconds = v->close_timeout_ns / SECOND;
 	struct s3_lag lag = {0};
 
-	if (!v->direct)
+	if (v->layout->has_log)
 		s3_log_lag(v, &lag);
-	if (v->direct)
+	if (!v->layout->has_log)
 		s3_volume_fail(v, -EIO,
 			"it was to end, and the store has not answered for close-timeout=%" PRIu64,
 			seconds);

@@ -373,12 +373,24 @@ uint32_t s3_config_block_size(const struct s3_config *c)
 static int s3_open(
 	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
 {
+	const struct s3_config *c = config;
 	struct s3_volume *v;
-	int r = s3_volume_open(config, size, host, &v);
+	int r = s3_volume_attach(c, host, &v);
 
+	if (r)
+		return r;
+	/* Before anything is done to the volume: who listens there may be serving it. */
+	if (c->control)
+		r = s3_control_open(v, c->control);
 	if (r == 0)
-		*out = &v->backend;
-	return r;
+		r = s3_volume_load(v, c, size);
+	if (r) {
+		s3_control_close(v->control);
+		s3_volume_detach(v);
+		return r;
+	}
+	*out = &v->backend;
+	return 0;
 }
 
 static void s3_start(struct backend *b)
@@ -398,7 +410,14 @@ static bool s3_stalled(struct backend *b)
 
 static int s3_close(struct backend *b)
 {
-	return s3_volume_close((struct s3_volume *)b);
+	struct s3_volume *v = (struct s3_volume *)b;
+	int r;
+
+	s3_control_end_jobs(v->control);
+	r = s3_volume_finish(v);
+	s3_control_close(v->control);
+	s3_volume_detach(v);
+	return r;
 }
 
 static int s3_info(struct backend *b, struct backend_info *info)
@@ -419,8 +438,8 @@ static int s3_info(struct backend *b, struct backend_info *info)
 		.can_extents = true,
 		.can_multi_conn = true, /* the log is the volume's, not a connection's */
 	};
-	if (v->direct)
-		s3_direct_info(v->direct, info);
+	if (v->layout->info)
+		v->layout->info(v, info);
 	return 0;
 }
 
@@ -447,31 +466,12 @@ static void answer(struct backend_request *request, int result)
 static void s3_submit(struct backend *b, struct backend_request *request)
 {
 	struct s3_volume *v = (struct s3_volume *)b;
-	/* Once it has been answered the request is its owner's again. */
-	uint64_t offset = request->offset, length = request->length;
 
 	request->device = v;
 	request->began = s3_now();
 	request->answer = request->done;
 	request->done = answer;
-	if (v->direct) {
-		s3_direct_submit(v->direct, request);
-		return;
-	}
-	switch (request->op) {
-	case BACKEND_READ:
-		s3_read(v, request);
-		s3_read_ahead(v, offset, length);
-		return;
-	case BACKEND_WRITE:
-	case BACKEND_TRIM:
-	case BACKEND_ZERO:
-		s3_write(v, request);
-		return;
-	case BACKEND_FLUSH:
-		s3_flush(v, request);
-		return;
-	}
+	v->layout->submit(v, request);
 }
 
 static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
@@ -479,9 +479,7 @@ static int s3_extents(struct backend *b, uint64_t offset, uint64_t length, unsig
 {
 	struct s3_volume *v = (struct s3_volume *)b;
 
-	if (v->direct)
-		return s3_direct_extents(v->direct, offset, length, flags, fn, opaque);
-	return s3_read_extents(v, offset, length, flags, fn, opaque);
+	return v->layout->extents(v, offset, length, flags, fn, opaque);
 }
 
 static int s3_available(struct backend *b, uint64_t *size)

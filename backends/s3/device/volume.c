@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backends/s3/admin/control.h"
 #include "backends/s3/chunked/chunked.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/core/volume.h"
@@ -107,10 +106,7 @@ void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 			"may be lost; mend it and start again",
 			v->name, text);
 	}
-	if (v->direct)
-		s3_direct_give_up(v->direct);
-	else
-		s3_log_give_up(v);
+	v->layout->give_up(v);
 }
 
 void s3_volume_fence(struct s3_volume *v, const char *what)
@@ -647,7 +643,7 @@ static int open_log(struct s3_volume *v, const struct s3_config *c)
 	return r ? r : attach_cachefile(v, c);
 }
 
-static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
 	bool readonly = c->readonly || c->snapshot;
 	int r = 0;
@@ -665,9 +661,6 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->write_back_discard = c->write_back_discard;
 	if (c->encryption_key)
 		r = read_key(v, c->encryption_key);
-	/* Before anything is done to the volume: who listens there may be serving it. */
-	if (r == 0 && c->control)
-		r = s3_control_open(v, c->control);
 	if (r == 0)
 		r = s3_random(v->instance);
 	if (r == 0)
@@ -717,7 +710,7 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 		return r;
 	v->backend.size = s3_volume_size(v);
 	v->backend.readonly = readonly;
-	if (!readonly && !v->direct)
+	if (!readonly && v->layout->has_log)
 		v->backend.session = s3_session(v->instance);
 	v->deadline = 0;
 	v->opened = s3_now();
@@ -727,14 +720,12 @@ static int set_up(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 
 void s3_volume_detach(struct s3_volume *v)
 {
-	s3_control_close(v->control);
 	s3_store_close(v->store);
-	s3_direct_free(v->direct);
+	v->layout->free(v);
 	s3_cachefile_close(v->cachefile);
 	s3_writeback_close(v->writeback);
 	s3_cache_free(v->cache);
 	s3_streams_free(v->streams);
-	s3_batches_free(v);
 	s3_map_free(v->map);
 	s3_objects_free(v->objects);
 	s3_crc_cache_free(v->crcs);
@@ -771,6 +762,7 @@ int s3_volume_attach(
 	if (!v)
 		return -ENOMEM;
 	v->host = *host;
+	v->layout = &s3_log_layout;
 	init_locks(v);
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
 	v->name = strdup(c->volume);
@@ -795,7 +787,7 @@ int s3_volume_open(const struct s3_config *config, uint64_t size, const struct b
 
 	if (r)
 		return r;
-	r = set_up(v, config, size);
+	r = s3_volume_load(v, config, size);
 	if (r) {
 		s3_volume_detach(v);
 		return r;
@@ -833,7 +825,7 @@ static int make_threads(struct s3_volume *v)
 	return r;
 }
 
-int s3_volume_start(struct s3_volume *v)
+static int start_threads(struct s3_volume *v)
 {
 	sigset_t all, before;
 	int r = 0;
@@ -859,6 +851,8 @@ static void stop_threads(struct s3_volume *v)
 {
 	uint64_t seq;
 
+	if (!v->started)
+		return;
 	/* Nothing can be saved any more: not even what is under way is waited for. */
 	if (atomic_load(&v->failed))
 		s3_store_stop(v->store);
@@ -889,33 +883,36 @@ void s3_volume_stop(struct s3_volume *v)
 		v->closing = s3_closing_begin(v);
 }
 
-int s3_volume_close(struct s3_volume *v)
+int s3_volume_finish(struct s3_volume *v)
 {
 	int r;
 
-	s3_control_end_jobs(v->control);
 	/* Fences add up where a volume is often opened and not written. */
-	if (!v->direct && !v->started && !v->backend.readonly &&
+	if (v->layout->has_log && !v->started && !v->backend.readonly &&
 		v->applied - v->checkpoint > MANY_HEADERS)
-		s3_volume_start(v);
+		v->layout->start(v);
 	s3_volume_stop(v);
-	if (v->direct)
-		s3_direct_stop(v->direct);
-	if (v->started)
-		stop_threads(v);
+	v->layout->stop(v);
 	s3_closing_end(v->closing);
 	if (s3_is_drained(v))
 		s3_writeback_empty(v);
 	if (s3_close_cleanly(v))
 		s3_writeback_unmark(v);
 	pthread_mutex_lock(&v->lock);
-	r = v->direct || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
+	r = !v->layout->has_log || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
 	pthread_mutex_unlock(&v->lock);
+	return r;
+}
+
+int s3_volume_close(struct s3_volume *v)
+{
+	int r = s3_volume_finish(v);
+
 	s3_volume_detach(v);
 	return r;
 }
 
-size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
+static size_t log_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
 {
 	struct s3_objects_totals totals;
 	struct s3_cache_counters cache;
@@ -924,8 +921,6 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 	struct s3_stats *s = &v->stats;
 	size_t n;
 
-	if (v->direct)
-		return s3_direct_counters(v->direct, counters, max);
 	s3_objects_totals(v->objects, &totals);
 	s3_cache_counters(v->cache, &cache);
 	if (v->cachefile)
@@ -973,3 +968,43 @@ size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters,
 	memcpy(counters, all, (n < max ? n : max) * sizeof *all);
 	return n;
 }
+
+size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
+{
+	return v->layout->counters(v, counters, max);
+}
+
+/* ---- layout=log ------------------------------------------------------------------------- */
+
+static void log_submit(struct s3_volume *v, struct backend_request *request)
+{
+	/* Once it has been answered the request is its owner's again. */
+	uint64_t offset = request->offset, length = request->length;
+
+	switch (request->op) {
+	case BACKEND_READ:
+		s3_read(v, request);
+		s3_read_ahead(v, offset, length);
+		return;
+	case BACKEND_WRITE:
+	case BACKEND_TRIM:
+	case BACKEND_ZERO:
+		s3_write(v, request);
+		return;
+	case BACKEND_FLUSH:
+		s3_flush(v, request);
+		return;
+	}
+}
+
+const struct s3_layout_ops s3_log_layout = {
+	.name = "log",
+	.has_log = true,
+	.submit = log_submit,
+	.extents = s3_read_extents,
+	.counters = log_counters,
+	.start = start_threads,
+	.stop = stop_threads,
+	.give_up = s3_log_give_up,
+	.free = s3_batches_free,
+};

@@ -1178,13 +1178,13 @@ int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *op
 	struct s3_order order = {.run = run, .opaque = opaque, .result = -ESHUTDOWN};
 	int r;
 
-	if (v->direct)
+	if (!v->layout->has_log)
 		return s3_volume_refuse(v, -EOPNOTSUPP,
 			"volume=%s: has layout=direct, which can do nothing of the kind; copy it "
 			"into "
 			"a volume without that",
 			v->name);
-	r = v->backend.readonly ? -EROFS : s3_volume_start(v);
+	r = v->backend.readonly ? -EROFS : v->layout->start(v);
 	if (r)
 		return r;
 	pthread_mutex_lock(&v->lock);

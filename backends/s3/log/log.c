@@ -719,7 +719,7 @@ void s3_write(struct s3_volume *v, struct backend_request *request)
 		.end = end >> v->shift,
 	};
 	struct s3_write *heap;
-	int r = s3_volume_start(v);
+	int r = v->layout->start(v);
 
 	if (r == 0)
 		r = atomic_load(&v->failed);

@@ -1269,7 +1269,7 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 
 bool s3_is_drained(struct s3_volume *v)
 {
-	return !v->direct && !v->backend.readonly && !atomic_load(&v->failed) &&
+	return v->layout->has_log && !v->backend.readonly && !atomic_load(&v->failed) &&
 	       v->frontier == v->applied;
 }
 
