@@ -45,11 +45,15 @@ static struct {
 	int result;
 	unsigned left;
 } fault;
+/* What happens to a held request before it waits, and when it is let go. */
+enum how { NOTHING, ANSWER, EFFECT_AGAIN };
 static struct {
 	enum s3_op op;
 	char part[64];
-	bool on;
-} held;
+	enum how how;
+	bool on, met;
+} holds[8];
+static bool ignores_none_match, ignores_match;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -66,7 +70,8 @@ void fake_store_reset(void)
 	asked = NULL;
 	n_asked = 0;
 	fault.left = 0;
-	held.on = false;
+	fake_store_release(S3_GET, NULL);
+	fake_store_ignore(false, false);
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -113,14 +118,67 @@ void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
 	pthread_mutex_unlock(&objects_lock);
 }
 
+static void hold(enum s3_op op, const char *part, enum how how)
+{
+	size_t i = 0;
+
+	pthread_mutex_lock(&objects_lock);
+	while (holds[i].on && (holds[i].op != op || strcmp(holds[i].part, part) != 0))
+		if (++i == sizeof holds / sizeof holds[0])
+			abort();
+	holds[i].op = op;
+	snprintf(holds[i].part, sizeof holds[i].part, "%s", part);
+	holds[i].how = how;
+	holds[i].on = true;
+	holds[i].met = false;
+	pthread_mutex_unlock(&objects_lock);
+}
+
 void fake_store_hold(enum s3_op op, const char *part)
 {
-	pthread_mutex_lock(&objects_lock);
-	held.op = op;
-	held.on = part;
 	if (part)
-		snprintf(held.part, sizeof held.part, "%s", part);
+		hold(op, part, NOTHING);
+	else
+		fake_store_release(op, NULL);
+}
+
+void fake_store_hold_answers(enum s3_op op, const char *part, bool twice)
+{
+	hold(op, part, twice ? EFFECT_AGAIN : ANSWER);
+}
+
+void fake_store_release(enum s3_op op, const char *part)
+{
+	pthread_mutex_lock(&objects_lock);
+	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
+		if (!part || (holds[i].op == op && strcmp(holds[i].part, part) == 0))
+			holds[i].on = false;
 	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_wait_held(enum s3_op op, const char *part)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	bool met = false;
+
+	for (int i = 0; !met && i < 20000; i++) {
+		pthread_mutex_lock(&objects_lock);
+		for (size_t j = 0; j < sizeof holds / sizeof holds[0]; j++)
+			met |= holds[j].met && holds[j].op == op &&
+			       strcmp(holds[j].part, part) == 0;
+		pthread_mutex_unlock(&objects_lock);
+		nanosleep(&pause, NULL);
+	}
+	if (!met) {
+		fprintf(stderr, "fake store: no request of %s was held\n", part);
+		abort();
+	}
+}
+
+void fake_store_ignore(bool if_none_match, bool if_match)
+{
+	ignores_none_match = if_none_match;
+	ignores_match = if_match;
 }
 
 size_t fake_store_object(const char *end, void *data, size_t room)
@@ -225,9 +283,9 @@ static int put(struct s3_request *req, const struct object *o)
 
 	if (o)
 		snprintf(tag, sizeof tag, "\"%u\"", o->tag);
-	if (req->if_none_match && o)
+	if (req->if_none_match && o && !ignores_none_match)
 		return -EEXIST;
-	if (req->if_match && strcmp(req->if_match, tag) != 0)
+	if (req->if_match && strcmp(req->if_match, tag) != 0 && !ignores_match)
 		return o ? -EEXIST : -ENOENT;
 	for (int i = 0; i < req->iovcnt; i++)
 		length += req->iov[i].iov_len;
@@ -241,6 +299,7 @@ static int put(struct s3_request *req, const struct object *o)
 		length += req->iov[i].iov_len;
 	}
 	set(req->key, data, length);
+	snprintf(req->etag, sizeof req->etag, "\"%u\"", last_tag);
 	return 0;
 }
 
@@ -275,48 +334,87 @@ static void list(struct s3_request *req)
 	}
 }
 
-static int serve(struct s3_request *req)
+/* That by which it is known: of many the first. */
+static const char *key_of(const struct s3_request *req)
 {
-	int r = 0;
+	return req->op == S3_DELETE_MANY ? req->keys[0] : req->key;
+}
 
-	pthread_mutex_lock(&objects_lock);
+/* Counts a request of a key. */
+static void note(const struct s3_request *req, const char *key)
+{
 	asked = realloc(asked, (n_asked + 1) * sizeof *asked);
 	if (!asked)
 		abort();
 	asked[n_asked].op = req->op;
 	asked[n_asked].deadline = req->retry_deadline;
 	asked[n_asked].stored = 0;
-	snprintf(asked[n_asked].key, sizeof asked->key, "%s", req->key);
-	if (fault.left && fault.op == req->op && strstr(req->key, fault.part)) {
+	snprintf(asked[n_asked++].key, sizeof asked->key, "%s", key);
+}
+
+static int serve(struct s3_request *req)
+{
+	int r = 0;
+
+	pthread_mutex_lock(&objects_lock);
+	if (req->op != S3_DELETE_MANY)
+		note(req, req->key);
+	if (fault.left && fault.op == req->op && strstr(key_of(req), fault.part)) {
 		fault.left--;
 		r = fault.result;
 	} else if (req->op == S3_GET || req->op == S3_HEAD) {
 		r = get(req, find(req->key));
 	} else if (req->op == S3_PUT) {
 		r = put(req, find(req->key));
-		asked[n_asked].stored = r ? 0 : req->bytes;
+		asked[n_asked - 1].stored = r ? 0 : req->bytes;
 	} else if (req->op == S3_DELETE) {
 		set(req->key, NULL, 0);
 	} else if (req->op == S3_LIST) {
 		list(req);
 	} else {
-		r = -EOPNOTSUPP;
+		for (size_t i = 0; i < req->n_keys; i++) {
+			note(req, req->keys[i]);
+			set(req->keys[i], NULL, 0);
+			req->key_results[i] = 0;
+		}
 	}
-	n_asked++;
 	pthread_mutex_unlock(&objects_lock);
 	return r;
 }
 
 /* ---- the store ---------------------------------------------------------------------------- */
 
-static bool is_held(const struct s3_store *s, const struct s3_request *req)
+/* Is it to wait now, before it takes effect (served false) or before it is answered? */
+static bool is_held(const struct s3_store *s, const struct s3_request *req, bool served)
 {
-	bool yes;
+	bool yes = false;
 
 	pthread_mutex_lock(&objects_lock);
-	yes = held.on && !s->stopped && held.op == req->op && strstr(req->key, held.part);
+	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
+		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
+			served == (holds[i].how != NOTHING))
+			yes = holds[i].met = true;
 	pthread_mutex_unlock(&objects_lock);
 	return yes;
+}
+
+/* Was such a request to take effect twice? Asked when it is let go. */
+static bool is_repeated(const struct s3_request *req)
+{
+	bool yes = false;
+
+	pthread_mutex_lock(&objects_lock);
+	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
+		yes |= holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
+		       holds[i].how == EFFECT_AGAIN;
+	pthread_mutex_unlock(&objects_lock);
+	return yes;
+}
+
+/* The store's own mark of a request that has taken effect and is not answered. */
+static bool *served(struct s3_request *req)
+{
+	return (bool *)req->digest;
 }
 
 /* One that is not held, NULL: there is none. */
@@ -330,7 +428,7 @@ static struct s3_request **choose(struct s3_store *s)
 	for (unsigned i = 0; i < s->queued; i++) {
 		if (!*link)
 			link = &s->queue;
-		if (!is_held(s, *link))
+		if (!is_held(s, *link, *served(*link)))
 			return link;
 		link = &(*link)->next;
 	}
@@ -358,10 +456,18 @@ static void *work(void *opaque)
 			continue;
 		}
 		req = *link;
+		if (!s->stopped && !*served(req) && is_held(s, req, true)) {
+			req->result = serve(req);
+			*served(req) = true;
+			continue;
+		}
 		*link = req->next;
 		s->queued--;
 		pthread_mutex_unlock(&s->lock);
-		req->result = s->stopped ? -ESHUTDOWN : serve(req);
+		if (s->stopped)
+			req->result = -ESHUTDOWN;
+		else if (!*served(req) || is_repeated(req))
+			req->result = serve(req);
 		if (req->result)
 			snprintf(req->message, sizeof req->message, "fake: %s",
 				strerror(-req->result));
@@ -402,6 +508,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->etag[0] = req->message[0] = '\0';
 	req->listing = (struct s3_listing){0};
 	req->retries = 0;
+	*served(req) = false;
 	pthread_mutex_lock(&s->lock);
 	if (!s->started) {
 		s->ending = false;

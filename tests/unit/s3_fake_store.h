@@ -7,6 +7,7 @@
 #ifndef USERBLK_TESTS_UNIT_S3_FAKE_STORE_H
 #define USERBLK_TESTS_UNIT_S3_FAKE_STORE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backends/s3/client/client.h"
@@ -23,6 +24,17 @@ uint32_t fake_store_deadline(enum s3_op op, const char *part);
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
 /* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
 void fake_store_hold(enum s3_op op, const char *part);
+/*
+ * Such requests take effect, but their answers wait until fake_store_release(). twice: then they
+ * take effect once more, as one whose reply was lost does when it is sent again.
+ */
+void fake_store_hold_answers(enum s3_op op, const char *part, bool twice);
+/* Lets go what was held by exactly this op and part; part NULL: everything. */
+void fake_store_release(enum s3_op op, const char *part);
+/* Waits until a request is held by this op and part; fails the test after 20 s. */
+void fake_store_wait_held(enum s3_op op, const char *part);
+/* The store takes no notice of such conditions of a PUT. */
+void fake_store_ignore(bool if_none_match, bool if_match);
 /* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them. */
 size_t fake_store_object(const char *end, void *data, size_t room);
 /* Puts an object, or deletes it (data NULL), behind the device's back. */

@@ -411,32 +411,57 @@ static int create(
 	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
 }
 
-/* Does the store refuse to replace an object when told so? Without that there is no fencing. */
+/* The tag of no object: the digest of an empty one, which the probe is not. */
+#define OTHER_ETAG "\"d41d8cd98f00b204e9800998ecf8427e\""
+
+/* Puts what is not to replace the probe. 1: the store did so, or knows no such condition. */
+static int try_replace(struct s3_volume *v, const char *key, const char *etag)
+{
+	struct iovec iov = {(void *)"another", 7};
+	struct s3_request req;
+	int r = s3_volume_put_at(v, key, &iov, 1, etag, v->deadline, &req);
+
+	if (r == 0 || r == -EOPNOTSUPP)
+		return 1;
+	return r == -EEXIST ? 0 : s3_volume_refuse(v, r, "%s", req.message);
+}
+
+/*
+ * Does the store refuse to replace an object when told so? Without If-None-Match two writers could
+ * put the same object of the log; without If-Match what a fenced writer left behind could not be
+ * replaced without meeting the fence of the next one. Either makes two who both acknowledge.
+ */
 static int probe_conditional_put(struct s3_volume *v)
 {
+	static const char *const lacks[] = {
+		NULL, "If-None-Match", "If-Match", "If-None-Match and If-Match"};
 	struct s3_name name = {.kind = S3_NAME_PROBE};
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req, last;
-	int r = s3_random(name.uuid);
+	int r = s3_random(name.uuid), none_match, match = 0;
 
 	if (r)
 		return r;
 	s3_volume_key(v, &name, key);
 	r = s3_volume_put(v, key, "probe", 5, true, &req);
-	if (r == 0)
-		r = s3_volume_put(v, key, "probe", 5, true, &req);
-	else if (r != -EEXIST)
+	/* The number is random: what is there is of an attempt whose reply was lost. */
+	if (r && r != -EEXIST && r != -EOPNOTSUPP)
 		return s3_volume_refuse(v, r, "%s", req.message);
+	none_match = r == -EOPNOTSUPP ? 1 : try_replace(v, key, NULL);
+	if (r == -EOPNOTSUPP) /* for If-Match there has to be one */
+		s3_volume_put(v, key, "probe", 5, false, &req);
+	if (none_match >= 0)
+		match = try_replace(v, key, OTHER_ETAG);
 	s3_volume_delete(v, key, &last);
-	if (r == -EEXIST)
+	if (none_match < 0 || match < 0)
+		return none_match < 0 ? none_match : match;
+	if (!none_match && !match)
 		return 0;
-	if (r == 0 || r == -EOPNOTSUPP)
-		return s3_volume_refuse(v, -EOPNOTSUPP,
-			"fencing=auto: this store ignores If-None-Match, so that a second writer "
-			"could not be kept out; use another store, or fencing=none if you see to "
-			"it "
-			"that there is one writer, or readonly=on");
-	return s3_volume_refuse(v, r, "%s", req.message);
+	return s3_volume_refuse(v, -EOPNOTSUPP,
+		"fencing=auto: this store ignores %s, so that a second writer could not be kept "
+		"out; use another store, or fencing=none if you see to it that there is one "
+		"writer, or readonly=on",
+		lacks[none_match + 2 * match]);
 }
 
 /* ---- compression and encryption ------------------------------------------------------ */
