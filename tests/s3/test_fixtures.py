@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from device import ServeS3
-from fixtures.volume_fixtures import FIXTURES, SECTOR, Contents, Manifest, names, read
 from servers import BUCKET, Store
 from volume_driver import VolumeDriver
+from volume_fixtures import FIXTURES, SECTOR, Contents, Manifest, names, read
 
 PIECE = (4 << 20) // SECTOR  # sectors that are compared at once
 
@@ -26,7 +26,10 @@ class Fixture:
             self.serve.made(volume.name)
         for name, data in files.items():
             (directory / name).write_bytes(data)
-        self.parameters = {**manifest.parameters, **{name: str(directory / file) for name, file in manifest.files.items()}}
+        self.parameters = {
+            **manifest.parameters,
+            **{name: str(directory / file) for name, file in manifest.files.items()},
+        }
 
     def open(self, volume: str, **more: str) -> VolumeDriver:
         if volume == self.manifest.volumes[0].name and "snapshot" not in more:

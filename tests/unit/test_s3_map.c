@@ -732,6 +732,43 @@ static void test_pins(void **state)
 }
 
 /* A clone's table: everything is the parent's, and may be forgotten but not deleted. */
+/* A clone begins without what its parent's snapshot knew as dead, and can be read again all the
+ * same. */
+static void test_inherit_dead(void **state)
+{
+	struct world w;
+	struct s3_objects *again = s3_objects_new(TARGET);
+	struct s3_buffer out = {0};
+	struct s3_object object;
+	uint32_t slot;
+
+	(void)state;
+	world_init(&w, SMALL_WORLD);
+	w.seq = 7;
+	slot = object_add(&w, 7, 7, 0)->slot; /* it made a number for the snapshot */
+	s3_objects_seal(w.objects, slot, 7);
+	assert_int_equal(s3_objects_inherit(w.objects), 0);
+	s3_objects_get(w.objects, slot, &object);
+	assert_int_equal(object.death, 1);
+	s3_objects_encode(w.objects, &out);
+	assert_int_equal(s3_objects_decode(again, out.data, out.length), S3_GOOD);
+	s3_objects_settle(again, 9);
+	s3_objects_get(again, slot, &object);
+	assert_int_equal(object.death, 1);
+	s3_objects_free(again);
+	/* As older programs stored it. */
+	again = s3_objects_new(TARGET);
+	assert_int_equal(out.data[out.length - 2], 1);
+	out.data[out.length - 2] = 0;
+	assert_int_equal(s3_objects_decode(again, out.data, out.length), S3_GOOD);
+	s3_objects_settle(again, 9);
+	s3_objects_get(again, slot, &object);
+	assert_int_equal(object.death, 9);
+	s3_objects_free(again);
+	s3_buffer_free(&out);
+	world_free(&w);
+}
+
 static void test_inherit(void **state)
 {
 	struct world w;
@@ -932,6 +969,7 @@ int main(void)
 		cmocka_unit_test(test_sparse),
 		cmocka_unit_test(test_pins),
 		cmocka_unit_test(test_inherit),
+		cmocka_unit_test(test_inherit_dead),
 		cmocka_unit_test(test_memory),
 		cmocka_unit_test(test_moved_and_aborted),
 		cmocka_unit_test(test_slots_apart),

@@ -38,9 +38,10 @@
 
 struct s3_recovery {
 	struct s3_volume *v;
-	uint32_t slot;		/* of the log object whose records are applied */
-	uint32_t gc[S3_WINDOW]; /* GC objects that it has brought */
-	unsigned n_gc;
+	uint32_t slot; /* of the log object whose records are applied */
+	/* GC objects that it has brought: as many as its header has room for. */
+	uint32_t *gc;
+	size_t n_gc, room_gc;
 	uint64_t last_epoch;
 	bool clean;	      /* the last object says that nothing comes after it */
 	uint64_t newest_root; /* frontier of the newest one that is there, usable or not */
@@ -56,7 +57,7 @@ static void seal_objects(struct s3_recovery *p, uint64_t seq)
 {
 	if (p->slot != S3_NO_SLOT)
 		s3_objects_seal(p->v->objects, p->slot, seq);
-	for (unsigned i = 0; i < p->n_gc; i++)
+	for (size_t i = 0; i < p->n_gc; i++)
 		s3_objects_seal(p->v->objects, p->gc[i], seq);
 	p->slot = S3_NO_SLOT;
 	p->n_gc = 0;
@@ -97,8 +98,15 @@ static int add_gc_object(struct s3_recovery *p, uint64_t seq, const struct s3_re
 		v->next_gc = record->object + 1;
 	if (s3_objects_find(v->objects, 0, record->object) != S3_NO_SLOT)
 		return 0;
-	if (p->n_gc == S3_WINDOW)
-		return -EINVAL;
+	if (p->n_gc == p->room_gc) {
+		size_t room = p->room_gc ? 2 * p->room_gc : 64;
+		uint32_t *gc = realloc(p->gc, room * sizeof *gc);
+
+		if (!gc)
+			return -ENOMEM;
+		p->gc = gc;
+		p->room_gc = room;
+	}
 	slot = s3_objects_add(v->objects, &(struct s3_object){
 						  .id = record->object,
 						  .birth = seq,
@@ -528,7 +536,11 @@ static int load_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
 
 static void begin(struct s3_recovery *p)
 {
-	*p = (struct s3_recovery){.v = p->v, .adopt = p->adopt, .n_adopt = p->n_adopt};
+	*p = (struct s3_recovery){.v = p->v,
+		.adopt = p->adopt,
+		.n_adopt = p->n_adopt,
+		.gc = p->gc,
+		.room_gc = p->room_gc};
 }
 
 static int load_newest_root(struct s3_volume *v, struct s3_recovery *p)
@@ -1338,8 +1350,10 @@ int s3_recover(struct s3_volume *v, bool readonly)
 		r = settle_size(v, p->blocks);
 	v->next_seq = v->applied + 1;
 	v->frontier = v->sealed = v->applied;
-	if (p)
+	if (p) {
 		free(p->adopt);
+		free(p->gc);
+	}
 	free(p);
 	return r;
 }

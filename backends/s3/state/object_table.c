@@ -876,7 +876,8 @@ int s3_objects_inherit(struct s3_objects *o)
 		o->bytes = o->blocks = 0;
 		atomic_store(&o->live, 0);
 		atomic_store(&o->held, 0);
-		relist_all(o, 0);
+		/* What the clone begins without is dead with its first object. */
+		relist_all(o, 1);
 		r = hash_rebuild(o, o->hash_size);
 	}
 	pthread_mutex_unlock(&o->lock);
@@ -888,8 +889,9 @@ int s3_objects_inherit(struct s3_objects *o)
 /*
  * objects; per object: slot - last slot | flags | id - last id (signed) | birth - id (signed, but 0
  * of an ancestor's and the number of a GC object) | bytes | header units | blocks | with its flag:
- * origin, death. Then snapshots; per snapshot: seq - last seq | entries; per entry: slot -
- * last slot | count. All varints.
+ * origin, death (older programs stored 0 of an ancestor's that the clone began without). Then
+ * snapshots; per snapshot: seq - last seq | entries; per entry: slot - last slot | count. All
+ * varints.
  */
 #define FLAG_GC	    1u
 #define FLAG_ORIGIN 2u
@@ -974,7 +976,7 @@ static enum s3_check decode_object(
 		flags & ~(uint64_t)FLAGS || !id || id & S3_GC || bytes > UINT32_MAX || !units ||
 		units > S3_HEADER_MAX / S3_ALIGN || bytes < units * S3_ALIGN ||
 		blocks > S3_OBJECT_MAX || origin > S3_PARENTS_MAX ||
-		(flags & FLAG_ORIGIN && !origin) || (flags & FLAG_DEAD && !death) ||
+		(flags & FLAG_ORIGIN && !origin) || (flags & FLAG_DEAD && !death && !origin) ||
 		(!(flags & FLAG_SAME) && birth == id))
 		return S3_INVALID;
 	n = *last + (uint32_t)gap;
