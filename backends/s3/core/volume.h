@@ -199,6 +199,7 @@ struct s3_volume {
 	struct s3_objects *objects;
 	struct s3_crc_cache *crcs;
 	struct s3_cache *cache;
+	uint64_t cache_bytes;		/* that it may have */
 	struct s3_cachefile *cachefile; /* or NULL */
 	struct s3_streams *streams;
 	unsigned ahead_max;		/* GETs that may read ahead at once */

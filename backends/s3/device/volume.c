@@ -622,7 +622,8 @@ static int make_caches(struct s3_volume *v, uint64_t bytes, uint64_t connections
 	uint64_t crcs = bytes / 4;
 
 	v->crcs = s3_crc_cache_new(crcs);
-	v->cache = s3_cache_new(bytes - crcs);
+	v->cache_bytes = bytes - crcs;
+	v->cache = s3_cache_new(v->cache_bytes);
 	if (!v->crcs || !v->cache)
 		return -ENOMEM;
 	v->streams = s3_streams_new(s3_cache_ahead_limit(v->cache));

@@ -28,6 +28,8 @@
 /* Headers asked for at once, and how much of each object first. */
 #define WINDOW	   64
 #define FIRST_READ (16u << 10)
+/* For changes of the map that summaries bring: at most, of what the cache does not have yet. */
+#define BATCH_BYTES (64u << 20)
 /* Seconds that a volume that is closed takes to say so. */
 #define CLEAN_DEADLINE 5
 
@@ -50,7 +52,8 @@ struct s3_recovery {
 	struct s3_root_snapshot *adopt;
 	size_t n_adopt;
 	struct s3_chain chain;
-	bool fenced; /* the end of the log is ours */
+	bool fenced;		    /* the end of the log is ours */
+	struct s3_map_batch *batch; /* takes the changes of the map; NULL: it is changed at once */
 };
 
 static void seal_objects(struct s3_recovery *p, uint64_t seq)
@@ -126,13 +129,19 @@ static int apply_record(
 	struct s3_recovery *p = opaque;
 	struct s3_volume *v = p->v;
 	uint32_t from, to;
+	int r;
 
 	switch (record->op) {
 	case S3_RECORD_WRITE:
+		if (p->batch)
+			return s3_map_batch_update(p->batch, header->id, record->lba, record->count,
+				p->slot, record->offset);
 		return s3_map_update(
 			v->map, header->id, record->lba, record->count, p->slot, record->offset);
 	case S3_RECORD_ZERO:
 	case S3_RECORD_DISCARD:
+		if (p->batch)
+			return s3_map_batch_punch(p->batch, header->id, record->lba, record->count);
 		return s3_map_punch(v->map, header->id, record->lba, record->count);
 	case S3_RECORD_GC_OBJECT:
 		return add_gc_object(p, header->id, record);
@@ -141,10 +150,14 @@ static int apply_record(
 		to = s3_objects_find(v->objects, 0, record->object);
 		if (from == S3_NO_SLOT || to == S3_NO_SLOT)
 			return -EINVAL;
+		if (p->batch)
+			return s3_map_batch_relocate(p->batch, header->id, record->lba,
+				record->count, from, record->source_offset, to, record->offset);
 		return s3_map_relocate(v->map, header->id, record->lba, record->count, from,
 			record->source_offset, to, record->offset, NULL);
 	case S3_RECORD_RESET:
-		return s3_restore(v, record->seq);
+		r = p->batch ? s3_map_batch_apply(p->batch) : 0;
+		return r ? r : s3_restore(v, record->seq);
 	}
 	return -EOPNOTSUPP;
 }
@@ -349,32 +362,49 @@ static int load_region(struct s3_volume *v, const char *base, const struct s3_ro
 	return check == S3_GOOD ? 0 : check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
 }
 
-static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct s3_recovery *p)
+static int load_summary(
+	struct s3_volume *v, const struct s3_root_summary *part, struct s3_recovery *p)
 {
 	const struct s3_summary_visitor visitor = {
 		.header = apply_header, .record = apply_record, .opaque = p};
+	struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = part->last};
+	struct s3_summary summary;
+	enum s3_check check;
+	int stopped = 0, r;
+	void *data;
 
-	for (uint32_t i = 0; i < root->n_summaries; i++) {
-		const struct s3_root_summary *part = &root->summaries[i];
-		struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = part->last};
-		struct s3_summary summary;
-		enum s3_check check;
-		int stopped = 0, r;
-		void *data;
-
-		r = read_part(v, v->base, &name, part->bytes, part->crc, &data);
-		if (r)
-			return r;
-		check = s3_summary_decode(
-			data, part->bytes, v->super.uuid, &visitor, &summary, &stopped);
-		free(data);
-		if (stopped)
-			return stopped == -ENOMEM ? stopped : -ENOENT;
-		if (check != S3_GOOD || summary.first != part->first || summary.last != part->last)
-			return check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
-		seal_objects(p, part->last);
-	}
+	r = read_part(v, v->base, &name, part->bytes, part->crc, &data);
+	if (r)
+		return r;
+	check = s3_summary_decode(data, part->bytes, v->super.uuid, &visitor, &summary, &stopped);
+	free(data);
+	if (stopped)
+		return stopped == -ENOMEM ? stopped : -ENOENT;
+	if (check != S3_GOOD || summary.first != part->first || summary.last != part->last)
+		return check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
+	seal_objects(p, part->last);
 	return 0;
+}
+
+static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct s3_recovery *p)
+{
+	int r = 0;
+
+	if (!root->n_summaries)
+		return 0;
+	p->batch = s3_map_batch_new(
+		v->map, v->cache_bytes < BATCH_BYTES ? v->cache_bytes : BATCH_BYTES);
+	if (!p->batch)
+		return -ENOMEM;
+	for (uint32_t i = 0; r == 0 && i < root->n_summaries; i++)
+		r = load_summary(v, &root->summaries[i], p);
+	if (r == 0)
+		r = s3_map_batch_apply(p->batch);
+	s3_map_batch_free(p->batch);
+	p->batch = NULL;
+	if (r == 0)
+		s3_objects_settle(v->objects, root->seq);
+	return r;
 }
 
 /* An empty map again; of any size, until it is known what has to fit. */

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/s3/state/map.h"
 #include "backends/s3/base/slab.h"
@@ -268,6 +269,48 @@ static void leaf_shrink(struct s3_map *m, struct leaf *l)
 		runs[i] = pack(pieces[i]);
 	leaf_drop(m, l);
 	*l = (struct leaf){.runs = runs, .start = (uint16_t)n, .count = room, .kind = RUNS};
+}
+
+/* n pieces, ascending, none continuing the one before, become all that a leaf holds. */
+static int leaf_build(struct s3_map *m, struct leaf *l, const struct piece *pieces, size_t n)
+{
+	struct packed *runs = l->runs;
+	uint16_t room = l->count;
+	size_t bytes;
+
+	if (n < 2) {
+		leaf_drop(m, l);
+		*l = (struct leaf){.kind = EMPTY};
+		if (n)
+			*l = (struct leaf){.entry = pieces[0].entry,
+				.start = pieces[0].start,
+				.count = pieces[0].count,
+				.kind = RUN};
+	} else if (n > RUNS_MAX) {
+		entry *flat = l->kind == FLAT
+				      ? l->flat
+				      : s3_slab_take(m->slab, LEAF_BLOCKS * sizeof *flat, &bytes);
+
+		if (!flat)
+			return -ENOMEM;
+		memset(flat, 0, LEAF_BLOCKS * sizeof *flat);
+		for (size_t i = 0; i < n; i++)
+			fill(flat, pieces[i]);
+		if (l->kind != FLAT)
+			leaf_drop(m, l);
+		*l = (struct leaf){.flat = flat, .start = (uint16_t)n, .kind = FLAT};
+	} else {
+		if (l->kind != RUNS || n > room || n < room / 2u) {
+			runs = take_runs(m, n, &room);
+			if (!runs)
+				return -ENOMEM;
+			leaf_drop(m, l);
+		}
+		for (size_t i = 0; i < n; i++)
+			runs[i] = pack(pieces[i]);
+		*l = (struct leaf){.runs = runs, .start = (uint16_t)n, .count = room, .kind = RUNS};
+	}
+	return 0;
 }
 
 static int leaf_flatten(struct s3_map *m, struct leaf *l)
@@ -1033,26 +1076,50 @@ void s3_map_capture_end(struct s3_map *m, bool committed)
 	m->n_captured = 0;
 }
 
-/* Enters a run of a region that is being loaded. */
-static enum s3_check load_run(
-	struct s3_map *m, struct region *region, uint64_t lba, uint32_t count, entry e)
+/* What is being loaded of a leaf. */
+struct loading {
+	struct s3_map *m;
+	struct region *region;
+	unsigned leaf;
+	size_t n;
+	struct piece pieces[LEAF_BLOCKS];
+};
+
+/* The leaf is complete. */
+static enum s3_check load_leaf(struct loading *g)
+{
+	struct leaf *l = &g->region->leaves[g->leaf];
+	int r = g->n ? leaf_build(g->m, l, g->pieces, g->n) : 0;
+
+	g->n = 0;
+	return r ? S3_NO_MEMORY : S3_GOOD;
+}
+
+/* Enters a run, which is behind all before it. */
+static enum s3_check load_run(struct loading *g, uint64_t lba, uint32_t count, entry e)
 {
 	uint64_t end = lba + count;
+	enum s3_check check = S3_GOOD;
 
-	while (lba < end) {
+	while (!check && lba < end) {
 		struct part part = part_at(lba, end);
-		struct leaf *l = &region->leaves[part.leaf];
+		struct piece *last = g->n ? &g->pieces[g->n - 1] : NULL;
 		struct piece p = {e, (uint16_t)part.a, (uint16_t)(part.b - part.a)};
 
-		if (l->kind == FLAT)
-			flat_set(m, l, p);
-		else if (runs_set(m, l, p))
-			return S3_NO_MEMORY;
+		if (part.leaf != g->leaf) {
+			check = load_leaf(g);
+			last = NULL;
+			g->leaf = part.leaf;
+		}
+		if (last && last->start + last->count == p.start &&
+			continues(last->entry, last->count, e))
+			last->count = (uint16_t)(last->count + p.count);
+		else
+			g->pieces[g->n++] = p;
 		lba += p.count;
 		e += p.count;
 	}
-	atomic_fetch_add(&m->mapped, count);
-	return S3_GOOD;
+	return check;
 }
 
 enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, size_t length)
@@ -1061,7 +1128,8 @@ enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, si
 	uint64_t base = (uint64_t)index << S3_REGION_SHIFT, room, at = 0, n;
 	struct s3_reader r = {.next = p + REGION_HEAD, .end = p + length};
 	enum s3_check check = S3_GOOD;
-	struct region *region;
+	struct loading loading = {.m = m};
+	uint64_t mapped = 0;
 	const int64_t limit = UINT32_MAX; /* of differences that are taken at all */
 	int64_t slot = 0, offset = 0;
 
@@ -1076,8 +1144,8 @@ enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, si
 	if (s3_get(p + 8, 2) != REGION_VERSION || s3_get(p + 10, 2) || s3_get(p + 12, 4) != index ||
 		base >= m->blocks)
 		return S3_INVALID;
-	region = m->regions[index] ? m->regions[index] : region_make(m, index);
-	if (!region)
+	loading.region = m->regions[index] ? m->regions[index] : region_make(m, index);
+	if (!loading.region)
 		return S3_NO_MEMORY;
 	room = m->blocks - base < S3_REGION_BLOCKS ? m->blocks - base : S3_REGION_BLOCKS;
 	n = s3_get(p + REGION_RUNS, 4);
@@ -1103,14 +1171,425 @@ enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, si
 			!s3_objects_count(
 				m->objects, (uint64_t)slot, (uint64_t)offset, (uint32_t)count))
 			return S3_INVALID;
-		check = load_run(m, region, base + at, (uint32_t)count,
+		check = load_run(&loading, base + at, (uint32_t)count,
 			entry_of((uint32_t)slot, (uint32_t)offset));
 		at += count;
 		offset += (int64_t)count;
+		mapped += count;
 	}
+	if (!check)
+		check = load_leaf(&loading);
+	atomic_fetch_add(&m->mapped, mapped);
 	if (!check && s3_read_left(&r))
 		check = S3_INVALID;
 	return check;
+}
+
+/* ---- changes by the batch --------------------------------------------------------- */
+
+/*
+ * Changes are kept by region in the order in which they came, then sorted by leaf. So a leaf is
+ * taken apart and put together once for all changes of it that are near, and what it takes of the
+ * cache is used again.
+ */
+#define CHUNK_CHANGES 64u
+#define SLICE	      (64u << 10) /* changes that are sorted at once */
+#define BATCH_THREADS 4u
+/* Fewer changes than that are not worth another thread. */
+#define THREAD_CHANGES (64u << 10)
+
+/* A change of a part of a leaf. */
+struct change {
+	entry entry;	/* 0: a hole */
+	uint32_t seq;	/* less the batch's first */
+	uint32_t where; /* WHERE() */
+};
+
+/* from: it says what the blocks have to be for the next change of them to happen. */
+#define WHERE(leaf, a, count, from)                                                                \
+	((uint32_t)(leaf) << 19 | (uint32_t)(a) << 10 | ((uint32_t)(count)-1) << 1 | (from))
+#define WHERE_LEAF(w)  ((w) >> 19)
+#define WHERE_START(w) ((w) >> 10 & (LEAF_BLOCKS - 1))
+#define WHERE_COUNT(w) (((w) >> 1 & (LEAF_BLOCKS - 1)) + 1)
+#define WHERE_FROM(w)  ((w)&1)
+
+_Static_assert(LEAVES <= 1u << 13 && LEAF_BLOCKS == 512, "what WHERE() has room for");
+
+struct chunk {
+	struct change changes[CHUNK_CHANGES];
+};
+
+/* The chunks of a region: the first and the last, by their number and one. 0: none. */
+struct chain {
+	uint32_t first, last;
+};
+
+struct s3_map_batch {
+	struct s3_map *m;
+	struct chunk *chunks;
+	uint32_t *next;	      /* of each chunk: the one behind it in its region */
+	uint16_t *used;	      /* of each chunk */
+	uint32_t n, room;     /* chunks */
+	struct chain *chains; /* REGIONS */
+	uint32_t *touched;    /* regions that have a chunk: n_touched */
+	uint32_t n_touched;
+	uint64_t seq; /* of the first */
+	_Atomic uint32_t turn;
+	_Atomic int error;
+};
+
+/* A leaf that is taken apart: those of its entries count that are in the set. */
+struct open_leaf {
+	entry flat[LEAF_BLOCKS];
+	uint64_t set[LEAF_BLOCKS / 64];
+};
+
+/* What applies a batch: one for each thread. */
+struct applier {
+	struct s3_map_batch *batch;
+	struct region *region;
+	struct change *slice, *sorted; /* SLICE each */
+	uint32_t begins[LEAVES + 1];   /* in sorted */
+	struct open_leaf leaf;
+	int64_t mapped;
+};
+
+struct s3_map_batch *s3_map_batch_new(struct s3_map *m, size_t bytes)
+{
+	struct s3_map_batch *b = calloc(1, sizeof *b);
+	size_t room = bytes / (sizeof(struct chunk) + sizeof *b->next + sizeof *b->used);
+
+	if (!b)
+		return NULL;
+	/* A change of 64 Ki blocks, with what they were, has to fit. */
+	b->room = room < 16 ? 16 : room > REGIONS * 16u ? REGIONS * 16u : (uint32_t)room;
+	b->m = m;
+	b->chunks = malloc(b->room * sizeof *b->chunks);
+	b->next = malloc(b->room * sizeof *b->next);
+	b->used = malloc(b->room * sizeof *b->used);
+	b->chains = calloc(REGIONS, sizeof *b->chains);
+	b->touched = malloc((b->room < REGIONS ? b->room : REGIONS) * sizeof *b->touched);
+	if (b->chunks && b->next && b->used && b->chains && b->touched)
+		return b;
+	s3_map_batch_free(b);
+	return NULL;
+}
+
+void s3_map_batch_free(struct s3_map_batch *b)
+{
+	if (!b)
+		return;
+	free(b->chunks);
+	free(b->next);
+	free(b->used);
+	free(b->chains);
+	free(b->touched);
+	free(b);
+}
+
+/* Adds a change of a region. There is a chunk for it. */
+static void add_change(struct s3_map_batch *b, uint32_t region, struct change c)
+{
+	struct chain *chain = &b->chains[region];
+
+	if (!chain->last || b->used[chain->last - 1] == CHUNK_CHANGES) {
+		b->next[b->n] = 0;
+		b->used[b->n] = 0;
+		if (chain->last)
+			b->next[chain->last - 1] = b->n + 1;
+		else
+			b->touched[b->n_touched++] = region;
+		chain->last = ++b->n;
+		if (!chain->first)
+			chain->first = chain->last;
+	}
+	b->chunks[chain->last - 1].changes[b->used[chain->last - 1]++] = c;
+}
+
+/* Makes room for changes of so many blocks; -ENOMEM as s3_map_batch_apply(). */
+static int batch_room(struct s3_map_batch *b, uint64_t seq, uint64_t count)
+{
+	/* Two for each leaf, in two regions. */
+	uint64_t chunks = (count / LEAF_BLOCKS + 2) * 2 / CHUNK_CHANGES + 3;
+	int r = 0;
+
+	if (b->n + chunks > b->room || (b->n && seq - b->seq > UINT32_MAX))
+		r = s3_map_batch_apply(b);
+	if (!b->n)
+		b->seq = seq;
+	return r;
+}
+
+/* from: what the blocks have to be; 0: that does not matter. */
+static void batch_add(
+	struct s3_map_batch *b, uint64_t seq, uint64_t lba, uint64_t count, entry from, entry to)
+{
+	uint64_t end = lba + count;
+
+	while (lba < end) {
+		struct part part = part_at(lba, end);
+		unsigned n = part.b - part.a;
+		struct change c = {to, (uint32_t)(seq - b->seq), WHERE(part.leaf, part.a, n, 0)};
+
+		if (from) {
+			add_change(b, part.region,
+				(struct change){from, c.seq, WHERE(part.leaf, part.a, n, 1)});
+			from += n;
+		}
+		add_change(b, part.region, c);
+		lba += n;
+		to += to ? n : 0;
+	}
+}
+
+int s3_map_batch_update(struct s3_map_batch *b, uint64_t seq, uint64_t lba, uint64_t count,
+	uint32_t slot, uint32_t offset)
+{
+	int r = batch_room(b, seq, count);
+
+	if (r)
+		return r;
+	/* They come in the order of the log, which is that of the objects. */
+	s3_objects_live_unlisted(b->m->objects, slot, (int32_t)count, seq);
+	batch_add(b, seq, lba, count, 0, entry_of(slot, offset));
+	return 0;
+}
+
+int s3_map_batch_punch(struct s3_map_batch *b, uint64_t seq, uint64_t lba, uint64_t count)
+{
+	int r;
+
+	/* What is so long leaves little of the map, and may be as long as that. */
+	if (count > S3_OBJECT_MAX) {
+		r = s3_map_batch_apply(b);
+		return r ? r : s3_map_punch(b->m, seq, lba, count);
+	}
+	r = batch_room(b, seq, count);
+	if (r == 0)
+		batch_add(b, seq, lba, count, 0, 0);
+	return r;
+}
+
+int s3_map_batch_relocate(struct s3_map_batch *b, uint64_t seq, uint64_t lba, uint64_t count,
+	uint32_t source, uint32_t source_offset, uint32_t slot, uint32_t offset)
+{
+	int r = batch_room(b, seq, count);
+
+	if (r == 0)
+		batch_add(b, seq, lba, count, entry_of(source, source_offset),
+			entry_of(slot, offset));
+	return r;
+}
+
+static void open_leaf(struct open_leaf *o, const struct leaf *l)
+{
+	struct piece pieces[LEAF_BLOCKS];
+	size_t n = pieces_of(l, 0, LEAF_BLOCKS, pieces);
+
+	memset(o->set, 0, sizeof o->set);
+	for (size_t i = 0; i < n; i++) {
+		fill(o->flat, pieces[i]);
+		for (unsigned j = 0; j < pieces[i].count; j++)
+			o->set[(pieces[i].start + j) / 64] |= 1ull << (pieces[i].start + j) % 64;
+	}
+}
+
+static int close_leaf(struct s3_map *m, const struct open_leaf *o, struct leaf *l)
+{
+	struct piece pieces[LEAF_BLOCKS], *last = NULL;
+	size_t n = 0;
+
+	for (unsigned w = 0; w < LEAF_BLOCKS / 64; w++)
+		for (uint64_t bits = o->set[w]; bits; bits &= bits - 1) {
+			unsigned i = w * 64 + (unsigned)__builtin_ctzll(bits);
+
+			if (last && last->start + last->count == i &&
+				continues(last->entry, last->count, o->flat[i])) {
+				last->count++;
+				continue;
+			}
+			last = &pieces[n++];
+			*last = (struct piece){o->flat[i], (uint16_t)i, 1};
+		}
+	return leaf_build(m, l, pieces, n);
+}
+
+/* One change of the leaf that is open. from: what has to be there, 0: anything. */
+static void open_set(struct applier *a, const struct change *c, entry from)
+{
+	struct open_leaf *o = &a->leaf;
+	struct s3_objects *objects = a->batch->m->objects;
+	uint64_t seq = a->batch->seq + c->seq;
+	unsigned start = WHERE_START(c->where), count = WHERE_COUNT(c->where);
+	entry to = c->entry;
+	uint32_t gone = S3_NO_SLOT, source = slot_in(from);
+	int32_t n_gone = 0, n_came = 0;
+	bool changed = false;
+
+	for (unsigned i = start; i < start + count; i++, to += to != 0, from += from != 0) {
+		uint64_t bit = 1ull << i % 64, *set = &o->set[i / 64];
+		bool is = *set & bit;
+
+		if (from && (!is || o->flat[i] != from || slot_in(from) != source))
+			continue;
+		changed |= is || to;
+		if (is) {
+			if (n_gone && slot_in(o->flat[i]) != gone) {
+				s3_objects_live_unlisted(objects, gone, -n_gone, seq);
+				a->mapped -= n_gone;
+				n_gone = 0;
+			}
+			gone = slot_in(o->flat[i]);
+			n_gone++;
+		}
+		o->flat[i] = to;
+		*set = to ? *set | bit : *set & ~bit;
+		n_came += to != 0;
+	}
+	if (n_gone)
+		s3_objects_live_unlisted(objects, gone, -n_gone, seq);
+	/* Of an update they have been counted. */
+	if (from && n_came)
+		s3_objects_live_unlisted(objects, slot_in(c->entry), n_came, seq);
+	a->mapped += n_came - n_gone;
+	if (changed && !atomic_load_explicit(&a->region->changed, memory_order_relaxed))
+		atomic_store(&a->region->changed, true);
+}
+
+/* The changes of a leaf. */
+static int apply_leaf(struct applier *a, unsigned leaf, const struct change *c, size_t n)
+{
+	struct leaf *l = &a->region->leaves[leaf];
+	entry from = 0;
+
+	open_leaf(&a->leaf, l);
+	for (size_t i = 0; i < n; i++) {
+		if (WHERE_FROM(c[i].where)) {
+			from = c[i].entry;
+			continue;
+		}
+		open_set(a, &c[i], from);
+		from = 0;
+	}
+	return close_leaf(a->batch->m, &a->leaf, l);
+}
+
+static int apply_slice(struct applier *a, size_t n)
+{
+	uint32_t *begins = a->begins;
+	int r = 0;
+
+	memset(begins, 0, sizeof a->begins);
+	for (size_t i = 0; i < n; i++)
+		begins[WHERE_LEAF(a->slice[i].where) + 1]++;
+	for (unsigned i = 1; i <= LEAVES; i++)
+		begins[i] += begins[i - 1];
+	for (size_t i = 0; i < n; i++)
+		a->sorted[begins[WHERE_LEAF(a->slice[i].where)]++] = a->slice[i];
+	/* Now begins[i] is where the next leaf begins. */
+	for (unsigned i = 0; r == 0 && i < LEAVES; i++) {
+		uint32_t first = i ? begins[i - 1] : 0;
+
+		if (begins[i] > first)
+			r = apply_leaf(a, i, a->sorted + first, begins[i] - first);
+	}
+	return r;
+}
+
+/* Do the changes of a region bring anything into it, if there is nothing? */
+static bool fills(const struct s3_map_batch *b, uint32_t index)
+{
+	for (uint32_t i = b->chains[index].first; i; i = b->next[i - 1])
+		for (unsigned j = 0; j < b->used[i - 1]; j++)
+			if (b->chunks[i - 1].changes[j].entry)
+				return true;
+	return false;
+}
+
+static int apply_changes(struct applier *a, uint32_t index)
+{
+	struct s3_map_batch *b = a->batch;
+	size_t n = 0;
+	int r = 0;
+
+	a->region = b->m->regions[index];
+	if (!a->region && !fills(b, index))
+		return 0;
+	if (!a->region)
+		a->region = region_make(b->m, index);
+	if (!a->region)
+		return -ENOMEM;
+	for (uint32_t i = b->chains[index].first; r == 0 && i; i = b->next[i - 1]) {
+		struct change last;
+
+		memcpy(a->slice + n, b->chunks[i - 1].changes,
+			b->used[i - 1] * sizeof(struct change));
+		n += b->used[i - 1];
+		if (n + CHUNK_CHANGES < SLICE)
+			continue;
+		/* What a relocation finds and what it leaves are not to be parted. */
+		last = a->slice[n - 1];
+		n -= WHERE_FROM(last.where);
+		r = apply_slice(a, n);
+		n = WHERE_FROM(last.where);
+		a->slice[0] = last;
+	}
+	return r == 0 && n ? apply_slice(a, n) : r;
+}
+
+/* Takes one region after the other until all are applied. */
+static void *apply_regions(void *opaque)
+{
+	struct s3_map_batch *b = opaque;
+	struct applier *a = malloc(sizeof *a);
+	int r = 0;
+
+	if (a)
+		*a = (struct applier){.batch = b,
+			.slice = malloc(SLICE * sizeof(struct change)),
+			.sorted = malloc(SLICE * sizeof(struct change))};
+	if (!a || !a->slice || !a->sorted)
+		r = -ENOMEM;
+	while (r == 0) {
+		uint32_t turn = atomic_fetch_add(&b->turn, 1);
+
+		if (turn >= b->n_touched || atomic_load(&b->error))
+			break;
+		r = apply_changes(a, b->touched[turn]);
+	}
+	if (r)
+		atomic_store(&b->error, r);
+	if (a) {
+		atomic_fetch_add(&b->m->mapped, (uint64_t)a->mapped);
+		free(a->slice);
+		free(a->sorted);
+	}
+	free(a);
+	return NULL;
+}
+
+int s3_map_batch_apply(struct s3_map_batch *b)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	pthread_t threads[BATCH_THREADS];
+	unsigned wanted = 0, n = 0;
+
+	if (!b->n)
+		return 0;
+	if (cpus > 1)
+		wanted = (cpus < BATCH_THREADS ? (unsigned)cpus : BATCH_THREADS) - 1;
+	if (wanted > b->n / (THREAD_CHANGES / CHUNK_CHANGES))
+		wanted = b->n / (THREAD_CHANGES / CHUNK_CHANGES);
+	atomic_store(&b->turn, 0);
+	while (n < wanted && pthread_create(&threads[n], NULL, apply_regions, b) == 0)
+		n++;
+	apply_regions(b);
+	while (n)
+		pthread_join(threads[--n], NULL);
+	for (uint32_t i = 0; i < b->n_touched; i++)
+		b->chains[b->touched[i]] = (struct chain){0};
+	b->n = b->n_touched = 0;
+	return atomic_load(&b->error);
 }
 
 int s3_map_walk(struct s3_map *m, int (*fn)(void *opaque, const struct s3_run *run), void *opaque)

@@ -74,6 +74,7 @@ struct s3_objects {
 	_Atomic uint64_t live, held;
 
 	pthread_mutex_t lock; /* guards what follows, and in slots what is not atomic */
+	bool disorder;	      /* the dead are about to be sorted */
 	uint32_t heads[LISTS], tails[LISTS];
 	uint32_t *hash; /* slots by origin and id; 0: empty */
 	uint32_t hash_size;
@@ -333,6 +334,19 @@ static void set_dead(struct s3_objects *o, struct slot *s, bool dead)
 	}
 }
 
+struct mortal {
+	uint64_t death;
+	uint32_t slot;
+};
+
+static int by_death(const void *a, const void *b)
+{
+	const struct mortal *x = a, *y = b;
+
+	return x->death != y->death ? (x->death > y->death) - (x->death < y->death)
+				    : (x->slot > y->slot) - (x->slot < y->slot);
+}
+
 /* Puts an object where its counts say, which have changed through seq. */
 static void relist(struct s3_objects *o, uint32_t n, uint64_t seq)
 {
@@ -360,16 +374,40 @@ static void relist(struct s3_objects *o, uint32_t n, uint64_t seq)
 	unlist(o, n);
 	after = o->tails[list];
 	/* Batches are applied in their order, so that this seldom takes a step. */
-	if (list == LIST_DEAD)
+	if (list == LIST_DEAD && !o->disorder)
 		while (after && slot_of(o, after)->death > s->death)
 			after = slot_of(o, after)->prev;
 	enlist(o, n, list, after);
 }
 
-/* seq: when those died that are found dead. */
+/* Puts the dead in order. */
+static void sort_dead(struct s3_objects *o, struct mortal *all)
+{
+	size_t n = 0;
+
+	for (uint32_t i = o->heads[LIST_DEAD]; i; i = slot_of(o, i)->next)
+		all[n++] = (struct mortal){slot_of(o, i)->death, i};
+	qsort(all, n, sizeof *all, by_death);
+	for (size_t i = 0; i < n; i++) {
+		unlist(o, all[i].slot);
+		enlist(o, all[i].slot, LIST_DEAD, o->tails[LIST_DEAD]);
+	}
+}
+
+/*
+ * seq: when those died that are found dead. In the order of the slots many would each take a walk
+ * to their place, so they are sorted afterwards, if there is memory for that.
+ */
 static void relist_all(struct s3_objects *o, uint64_t seq)
 {
+	struct mortal *all = malloc((o->objects + 1) * sizeof *all);
+
+	o->disorder = all != NULL;
 	for_each_slot(o, n) relist(o, n, slot_of(o, n)->death ? 0 : seq);
+	if (all)
+		sort_dead(o, all);
+	o->disorder = false;
+	free(all);
 }
 
 /* ---- objects ------------------------------------------------------------------- */
@@ -482,8 +520,6 @@ bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint
 	if (count > s->blocks || offset > s->blocks - count ||
 		count > s->blocks - atomic_fetch_add(&s->live, count))
 		return false;
-	if (!s->origin)
-		atomic_fetch_add(&o->live, count);
 	return true;
 }
 
@@ -541,6 +577,25 @@ void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_
 		pthread_mutex_unlock(&o->lock);
 	}
 	s3_objects_unpin(o, slot);
+}
+
+void s3_objects_live_unlisted(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_t seq)
+{
+	struct slot *s = slot_of(o, slot);
+	uint64_t death = atomic_load(&s->death);
+	uint32_t now;
+
+	if (delta < 0 && is_held(o, s)) {
+		atomic_fetch_add(&s->fresh, (uint32_t)-delta);
+		if (!s->origin)
+			atomic_fetch_add(&o->held, (uint64_t)-delta);
+	}
+	now = atomic_fetch_add(&s->live, (uint32_t)delta) + (uint32_t)delta;
+	assert(now <= s->blocks);
+	(void)now;
+	/* When it died, should it be dead in the end. */
+	while (delta < 0 && death < seq && !atomic_compare_exchange_weak(&s->death, &death, seq))
+		;
 }
 
 /* ---- GC ---------------------------------------------------------------------- */
@@ -845,8 +900,12 @@ int s3_objects_rollback(struct s3_objects *o, uint64_t seq)
 
 void s3_objects_settle(struct s3_objects *o, uint64_t now)
 {
+	uint64_t live = 0;
+
 	pthread_mutex_lock(&o->lock);
 	relist_all(o, now);
+	for_each_slot(o, n) live += slot_of(o, n)->origin ? 0 : slot_of(o, n)->live;
+	atomic_store(&o->live, live);
 	pthread_mutex_unlock(&o->lock);
 }
 

@@ -70,6 +70,12 @@ void s3_objects_unpin(struct s3_objects *o, uint32_t slot);
 /* The map's: blocks of slot entered (delta > 0) or left the head through seq. */
 void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_t seq);
 
+/*
+ * The same while a map is built and nobody looks at lists or totals: they are made anew by
+ * s3_objects_settle(). Calls for one slot may come in any order of their seq.
+ */
+void s3_objects_live_unlisted(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_t seq);
+
 /* ---- GC ---------------------------------------------------------------------- */
 
 /*
@@ -134,7 +140,8 @@ enum s3_check s3_objects_decode(struct s3_objects *o, const void *data, size_t l
 /* The map's while it is loaded: count blocks of slot from offset on are alive. False: there are
  * no such blocks. */
 bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint32_t count);
-/* Exclusive. The map has been loaded; now: the sequence number that it stands for. */
+/* Exclusive. The map has been loaded, or changed by s3_map_batch_apply(); now: the sequence number
+ * that it stands for. */
 void s3_objects_settle(struct s3_objects *o, uint64_t now);
 /* Calls fn for each object in order of slots until it answers non-zero, and returns that. */
 int s3_objects_walk(struct s3_objects *o,
