@@ -452,6 +452,12 @@ static const uint8_t object_magic[8] = "USERBLKO";
 #define PIECE	  16u
 #define PIECE_MAX (3 * PIECE)
 
+_Static_assert(S3_BATCH_MAX >> S3_BLOCK_MIN <= S3_OBJECT_MAX && S3_BATCH_MAX <= S3_DATA_MAX,
+	"every batch is an object");
+_Static_assert(
+	HEAD + S3_RECORDS_MAX * PIECE_MAX + (S3_BATCH_MAX >> S3_BLOCK_MIN) * 4 <= S3_HEADER_MAX,
+	"every batch has a header");
+
 static size_t record_bytes(enum s3_record_op op)
 {
 	switch (op) {

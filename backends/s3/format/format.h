@@ -16,18 +16,28 @@
 
 #include "backends/s3/base/bytes.h"
 
-#define S3_UUID	       16
-#define S3_BLOCK_MIN   9	    /* log2 of the smallest block: 512 bytes */
-#define S3_BLOCK_MAX   16	    /* and of the largest */
-#define S3_BLOCKS_MAX  (1ull << 37) /* blocks of a volume: 65536 regions (map.h) */
-#define S3_ALIGN       4096u	    /* a header is a multiple of it, data follows */
-#define S3_OBJECT_MAX  65536u	    /* blocks of data in one object, */
-#define S3_DATA_MAX    (256u << 20) /* and bytes of it */
-#define S3_HEADER_MAX  (16u << 20)  /* bytes of an object's header */
-#define S3_PATH_MAX    512	    /* bytes of <prefix>/<volume> */
-#define S3_NAME_MAX    63	    /* characters of a snapshot's name */
-#define S3_KEY_ROOM    192	    /* bytes of any key below the volume's, with its NUL */
-#define S3_PARENTS_MAX 255	    /* length of a chain of clones */
+#define S3_UUID 16
+
+/*
+ * Limits, of writers and readers alike: what one may store the other takes. Where a writer may be
+ * told otherwise by its parameters, as with the size of batches, a reader takes the largest.
+ */
+#define S3_BLOCK_MIN  9		   /* log2 of the smallest block: 512 bytes */
+#define S3_BLOCK_MAX  16	   /* and of the largest */
+#define S3_BLOCKS_MAX (1ull << 37) /* blocks of a volume: 65536 regions (map.h) */
+#define S3_ALIGN      4096u	   /* a header is a multiple of it, data follows */
+#define S3_OBJECT_MAX 65536u	   /* blocks of data in one object, */
+#define S3_DATA_MAX   (256u << 20) /* and bytes of it */
+#define S3_HEADER_MAX (16u << 20)  /* bytes of an object's header */
+#define S3_BATCH_MIN  (1u << 20)   /* bytes of data that make an object of the log */
+#define S3_BATCH_MAX  (16u << 20)
+/* Records of an object beyond one for each block: trims and relocations have no data. */
+#define S3_EXTRA_RECORDS 4096u
+#define S3_RECORDS_MAX	 ((S3_BATCH_MAX >> S3_BLOCK_MIN) + S3_EXTRA_RECORDS)
+#define S3_PATH_MAX	 512 /* bytes of <prefix>/<volume> */
+#define S3_NAME_MAX	 63  /* characters of a snapshot's name */
+#define S3_KEY_ROOM	 192 /* bytes of any key below the volume's, with its NUL */
+#define S3_PARENTS_MAX	 255 /* length of a chain of clones */
 
 /*
  * The number of an object. A log object's is its sequence number, from 1 on; a

@@ -22,8 +22,6 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/log/writeback.h"
 
-/* Records of a batch beyond one for each block: trims and relocations have no data. */
-#define EXTRA_RECORDS 4096
 /* A batch that nobody closes is closed after that. */
 #define IDLE_NS UINT64_C(1000000000)
 
@@ -66,7 +64,7 @@ static bool has_data(const struct s3_write *w)
 
 static uint32_t max_records(const struct s3_volume *v)
 {
-	return v->batch_blocks + EXTRA_RECORDS;
+	return v->batch_blocks + S3_EXTRA_RECORDS;
 }
 
 static void free_batch(struct s3_volume *v, struct s3_batch *b)
@@ -99,7 +97,6 @@ static struct s3_batch *make_batch(struct s3_volume *v)
 	if (b->data == MAP_FAILED)
 		b->data = NULL;
 	b->header = aligned_alloc(S3_ALIGN, room);
-	b->probe.iov_len = room;
 	b->ready = malloc(v->batch_blocks);
 	b->crcs = malloc(v->batch_blocks * sizeof *b->crcs);
 	b->volume = v;
@@ -152,7 +149,7 @@ static int open_batch(struct s3_volume *v)
 	}
 	memcpy(header.uuid, v->super.uuid, S3_UUID);
 	memcpy(header.instance, v->instance, S3_UUID);
-	s3_header_begin(&b->writer, &header, b->header, b->probe.iov_len);
+	s3_header_begin(&b->writer, &header, b->header, s3_log_header_room(v));
 	memset((void *)b->ready, 0, v->batch_blocks);
 	b->next = NULL;
 	b->seq = v->next_seq++;
@@ -802,6 +799,7 @@ static void uploaded(struct s3_batch *b)
 }
 
 static void put_done(struct s3_request *req);
+static void look(struct s3_batch *b, size_t length);
 
 static void put_batch(struct s3_batch *b)
 {
@@ -846,6 +844,12 @@ static void looked(struct s3_request *req)
 		return;
 	}
 	check = s3_header_decode(b->probe.iov_base, bytes, v->super.uuid, &there);
+	if (check == S3_SHORT && bytes == b->probe.iov_len && there.header_bytes > bytes) {
+		/* Its writer had larger batches. */
+		free(b->probe.iov_base);
+		look(b, there.header_bytes);
+		return;
+	}
 	if (check == S3_GOOD && there.epoch == v->epoch && there.batch == b->seq &&
 		memcmp(there.instance, v->instance, S3_UUID) == 0) {
 		/* An attempt whose reply was lost had arrived. */
@@ -869,26 +873,13 @@ static void looked(struct s3_request *req)
 					    : "a foreign object stands in the log");
 }
 
-static void put_done(struct s3_request *req)
+/* Gets so many bytes of what is there in place of a batch. */
+static void look(struct s3_batch *b, size_t length)
 {
-	struct s3_batch *b = req->opaque;
 	struct s3_volume *v = b->volume;
-	int r = req->result;
+	int r;
 
-	if (r == 0) {
-		uploaded(b);
-		return;
-	}
-	if (r == -ESHUTDOWN) {
-		s3_volume_fail(v, -EIO, "closed before everything was uploaded");
-		return;
-	}
-	/* What was to be replaced is gone, or another one by now: look again. */
-	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
-		s3_volume_fail(v, -EIO, "%s", req->message);
-		return;
-	}
-	b->probe.iov_base = malloc(b->probe.iov_len);
+	b->probe = (struct iovec){malloc(length), length};
 	if (!b->probe.iov_base) {
 		s3_volume_fail(v, -EIO, "out of memory");
 		return;
@@ -908,6 +899,28 @@ static void put_done(struct s3_request *req)
 		free(b->probe.iov_base);
 		s3_volume_fail(v, -EIO, "cannot read: %s", strerror(-r));
 	}
+}
+
+static void put_done(struct s3_request *req)
+{
+	struct s3_batch *b = req->opaque;
+	struct s3_volume *v = b->volume;
+	int r = req->result;
+
+	if (r == 0) {
+		uploaded(b);
+		return;
+	}
+	if (r == -ESHUTDOWN) {
+		s3_volume_fail(v, -EIO, "closed before everything was uploaded");
+		return;
+	}
+	/* What was to be replaced is gone, or another one by now: look again. */
+	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
+		s3_volume_fail(v, -EIO, "%s", req->message);
+		return;
+	}
+	look(b, s3_log_header_room(v));
 }
 
 /* ---- the sealers' threads --------------------------------------------------------- */

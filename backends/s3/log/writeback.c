@@ -17,9 +17,6 @@
 #define STATES	  2u
 #define RING	  (BLOCK * (1 + STATES)) /* where it begins */
 #define STATE_CRC (BLOCK - 4)
-/* Of a replay: bytes of data of an object, as large as the largest batch, and records. */
-#define REPLAY_BYTES   (16u << 20)
-#define REPLAY_RECORDS 65536u
 /* Looked through at once for what follows a damaged entry. */
 #define SCAN_BYTES (1u << 20)
 /* Besides 0 and errors: there is no room in the ring. */
@@ -286,7 +283,7 @@ static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
 	bool *wanted;
 	int r;
 
-	if (!s3_seal_fits(v, h) || (uint64_t)h->blocks << v->shift > REPLAY_BYTES ||
+	if (!s3_seal_fits(v, h) || (uint64_t)h->blocks << v->shift > S3_BATCH_MAX ||
 		h->block_shift != v->shift)
 		return 1;
 	/* The header points to where it was. */
@@ -382,7 +379,7 @@ static int walk(
 {
 	struct s3_writeback *w = v->writeback;
 	uint64_t position = w->state.tail, number = w->state.entry, id = 0;
-	uint8_t *data = malloc(REPLAY_BYTES);
+	uint8_t *data = malloc(S3_BATCH_MAX);
 	struct entry e = {0};
 	bool lacks = w->state.frontier > chain->last;
 	int r = data ? 0 : -ENOMEM, stopped = 0;
@@ -557,7 +554,7 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 	int r = 0;
 
 	if (c->records && (c->blocks + h->blocks > v->batch_blocks ||
-				  c->records + h->n_records > REPLAY_RECORDS))
+				  c->records + h->n_records > S3_RECORDS_MAX))
 		r = put(c);
 	if (r)
 		return r;
@@ -578,11 +575,11 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
 {
 	/* Entries may be of larger batches than ours. */
-	size_t bytes = v->batch_size > REPLAY_BYTES ? v->batch_size : REPLAY_BYTES;
+	size_t bytes = S3_BATCH_MAX;
 	uint32_t blocks = (uint32_t)(bytes >> v->shift);
 	struct replay c = {.v = v,
 		.recovery = recovery,
-		.room = s3_header_room(2 * REPLAY_RECORDS, blocks, v->shift, v->super.features)};
+		.room = s3_header_room(S3_RECORDS_MAX, blocks, v->shift, v->super.features)};
 	int r = s3_stored_init(v, &c.stored, bytes);
 
 	c.header = aligned_alloc(S3_ALIGN, c.room);
