@@ -11,6 +11,10 @@
 /* How often it is looked whether a command has become pointless. */
 #define LOOK_NS 100000000
 
+/* For how long a device that was deleted may be seen, and how often that is looked at. */
+#define GONE_NS	     1000000000
+#define GONE_STEP_NS 10000000
+
 static struct io_uring_sqe *new_sqe(struct control *c)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&c->ring);
@@ -192,21 +196,28 @@ int control_stop(struct control *c, uint32_t id)
 	return with_data(c, UBLK_U_CMD_STOP_DEV, id, 0);
 }
 
-int control_delete(struct control *c, uint32_t id, bool in_use)
+int control_delete(struct control *c, uint32_t id)
 {
-	return with_data(c, in_use ? UBLK_U_CMD_DEL_DEV_ASYNC : UBLK_U_CMD_DEL_DEV, id, 0);
-}
+	static const unsigned at_once = 1;
+	struct ublksrv_ctrl_dev_info info;
+	int r = with_data(c, UBLK_U_CMD_DEL_DEV_ASYNC, id, 0);
 
-bool control_in_use(uint32_t id)
-{
-	char path[32];
-	int fd;
-
-	snprintf(path, sizeof path, "/dev/ublkb%u", id);
-	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC);
-	if (fd >= 0)
-		close(fd);
-	return fd < 0 && errno == EBUSY;
+	/*
+	 * Linux 6.5 and 6.6 lack it. The other command waits for those who have the disk open
+	 * when all is done, and does not mind being cancelled then.
+	 */
+	if (r < 0 && r != -ENODEV) {
+		r = command_unless(c, UBLK_U_CMD_DEL_DEV,
+			&(struct ublksrv_ctrl_cmd){.dev_id = id, .queue_id = (uint16_t)-1},
+			&at_once);
+		r = r == -ECANCELED ? 0 : r;
+	}
+	for (long waited = 0; r == 0 && waited < GONE_NS; waited += GONE_STEP_NS) {
+		if (control_info(c, id, &info) < 0)
+			break;
+		nanosleep(&(struct timespec){.tv_nsec = GONE_STEP_NS}, NULL);
+	}
+	return r;
 }
 
 int control_quiesce(struct control *c, uint32_t id)

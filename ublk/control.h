@@ -41,12 +41,10 @@ int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *
 /* Removes the disk; requests that nobody serves fail. */
 int control_stop(struct control *c, uint32_t id);
 /*
- * Of a stopped device. Waits until the server and all others have closed it,
- * which is not to be waited for when its disk was in use.
+ * Of a stopped device. Waits until it is gone, but not long: the kernel keeps it for as long as
+ * others have its disk open.
  */
-int control_delete(struct control *c, uint32_t id, bool in_use);
-/* Is the disk mounted, or claimed by another program? */
-bool control_in_use(uint32_t id);
+int control_delete(struct control *c, uint32_t id);
 /* Sends the server away once it has an idle tag in each queue. */
 int control_quiesce(struct control *c, uint32_t id);
 /* -EBUSY: the server has not closed the device yet. */

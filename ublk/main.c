@@ -4,17 +4,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "ublk/disk.h"
 #include "ublk/options.h"
 #include "ublk/record.h"
 
@@ -250,33 +256,81 @@ static int features(const struct control *c, bool json)
 
 /* ---- the end of a disk --------------------------------------------------------------- */
 
+/* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
+ * code. */
+static int write_back(const struct options *o, bool in_use, bool *lost)
+{
+	uint32_t id = (uint32_t)o->server.id;
+	int r = disk_sync(id, in_use, NULL, NULL);
+
+	*lost = r < 0;
+	if (r == 0)
+		return 0;
+	if (o->force)
+		complain("/dev/ublkb%u: what was written last is lost: %s", id, strerror(-r));
+	else
+		complain("/dev/ublkb%u: not removed, for what was written last cannot be written "
+			 "back: %s; mend that, or use --force",
+			id, strerror(-r));
+	return o->force ? 0 : EXIT_FAILED;
+}
+
+/* Has the process ended, within CONTROL_LIMIT? One that cannot be watched has. */
+static bool has_ended(int pidfd)
+{
+	struct pollfd end = {.fd = pidfd, .events = POLLIN};
+
+	return pidfd < 0 || poll(&end, 1, CONTROL_LIMIT * 1000) != 0;
+}
+
 static int delete_disk(struct control *c, const struct options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	struct ublksrv_ctrl_dev_info info;
-	bool in_use;
-	int r = examine(c, id, &info);
+	bool live, in_use = false, lost = false;
+	int claim = -1, pidfd = -1, r = examine(c, id, &info);
 
 	if (r)
 		return r;
 	/* Only a live one: with others, the open may wait for a server. */
-	in_use = info.state == UBLK_S_DEV_LIVE && control_in_use(id);
-	if (in_use && !o->force) {
-		complain("/dev/ublkb%u: in use; unmount or release it first, or use --force", id);
-		return EXIT_USAGE;
+	live = info.state == UBLK_S_DEV_LIVE;
+	if (live) {
+		claim = disk_claim(id);
+		in_use = claim == -EBUSY;
+		if (in_use && !o->force) {
+			complain("/dev/ublkb%u: in use; unmount or release it first, or use "
+				 "--force",
+				id);
+			return EXIT_USAGE;
+		}
+		pidfd = (int)syscall(SYS_pidfd_open, info.ublksrv_pid, 0);
+		r = write_back(o, in_use, &lost);
 	}
-	r = control_stop(c, id);
-	if (r == 0 || r == -ENODEV)
-		r = control_delete(c, id, in_use);
-	if (r == -ETIME)
-		complain("ublk%u: its server (process %d) does not end; kill it", id,
-			info.ublksrv_pid);
-	else if (r < 0 && r != -ENODEV)
-		complain("ublk%u: cannot be removed: %s", id, strerror(-r));
-	if (r < 0 && r != -ENODEV)
-		return EXIT_FAILED;
-	record_remove(id, info.ublksrv_flags);
-	return 0;
+	if (r == 0) {
+		r = control_stop(c, id);
+		if (claim >= 0)
+			close(claim); /* the kernel waits for it */
+		if (r == 0 || r == -ENODEV)
+			r = control_delete(c, id);
+		r = r == -ENODEV ? 0 : r;
+		if (r < 0) {
+			complain("ublk%u: cannot be removed: %s", id, strerror(-r));
+			return EXIT_FAILED;
+		}
+		record_remove(id, info.ublksrv_flags);
+		if (!has_ended(pidfd)) {
+			complain("ublk%u: removed, but its server (process %d) does not end; kill "
+				 "it",
+				id, info.ublksrv_pid);
+			return EXIT_FAILED;
+		}
+		printf("/dev/ublkb%u: %s%s\n", id,
+			!live  ? "removed; it had no server to write back to"
+			: lost ? "removed"
+			       : "written back and removed",
+			in_use ? " while in use" : "");
+	}
+	return r;
 }
 
 /* ---- service -------------------------------------------------------------------------- */
@@ -291,7 +345,47 @@ struct start {
 	uint32_t id; /* of the disk, once it can be used */
 	int report;  /* pipe to the process that the user waits for, or -1 */
 	int code;    /* its exit code */
+	/* Who serves the disk as before if this process does not, and where it hears of that. */
+	pid_t keeper;
+	int outcome;
 };
+
+/* The new server is there, or the old one stays. */
+static void dismiss_keeper(struct start *start)
+{
+	const unsigned char done = 0;
+
+	if (!start->keeper)
+		return;
+	if (write(start->outcome, &done, 1) != 1)
+		kill(start->keeper, SIGKILL);
+	close(start->outcome);
+	waitpid(start->keeper, NULL, 0);
+	start->keeper = 0;
+}
+
+/* sd_notify(3): a unit of Type=notify has been started. Does nothing for other parents. */
+static void notify_ready(void)
+{
+	static const char message[] = "READY=1";
+	const char *path = getenv("NOTIFY_SOCKET");
+	struct sockaddr_un to = {.sun_family = AF_UNIX};
+	size_t length = path ? strlen(path) : 0;
+	int fd;
+
+	if (length == 0 || length >= sizeof to.sun_path)
+		return;
+	memcpy(to.sun_path, path, length);
+	if (to.sun_path[0] == '@')
+		to.sun_path[0] = 0;
+	length += offsetof(struct sockaddr_un, sun_path);
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || sendto(fd, message, sizeof message - 1, MSG_NOSIGNAL, (struct sockaddr *)&to,
+			      (socklen_t)length) < 0)
+		complain("NOTIFY_SOCKET=%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+}
 
 static void ready(void *opaque, uint32_t id)
 {
@@ -300,7 +394,10 @@ static void ready(void *opaque, uint32_t id)
 	unsigned char code = (unsigned char)start->code;
 	int null, r = record_write(id, start->cookie, start->directory, start->words);
 
+	dismiss_keeper(start);
 	start->id = id;
+	if (start->code)
+		complain("ublk%u: goes on as before", id);
 	if (r < 0)
 		complain(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
@@ -311,8 +408,10 @@ static void ready(void *opaque, uint32_t id)
 		printf("/dev/ublkb%u\n", id);
 	}
 	fflush(stdout);
-	if (start->report < 0)
+	if (start->report < 0) {
+		notify_ready();
 		return;
+	}
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	if (null >= 0) {
 		dup2(null, STDIN_FILENO);
@@ -495,25 +594,69 @@ static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *inf
 	return 0;
 }
 
+/*
+ * Forks a process that serves the disk as before if this one does not tell, by its end of the
+ * pipe, that the new server is there: also when it is killed. report: where it says that it
+ * serves.
+ */
+static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info,
+	const int outcome[2], int report)
+{
+	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
+	struct control c;
+	unsigned char code = EXIT_FAILED;
+	pid_t child = fork();
+
+	if (child != 0)
+		return child;
+	setsid();
+	close(outcome[1]);
+	control_close(start->control); /* the other's */
+	if (read(outcome[0], &code, 1) == 1 && code == 0)
+		_exit(0);
+	close(outcome[0]);
+	old.control = &c;
+	old.code = code;
+	if (open_control(&c) != 0)
+		_exit(EXIT_FAILED);
+	_exit(serve_record(&c, info, &old));
+}
+
 static int replace(const struct options *o, char *const *words)
 {
 	struct control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
-	int r = begin_server(&start, &info);
+	int outcome[2], ends[2] = {-1, -1}, r = begin_server(&start, &info);
+	unsigned char code;
 
 	if (r)
 		return r;
 	start.cookie = info.ublksrv_flags;
-	if (info.state == UBLK_S_DEV_LIVE)
-		r = end_server(&c, &info);
-	if (r == 0)
-		r = forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
-	if (r == 0 || info.state != UBLK_S_DEV_LIVE || start.report < 0)
+	if (info.state != UBLK_S_DEV_LIVE)
+		return forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
+	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
+		(start.keeper = keep_the_old(
+			 &start, &info, outcome, o->foreground ? ends[1] : start.report)) < 0) {
+		complain("cannot start a process: %s", strerror(errno));
+		return EXIT_FAILED;
+	}
+	close(outcome[0]);
+	if (o->foreground)
+		close(ends[1]);
+	start.outcome = outcome[1];
+	r = end_server(&c, &info);
+	if (r) { /* nothing has changed */
+		dismiss_keeper(&start);
 		return r;
-	complain("ublk%u: goes on as before", info.dev_id);
-	start.code = r;
-	return serve_record(&c, &info, &start);
+	}
+	r = forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
+	if (!start.keeper)
+		return r;
+	code = (unsigned char)r;
+	if (write(start.outcome, &code, 1) == 1 && o->foreground && read(ends[0], &code, 1) != 1)
+		complain("ublk%u: has no server; use recover", info.dev_id);
+	return r;
 }
 
 /* ---- main --------------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ublk/disk.h"
 #include "ublk/server.h"
 
 #define SECTOR_SHIFT 9
@@ -27,6 +28,9 @@
 /* For how long what an old server had open may still be claimed after its end. */
 #define RELEASE_MS 10000
 
+/* How often it is looked whether a disk is still in use. */
+#define IN_USE_STEP_NS 100000000
+
 struct server {
 	struct control *control;
 	uint32_t id;
@@ -37,6 +41,9 @@ struct server {
 	pthread_t main;
 	_Atomic bool logs; /* standard error is nobody's any more */
 	_Atomic bool error_told;
+	/* While it waits for its end: */
+	bool hurried;	 /* by another signal */
+	bool gone;	 /* the kernel has taken the device away */
 	bool keeps;	 /* errors, for they may be mended by waiting */
 	char kept[1024]; /* the first one */
 };
@@ -68,15 +75,20 @@ static int failed(struct server *s, const char *what, int r)
 	return EXIT_FAILED;
 }
 
+/* What is not an error. */
+static void log_line(struct server *s, const char *what, const char *more)
+{
+	if (s->logs)
+		syslog(LOG_INFO, "ublk%u: %s%s", s->id, what, more);
+	fprintf(stderr, "userblk-ublk: ublk%u: %s%s\n", s->id, what, more);
+}
+
 static void log_counters(struct server *s)
 {
 	char line[2048];
 
-	if (!backend_counters_text(s->service.device, line, sizeof line))
-		return;
-	if (s->logs)
-		syslog(LOG_INFO, "ublk%u: counters:%s", s->id, line);
-	fprintf(stderr, "userblk-ublk: ublk%u: counters:%s\n", s->id, line);
+	if (backend_counters_text(s->service.device, line, sizeof line))
+		log_line(s, "counters:", line);
 }
 
 /* ---- parameters --------------------------------------------------------------------- */
@@ -278,20 +290,69 @@ static int end_threads(struct server *s)
 	return r;
 }
 
+static void end_signals(sigset_t *set)
+{
+	sigemptyset(set);
+	sigaddset(set, SIGTERM);
+	sigaddset(set, SIGINT);
+	sigaddset(set, SIGHUP);
+	sigaddset(set, SIGUSR1);
+}
+
 /* Until the end. true: someone asked for it; false: the kernel has taken the device away. */
 static bool wait_for_end(void)
 {
 	sigset_t set;
 	int got;
 
-	sigemptyset(&set);
-	sigaddset(&set, SIGTERM);
-	sigaddset(&set, SIGINT);
-	sigaddset(&set, SIGHUP);
-	sigaddset(&set, SIGUSR1);
+	end_signals(&set);
 	while (sigwait(&set, &got) != 0)
 		;
 	return got != SIGUSR1;
+}
+
+/* Has a signal come, within the time? */
+static bool hurry(struct server *s, long ns)
+{
+	sigset_t set;
+	int got;
+
+	end_signals(&set);
+	got = sigtimedwait(&set, NULL, &(struct timespec){.tv_nsec = ns});
+	if (got == SIGUSR1)
+		s->gone = true;
+	else if (got > 0)
+		s->hurried = true;
+	return s->gone || s->hurried;
+}
+
+static bool hurried(void *opaque)
+{
+	return hurry(opaque, 0);
+}
+
+/*
+ * Someone asked for the end: writes what the kernel has in memory, and waits while the disk is
+ * mounted or claimed, unless he asks again. Negative errno: some of it could not be written.
+ */
+static int release(struct server *s)
+{
+	int r = disk_sync(s->id, disk_in_use(s->id), hurried, s), again;
+
+	if (!hurried(s) && disk_in_use(s->id)) {
+		log_line(s,
+			"is in use: it goes when it is unmounted and released, or at another "
+			"signal",
+			"");
+		while (!hurry(s, IN_USE_STEP_NS) && disk_in_use(s->id))
+			;
+		s->hurried = false;
+		again = s->gone ? 0 : disk_sync(s->id, disk_in_use(s->id), hurried, s);
+		r = r < 0 ? r : again;
+	}
+	if (r < 0 && !s->gone)
+		failed(s, "what was written last is lost", r);
+	return r;
 }
 
 /* Before there are threads, which inherit both. */
@@ -299,11 +360,7 @@ static void prepare_process(void)
 {
 	sigset_t set;
 
-	sigemptyset(&set);
-	sigaddset(&set, SIGTERM);
-	sigaddset(&set, SIGINT);
-	sigaddset(&set, SIGHUP);
-	sigaddset(&set, SIGUSR1);
+	end_signals(&set);
 	pthread_sigmask(SIG_BLOCK, &set, NULL);
 	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
@@ -347,15 +404,16 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 			_exit(EXIT_FAILED); /* the device waits for another server */
 		control_stop(s->control, s->id);
 		end_threads(s);
-		control_delete(s->control, s->id, false);
+		control_delete(s->control, s->id);
 		return EXIT_FAILED;
 	}
 	ready(opaque, s->id);
 	s->logs = true;
 
 	bool asked = wait_for_end();
-	bool in_use = asked && control_in_use(s->id);
+	int released = asked ? release(s) : 0;
 
+	asked = asked && !s->gone;
 	if (asked) {
 		backend_stop(s->service.device);
 		r = control_stop(s->control, s->id);
@@ -365,11 +423,13 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 	kept = end_threads(s);
 	/* Whoever stopped the device deletes it, or gives it another server. */
 	if (asked) {
-		r = control_delete(s->control, s->id, in_use);
+		r = control_delete(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
+		if (released == 0 && kept == 0)
+			log_line(s, "written back and removed", "");
 	}
-	return kept < 0 ? EXIT_FAILED : 0;
+	return kept < 0 || released < 0 ? EXIT_FAILED : 0;
 }
 
 int server_add(struct control *c, const struct params *params, const struct server_options *o,
@@ -438,7 +498,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	else if ((r = open_char(&s)) < 0)
 		failed(&s, "cannot open its character device", r);
 	if (r < 0) {
-		control_delete(c, s.id, false);
+		control_delete(c, s.id);
 		backend_close(v->device);
 		return EXIT_FAILED;
 	}

@@ -37,8 +37,10 @@ struct server_options {
 };
 
 /*
- * Creates the device and serves it until the kernel takes it away or SIGTERM or
- * SIGINT comes, which removes it. ready() is called once the disk can be used.
+ * Creates the device and serves it until the kernel takes it away or SIGTERM,
+ * SIGINT or SIGHUP comes, which removes it: at once after what was written has
+ * arrived, or when it is not in use any more, or at a second signal. ready() is
+ * called once the disk can be used.
  * cookie: kept by the kernel for whoever asks. An exit code; errors are told
  * on standard error, and by syslog after ready().
  */

@@ -9,9 +9,11 @@ import platform
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -264,14 +266,111 @@ def test_signals_remove_the_disk(add: Add, number: int) -> None:
     add("passthrough", f"file={NVME}")
 
 
-def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
+@contextmanager
+def dirty(disk: str) -> Iterator[bytes]:
+    """Data that lies in the page cache alone, for as long as somebody has the disk open."""
+    data = os.urandom(8 * MIB)
+    descriptor = os.open(disk, os.O_RDWR)
+    try:
+        assert os.write(descriptor, data) == len(data)
+        yield data
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("end", ["delete", "SIGTERM"])
+def test_what_was_written_survives_an_orderly_end(add: Add, end: str) -> None:
     disk = add("passthrough", f"file={NVME}")
+    with dirty(disk) as data:
+        if end == "delete":
+            assert ublk("delete", disk) == f"{disk}: written back and removed\n"
+        else:
+            os.kill(info(disk)["pid"], signal.SIGTERM)
+        await_true("the disk stays", lambda: disks() == [])
+    assert read(NVME, 0, 8 * MIB) == data
+
+
+def test_what_cannot_be_written_back_stays_unless_forced(add: Add, broken: tuple[str, Callable[[], None]]) -> None:
+    device, break_it = broken
+    disk = add("passthrough", f"file={device}")
+    with dirty(disk):
+        break_it()
+        assert "not removed" in ublk("delete", disk, expect=1)
+        assert info(disk)["state"] == "live"
+        assert "is lost" in ublk("delete", "--force", disk)
+    assert disks() == []
+
+
+@pytest.fixture
+def broken() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A device, and what makes all its writes fail from then on."""
+    run(["modprobe", "dm-mod"])
+    run(["modprobe", "dm-flakey"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    run(["dmsetup", "create", "broken", "--table", f"0 {sectors} linear {NVME} 0"])
+
+    def break_it() -> None:
+        table = f"0 {sectors} flakey {NVME} 0 0 60 1 error_writes"
+        run(["dmsetup", "load", "broken", "--table", table])
+        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "broken"])
+        run(["dmsetup", "resume", "broken"])
+
+    try:
+        (disk,) = (path.parent.parent.name for path in Path("/sys/block").glob("dm-*/dm/name"))  # no udev names it
+        yield f"/dev/{disk}", break_it
+    finally:
+        run(["dmsetup", "remove", "--retry", "broken"])
+
+
+def mount_with_file(disk: str, mountpoint: Path) -> bytes:
+    """A file system on the disk, with a file that nobody has synced."""
+    data = os.urandom(MIB)
     run(["mkfs.ext4", "-qF", disk])
     run(["mount", disk, mountpoint])
-    (mountpoint / "file").write_bytes(b"x" * MIB)
-    os.sync()
-    ublk("delete", "--force", disk)
+    (mountpoint / "file").write_bytes(data)
+    return data
+
+
+def assert_kept(data: bytes, mountpoint: Path) -> None:
+    """The file is whole on the device itself."""
+    run(["mount", NVME, mountpoint])
+    try:
+        assert (mountpoint / "file").read_bytes() == data
+    finally:
+        run(["umount", mountpoint])
+
+
+def test_a_mounted_disk_is_served_until_it_is_unmounted(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    os.kill(info(disk)["pid"], signal.SIGTERM)
+    time.sleep(1.0)  # for what comes too early
+    assert info(disk)["state"] == "live"
+    (mountpoint / "more").write_bytes(data)
+    run(["umount", mountpoint])
+    await_true("the disk stays", lambda: disks() == [])
+    run(["fsck.ext4", "-f", "-n", NVME])
+    assert_kept(data, mountpoint)
+
+
+def test_a_second_signal_ends_a_mounted_disk(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    pid = info(disk)["pid"]
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(1.0)
+    os.kill(pid, signal.SIGTERM)
+    await_true("the disk stays", lambda: disks() == [])
     run(["umount", mountpoint], expect=None)
+    assert_kept(data, mountpoint)
+
+
+def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    assert ublk("delete", "--force", disk) == f"{disk}: written back and removed while in use\n"
+    run(["umount", mountpoint], expect=None)
+    assert_kept(data, mountpoint)
     run(["fsck.ext4", "-fy", NVME], expect=None)
     assert disks() == []
 
@@ -426,7 +525,8 @@ def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add
     assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == []
 
 
-def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
+@pytest.mark.parametrize("where", [(), ("--foreground",)], ids=["background", "foreground"])
+def test_bad_replacement_leaves_the_old_one(add: Add, where: tuple[str, ...]) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=16M")
     for words, reason in (
@@ -434,10 +534,37 @@ def test_bad_replacement_leaves_the_old_one(add: Add) -> None:
         (("passthrough", "file=/nonexistent"), "No such file"),
         (("passthrough", f"file={NVME}", "readonly=on"), "read-only"),
     ):
-        output = ublk("replace", disk, *words, expect=2)
+        output = ublk("replace", *where, disk, *words, expect=2)
         assert reason in output
         assert "goes on as before" in output
         assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_replacement_without_threads_leaves_the_old_one(add: Add) -> None:
+    """The new server is stopped by the machine when it has taken the disk already."""
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    output = run(
+        ["strace", "-o", "/dev/null", "-e", "inject=clone3:error=EAGAIN", UBLK,
+         "replace", "--foreground", disk, "passthrough", f"file={NVME}"],
+        expect=1,
+    )  # fmt: skip
+    assert "cannot start the queues" in output
+    assert "goes on as before" in output
+    assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    run(
+        ["strace", "-o", "/dev/null", "-e", "inject=clone3:signal=KILL", UBLK,
+         "replace", "--foreground", disk, "passthrough", f"file={NVME}"],
+        expect=None,
+    )  # fmt: skip
+    await_true("nobody serves the disk", lambda: info(disk)["state"] == "live")
     finish(load)
 
 
@@ -447,10 +574,17 @@ def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
     words = shlex.split(line.replace("%i", "3").replace("$$", "$"))
     assert words.pop() == "$USERBLK_DISK"
     argv = [*words, "passthrough", f"file={NVME}"]
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind("\0userblk-test")
+    systemd.settimeout(LIMIT)
     for state in ("", "waiting"):
         assert [disk["state"] for disk in disks()] == [state] * bool(state)
-        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        await_true("the disk does not live", lambda: [disk["state"] for disk in disks()] == ["live"])
+        server = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env={**os.environ, "NOTIFY_SOCKET": "@userblk-test"},
+        )
+        assert systemd.recv(64) == b"READY=1"
+        assert [disk["state"] for disk in disks()] == ["live"]
         assert info("/dev/ublkb3")["pid"] == server.pid
         if not state:
             server.kill()
@@ -458,6 +592,7 @@ def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
             await_true("the disk does not wait", lambda: [disk["state"] for disk in disks()] == ["waiting"])
     server.terminate()
     assert server.wait(LIMIT) == 0
+    systemd.close()
     await_true("the disk stays", lambda: disks() == [])
 
 
