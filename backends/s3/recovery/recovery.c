@@ -20,10 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/log/writeback.h"
+#include "backends/s3/recovery/parts.h"
 
 /* Headers asked for at once, and how much of each object first. */
 #define WINDOW	   64
@@ -32,6 +34,10 @@
 #define BATCH_BYTES (64u << 20)
 /* Seconds that a volume that is closed takes to say so. */
 #define CLEAN_DEADLINE 5
+
+/* Threads that load regions, for each so many bytes of them one. */
+#define LOADERS	     4u
+#define LOADER_BYTES (1u << 20)
 
 /* What roll_forward() answers besides errors. */
 #define AGAIN 1
@@ -327,57 +333,104 @@ static int read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_r
 	return -ENOENT;
 }
 
-/* A part of a checkpoint, whose checksum is known. -ENOENT: there is none, or a damaged one. */
-static int read_part(struct s3_volume *v, const char *base, const struct s3_name *name,
-	uint32_t bytes, uint32_t crc, void **data)
+/* What is got of a root: its regions, or its summaries. NULL: no memory. */
+static struct s3_root_part *parts_of(const struct s3_root *root, bool summaries)
 {
-	char key[S3_KEY_MAX + 1];
-	size_t length;
-	int r = read_whole(v, base, name, key, data, &length);
+	uint32_t n = summaries ? root->n_summaries : root->n_regions;
+	struct s3_root_part *parts = calloc(n + (size_t)1, sizeof *parts);
 
-	if (r)
-		return r;
-	if (length == bytes && s3_crc32c(0, *data, length) == crc)
-		return 0;
-	backend_debug(
-		&v->host, "volume=%s: %s is damaged; an older checkpoint is taken", v->name, key);
-	free(*data);
-	*data = NULL;
-	return -ENOENT;
+	for (uint32_t i = 0; parts && i < n; i++) {
+		if (summaries)
+			parts[i] = (struct s3_root_part){
+				.name = {.kind = S3_NAME_SUMMARY,
+					.number = root->summaries[i].last},
+				.bytes = root->summaries[i].bytes,
+				.crc = root->summaries[i].crc,
+			};
+		else
+			parts[i] = (struct s3_root_part){
+				.name = {.kind = S3_NAME_REGION,
+					.number = root->regions[i].seq,
+					.region = root->regions[i].region},
+				.bytes = root->regions[i].bytes,
+				.crc = root->regions[i].crc,
+			};
+	}
+	return parts;
 }
 
-static int load_region(struct s3_volume *v, const char *base, const struct s3_root_region *region,
-	struct s3_map *map)
-{
-	struct s3_name name = {
-		.kind = S3_NAME_REGION, .number = region->seq, .region = region->region};
-	enum s3_check check;
-	void *data;
-	int r = read_part(v, base, &name, region->bytes, region->crc, &data);
+/* The regions of a root on their way into a map, by several threads. */
+struct regions {
+	struct s3_parts *parts;
+	const struct s3_root *root;
+	struct s3_map *map;
+	_Atomic int error;
+};
 
-	if (r)
-		return r;
-	check = s3_map_load(map, region->region, data, region->bytes);
-	free(data);
+static int check_error(enum s3_check check)
+{
 	return check == S3_GOOD ? 0 : check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
 }
 
-static int load_summary(
-	struct s3_volume *v, const struct s3_root_summary *part, struct s3_recovery *p)
+static void *load_some_regions(void *opaque)
+{
+	struct regions *g = opaque;
+	int r = 0;
+
+	while (r == 0 && !atomic_load(&g->error)) {
+		size_t i;
+		void *data;
+
+		r = s3_parts_next(g->parts, &i, &data);
+		if (r == 0)
+			break;
+		if (r < 0)
+			continue;
+		r = check_error(s3_map_load(
+			g->map, g->root->regions[i].region, data, g->root->regions[i].bytes));
+		free(data);
+	}
+	if (r)
+		atomic_store(&g->error, r);
+	return NULL;
+}
+
+static int load_regions(
+	struct s3_volume *v, const char *base, const struct s3_root *root, struct s3_map *map)
+{
+	struct s3_root_part *parts = parts_of(root, false);
+	struct regions g = {.root = root, .map = map};
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	pthread_t threads[LOADERS - 1];
+	unsigned n = 0;
+	uint64_t bytes = 0;
+
+	g.parts = parts ? s3_parts_new(v, base, parts, root->n_regions) : NULL;
+	if (!g.parts)
+		g.error = -ENOMEM;
+	for (uint32_t i = 0; i < root->n_regions; i++)
+		bytes += root->regions[i].bytes;
+	while (!g.error && n + 1 < LOADERS && n + 1 < cpus && n < bytes / LOADER_BYTES &&
+		pthread_create(&threads[n], NULL, load_some_regions, &g) == 0)
+		n++;
+	load_some_regions(&g);
+	while (n)
+		pthread_join(threads[--n], NULL);
+	s3_parts_free(g.parts);
+	free(parts);
+	return atomic_load(&g.error);
+}
+
+static int load_summary(const struct s3_root_summary *part, const void *data, struct s3_recovery *p)
 {
 	const struct s3_summary_visitor visitor = {
 		.header = apply_header, .record = apply_record, .opaque = p};
-	struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = part->last};
 	struct s3_summary summary;
 	enum s3_check check;
-	int stopped = 0, r;
-	void *data;
+	int stopped = 0;
 
-	r = read_part(v, v->base, &name, part->bytes, part->crc, &data);
-	if (r)
-		return r;
-	check = s3_summary_decode(data, part->bytes, v->super.uuid, &visitor, &summary, &stopped);
-	free(data);
+	check = s3_summary_decode(
+		data, part->bytes, p->v->super.uuid, &visitor, &summary, &stopped);
 	if (stopped)
 		return stopped == -ENOMEM ? stopped : -ENOENT;
 	if (check != S3_GOOD || summary.first != part->first || summary.last != part->last)
@@ -388,16 +441,31 @@ static int load_summary(
 
 static int load_summaries(struct s3_volume *v, const struct s3_root *root, struct s3_recovery *p)
 {
-	int r = 0;
+	struct s3_root_part *all;
+	struct s3_parts *parts;
+	int r = 1;
 
 	if (!root->n_summaries)
 		return 0;
+	all = parts_of(root, true);
+	parts = all ? s3_parts_new(v, v->base, all, root->n_summaries) : NULL;
 	p->batch = s3_map_batch_new(
 		v->map, v->cache_bytes < BATCH_BYTES ? v->cache_bytes : BATCH_BYTES);
-	if (!p->batch)
-		return -ENOMEM;
-	for (uint32_t i = 0; r == 0 && i < root->n_summaries; i++)
-		r = load_summary(v, &root->summaries[i], p);
+	if (!parts || !p->batch)
+		r = -ENOMEM;
+	while (r == 1) {
+		void *data;
+		size_t i;
+
+		r = s3_parts_next(parts, &i, &data);
+		if (r != 1)
+			break;
+		r = load_summary(&root->summaries[i], data, p);
+		free(data);
+		r = r ? r : 1;
+	}
+	s3_parts_free(parts);
+	free(all);
 	if (r == 0)
 		r = s3_map_batch_apply(p->batch);
 	s3_map_batch_free(p->batch);
@@ -471,8 +539,7 @@ static int load_full(struct s3_volume *v, const char *base, struct s3_root *root
 	check = s3_objects_decode(v->objects, root->table, root->table_bytes);
 	if (check != S3_GOOD)
 		return check == S3_NO_MEMORY ? -ENOMEM : -ENOENT;
-	for (uint32_t i = 0; r == 0 && i < root->n_regions; i++)
-		r = load_region(v, base, &root->regions[i], v->map);
+	r = load_regions(v, base, root, v->map);
 	if (r)
 		return r;
 	s3_objects_settle(v->objects, root->seq);
@@ -619,22 +686,46 @@ static int restore_run(void *opaque, const struct s3_run *run)
 	return s3_map_update(v->map, v->applied, run->lba, run->count, slot, run->offset);
 }
 
+/* 1, or negative errno. */
+static int restore_region(struct restore *c, const struct s3_root *root, size_t i, const void *data)
+{
+	struct s3_map *map = s3_map_new(c->objects, root->blocks);
+	int r = map ? check_error(s3_map_load(
+			      map, root->regions[i].region, data, root->regions[i].bytes))
+		    : -ENOMEM;
+
+	if (r == 0)
+		r = s3_map_walk(map, restore_run, c);
+	s3_map_free(map);
+	return r ? r : 1;
+}
+
 /* Takes the map over, a region after the other. */
 static int restore_regions(struct s3_volume *v, const struct s3_root *root)
 {
 	struct restore c = {.v = v, .objects = s3_objects_new(v->batch_blocks)};
+	struct s3_root_part *parts;
+	struct s3_parts *fetched;
 	int r = c.objects ? 0 : -ENOMEM;
 
 	if (r == 0 && s3_objects_decode(c.objects, root->table, root->table_bytes) != S3_GOOD)
 		r = -ENOENT;
-	for (uint32_t i = 0; r == 0 && i < root->n_regions; i++) {
-		struct s3_map *map = s3_map_new(c.objects, root->blocks);
+	parts = r ? NULL : parts_of(root, false);
+	fetched = parts ? s3_parts_new(v, v->base, parts, root->n_regions) : NULL;
+	if (r == 0)
+		r = fetched ? 1 : -ENOMEM;
+	while (r == 1) {
+		size_t i;
+		void *data;
 
-		r = map ? load_region(v, v->base, &root->regions[i], map) : -ENOMEM;
-		if (r == 0)
-			r = s3_map_walk(map, restore_run, &c);
-		s3_map_free(map);
+		r = s3_parts_next(fetched, &i, &data);
+		if (r == 1) {
+			r = restore_region(&c, root, i, data);
+			free(data);
+		}
 	}
+	s3_parts_free(fetched);
+	free(parts);
 	s3_objects_free(c.objects);
 	return r;
 }
