@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <openssl/crypto.h>
+
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/format/transform.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"
 
@@ -65,6 +68,30 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	return 0;
 }
 
+static int rekey(const struct options *o, struct answer *answer)
+{
+	uint8_t key[S3_KEY_BYTES];
+	char request[16 + 2 * sizeof key];
+	int r = s3_transform_read_key(o->new_key, key);
+
+	if (r == -EINVAL)
+		complain("--new-encryption-key=%s: has not exactly %zu bytes; make a key with head "
+			 "-c %zu /dev/urandom",
+			o->new_key, sizeof key, sizeof key);
+	else if (r)
+		complain("--new-encryption-key=%s: cannot be read: %s; give the file with the key",
+			o->new_key, strerror(-r));
+	if (r)
+		return -EINVAL;
+	strcpy(request, "rekey ");
+	for (size_t i = 0; i < sizeof key; i++)
+		sprintf(request + strlen(request), "%02x", key[i]);
+	r = session_perform(o, WAY_WRITE, request, answer);
+	OPENSSL_cleanse(key, sizeof key);
+	OPENSSL_cleanse(request, sizeof request);
+	return r;
+}
+
 /* The requests that are made of the command line's operands. */
 static int perform(const struct options *o, struct answer *answer)
 {
@@ -99,6 +126,8 @@ static int perform(const struct options *o, struct answer *answer)
 	case COMMAND_RESIZE:
 		snprintf(request, sizeof request, "resize %" PRIu64, o->config.size);
 		break;
+	case COMMAND_REKEY:
+		return rekey(o, answer);
 	case COMMAND_GC:
 		snprintf(request, sizeof request, "gc");
 		break;

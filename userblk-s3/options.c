@@ -32,6 +32,8 @@ static const struct {
 	{"clone", NULL, COMMAND_CLONE, 2,
 		"clone SNAPSHOT NEW  make the volume NEW, which begins as the snapshot is"},
 	{"resize", NULL, COMMAND_RESIZE, 0, "resize              give it size="},
+	{"rekey", NULL, COMMAND_REKEY, 0,
+		"rekey               give it another key; needs --new-encryption-key"},
 	{"gc", NULL, COMMAND_GC, 0, "gc                  collect all garbage now"},
 	{"delete", NULL, COMMAND_DELETE, 0,
 		"delete              delete it with all its data; needs --confirm"},
@@ -44,13 +46,14 @@ static const struct {
 #define FOR(command) (1u << COMMAND_##command)
 #define WRITERS                                                                                    \
 	(FOR(SNAPSHOT_CREATE) | FOR(SNAPSHOT_DELETE) | FOR(SNAPSHOT_ROLLBACK) | FOR(RESIZE) |      \
-		FOR(GC) | FOR(DELETE))
+		FOR(REKEY) | FOR(GC) | FOR(DELETE))
 
 enum choice {
 	OPTION_JSON,
 	OPTION_TAKE_OVER,
 	OPTION_CONFIRM,
 	OPTION_TO_PREFIX,
+	OPTION_NEW_KEY,
 	OPTION_PROMETHEUS,
 	OPTION_PRICE_PUT,
 	OPTION_PRICE_GET,
@@ -69,6 +72,8 @@ static const struct {
 		"the name of the volume once more"},
 	[OPTION_TO_PREFIX] = {"to-prefix", "KEY", FOR(CLONE),
 		"prefix= of the clone (default: that of its parent)"},
+	[OPTION_NEW_KEY] = {"new-encryption-key", "FILE", FOR(REKEY),
+		"file with the 32 bytes of the key that opens the volume from now on"},
 	[OPTION_PROMETHEUS] = {"prometheus", NULL, FOR(STATS), "print Prometheus' text format"},
 	[OPTION_PRICE_PUT] = {"price-put", "PRICE", FOR(STATS),
 		"of 1000 requests that write or list (default: 0.005, USD at Amazon S3 Standard "
@@ -158,6 +163,9 @@ static int store(struct options *o, enum choice option, struct params_error *err
 	case OPTION_TO_PREFIX:
 		o->to_prefix = optarg;
 		break;
+	case OPTION_NEW_KEY:
+		o->new_key = optarg;
+		break;
 	case OPTION_PROMETHEUS:
 		o->prometheus = true;
 		break;
@@ -225,6 +233,12 @@ static int check(const struct options *o, struct params_error *error)
 	}
 	if ((o->command == COMMAND_CREATE || o->command == COMMAND_RESIZE) && !o->config.size) {
 		params_error_set(error, "size: missing; give size=SIZE, size of the volume");
+		return -EINVAL;
+	}
+	if (o->command == COMMAND_REKEY && !o->new_key) {
+		params_error_set(error,
+			"--new-encryption-key: missing; give --new-encryption-key=FILE, the file "
+			"with the new key");
 		return -EINVAL;
 	}
 	if ((o->command == COMMAND_STATS || o->command == COMMAND_ABORT) && !o->config.control) {

@@ -24,6 +24,7 @@ enum command {
 	COMMAND_SNAPSHOT_ROLLBACK,
 	COMMAND_CLONE,
 	COMMAND_RESIZE,
+	COMMAND_REKEY,
 	COMMAND_GC,
 	COMMAND_DELETE,
 	COMMAND_STATS,
@@ -34,6 +35,7 @@ struct options {
 	enum command command;
 	bool json, prometheus, take_over;
 	const char *confirm;	     /* or NULL */
+	const char *new_key;	     /* file, or NULL */
 	const char *to_prefix;	     /* of a clone; NULL: its parent's */
 	double price_put, price_get; /* of 1000 requests */
 	const char *operands[2];     /* in front of the parameters */

@@ -43,7 +43,7 @@ from device import PREFIX, feature_settings, parameters, volume_directory
 from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write
 from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
-from orders import ORDER_POINTS, Failure, Orders, opened
+from orders import ORDER_POINTS, REKEY_POINTS, Failure, Orders, opened
 from servers import BUCKET, KINDS, Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, numbers, stamped
 
@@ -652,10 +652,13 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
 
     run_id = rng.getrandbits(63)
     objects = volume_directory(store, name) if isinstance(store, Versitygw) else None
-    orders = Orders(work, rng, run_id, BLOCKS, name, driven, objects) if objects else None
+    key = Path(chosen["encryption-key"]) if "encryption-key" in chosen else None
+    orders = Orders(work, rng, run_id, BLOCKS, name, driven, objects, key) if objects else None
     # Those of orders are always reached, the others not, so that they are tried twice as often. Each volume
     # begins about where the one before ends.
     points = (*IO_POINTS, *ORDER_POINTS, *IO_POINTS) if orders else IO_POINTS
+    if key is None:
+        points = tuple(point for point in points if point not in REKEY_POINTS)
     each = CRASHES_PER_VOLUME * 6 // 10
     first = number * each % len(points)
     if writes_back:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Snapshots, clones and changes of the size, cut short at named points: are they wholly there, or not at all?"""
+"""Snapshots, clones, changes of size and key, cut short at named points: are they wholly there, or not at all?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ ORDER_POINTS = {
     "clone-super-after": "clone",
     "resize-super-before": "resize",
     "resize-super-after": "resize",
+    "rekey-super-before": "rekey",
+    "rekey-super-after": "rekey",
 }
+# Only an encrypted volume passes these.
+REKEY_POINTS = ("rekey-super-before", "rekey-super-after")
 # Those from which on the order has happened.
 DONE_AFTER = {
     "snap-root-after",
@@ -41,6 +45,7 @@ DONE_AFTER = {
     "rollback-log-after",
     "clone-super-after",
     "resize-super-after",
+    "rekey-super-after",
 }
 MOST = 3  # snapshots of a volume
 STEP = 8  # blocks of the largest write
@@ -66,7 +71,10 @@ class Failure(Exception):
 
 
 class Orders:
-    """The orders to one volume. parameters(volume, more) are its driver's; objects: where they are."""
+    """
+    The orders to one volume. parameters(volume, more) are its driver's; objects: where they are; key: the file
+    of its encryption-key, which a rekey writes anew.
+    """
 
     def __init__(
         self,
@@ -77,6 +85,7 @@ class Orders:
         volume: str,
         parameters: Callable[[str, dict[str, str]], list[str]],
         objects: Path,
+        key: Path | None = None,
     ) -> None:
         self.work = work
         self.rng = rng
@@ -85,6 +94,7 @@ class Orders:
         self.volume = volume
         self.parameters = parameters
         self.objects = objects
+        self.key = key
         self.snapshots: dict[str, list[int]] = {}  # what each holds, the oldest first
         self.size = blocks * BLOCK
         self.opened = 0
@@ -129,7 +139,8 @@ class Orders:
         size = self.blocks * BLOCK
         if self.size == size:
             size += self.rng.randint(1, 8) << 20
-        words: list[object] = [order, size if order == "resize" else name]
+        key = self.rng.randbytes(32)
+        words: list[object] = [order, {"resize": size, "rekey": key.hex()}.get(order, name)]
         if order == "clone":
             words += [self.objects.parent.name, clone]
         driver = self.open(point)
@@ -147,6 +158,8 @@ class Orders:
         elif order == "resize":
             self.size = size if done else self.size
             self._expect(self.size, self._size(), "the size")
+        elif order == "rekey":
+            self._judge_key(key, done)
         elif order == "rollback":
             self._expect(self.snapshots[name], self.state(), f"after the rollback to {name} the volume")
             history.rewind(self.snapshots[name])
@@ -166,7 +179,7 @@ class Orders:
             gone = self.rng.choice(list(self.snapshots))
             driver("delete", gone)
             del self.snapshots[gone]
-        elif order not in ("create", "resize") and not self.snapshots:
+        elif order not in ("create", "resize", "rekey") and not self.snapshots:
             driver = self.open()
             name = f"p{self.opened}"
             self._write(driver, history, wait=True)
@@ -214,6 +227,21 @@ class Orders:
         history.acknowledge_flush(submitted)
         copy.deepcopy(history).check(found)
         self.snapshots[name] = found
+
+    def _judge_key(self, new: bytes, done: bool) -> None:
+        """One of the two keys opens the volume, the other one does not."""
+        assert self.key is not None
+        old = self.key.read_bytes()
+        for key, opens in ((old, not done), (new, done)):
+            self.key.write_bytes(key)
+            try:
+                self.open(readonly="on").kill()
+            except AssertionError as error:
+                if opens or "is not the key" not in str(error):
+                    raise
+            else:
+                self._expect(opens, True, "whether a key opens the volume")
+        self.key.write_bytes(new if done else old)
 
     def _judge_clone(self, snapshot: str, clone: str, done: bool) -> None:
         driver = self.open()

@@ -12,6 +12,7 @@ from device import ServeS3
 from nbdkit_server import NbdError
 from stamps import BLOCK, stamped
 from tool import Tool
+from volume_driver import Ended
 
 RUN = 17
 
@@ -135,6 +136,79 @@ def test_resize(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> 
         handle.flush()
         tool.refused("resize", size="64M", **where)  # it would cut off what was written
         assert bytes(handle.pread(BLOCK, 100 << 20)) == stamped(RUN, 0, 1)
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])
+def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None:
+    where: dict[str, Any] = {"control": str(tmp_path / "control")} if served else {}
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(bytes(range(32)))
+    new.write_bytes(bytes(range(1, 33)))
+    server = serve_s3("v", encryption_key=str(old), **where)
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    if served:
+        key = {}  # the server has it
+    else:
+        assert "--take-over" in tool.refused("rekey", f"--new-encryption-key={new}", encryption_key=str(old))
+        server.stop()
+        key = {"encryption_key": str(old)}
+    before = serve_s3.objects("v", "log/")
+
+    assert "missing" in tool.refused("rekey", **key, **where)
+    assert "not an option" in tool.refused("resize", f"--new-encryption-key={new}", **where)
+    for name, data, message in (
+        ("short", bytes(31), "has not exactly 32 bytes"),
+        ("none", None, "No such file"),
+        ("same", old.read_bytes(), "this very key"),
+    ):
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        text = tool.refused("rekey", f"--new-encryption-key={tmp_path / name}", **key, **where)
+        assert message in text and "encryption-key" in text
+    if not served:
+        wrong = {"encryption_key": str(new)}
+        assert "is not the key" in tool.refused("rekey", f"--new-encryption-key={old}", **wrong)
+        assert "encryption-key=" in tool.refused("rekey", f"--new-encryption-key={new}")
+
+    assert tool("rekey", f"--new-encryption-key={new}", **key, **where) == {"old_key_opens_data": False}
+    if served:
+        handle.pwrite(stamped(RUN, 1, 2), BLOCK)
+        handle.flush()
+        server.stop()
+    else:
+        after = serve_s3.objects("v", "log/")
+        assert {name: after[name] for name in before} == before
+    assert "is not the key" in tool.refused("info", encryption_key=str(old))
+    handle = serve_s3("v", encryption_key=str(new)).connect()
+    assert handle.pread(BLOCK, 0) == stamped(RUN, 0, 1)
+    if served:
+        assert handle.pread(BLOCK, BLOCK) == stamped(RUN, 1, 2)
+
+
+@pytest.mark.parametrize("point", ["rekey-super-before", "rekey-super-after"])
+def test_killed_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, point: str) -> None:
+    keys = {name: tmp_path / name for name in ("old", "new")}
+    for number, path in enumerate(keys.values()):
+        path.write_bytes(bytes([number]) * 32)
+    driver = serve_s3.drive("v", encryption_key=str(keys["old"]), failpoint=point)
+    driver.pwrite(stamped(RUN, 0, 1), 0)
+    driver("flush")
+    with pytest.raises(Ended):
+        driver("rekey", keys["new"].read_bytes().hex())
+    opens = "old" if point == "rekey-super-before" else "new"
+    for name, path in keys.items():
+        if name != opens:
+            assert "is not the key" in tool.refused("info", encryption_key=str(path))
+    handle = serve_s3("v", encryption_key=str(keys[opens])).connect()
+    assert handle.pread(BLOCK, 0) == stamped(RUN, 0, 1)
+
+
+def test_rekey_of_what_is_not_encrypted(tool: Tool, serve_s3: ServeS3, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    serve_s3("v").stop()
+    assert "volume=v: is not encrypted" in tool.refused("rekey", f"--new-encryption-key={tmp_path / 'key'}")
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])

@@ -10,7 +10,7 @@
  *   write OFFSET LENGTH   read OFFSET LENGTH   trim OFFSET LENGTH   flush
  *   size   session   counters
  *   create NAME   delete NAME   rollback NAME   list
- *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   gc
+ *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   rekey KEY (in hexadecimal digits)   gc
  *
  * An argument --clients-of=SESSION says that it has those of an earlier server.
  *
@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/admin/control.h"
 #include "backends/s3/core/volume.h"
 
 #define WORDS	     6
@@ -128,6 +129,20 @@ static void tell(void *opaque, uint64_t done, uint64_t total)
 	told->calls++;
 }
 
+static int ignore_line(void *opaque, const char *line)
+{
+	(void)opaque, (void)line;
+	return 0;
+}
+
+static int rekey(const char *key)
+{
+	char request[256];
+
+	snprintf(request, sizeof request, "rekey %s", key);
+	return s3_control_perform(volume, request, NULL, ignore_line, NULL);
+}
+
 static int collect(struct command *c)
 {
 	struct told told = {0};
@@ -179,6 +194,8 @@ static int run(struct command *c)
 		return s3_volume_clone(volume, w[1], w[2], w[3]);
 	if (strcmp(w[0], "resize") == 0)
 		return s3_volume_resize(volume, number(w[1]));
+	if (strcmp(w[0], "rekey") == 0)
+		return rekey(w[1]);
 	if (strcmp(w[0], "gc") == 0)
 		return collect(c);
 	return -ENOSYS;

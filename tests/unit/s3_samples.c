@@ -13,6 +13,7 @@ void sample_super(struct s3_buffer *out)
 		{.uuid = "parentparentpar", .last_seq = 77, .snapshot = "daily.1", .path = near},
 		{.uuid = "grandgrandgrand", .last_seq = 5, .snapshot = "gold", .path = far},
 	};
+	uint8_t wrapped[S3_WRAPPED(2)] = "keys";
 	struct s3_super super = {
 		.features = S3_FEATURE_AES | S3_FEATURE_ZSTD,
 		.block_shift = 12,
@@ -24,6 +25,7 @@ void sample_super(struct s3_buffer *out)
 		.write_back = "instanceinstanc",
 		.n_parents = 2,
 		.parents = parents,
+		.wrapped = wrapped,
 	};
 
 	memcpy(super.uuid, sample_uuid, S3_UUID);

@@ -381,13 +381,20 @@ static void test_super(void **state)
 	s3_super_encode(&super, &again);
 	assert_int_equal(again.length, b.length);
 	assert_memory_equal(again.data, b.data, b.length);
-	/* Without a write-back log it is as those that knew none wrote it. */
+	assert_string_equal((char *)super.wrapped, "keys");
+	/* Without a write-back log and wrapped keys it is as those that knew none wrote it. */
 	memset(super.write_back, 0, S3_UUID);
 	again.length = 0;
 	s3_super_encode(&super, &again);
 	assert_int_equal(again.length, b.length - S3_UUID);
+	free(super.wrapped);
+	super.wrapped = NULL;
+	again.length = 0;
+	s3_super_encode(&super, &again);
+	assert_int_equal(again.length, b.length - S3_UUID - S3_WRAPPED(2));
 	s3_super_free(&super);
 	assert_int_equal(s3_super_decode(again.data, again.length, &super), S3_GOOD);
+	assert_null(super.wrapped);
 	s3_super_free(&super);
 	s3_buffer_free(&again);
 	s3_buffer_free(&b);
@@ -911,6 +918,51 @@ static void test_keys(void **state)
 	s3_transform_free(wrong);
 }
 
+/* Keys are wrapped for one volume and its ancestors, and only the user's key opens them. */
+static void test_wrapped_keys(void **state)
+{
+	static const uint8_t user[S3_KEY_BYTES + 1] = "a key of thirty-two bytes......",
+						 other[S3_KEY_BYTES + 1] =
+							 "another of thirty-two bytes....";
+	uint8_t keys[3][S3_KEY_BYTES], back[3][S3_KEY_BYTES], wrapped[S3_WRAPPED(2)];
+	struct s3_super super;
+	struct s3_buffer b = {0};
+
+	(void)state;
+	sample_super(&b);
+	assert_int_equal(s3_super_decode(b.data, b.length, &super), S3_GOOD);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(s3_transform_draw_key(keys[i]), 0);
+	assert_memory_not_equal(keys[0], keys[1], S3_KEY_BYTES);
+	for (int twice = 0; twice < 2; twice++) {
+		memcpy(wrapped, super.wrapped, sizeof wrapped);
+		assert_int_equal(s3_transform_wrap_keys(user, &super,
+					 (const uint8_t(*)[S3_KEY_BYTES])keys, super.wrapped),
+			0);
+		assert_memory_not_equal(wrapped, super.wrapped, sizeof wrapped);
+		assert_null(memmem(super.wrapped, sizeof wrapped, keys[1], S3_KEY_BYTES));
+		assert_int_equal(s3_transform_volume_keys(user, &super, back), 0);
+		assert_memory_equal(keys, back, sizeof keys);
+	}
+	assert_int_equal(s3_transform_volume_keys(other, &super, back), -EBADMSG);
+	for (size_t i = 0; i < sizeof wrapped; i++) {
+		super.wrapped[i] ^= 1;
+		assert_int_equal(s3_transform_volume_keys(user, &super, back), -EBADMSG);
+		super.wrapped[i] ^= 1;
+	}
+	super.parents[1].uuid[0] ^= 1; /* another ancestor's */
+	assert_int_equal(s3_transform_volume_keys(user, &super, back), -EBADMSG);
+	super.parents[1].uuid[0] ^= 1;
+	/* As older programs have it. */
+	free(super.wrapped);
+	super.wrapped = NULL;
+	assert_int_equal(s3_transform_volume_keys(user, &super, back), 0);
+	assert_int_equal(s3_transform_derive_key(user, super.parents[1].uuid, keys[2]), 0);
+	assert_memory_equal(keys[2], back[2], S3_KEY_BYTES);
+	s3_super_free(&super);
+	s3_buffer_free(&b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -935,6 +987,7 @@ int main(void)
 		cmocka_unit_test(test_unknown_flags),
 		cmocka_unit_test(test_transform),
 		cmocka_unit_test(test_keys),
+		cmocka_unit_test(test_wrapped_keys),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,6 +19,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <openssl/crypto.h>
+
 #include "backends/s3/admin/control.h"
 #include "backends/s3/admin/verify.h"
 
@@ -397,6 +399,28 @@ static int resize(struct call *c)
 	return r;
 }
 
+/* The operand is the key in hexadecimal digits: the server may not be able to read the user's file.
+ */
+static int rekey(struct call *c)
+{
+	uint8_t key[S3_KEY_BYTES];
+	bool derived;
+	int r = -EINVAL;
+
+	if (strspn(c->words[1], "0123456789abcdef") == 2 * sizeof key &&
+		!c->words[1][2 * sizeof key]) {
+		for (size_t i = 0; i < sizeof key; i++)
+			sscanf(c->words[1] + 2 * i, "%2hhx", &key[i]);
+		r = s3_volume_rekey(c->v, key, &derived);
+		OPENSSL_cleanse(key, sizeof key);
+	} else {
+		s3_volume_refuse(c->v, r, "rekey: not %zu hexadecimal digits", 2 * sizeof key);
+	}
+	if (r == 0)
+		say_bool(c, "old_key_opens_data", derived);
+	return r;
+}
+
 static int gc(struct call *c)
 {
 	struct s3_objects_totals before, after;
@@ -440,6 +464,7 @@ static const struct command {
 	{"snapshot-rollback", 1, true, true, snapshot_rollback},
 	{"clone", 3, false, true, make_clone},
 	{"resize", 1, true, true, resize},
+	{"rekey", 1, true, true, rekey},
 	{"gc", 0, true, true, gc},
 	{"abort", 0, false, false, give_up},
 };

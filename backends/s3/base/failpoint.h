@@ -35,6 +35,8 @@ enum s3_failpoint {
 	S3_FAIL_CLONE_SUPER_AFTER,
 	S3_FAIL_RESIZE_SUPER_BEFORE,
 	S3_FAIL_RESIZE_SUPER_AFTER,
+	S3_FAIL_REKEY_SUPER_BEFORE,
+	S3_FAIL_REKEY_SUPER_AFTER,
 	S3_FAIL_ORPHAN_DELETE_BEFORE, /* an object in gc/ that nobody knows is to go */
 	S3_FAIL_WB_MARK_BEFORE,	 /* the write-back log knows its next owner, the super does not */
 	S3_FAIL_WB_MARK_AFTER,	 /* the super does, the log is still the last one's */

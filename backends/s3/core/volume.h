@@ -180,6 +180,8 @@ struct s3_volume {
 	char base[272];			    /* "<prefix>/<volume>/" */
 	struct s3_super super;
 	uint8_t key[S3_KEY_BYTES]; /* the user's, with S3_FEATURE_AES */
+	/* The volume's and its ancestors', 1 + super.n_parents; NULL: without S3_FEATURE_AES. */
+	uint8_t (*volume_keys)[S3_KEY_BYTES];
 	/* By origin of the object, 1 + super.n_parents; NULL: data is stored as it is. */
 	struct s3_transform **transforms;
 	uint32_t block_size;
@@ -572,6 +574,15 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
  * to be trimmed first; -EINVAL: too small or large; -EROFS.
  */
 int s3_volume_resize(struct s3_volume *v, uint64_t size);
+/*
+ * Wraps the volume's key, and those of its ancestors, with another key of the user's, which then is
+ * the only one that opens the volume. Data, snapshots and clones stay as they are; a clone has a
+ * user's key of its own. *derived: whether the old key can still be used to compute the key of
+ * data, since that was derived from it by an older program. -EINVAL: the volume is not encrypted,
+ * or has this key; -EACCES: somebody else has changed the key; -EIO: the change failed or, told so,
+ * may have happened.
+ */
+int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived);
 
 /* Below: of the keeper, or recovery. */
 

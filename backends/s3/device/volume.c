@@ -371,6 +371,7 @@ static int check_empty(struct s3_volume *v)
 static int create(
 	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key)
 {
+	uint8_t wrapped[S3_WRAPPED(0)], volume_key[1][S3_KEY_BYTES];
 	struct s3_super super = {.layout = c->layout};
 	struct s3_buffer out = {0};
 	struct s3_request req;
@@ -396,7 +397,13 @@ static int create(
 		super.features |= S3_FEATURE_ZSTD;
 	if (r == 0 && c->encryption_key) {
 		super.features |= S3_FEATURE_AES;
+		super.wrapped = wrapped;
 		r = s3_transform_key_check(v->key, super.uuid, super.key_check);
+		if (r == 0)
+			r = s3_transform_draw_key(volume_key[0]);
+		if (r == 0)
+			r = s3_transform_wrap_keys(v->key, &super, volume_key, wrapped);
+		OPENSSL_cleanse(volume_key, sizeof volume_key);
 	}
 	if (r)
 		return r;
@@ -502,7 +509,7 @@ static int check_features(struct s3_volume *v, const struct s3_config *c)
 	if (r == 0 && aes && memcmp(check, v->super.key_check, sizeof check))
 		r = s3_volume_refuse(v, -EACCES,
 			"encryption-key=%s: is not the key of volume=%s; give the one that it was "
-			"created with",
+			"created with, or that userblk-s3 rekey has given it since",
 			c->encryption_key, v->name);
 	if (r == 0 && c->compress == S3_COMPRESS_ZSTD && !(v->super.features & S3_FEATURE_ZSTD))
 		r = s3_volume_refuse(v, -EINVAL,
@@ -510,6 +517,23 @@ static int check_features(struct s3_volume *v, const struct s3_config *c)
 			"created; leave compress= out, or copy it to one that is",
 			v->name);
 	return r;
+}
+
+/* The keys that the volume's data and its ancestors' is encrypted with. */
+static int open_volume_keys(struct s3_volume *v)
+{
+	int r;
+
+	v->volume_keys = calloc(1 + v->super.n_parents, sizeof *v->volume_keys);
+	if (!v->volume_keys)
+		return -ENOMEM;
+	r = s3_transform_volume_keys(v->key, &v->super, v->volume_keys);
+	return r == -EBADMSG
+		       ? s3_volume_refuse(v, -EINVAL,
+				 "volume=%s: the keys in %ssuper are damaged; put back a copy "
+				 "of that object",
+				 v->name, v->base)
+		       : r;
 }
 
 static int make_transforms(struct s3_volume *v)
@@ -525,9 +549,11 @@ static int make_transforms(struct s3_volume *v)
 	v->transforms = calloc(1 + s->n_parents, sizeof(struct s3_transform *));
 	if (!v->transforms)
 		return -ENOMEM;
+	if (s->features & S3_FEATURE_AES)
+		r = open_volume_keys(v);
 	for (unsigned i = 0; r == 0 && i <= s->n_parents; i++)
-		r = s3_transform_new(s->features, v->key, i ? s->parents[i - 1].uuid : s->uuid,
-			&v->transforms[i]);
+		r = s3_transform_new(s->features, v->volume_keys ? v->volume_keys[i] : NULL,
+			i ? s->parents[i - 1].uuid : s->uuid, &v->transforms[i]);
 	return r;
 }
 
@@ -760,6 +786,9 @@ void s3_volume_detach(struct s3_volume *v)
 		s3_transform_free(v->transforms[i]);
 	free(v->transforms);
 	OPENSSL_cleanse(v->key, sizeof v->key);
+	if (v->volume_keys)
+		OPENSSL_cleanse(v->volume_keys, (1 + v->super.n_parents) * sizeof *v->volume_keys);
+	free(v->volume_keys);
 	s3_super_free(&v->super);
 	free(v->regions);
 	free(v->summaries);

@@ -230,7 +230,7 @@ bool s3_name_parse(const char *key, struct s3_name *name)
  * magic 8 | version 2 | zero 2 | features 4 | length 4 | CRC32C 4 (over everything, itself zero) |
  * uuid 16 | layout 1 | block shift 1 | parents 2 | chunk blocks 4 | blocks 8 | epoch 8 |
  * created 8 | checkpoint 8 | key check 16; per parent: uuid 16 | last seq 8 | name 1 + n | path 2 +
- * n; with S3_FEATURE_WRITE_BACK: instance 16
+ * n; with S3_FEATURE_WRITE_BACK: instance 16; with S3_FEATURE_WRAPPED: keys S3_WRAPPED(parents)
  */
 static const uint8_t super_magic[8] = "USERBLKV";
 
@@ -258,7 +258,10 @@ void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 	s3_buffer_bytes(out, super_magic, sizeof super_magic);
 	s3_buffer_number(out, VERSION, 2);
 	s3_buffer_number(out, 0, 2);
-	s3_buffer_number(out, super->features | (write_back ? S3_FEATURE_WRITE_BACK : 0), 4);
+	s3_buffer_number(out,
+		super->features | (write_back ? S3_FEATURE_WRITE_BACK : 0) |
+			(super->wrapped ? S3_FEATURE_WRAPPED : 0),
+		4);
 	s3_buffer_number(out, 0, 8); /* length and CRC, below */
 	s3_buffer_bytes(out, super->uuid, S3_UUID);
 	s3_buffer_number(out, super->layout, 1);
@@ -283,6 +286,8 @@ void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 	}
 	if (write_back)
 		s3_buffer_bytes(out, super->write_back, S3_UUID);
+	if (super->wrapped)
+		s3_buffer_bytes(out, super->wrapped, S3_WRAPPED(super->n_parents));
 	if (out->failed)
 		return;
 	s3_put(out->data + start + SUPER_CRC - 4, out->length - start, 4);
@@ -295,6 +300,7 @@ void s3_super_free(struct s3_super *super)
 	for (unsigned i = 0; i < super->n_parents; i++)
 		free(super->parents[i].path);
 	free(super->parents);
+	free(super->wrapped);
 	memset(super, 0, sizeof *super);
 }
 
@@ -353,6 +359,19 @@ static enum s3_check decode_write_back(struct s3_reader *r, struct s3_super *sup
 	return S3_GOOD;
 }
 
+static enum s3_check decode_wrapped(struct s3_reader *r, struct s3_super *super)
+{
+	const uint8_t *wrapped = s3_read_bytes(r, S3_WRAPPED(super->n_parents));
+
+	if (!wrapped || !(super->features & S3_FEATURE_AES))
+		return S3_INVALID;
+	super->wrapped = malloc(S3_WRAPPED(super->n_parents));
+	if (!super->wrapped)
+		return S3_NO_MEMORY;
+	memcpy(super->wrapped, wrapped, S3_WRAPPED(super->n_parents));
+	return S3_GOOD;
+}
+
 static bool super_consistent(const struct s3_super *s)
 {
 	if (s->block_shift < S3_BLOCK_MIN || s->block_shift > S3_BLOCK_MAX || !s->blocks ||
@@ -385,7 +404,7 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 	struct s3_reader r;
 	enum s3_check check;
 	unsigned n_parents;
-	bool write_back;
+	bool write_back, wrapped;
 
 	if (length < 12)
 		return length >= 8 && memcmp(p, super_magic, 8) ? S3_NOT_OURS : S3_SHORT;
@@ -398,9 +417,10 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 		crc_around(p, length, SUPER_CRC) != s3_get(p + SUPER_CRC, 4))
 		return S3_CHECKSUM;
 	s.features = (uint32_t)s3_get(p + 12, 4);
-	if (s.features & ~(S3_FEATURES | S3_FEATURE_WRITE_BACK))
+	if (s.features & ~(S3_FEATURES | S3_FEATURE_WRITE_BACK | S3_FEATURE_WRAPPED))
 		return S3_UNKNOWN_FLAG;
 	write_back = s.features & S3_FEATURE_WRITE_BACK;
+	wrapped = s.features & S3_FEATURE_WRAPPED;
 	s.features &= S3_FEATURES;
 	r = (struct s3_reader){.next = p + SUPER_HEAD, .end = p + length};
 	memcpy(s.uuid, s3_read_bytes(&r, S3_UUID), S3_UUID);
@@ -417,6 +437,8 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 								: decode_parents(&r, n_parents, &s);
 	if (!check && write_back)
 		check = decode_write_back(&r, &s);
+	if (!check && wrapped)
+		check = decode_wrapped(&r, &s);
 	if (!check && (r.bad || s3_read_left(&r) || !super_consistent(&s)))
 		check = S3_INVALID;
 	if (check)

@@ -39,6 +39,11 @@
 #define S3_KEY_ROOM	 192 /* bytes of any key below the volume's, with its NUL */
 #define S3_PARENTS_MAX	 255 /* length of a chain of clones */
 
+#define S3_UNIT	     (64u << 10) /* bytes of data before compression and encryption */
+#define S3_TAG	     16u	 /* bytes that encryption adds to a unit */
+#define S3_KEY_BYTES 32u	 /* of a key of the encryption, */
+#define S3_SALT	     16u	 /* and of what is drawn for each use of it */
+
 /*
  * The number of an object. A log object's is its sequence number, from 1 on; a
  * GC object's has the bit S3_GC and counts by itself. Neither is used twice for data that
@@ -112,6 +117,8 @@ bool s3_name_valid(const char *name);
 #define S3_FEATURES	(S3_FEATURE_ZSTD | S3_FEATURE_AES)
 /* Only in what is stored of the super object: it has a write_back. */
 #define S3_FEATURE_WRITE_BACK (1u << 2)
+/* Only in what is stored of the super object: it has wrapped keys. */
+#define S3_FEATURE_WRAPPED (1u << 3)
 
 enum s3_layout { S3_LAYOUT_LOG = 0, S3_LAYOUT_DIRECT = 1 };
 
@@ -122,6 +129,9 @@ struct s3_parent {
 	char snapshot[S3_NAME_MAX + 1];
 	char *path; /* <prefix>/<volume>, in the same bucket */
 };
+
+/* Bytes of the wrapped keys of a volume and its ancestors (transform.h). */
+#define S3_WRAPPED(n_parents) (S3_SALT + (1 + (size_t)(n_parents)) * S3_KEY_BYTES + S3_TAG)
 
 struct s3_super {
 	uint8_t uuid[S3_UUID];
@@ -138,6 +148,9 @@ struct s3_super {
 	uint8_t write_back[S3_UUID];
 	unsigned n_parents;
 	struct s3_parent *parents; /* the nearest first */
+	/* S3_WRAPPED(n_parents) bytes; NULL: without S3_FEATURE_AES, or made by an older program,
+	 * whose volumes' keys are derived from the user's key */
+	uint8_t *wrapped;
 };
 
 void s3_super_encode(const struct s3_super *super, struct s3_buffer *out);
@@ -180,9 +193,6 @@ struct s3_record {
 	uint64_t seq;
 };
 
-#define S3_UNIT (64u << 10) /* bytes of data before compression and encryption */
-#define S3_TAG	16u	    /* bytes that encryption adds to a unit */
-
 struct s3_object_header {
 	enum s3_type type;
 	uint32_t flags; /* S3_FEATURE_ of this object's data */
@@ -196,7 +206,7 @@ struct s3_object_header {
 	uint64_t checkpoint;	   /* newest root, 0: none */
 	uint64_t cache_record;	   /* newest entry of a write-back log replayed into it, 0: none */
 	uint64_t time;		   /* us since 1970 */
-	uint8_t salt[16];	   /* random; of the object's key, zero without S3_FEATURE_AES */
+	uint8_t salt[S3_SALT];	   /* random; of the object's key, zero without S3_FEATURE_AES */
 	uint32_t blocks;	   /* of data */
 	uint32_t header_bytes;	   /* where data begins; a multiple of S3_ALIGN */
 	uint32_t data_bytes;	   /* as stored; blocks << block_shift without features */

@@ -50,10 +50,8 @@ int s3_transform_new(
 		return -ENOMEM;
 	t->features = features;
 	memcpy(t->uuid, uuid, S3_UUID);
-	if (features & S3_FEATURE_AES && !derive(key, "userblk s3 data", uuid, t->key)) {
-		s3_transform_free(t);
-		return -EIO;
-	}
+	if (features & S3_FEATURE_AES)
+		memcpy(t->key, key, S3_KEY_BYTES);
 	*out = t;
 	return 0;
 }
@@ -115,6 +113,7 @@ static bool object_key(
 	return hmac(t->key, text, sizeof text, key);
 }
 
+/* What a key is used with once. */
 struct associated {
 	uint8_t nonce[NONCE];
 	uint8_t data[S3_UUID + 8 + 4 + 1];
@@ -135,32 +134,110 @@ static struct associated associate(
 }
 
 /* Encrypts in place; the tag goes behind. */
-static bool seal(EVP_CIPHER_CTX *c, const uint8_t *key, const struct associated *a, uint8_t *data,
-	uint32_t length)
+static bool seal(EVP_CIPHER_CTX *c, const uint8_t *key, const uint8_t nonce[NONCE],
+	const void *associated, size_t n_associated, uint8_t *data, uint32_t length)
 {
 	int n = 0;
 
-	return EVP_EncryptInit_ex(c, EVP_aes_256_gcm(), NULL, key, a->nonce) == 1 &&
-	       EVP_EncryptUpdate(c, NULL, &n, a->data, sizeof a->data) == 1 &&
+	return EVP_EncryptInit_ex(c, EVP_aes_256_gcm(), NULL, key, nonce) == 1 &&
+	       EVP_EncryptUpdate(c, NULL, &n, associated, (int)n_associated) == 1 &&
 	       EVP_EncryptUpdate(c, data, &n, data, (int)length) == 1 &&
 	       EVP_EncryptFinal_ex(c, data + n, &n) == 1 &&
 	       EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_GET_TAG, S3_TAG, data + length) == 1;
 }
 
 /* length without the tag. 0, -EBADMSG or -EIO. */
-static int unseal(EVP_CIPHER_CTX *c, const uint8_t *key, const struct associated *a,
-	const uint8_t *data, uint32_t length, uint8_t *out)
+static int unseal(EVP_CIPHER_CTX *c, const uint8_t *key, const uint8_t nonce[NONCE],
+	const void *associated, size_t n_associated, const uint8_t *data, uint32_t length,
+	uint8_t *out)
 {
 	uint8_t tag[S3_TAG];
 	int n = 0;
 
 	memcpy(tag, data + length, S3_TAG);
-	if (EVP_DecryptInit_ex(c, EVP_aes_256_gcm(), NULL, key, a->nonce) != 1 ||
-		EVP_DecryptUpdate(c, NULL, &n, a->data, sizeof a->data) != 1 ||
+	if (EVP_DecryptInit_ex(c, EVP_aes_256_gcm(), NULL, key, nonce) != 1 ||
+		EVP_DecryptUpdate(c, NULL, &n, associated, (int)n_associated) != 1 ||
 		EVP_DecryptUpdate(c, out, &n, data, (int)length) != 1 ||
 		EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_GCM_SET_TAG, S3_TAG, tag) != 1)
 		return -EIO;
 	return EVP_DecryptFinal_ex(c, out + n, &n) == 1 ? 0 : -EBADMSG;
+}
+
+/* ---- keys of volumes -------------------------------------------------------------- */
+
+int s3_transform_draw_key(uint8_t key[S3_KEY_BYTES])
+{
+	return RAND_bytes(key, S3_KEY_BYTES) == 1 ? 0 : -EIO;
+}
+
+int s3_transform_derive_key(const uint8_t *user_key, const uint8_t *uuid, uint8_t key[S3_KEY_BYTES])
+{
+	return derive(user_key, "userblk s3 data", uuid, key) ? 0 : -EIO;
+}
+
+/* Wraps (data: salt, keys, tag; the salt is drawn, the keys are encrypted in place) or unwraps. */
+static int wrap(const uint8_t *user_key, const struct s3_super *super, bool encrypt, uint8_t *data)
+{
+	static const uint8_t nonce[NONCE]; /* the key is used once */
+	size_t n_keys = 1 + super->n_parents, n_uuids = n_keys * S3_UUID;
+	uint32_t length = (uint32_t)(n_keys * S3_KEY_BYTES);
+	uint8_t *uuids = malloc(n_uuids), of_volume[32], key[32];
+	EVP_CIPHER_CTX *c = EVP_CIPHER_CTX_new();
+	int r = uuids && c ? 0 : -ENOMEM;
+
+	for (size_t i = 0; r == 0 && i < n_keys; i++)
+		memcpy(uuids + i * S3_UUID, i ? super->parents[i - 1].uuid : super->uuid, S3_UUID);
+	if (r == 0 && encrypt && RAND_bytes(data, S3_SALT) != 1)
+		r = -EIO;
+	if (r == 0 && (!derive(user_key, "userblk s3 wrap", super->uuid, of_volume) ||
+			      !hmac(of_volume, data, S3_SALT, key)))
+		r = -EIO;
+	if (r == 0 && encrypt)
+		r = seal(c, key, nonce, uuids, n_uuids, data + S3_SALT, length) ? 0 : -EIO;
+	else if (r == 0)
+		r = unseal(c, key, nonce, uuids, n_uuids, data + S3_SALT, length, data + S3_SALT);
+	OPENSSL_cleanse(of_volume, sizeof of_volume);
+	OPENSSL_cleanse(key, sizeof key);
+	EVP_CIPHER_CTX_free(c);
+	free(uuids);
+	return r;
+}
+
+int s3_transform_wrap_keys(const uint8_t *user_key, const struct s3_super *super,
+	const uint8_t (*keys)[S3_KEY_BYTES], uint8_t *wrapped)
+{
+	int r;
+
+	memcpy(wrapped + S3_SALT, keys, (1 + (size_t)super->n_parents) * S3_KEY_BYTES);
+	r = wrap(user_key, super, true, wrapped);
+	if (r)
+		OPENSSL_cleanse(wrapped, S3_WRAPPED(super->n_parents));
+	return r;
+}
+
+int s3_transform_volume_keys(
+	const uint8_t *user_key, const struct s3_super *super, uint8_t (*keys)[S3_KEY_BYTES])
+{
+	size_t n_keys = 1 + super->n_parents;
+	uint8_t *data;
+	int r = 0;
+
+	if (!super->wrapped) {
+		for (size_t i = 0; r == 0 && i < n_keys; i++)
+			r = s3_transform_derive_key(
+				user_key, i ? super->parents[i - 1].uuid : super->uuid, keys[i]);
+		return r;
+	}
+	data = malloc(S3_WRAPPED(super->n_parents));
+	if (!data)
+		return -ENOMEM;
+	memcpy(data, super->wrapped, S3_WRAPPED(super->n_parents));
+	r = wrap(user_key, super, false, data);
+	if (r == 0)
+		memcpy(keys, data + S3_SALT, n_keys * S3_KEY_BYTES);
+	OPENSSL_cleanse(data, S3_WRAPPED(super->n_parents));
+	free(data);
+	return r;
 }
 
 /* ---- units ----------------------------------------------------------------------- */
@@ -208,7 +285,7 @@ int s3_transform_encode(struct s3_transform *t, struct s3_object_header *header,
 		if (aes) {
 			struct associated a = associate(t, header->id, i, unit->raw);
 
-			if (!seal(c, key, &a, to, unit->bytes))
+			if (!seal(c, key, a.nonce, a.data, sizeof a.data, to, unit->bytes))
 				r = -EIO;
 			unit->bytes += S3_TAG;
 		}
@@ -234,7 +311,7 @@ static int decrypt(const struct s3_transform *t, const struct s3_object_header *
 	if (!c)
 		return -ENOMEM;
 	if (object_key(t, h, key))
-		r = unseal(c, key, &a, data, unit->bytes - S3_TAG, out);
+		r = unseal(c, key, a.nonce, a.data, sizeof a.data, data, unit->bytes - S3_TAG, out);
 	OPENSSL_cleanse(key, sizeof key);
 	EVP_CIPHER_CTX_free(c);
 	return r;

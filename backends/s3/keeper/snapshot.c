@@ -18,6 +18,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <openssl/crypto.h>
+
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/core/volume.h"
@@ -704,6 +706,32 @@ static int store_clone(struct s3_volume *parent, const char *snapshot, const cha
 	return r;
 }
 
+/*
+ * Gives the clone a key of its own, and the parent's keys, all wrapped: whatever key the parent is
+ * given later, the clone needs only that of its own super object.
+ */
+static int wrap_clone_keys(const struct s3_volume *parent, struct s3_super *super)
+{
+	size_t bytes = (1 + (size_t)super->n_parents) * S3_KEY_BYTES;
+	uint8_t(*keys)[S3_KEY_BYTES] = malloc(bytes);
+	int r = keys ? s3_transform_draw_key(keys[0]) : -ENOMEM;
+
+	super->wrapped = malloc(S3_WRAPPED(super->n_parents));
+	if (!super->wrapped)
+		r = -ENOMEM;
+	if (r == 0) {
+		memcpy(keys + 1, parent->volume_keys, bytes - S3_KEY_BYTES);
+		r = s3_transform_wrap_keys(
+			parent->key, super, (const uint8_t(*)[S3_KEY_BYTES])keys, super->wrapped);
+	}
+	if (r == 0)
+		r = s3_transform_key_check(parent->key, super->uuid, super->key_check);
+	if (keys)
+		OPENSSL_cleanse(keys, bytes);
+	free(keys);
+	return r;
+}
+
 int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *new_prefix,
 	const char *new_volume)
 {
@@ -746,8 +774,6 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 	super.blocks = found.blocks;
 	super.parents = calloc(super.n_parents, sizeof *super.parents);
 	r = super.parents ? s3_random(super.uuid) : -ENOMEM;
-	if (r == 0 && super.features & S3_FEATURE_AES)
-		r = s3_transform_key_check(parent->key, super.uuid, super.key_check);
 	if (r == 0) {
 		struct s3_parent *nearest = &super.parents[0];
 
@@ -759,10 +785,15 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 		strcpy(own, parent->base);
 		own[strlen(own) - 1] = '\0';
 		nearest->path = own;
+		if (super.features & S3_FEATURE_AES)
+			r = wrap_clone_keys(parent, &super);
+	}
+	if (r == 0) {
 		s3_super_encode(&super, &out);
 		r = out.failed ? -ENOMEM : store_clone(parent, snapshot, path, super.uuid, &out);
 	}
 	s3_buffer_free(&out);
+	free(super.wrapped);
 	free(super.parents); /* their paths are not ours */
 	return r;
 }
