@@ -352,20 +352,28 @@ int s3_random(uint8_t uuid[S3_UUID])
 	return getrandom(uuid, S3_UUID, 0) == S3_UUID ? 0 : -EIO;
 }
 
+/* A probe was left by one who ended while he opened the volume. */
+static int meet_remains(void *opaque, const struct s3_listed *listed)
+{
+	struct s3_volume *v = opaque;
+	struct s3_name name;
+
+	if (strlen(listed->key) > strlen(v->base) &&
+		s3_name_parse(listed->key + strlen(v->base), &name) && name.kind == S3_NAME_PROBE)
+		return 0;
+	return s3_volume_refuse(v, -EEXIST,
+		"volume=%s: the bucket holds %s, which is not of a volume; choose another name or "
+		"prefix, or finish a deletion that was interrupted with userblk-s3 delete",
+		v->name, listed->key);
+}
+
 /* Is there anything under the volume's name that is no volume? */
 static int check_empty(struct s3_volume *v)
 {
 	struct s3_request req;
-	int r = s3_volume_any(v, v->base, &req);
+	int r = s3_volume_list(v, "", false, meet_remains, v, &req);
 
-	if (r < 0)
-		return s3_volume_refuse(v, r, "%s", req.message);
-	return r ? s3_volume_refuse(v, -EEXIST,
-			   "volume=%s: the bucket holds %s, which is not of a volume; choose "
-			   "another name or prefix, or finish a deletion that was interrupted with "
-			   "userblk-s3 delete",
-			   v->name, req.message)
-		 : 0;
+	return r && r == req.result ? s3_volume_refuse(v, r, "%s", req.message) : r;
 }
 
 static int create(
