@@ -799,6 +799,25 @@ struct target {
 	uint32_t blocks;
 };
 
+/* Is the GC object that stands there already ours, from an attempt whose reply was lost? 0: yes. */
+static int meet_target(struct s3_volume *v, uint64_t id)
+{
+	struct s3_object_header there;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+	int r = s3_volume_get_header(v, id, &data, &there, &check, &req);
+
+	if (r)
+		return r;
+	/* Its writer gives a number once. */
+	r = check == S3_GOOD && there.id == id && memcmp(there.instance, v->instance, S3_UUID) == 0
+		    ? 0
+		    : -EEXIST;
+	free(data);
+	return r;
+}
+
 /* Stores the object, then moves the map to it. Its failure leaves an object that nobody knows. */
 static int store_target(struct s3_volume *v, struct target *t)
 {
@@ -826,6 +845,8 @@ static int store_target(struct s3_volume *v, struct target *t)
 		.if_none_match = v->conditional,
 	};
 	r = s3_store_call(v->store, &req);
+	if (r == -EEXIST)
+		r = meet_target(v, object.id);
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_RELOCATE_PUT_AFTER);
