@@ -549,6 +549,47 @@ $(foreach t,$(filter test_s3_direct% test_s3_volume% test_s3_writeback%,$(UNIT_T
 # Whose disk fails when the test says so.
 UNIT_LDFLAGS_test_s3_writeback += $(call wrap,fdatasync)
 
+# ---- the S3 device's simulation ---------------------------------------------------
+
+# The whole engine but its client, on a simulated machine.
+S3_SIMULATION := $(B)/tests/simulation/s3_simulation
+S3_SIMULATION_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard tests/simulation/*.c))
+S3_SIMULATION_CALLS := $(addprefix pthread_,mutex_init mutex_destroy mutex_lock mutex_trylock mutex_unlock \
+	cond_init cond_destroy cond_wait cond_timedwait cond_signal cond_broadcast create join sigmask) \
+	sem_init sem_destroy sem_post sem_wait sched_yield sysconf clock_gettime time nanosleep usleep \
+	getrandom RAND_bytes open64 stat64 fstat64 fstatvfs64 flock read pread64 pwrite64 preadv64 pwritev64 \
+	ftruncate64 fallocate64 fdatasync unlink close
+$(S3_SIMULATION_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
+$(S3_SIMULATION): $(S3_SIMULATION_OBJS) $(filter-out %/client/client.o,$(S3_OBJS)) $(BACKEND_OBJS)
+	@mkdir -p $(@D)
+	$(COMPILE) $^ -o $@ $(call wrap,$(S3_SIMULATION_CALLS)) $(LDFLAGS) $(S3_LIBS)
+
+# Built in a place of its own, with the frames of its stacks. TARGET= another, for another tree or OPT.
+SIMULATION_TARGET ?= sim
+SIMULATION_OPT ?= -O2 -g -fno-omit-frame-pointer
+SIMULATE = $(MAKE) --no-print-directory TARGET=$(SIMULATION_TARGET) OPT="$(SIMULATION_OPT)" s3-simulation && \
+	build/$(SIMULATION_TARGET)/tests/simulation/s3_simulation
+
+s3-simulation: $(S3_SIMULATION)
+.PHONY: s3-simulation
+
+# The day's seeds, unless SEED= says which: a failure is shrunk, and the command that replays it printed.
+simulate-s3: ## the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
+	@$(SIMULATE) $(if $(SEED),--seed $(SEED) $(if $(SEEDS)$(SECONDS),,--seeds 1),--seed $$(date +%Y%m%d)000000) \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED)$(SEEDS),,--seconds 60)) $(SIMULATION_OPTIONS)
+.PHONY: simulate-s3
+
+simulate-s3-long: ## the same for an hour
+	$(MAKE) --no-print-directory SECONDS=3600 simulate-s3
+.PHONY: simulate-s3-long
+
+# Under the sanitizers, where schedules take longer; and the same schedules twice.
+simulate-s3-asan: ## the same under ASan and UBSan
+	$(MAKE) --no-print-directory SIMULATION_TARGET=sim-asan SIMULATION_OPT="$(SANITIZE)" SECONDS=$(or $(SECONDS),60) simulate-s3
+simulate-s3-twice: ## are schedules the same each time
+	$(MAKE) --no-print-directory SEEDS=$(or $(SEEDS),20) SIMULATION_OPTIONS=--twice simulate-s3
+.PHONY: simulate-s3-asan simulate-s3-twice
+
 # userblk-flow's tests link all of it but main().
 define flow_unit
 UNIT_OBJS_$1 = $$(filter-out %/main.o,$$(FLOW_OBJS))

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Local files of simulated machines: those whose path begins with /sim/. What was not synced is
+ * there for whoever reads it, and after a crash of the machine, sector by sector, or not.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+
+#include "tests/simulation/sched.h"
+#include "tests/simulation/wrap.h"
+
+#define ROOM	  (32u << 20)
+#define SECTOR	  512u
+#define SECTORS	  (ROOM / SECTOR)
+#define FIRST_FD  100000
+#define FILES	  32
+#define OPEN_MAX_ 256
+
+struct file {
+	char path[64];
+	bool exists;
+	uint64_t size;
+	uint8_t *now, *safe;		 /* as it is read, and as it is after a crash */
+	uint8_t *unsafe;		 /* of each sector: 1 written, 2 and its sync has failed */
+	const struct sim_process *owner; /* of the lock */
+	int owner_fd;
+};
+
+struct handle {
+	struct file *file;
+	const struct sim_process *process;
+	uint64_t at; /* of read() */
+};
+
+static struct file files[FILES];
+static struct handle handles[OPEN_MAX_];
+static unsigned failing_syncs;
+
+static bool simulated(const char *path)
+{
+	return strncmp(path, "/sim/", 5) == 0;
+}
+
+static struct handle *handle_of(int fd)
+{
+	if (fd < FIRST_FD || fd >= FIRST_FD + OPEN_MAX_)
+		return NULL;
+	if (!handles[fd - FIRST_FD].file)
+		sim_fail("file", "a file that is not open is used");
+	return &handles[fd - FIRST_FD];
+}
+
+static uint8_t *memory(void)
+{
+	uint8_t *p = mmap(NULL, ROOM, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (p == MAP_FAILED)
+		abort();
+	return p;
+}
+
+static struct file *find(const char *path, bool make)
+{
+	struct file *empty = NULL;
+
+	for (unsigned i = 0; i < FILES; i++) {
+		if (files[i].now && strcmp(files[i].path, path) == 0)
+			return files[i].exists || make ? &files[i] : NULL;
+		if (!files[i].now && !empty)
+			empty = &files[i];
+	}
+	if (!make)
+		return NULL;
+	if (!empty)
+		sim_fail("simulation", "too many files");
+	snprintf(empty->path, sizeof empty->path, "%s", path);
+	empty->now = memory();
+	empty->safe = memory();
+	empty->unsafe = calloc(1, SECTORS);
+	return empty;
+}
+
+static void clear(struct file *f)
+{
+	memset(f->now, 0, f->size);
+	memset(f->safe, 0, f->size);
+	memset(f->unsafe, 0, f->size / SECTOR + 1);
+	f->size = 0;
+	f->exists = false;
+}
+
+void sim_file_remove(const char *path)
+{
+	struct file *f = find(path, false);
+
+	if (f)
+		clear(f);
+}
+
+void sim_file_make(const char *path, const void *data, size_t length)
+{
+	struct file *f = find(path, true);
+
+	f->exists = true;
+	f->size = length;
+	memcpy(f->now, data, length);
+	memcpy(f->safe, data, length);
+}
+
+void sim_files_crash(const char *path)
+{
+	struct file *f = find(path, false);
+	unsigned lost = 0, kept = 0;
+	uint64_t how;
+
+	if (!f)
+		return;
+	how = sim_below(SIM_DISK, 4); /* all old, all new, or of each sector one or the other */
+	for (uint32_t i = 0; i <= (f->size - 1) / SECTOR && f->size; i++) {
+		bool old = how == 0 || (how != 1 && sim_once_in(SIM_DISK, 2));
+
+		if (!f->unsafe[i])
+			continue;
+		if (old)
+			memcpy(f->now + i * SECTOR, f->safe + i * SECTOR, SECTOR);
+		else
+			memcpy(f->safe + i * SECTOR, f->now + i * SECTOR, SECTOR);
+		f->unsafe[i] = 0;
+		lost += old;
+		kept += !old;
+	}
+	/* Nor was it made, if nothing in it is left of its beginning. */
+	f->exists = false;
+	for (unsigned i = 0; i < SECTOR; i++)
+		f->exists |= f->now[i] != 0;
+	if (!f->exists)
+		clear(f);
+	sim_trace("crash: %s lost %u sectors and kept %u that were not synced", path, lost, kept);
+}
+
+void sim_files_close_all(const struct sim_process *p)
+{
+	for (int i = 0; i < OPEN_MAX_; i++)
+		if (handles[i].file && handles[i].process == p)
+			handles[i].file = NULL;
+	for (unsigned i = 0; i < FILES; i++)
+		if (files[i].owner == p)
+			files[i].owner = NULL;
+}
+
+void sim_files_fail_syncs(unsigned n)
+{
+	failing_syncs = n;
+}
+
+void sim_files_hash(void)
+{
+	for (unsigned i = 0; i < FILES; i++)
+		if (files[i].now && files[i].exists)
+			sim_hash(files[i].now, files[i].size);
+}
+
+/* ---- the calls ----------------------------------------------------------------------------- */
+
+int __wrap_open64(const char *path, int flags, ...)
+{
+	va_list args;
+	struct file *f;
+	mode_t mode;
+	int i;
+
+	va_start(args, flags);
+	mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+	va_end(args);
+	if (!simulated(path))
+		return __real_open64(path, flags, mode);
+	sim_point("open", path);
+	f = find(path, false);
+	if (!f && !(flags & O_CREAT)) {
+		errno = ENOENT;
+		return -1;
+	}
+	if (f && flags & O_CREAT && flags & O_EXCL) {
+		errno = EEXIST;
+		return -1;
+	}
+	f = find(path, true);
+	f->exists = true;
+	for (i = 0; i < OPEN_MAX_ && handles[i].file; i++)
+		;
+	if (i == OPEN_MAX_)
+		sim_fail("file", "too many open files: they are not closed");
+	handles[i] = (struct handle){.file = f, .process = sim_self()};
+	return FIRST_FD + i;
+}
+
+static void fill_stat(const struct file *f, struct stat *st)
+{
+	*st = (struct stat){.st_mode = S_IFREG | 0600,
+		.st_size = (off_t)f->size,
+		.st_blocks = (blkcnt_t)(f->size / 512),
+		.st_blksize = 4096,
+		.st_nlink = 1};
+}
+
+int __wrap_stat64(const char *path, struct stat *st)
+{
+	struct file *f;
+
+	if (!simulated(path))
+		return __real_stat64(path, st);
+	sim_point("stat", path);
+	f = find(path, false);
+	if (!f) {
+		errno = ENOENT;
+		return -1;
+	}
+	fill_stat(f, st);
+	return 0;
+}
+
+int __wrap_fstat64(int fd, struct stat *st)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_fstat64(fd, st);
+	fill_stat(h->file, st);
+	return 0;
+}
+
+int __wrap_fstatvfs64(int fd, struct statvfs *st)
+{
+	if (!handle_of(fd))
+		return __real_fstatvfs64(fd, st);
+	*st = (struct statvfs){.f_bavail = 1u << 20, .f_frsize = 4096};
+	return 0;
+}
+
+int __wrap_flock(int fd, int operation)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_flock(fd, operation);
+	sim_point("flock", h->file);
+	if (operation & LOCK_UN) {
+		if (h->file->owner_fd == fd)
+			h->file->owner = NULL;
+		return 0;
+	}
+	if (h->file->owner && h->file->owner_fd != fd) {
+		errno = EWOULDBLOCK;
+		return -1;
+	}
+	h->file->owner = sim_self();
+	h->file->owner_fd = fd;
+	return 0;
+}
+
+static ssize_t get(struct file *f, void *data, size_t length, uint64_t at)
+{
+	if (at >= f->size)
+		return 0;
+	if (length > f->size - at)
+		length = f->size - at;
+	memcpy(data, f->now + at, length);
+	return (ssize_t)length;
+}
+
+static ssize_t put(struct file *f, const void *data, size_t length, uint64_t at)
+{
+	if (at + length > ROOM) {
+		errno = ENOSPC;
+		return -1;
+	}
+	memcpy(f->now + at, data, length);
+	if (at + length > f->size)
+		f->size = at + length;
+	for (uint64_t i = at / SECTOR; length && i <= (at + length - 1) / SECTOR; i++)
+		f->unsafe[i] = 1;
+	return (ssize_t)length;
+}
+
+ssize_t __wrap_read(int fd, void *data, size_t length)
+{
+	struct handle *h = handle_of(fd);
+	ssize_t n;
+
+	if (!h)
+		return __real_read(fd, data, length);
+	n = get(h->file, data, length, h->at);
+	h->at += (uint64_t)n;
+	return n;
+}
+
+ssize_t __wrap_pread64(int fd, void *data, size_t length, off_t at)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_pread64(fd, data, length, at);
+	sim_point("pread", h->file);
+	return get(h->file, data, length, (uint64_t)at);
+}
+
+ssize_t __wrap_pwrite64(int fd, const void *data, size_t length, off_t at)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_pwrite64(fd, data, length, at);
+	sim_point("pwrite", h->file);
+	return put(h->file, data, length, (uint64_t)at);
+}
+
+ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t at)
+{
+	struct handle *h = handle_of(fd);
+	ssize_t total = 0;
+
+	if (!h)
+		return __real_preadv64(fd, iov, n, at);
+	sim_point("preadv", h->file);
+	for (int i = 0; i < n; i++)
+		total += get(h->file, iov[i].iov_base, iov[i].iov_len, (uint64_t)(at + total));
+	return total;
+}
+
+ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at)
+{
+	struct handle *h = handle_of(fd);
+	ssize_t total = 0;
+
+	if (!h)
+		return __real_pwritev64(fd, iov, n, at);
+	sim_point("pwritev", h->file);
+	for (int i = 0; i < n; i++) {
+		ssize_t did = put(h->file, iov[i].iov_base, iov[i].iov_len, (uint64_t)(at + total));
+
+		if (did < 0)
+			return -1;
+		total += did;
+	}
+	return total;
+}
+
+int __wrap_ftruncate64(int fd, off_t length)
+{
+	struct handle *h = handle_of(fd);
+	struct file *f;
+
+	if (!h)
+		return __real_ftruncate64(fd, length);
+	f = h->file;
+	sim_point("ftruncate", f);
+	if ((uint64_t)length > ROOM) {
+		errno = EFBIG;
+		return -1;
+	}
+	if ((uint64_t)length < f->size) {
+		memset(f->now + length, 0, f->size - (uint64_t)length);
+		memset(f->safe + length, 0, f->size - (uint64_t)length);
+	}
+	f->size = (uint64_t)length;
+	return 0;
+}
+
+int __wrap_fallocate64(int fd, int mode, off_t at, off_t length)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_fallocate64(fd, mode, at, length);
+	if ((uint64_t)(at + length) > h->file->size)
+		h->file->size = (uint64_t)(at + length);
+	return 0;
+}
+
+int __wrap_fdatasync(int fd)
+{
+	struct handle *h = handle_of(fd);
+	struct file *f;
+	uint8_t *begun;
+	uint32_t n;
+	bool fails;
+
+	if (!h)
+		return __real_fdatasync(fd);
+	f = h->file;
+	n = (uint32_t)((f->size + SECTOR - 1) / SECTOR);
+	begun = malloc(n + 1);
+	if (!begun)
+		abort();
+	memcpy(begun, f->unsafe, n);
+	sim_point("fdatasync", f);
+	sim_sleep(sim_log_between(SIM_DISK, 20000, 20 * SIM_MS));
+	fails = sim_once_in(SIM_DISK, failing_syncs);
+	for (uint32_t i = 0; i < n; i++) {
+		/* What was written meanwhile happens to get there too. */
+		if (begun[i] == 1 && fails) {
+			f->unsafe[i] = 2;
+		} else if (begun[i] == 1) {
+			memcpy(f->safe + i * SECTOR, f->now + i * SECTOR, SECTOR);
+			f->unsafe[i] = 0;
+		}
+	}
+	free(begun);
+	if (!fails)
+		return 0;
+	sim_trace("fdatasync of %s fails", f->path);
+	errno = EIO;
+	return -1;
+}
+
+int __wrap_unlink(const char *path)
+{
+	struct file *f;
+
+	if (!simulated(path))
+		return __real_unlink(path);
+	sim_point("unlink", path);
+	f = find(path, false);
+	if (!f) {
+		errno = ENOENT;
+		return -1;
+	}
+	clear(f);
+	return 0;
+}
+
+int __wrap_close(int fd)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_close(fd);
+	if (h->file->owner && h->file->owner_fd == fd)
+		h->file->owner = NULL;
+	h->file = NULL;
+	sim_point("close", NULL);
+	return 0;
+}

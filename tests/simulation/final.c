@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What is left when everything is quiet. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/simulation/actors.h"
+#include "tests/simulation/runner.h"
+#include "tests/simulation/store.h"
+
+struct walk {
+	struct volume *v;
+	struct s3_volume *engine;
+	size_t base;
+	unsigned roots;
+};
+
+/* An object of the volume that nobody can reach any more. */
+static void look(void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
+{
+	struct walk *w = opaque;
+	struct s3_volume *v = w->engine;
+	struct s3_object_header header;
+	struct s3_name name;
+
+	(void)length;
+	if (late)
+		return;
+	if (!s3_name_parse(key + w->base, &name))
+		sim_fail("leak", "%s is no name of a volume's", key);
+	if (name.kind != S3_NAME_LOG && name.kind != S3_NAME_GC)
+		return;
+	if (s3_objects_find(v->objects, 0, name.number) != S3_NO_SLOT)
+		return;
+	if (s3_header_decode(data, length, v->super.uuid, &header) == S3_GOOD &&
+		(header.type != S3_TYPE_DATA ||
+			(name.kind == S3_NAME_LOG && name.number > v->applied)))
+		return; /* fences stay, and what a fenced writer left where the log will go on */
+	sim_fail("leak", "%s of %zu bytes is in the store, and nothing needs it", key, length);
+}
+
+void final_removed(struct volume *v);
+
+static void count_key(void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
+{
+	(void)data;
+	(void)length;
+	if (late)
+		return;
+	sim_trace("left: %s", key);
+	++*(unsigned *)opaque;
+}
+
+void final_removed(struct volume *v)
+{
+	char prefix[64];
+	unsigned left = 0;
+
+	snprintf(prefix, sizeof prefix, PREFIX "/%s/", v->name);
+	store_each(prefix, count_key, &left);
+	if (left)
+		sim_fail("leak", "%u objects of %s are left after its deletion", left, v->name);
+}
+
+void final_check(struct volume *v)
+{
+	struct life l = {.process = sim_self(), .volume = v, .role = WRITER, .final = true};
+	struct walk w = {.v = v, .engine = NULL};
+	char prefix[64];
+	uint64_t began = sim_now();
+	int r;
+
+	l.writer_number = ++v->writers;
+	l.write_back = v->maybe_logged;
+	r = life_open(&l, NULL, false, &l.device);
+	if (r)
+		sim_fail("open", "%s cannot be opened once everything is quiet: %s", v->name,
+			strerror(-r));
+	establish(&l);
+	snapshots_compare(&l);
+	for (unsigned i = 0; i < SNAPSHOTS && !v->chunked; i++) {
+		char name[8];
+
+		snprintf(name, sizeof name, "s%u", i);
+		if (snapshot_find(v, name))
+			snapshot_learn(&l, name);
+	}
+	if (!v->chunked) {
+		w.engine = (struct s3_volume *)l.device;
+		w.base = (size_t)snprintf(prefix, sizeof prefix, PREFIX "/%s/", v->name);
+		run_gc(&l);
+		run_check(&l);
+		store_each(prefix, look, &w);
+	}
+	r = backend_close(l.device);
+	if (r)
+		sim_fail("close", "%s: %s", v->name, strerror(-r));
+	runner_count(COUNT_closes, 1);
+	if (sim_now() - began > 1500 * SIM_SECOND)
+		sim_fail("slow", "the end took %.1f s", (double)(sim_now() - began) / 1e9);
+	/* What it left is what the next one finds. */
+	l = (struct life){.process = sim_self(), .volume = v, .role = WRITER, .final = true};
+	l.writer_number = ++v->writers;
+	r = life_open(&l, NULL, false, &l.device);
+	if (r)
+		sim_fail("open", "%s cannot be opened again: %s", v->name, strerror(-r));
+	establish(&l);
+	backend_close(l.device);
+}

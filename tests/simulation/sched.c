@@ -1,0 +1,766 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Coroutines, the scheduler, virtual time, and the trace. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/simulation/runner.h"
+#include "tests/simulation/sched.h"
+#include "tests/simulation/sim.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#define STACK (1u << 20)
+#else
+#define STACK (256u << 10)
+#endif
+#define GUARD	    4096u
+#define TRACE_LINES 400
+#define TRACE_WIDTH 200
+#define EPOCH	    (INT64_C(1700000000) * 1000000000)
+
+const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
+	"crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
+	"cache-file", "transform", "direct", "odd-store", "parameters", "schedule"};
+
+struct sim_options sim_options;
+struct sim_thread *sim_current;
+
+/* ---- random numbers: splitmix64 ---------------------------------------------------------- */
+
+static uint64_t streams[SIM_STREAMS];
+
+static uint64_t mix(uint64_t x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+uint64_t sim_random(enum sim_stream stream)
+{
+	streams[stream] += 0x9e3779b97f4a7c15u;
+	return mix(streams[stream]);
+}
+
+uint64_t sim_below(enum sim_stream stream, uint64_t n)
+{
+	return n ? (uint64_t)(((unsigned __int128)sim_random(stream) * n) >> 64) : 0;
+}
+
+bool sim_once_in(enum sim_stream stream, uint64_t n)
+{
+	return n && sim_below(stream, n) == 0;
+}
+
+uint64_t sim_log_between(enum sim_stream stream, uint64_t low, uint64_t high)
+{
+	unsigned doublings = 0;
+	uint64_t from;
+
+	while (low << doublings << 1 <= high)
+		doublings++;
+	from = low << sim_below(stream, doublings + 1);
+	return from + sim_below(stream, from * 2 <= high ? from : high - from + 1);
+}
+
+/* ---- trace ------------------------------------------------------------------------------- */
+
+static char lines[TRACE_LINES][TRACE_WIDTH];
+static uint64_t n_lines, hash = 1, steps;
+
+void sim_hash(const void *data, size_t length)
+{
+	const uint8_t *p = data;
+	uint64_t word;
+
+	for (; length >= 8; p += 8, length -= 8) {
+		memcpy(&word, p, 8);
+		hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+		hash ^= hash >> 29;
+	}
+	for (; length; p++, length--)
+		hash = (hash ^ *p) * 0x100000001b3u;
+}
+
+static void hash_word(uint64_t word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+	hash ^= hash >> 29;
+}
+
+uint64_t sim_trace_hash(void)
+{
+	return hash;
+}
+
+uint64_t sim_steps(void)
+{
+	return steps;
+}
+
+void sim_trace(const char *format, ...)
+{
+	char *line = lines[n_lines++ % TRACE_LINES];
+	va_list args;
+	int n = 0;
+
+	if (sim_current)
+		n = snprintf(line, TRACE_WIDTH, "%12.6f p%u.%u ", (double)sim_now() / 1e9,
+			sim_current->process->id, sim_current->number);
+	else
+		n = snprintf(line, TRACE_WIDTH, "%12.6f -    ", (double)sim_now() / 1e9);
+	va_start(args, format);
+	vsnprintf(line + n, TRACE_WIDTH - (size_t)n, format, args);
+	va_end(args);
+	sim_hash(line, strlen(line));
+	if (sim_options.trace)
+		fprintf(stderr, "%s\n", line);
+}
+
+/* ---- coroutines --------------------------------------------------------------------------- */
+
+void sim_switch(void **from, void *to);
+void sim_entry(void);
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+	".globl sim_switch\n"
+	".type sim_switch, @function\n"
+	"sim_switch:\n"
+	"	pushq %rbp\n	pushq %rbx\n	pushq %r12\n"
+	"	pushq %r13\n	pushq %r14\n	pushq %r15\n"
+	"	movq %rsp, (%rdi)\n"
+	"	movq %rsi, %rsp\n"
+	"	popq %r15\n	popq %r14\n	popq %r13\n"
+	"	popq %r12\n	popq %rbx\n	popq %rbp\n"
+	"	ret\n"
+	".size sim_switch, .-sim_switch\n");
+#define SAVED 6
+#elif defined(__aarch64__)
+__asm__(".text\n"
+	".globl sim_switch\n"
+	".type sim_switch, %function\n"
+	"sim_switch:\n"
+	"	sub sp, sp, #176\n"
+	"	stp x19, x20, [sp]\n	stp x21, x22, [sp, #16]\n	stp x23, x24, [sp, #32]\n"
+	"	stp x25, x26, [sp, #48]\n	stp x27, x28, [sp, #64]\n	stp x29, x30, [sp, "
+	"#80]\n"
+	"	stp d8, d9, [sp, #96]\n	stp d10, d11, [sp, #112]\n	stp d12, d13, [sp, #128]\n"
+	"	stp d14, d15, [sp, #144]\n"
+	"	mov x9, sp\n	str x9, [x0]\n	mov sp, x1\n"
+	"	ldp x19, x20, [sp]\n	ldp x21, x22, [sp, #16]\n	ldp x23, x24, [sp, #32]\n"
+	"	ldp x25, x26, [sp, #48]\n	ldp x27, x28, [sp, #64]\n	ldp x29, x30, [sp, "
+	"#80]\n"
+	"	ldp d8, d9, [sp, #96]\n	ldp d10, d11, [sp, #112]\n	ldp d12, d13, [sp, #128]\n"
+	"	ldp d14, d15, [sp, #144]\n"
+	"	add sp, sp, #176\n	ret\n"
+	".size sim_switch, .-sim_switch\n");
+#else
+#error "a switch of coroutines is written for x86-64 and aarch64 only"
+#endif
+
+static struct sim_thread root; /* the context that sim_run() was called in */
+static uint8_t *free_stacks;
+static struct sim_thread *threads; /* all, newest first */
+static unsigned n_threads, n_processes;
+
+static uint8_t *new_stack(void)
+{
+	uint8_t *stack = free_stacks;
+
+	if (stack) {
+		memcpy(&free_stacks, stack + GUARD, sizeof free_stacks);
+		return stack;
+	}
+	stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (stack == MAP_FAILED || mprotect(stack, GUARD, PROT_NONE))
+		abort();
+	return stack;
+}
+
+static struct sim_thread *ended; /* its stack is free as soon as nobody stands on it */
+
+static void reap(void)
+{
+	struct sim_thread *t = ended;
+
+	ended = NULL;
+	if (!t || !t->stack)
+		return;
+	memcpy(t->stack + GUARD, &free_stacks, sizeof free_stacks);
+	free_stacks = t->stack;
+	t->stack = NULL;
+}
+
+static void switch_to(struct sim_thread *to)
+{
+	struct sim_thread *from = sim_current ? sim_current : &root;
+
+	from->error = errno;
+	sim_current = to == &root ? NULL : to;
+#if defined(__SANITIZE_ADDRESS__)
+	__sanitizer_start_switch_fiber(
+		&from->fake, to == &root ? root.stack : to->stack, to == &root ? root.size : STACK);
+	sim_switch(&from->sp, to->sp);
+	__sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
+#else
+	sim_switch(&from->sp, to->sp);
+#endif
+	errno = from->error;
+	reap();
+}
+
+static void pick(bool may_stay);
+static void remove_runnable(struct sim_thread *t);
+
+static void thread_main(void)
+{
+	struct sim_thread *t = sim_current;
+
+#if defined(__SANITIZE_ADDRESS__)
+	const void *bottom;
+	size_t size;
+
+	__sanitizer_finish_switch_fiber(NULL, &bottom, &size);
+	if (!root.stack) {
+		root.stack = (uint8_t *)(uintptr_t)bottom;
+		root.size = size;
+	}
+#endif
+	reap();
+	errno = 0;
+	t->result = t->run(t->opaque);
+	remove_runnable(t);
+	t->state = SIM_ENDED;
+	t->process->running--;
+	sim_wake_all(&t->joiners);
+	ended = t;
+	pick(false);
+	abort();
+}
+
+/* ---- what can run --------------------------------------------------------------------------- */
+
+static struct sim_thread *runnable[4096];
+static unsigned n_runnable;
+static uint64_t now;
+static int64_t lowest, highest;
+static bool calm;
+static struct sim_thread *avoided; /* it lets others go first */
+
+/* How this seed schedules. */
+static struct {
+	enum { RUN_TO_BLOCK, RANDOM, STICKY, PRIORITIES } mode;
+	uint64_t stay;	  /* STICKY: it goes on but once in so many steps */
+	uint64_t change;  /* PRIORITIES: one sinks once in so many steps */
+	uint64_t step_ns; /* that a step takes, at most */
+	uint64_t stall;	  /* a thread is delayed once in so many steps; 0: never */
+	uint64_t stall_ns;
+	uint64_t spurious; /* a wait ends for no reason once in so many; 0: never */
+} how;
+
+static void draw_schedule(void)
+{
+	how.mode = (int)sim_below(SIM_SCHED, 4);
+	how.stay = sim_log_between(SIM_SCHED, 2, 200);
+	how.change = sim_log_between(SIM_SCHED, 20, 2000);
+	how.step_ns = sim_log_between(SIM_SCHED, 100, sim_once_in(SIM_SCHED, 4) ? 1000000 : 5000);
+	how.stall = sim_once_in(SIM_SCHED, 2) ? sim_log_between(SIM_SCHED, 200, 5000) : 0;
+	how.stall_ns = sim_log_between(SIM_SCHED, 10000, 3 * SIM_SECOND);
+	how.spurious = sim_once_in(SIM_SCHED, 3) ? 50 : 0;
+	if (!sim_with(SIM_SCHEDULE))
+		how.mode = RUN_TO_BLOCK;
+	if (!sim_with(SIM_SCHEDULE))
+		how.spurious = 0;
+	if (!sim_with(SIM_STALL))
+		how.stall = 0;
+}
+
+static void add_runnable(struct sim_thread *t)
+{
+	if (n_runnable == sizeof runnable / sizeof *runnable)
+		sim_fail("threads", "too many threads can run");
+	t->state = SIM_RUNNABLE;
+	t->place = n_runnable;
+	runnable[n_runnable++] = t;
+}
+
+static void remove_runnable(struct sim_thread *t)
+{
+	runnable[t->place] = runnable[--n_runnable];
+	runnable[t->place]->place = t->place;
+}
+
+static void make_runnable(struct sim_thread *t)
+{
+	if (t->process->dead)
+		return;
+	if (t->process->paused)
+		t->state = SIM_FROZEN;
+	else
+		add_runnable(t);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+struct event {
+	uint64_t when, number;
+	void (*fn)(void *a, uint64_t b);
+	void *a;
+	uint64_t b;
+};
+static struct event *events;
+static size_t n_events, events_room;
+static uint64_t events_made;
+
+static bool sooner(const struct event *x, const struct event *y)
+{
+	return x->when != y->when ? x->when < y->when : x->number < y->number;
+}
+
+void sim_at(uint64_t when, void (*fn)(void *a, uint64_t b), void *a, uint64_t b)
+{
+	struct event e = {
+		.when = when < now ? now : when, .number = events_made++, .fn = fn, .a = a, .b = b};
+	size_t i;
+
+	if (n_events == events_room) {
+		events_room = events_room ? 2 * events_room : 256;
+		events = realloc(events, events_room * sizeof *events);
+		if (!events)
+			abort();
+	}
+	for (i = n_events++; i && sooner(&e, &events[(i - 1) / 2]); i = (i - 1) / 2)
+		events[i] = events[(i - 1) / 2];
+	events[i] = e;
+}
+
+static void fire(void)
+{
+	struct event first = events[0], last = events[--n_events];
+	struct sim_thread *running = sim_current;
+	size_t i = 0, child;
+
+	while ((child = 2 * i + 1) < n_events) {
+		if (child + 1 < n_events && sooner(&events[child + 1], &events[child]))
+			child++;
+		if (!sooner(&events[child], &last))
+			break;
+		events[i] = events[child];
+		i = child;
+	}
+	events[i] = last;
+	if (first.when > now)
+		now = first.when;
+	/* Nobody's doing. */
+	sim_current = NULL;
+	first.fn(first.a, first.b);
+	sim_current = running;
+}
+
+/* ---- choosing ----------------------------------------------------------------------------------
+ */
+
+static void deadlock(void)
+{
+	sim_fail("deadlock", "all threads wait, and nothing is due");
+}
+
+static struct sim_thread *choose(bool may_stay)
+{
+	struct sim_thread *best = NULL, *self = sim_current;
+
+	if (avoided) {
+		struct sim_thread *last = avoided;
+
+		avoided = NULL;
+		if (last->state == SIM_RUNNABLE && n_runnable > 1) {
+			uint64_t i = sim_below(SIM_SCHED, n_runnable - 1);
+
+			return runnable[i == last->place ? n_runnable - 1 : i];
+		}
+	}
+	switch (how.mode) {
+	case RUN_TO_BLOCK:
+		if (may_stay)
+			return self;
+		break;
+	case STICKY:
+		if (may_stay && !sim_once_in(SIM_SCHED, how.stay))
+			return self;
+		break;
+	case PRIORITIES:
+		if (self && sim_once_in(SIM_SCHED, how.change))
+			self->priority = --lowest;
+		for (unsigned i = 0; i < n_runnable; i++)
+			if (!best || runnable[i]->priority > best->priority)
+				best = runnable[i];
+		return best;
+	case RANDOM:
+		break;
+	}
+	return runnable[sim_below(SIM_SCHED, n_runnable)];
+}
+
+/* Another thread goes on, or (may_stay) this one. It is among those that can run if it may stay. */
+static void pick(bool may_stay)
+{
+	struct sim_thread *next;
+
+	for (;;) {
+		while (n_events && (events[0].when <= now || n_runnable == 0))
+			fire();
+		if (n_runnable)
+			break;
+		if (n_events == 0)
+			deadlock();
+	}
+	/* An event may have ended or paused who stood here. */
+	if (may_stay && sim_current->state != SIM_RUNNABLE)
+		may_stay = false;
+	next = choose(may_stay);
+	if (next != sim_current) {
+		hash_word(next->serial << 8 | 1);
+		switch_to(next);
+	}
+}
+
+static void unpause(void *process, uint64_t unused)
+{
+	struct sim_process *p = process;
+
+	(void)unused;
+	if (!p->paused)
+		return;
+	p->paused = false;
+	if (p->dead)
+		return;
+	sim_trace("process %u goes on", p->id);
+	for (struct sim_thread *t = threads; t; t = t->next)
+		if (t->process == p && t->state == SIM_FROZEN)
+			add_runnable(t);
+}
+
+static void pause_process(struct sim_process *p)
+{
+	p->paused = true;
+	p->pause_at = SIM_NEVER;
+	sim_trace("process %u is paused for %.3f s", p->id, (double)p->pause_ns / 1e9);
+	for (struct sim_thread *t = threads; t; t = t->next)
+		if (t->process == p && t->state == SIM_RUNNABLE) {
+			remove_runnable(t);
+			t->state = SIM_FROZEN;
+		}
+	sim_at(now + p->pause_ns, unpause, p, 0);
+}
+
+void sim_kill(struct sim_process *p)
+{
+	if (p->dead)
+		return;
+	sim_trace("process %u is killed%s", p->id, p->crash ? ", its machine too" : "");
+	p->dead = true;
+	for (struct sim_thread *t = threads; t; t = t->next)
+		if (t->process == p && t->state == SIM_RUNNABLE)
+			remove_runnable(t), t->state = SIM_DEAD;
+	sim_files_close_all(p);
+	if (p->on_kill)
+		p->on_kill(p);
+}
+
+static void wake_timed(void *thread, uint64_t generation);
+
+void sim_point(const char *what, const void *object)
+{
+	struct sim_thread *t = sim_current;
+	struct sim_process *p;
+
+	if (!t)
+		return;
+	t->what = what;
+	t->object = object;
+	t->frame = __builtin_frame_address(0);
+	steps++;
+	p = t->process;
+	p->steps++;
+	now += 1 + sim_below(SIM_SCHED, how.step_ns);
+	hash_word(t->serial << 32 ^ now);
+	if (steps > sim_options.max_steps)
+		sim_fail("livelock", "more than %" PRIu64 " steps", sim_options.max_steps);
+	if (p->steps >= p->kill_at) {
+		sim_kill(p);
+		pick(false);
+		abort();
+	}
+	if (p->steps >= p->pause_at && !calm) {
+		pause_process(p);
+		pick(false);
+		return;
+	}
+	if (how.stall && !calm && sim_once_in(SIM_SCHED, how.stall)) {
+		remove_runnable(t);
+		t->state = SIM_WAITING;
+		t->timed_out = false;
+		t->queue = NULL;
+		sim_at(now + sim_below(SIM_SCHED, how.stall_ns), wake_timed, t, ++t->generation);
+		pick(false);
+		return;
+	}
+	pick(true);
+}
+
+void sim_yield(void)
+{
+	struct sim_thread *t = sim_current;
+
+	t->priority = --lowest;
+	/* Whoever it waits for may wait for something else. */
+	if (n_runnable == 1 && n_events && events[0].when > now)
+		now = events[0].when;
+	avoided = t;
+	sim_point("yield", NULL);
+}
+
+/* ---- waiting
+ * ------------------------------------------------------------------------------------- */
+
+static void unlink_waiter(struct sim_thread *t)
+{
+	struct sim_queue *q = t->queue;
+
+	if (!q)
+		return;
+	*(t->before ? &t->before->after : &q->head) = t->after;
+	*(t->after ? &t->after->before : &q->tail) = t->before;
+	t->queue = NULL;
+}
+
+static void wake_timed(void *thread, uint64_t generation)
+{
+	struct sim_thread *t = thread;
+
+	if (t->generation != generation || t->state != SIM_WAITING || t->process->dead)
+		return;
+	unlink_waiter(t);
+	t->timed_out = true;
+	make_runnable(t);
+}
+
+bool sim_wait(struct sim_queue *q, uint64_t until, const char *what, const void *object)
+{
+	struct sim_thread *t = sim_current;
+
+	t->what = what;
+	t->object = object;
+	t->frame = __builtin_frame_address(0);
+	t->queue = q;
+	t->after = NULL;
+	t->before = q->tail;
+	*(q->tail ? &q->tail->after : &q->head) = t;
+	q->tail = t;
+	t->timed_out = false;
+	t->generation++;
+	remove_runnable(t);
+	t->state = SIM_WAITING;
+	if (until != SIM_NEVER)
+		sim_at(until, wake_timed, t, t->generation);
+	pick(false);
+	return !t->timed_out;
+}
+
+bool sim_wait_spurious(void)
+{
+	return how.spurious && !calm && sim_once_in(SIM_SCHED, how.spurious);
+}
+
+bool sim_wake(struct sim_queue *q)
+{
+	struct sim_thread *t = q->head;
+	unsigned n = 0;
+
+	if (!t)
+		return false;
+	for (struct sim_thread *x = t; x; x = x->after)
+		n++;
+	if (n > 1 && how.mode != RUN_TO_BLOCK)
+		for (uint64_t skip = sim_below(SIM_SCHED, n); skip; skip--)
+			t = t->after;
+	unlink_waiter(t);
+	t->generation++;
+	make_runnable(t);
+	return true;
+}
+
+void sim_wake_all(struct sim_queue *q)
+{
+	while (q->head) {
+		struct sim_thread *t = q->head;
+
+		unlink_waiter(t);
+		t->generation++;
+		make_runnable(t);
+	}
+}
+
+void sim_sleep(uint64_t ns)
+{
+	struct sim_queue nobody = {NULL, NULL};
+
+	sim_wait(&nobody, now + ns, "sleep", NULL);
+}
+
+/* ---- processes and threads
+ * ------------------------------------------------------------------------- */
+
+struct sim_process *sim_process_new(void)
+{
+	struct sim_process *p = calloc(1, sizeof *p);
+
+	if (!p)
+		abort();
+	p->id = n_processes++;
+	p->cpus = 2;
+	p->kill_at = p->pause_at = SIM_NEVER;
+	return p;
+}
+
+struct sim_process *sim_self(void)
+{
+	return sim_current ? sim_current->process : NULL;
+}
+
+struct sim_thread *sim_spawn(
+	struct sim_process *p, const char *name, void *(*run)(void *opaque), void *opaque)
+{
+	struct sim_thread *t = calloc(1, sizeof *t);
+	void **sp;
+
+	if (!t)
+		abort();
+	t->process = p;
+	t->name = name;
+	t->serial = ++n_threads;
+	t->number = p->threads_made++;
+	t->run = run;
+	t->opaque = opaque;
+	t->what = "start";
+	t->priority = sim_once_in(SIM_SCHED, 2) ? ++highest : --lowest;
+	t->stack = new_stack();
+	sp = (void **)(void *)(t->stack + STACK);
+#if defined(__x86_64__)
+	*--sp = NULL; /* whence it would return */
+	*--sp = (void *)(uintptr_t)thread_main;
+	for (int i = 0; i < SAVED; i++)
+		*--sp = NULL;
+#else
+	sp -= 22;
+	memset(sp, 0, 22 * sizeof *sp);
+	sp[11] = (void *)(uintptr_t)thread_main;
+#endif
+	t->sp = sp;
+	t->next = threads;
+	threads = t;
+	p->running++;
+	make_runnable(t);
+	return t;
+}
+
+uint64_t sim_now(void)
+{
+	return now;
+}
+
+int64_t sim_wall(const struct sim_process *p)
+{
+	return EPOCH + (int64_t)now + (p ? p->skew : 0);
+}
+
+void sim_calm(void)
+{
+	calm = true;
+	for (struct sim_thread *t = threads; t; t = t->next)
+		if (t->process->paused)
+			unpause(t->process, 0);
+}
+
+static void (*world_main)(void *opaque);
+static void *world_opaque;
+
+static void *world(void *unused)
+{
+	(void)unused;
+	world_main(world_opaque);
+	switch_to(&root);
+	return NULL;
+}
+
+void sim_run(void (*main)(void *opaque), void *opaque)
+{
+	struct sim_process *p;
+
+	for (unsigned i = 0; i < SIM_STREAMS; i++)
+		streams[i] = mix(sim_options.seed * SIM_STREAMS + i + 1);
+	draw_schedule();
+	p = sim_process_new();
+	world_main = main;
+	world_opaque = opaque;
+	switch_to(sim_spawn(p, "world", world, NULL));
+}
+
+/* ---- failure
+ * ------------------------------------------------------------------------------------------ */
+
+/* The return addresses of a thread, for addr2line; frames are kept in the build of the simulation.
+ */
+static void print_stack(const struct sim_thread *t)
+{
+	void *const *frame = t == sim_current ? __builtin_frame_address(0) : t->frame;
+
+	for (int i = 0; i < 12 && frame; i++) {
+		const uint8_t *at = (const uint8_t *)frame;
+
+		if (at < t->stack || at >= t->stack + STACK - 32)
+			break;
+		if (frame[1])
+			runner_print_address(frame[1]);
+		frame = *frame;
+	}
+}
+
+void sim_fail(const char *kind, const char *format, ...)
+{
+	static const char *const states[] = {
+		"can run", "waits", "is paused", "has ended", "was killed"};
+	static bool failing;
+	va_list args;
+
+	if (failing)
+		_exit(RUNNER_FAILED);
+	failing = true;
+	runner_report("FAILED: %s: ", kind);
+	va_start(args, format);
+	runner_vreport(format, args);
+	va_end(args);
+	runner_report("\n");
+	runner_report("-- the last lines of the trace --\n");
+	for (uint64_t i = n_lines > TRACE_LINES ? n_lines - TRACE_LINES : 0; i < n_lines; i++)
+		runner_report("%s\n", lines[i % TRACE_LINES]);
+	runner_report("-- threads --\n");
+	for (struct sim_thread *t = threads; t; t = t->next) {
+		if (t->state == SIM_ENDED || t->process->dead)
+			continue;
+		runner_report("p%u.%u %s %s%s: %s\n", t->process->id, t->number, t->name,
+			t == sim_current ? "(runs) " : "", states[t->state], t->what);
+		print_stack(t);
+	}
+	runner_report("-- %" PRIu64 " steps, %.6f s of virtual time, mode %d\n", steps,
+		(double)now / 1e9, (int)how.mode);
+	runner_failed(kind);
+}

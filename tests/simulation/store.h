@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The object store and its client in the simulation, behind the interface of the real client
+ * (s3_store_...). Objects are in memory. A request is one or more attempts, each of which takes
+ * effect at the store at one moment, or not, and is answered later, or not; the client tries again
+ * as the real one does, and takes what the real one makes of a reply from reply.c.
+ */
+#ifndef USERBLK_TESTS_SIMULATION_STORE_H
+#define USERBLK_TESTS_SIMULATION_STORE_H
+
+#include "tests/simulation/sim.h"
+
+/* Draws latencies and faults. */
+void store_draw(void);
+/* Is there a limit to what the store takes? */
+bool store_may_be_full(void);
+/* No faults from now on; what is under way goes on. */
+void store_calm(void);
+/* Are there attempts, be it of senders that are gone, that are still to take effect? */
+bool store_busy(void);
+/* Conditions that it ignores, as some stores do. */
+void store_ignores(bool if_none_match, bool if_match);
+/* Calls fn for each object whose key begins with prefix. late: put by an attempt that had been
+ * given up, or whose sender was gone. */
+void store_each(const char *prefix,
+	void (*fn)(void *opaque, const char *key, const uint8_t *data, size_t length, bool late),
+	void *opaque);
+void store_hash(void);
+/* Objects, and bytes in them. */
+void store_totals(uint64_t *objects, uint64_t *bytes);
+
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/params.h"
+#include "backends/s3/admin/delete.h"
+#include "tests/simulation/actors.h"
+#include "tests/simulation/runner.h"
+#include "tests/simulation/store.h"
+#include "tests/simulation/world.h"
+
+#define LIVES_AT_ONCE 3
+
+struct volume volumes[VOLUMES];
+unsigned n_volumes;
+uint32_t last_write;
+struct plan plan;
+
+static struct life *alive[LIVES_AT_ONCE];
+static struct sim_queue life_ended;
+
+static uint64_t draw(uint64_t n)
+{
+	return sim_below(SIM_PLAN, n);
+}
+
+static bool one_in(uint64_t n)
+{
+	return sim_once_in(SIM_PLAN, n);
+}
+
+static unsigned lives_now(const struct volume *v)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
+		n += alive[i] && (!v || alive[i]->volume == v);
+	return n;
+}
+
+/* ---- the life of a process ------------------------------------------------------------------- */
+
+static void end_life(struct life *l)
+{
+	l->done = true;
+	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
+		if (alive[i] == l)
+			alive[i] = NULL;
+	sim_wake_all(&life_ended);
+}
+
+static void on_kill(struct sim_process *p)
+{
+	struct life *l = p->opaque;
+
+	runner_count(COUNT_kills, 1);
+	if (!l->session)
+		l->volume->contended_until = sim_now() + 300 * SIM_SECOND;
+	if (p->crash) {
+		runner_count(COUNT_crashes, 1);
+		if (*l->volume->write_back)
+			sim_files_crash(l->volume->write_back);
+		sim_files_crash("/sim/cache");
+	}
+	end_life(l);
+}
+
+static void serve(struct life *l)
+{
+	static const char *const names[] = {"client 1", "client 2", "client 3", "client 4"};
+	bool tool = !l->volume->chunked && sim_with(SIM_TOOL) && one_in(2);
+
+	l->clients_running = l->clients + tool;
+	for (unsigned i = 0; i < l->clients; i++)
+		sim_spawn(l->process, names[i], client_main, l);
+	if (tool)
+		sim_spawn(l->process, "tool", tool_main, l);
+	while (l->clients_running)
+		sim_wait(&l->changed, SIM_NEVER, "wait for clients", NULL);
+}
+
+static void count_work(const struct life *l)
+{
+	struct s3_volume *v = (struct s3_volume *)l->device;
+
+	runner_count(COUNT_gc_objects, v->stats.gc_objects);
+	runner_count(COUNT_full_roots, v->stats.full_roots);
+	runner_count(COUNT_light_roots, v->stats.light_roots);
+	runner_count(COUNT_deleted, v->stats.deleted);
+	runner_count(COUNT_orphans, v->stats.orphans);
+}
+
+static void close_writer(struct life *l)
+{
+	uint64_t call = model_tick();
+	int r;
+
+	backend_stop(l->device);
+	count_work(l);
+	r = backend_close(l->device);
+	sim_trace("closed %s: %s", l->volume->name, r ? strerror(-r) : "ok");
+	runner_count(COUNT_closes, 1);
+	if (r && !may_fail(l) && !l->told_failed)
+		sim_fail("close", "%s: %s", l->volume->name, strerror(-r));
+	if (r || !l->session || l->volume->chunked)
+		return;
+	if (l->session->superseded && l->session->lost_answer < call && !l->session->logged &&
+		!l->session->weak)
+		sim_fail("fence",
+			"%s was closed as if all were stored by a writer of epoch %" PRIu64
+			", and a later one has not seen all",
+			l->volume->name, l->session->epoch);
+	l->session->floor = call;
+}
+
+static void live_as_writer(struct life *l)
+{
+	struct volume *v = l->volume;
+	bool create = !v->exists;
+	int r;
+
+	l->writer_number = ++v->writers;
+	l->contended = lives_now(v) > 1 || sim_now() < v->contended_until;
+	r = life_open(l, NULL, create, &l->device);
+	l->contended |= sim_now() < v->contended_until;
+	if (r) {
+		if (!may_fail(l) && r != -EIO && r != -EBUSY && r != -ENOENT)
+			sim_fail("open", "%s cannot be opened: %s", v->name, strerror(-r));
+		return;
+	}
+	v->exists = true;
+	if (l->write_back)
+		runner_count(COUNT_write_backs, 1);
+	if (establish(l) == 0) {
+		snapshots_compare(l);
+		if (l->role == KEEPER_OF_SNAPSHOTS) {
+			char name[8];
+
+			snprintf(name, sizeof name, "s%u", (unsigned)draw(SNAPSHOTS));
+			if (one_in(2))
+				run_rollback(l, name);
+			else
+				run_clone(l, name);
+		} else {
+			serve(l);
+		}
+	}
+	close_writer(l);
+}
+
+static void live_as_reader(struct life *l)
+{
+	struct volume *v = l->volume;
+	struct model_session *newest = v->current;
+	uint64_t floor = newest->weak || newest->logged ? 0 : newest->floor;
+	uint32_t *seen, bad;
+	struct backend *b;
+	const char *why;
+	bool fits = false;
+	int r;
+
+	runner_count(COUNT_readers, 1);
+	l->writer_number = v->writers;
+	if (!v->exists)
+		return;
+	if (v->snapshots && one_in(3)) {
+		snapshot_learn(l, v->snapshots->name);
+		return;
+	}
+	r = life_open(l, NULL, false, &b);
+	if (r)
+		return;
+	seen = calloc(v->capacity, sizeof *seen);
+	l->sectors = device_sectors(b);
+	if (l->sectors > v->capacity)
+		sim_fail("size", "%s has %u sectors", v->name, l->sectors);
+	r = read_all(b, seen, l->sectors, "a reader");
+	/* Of the writer at the beginning, or one that came meanwhile. */
+	for (struct model_session *s = v->current; r == 0 && s; s = s->older) {
+		fits |= model_is_prefix(s, seen, v->capacity, s == newest ? floor : 0,
+			MODEL_NEVER - 1, v->chunked, &bad, &why);
+		if (s == newest)
+			break;
+	}
+	if (r == 0 && !fits && !v->lossy)
+		sim_fail("contents", "a reader of %s sees sector %u as %u, which %s", v->name, bad,
+			seen[bad], why);
+	free(seen);
+	backend_close(b);
+}
+
+static void live_as_remover(struct life *l)
+{
+	struct s3_removal removal = {0};
+	struct backend_host host;
+	struct volume *v = l->volume;
+	int r;
+
+	v->removers++;
+	l->writer_number = ++v->writers;
+	r = life_open(l, NULL, false, &l->device);
+	if (r)
+		return;
+	host = l->device->host;
+	backend_close(l->device);
+	runner_count(COUNT_removals, 1);
+	r = s3_volume_remove(params_config(l->params), &host, &removal);
+	sim_trace("remove %s: %s", v->name, r ? strerror(-r) : "ok");
+	if (r == 0)
+		v->removed = true;
+}
+
+static void *live(void *opaque)
+{
+	struct life *l = opaque;
+
+	switch (l->role) {
+	case WRITER:
+	case KEEPER_OF_SNAPSHOTS:
+		live_as_writer(l);
+		break;
+	case READER:
+		live_as_reader(l);
+		break;
+	case REMOVER:
+		live_as_remover(l);
+		break;
+	}
+	l->process->kill_at = SIM_NEVER;
+	end_life(l);
+	return NULL;
+}
+
+/* ---- the plan
+ * ------------------------------------------------------------------------------------------- */
+
+static void draw_fate(struct sim_process *p)
+{
+	if (sim_with(SIM_KILL) && one_in(2)) {
+		p->kill_at = sim_log_between(SIM_PLAN, 10, 100000);
+		p->crash = sim_with(SIM_CRASH) && one_in(2);
+	}
+	if (sim_with(SIM_PAUSE) && one_in(4)) {
+		p->pause_at = sim_log_between(SIM_PLAN, 10, 50000);
+		p->pause_ns = sim_log_between(SIM_PLAN, SIM_MS, 100 * SIM_SECOND);
+		runner_count(COUNT_pauses, 1);
+	}
+	if (sim_with(SIM_CLOCK) && one_in(4))
+		p->skew = (int64_t)draw(2 * 86400 * SIM_SECOND) - (int64_t)(86400 * SIM_SECOND);
+	p->cpus = 1 + (unsigned)draw(4);
+}
+
+static struct life *begin(struct volume *v, enum role role, unsigned ops)
+{
+	struct life *l = calloc(1, sizeof *l);
+	unsigned place = 0;
+
+	while (alive[place])
+		place++;
+	*l = (struct life){.process = sim_process_new(),
+		.volume = v,
+		.role = role,
+		.ops = ops,
+		.clients = 1 + (unsigned)draw(4)};
+	l->process->opaque = l;
+	l->process->on_kill = on_kill;
+	alive[place] = l;
+	draw_fate(l->process);
+	sim_trace("process %u: %s of %s, %u operations", l->process->id,
+		role == WRITER	  ? "writer"
+		: role == READER  ? "reader"
+		: role == REMOVER ? "remover"
+				  : "rollback or clone",
+		v->name, ops);
+	sim_spawn(l->process, "main", live, l);
+	return l;
+}
+
+/* Waits until there is a place, or none of a volume (or of any: NULL) is alive. */
+static void wait_for_lives(const struct volume *v, unsigned at_most, uint64_t until)
+{
+	while (lives_now(v) > at_most)
+		if (!sim_wait(&life_ended, until, "wait for processes", NULL))
+			return;
+}
+
+static enum role draw_role(const struct volume *v)
+{
+	if (sim_with(SIM_READER) && v->exists && one_in(5))
+		return READER;
+	if (sim_with(SIM_CLONE) && v->exists && v->snapshots && !lives_now(v) && one_in(4))
+		return KEEPER_OF_SNAPSHOTS;
+	return WRITER;
+}
+
+static void make_volume(void)
+{
+	struct volume *v = &volumes[n_volumes++];
+	static const uint32_t mebibytes[] = {1, 1, 2, 4, 8};
+
+	*v = (struct volume){.sectors = mebibytes[draw(5)] * ((1 << 20) / SECTOR),
+		.block_size = (unsigned)draw(2),
+		.compress = sim_with(SIM_TRANSFORM) && one_in(5),
+		.encrypted = sim_with(SIM_TRANSFORM) && one_in(6)};
+	v->capacity = 2 * v->sectors;
+	snprintf(v->name, sizeof v->name, "v%u", n_volumes - 1);
+	v->current = model_session_new(v->capacity, NULL);
+	v->current->based = true;
+}
+
+static void draw_plan(void)
+{
+	plan.ops = sim_options.ops ? sim_options.ops : 200;
+	plan.lives = sim_options.lives ? sim_options.lives : 2 + (unsigned)draw(7);
+	plan.largest = sim_log_between(SIM_PLAN, 4096, 512 << 10);
+	plan.pattern = (unsigned)draw(3);
+	plan.think_ns = one_in(2) ? sim_log_between(SIM_PLAN, 1000, SIM_SECOND) : 0;
+	plan.weight_read = (unsigned)draw(6);
+	plan.weight_write = 1 + (unsigned)draw(12);
+	plan.weight_flush = (unsigned)draw(5);
+	plan.weight_trim = (unsigned)draw(3);
+	plan.weight_zero = (unsigned)draw(3);
+	plan.full = store_may_be_full();
+	plan.retry_deadline = sim_with(SIM_REFUSE) && one_in(8) ? 5 + draw(60) : 0;
+}
+
+/* The processes, one after the other or beside each other. */
+static void run_lives(void)
+{
+	unsigned ops = plan.ops;
+
+	for (unsigned i = 0; i < plan.lives; i++) {
+		struct volume *v = &volumes[draw(n_volumes)];
+		unsigned share =
+			i + 1 == plan.lives ? ops : (unsigned)draw(2 * ops / (plan.lives - i));
+		enum role role = draw_role(v);
+
+		if (v->removed || (v != &volumes[0] && !v->exists))
+			v = &volumes[0];
+		begin(v, role, role == WRITER ? share : 0);
+		if (role == WRITER)
+			ops -= share < ops ? share : ops;
+		if (sim_with(SIM_TAKEOVER) && one_in(3) && v->exists) {
+			sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 20 * SIM_SECOND));
+			wait_for_lives(NULL, LIVES_AT_ONCE - 1, SIM_NEVER);
+			runner_count(COUNT_takeovers, lives_now(v) > 0);
+		} else {
+			wait_for_lives(v, 0, sim_now() + 100 * SIM_SECOND);
+			wait_for_lives(NULL, LIVES_AT_ONCE - 1, sim_now() + 1000 * SIM_SECOND);
+			for (unsigned k = 0; k < LIVES_AT_ONCE; k++)
+				if (alive[k] && lives_now(NULL) == LIVES_AT_ONCE)
+					sim_kill(alive[k]->process);
+		}
+	}
+	wait_for_lives(NULL, 0, sim_now() + 200 * SIM_SECOND);
+}
+
+void world_run(void *unused)
+{
+	(void)unused;
+	store_draw();
+	draw_plan();
+	make_volume();
+	run_lives();
+	/* Faults cease: what still goes on has to come to its end. */
+	sim_trace("calm");
+	store_calm();
+	sim_calm();
+	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
+		if (alive[i])
+			alive[i]->process->kill_at = SIM_NEVER;
+	wait_for_lives(NULL, 0, sim_now() + 2000 * SIM_SECOND);
+	if (lives_now(NULL))
+		sim_fail("slow", "a process does not end in 2000 s, although all is well");
+	while (store_busy())
+		sim_sleep(SIM_SECOND);
+	for (unsigned i = 0; i < n_volumes; i++)
+		if (volumes[i].removed)
+			final_removed(&volumes[i]);
+		else if (volumes[i].exists)
+			final_check(&volumes[i]);
+	store_hash();
+	sim_files_hash();
+}
