@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	s3_parse_error(text, size, &error);
 	s3_judge(404, &error, true);
-	if (s3_parse_listing(text, size, &listing) == 0)
+	if (s3_parse_listing(text, size, "", &listing) == 0)
 		for (size_t i = 0; i < listing.n_objects; i++)
 			s3_key_valid(listing.objects[i].key);
 	s3_listing_free(&listing);

@@ -43,6 +43,7 @@ def feature_settings(directory: Path, *features: str) -> dict[str, str]:
     if "aes" in features:
         key = directory / "encryption-key"
         key.write_bytes(KEY)
+        key.chmod(0o600)
         settings["encryption-key"] = str(key)
     return settings
 

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -28,6 +29,7 @@ from fault_proxy import (
     Broken,
     Exchange,
     FaultProxy,
+    Head,
     Rule,
     delayed,
     done_but_refused,
@@ -459,6 +461,21 @@ def test_proxys_not_found_is_not_absence(through: Driver, proxy: FaultProxy, s3:
     assert through("counters")["get"]["retries"] == 2
 
 
+def test_listing_of_what_was_not_asked_for(connect: Connect, proxy: FaultProxy, key: str) -> None:
+    """Its keys would be read and deleted with our signature."""
+
+    def foreign(exchange: Exchange) -> None:
+        item = b"<Contents><Key>another/volume</Key><Size>1</Size></Contents>"
+        body = b"<ListBucketResult><IsTruncated>false</IsTruncated>" + item + b"</ListBucketResult>"
+        head = Head("HTTP/1.1 200 OK", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        exchange.answered = 200
+        exchange.client.send(head.encode() + body)
+
+    rule = proxy.add(Rule(foreign, "GET"))
+    answer = connect(proxy.url)("list", key)
+    assert answer["result"] == -EPROTO and rule.taken == 1
+
+
 # ---- what a user can mend --------------------------------------------------------
 
 
@@ -620,11 +637,48 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_tls(connect: Connect, tmp_path: Path, key: str) -> None:
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, and its private key."""
     cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject]
     subprocess.run([*argv, "-keyout", str(private), "-out", str(cert)], check=True, capture_output=True)
+    return cert, private
+
+
+def test_body_is_signed_unless_tls_protects_it(connect: Connect, certificate: tuple[Path, Path], key: str) -> None:
+    """Whoever stands between, as tls-verify=off allows, is not to change what is stored."""
+    cert, private = certificate
+    sent: list[tuple[bytes, str | None]] = []
+
+    class Store(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            sent.append((body, self.headers.get("x-amz-content-sha256")))
+            self.send_response(200)
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, private)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        for more in {"ca_file": cert}, {"tls_verify": "off"}:
+            assert connect(url, **more)("put", key, 5000, 1)["result"] == 0
+        server.shutdown()
+    (_, verified), (body, unverified) = sent
+    assert verified == "UNSIGNED-PAYLOAD" and unverified == sha256(body).hexdigest()
+
+
+def test_tls(connect: Connect, certificate: tuple[Path, Path], tmp_path: Path, key: str) -> None:
+    cert, private = certificate
     with gateway(tmp_path, "--cert", str(cert), "--key", str(private)) as port:
         url = f"https://127.0.0.1:{port}"
         driver = connect(url, ca_file=cert)

@@ -506,7 +506,7 @@ static void parses_errors(void **state)
 
 static int parse_list(const char *text, struct s3_listing *l)
 {
-	return s3_parse_listing(text, strlen(text), l);
+	return s3_parse_listing(text, strlen(text), "", l);
 }
 
 #define LIST(inside)                                                                               \
@@ -570,14 +570,39 @@ static void parses_a_full_page(void **state)
 		fprintf(stream, "<Contents><Key>k%d</Key><Size>%d</Size></Contents>", i, i);
 	fputs("</ListBucketResult>", stream);
 	fclose(stream);
-	assert_int_equal(s3_parse_listing(text, size, &l), 0);
+	assert_int_equal(s3_parse_listing(text, size, "k", &l), 0);
 	assert_int_equal(l.n_objects, 1000);
 	assert_string_equal(l.objects[999].key, "k999");
 	s3_listing_free(&l);
 	/* Cut anywhere it is none, and nothing leaks. */
 	for (size_t cut = 0; cut < size; cut += 499)
-		assert_int_equal(s3_parse_listing(text, cut, &l), -EPROTO);
+		assert_int_equal(s3_parse_listing(text, cut, "k", &l), -EPROTO);
 	free(text);
+}
+
+/* Keys that were not asked for may be another's: with a signature of ours they would be deleted. */
+static void refuses_foreign_keys(void **state)
+{
+	static const char *const pages[] = {
+		LIST("<IsTruncated>false</IsTruncated>" ITEM("v/a", "1") ITEM("w/b", "1")),
+		LIST("<IsTruncated>false</IsTruncated>" ITEM("v", "1")),
+		LIST("<IsTruncated>false</IsTruncated>" ITEM("", "1")),
+		LIST("<IsTruncated>false</IsTruncated><CommonPrefixes><Prefix>w/"
+		     "</Prefix></CommonPrefixes>"),
+		LIST("<IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>" ITEM(
+			"v%2", "1")),
+	};
+	static const char own[] = LIST("<IsTruncated>false</IsTruncated>"
+				       "<EncodingType>url</EncodingType>" ITEM("v%2Fa", "1"));
+	struct s3_listing l;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+		assert_int_equal(s3_parse_listing(pages[i], strlen(pages[i]), "v/", &l), -EPROTO);
+		assert_int_equal(l.n_objects, 0);
+	}
+	assert_int_equal(s3_parse_listing(own, strlen(own), "v/", &l), 0);
+	s3_listing_free(&l);
 }
 
 /* What is not known to be whole, or not to be followed by more, is refused. */
@@ -721,6 +746,7 @@ int main(void)
 		cmocka_unit_test(parses_errors),
 		cmocka_unit_test(parses_listings),
 		cmocka_unit_test(parses_a_full_page),
+		cmocka_unit_test(refuses_foreign_keys),
 		cmocka_unit_test(refuses_doubtful_listings),
 		cmocka_unit_test(parses_deletes),
 		cmocka_unit_test(judges_answers),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backends/s3/core/volume.h"
@@ -622,7 +623,10 @@ static void test_encrypted(void **state)
 
 	(void)state;
 	snprintf(more, sizeof more, "encryption-key=%s;", key);
+	assert_int_equal(chmod(key, 0644), 0);
 	create(&d, path, more);
+	assert_holds(d.told.error, "/key: every user may read it; chmod 600 it");
+	assert_int_equal(chmod(key, 0600), 0);
 	fake_store_hold(S3_PUT, "/log/");
 	change(&d, 0, 16 * KIB, 1);
 	flush(&d);
@@ -632,6 +636,7 @@ static void test_encrypted(void **state)
 	assert_null(memmem(data, LOG, model + 8 * KIB, 32));
 	free(data);
 	reopen(&d, path, more);
+	assert_int_equal(d.told.errors, 0);
 	assert_true(device_counter(&d, "write_back_replayed") > 0);
 	holds_model(&d);
 	device_close(&d);

@@ -772,6 +772,12 @@ static int append(struct transfer *t, const char *name, const char *separator, c
 	return 0;
 }
 
+/* Can nobody but the store itself have a part in what is sent? */
+static bool protected(const struct s3_store *s)
+{
+	return s->endpoint.tls && s->tls_verify;
+}
+
 static const char *const methods[S3_OPS] = {"GET", "GET", "PUT", "DELETE", "POST", "GET"};
 
 /* Puts the headers together, signed. 0 or negative errno. */
@@ -786,8 +792,8 @@ static int sign_request(struct transfer *t, const char *path, const char *query)
 	int r;
 
 	s3_timestamp(time(NULL), timestamp);
-	/* What TLS protects needs no digest; elsewhere it shows what a bad network did. */
-	if (s->endpoint.tls)
+	/* What TLS protects needs no digest; elsewhere it shows what others did on the way. */
+	if (protected(s))
 		snprintf(payload, sizeof payload, S3_UNSIGNED_PAYLOAD);
 	else
 		s3_hex(req->digest, sizeof req->digest, payload);
@@ -1000,7 +1006,7 @@ static struct s3_verdict judge_success(struct transfer *t, struct s3_error_reply
 	case S3_DELETE_MANY:
 		return judge_deleted(t, e);
 	case S3_LIST:
-		r = s3_parse_listing(t->text, t->text_length, &req->listing);
+		r = s3_parse_listing(t->text, t->text_length, req->key, &req->listing);
 		if (r == -ENOMEM)
 			return (struct s3_verdict){S3_RETRY, -EIO};
 		return r ? not_s3 : fine;
@@ -1571,11 +1577,11 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 		for (size_t i = 0; i < req->n_keys; i++)
 			req->key_results[i] = -EIO; /* until the store says otherwise */
 		r = make_delete_body(req);
-	} else if (!s->endpoint.tls && req->op == S3_PUT && req->sha256)
+	} else if (!protected(s) && req->op == S3_PUT && req->sha256)
 		memcpy(req->digest, req->sha256, sizeof req->digest);
-	else if (!s->endpoint.tls && req->op == S3_PUT)
+	else if (!protected(s) && req->op == S3_PUT)
 		digest_vectors(req->iov, req->iovcnt, req->digest);
-	else if (!s->endpoint.tls)
+	else if (!protected(s))
 		memcpy(req->digest, digest_of_nothing, sizeof req->digest);
 	if (r)
 		return r;

@@ -152,19 +152,18 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 	return set(field, value);
 }
 
-static void warn_if_public(FILE *file, const char *label, const struct backend_host *host)
+void s3_warn_if_public(const struct stat *st, const char *label, const struct backend_host *host)
 {
-	struct stat st;
-
-	if (host && fstat(fileno(file), &st) == 0 && st.st_mode & (S_IROTH | S_IWOTH))
+	if (st->st_mode & (S_IROTH | S_IWOTH))
 		backend_error(host, "%s: every user may %s it; chmod 600 it", label,
-			st.st_mode & S_IWOTH ? "change" : "read");
+			st->st_mode & S_IWOTH ? "change" : "read");
 }
 
 /* Reads path. -ENODATA: there is no such section. */
 static int read_file(const char *path, struct reading *r, const struct backend_host *host)
 {
 	FILE *file = fopen(path, "re");
+	struct stat st;
 	char *line = NULL;
 	size_t room = 0, number = 0;
 	bool first = true;
@@ -176,7 +175,8 @@ static int read_file(const char *path, struct reading *r, const struct backend_h
 			r->error, "%s: %s; name a readable file", r->label, strerror(-result));
 		return result;
 	}
-	warn_if_public(file, r->label, host);
+	if (host && fstat(fileno(file), &st) == 0)
+		s3_warn_if_public(&st, r->label, host);
 	while (result == 0 && (errno = 0, getline(&line, &room, file) >= 0)) {
 		char *item = trim(line);
 

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/stat.h>
 
 #include "backends/backend.h"
 
@@ -30,6 +31,8 @@ int s3_credentials_load(const char *file, const char *profile, const struct back
 	struct s3_credentials *credentials, struct params_error *error);
 /* Frees what it holds and overwrites the secrets. */
 void s3_credentials_clear(struct s3_credentials *credentials);
+/* Warns of a file with a secret, told as "PARAMETER=FILE", that everyone may read or change. */
+void s3_warn_if_public(const struct stat *st, const char *label, const struct backend_host *host);
 /* Are they the same keys? */
 bool s3_credentials_equal(const struct s3_credentials *a, const struct s3_credentials *b);
 

@@ -294,7 +294,21 @@ static void listing_element(
 	}
 }
 
-int s3_parse_listing(const char *xml, size_t length, struct s3_listing *listing)
+/* The keys as they are; false: one is not what was asked for. */
+static bool settle_keys(struct s3_listing *l, bool url_encoded, const char *prefix)
+{
+	size_t length = strlen(prefix);
+
+	for (size_t i = 0; i < l->n_objects; i++) {
+		if (url_encoded)
+			decode(l->objects[i].key);
+		if (strncmp(l->objects[i].key, prefix, length) != 0)
+			return false;
+	}
+	return true;
+}
+
+int s3_parse_listing(const char *xml, size_t length, const char *prefix, struct s3_listing *listing)
 {
 	struct listing_state s = {.listing = listing};
 	int r;
@@ -305,6 +319,8 @@ int s3_parse_listing(const char *xml, size_t length, struct s3_listing *listing)
 	if (r == 0 && (!s.has_truncated || (s.truncated && !(listing->token && *listing->token))))
 		r = -EPROTO;
 	free(s.now.key);
+	if (r == 0 && !settle_keys(listing, s.url_encoded, prefix))
+		r = -EPROTO;
 	if (r) {
 		s3_listing_free(listing);
 		return r;
@@ -313,9 +329,6 @@ int s3_parse_listing(const char *xml, size_t length, struct s3_listing *listing)
 		free(listing->token);
 		listing->token = NULL;
 	}
-	if (s.url_encoded)
-		for (size_t i = 0; i < listing->n_objects; i++)
-			decode(listing->objects[i].key);
 	return 0;
 }
 

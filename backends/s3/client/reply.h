@@ -23,8 +23,12 @@ struct s3_error_reply {
  * -ENOMEM.
  */
 int s3_parse_error(const char *xml, size_t length, struct s3_error_reply *error);
-/* A page of ListObjectsV2. On an error the listing is empty. */
-int s3_parse_listing(const char *xml, size_t length, struct s3_listing *listing);
+/*
+ * A page of ListObjectsV2 of what begins with prefix: whoever asked may count on that of each key.
+ * -EPROTO: one does not. On an error the listing is empty.
+ */
+int s3_parse_listing(
+	const char *xml, size_t length, const char *prefix, struct s3_listing *listing);
 /*
  * The reply of DeleteObjects: sets key_results[i] to 0 or a negative errno for each
  * key that the reply names; other entries stay. first: the first error.

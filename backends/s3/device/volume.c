@@ -2,6 +2,7 @@
 /* A volume's life: created, opened, served by some threads, closed. */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <openssl/crypto.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 
 #include "backends/s3/chunked/chunked.h"
 #include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/credentials.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/log/writeback.h"
 
@@ -496,6 +498,16 @@ static int read_key(struct s3_volume *v, const char *path)
 		 : 0;
 }
 
+static void warn_of_key(const struct s3_volume *v, const char *path)
+{
+	char label[PATH_MAX + 16];
+	struct stat st;
+
+	snprintf(label, sizeof label, "encryption-key=%s", path);
+	if (stat(path, &st) == 0)
+		s3_warn_if_public(&st, label, &v->host);
+}
+
 /* Do the parameters go with the volume, which knows by itself how its data is stored? */
 static int check_features(struct s3_volume *v, const struct s3_config *c)
 {
@@ -524,6 +536,8 @@ static int check_features(struct s3_volume *v, const struct s3_config *c)
 			"compress=zstd: volume=%s is not compressed, which is decided when it is "
 			"created; leave compress= out, or copy it to one that is",
 			v->name);
+	if (r == 0 && aes)
+		warn_of_key(v, c->encryption_key);
 	return r;
 }
 
