@@ -190,7 +190,8 @@ size_t fake_store_object(const char *end, void *data, size_t room)
 		if (strlen(o->key) >= strlen(end) &&
 			strcmp(o->key + strlen(o->key) - strlen(end), end) == 0) {
 			length = o->length;
-			memcpy(data, o->data, length < room ? length : room);
+			if (data)
+				memcpy(data, o->data, length < room ? length : room);
 		}
 	pthread_mutex_unlock(&objects_lock);
 	return length;

@@ -35,7 +35,8 @@ void fake_store_release(enum s3_op op, const char *part);
 void fake_store_wait_held(enum s3_op op, const char *part);
 /* The store takes no notice of such conditions of a PUT. */
 void fake_store_ignore(bool if_none_match, bool if_match);
-/* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them. */
+/* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them,
+ * but to data NULL. */
 size_t fake_store_object(const char *end, void *data, size_t room);
 /* Puts an object, or deletes it (data NULL), behind the device's back. */
 void fake_store_set(const char *key, const void *data, size_t length);

@@ -25,12 +25,19 @@ static struct s3_volume *volume_of(struct device *d)
 static void create(struct device *d, const char *more)
 {
 	fake_store_reset();
-	device_open(d, &s3_backend, COMMON "create=on;size=64M;%s", more);
+	device_open(d, &s3_backend, COMMON "create=on;%s", more);
 }
 
 static void reopen(struct device *d)
 {
 	device_open(d, &s3_backend, COMMON);
+}
+
+/* Ends a server as a crash does: nothing more is stored. */
+static void crash(struct device *d)
+{
+	s3_volume_fail(volume_of(d), -EIO, "test");
+	device_close(d);
 }
 
 /* Block i of the volume is made to hold value, durably. */
@@ -96,7 +103,7 @@ static void test_fence_behind_our_own_object(void **state)
 	size_t n;
 
 	(void)state;
-	create(&a, "");
+	create(&a, "size=64M");
 	assert_int_equal(write_block(&a, 0, 1), 0);
 	fake_store_hold(S3_PUT, "/snap/");
 	start(&snapshot, &a, create_snapshot);
@@ -127,7 +134,7 @@ static void test_not_fenced_while_it_writes(void **state)
 	char key[64];
 
 	(void)state;
-	create(&a, "");
+	create(&a, "size=64M");
 	assert_int_equal(write_block(&a, 0, 1), 0);
 	snprintf(key, sizeof key, "/%016llx", (unsigned long long)volume_of(&a)->next_seq);
 	fake_store_hold_answers(S3_PUT, key, false);
@@ -136,6 +143,261 @@ static void test_not_fenced_while_it_writes(void **state)
 	assert_int_equal(s3_check_not_fenced(volume_of(&a)), 0);
 	fake_store_release(S3_PUT, NULL);
 	assert_int_equal(end(&write), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* ---- what the other writer deletes -------------------------------------------------------------
+ */
+
+/* A volume so large that its map costs more than the summaries of what is written: light roots. */
+#define LARGE "size=1T;gc-delay=0"
+
+/* Blocks far from each other, each in an object of its own. */
+static uint64_t place_of(unsigned i)
+{
+	return i * (UINT64_C(12345677) * BLOCK) % (UINT64_C(1) << 40);
+}
+
+static void write_far(struct device *d, unsigned from, unsigned to)
+{
+	uint8_t block[BLOCK];
+
+	for (unsigned i = from; i < to; i++) {
+		memset(block, (int)i, BLOCK);
+		assert_int_equal(device_write(d, block, BLOCK, place_of(i), BACKEND_FUA), 0);
+	}
+}
+
+static void check_far(struct device *d, unsigned to)
+{
+	uint8_t block[BLOCK];
+
+	for (unsigned i = 0; i < to; i++) {
+		assert_int_equal(device_read(d, block, BLOCK, place_of(i)), 0);
+		assert_int_equal(block[0], i & 0xff);
+	}
+}
+
+static int run_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return s3_checkpoint(v);
+}
+
+static int checkpoint(struct device *d)
+{
+	return s3_keeper_call(volume_of(d), run_checkpoint, NULL);
+}
+
+static int open_writer(struct device *d)
+{
+	return device_try(d, &s3_backend, 0, COMMON "gc-delay=0");
+}
+
+static int open_reader(struct device *d)
+{
+	return device_try(d, &s3_backend, 0, COMMON "readonly=on");
+}
+
+static const char *log_key(uint64_t seq)
+{
+	static char key[32];
+
+	snprintf(key, sizeof key, "/log/%02x/%016llx", (unsigned)(seq & 0xff),
+		(unsigned long long)seq);
+	return key;
+}
+
+/*
+ * The root that B begins with, and the one that it builds upon, are deleted by A before B's fence.
+ * What B stores must not need them.
+ */
+static void test_base_is_deleted_before_the_fence(void **state)
+{
+	struct device a, b, c;
+	struct job opening;
+	uint64_t end_of_log;
+
+	(void)state;
+	create(&a, LARGE);
+	write_far(&a, 0, 20);
+	assert_int_equal(s3_snapshot_create(volume_of(&a), "s"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&a), "t"), 0);
+	write_far(&a, 20, 40);
+	assert_int_equal(checkpoint(&a), 0);
+	assert_int_equal(device_counter(&a, "light_roots"), 1);
+	end_of_log = volume_of(&a)->frontier;
+	/* The last of the first headers that B asks for, and A for none so far. */
+	fake_store_hold(S3_GET, log_key(end_of_log + 4));
+	start(&opening, &b, open_writer);
+	fake_store_wait_held(S3_GET, log_key(end_of_log + 4));
+	assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), 0);
+	assert_int_equal(s3_snapshot_delete(volume_of(&a), "t"), 0);
+	fake_store_release(S3_GET, NULL);
+	assert_int_equal(end(&opening), 0);
+	check_far(&b, 40);
+	for (unsigned i = 0; i < 3; i++) {
+		write_far(&b, 40, 60);
+		assert_int_equal(checkpoint(&b), 0);
+	}
+	assert_int_equal(device_counter(&b, "light_roots"), 3);
+	/* Of the log only what these roots do not need is left. */
+	assert_int_equal(s3_volume_gc(volume_of(&b), NULL, NULL), 0);
+	crash(&b);
+	device_open(&c, &s3_backend, COMMON);
+	check_far(&c, 60);
+	device_close(&c);
+	crash(&a);
+	fake_store_reset();
+}
+
+/*
+ * A reader, or the next writer, whose roots go one after the other, with the log before the newest:
+ * nothing is damaged.
+ */
+static void open_while_roots_go(int (*open)(struct device *d))
+{
+	struct job opening;
+	struct device a, b;
+	char key[64];
+
+	create(&a, LARGE);
+	for (unsigned i = 0; i < 3; i++)
+		write_far(&a, 0, 20); /* of the first ones nothing is alive */
+	assert_int_equal(s3_snapshot_create(volume_of(&a), "s"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&a), "t"), 0);
+	snprintf(key, sizeof key, "/ckpt/%016llx/root",
+		(unsigned long long)volume_of(&a)->checkpoint);
+	fake_store_hold(S3_GET, key);
+	start(&opening, &b, open);
+	fake_store_wait_held(S3_GET, key);
+	assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), 0);
+	assert_int_equal(s3_snapshot_delete(volume_of(&a), "t"), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&a), NULL, NULL), 0);
+	assert_int_equal(fake_store_object(log_key(2), NULL, 0), SIZE_MAX);
+	fake_store_release(S3_GET, NULL);
+	if (end(&opening))
+		fail_msg("cannot open: %s", b.told.error);
+	assert_int_equal(b.told.errors, 0);
+	check_far(&b, 20);
+	device_close(&b);
+	crash(&a);
+	fake_store_reset();
+}
+
+static void test_reader_whose_roots_are_deleted(void **state)
+{
+	(void)state;
+	open_while_roots_go(open_reader);
+}
+
+static void test_writer_whose_roots_are_deleted(void **state)
+{
+	(void)state;
+	open_while_roots_go(open_writer);
+}
+
+/* So that whoever opens the volume meanwhile need not begin anew, they stay for a while. */
+static void test_old_roots_stay_for_a_while(void **state)
+{
+	static const char *const names[] = {"t", "u", "v"};
+	struct device a;
+	char key[64];
+
+	(void)state;
+	create(&a, "size=64M;gc-delay=1");
+	assert_int_equal(create_snapshot(&a), 0);
+	snprintf(key, sizeof key, "/ckpt/%016llx/root",
+		(unsigned long long)volume_of(&a)->checkpoint);
+	for (unsigned i = 0; i < 3; i++) {
+		assert_int_not_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
+		assert_int_equal(s3_snapshot_create(volume_of(&a), names[i]), 0);
+	}
+	assert_int_equal(device_counter(&a, "full_roots"), 4);
+	for (int i = 0; i < 200 && fake_store_object(key, NULL, 0) != SIZE_MAX; i++)
+		nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+	assert_int_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* ---- a writer that does not pause ---------------------------------------------------------------
+ */
+
+#define HURRY	 "endpoint=http://127.0.0.1;bucket=abc;uploads=8;memory=160M;volume=v;"
+#define WRITERS	 8
+#define DISTANCE 128 /* blocks of each */
+
+struct hurry {
+	struct device *d;
+	pthread_t thread;
+	unsigned first;		  /* block */
+	_Atomic unsigned written; /* durable writes: number n went to block first + n % DISTANCE */
+};
+
+static void *write_on(void *opaque)
+{
+	struct hurry *h = opaque;
+	unsigned n = 0;
+
+	while (write_block(h->d, h->first + n % DISTANCE, n & 0xff) == 0)
+		atomic_store(&h->written, ++n);
+	return NULL;
+}
+
+static void check_hurry(struct device *d, const struct hurry *h)
+{
+	unsigned last = h->written - 1;
+	uint8_t block[BLOCK];
+
+	assert_true(h->written > 0);
+	assert_int_equal(
+		device_read(d, block, BLOCK, (uint64_t)(h->first + last % DISTANCE) * BLOCK), 0);
+	assert_int_equal(block[0], last & 0xff);
+}
+
+/* Takes over from one that is written to by several at once; then what it writes lasts. */
+static void test_takeover_of_a_busy_writer(void **state)
+{
+	struct hurry hurry[WRITERS];
+	struct timespec began, now;
+	struct device a, b, c;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&a, &s3_backend, HURRY "create=on;size=64M");
+	for (unsigned i = 0; i < WRITERS; i++) {
+		hurry[i] = (struct hurry){.d = &a, .first = i * DISTANCE};
+		assert_int_equal(pthread_create(&hurry[i].thread, NULL, write_on, &hurry[i]), 0);
+	}
+	while (hurry[WRITERS - 1].written < 10)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	device_open(&b, &s3_backend, HURRY);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	print_message("taken over after %ld ms, at object %llu\n",
+		(now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000,
+		(unsigned long long)volume_of(&b)->frontier);
+	assert_true(now.tv_sec - began.tv_sec < 10);
+	for (unsigned i = 0; i < WRITERS; i++)
+		pthread_join(hurry[i].thread, NULL);
+	for (unsigned i = 0; i < WRITERS; i++)
+		check_hurry(&b, &hurry[i]);
+	/* Past the fence ahead, and what the other one had under way behind it. */
+	for (unsigned i = 0; i < 300; i++)
+		assert_int_equal(write_block(&b, 8000 + i, i & 0xff), 0);
+	crash(&b);
+	device_open(&c, &s3_backend, HURRY);
+	for (unsigned i = 0; i < WRITERS; i++)
+		check_hurry(&c, &hurry[i]);
+	for (unsigned i = 0; i < 300; i++) {
+		uint8_t block[BLOCK];
+
+		assert_int_equal(device_read(&c, block, BLOCK, (8000 + i) * (uint64_t)BLOCK), 0);
+		assert_int_equal(block[0], i & 0xff);
+	}
+	device_close(&c);
 	device_close(&a);
 	fake_store_reset();
 }
@@ -176,6 +438,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_fence_behind_our_own_object),
 		cmocka_unit_test(test_not_fenced_while_it_writes),
+		cmocka_unit_test(test_base_is_deleted_before_the_fence),
+		cmocka_unit_test(test_reader_whose_roots_are_deleted),
+		cmocka_unit_test(test_writer_whose_roots_are_deleted),
+		cmocka_unit_test(test_old_roots_stay_for_a_while),
+		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
 	};
 

@@ -122,6 +122,7 @@ struct s3_control;
 struct s3_closing;
 struct s3_writeback;
 struct s3_recovery; /* under way */
+struct s3_prune;
 
 /* The regions that the root of a snapshot names. */
 struct s3_kept {
@@ -270,6 +271,7 @@ struct s3_volume {
 	bool rolled_back;     /* regions are not those of the newest root */
 	uint64_t next_gc;     /* number of the next GC object, with S3_GC */
 	struct s3_kept *kept; /* of the snapshots whose root has been read */
+	struct s3_prune *prune, *next_prune; /* what old roots are to be deleted, or NULL */
 	uint64_t next_sweep_ns;
 	/* Recovery may start from either of the two newest roots: what died later is needed. */
 	uint64_t delete_limit, next_delete_limit, next_delete_ns;
@@ -500,6 +502,8 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 void *s3_keeper(void *volume);
 /* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
 int s3_checkpoint(struct s3_volume *v);
+/* Forgets which old roots were to be deleted. */
+void s3_prune_free(struct s3_volume *v);
 
 /* What else a full checkpoint does. */
 struct s3_checkpoint_step {

@@ -815,6 +815,7 @@ void s3_volume_detach(struct s3_volume *v)
 	free(v->regions);
 	free(v->summaries);
 	free(v->snapshots);
+	s3_prune_free(v);
 	while (v->kept) {
 		struct s3_kept *next = v->kept->next;
 

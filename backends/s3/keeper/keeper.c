@@ -335,11 +335,14 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 
 /* ---- roots that are not needed any more ------------------------------------------------ */
 
-/* Of the newest two roots, the snapshots, and what they need, is the key a part? */
-struct keep {
-	struct s3_volume *v;
+/*
+ * The two newest roots of some moment. What neither they nor the snapshots need may go, gc-delay=
+ * after that: who opens the volume may have begun with what was there before.
+ */
+struct s3_prune {
+	uint64_t due; /* ns, monotonic */
 	uint64_t newest, newest_full, previous, previous_full;
-	const struct s3_root_region *regions, *previous_regions;
+	struct s3_root_region *regions, *previous_regions;
 	uint32_t n_regions, n_previous_regions;
 };
 
@@ -361,7 +364,7 @@ static bool snapshot_names_region(const struct s3_kept *kept, const struct s3_na
 	return false;
 }
 
-static bool needed(const struct keep *k, const struct s3_name *name)
+static bool needed(const struct s3_volume *v, const struct s3_prune *k, const struct s3_name *name)
 {
 	/* Not yet a part of anything, or another writer's. */
 	if (name->number > k->newest)
@@ -375,7 +378,7 @@ static bool needed(const struct keep *k, const struct s3_name *name)
 	case S3_NAME_REGION:
 		return names_region(k->regions, k->n_regions, name) ||
 		       names_region(k->previous_regions, k->n_previous_regions, name) ||
-		       snapshot_names_region(k->v->kept, name);
+		       snapshot_names_region(v->kept, name);
 	default:
 		return true;
 	}
@@ -451,25 +454,101 @@ static int keep_snapshots(struct s3_volume *v)
 	return r;
 }
 
+struct pruning {
+	struct s3_volume *v;
+	const struct s3_prune *prune;
+};
+
 static int delete_unless_needed(void *opaque, const struct s3_listed *listed)
 {
-	const struct keep *k = opaque;
+	const struct pruning *p = opaque;
 	struct s3_request req;
 	struct s3_name name;
 
-	if (!s3_name_parse(listed->key + strlen(k->v->base), &name) || needed(k, &name))
+	if (!s3_name_parse(listed->key + strlen(p->v->base), &name) ||
+		needed(p->v, p->prune, &name))
 		return 0;
-	return s3_volume_delete(k->v, listed->key, &req);
+	return s3_volume_delete(p->v, listed->key, &req);
 }
 
-/* Deletes what no root needs that recovery may start from, and no snapshot. Nothing depends on it.
- */
-static void delete_old_roots(struct s3_volume *v, struct keep *k)
+static void free_prune(struct s3_prune *prune)
 {
+	if (prune) {
+		free(prune->regions);
+		free(prune->previous_regions);
+	}
+	free(prune);
+}
+
+void s3_prune_free(struct s3_volume *v)
+{
+	free_prune(v->prune);
+	free_prune(v->next_prune);
+}
+
+/*
+ * Deletes what no root needs that recovery may start from, and no snapshot, when it is time.
+ * Nothing depends on it.
+ */
+static void delete_old_roots(struct s3_volume *v)
+{
+	struct pruning pruning = {.v = v, .prune = v->prune};
 	struct s3_request req;
 
+	if (!v->prune || s3_now() < v->prune->due)
+		return;
 	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
-		s3_volume_list(v, "ckpt/", false, delete_unless_needed, k, &req);
+		s3_volume_list(v, "ckpt/", false, delete_unless_needed, &pruning, &req);
+	free_prune(v->prune);
+	v->prune = v->next_prune;
+	v->next_prune = NULL;
+}
+
+/* A copy of regions; NULL: no memory. */
+static struct s3_root_region *copy_regions(const struct s3_root_region *regions, uint32_t n)
+{
+	struct s3_root_region *copy = calloc(n ? n : 1, sizeof *copy);
+
+	if (copy && n)
+		memcpy(copy, regions, n * sizeof *copy);
+	return copy;
+}
+
+/* Before a full root is stored: keeps what is known of the one before it. NULL: no memory. */
+static struct s3_prune *prepare_prune(const struct s3_volume *v)
+{
+	struct s3_prune *prune = calloc(1, sizeof *prune);
+
+	if (!prune)
+		return NULL;
+	prune->previous = v->checkpoint;
+	prune->previous_full = v->full;
+	prune->n_previous_regions = v->n_regions;
+	prune->previous_regions = copy_regions(v->regions, v->n_regions);
+	return prune;
+}
+
+/* The full root is stored: has old ones deleted in time. Takes prune, which may be NULL. */
+static void plan_prune(struct s3_volume *v, struct s3_prune *prune)
+{
+	if (prune) {
+		prune->newest = prune->newest_full = v->full;
+		prune->n_regions = v->n_regions;
+		prune->regions = copy_regions(v->regions, v->n_regions);
+	}
+	if (!prune || !prune->regions || !prune->previous_regions) {
+		free_prune(prune); /* the next one deletes more */
+		return;
+	}
+	prune->due = s3_now() + v->gc_delay_ns;
+	if (!v->prune) {
+		v->prune = prune;
+	} else {
+		/* Of those in between none is waited for: they go with the others. */
+		free_prune(v->next_prune);
+		v->next_prune = prune;
+	}
+	delete_old_roots(v);
 }
 
 /* ---- a checkpoint ---------------------------------------------------------------------- */
@@ -490,9 +569,7 @@ static void committed(struct s3_volume *v, uint64_t seq)
 static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
 {
 	struct checkpoint c = {.step = step};
-	struct s3_root_region *old_regions = NULL;
-	uint64_t old_full = v->full, old_root = v->checkpoint;
-	uint32_t n_old = 0;
+	struct s3_prune *prune = NULL;
 	/* What failed may yet arrive, and must not be taken for another root of its number. */
 	int r = v->root_in_doubt ? s3_log_mark(v, NULL) : 0;
 
@@ -509,14 +586,9 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 		return 0;
 	if (r == 0)
 		r = s3_log_wait(v, c.seq);
-	if (r == 0 && c.full && v->n_regions) {
-		n_old = v->n_regions;
-		old_regions = malloc(n_old * sizeof *old_regions);
-		if (old_regions)
-			memcpy(old_regions, v->regions, n_old * sizeof *old_regions);
-		else
-			r = -ENOMEM;
-	}
+	/* What the root before this one names is not known after a rollback: the next time. */
+	if (r == 0 && c.full && !v->rolled_back)
+		prune = prepare_prune(v);
 	if (r == 0)
 		r = c.full ? store_full(v, &c) : store_light(v, &c);
 	else if (c.captured)
@@ -525,26 +597,16 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 		v->full_wanted = true; /* the headers are gone */
 	} else {
 		committed(v, c.seq);
-		/* What the root before this one names is not known after a rollback: the next time.
-		 */
-		if (c.full && !v->rolled_back)
-			delete_old_roots(v, &(struct keep){
-						    .v = v,
-						    .newest = c.seq,
-						    .newest_full = v->full,
-						    .previous = old_root,
-						    .previous_full = old_full,
-						    .regions = v->regions,
-						    .n_regions = v->n_regions,
-						    .previous_regions = old_regions,
-						    .n_previous_regions = n_old,
-					    });
+		if (c.full && !v->rolled_back) {
+			plan_prune(v, prune);
+			prune = NULL;
+		}
 		if (c.full)
 			v->rolled_back = false;
 	}
 	s3_summary_abandon(&c.summary);
 	s3_buffer_free(&c.table);
-	free(old_regions);
+	free_prune(prune);
 	free(c.dirty);
 	free(c.regions);
 	return r;
@@ -1005,7 +1067,8 @@ static int compact(struct s3_volume *v, unsigned percent, bool small)
 		r = read_source(v, round, (uint32_t)round->n_sources++);
 	}
 	if (r == 0 && worth) {
-		qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
+		if (round->n_pieces)
+			qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
 		r = move_pieces(v, round);
 	}
 	for (size_t i = 0; i < n; i++)
@@ -1310,6 +1373,7 @@ void *s3_keeper(void *volume)
 
 			pthread_mutex_unlock(&v->lock);
 			collect_dead(v);
+			delete_old_roots(v);
 			compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
 				sweep(v);

@@ -4,6 +4,7 @@
  * first object that is not there. The state is what was acknowledged up to some
  * moment, and holds everything that was flushed. Then the fence: an object of
  * the log with a higher epoch, after which no older writer can complete a flush.
+ * Then the roots are looked at once more: a writer at work deletes what only older ones need.
  *
  * Only a store's own "no such key" ends the log. Every other failure ends the
  * open. So does an object behind that end which was built when what is missing
@@ -39,7 +40,15 @@
 #define LOADERS	     4u
 #define LOADER_BYTES (1u << 20)
 
-/* What roll_forward() answers besides errors. */
+/* How often the log may grow while its end is looked for, before its writer is stopped... */
+#define PATIENCE 2
+/* ...and windows full of headers without an end that make it likely that there is one at work. */
+#define ENDLESS 16
+/* How far behind the known end of the log it is stopped, at first and at most. */
+#define AHEAD	  16
+#define AHEAD_MAX (1u << 20)
+
+/* What attempt() and its parts answer besides errors: begin with another root. */
 #define AGAIN 1
 
 /* ---- records ---------------------------------------------------------------------- */
@@ -58,8 +67,14 @@ struct s3_recovery {
 	struct s3_root_snapshot *adopt;
 	size_t n_adopt;
 	struct s3_chain chain;
-	bool fenced;		    /* the end of the log is ours */
 	struct s3_map_batch *batch; /* takes the changes of the map; NULL: it is changed at once */
+	bool fenced;		    /* the end of the log is ours */
+	bool mine;		    /* the last object is our fence */
+	/* Below: of all attempts. */
+	bool readonly;
+	uint64_t epoch; /* of our fence, which may be there; 0: none yet */
+	uint64_t ahead; /* of our fences ahead; 0: none */
+	struct window *window;
 };
 
 static void seal_objects(struct s3_recovery *p, uint64_t seq)
@@ -81,6 +96,7 @@ static int apply_header(void *opaque, const struct s3_object_header *header)
 	v->log_bytes_since_full += header->header_bytes + header->data_bytes;
 	p->last_epoch = header->epoch;
 	p->clean = header->type == S3_TYPE_CLEAN;
+	p->mine = header->epoch == p->epoch && memcmp(header->instance, v->instance, S3_UUID) == 0;
 	v->applied = header->id;
 	v->last_type = header->type;
 	if (header->type != S3_TYPE_DATA)
@@ -195,6 +211,8 @@ static void follow_chain(struct s3_recovery *p, const struct s3_object_header *h
 		chain->foreign = true;
 }
 
+static int newer_root(struct s3_volume *v, const struct s3_recovery *p);
+
 /* Applies a header of the log. It is the next one. */
 static int apply(struct s3_recovery *p, const struct s3_object_header *header)
 {
@@ -205,6 +223,15 @@ static int apply(struct s3_recovery *p, const struct s3_object_header *header)
 
 	while (r == 0 && s3_header_next(header, &cursor, &record))
 		r = apply_record(p, header, &record);
+	if (r == -ENOENT) {
+		r = newer_root(v, p); /* which need not know how it came to that */
+		return r ? r
+			 : s3_volume_refuse(v, -EIO,
+				   "volume=%s: the snapshot at object %" PRIu64
+				   ", to which it was rolled back, is damaged or gone; restore the "
+				   "volume from a backup",
+				   v->name, record.seq);
+	}
 	if (r) {
 		char key[S3_KEY_MAX + 1];
 
@@ -637,7 +664,11 @@ static void begin(struct s3_recovery *p)
 		.adopt = p->adopt,
 		.n_adopt = p->n_adopt,
 		.gc = p->gc,
-		.room_gc = p->room_gc};
+		.room_gc = p->room_gc,
+		.readonly = p->readonly,
+		.epoch = p->epoch,
+		.ahead = p->ahead,
+		.window = p->window};
 }
 
 static int load_newest_root(struct s3_volume *v, struct s3_recovery *p)
@@ -755,11 +786,6 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 		s3_root_free(&root);
 		free(data);
 	}
-	if (r == -ENOENT)
-		return s3_volume_refuse(v, -EIO,
-			"volume=%s: snapshot %s, to which it was rolled back, is damaged or gone; "
-			"restore the volume from a backup",
-			v->name, name.name);
 	if (r)
 		return r;
 	s3_objects_settle(v->objects, v->applied);
@@ -1052,18 +1078,32 @@ static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct
 	return r;
 }
 
-/* Follows the log to where nothing stands; n: how many are asked for first. */
-static int follow(struct s3_volume *v, struct s3_recovery *p, struct window *w, unsigned n)
+static int stop_writer(struct s3_volume *v, struct s3_recovery *p);
+
+/* Is the volume taken whatever the end of its log may say? */
+static bool takes_any(const struct s3_volume *v)
 {
+	static const uint8_t nobody[S3_UUID];
+
+	return !v->polite && !v->host.clients_remain && !v->writeback &&
+	       memcmp(v->super.write_back, nobody, S3_UUID) == 0;
+}
+
+/* Follows the log to where nothing stands; n: how many are asked for first. */
+static int follow(struct s3_volume *v, struct s3_recovery *p, unsigned n)
+{
+	struct window *w = p->window;
 	int r = 0;
 
-	while (r == 0) {
+	for (unsigned windows = 1; r == 0; windows++) {
 		uint64_t first = v->applied + 1;
 
 		r = look_at(v, w, first, n);
 		for (unsigned i = 0; r == 0 && i < n; i++)
 			r = take(v, p, first + i, &w->looks[i]);
 		n = WINDOW;
+		if (r == 0 && windows == ENDLESS && !p->readonly && takes_any(v))
+			r = stop_writer(v, p);
 	}
 	return r == 1 ? 0 : r;
 }
@@ -1101,9 +1141,9 @@ static int witnesses(struct s3_volume *v, const struct s3_recovery *p, uint64_t 
  * stored; witness: its number, 0: none. Without damage no writer has stored anything as far behind
  * what it had not.
  */
-static int find_witness(
-	struct s3_volume *v, const struct s3_recovery *p, struct window *w, uint64_t *witness)
+static int find_witness(struct s3_volume *v, const struct s3_recovery *p, uint64_t *witness)
 {
+	struct window *w = p->window;
 	uint64_t gap = v->applied + 1;
 	int r = 0;
 
@@ -1139,25 +1179,6 @@ static int tell_lost(struct s3_volume *v, uint64_t witness, bool readonly)
 	return 0;
 }
 
-/*
- * A root says that the log was whole up to it. Objects that the two newest roots do not need are
- * deleted, so that the log behind an older one has gaps, which look like its end.
- */
-static int check_reached(struct s3_volume *v, uint64_t newest_root)
-{
-	struct s3_name name = {.kind = S3_NAME_ROOT, .number = newest_root};
-	char key[S3_KEY_MAX + 1];
-
-	if (v->applied >= newest_root)
-		return 0;
-	s3_volume_key(v, &name, key);
-	return s3_volume_refuse(v, -EIO,
-		"volume=%s: %s or a part of it is damaged or missing, and the log ends before it, "
-		"at "
-		"object %" PRIu64 "; restore the volume from a backup",
-		v->name, key, v->applied);
-}
-
 static void free_window(struct window *w)
 {
 	pthread_cond_destroy(&w->done);
@@ -1181,60 +1202,49 @@ static struct window *make_window(void)
 	return NULL;
 }
 
-/* Is there a root now that is newer than known? 1: yes. */
-static int newer_root(struct s3_volume *v, uint64_t known)
+/* AGAIN: there is a root now that is newer than those that this attempt began with. */
+static int newer_root(struct s3_volume *v, const struct s3_recovery *p)
 {
 	struct roots roots = {.v = v};
 	int r = list_roots(v, &roots);
 
-	if (r == 0)
-		r = roots.n && roots.seqs[0] > known;
+	if (r == 0 && roots.n && roots.seqs[0] > p->newest_root)
+		r = AGAIN;
 	free(roots.seqs);
 	return r;
 }
 
 /*
- * Follows the log to its end, and makes sure that it is the end. AGAIN: a writer at work has stored
- * roots meanwhile, and may have deleted what was only needed before them.
+ * A root says that the log was whole up to it. Objects that the two newest roots do not need are
+ * deleted, so that the log behind an older one has gaps, which look like its end. A writer at work
+ * may have stored newer ones meanwhile, and deleted what those that we know of need.
  */
-static int roll_forward(struct s3_volume *v, struct s3_recovery *p, bool readonly)
+static int check_reached(struct s3_volume *v, const struct s3_recovery *p)
 {
-	struct window *w = make_window();
-	uint64_t witness = 0, before;
-	int r = w ? 0 : -ENOMEM;
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = p->newest_root};
+	char key[S3_KEY_MAX + 1];
+	int r;
 
-	while (r == 0) {
-		before = v->applied;
-		/* After an orderly end there is nothing. */
-		r = follow(v, p, w, 4);
-		if (r == 0)
-			r = check_reached(v, p->newest_root);
-		if (r || p->clean)
-			break;
-		if (witness && v->applied == before) {
-			r = newer_root(v, p->newest_root);
-			if (r == 0)
-				r = tell_lost(v, witness, readonly);
-			break;
-		}
-		/* What a writer at work stored while we looked is there now, so look again. */
-		r = find_witness(v, p, w, &witness);
-		if (!witness)
-			break;
-	}
-	if (w)
-		free_window(w);
-	return r;
+	if (v->applied >= p->newest_root)
+		return 0;
+	r = newer_root(v, p);
+	if (r)
+		return r;
+	s3_volume_key(v, &name, key);
+	return s3_volume_refuse(v, -EIO,
+		"volume=%s: %s or a part of it is damaged or missing, and the log ends before it, "
+		"at object %" PRIu64 "; restore the volume from a backup",
+		v->name, key, v->applied);
 }
 
 /* ---- the fence -------------------------------------------------------------------- */
 
 /*
- * What to do about an object that stands where the fence is to be. 0: try again, replacing that of
- * etag stale (""; none). 1: it is ours.
+ * What to do about an object that stands where one of ours of epoch is to be. 0: try again,
+ * replacing that of etag stale (""; none). 1: it is ours.
  */
-static int meet(
-	struct s3_volume *v, struct s3_recovery *p, uint64_t seq, const char *key, char *stale)
+static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64_t epoch,
+	const char *key, char *stale)
 {
 	struct s3_object_header header;
 	struct s3_request req;
@@ -1244,37 +1254,38 @@ static int meet(
 	*stale = 0;
 	if (r)
 		return r == -ENOENT ? 0 : r;
-	if (memcmp(header.instance, v->instance, S3_UUID) == 0) {
+	if (header.epoch < p->last_epoch && req.etag[0]) {
+		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
+		memcpy(stale, req.etag, sizeof req.etag);
+	} else if (header.epoch < p->last_epoch) {
+		r = damaged(v, key, "comes without an etag");
+	} else if (header.epoch == epoch && memcmp(header.instance, v->instance, S3_UUID) == 0) {
 		r = 1; /* its reply was lost */
-	} else if (header.epoch >= p->last_epoch && p->fenced) {
+	} else if (p->fenced) {
 		r = s3_volume_refuse(v, -EBUSY,
 			"volume=%s: another writer took it over while it was opened; end that one, "
 			"and start again",
 			v->name);
-	} else if (header.epoch >= p->last_epoch) {
-		/* Another writer was at work up to now. */
+	} else {
+		/* Another writer was at work up to now; or it is our fence ahead. */
 		r = req.object_size == (uint64_t)header.header_bytes + header.data_bytes
 			    ? apply(p, &header)
 			    : damaged(v, key, "is not as long as it says");
-	} else if (req.etag[0]) {
-		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
-		memcpy(stale, req.etag, sizeof req.etag);
-	} else {
-		r = damaged(v, key, "comes without an etag");
 	}
 	free(data);
 	return r;
 }
 
 /* An object that stands in the log behind everything and holds nothing. Its bytes, 0: error. */
-static size_t build_mark(struct s3_volume *v, enum s3_type type, uint64_t epoch, uint8_t *buffer)
+static size_t build_mark(
+	struct s3_volume *v, enum s3_type type, uint64_t seq, uint64_t epoch, uint8_t *buffer)
 {
 	struct s3_object_header header = {
 		.type = type,
 		.block_shift = v->shift,
-		.id = v->applied + 1,
+		.id = seq,
 		.epoch = epoch,
-		.batch = v->applied + 1,
+		.batch = seq,
 		.frontier = v->applied,
 		.checkpoint = v->checkpoint,
 		.time = (uint64_t)time(NULL) * 1000000,
@@ -1316,51 +1327,168 @@ static int check_end(struct s3_volume *v)
 	return v->polite && !closed ? refuse_in_use(v) : 0;
 }
 
+/* The fence, with its header decoded. As s3_volume_put_at(). */
+static int put_fence(struct s3_volume *v, uint64_t seq, uint64_t epoch, const char *stale,
+	uint8_t *buffer, struct s3_object_header *header, struct s3_request *req)
+{
+	struct iovec iov = {buffer, build_mark(v, S3_TYPE_FENCE, seq, epoch, buffer)};
+	char key[S3_KEY_MAX + 1];
+	int r;
+
+	if (s3_header_decode(buffer, iov.iov_len, v->super.uuid, header) != S3_GOOD)
+		return s3_volume_refuse(
+			v, -EINVAL, "volume=%s: its fence cannot be built", v->name);
+	s3_volume_object_key(v, seq, key);
+	s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
+	r = s3_volume_put_at(v, key, &iov, 1, *stale ? stale : NULL, v->deadline, req);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
+	else if (r != -EEXIST && !(r == -ENOENT && *stale))
+		s3_volume_refuse(v, r, "%s", req->message);
+	return r;
+}
+
+/* The highest epoch that is known of, our fences ahead included. */
+static uint64_t highest_epoch(const struct s3_volume *v, const struct s3_recovery *p)
+{
+	uint64_t highest = v->epoch > v->super.epoch ? v->epoch : v->super.epoch;
+
+	return p->ahead > highest ? p->ahead : highest;
+}
+
+/*
+ * Stops a writer that stores objects faster than we follow: a fence ahead of it, at a number H that
+ * none of its uploads has come to. The first number that is free when we ask is that of an upload
+ * under way, so that the fence itself, which has to stand at the end, would always come too late.
+ *
+ * - The other writer ends at H: his object does not replace ours, so that his frontier stays below
+ *   H, and what he had acknowledged is below H. He has to be followed for at most so far.
+ * - Nothing is decided by it. Our fence is put as ever, where the log ends, and only who got it in
+ *   there has the volume. All objects below that have been applied by then, and no older writer
+ *   acknowledges anything behind it: the same as without a fence ahead.
+ * - If the log has come to H before our fence stood, the fence ahead is an object of the log, which
+ *   holds nothing. Our fence then stands right behind it. What the other writer had under way
+ *   behind H is of a lower epoch, and so absent: its predecessor H never was his, so that none of
+ *   it was acknowledged.
+ * - If not, our fence is below H, and has a higher epoch than the one at H, which is then absent to
+ *   everybody, as what a fenced writer left behind is, and replaced when the log comes there.
+ * - If we end before our fence stands, a next writer either finds H at the end of the log and goes
+ *   on behind it; or he puts his fence below H. A fence has an even epoch, a fence ahead an odd
+ *   one, and each the next one to the highest that its writer knew of. So his is higher: H is
+ *   absent to him and to who comes after him. (Where the log holds odd epochs of older programs or
+ *   of a fence ahead it can be lower: he then ends when he comes to H, as after a takeover.)
+ */
+static int fence_ahead(struct s3_volume *v, struct s3_recovery *p)
+{
+	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	int r = buffer ? -EEXIST : -ENOMEM;
+
+	p->ahead = (highest_epoch(v, p) + 1) | 1;
+	/* Who is ahead by so many objects has stored them while we read as many: soon we overtake.
+	 */
+	for (uint64_t by = AHEAD; r == -EEXIST && by <= AHEAD_MAX; by *= 2) {
+		struct s3_object_header header;
+		struct s3_request req;
+
+		r = put_fence(v, v->applied + by, p->ahead, "", buffer, &header, &req);
+	}
+	free(buffer);
+	return r == -EEXIST ? 0 : r; /* it is only followed, then */
+}
+
+/* Stops a writer at work, once, if he may be driven away. */
+static int stop_writer(struct s3_volume *v, struct s3_recovery *p)
+{
+	int r;
+
+	if (p->ahead || !v->conditional)
+		return 0;
+	r = s3_writeback_check(v, &p->chain);
+	if (r == 0)
+		r = check_end(v);
+	return r ? r : fence_ahead(v, p);
+}
+
+/* Puts the fence at the end of the log, wherever that has moved to. */
 static int fence(struct s3_volume *v, struct s3_recovery *p)
 {
 	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
 	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
-	uint64_t highest = v->epoch > v->super.epoch ? v->epoch : v->super.epoch;
-	int r = buffer ? 0 : -ENOMEM;
+	struct s3_object_header header;
+	unsigned missed = 0;
+	int r = !buffer ? -ENOMEM : p->mine;
 
 	while (r == 0) {
 		uint64_t seq = v->applied + 1;
-		struct s3_object_header header;
 		struct s3_request req;
-		struct iovec iov;
-		size_t bytes;
 
 		r = check_end(v);
 		if (r)
 			break;
-		if (v->epoch > highest)
-			highest = v->epoch;
-		bytes = build_mark(v, S3_TYPE_FENCE, highest + 1, buffer);
-		if (bytes == 0) {
-			r = -EINVAL;
-			break;
+		/* The next even one, see fence_ahead(). */
+		p->epoch = (highest_epoch(v, p) + 2) & ~UINT64_C(1);
+		r = put_fence(v, seq, p->epoch, stale, buffer, &header, &req);
+		if (r == -EEXIST || (r == -ENOENT && *stale)) {
+			s3_volume_object_key(v, seq, key);
+			r = meet(v, p, seq, p->epoch, key, stale);
+			if (r == 0 && ++missed >= PATIENCE)
+				r = stop_writer(v, p);
+			if (r == 0 && missed >= PATIENCE && !*stale)
+				r = follow(v, p, WINDOW);
+			continue;
 		}
-		s3_volume_object_key(v, seq, key);
-		s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
-		iov = (struct iovec){buffer, bytes};
-		r = s3_volume_put_at(v, key, &iov, 1, *stale ? stale : NULL, v->deadline, &req);
 		if (r == 0)
-			s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
-		if (r == -EEXIST || (r == -ENOENT && *stale))
-			r = meet(v, p, seq, key, stale);
-		else if (r)
-			s3_volume_refuse(v, r, "%s", req.message);
-		else
 			r = 1;
-		if (r == 1 && s3_header_decode(buffer, bytes, v->super.uuid, &header) == S3_GOOD) {
-			r = apply(p, &header);
-			v->epoch = highest + 1;
-			v->ours = true;
-			p->fenced = true;
-			break;
-		}
+	}
+	/* It may have been there already when this attempt began. */
+	if (r == 1 && !p->mine)
+		r = apply(p, &header);
+	else if (r == 1)
+		r = 0;
+	if (r == 0) {
+		v->epoch = p->epoch;
+		v->ours = p->fenced = true;
 	}
 	free(buffer);
+	return r;
+}
+
+/* ---- the end of the log --------------------------------------------------------------- */
+
+/* Follows the log to its end, and makes sure that it is the end. Also AGAIN. */
+static int roll_forward(struct s3_volume *v, struct s3_recovery *p)
+{
+	uint64_t witness = 0;
+	unsigned grown = 0;
+	int r = 0;
+
+	while (r == 0) {
+		uint64_t before = v->applied;
+
+		/* After an orderly end there is nothing. */
+		r = follow(v, p, 4);
+		if (r == 0)
+			r = check_reached(v, p);
+		if (r || p->clean)
+			break;
+		if (witness && v->applied == before) {
+			r = newer_root(v, p);
+			if (r == 0)
+				r = tell_lost(v, witness, p->readonly);
+			break;
+		}
+		/* A log that grows may do so for ever. Who only reads sees one of its moments. */
+		grown += witness != 0;
+		if (grown == PATIENCE && p->readonly)
+			break;
+		if (grown == PATIENCE)
+			r = stop_writer(v, p);
+		/* What a writer at work stored while we looked is there now, so look again. */
+		if (r == 0)
+			r = find_witness(v, p, &witness);
+		if (!witness)
+			break;
+	}
 	return r;
 }
 
@@ -1393,7 +1521,7 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 		if (r == 0)
 			r = 1;
 		else if (r == -EEXIST || (r == -ENOENT && *stale))
-			r = meet(v, p, header->id, key, stale);
+			r = meet(v, p, header->id, v->epoch, key, stale);
 		else
 			s3_volume_refuse(v, r, "%s", req.message);
 	}
@@ -1406,22 +1534,45 @@ bool s3_is_drained(struct s3_volume *v)
 	       v->frontier == v->applied;
 }
 
+/* Finds what a fenced writer left at seq. False: there is something else. */
+static bool find_stale(struct s3_volume *v, uint64_t seq, char etag[S3_ETAG_MAX + 1])
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+
+	if (s3_volume_get_header(v, seq, &data, &header, &check, &req))
+		return false;
+	free(data);
+	memcpy(etag, req.etag, sizeof req.etag);
+	return check == S3_GOOD && header.epoch < v->epoch && *etag;
+}
+
 bool s3_close_cleanly(struct s3_volume *v)
 {
-	char key[S3_KEY_MAX + 1];
+	uint64_t seq = v->applied + 1;
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1];
+	uint32_t deadline = v->deadline;
 	struct s3_request req;
 	struct iovec iov;
 	uint8_t *buffer;
-	bool said;
+	int r = -ENOMEM;
 
 	if (!s3_is_drained(v))
 		return false;
+	v->deadline = CLEAN_DEADLINE;
 	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
-	iov = (struct iovec){buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, v->epoch, buffer) : 0};
-	s3_volume_object_key(v, v->applied + 1, key);
-	said = iov.iov_len && s3_volume_put_at(v, key, &iov, 1, NULL, CLEAN_DEADLINE, &req) == 0;
+	iov = (struct iovec){
+		buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, seq, v->epoch, buffer) : 0};
+	s3_volume_object_key(v, seq, key);
+	if (iov.iov_len)
+		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, &req);
+	if (r == -EEXIST && find_stale(v, seq, stale))
+		r = s3_volume_put_at(v, key, &iov, 1, stale, v->deadline, &req);
+	v->deadline = deadline;
 	free(buffer);
-	return said;
+	return r == 0;
 }
 
 /* The super object tells the size; but nothing that is there is ever cut off. */
@@ -1438,33 +1589,50 @@ static int settle_size(struct s3_volume *v, uint64_t blocks)
 	return s3_map_resize(v->map, *size);
 }
 
+/* From the newest root to the end of the log, which then is ours unless readonly. Also AGAIN. */
+static int attempt(struct s3_volume *v, struct s3_recovery *p)
+{
+	bool again = false;
+	int r = load_newest_root(v, p);
+
+	v->ours = false;
+	if (r == 0)
+		r = roll_forward(v, p);
+	if (r || p->readonly)
+		return r;
+	/* Before anything is changed. */
+	r = s3_writeback_check(v, &p->chain);
+	if (r == 0)
+		r = fence(v, p);
+	/*
+	 * Up to the fence the writer before us may have stored roots, and deleted what only those
+	 * before them need: ours among it, which the next roots might name, and objects of the log,
+	 * so that its end is another one. What he deletes later does not matter: before each
+	 * deletion he looks whether there is a fence, and what it depends on is stored before that.
+	 * So from the roots that we see now on nothing goes that one of them needs.
+	 */
+	if (r == 0)
+		r = newer_root(v, p);
+	/* After the fence: until then a writer before us may take or delete one. */
+	if (r == 0)
+		r = look_at_snapshots(v, p, &again);
+	return r == 0 && again ? AGAIN : r;
+}
+
 int s3_recover(struct s3_volume *v, bool readonly)
 {
 	struct s3_recovery *p = calloc(1, sizeof *p);
-	bool again = true;
-	int r = p ? 0 : -ENOMEM;
+	int r = -ENOMEM;
 
-	if (p)
+	if (p) {
 		p->v = v;
-	while (r == 0 && again) {
-		again = false;
-		r = load_newest_root(v, p);
-		if (r == 0)
-			r = roll_forward(v, p, readonly);
-		if (r == AGAIN) {
-			again = true;
-			r = 0;
-			continue;
-		}
-		/* Before anything is changed. */
-		if (r == 0 && !readonly)
-			r = s3_writeback_check(v, &p->chain);
-		if (r == 0 && !readonly)
-			r = fence(v, p);
-		/* After the fence: until then a writer before us may take or delete one. */
-		if (r == 0 && !readonly)
-			r = look_at_snapshots(v, p, &again);
+		p->readonly = readonly;
+		p->window = make_window();
 	}
+	if (p && p->window)
+		do
+			r = attempt(v, p);
+		while (r == AGAIN);
 	if (r == 0 && !readonly)
 		r = s3_writeback_attach(v, &p->chain, p);
 	if (r == 0)
@@ -1472,6 +1640,8 @@ int s3_recover(struct s3_volume *v, bool readonly)
 	v->next_seq = v->applied + 1;
 	v->frontier = v->sealed = v->applied;
 	if (p) {
+		if (p->window)
+			free_window(p->window);
 		free(p->adopt);
 		free(p->gc);
 	}
