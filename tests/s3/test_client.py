@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from email.utils import formatdate
 from errno import EACCES, EEXIST, EINVAL, EIO, ENOENT, ENXIO, EPROTO, ERANGE, EREMCHG, ESHUTDOWN
 from hashlib import sha256
 from pathlib import Path
@@ -532,6 +534,27 @@ def test_refusals_are_told_at_once(
     answer = through("get", key, 0, 10)
     assert (answer["result"], answer["retries"]) == (-result, 0)
     assert text in answer["message"] and "\n" not in answer["message"]
+
+
+def test_stores_clock_is_followed(through: Driver, proxy: FaultProxy, key: str) -> None:
+    """This host's clock is an hour off, later it is set; each time is told once."""
+    ahead = 3600
+
+    def clock(exchange: Exchange) -> None:
+        now = time.time() + ahead
+        said = datetime.strptime(exchange.request.get("x-amz-date") or "", "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        code = "RequestTimeTooSkewed" if abs(said.timestamp() - now) > 900 else "NoSuchKey"
+        status = 403 if code == "RequestTimeTooSkewed" else 404
+        exchange.answer(status, code, (("Date", formatdate(now, usegmt=True)),))
+
+    proxy.add(Rule(clock))
+    answers = [through("head", key) for _ in range(3)]
+    assert [(a["result"], a["retries"]) for a in answers] == [(-ENOENT, 1), (-ENOENT, 0), (-ENOENT, 0)]
+    assert len(through.told.splitlines()) == 1
+    assert "clock is 3600 s behind the store's" in through.told or "clock is 3599 s behind" in through.told
+    ahead = 0
+    assert (through("head", key)["result"], through("head", key)["retries"]) == (-ENOENT, 0)
+    assert len(through.told.splitlines()) == 2
 
 
 def test_refusal_in_the_middle_of_a_body_is_told(through: Driver, proxy: FaultProxy, key: str) -> None:

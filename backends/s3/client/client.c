@@ -34,6 +34,8 @@
 #define BACKOFF_LAST  (10 * SECOND)
 /* Replies that are not what was asked for, before a request is given up. */
 #define MISMATCHES_MAX 6
+/* A clock that differs more than this, in seconds, is what a refusal may be about. */
+#define CLOCK_OFF 60
 /* The user is told of a store out of reach after this time. */
 #define OUTAGE_TOLD (5 * SECOND)
 
@@ -82,7 +84,8 @@ struct transfer {
 	uint64_t length;		   /* Content-Length */
 	char etag[S3_ETAG_MAX + 1];
 	char region[64];
-	time_t date; /* the store's; -1: not told */
+	time_t date;	  /* the store's; -1: not told */
+	time_t signed_at; /* what the signature says that the time is */
 	char *text;  /* a body that is not an object's */
 	size_t text_length, text_room;
 };
@@ -131,6 +134,7 @@ struct s3_store {
 	pthread_mutex_t idle_lock;
 	pthread_cond_t idle; /* nothing in flight */
 	_Atomic bool known;  /* it has answered as an S3 store does */
+	_Atomic int64_t clock_offset; /* s to be added to this host's time for a signature */
 	/* An outage: since when nothing but failures, and whether the user knows. */
 	pthread_mutex_t outage_lock;
 	_Atomic uint64_t failing_since;
@@ -253,7 +257,8 @@ static void say_credentials(
 		char off[64] = "";
 
 		if (t->date != -1)
-			snprintf(off, sizeof off, " by %lld s", (long long)(time(NULL) - t->date));
+			snprintf(off, sizeof off, " by %lld s",
+				(long long)(t->signed_at - t->date));
 		say(req, "endpoint=%s: this host's clock differs from the store's%s; set the clock",
 			s->endpoint_text, off);
 	} else if (strcmp(e->code, "InvalidAccessKeyId") == 0 ||
@@ -791,7 +796,8 @@ static int sign_request(struct transfer *t, const char *path, const char *query)
 	struct headers h = {.n = 0};
 	int r;
 
-	s3_timestamp(time(NULL), timestamp);
+	t->signed_at = time(NULL) + (time_t)atomic_load(&s->clock_offset);
+	s3_timestamp(t->signed_at, timestamp);
 	/* What TLS protects needs no digest; elsewhere it shows what others did on the way. */
 	if (protected(s))
 		snprintf(payload, sizeof payload, S3_UNSIGNED_PAYLOAD);
@@ -935,6 +941,32 @@ static void start(struct pool *p, struct s3_request *req)
 }
 
 /* ---- what came of it --------------------------------------------------------------- */
+
+/*
+ * Was the request refused for its time? Then the next ones are signed with the store's: the clock
+ * of this host has been stepped, or was never set.
+ */
+static bool correct_clock(const struct transfer *t, const struct s3_error_reply *e)
+{
+	struct s3_store *s = t->pool->store;
+	int64_t offset = (int64_t)(t->date - time(NULL)), off = (int64_t)(t->date - t->signed_at);
+	bool tell;
+
+	if (strcmp(e->code, "RequestTimeTooSkewed") != 0 || t->date == -1 ||
+		(off < CLOCK_OFF && off > -CLOCK_OFF))
+		return false;
+	/* Many requests find out at the same time; the user is told of each step once. */
+	pthread_mutex_lock(&s->outage_lock);
+	tell = llabs(offset - atomic_load(&s->clock_offset)) >= CLOCK_OFF;
+	atomic_store(&s->clock_offset, offset);
+	pthread_mutex_unlock(&s->outage_lock);
+	if (tell)
+		backend_error(&s->host,
+			"endpoint=%s: this host's clock is %lld s %s the store's, whose time is "
+			"used for requests from now on; set the clock",
+			s->endpoint_text, llabs(offset), offset > 0 ? "behind" : "ahead of");
+	return true;
+}
 
 static bool needs_key(enum s3_op op)
 {
@@ -1115,6 +1147,8 @@ static void complete(struct transfer *t, CURLcode code)
 		v = judge_answer(t, &e);
 		if (v.result)
 			say_answer(t, &e, v);
+		if (v.result == -EACCES && correct_clock(t, &e))
+			v = (struct s3_verdict){S3_RETRY, -EIO};
 	} else {
 		v = judge_failure(t, code);
 		say_no_answer(t, code);
