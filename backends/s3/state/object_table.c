@@ -23,8 +23,9 @@ enum {
 	LIST_NONE,
 	LIST_DEAD, /* ascending by death */
 	LIST_HELD, /* by the newest snapshot, or not ours: nothing to compact */
-	LIST_USE,  /* + small * (STEPS + 1) + use */
-	LISTS = LIST_USE + 2 * (STEPS + 1),
+	LIST_USE,  /* + use */
+	LIST_SMALL = LIST_USE + STEPS + 1, /* the same of small ones */
+	LISTS = LIST_SMALL + STEPS + 1,
 };
 
 enum state {
@@ -287,6 +288,7 @@ static void unlist(struct s3_objects *o, uint32_t n)
 
 	if (s->list == LIST_NONE)
 		return;
+	o->small -= s->list >= LIST_SMALL;
 	*(s->prev ? &slot_of(o, s->prev)->next : &o->heads[s->list]) = s->next;
 	*(s->next ? &slot_of(o, s->next)->prev : &o->tails[s->list]) = s->prev;
 	s->list = LIST_NONE;
@@ -298,6 +300,7 @@ static void enlist(struct s3_objects *o, uint32_t n, unsigned list, uint32_t aft
 {
 	struct slot *s = slot_of(o, n);
 
+	o->small += list >= LIST_SMALL;
 	s->list = (uint8_t)list;
 	s->prev = after;
 	s->next = after ? slot_of(o, after)->next : o->heads[list];
@@ -329,8 +332,6 @@ static void set_dead(struct s3_objects *o, struct slot *s, bool dead)
 	if (!s->origin) {
 		o->dead_bytes += change * s->bytes;
 		o->dead_blocks += change * s->blocks;
-		if (is_small(o, s))
-			o->small -= change;
 	}
 }
 
@@ -367,7 +368,7 @@ static void relist(struct s3_objects *o, uint32_t n, uint64_t seq)
 	if (!used)
 		list = LIST_DEAD;
 	else if (!s->origin && !is_held(o, s))
-		list = LIST_USE + (is_small(o, s) ? STEPS + 1 : 0) +
+		list = (is_small(o, s) ? LIST_SMALL : LIST_USE) +
 		       (unsigned)step_of(used, s->blocks);
 	if (s->list == list && list != LIST_DEAD)
 		return;
@@ -469,18 +470,16 @@ void s3_objects_size(
 }
 
 /* Makes an open object one that may be listed. */
-static void seal(struct s3_objects *o, struct slot *s)
+static void seal(struct slot *s)
 {
 	assert(s->state == OPEN);
 	s->state = LISTED;
-	if (!s->origin && is_small(o, s))
-		o->small++;
 }
 
 void s3_objects_seal(struct s3_objects *o, uint32_t slot, uint64_t seq)
 {
 	pthread_mutex_lock(&o->lock);
-	seal(o, slot_of(o, slot));
+	seal(slot_of(o, slot));
 	relist(o, slot, seq);
 	pthread_mutex_unlock(&o->lock);
 }
@@ -635,7 +634,7 @@ size_t s3_objects_take_sparse(
 	pthread_mutex_lock(&o->lock);
 	for (unsigned step = 0; step <= STEPS; step++)
 		for (unsigned apart = 0; apart < 2; apart++) {
-			unsigned list = LIST_USE + apart * (STEPS + 1) + step;
+			unsigned list = (apart ? LIST_SMALL : LIST_USE) + step;
 
 			if (step * (100 / STEPS) >= percent && !(small && apart))
 				continue;
@@ -672,8 +671,6 @@ int s3_objects_remove(struct s3_objects *o, uint32_t slot)
 		if (!s->origin) {
 			o->bytes -= s->bytes;
 			o->blocks -= s->blocks;
-			if (s->state != OPEN && is_small(o, s))
-				o->small--;
 		}
 		slot_free(o, slot);
 	}
@@ -924,8 +921,6 @@ int s3_objects_inherit(struct s3_objects *o)
 			struct slot *s = slot_of(o, n);
 
 			set_dead(o, s, false);
-			if (!s->origin && is_small(o, s))
-				o->small--;
 			s->origin++;
 			s->birth = 0;
 			atomic_store(&s->held, 0);
@@ -1057,7 +1052,7 @@ static enum s3_check decode_object(
 	fill(o, n, &object);
 	s = slot_of(o, n);
 	atomic_store(&s->death, death);
-	seal(o, s);
+	seal(s);
 	return S3_GOOD;
 }
 

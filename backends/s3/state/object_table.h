@@ -101,9 +101,10 @@ void s3_objects_put_back(struct s3_objects *o, uint32_t slot);
 int s3_objects_remove(struct s3_objects *o, uint32_t slot);
 
 struct s3_objects_totals {
-	uint64_t objects, small, dead; /* small: of this volume and alive; dead: not yet removed */
-	uint64_t bytes;		       /* of all objects of this volume, as stored */
-	uint64_t blocks, live, held;   /* of those */
+	/* small: worth compacting for that; held ones are not. dead: not yet removed */
+	uint64_t objects, small, dead;
+	uint64_t bytes;		     /* of all objects of this volume, as stored */
+	uint64_t blocks, live, held; /* of those */
 	uint64_t dead_bytes, dead_blocks;
 	uint64_t memory; /* bytes of the table */
 };
