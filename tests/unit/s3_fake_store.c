@@ -54,6 +54,13 @@ static struct {
 	bool on, met;
 } holds[8];
 static bool ignores_none_match, ignores_match;
+static uint64_t stored, limit; /* bytes */
+static uint64_t latency;       /* ns */
+static struct {
+	enum s3_op op;
+	char part[64];
+	unsigned most;
+} watched;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -72,6 +79,8 @@ void fake_store_reset(void)
 	fault.left = 0;
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
+	stored = limit = latency = 0;
+	watched.part[0] = '\0';
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -132,6 +141,49 @@ static void hold(enum s3_op op, const char *part, enum how how)
 	holds[i].on = true;
 	holds[i].met = false;
 	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_limit(uint64_t bytes)
+{
+	pthread_mutex_lock(&objects_lock);
+	limit = bytes;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+uint64_t fake_store_bytes(void)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&objects_lock);
+	bytes = stored;
+	pthread_mutex_unlock(&objects_lock);
+	return bytes;
+}
+
+void fake_store_latency(unsigned ms)
+{
+	pthread_mutex_lock(&objects_lock);
+	latency = ms * UINT64_C(1000000);
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_watch(enum s3_op op, const char *part)
+{
+	pthread_mutex_lock(&objects_lock);
+	watched.op = op;
+	snprintf(watched.part, sizeof watched.part, "%s", part);
+	watched.most = 0;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+unsigned fake_store_watched(void)
+{
+	unsigned most;
+
+	pthread_mutex_lock(&objects_lock);
+	most = watched.most;
+	pthread_mutex_unlock(&objects_lock);
+	return most;
 }
 
 void fake_store_hold(enum s3_op op, const char *part)
@@ -219,6 +271,7 @@ static void set(const char *key, uint8_t *data, size_t length)
 {
 	struct object **link = place(key), *o = find(key);
 
+	stored += (data ? length : 0) - (o ? o->length : 0);
 	if (o && !data) {
 		*link = o->next;
 		free(o->data);
@@ -290,6 +343,8 @@ static int put(struct s3_request *req, const struct object *o)
 		return o ? -EEXIST : -ENOENT;
 	for (int i = 0; i < req->iovcnt; i++)
 		length += req->iov[i].iov_len;
+	if (limit && stored + length - (o ? o->length : 0) > limit)
+		return -ENOSPC;
 	data = malloc(length + 1);
 	if (!data)
 		abort();
@@ -385,11 +440,21 @@ static int serve(struct s3_request *req)
 
 /* ---- the store ---------------------------------------------------------------------------- */
 
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 /* Is it to wait now, before it takes effect (served false) or before it is answered? */
 static bool is_held(const struct s3_store *s, const struct s3_request *req, bool served)
 {
 	bool yes = false;
 
+	if (!s->stopped && req->due > now_ns())
+		return true;
 	pthread_mutex_lock(&objects_lock);
 	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
@@ -450,7 +515,7 @@ static void *work(void *opaque)
 
 			/* Nobody says when what was held is not held any more. */
 			clock_gettime(CLOCK_REALTIME, &until);
-			until.tv_nsec += 10000000;
+			until.tv_nsec += latency ? 500000 : 10000000;
 			until.tv_sec += until.tv_nsec / 1000000000;
 			until.tv_nsec %= 1000000000;
 			pthread_cond_timedwait(&s->changed, &s->lock, &until);
@@ -518,6 +583,16 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->next = s->queue;
 	s->queue = req;
 	s->queued++;
+	pthread_mutex_lock(&objects_lock);
+	req->due = latency ? now_ns() + latency : 0;
+	if (watched.part[0]) {
+		unsigned n = 0;
+
+		for (const struct s3_request *q = s->queue; q; q = q->next)
+			n += q->op == watched.op && strstr(key_of(q), watched.part) != NULL;
+		watched.most = n > watched.most ? n : watched.most;
+	}
+	pthread_mutex_unlock(&objects_lock);
 	pthread_cond_signal(&s->changed);
 	pthread_mutex_unlock(&s->lock);
 	return 0;

@@ -86,7 +86,7 @@ struct transfer {
 	char region[64];
 	time_t date;	  /* the store's; -1: not told */
 	time_t signed_at; /* what the signature says that the time is */
-	char *text;  /* a body that is not an object's */
+	char *text;	  /* a body that is not an object's */
 	size_t text_length, text_room;
 };
 
@@ -132,8 +132,8 @@ struct s3_store {
 	_Atomic bool stopping;
 	_Atomic uint64_t in_flight; /* accepted, and done() has not returned */
 	pthread_mutex_t idle_lock;
-	pthread_cond_t idle; /* nothing in flight */
-	_Atomic bool known;  /* it has answered as an S3 store does */
+	pthread_cond_t idle;	      /* nothing in flight */
+	_Atomic bool known;	      /* it has answered as an S3 store does */
 	_Atomic int64_t clock_offset; /* s to be added to this host's time for a signature */
 	/* An outage: since when nothing but failures, and whether the user knows. */
 	pthread_mutex_t outage_lock;
@@ -257,8 +257,8 @@ static void say_credentials(
 		char off[64] = "";
 
 		if (t->date != -1)
-			snprintf(off, sizeof off, " by %lld s",
-				(long long)(t->signed_at - t->date));
+			snprintf(
+				off, sizeof off, " by %lld s", (long long)(t->signed_at - t->date));
 		say(req, "endpoint=%s: this host's clock differs from the store's%s; set the clock",
 			s->endpoint_text, off);
 	} else if (strcmp(e->code, "InvalidAccessKeyId") == 0 ||

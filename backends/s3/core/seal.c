@@ -66,12 +66,12 @@ bool s3_seal_fits(const struct s3_volume *v, const struct s3_object_header *head
 }
 
 int s3_unseal(const struct s3_volume *v, uint8_t origin, const struct s3_object_header *header,
-	const uint8_t *stored, const bool *wanted, uint8_t *data)
+	uint32_t first, const uint8_t *stored, const bool *wanted, uint8_t *data)
 {
-	size_t left = (size_t)header->blocks << v->shift;
+	size_t left = ((size_t)header->blocks << v->shift) - (size_t)first * S3_UNIT;
 	int r = 0;
 
-	for (uint32_t i = 0; r == 0 && i < header->n_crc; i++) {
+	for (uint32_t i = first; r == 0 && i < header->n_crc; i++) {
 		struct s3_unit unit = s3_header_unit(header, i);
 		size_t n = left < S3_UNIT ? left : S3_UNIT;
 

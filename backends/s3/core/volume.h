@@ -118,6 +118,7 @@ struct s3_waiter; /* a flush, or a write that is to be durable */
 struct s3_write;  /* a write, trim or zero under way */
 struct s3_crc_cache;
 struct s3_order; /* something that the keeper is to do between two rounds of its own work */
+struct s3_passed;
 struct s3_control;
 struct s3_closing;
 struct s3_writeback;
@@ -138,6 +139,14 @@ struct s3_device_counters {
 	_Atomic uint64_t requests, errors, bytes, busy_ns, max_ns, histogram[32];
 };
 
+/* A summary that no root names yet. */
+#define S3_OWED_MAX 16
+struct s3_owed {
+	struct s3_root_summary part;
+	struct s3_buffer data;
+	bool stored;
+};
+
 /* Values that counters show. */
 struct s3_stats {
 	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
@@ -146,6 +155,17 @@ struct s3_stats {
 	/* Bytes that the cache was asked for, and that were got for it. */
 	_Atomic uint64_t served, fetched;
 	struct s3_device_counters device[BACKEND_ZERO + 1]; /* by enum backend_op */
+};
+
+/* What a volume has in the store to be deleted when that is full. */
+enum s3_reserve_state { S3_RESERVE_UNKNOWN, S3_RESERVE_THERE, S3_RESERVE_BUSY, S3_RESERVE_GONE };
+
+struct s3_reserve {
+	enum s3_reserve_state state;
+	uint64_t bytes;		   /* 0: none, or not known */
+	uint64_t due;		   /* when it may be put next, ns, monotonic */
+	struct s3_request request; /* that deletes it */
+	char key[S3_KEY_MAX + 1];
 };
 
 struct s3_volume;
@@ -242,9 +262,17 @@ struct s3_volume {
 	uint64_t sealed; /* newest sequence number that is in the summary */
 	_Atomic bool started;
 	bool stopping, keeper_stopping;
-	pthread_cond_t sealer_work, keeper_work, quiet;
-	pthread_t sealers[S3_MAX_SEALERS], keeper;
+	pthread_cond_t sealer_work, keeper_work, collector_work, quiet;
+	pthread_t sealers[S3_MAX_SEALERS], keeper, collector;
 	unsigned n_sealers;
+
+	/* Of a store that refuses what the log puts (space.c), under lock: */
+	_Atomic int refused; /* negative errno with which it does; 0: it does not */
+	bool blocked;	     /* and nothing more can be done about it: nobody is to wait for it */
+	uint64_t refused_since, refused_pause; /* ns; since when, until the next attempt */
+	uint64_t retry_ns;		       /* when that is */
+	struct s3_batch *refused_batches;      /* to be put again then */
+	struct s3_reserve reserve;
 
 	_Atomic int failed;  /* negative errno: no change is accepted any more */
 	_Atomic bool fenced; /* another writer took over: nothing is answered any more */
@@ -253,7 +281,8 @@ struct s3_volume {
 	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */
 	struct s3_summary_writer summary; /* of the headers after the newest root */
 	uint64_t log_bytes_since_full;
-	struct s3_order *orders, **orders_tail; /* for the keeper */
+	struct s3_order *orders, **orders_tail;		  /* for the keeper */
+	struct s3_order *collections, **collections_tail; /* for the collector */
 	/* Ascending by age; changed by the keeper only (before it runs: recovery). */
 	struct s3_root_snapshot *snapshots;
 	uint32_t n_snapshots;
@@ -266,14 +295,26 @@ struct s3_volume {
 	uint32_t n_summaries;
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;
-	bool full_wanted;     /* the next root has to be a full one */
-	bool root_in_doubt;   /* the last one could not be stored, as far as is known */
-	bool rolled_back;     /* regions are not those of the newest root */
-	uint64_t next_gc;     /* number of the next GC object, with S3_GC */
-	struct s3_kept *kept; /* of the snapshots whose root has been read */
+	bool full_wanted;	  /* the next root has to be a full one */
+	bool root_in_doubt;	  /* the last one could not be stored, as far as is known */
+	bool rolled_back;	  /* regions are not those of the newest root */
+	_Atomic uint64_t next_gc; /* number of the next GC object, with S3_GC */
+	struct s3_kept *kept;	  /* of the snapshots whose root has been read */
 	struct s3_prune *prune, *next_prune; /* what old roots are to be deleted, or NULL */
 	uint64_t next_sweep_ns;
-	/* Recovery may start from either of the two newest roots: what died later is needed. */
+	/* Summaries that are to be named by the next light root, in the order of the log. */
+	struct s3_owed owed[S3_OWED_MAX];
+	unsigned n_owed;
+	uint64_t waiting_memory; /* bytes that a checkpoint that waits for the store may take */
+
+	/* The collector's own. */
+	uint64_t compact_memory;  /* bytes that a round may take, of the cache's */
+	struct s3_passed *passed; /* objects that are left alone */
+	size_t n_passed;
+	/*
+	 * Recovery may start from either of the two newest roots: what died later is needed. Under
+	 * lock.
+	 */
 	uint64_t delete_limit, next_delete_limit, next_delete_ns;
 	uint64_t gc_delay_ns;
 	uint64_t checkpoint_every; /* objects of the log */
@@ -378,11 +419,12 @@ int s3_seal(const struct s3_volume *v, struct s3_header_writer *w, void *data, c
 /* Has the object's data the form that this volume's objects have? Else it is not of this device. */
 bool s3_seal_fits(const struct s3_volume *v, const struct s3_object_header *header);
 /*
- * Restores units of transformed data (stored: all of it) into the places that they have in the
- * object's blocks at data; wanted: which, of header->n_crc. 0, -EBADMSG: damaged; -ENOMEM, -EIO.
+ * Restores units of transformed data (stored: from unit first on) into the places that they have in
+ * the object's blocks at data, which begin with that unit; wanted: which, of header->n_crc. 0,
+ * -EBADMSG: damaged; -ENOMEM, -EIO.
  */
 int s3_unseal(const struct s3_volume *v, uint8_t origin, const struct s3_object_header *header,
-	const uint8_t *stored, const bool *wanted, uint8_t *data);
+	uint32_t first, const uint8_t *stored, const bool *wanted, uint8_t *data);
 
 /* ---- log.c ---- */
 void s3_write(struct s3_volume *v, struct backend_request *request);
@@ -394,7 +436,10 @@ struct s3_lag {
 	uint64_t oldest; /* when the first of it was written, ns, monotonic; 0: nothing */
 };
 void s3_log_lag(struct s3_volume *v, struct s3_lag *lag);
-/* Waits until all that was written is in the store, or has failed. 0 or negative errno. */
+/*
+ * Waits until all that was written is in the store, or has failed; while the keeper runs not for a
+ * store that refuses it. 0 or negative errno.
+ */
 int s3_log_drain(struct s3_volume *v);
 /* Answers everything that waits, after a failure. */
 void s3_log_give_up(struct s3_volume *v);
@@ -415,7 +460,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
  * negative errno.
  */
 int s3_log_mark(struct s3_volume *v, const struct s3_record *record);
-/* Waits until seq is in the store. 0 or negative errno. */
+/* The same up to seq. */
 int s3_log_wait(struct s3_volume *v, uint64_t seq);
 /* The batch in memory of an object, held; NULL: it is in the store. */
 struct s3_batch *s3_log_hold(struct s3_volume *v, uint32_t slot);
@@ -445,6 +490,24 @@ void s3_log_put(struct s3_volume *v, struct s3_part *part, bool logged);
 void s3_log_push(struct s3_volume *v);
 /* Answers the flushes of what is in the write-back log up to change. */
 void s3_log_answer(struct s3_volume *v, uint64_t change);
+
+/* ---- space.c ---- */
+/*
+ * Under the lock: the store refuses what is put with r. True if that is news, to be told by
+ * s3_space_tell() without the lock.
+ */
+bool s3_space_refused(struct s3_volume *v, int r);
+/* why: the store's message. */
+void s3_space_tell(struct s3_volume *v, int r, const char *why);
+/*
+ * Under the lock: has the reserve deleted, after which refused batches are put again. False: there
+ * is none any more.
+ */
+bool s3_space_ask(struct s3_volume *v);
+/* The same, waited for, of a PUT outside of the log that found the store full. True: try again. */
+bool s3_space_make(struct s3_volume *v, const char *why);
+/* Puts the reserve when there is space for it, which ends a time without; by the collector. */
+void s3_space_tend(struct s3_volume *v);
 
 /* ---- read.c ---- */
 void s3_read(struct s3_volume *v, struct backend_request *request);
@@ -500,6 +563,10 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 
 /* ---- keeper.c ---- */
 void *s3_keeper(void *volume);
+/* Garbage collection, and what else may take long and is waited for by nothing. */
+void *s3_collector(void *volume);
+/* Frees the summaries that no root names. */
+void s3_owed_drop(struct s3_volume *v);
 /* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
 int s3_checkpoint(struct s3_volume *v);
 /* Forgets which old roots were to be deleted. */
@@ -525,6 +592,9 @@ int s3_check_not_fenced(struct s3_volume *v);
  * -ESHUTDOWN: the volume is being closed; -EOPNOTSUPP: it has another layout; negative errno of one
  * that has failed. */
 int s3_keeper_call(
+	struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque);
+/* The same of the collector, which may call the keeper; no round is running then. */
+int s3_collector_call(
 	struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque);
 /*
  * Compacts until nothing is worth it, makes that durable, and waits until the store is rid of what

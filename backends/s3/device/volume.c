@@ -23,6 +23,10 @@
 #define OPEN_DEADLINE 20
 /* Headers after the newest root for which it is worth writing another at the end. */
 #define MANY_HEADERS 64
+/* Batches' worth of memory that a round of compaction takes at most. */
+#define COMPACT_BATCHES 16
+/* s that a request is tried for that somebody waits for and that changes nothing, or deletes. */
+#define WAITED_DEADLINE 60
 /* What a GET of an object of unknown size asks for first. */
 #define FIRST_GET (64u << 10)
 /* And what one of a header asks for. */
@@ -119,6 +123,22 @@ void s3_volume_fence(struct s3_volume *v, const char *what)
 
 /* ---- requests that are waited for ------------------------------------------------- */
 
+/* Without which a request that never succeeds would hold up its thread for ever. */
+static uint32_t waited_deadline(const struct s3_volume *v)
+{
+	return v->deadline ? v->deadline : WAITED_DEADLINE;
+}
+
+/* Puts, once more if the store is full and the reserve makes room. */
+static int put_with_reserve(struct s3_volume *v, struct s3_request *req)
+{
+	int r = s3_store_call(v->store, req);
+
+	if (r == -ENOSPC && s3_space_make(v, req->message))
+		r = s3_store_call(v->store, req);
+	return r;
+}
+
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req)
 {
@@ -133,7 +153,7 @@ int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t
 		.if_none_match = if_none_match,
 		.retry_deadline = v->deadline,
 	};
-	return s3_store_call(v->store, req);
+	return put_with_reserve(v, req);
 }
 
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
@@ -149,7 +169,7 @@ int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *i
 		.if_match = v->conditional ? etag : NULL,
 		.retry_deadline = deadline,
 	};
-	return s3_store_call(v->store, req);
+	return put_with_reserve(v, req);
 }
 
 int s3_volume_get(
@@ -164,7 +184,7 @@ int s3_volume_get(
 		.iov = &iov,
 		.iovcnt = 1,
 		.allow_short = true,
-		.retry_deadline = v->deadline,
+		.retry_deadline = waited_deadline(v),
 	};
 	return s3_store_call(v->store, req);
 }
@@ -225,7 +245,7 @@ int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *re
 		.op = S3_DELETE,
 		.pool = S3_POOL_BACKGROUND,
 		.key = key,
-		.retry_deadline = v->deadline,
+		.retry_deadline = waited_deadline(v),
 	};
 	return s3_store_call(v->store, req);
 }
@@ -245,7 +265,7 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 			.key = start,
 			.token = token,
 			.delimiter = delimiter,
-			.retry_deadline = v->deadline,
+			.retry_deadline = waited_deadline(v),
 		};
 		r = s3_store_call(v->store, req);
 		free(token);
@@ -272,7 +292,7 @@ int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *re
 		.pool = S3_POOL_BACKGROUND,
 		.key = prefix,
 		.max_keys = 1,
-		.retry_deadline = v->deadline,
+		.retry_deadline = waited_deadline(v),
 	};
 	r = s3_store_call(v->store, req);
 	if (r)
@@ -657,18 +677,26 @@ static void init_locks(struct s3_volume *v)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&v->sealer_work, &attr);
 	pthread_cond_init(&v->keeper_work, &attr);
+	pthread_cond_init(&v->collector_work, &attr);
 	pthread_cond_init(&v->quiet, &attr);
 	pthread_condattr_destroy(&attr);
 	v->stalled_tail = &v->stalled;
 	v->sealing_tail = &v->sealing;
 	v->orders_tail = &v->orders;
+	v->collections_tail = &v->collections;
 }
 
-/* What memory there is besides the batches: a quarter for checksums, the rest for data. */
+/*
+ * What memory there is besides the batches: a quarter for checksums, a sixteenth for checkpoints
+ * that wait, the rest for data, of which compaction may borrow up to half.
+ */
 static int make_caches(struct s3_volume *v, uint64_t bytes, uint64_t connections)
 {
-	uint64_t crcs = bytes / 4;
+	uint64_t crcs = bytes / 4, most = COMPACT_BATCHES * v->batch_size;
 
+	v->waiting_memory = bytes / 16;
+	bytes -= v->waiting_memory;
+	v->compact_memory = (bytes - crcs) / 2 < most ? (bytes - crcs) / 2 : most;
 	v->crcs = s3_crc_cache_new(crcs);
 	v->cache_bytes = bytes - crcs;
 	v->cache = s3_cache_new(v->cache_bytes);
@@ -812,6 +840,8 @@ void s3_volume_detach(struct s3_volume *v)
 		OPENSSL_cleanse(v->volume_keys, (1 + v->super.n_parents) * sizeof *v->volume_keys);
 	free(v->volume_keys);
 	s3_super_free(&v->super);
+	s3_owed_drop(v);
+	free(v->passed);
 	free(v->regions);
 	free(v->summaries);
 	free(v->snapshots);
@@ -825,6 +855,7 @@ void s3_volume_detach(struct s3_volume *v)
 	}
 	free(v->name);
 	pthread_cond_destroy(&v->quiet);
+	pthread_cond_destroy(&v->collector_work);
 	pthread_cond_destroy(&v->keeper_work);
 	pthread_cond_destroy(&v->sealer_work);
 	pthread_mutex_destroy(&v->lock);
@@ -890,8 +921,17 @@ static int make_threads(struct s3_volume *v)
 		r = s3_writeback_start(v);
 	if (r == 0)
 		r = pthread_create(&v->keeper, NULL, s3_keeper, v);
-	if (r == 0)
-		return 0;
+	if (r == 0) {
+		r = pthread_create(&v->collector, NULL, s3_collector, v);
+		if (r == 0)
+			return 0;
+		v->keeper_stopping = true;
+		pthread_cond_broadcast(&v->keeper_work);
+		pthread_mutex_unlock(&v->lock);
+		pthread_join(v->keeper, NULL);
+		pthread_mutex_lock(&v->lock);
+		v->keeper_stopping = false;
+	}
 	v->stopping = true;
 	pthread_cond_broadcast(&v->sealer_work);
 	pthread_mutex_unlock(&v->lock);
@@ -937,7 +977,10 @@ static void stop_threads(struct s3_volume *v)
 	pthread_mutex_lock(&v->lock);
 	v->keeper_stopping = true;
 	pthread_cond_broadcast(&v->keeper_work);
+	pthread_cond_broadcast(&v->collector_work);
+	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
+	pthread_join(v->collector, NULL);
 	pthread_join(v->keeper, NULL);
 	if (s3_log_drain(v) == 0) {
 		pthread_mutex_lock(&v->lock);
@@ -1020,6 +1063,7 @@ static size_t log_counters(struct s3_volume *v, struct backend_counter *counters
 		{"reads_store", s->reads_store},
 		{"crc_retries", s->crc_retries},
 		{"stalls", s->stalls},
+		{"store_full", atomic_load(&v->refused) == -ENOSPC},
 		{"objects", totals.objects},
 		{"stored_bytes", totals.bytes},
 		{"map_bytes", s3_map_memory(v->map) + totals.memory},

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The keeper's thread: checkpoints, which bound recovery, and garbage
- * collection, which bounds what is stored.
+ * Two threads: the keeper's makes checkpoints, which bound recovery; the collector's garbage
+ * collection, which bounds what is stored. Whatever becomes of a request of the second, the
+ * first goes on.
  *
  * A light root costs the addresses that the headers since the last one hold, a full root those
  * regions of the map that have changed, and the table. A full one is written when it is cheap
@@ -23,8 +24,15 @@
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
 
-/* Objects compacted in one go. */
+/* Objects compacted in one go, and written at once. */
 #define GC_OBJECTS 32
+#define GC_TARGETS 4
+/* Blocks of an object that compaction writes, however little memory there is. */
+#define GC_BLOCKS_LEAST 16u
+/* s that a request of garbage collection is tried for. */
+#define GC_DEADLINE 60
+/* Objects that cannot be read are left alone that long. */
+#define PASSED_NS UINT64_C(600000000000)
 /* Compaction begins when less than this part of what is stored is used, in percent... */
 #define GC_USED 70
 /* ...with objects that are used less than that. */
@@ -102,6 +110,7 @@ struct checkpoint {
 	const struct s3_checkpoint_step *step; /* NULL: none */
 	bool full;
 	struct s3_summary_writer summary;
+	bool unknown; /* of some headers there is no summary */
 	struct s3_buffer table;
 	bool captured;
 	uint32_t *dirty; /* regions */
@@ -138,9 +147,9 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	v->summary = (struct s3_summary_writer){0};
 	c->log_bytes = v->log_bytes_since_full;
 	pthread_mutex_unlock(&v->lock);
-	c->full = c->step || v->full_wanted || c->summary.failed ||
-		  v->n_summaries >= MAX_SUMMARIES || price <= c->summary.bits / 8 ||
-		  price <= c->log_bytes / FULL_SHARE;
+	c->unknown = c->summary.failed;
+	c->full = c->step || v->full_wanted || c->unknown || v->n_summaries >= MAX_SUMMARIES ||
+		  price <= c->summary.bits / 8 || price <= c->log_bytes / FULL_SHARE;
 	if (!c->full)
 		return 0;
 
@@ -202,31 +211,71 @@ static int store_regions(struct s3_volume *v, struct checkpoint *c)
 	return r;
 }
 
-static int store_summary(struct s3_volume *v, struct checkpoint *c, struct s3_root_summary *part)
+void s3_owed_drop(struct s3_volume *v)
 {
-	struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = c->seq};
-	struct s3_buffer out = {0};
-	char key[S3_KEY_MAX + 1];
-	uint64_t first = c->summary.first, last = c->summary.last;
-	struct s3_summary summary = {.epoch = v->epoch, .first = first, .last = last};
-	int r;
+	for (unsigned i = 0; i < v->n_owed; i++)
+		s3_buffer_free(&v->owed[i].data);
+	v->n_owed = 0;
+}
 
-	memcpy(summary.uuid, v->super.uuid, S3_UUID);
-	s3_summary_finish(&c->summary, &summary, &out);
-	if (out.failed || first != v->checkpoint + 1 || last != c->seq) {
-		s3_buffer_free(&out);
-		return out.failed ? -ENOMEM : -EINVAL;
+/* The log up to here is known from roots and from summaries that are yet to be stored. */
+static uint64_t summarized(const struct s3_volume *v)
+{
+	return v->n_owed ? v->owed[v->n_owed - 1].part.last : v->checkpoint;
+}
+
+/*
+ * Keeps what the headers hold until a root names it. If that is not possible, or has been too much
+ * for long, c->unknown says so: only a full root can follow.
+ */
+static void owe_summary(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_owed *owed = &v->owed[v->n_owed];
+	struct s3_summary summary = {
+		.epoch = v->epoch, .first = c->summary.first, .last = c->summary.last};
+	uint64_t bytes = 0;
+
+	if (!summary.first && !c->unknown && summarized(v) == c->seq)
+		return; /* an attempt before was about the same */
+	if (v->n_owed == S3_OWED_MAX || summary.first != summarized(v) + 1 ||
+		summary.last != c->seq)
+		c->unknown = true;
+	if (!c->unknown) {
+		memcpy(summary.uuid, v->super.uuid, S3_UUID);
+		*owed = (struct s3_owed){.part = {.first = summary.first, .last = summary.last}};
+		s3_summary_finish(&c->summary, &summary, &owed->data);
+		owed->part.bytes = (uint32_t)owed->data.length;
+		c->unknown = owed->data.failed;
+		if (c->unknown)
+			s3_buffer_free(&owed->data);
+		else
+			owed->part.crc = s3_crc32c(0, owed->data.data, owed->data.length);
+		v->n_owed += !c->unknown;
 	}
-	s3_volume_key(v, &name, key);
-	r = put(v, key, out.data, out.length);
-	s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
-	*part = (struct s3_root_summary){
-		.first = first,
-		.last = last,
-		.bytes = (uint32_t)out.length,
-		.crc = s3_crc32c(0, out.data, out.length),
-	};
-	s3_buffer_free(&out);
+	for (unsigned i = 0; i < v->n_owed; i++)
+		bytes += v->owed[i].data.length;
+	c->unknown |= bytes > v->waiting_memory / 2;
+	if (c->unknown)
+		s3_owed_drop(v);
+}
+
+/* Stores the summaries that no root names yet. */
+static int store_summaries(struct s3_volume *v)
+{
+	char key[S3_KEY_MAX + 1];
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < v->n_owed; i++) {
+		struct s3_owed *owed = &v->owed[i];
+		struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = owed->part.last};
+
+		if (owed->stored)
+			continue;
+		s3_volume_key(v, &name, key);
+		r = put(v, key, owed->data.data, owed->data.length);
+		owed->stored = r == 0;
+		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
+	}
 	return r;
 }
 
@@ -282,21 +331,24 @@ static int store_root(
 static int store_light(struct s3_volume *v, struct checkpoint *c)
 {
 	struct s3_root_summary *all =
-		realloc(v->summaries, (v->n_summaries + 1) * sizeof *v->summaries);
+		realloc(v->summaries, (v->n_summaries + v->n_owed) * sizeof *v->summaries);
 	struct s3_root root = {.seq = c->seq, .base = v->full, .packed = true};
 	int r;
 
 	if (!all)
 		return -ENOMEM;
 	v->summaries = all;
-	r = store_summary(v, c, &all[v->n_summaries]);
+	r = store_summaries(v);
 	if (r)
 		return r;
+	for (unsigned i = 0; i < v->n_owed; i++)
+		all[v->n_summaries + i] = v->owed[i].part;
 	root.summaries = all;
-	root.n_summaries = v->n_summaries + 1;
+	root.n_summaries = v->n_summaries + v->n_owed;
 	r = store_root(v, &root, NULL);
 	if (r == 0) {
-		v->n_summaries++;
+		v->n_summaries = root.n_summaries;
+		s3_owed_drop(v);
 		atomic_fetch_add(&v->stats.light_roots, 1);
 	}
 	return r;
@@ -325,6 +377,7 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 	free(v->summaries);
 	v->summaries = NULL;
 	v->n_summaries = 0;
+	s3_owed_drop(v);
 	v->full_wanted = false;
 	pthread_mutex_lock(&v->lock);
 	v->log_bytes_since_full -= c->log_bytes;
@@ -559,20 +612,33 @@ static void committed(struct s3_volume *v, uint64_t seq)
 	pthread_mutex_lock(&v->lock);
 	v->previous = v->checkpoint;
 	v->checkpoint = seq;
-	pthread_mutex_unlock(&v->lock);
 	if (v->next_delete_ns == 0) {
 		v->next_delete_limit = v->previous;
 		v->next_delete_ns = s3_now() + v->gc_delay_ns;
 	}
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* While the store refuses the log none can end. 0 or negative errno. */
+static int may_begin(struct s3_volume *v)
+{
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	r = v->blocked ? atomic_load(&v->refused) : 0;
+	pthread_mutex_unlock(&v->lock);
+	return r;
 }
 
 static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
 {
 	struct checkpoint c = {.step = step};
 	struct s3_prune *prune = NULL;
-	/* What failed may yet arrive, and must not be taken for another root of its number. */
-	int r = v->root_in_doubt ? s3_log_mark(v, NULL) : 0;
+	int r = may_begin(v);
 
+	/* What failed may yet arrive, and must not be taken for another root of its number. */
+	if (r == 0 && v->root_in_doubt)
+		r = s3_log_mark(v, NULL);
 	if (r)
 		return r;
 	c.seq = s3_log_pause(v);
@@ -584,8 +650,10 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	s3_log_resume(v);
 	if (r == 0 && c.seq == 0)
 		return 0;
+	if (c.seq)
+		owe_summary(v, &c);
 	if (r == 0)
-		r = s3_log_wait(v, c.seq);
+		r = c.full || !c.unknown ? s3_log_wait(v, c.seq) : -ENOMEM;
 	/* What the root before this one names is not known after a rollback: the next time. */
 	if (r == 0 && c.full && !v->rolled_back)
 		prune = prepare_prune(v);
@@ -594,7 +662,8 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	else if (c.captured)
 		s3_map_capture_end(v->map, false);
 	if (r) {
-		v->full_wanted = true; /* the headers are gone */
+		/* What a step has changed only a full root holds. */
+		v->full_wanted |= c.unknown || step;
 	} else {
 		committed(v, c.seq);
 		if (c.full && !v->rolled_back) {
@@ -683,6 +752,7 @@ static size_t collect_dead(struct s3_volume *v)
 	uint32_t slots[S3_DELETE_MAX];
 	size_t n;
 
+	pthread_mutex_lock(&v->lock);
 	if (v->next_delete_ns && s3_now() >= v->next_delete_ns) {
 		v->delete_limit = v->next_delete_limit;
 		v->next_delete_ns = 0;
@@ -691,6 +761,7 @@ static size_t collect_dead(struct s3_volume *v)
 			v->next_delete_ns = s3_now() + v->gc_delay_ns;
 		}
 	}
+	pthread_mutex_unlock(&v->lock);
 	n = s3_objects_take_dead(v->objects, v->delete_limit, slots, S3_DELETE_MAX);
 	if (n)
 		delete_objects(v, slots, n);
@@ -706,12 +777,26 @@ struct piece {
 	uint32_t offset;	/* block in the source's data */
 };
 
+/* An object, all of which is in memory, or a window of it if it is larger than what there is. */
 struct source {
 	uint32_t slot;
 	struct s3_object object;
-	uint8_t *stored; /* the whole object, which header points into; NULL: of no use any more */
-	uint8_t *plain;	 /* its blocks; NULL: they are stored as they are */
+	uint8_t *raw; /* as stored, which header points into: all of it, or the header */
+	size_t length;
+	uint8_t *window;   /* what of the data is at hand, if not all; else NULL */
+	uint8_t *plain;	   /* blocks of the window; NULL: they are stored as they are */
+	uint32_t from, to; /* the window, in blocks of the data */
 	struct s3_object_header header;
+	struct iovec iov;
+	struct s3_request req;
+	char key[S3_KEY_MAX + 1];
+};
+
+/* Requests of a round that are under way. */
+struct flight {
+	pthread_mutex_t lock;
+	pthread_cond_t landed;
+	unsigned n;
 };
 
 struct round {
@@ -719,7 +804,32 @@ struct round {
 	size_t n_sources;
 	struct piece *pieces;
 	size_t n_pieces, room;
+	uint64_t memory; /* bytes that it may take, half of them for what is read */
+	struct flight reads, writes;
 };
+
+static void take_off(struct flight *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->n++;
+	pthread_mutex_unlock(&f->lock);
+}
+
+static void land(struct flight *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->n--;
+	pthread_cond_broadcast(&f->landed);
+	pthread_mutex_unlock(&f->lock);
+}
+
+static void wait_all(struct flight *f)
+{
+	pthread_mutex_lock(&f->lock);
+	while (f->n)
+		pthread_cond_wait(&f->landed, &f->lock);
+	pthread_mutex_unlock(&f->lock);
+}
 
 static int add_piece(struct round *round, const struct piece *piece)
 {
@@ -736,7 +846,7 @@ static int add_piece(struct round *round, const struct piece *piece)
 	return 0;
 }
 
-/* Finds the blocks of a source that are alive, through the records that wrote them. */
+/* Finds the blocks of a source's window that are alive, through the records that wrote them. */
 static int find_live(struct s3_volume *v, struct round *round, uint32_t index)
 {
 	struct source *s = &round->sources[index];
@@ -745,10 +855,17 @@ static int find_live(struct s3_volume *v, struct round *round, uint32_t index)
 	int r = 0;
 
 	while (r == 0 && s3_header_next(&s->header, &cursor, &record)) {
-		uint64_t lba = record.lba, end = record.lba + record.count;
+		uint64_t from = record.offset, to = record.offset + record.count;
+		uint64_t lba, end;
 
 		if (record.op != S3_RECORD_WRITE)
 			continue;
+		from = from > s->from ? from : s->from;
+		to = to < s->to ? to : s->to;
+		if (from >= to)
+			continue;
+		lba = record.lba + (from - record.offset);
+		end = record.lba + (to - record.offset);
 		while (r == 0 && lba < end) {
 			struct s3_run run;
 
@@ -769,9 +886,11 @@ static int find_live(struct s3_volume *v, struct round *round, uint32_t index)
 static const uint8_t *source_block(
 	const struct s3_volume *v, const struct source *s, uint32_t block)
 {
-	const uint8_t *data = s->plain ? s->plain : s->stored + s->header.header_bytes;
+	const uint8_t *data = s->plain	  ? s->plain
+			      : s->window ? s->window
+					  : s->raw + s->header.header_bytes;
 
-	return data + ((size_t)block << v->shift);
+	return data + ((size_t)(block - s->from) << v->shift);
 }
 
 /* Are the blocks of a piece what was written? */
@@ -789,9 +908,10 @@ static int restore_source(
 	const struct s3_volume *v, struct source *s, const struct piece *pieces, size_t n)
 {
 	bool *wanted = calloc(s->header.n_crc, sizeof *wanted);
+	uint32_t first = (uint32_t)(((uint64_t)s->from << v->shift) / S3_UNIT);
 	int r = -ENOMEM;
 
-	s->plain = malloc((size_t)s->header.blocks << v->shift);
+	s->plain = malloc((size_t)(s->to - s->from) << v->shift);
 	if (wanted && s->plain) {
 		for (size_t i = 0; i < n; i++) {
 			uint64_t from = (uint64_t)pieces[i].offset << v->shift;
@@ -800,45 +920,71 @@ static int restore_source(
 			for (uint64_t u = from / S3_UNIT; u * S3_UNIT < end; u++)
 				wanted[u] = true;
 		}
-		r = s3_unseal(v, s->object.origin, &s->header, s->stored + s->header.header_bytes,
-			wanted, s->plain);
+		r = s3_unseal(v, s->object.origin, &s->header, first,
+			s->window ? s->window : s->raw + s->header.header_bytes, wanted, s->plain);
 	}
 	free(wanted);
-	/* The header has told all that is needed of it. */
-	free(s->stored);
-	s->stored = NULL;
 	return r == -EBADMSG ? -EIO : r;
 }
 
-/* Reads a source, and checks all of it that is alive. A damaged one is left alone. */
-static int read_source(struct s3_volume *v, struct round *round, uint32_t index)
+static void source_read(struct s3_request *req)
 {
-	struct source *s = &round->sources[index];
-	size_t first = round->n_pieces, length;
-	char key[S3_KEY_MAX + 1];
-	struct s3_request req;
-	void *data;
+	land(req->opaque);
+}
+
+/* Begins to read length bytes of a source into memory of its own, *to. 0 or negative errno. */
+static int begin_read(struct s3_volume *v, struct round *round, struct source *s, uint8_t **to,
+	uint64_t offset, size_t length)
+{
 	int r;
 
-	s3_volume_object_key(v, s->object.id, key);
-	r = s3_volume_get_all(v, key, &data, &length, &req);
+	*to = malloc(length);
+	if (!*to)
+		return -ENOMEM;
+	s->iov = (struct iovec){*to, length};
+	s3_volume_object_key(v, s->object.id, s->key);
+	s->req = (struct s3_request){
+		.op = S3_GET,
+		.pool = S3_POOL_BACKGROUND,
+		.key = s->key,
+		.iov = &s->iov,
+		.iovcnt = 1,
+		.offset = offset,
+		.retry_deadline = GC_DEADLINE,
+		.done = source_read,
+		.opaque = &round->reads,
+	};
+	take_off(&round->reads);
+	r = s3_store_submit(v->store, &s->req);
 	if (r)
-		return r;
-	s->stored = data;
-	if (s3_header_decode(data, length, v->super.uuid, &s->header) != S3_GOOD ||
+		land(&round->reads);
+	return r;
+}
+
+/* Is what was read of a source the object that it is to be? */
+static int check_source(const struct s3_volume *v, struct source *s)
+{
+	if (s3_header_decode(s->raw, s->length, v->super.uuid, &s->header) != S3_GOOD ||
 		s->header.id != s->object.id || s->header.blocks != s->object.blocks ||
-		length != (uint64_t)s->header.header_bytes + s->header.data_bytes ||
+		s->object.bytes != (uint64_t)s->header.header_bytes + s->header.data_bytes ||
 		!s3_seal_fits(v, &s->header))
 		return -EIO;
-	r = find_live(v, round, index);
+	return 0;
+}
+
+/* Finds what is alive in a source's window, and checks it. */
+static int use_source(struct s3_volume *v, struct round *round, uint32_t index)
+{
+	struct source *s = &round->sources[index];
+	size_t first = round->n_pieces;
+	int r = find_live(v, round, index);
+
 	if (r == 0 && s->header.flags && round->n_pieces > first)
 		r = restore_source(v, s, round->pieces + first, round->n_pieces - first);
 	for (size_t i = first; r == 0 && !s->plain && i < round->n_pieces; i++)
 		r = check_piece(v, s, &round->pieces[i]);
-	if (r == -EIO)
-		backend_error(&v->host,
-			"volume=%s: %s is damaged; run a check and restore it from a backup",
-			v->name, key);
+	if (r)
+		round->n_pieces = first;
 	return r;
 }
 
@@ -849,16 +995,22 @@ static int by_lba(const void *a, const void *b)
 	return (x->lba > y->lba) - (x->lba < y->lba);
 }
 
-/* A GC object that is being put together. */
+/* A GC object that is being put together, or on its way. */
 struct target {
 	struct s3_header_writer writer;
+	struct s3_object_header sealed;
 	uint8_t *header, *data;
 	size_t room;
 	uint32_t *crcs; /* not used where data is transformed */
 	struct s3_stored stored;
 	struct s3_record *records;
 	size_t n_records;
-	uint32_t blocks;
+	uint32_t blocks, blocks_max;
+	struct flight *flight;
+	bool sent, landed;
+	struct iovec iov[2];
+	struct s3_request req;
+	char key[S3_KEY_MAX + 1];
 };
 
 /* Is the GC object that stands there already ours, from an attempt whose reply was lost? 0: yes. */
@@ -880,42 +1032,74 @@ static int meet_target(struct s3_volume *v, uint64_t id)
 	return r;
 }
 
-/* Stores the object, then moves the map to it. Its failure leaves an object that nobody knows. */
-static int store_target(struct s3_volume *v, struct target *t)
+static void target_stored(struct s3_request *req)
 {
-	struct s3_object object = {.blocks = t->blocks};
-	struct s3_object_header header;
-	struct iovec iov[2];
-	char key[S3_KEY_MAX + 1];
-	struct s3_request req;
+	struct target *t = req->opaque;
+	struct flight *f = t->flight;
+
+	pthread_mutex_lock(&f->lock);
+	t->landed = true;
+	f->n--;
+	pthread_cond_broadcast(&f->landed);
+	pthread_mutex_unlock(&f->lock);
+}
+
+/* Begins to store an object. 0 or negative errno. */
+static int send_target(struct s3_volume *v, struct target *t)
+{
 	int r;
 
 	t->writer.header.blocks = t->blocks;
-	r = s3_seal(v, &t->writer, t->data, t->crcs, &t->stored, iov, &header);
+	r = s3_seal(v, &t->writer, t->data, t->crcs, &t->stored, t->iov, &t->sealed);
 	if (r)
 		return r;
-	object.id = header.id;
-	object.header_bytes = header.header_bytes;
-	object.bytes = header.header_bytes + header.data_bytes;
-	s3_volume_object_key(v, object.id, key);
-	req = (struct s3_request){
+	s3_volume_object_key(v, t->sealed.id, t->key);
+	t->req = (struct s3_request){
 		.op = S3_PUT,
 		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.iov = iov,
+		.key = t->key,
+		.iov = t->iov,
 		.iovcnt = 2,
 		.if_none_match = v->conditional,
+		.retry_deadline = GC_DEADLINE,
+		.done = target_stored,
+		.opaque = t,
 	};
-	r = s3_store_call(v->store, &req);
+	t->landed = false;
+	take_off(t->flight);
+	r = s3_store_submit(v->store, &t->req);
+	if (r)
+		land(t->flight);
+	t->sent = r == 0;
+	return r;
+}
+
+/* Waits for it and moves the map to it. Its failure leaves an object that nobody knows. */
+static int enter_target(struct s3_volume *v, struct target *t)
+{
+	struct s3_object object = {.blocks = t->blocks};
+	int r;
+
+	if (!t->sent)
+		return 0;
+	pthread_mutex_lock(&t->flight->lock);
+	while (!t->landed)
+		pthread_cond_wait(&t->flight->landed, &t->flight->lock);
+	pthread_mutex_unlock(&t->flight->lock);
+	t->sent = false;
+	r = t->req.result;
 	if (r == -EEXIST)
-		r = meet_target(v, object.id);
+		r = meet_target(v, t->sealed.id);
 	if (r)
 		return r;
+	object.id = t->sealed.id;
+	object.header_bytes = t->sealed.header_bytes;
+	object.bytes = t->sealed.header_bytes + t->sealed.data_bytes;
 	s3_failpoint(S3_FAIL_RELOCATE_PUT_AFTER);
 	r = s3_log_relocate(v, &object, t->records, t->n_records);
 	if (r)
 		return r;
-	s3_crc_cache_add(v->crcs, &header);
+	s3_crc_cache_add(v->crcs, &t->sealed);
 	atomic_fetch_add(&v->stats.gc_objects, 1);
 	atomic_fetch_add(&v->stats.gc_bytes, object.bytes);
 	return 0;
@@ -927,7 +1111,7 @@ static void begin_target(struct s3_volume *v, struct target *t)
 		.type = S3_TYPE_GC,
 		.block_shift = v->shift,
 		/* One that exists is of an attempt before: the next time another number is used. */
-		.id = v->next_gc++,
+		.id = atomic_fetch_add(&v->next_gc, 1),
 		.epoch = v->epoch,
 		.time = (uint64_t)time(NULL) * 1000000,
 	};
@@ -944,7 +1128,7 @@ static uint32_t add_to_target(
 	struct s3_volume *v, struct round *round, struct target *t, const struct piece *p)
 {
 	const struct source *s = &round->sources[p->source];
-	uint32_t n = v->batch_blocks - t->blocks;
+	uint32_t n = t->blocks_max - t->blocks;
 
 	if (n > p->count)
 		n = p->count;
@@ -968,46 +1152,96 @@ static uint32_t add_to_target(
 	return n;
 }
 
-/* Writes all pieces into new objects, in the order of the volume's blocks. */
+/* Bytes that a target of so many blocks takes. */
+static uint64_t target_bytes(const struct s3_volume *v, uint32_t blocks)
+{
+	uint64_t data = (uint64_t)blocks << v->shift;
+
+	return data + (v->transforms ? s3_transform_room(data) : 0) +
+	       s3_header_room(blocks, blocks, v->shift, v->super.features) +
+	       blocks * (sizeof(uint32_t) + sizeof(struct s3_record));
+}
+
+static int make_target(struct s3_volume *v, struct target *t, uint32_t blocks)
+{
+	size_t bytes = (size_t)blocks << v->shift;
+
+	t->blocks_max = blocks;
+	t->room = s3_header_room(blocks, blocks, v->shift, v->super.features);
+	t->room = (t->room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
+	t->header = aligned_alloc(S3_ALIGN, t->room);
+	t->data = malloc(bytes);
+	t->crcs = malloc(blocks * sizeof *t->crcs);
+	t->records = malloc(blocks * sizeof *t->records);
+	if (s3_stored_init(v, &t->stored, bytes) || !t->header || !t->data || !t->crcs ||
+		!t->records)
+		return -ENOMEM;
+	return 0;
+}
+
+static void free_target(struct target *t)
+{
+	s3_stored_free(&t->stored);
+	free(t->records);
+	free(t->crcs);
+	free(t->data);
+	free(t->header);
+}
+
+/* Writes all pieces into new objects, in the order of the volume's blocks; some are on their way.
+ */
 static int move_pieces(struct s3_volume *v, struct round *round)
 {
-	struct target t = {
-		.room = s3_header_room(
-			v->batch_blocks, v->batch_blocks, v->shift, v->super.features),
-	};
-	int r = s3_stored_init(v, &t.stored, v->batch_size);
+	struct target targets[GC_TARGETS] = {0}, *t = &targets[0];
+	uint32_t blocks = v->batch_blocks;
+	unsigned n = 0, next = 0;
+	uint64_t left = 0;
+	int r = 0;
 
-	t.room = (t.room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
-	t.header = aligned_alloc(S3_ALIGN, t.room);
-	t.data = malloc(v->batch_size);
-	t.crcs = malloc(v->batch_blocks * sizeof *t.crcs);
-	t.records = malloc(v->batch_blocks * sizeof *t.records);
-	if (!t.header || !t.data || !t.crcs || !t.records)
-		r = -ENOMEM;
+	if (!round->n_pieces)
+		return 0;
+	qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
+	for (size_t i = 0; i < round->n_pieces; i++)
+		left += round->pieces[i].count;
+	while (blocks > GC_BLOCKS_LEAST && target_bytes(v, blocks) > round->memory / 2)
+		blocks = (blocks + 1) / 2;
+	while (r == 0 && n < GC_TARGETS &&
+		(n == 0 || (n < (left + blocks - 1) / blocks &&
+				   (n + 1) * target_bytes(v, blocks) <= round->memory / 2))) {
+		targets[n].flight = &round->writes;
+		r = make_target(v, &targets[n++], blocks);
+	}
 	if (r == 0)
-		begin_target(v, &t);
+		begin_target(v, t);
 	for (size_t i = 0; r == 0 && i < round->n_pieces; i++) {
 		struct piece p = round->pieces[i];
 
 		while (r == 0 && p.count) {
-			uint32_t n = add_to_target(v, round, &t, &p);
+			uint32_t added = add_to_target(v, round, t, &p);
 
-			p.lba += n;
-			p.offset += n;
-			p.count -= n;
-			if (t.blocks == v->batch_blocks) {
-				r = store_target(v, &t);
-				begin_target(v, &t);
-			}
+			p.lba += added;
+			p.offset += added;
+			p.count -= added;
+			left -= added;
+			if (t->blocks < blocks && left)
+				continue;
+			r = send_target(v, t);
+			next = (next + 1) % n;
+			t = &targets[next];
+			if (r == 0)
+				r = enter_target(v, t);
+			if (r == 0 && left)
+				begin_target(v, t);
 		}
 	}
-	if (r == 0 && t.blocks)
-		r = store_target(v, &t);
-	s3_stored_free(&t.stored);
-	free(t.records);
-	free(t.crcs);
-	free(t.data);
-	free(t.header);
+	/* In the order in which they were sent. */
+	for (unsigned i = 0; i < n; i++) {
+		int entered = enter_target(v, &targets[(next + i) % n]);
+
+		r = r ? r : entered;
+	}
+	for (unsigned i = 0; i < n; i++)
+		free_target(&targets[i]);
 	return r;
 }
 
@@ -1043,6 +1277,179 @@ static bool worth_moving(struct s3_volume *v, const uint32_t *slots, size_t n, u
 	return (uint64_t)object.live * 100 < (uint64_t)object.blocks * percent;
 }
 
+/* What a source takes while it is read and moved, if all of it is in memory. */
+static uint64_t source_bytes(const struct s3_volume *v, const struct s3_object *object)
+{
+	return object->bytes + (v->transforms ? (uint64_t)object->blocks << v->shift : 0) +
+	       object->blocks * sizeof(struct piece);
+}
+
+static void free_source(struct source *s)
+{
+	free(s->raw);
+	free(s->window);
+	free(s->plain);
+	s->raw = s->window = s->plain = NULL;
+}
+
+/* Forgets what a source has had in memory of it, and moves its window on. False: that was all. */
+static bool next_window(struct source *s, uint32_t blocks)
+{
+	free(s->window);
+	free(s->plain);
+	s->window = s->plain = NULL;
+	s->from = s->to;
+	s->to = s->header.blocks - s->from > blocks ? s->from + blocks : s->header.blocks;
+	return s->from < s->to;
+}
+
+/* Where the data of a block is stored, behind the header: the beginning of its unit. */
+static uint64_t stored_at(const struct s3_volume *v, const struct source *s, uint32_t block)
+{
+	uint64_t at = (uint64_t)block << v->shift, stored = 0;
+
+	if (!s->header.flags)
+		return at;
+	if (block == s->header.blocks)
+		return s->header.data_bytes;
+	for (uint32_t i = 0; i < at / S3_UNIT; i++)
+		stored += s3_header_unit(&s->header, i).bytes;
+	return stored;
+}
+
+/* ---- sources that cannot be read ----------------------------------------------------------- */
+
+/* An object that is left alone for a while, taken out of the table's lists. */
+struct s3_passed {
+	uint32_t slot;
+	uint64_t id;
+	uint64_t until; /* ns, monotonic; 0: it may be tried */
+};
+
+/* Leaves a source alone that could not be read, which is told once. False: put it back. */
+static bool pass_over(struct s3_volume *v, const struct source *s, int r)
+{
+	struct s3_passed *passed;
+	size_t i = 0;
+
+	/* A store out of reach says nothing about the object. */
+	if (r == -ENOMEM || r == -ESHUTDOWN || s3_check_not_fenced(v))
+		return false;
+	while (i < v->n_passed && v->passed[i].id != s->object.id)
+		i++;
+	if (i == v->n_passed) {
+		passed = realloc(v->passed, (v->n_passed + 1) * sizeof *passed);
+		if (!passed)
+			return false;
+		v->passed = passed;
+		v->passed[v->n_passed++] = (struct s3_passed){.id = s->object.id};
+		backend_error(&v->host,
+			"volume=%s: %s %s; it is not compacted; run a check, and restore the "
+			"volume from a backup if it is damaged",
+			v->name, s->key,
+			r == -EIO && !s->req.result ? "is damaged" : s->req.message);
+	}
+	v->passed[i].slot = s->slot;
+	v->passed[i].until = s3_now() + PASSED_NS;
+	return true;
+}
+
+/* Those whose time has come may be compacted again; all: every one. */
+static void readmit(struct s3_volume *v, bool all)
+{
+	for (size_t i = 0; i < v->n_passed; i++) {
+		struct s3_passed *p = &v->passed[i];
+
+		if (p->until && (all || s3_now() >= p->until)) {
+			p->until = 0;
+			s3_objects_put_back(v->objects, p->slot);
+		}
+	}
+}
+
+/* ---- a round ------------------------------------------------------------------------------- */
+
+static void init_flight(struct flight *f)
+{
+	pthread_mutex_init(&f->lock, NULL);
+	pthread_cond_init(&f->landed, NULL);
+}
+
+static void end_flight(struct flight *f)
+{
+	pthread_cond_destroy(&f->landed);
+	pthread_mutex_destroy(&f->lock);
+}
+
+/* Reads all sources at once and moves what is alive of those that are as they should be. */
+static int compact_sources(struct s3_volume *v, struct round *round, bool passed[])
+{
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < round->n_sources; i++) {
+		struct source *s = &round->sources[i];
+
+		s->length = s->object.bytes;
+		r = begin_read(v, round, s, &s->raw, 0, s->length);
+	}
+	wait_all(&round->reads);
+	for (size_t i = 0; r == 0 && i < round->n_sources; i++) {
+		struct source *s = &round->sources[i];
+		int read = s->req.result ? s->req.result : check_source(v, s);
+
+		s->to = s->header.blocks;
+		if (read == 0)
+			read = use_source(v, round, (uint32_t)i);
+		if (read) {
+			passed[i] = pass_over(v, s, read);
+			r = passed[i] ? 0 : read;
+		}
+	}
+	return r ? r : move_pieces(v, round);
+}
+
+static int read_part(struct s3_volume *v, struct round *round, struct source *s, uint8_t **to,
+	uint64_t offset, size_t length)
+{
+	int r = begin_read(v, round, s, to, offset, length);
+
+	wait_all(&round->reads);
+	return r ? r : s->req.result;
+}
+
+/* Moves an object that does not fit into the memory that there is, window by window. */
+static int compact_large(struct s3_volume *v, struct round *round, bool *passed)
+{
+	struct source *s = &round->sources[0];
+	uint64_t bytes = round->memory / 2 / (v->transforms ? 3 : 2);
+	uint32_t blocks =
+		(uint32_t)(bytes / S3_UNIT ? bytes / S3_UNIT : 1) * (uint32_t)(S3_UNIT >> v->shift);
+	int r;
+
+	s->length = s->object.header_bytes;
+	r = read_part(v, round, s, &s->raw, 0, s->length);
+	if (r == 0)
+		r = check_source(v, s);
+	while (r == 0 && next_window(s, blocks)) {
+		uint64_t from = stored_at(v, s, s->from), to = stored_at(v, s, s->to);
+		int moved = 0;
+
+		round->n_pieces = 0;
+		if (to > from)
+			r = read_part(v, round, s, &s->window, s->header.header_bytes + from,
+				(size_t)(to - from));
+		if (r == 0)
+			r = use_source(v, round, 0);
+		if (r == 0)
+			moved = move_pieces(v, round);
+		if (moved)
+			return moved;
+	}
+	if (r)
+		*passed = pass_over(v, s, r);
+	return *passed ? 0 : r;
+}
+
 /*
  * Moves what is alive in some sparse or small objects into new ones. How many objects, or negative
  * errno.
@@ -1050,37 +1457,49 @@ static bool worth_moving(struct s3_volume *v, const uint32_t *slots, size_t n, u
 static int compact(struct s3_volume *v, unsigned percent, bool small)
 {
 	uint32_t slots[GC_OBJECTS];
+	bool passed[GC_OBJECTS] = {false}, worth;
 	struct round *round = calloc(1, sizeof *round);
 	size_t n =
 		round ? s3_objects_take_sparse(v->objects, percent, small, slots, GC_OBJECTS) : 0;
-	bool worth;
+	uint64_t bytes = 0;
 	int r;
 
+	if (!round)
+		return -ENOMEM;
+	init_flight(&round->reads);
+	init_flight(&round->writes);
 	n = keep_stored(v, slots, n);
 	worth = worth_moving(v, slots, n, percent);
-	r = !round ? -ENOMEM : worth ? s3_check_not_fenced(v) : 0;
+	r = worth ? s3_check_not_fenced(v) : 0;
+	if (r == 0 && worth)
+		round->memory = s3_cache_lend(v->cache, v->compact_memory);
 	for (size_t i = 0; r == 0 && worth && i < n; i++) {
 		struct source *s = &round->sources[round->n_sources];
 
 		s->slot = slots[i];
 		s3_objects_get(v->objects, s->slot, &s->object);
-		r = read_source(v, round, (uint32_t)round->n_sources++);
+		bytes += source_bytes(v, &s->object);
+		if (round->n_sources && bytes > round->memory / 2)
+			break;
+		round->n_sources++;
 	}
-	if (r == 0 && worth) {
-		if (round->n_pieces)
-			qsort(round->pieces, round->n_pieces, sizeof *round->pieces, by_lba);
-		r = move_pieces(v, round);
+	if (round->n_sources == 1 && bytes > round->memory / 2) {
+		r = compact_large(v, round, passed);
+	} else if (round->n_sources) {
+		r = compact_sources(v, round, passed);
 	}
 	for (size_t i = 0; i < n; i++)
-		s3_objects_put_back(v->objects, slots[i]);
-	for (size_t i = 0; round && i < round->n_sources; i++) {
-		free(round->sources[i].stored);
-		free(round->sources[i].plain);
-	}
-	if (round)
-		free(round->pieces);
+		if (!passed[i])
+			s3_objects_put_back(v->objects, slots[i]);
+	for (size_t i = 0; i < round->n_sources; i++)
+		free_source(&round->sources[i]);
+	n = round->n_sources;
+	s3_cache_return(v->cache, round->memory);
+	end_flight(&round->reads);
+	end_flight(&round->writes);
+	free(round->pieces);
 	free(round);
-	return r ? r : worth ? (int)n : 0;
+	return r ? r : (int)n;
 }
 
 /* Compacts if too much of what is stored is garbage, or there are too many objects. */
@@ -1158,8 +1577,10 @@ static void sweep(struct s3_volume *v)
 struct collection {
 	void (*progress)(void *opaque, uint64_t done, uint64_t total);
 	void *opaque;
-	uint64_t total; /* bytes of garbage at the beginning */
-	uint64_t mark;	/* what died up to then is to go */
+	uint64_t total;	 /* bytes of garbage at the beginning */
+	uint64_t mark;	 /* what died up to then is to go */
+	uint64_t stored; /* bytes of all objects before */
+	bool full;	 /* the store had no space for more compaction */
 	bool done;
 };
 
@@ -1195,6 +1616,31 @@ static bool checkpoint_due_now(struct s3_volume *v)
 	return due;
 }
 
+static int order_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return s3_checkpoint(v);
+}
+
+/* A checkpoint after an empty object of the log, so that there is something new. */
+static int order_new_checkpoint(struct s3_volume *v, void *opaque)
+{
+	int r = s3_log_mark(v, NULL);
+
+	(void)opaque;
+	return r ? r : s3_checkpoint(v);
+}
+
+/* Has two roots cover what has died. */
+static int cover(struct s3_volume *v)
+{
+	int r = 0;
+
+	for (int i = 0; r == 0 && i < 2; i++)
+		r = s3_keeper_call(v, order_new_checkpoint, NULL);
+	return r;
+}
+
 static bool is_stopping(struct s3_volume *v)
 {
 	bool stopping;
@@ -1214,41 +1660,47 @@ static int compact_all(struct s3_volume *v, void *opaque)
 
 	if (r)
 		return r;
-	c->total = garbage_bytes(v);
-	for (;;) {
+	c->total = c->total ? c->total : garbage_bytes(v);
+	readmit(v, true);
+	/* What is dead makes space first, if there is little. */
+	while (!c->full || c->stored) {
 		struct s3_objects_totals t;
 		uint64_t alive;
 
 		tell_progress(v, c);
 		s3_objects_totals(v->objects, &t);
+		c->stored = t.bytes;
 		alive = t.blocks - t.dead_blocks;
 		if (alive >= blocks && t.objects - t.dead >= objects)
 			break;
 		blocks = alive;
 		objects = t.objects - t.dead;
 		r = is_stopping(v) ? -ESHUTDOWN : compact(v, GC_SPARSE, t.small > 1);
+		c->full = r == -ENOSPC;
+		if (c->full) {
+			s3_space_make(v, "the store has no space for a compaction; free space "
+					 "there or raise the quota");
+			break;
+		}
 		if (r < 0)
 			return r;
 		if (r == 0)
 			break;
 		r = s3_log_drain(v);
 		if (r == 0 && checkpoint_due_now(v))
-			r = s3_checkpoint(v);
+			r = s3_keeper_call(v, order_checkpoint, NULL);
 		if (r)
 			return r;
 	}
 	sweep(v);
-	r = 0;
-	for (int i = 0; r == 0 && i < 2; i++) {
-		r = s3_log_mark(v, NULL);
-		if (r == 0)
-			r = s3_checkpoint(v);
-	}
+	r = cover(v);
 	if (r)
 		return r;
+	pthread_mutex_lock(&v->lock);
 	c->mark = v->previous;
 	v->next_delete_limit = v->previous;
 	v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	pthread_mutex_unlock(&v->lock);
 	return 0;
 }
 
@@ -1265,14 +1717,27 @@ int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t do
 	void *opaque)
 {
 	const struct timespec pause = {.tv_nsec = 100000000};
-	struct collection c = {.progress = progress, .opaque = opaque};
-	int r = s3_keeper_call(v, compact_all, &c);
+	struct collection c = {
+		.progress = progress,
+		.opaque = opaque,
+		.full = atomic_load(&v->refused) == -ENOSPC,
+	};
+	uint64_t before;
+	int r;
 
-	while (r == 0 && !c.done) {
-		r = s3_keeper_call(v, collect_marked, &c);
-		if (r == 0 && !c.done)
-			nanosleep(&pause, NULL);
-	}
+	/* Where there was no space for all of it there is some when what has died is gone. */
+	do {
+		before = c.stored;
+		r = s3_collector_call(v, compact_all, &c);
+		c.done = false;
+		while (r == 0 && !c.done) {
+			r = s3_collector_call(v, collect_marked, &c);
+			if (r == 0 && !c.done)
+				nanosleep(&pause, NULL);
+		}
+		if (!c.stored)
+			c.stored = UINT64_MAX;
+	} while (r == 0 && c.full && (!before || c.stored < before));
 	return r;
 }
 
@@ -1286,7 +1751,9 @@ struct s3_order {
 	bool done;
 };
 
-int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque)
+/* Has the thread that takes orders from *tail do something, and waits for it. */
+static int call(struct s3_volume *v, struct s3_order ***tail, pthread_cond_t *work,
+	int (*run)(struct s3_volume *v, void *opaque), void *opaque)
 {
 	struct s3_order order = {.run = run, .opaque = opaque, .result = -ESHUTDOWN};
 	int r;
@@ -1302,9 +1769,9 @@ int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *op
 		return r;
 	pthread_mutex_lock(&v->lock);
 	if (!v->keeper_stopping) {
-		*v->orders_tail = &order;
-		v->orders_tail = &order.next;
-		pthread_cond_signal(&v->keeper_work);
+		**tail = &order;
+		*tail = &order.next;
+		pthread_cond_signal(work);
 		while (!order.done)
 			pthread_cond_wait(&v->quiet, &v->lock);
 	}
@@ -1312,15 +1779,26 @@ int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *op
 	return order.result;
 }
 
-/* Does what was ordered first. Under the lock. */
-static void run_order(struct s3_volume *v)
+int s3_keeper_call(struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque)
 {
-	struct s3_order *order = v->orders;
+	return call(v, &v->orders_tail, &v->keeper_work, run, opaque);
+}
+
+int s3_collector_call(
+	struct s3_volume *v, int (*run)(struct s3_volume *v, void *opaque), void *opaque)
+{
+	return call(v, &v->collections_tail, &v->collector_work, run, opaque);
+}
+
+/* Does what was ordered first. Under the lock. */
+static void run_order(struct s3_volume *v, struct s3_order **orders, struct s3_order ***tail)
+{
+	struct s3_order *order = *orders;
 	int r = v->keeper_stopping ? -ESHUTDOWN : atomic_load(&v->failed);
 
-	v->orders = order->next;
-	if (!v->orders)
-		v->orders_tail = &v->orders;
+	*orders = order->next;
+	if (!*orders)
+		*tail = orders;
 	if (r == 0) {
 		pthread_mutex_unlock(&v->lock);
 		r = order->run(v, order->opaque);
@@ -1331,62 +1809,98 @@ static void run_order(struct s3_volume *v)
 	pthread_cond_broadcast(&v->quiet);
 }
 
-/* Under the lock. */
-static void wait_until(struct s3_volume *v, uint64_t due)
+/* Waits for work until due, ns. Under the lock. */
+static void wait_until(struct s3_volume *v, pthread_cond_t *work, uint64_t due)
 {
 	struct timespec until = {
 		.tv_sec = (time_t)(due / 1000000000), .tv_nsec = (long)(due % 1000000000)};
 
-	while (!v->keeper_stopping && !v->orders && !checkpoint_due(v))
-		if (pthread_cond_timedwait(&v->keeper_work, &v->lock, &until) == ETIMEDOUT)
-			break;
+	pthread_cond_timedwait(work, &v->lock, &until);
 }
 
 void *s3_keeper(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next_gc = s3_now() + GC_INTERVAL_NS;
+	uint64_t next = 0; /* after a failure: not again at once */
+
+	pthread_mutex_lock(&v->lock);
+	while (!v->keeper_stopping) {
+		bool due = checkpoint_due(v) && !atomic_load(&v->failed);
+
+		if (v->orders) {
+			run_order(v, &v->orders, &v->orders_tail);
+		} else if (due && s3_now() >= next) {
+			int r;
+
+			pthread_mutex_unlock(&v->lock);
+			r = s3_checkpoint(v);
+			pthread_mutex_lock(&v->lock);
+			next = r ? s3_now() + GC_INTERVAL_NS : 0;
+		} else if (due) {
+			wait_until(v, &v->keeper_work, next);
+		} else if (v->prune && s3_now() >= v->prune->due && !atomic_load(&v->failed)) {
+			pthread_mutex_unlock(&v->lock);
+			delete_old_roots(v);
+			pthread_mutex_lock(&v->lock);
+		} else if (v->prune && !atomic_load(&v->failed)) {
+			wait_until(v, &v->keeper_work, v->prune->due);
+		} else {
+			pthread_cond_wait(&v->keeper_work, &v->lock);
+		}
+	}
+	while (v->orders)
+		run_order(v, &v->orders, &v->orders_tail);
+	pthread_mutex_unlock(&v->lock);
+	return NULL;
+}
+
+/*
+ * In a full store nothing is written any more, so that no root comes by itself that would let go
+ * what has died: by a trim, say. dead: how many objects there were the last time.
+ */
+static void cover_if_full(struct s3_volume *v, uint64_t *dead)
+{
+	struct s3_objects_totals t;
+
+	if (atomic_load(&v->refused) != -ENOSPC)
+		return;
+	s3_objects_totals(v->objects, &t);
+	if (t.dead > *dead && cover(v))
+		return;
+	*dead = t.dead;
+}
+
+void *s3_collector(void *volume)
+{
+	struct s3_volume *v = volume;
+	uint64_t next = s3_now() + GC_INTERVAL_NS, dead = 0;
 
 	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
 	pthread_mutex_lock(&v->lock);
 	while (!v->keeper_stopping) {
-		bool failed = atomic_load(&v->failed) != 0;
-
-		if (v->orders) {
-			run_order(v);
-		} else if (!failed && checkpoint_due(v)) {
-			pthread_mutex_unlock(&v->lock);
-			if (s3_checkpoint(v))
-				next_gc = s3_now() + GC_INTERVAL_NS;
-			pthread_mutex_lock(&v->lock);
-			if (checkpoint_due(v) && !v->keeper_stopping && v->full_wanted) {
-				/* It failed: not again at once. */
-				struct timespec until;
-				uint64_t due = s3_now() + GC_INTERVAL_NS;
-
-				until.tv_sec = (time_t)(due / 1000000000);
-				until.tv_nsec = (long)(due % 1000000000);
-				pthread_cond_timedwait(&v->keeper_work, &v->lock, &until);
-			}
-		} else if (!failed && s3_now() >= next_gc) {
+		if (v->collections) {
+			run_order(v, &v->collections, &v->collections_tail);
+		} else if (atomic_load(&v->failed)) {
+			pthread_cond_wait(&v->collector_work, &v->lock);
+		} else if (s3_now() >= next) {
 			uint64_t began = s3_now();
 
 			pthread_mutex_unlock(&v->lock);
+			s3_space_tend(v);
 			collect_dead(v);
-			delete_old_roots(v);
+			readmit(v, false);
 			compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
 				sweep(v);
-			next_gc = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
+			cover_if_full(v, &dead);
+			next = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
 			pthread_mutex_lock(&v->lock);
-		} else if (failed) {
-			pthread_cond_wait(&v->keeper_work, &v->lock);
 		} else {
-			wait_until(v, next_gc);
+			wait_until(v, &v->collector_work, next);
 		}
 	}
-	while (v->orders)
-		run_order(v);
+	while (v->collections)
+		run_order(v, &v->collections, &v->collections_tail);
 	pthread_mutex_unlock(&v->lock);
 	return NULL;
 }

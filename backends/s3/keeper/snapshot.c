@@ -634,11 +634,17 @@ static int roll_back(struct s3_volume *v, void *opaque)
 	return s3_checkpoint(v);
 }
 
+/* By the collector: the objects that it looks at change. */
+static int order_rollback(struct s3_volume *v, void *opaque)
+{
+	return s3_keeper_call(v, roll_back, opaque);
+}
+
 int s3_snapshot_rollback(struct s3_volume *v, const char *name)
 {
 	int r = check_name(v, name);
 
-	return r ? r : s3_keeper_call(v, roll_back, (void *)name);
+	return r ? r : s3_collector_call(v, order_rollback, (void *)name);
 }
 
 /* ---- clones -------------------------------------------------------------------------------- */

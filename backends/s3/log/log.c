@@ -24,6 +24,8 @@
 
 /* A batch that nobody closes is closed after that. */
 #define IDLE_NS UINT64_C(1000000000)
+/* The longest pause before what the store refused is put again. */
+#define PAUSE_LAST (10 * UINT64_C(1000000000))
 
 /* Who waits for a sequence number to be in the store. */
 struct s3_waiter {
@@ -720,6 +722,9 @@ void s3_write(struct s3_volume *v, struct backend_request *request)
 
 	if (r == 0)
 		r = atomic_load(&v->failed);
+	/* What space there is is for those that free some. */
+	if (r == 0 && has_data(&w) && atomic_load(&v->refused) == -ENOSPC)
+		r = -ENOSPC;
 	if (r) {
 		request->done(request, r);
 		return;
@@ -760,6 +765,10 @@ static void uploaded(struct s3_batch *b)
 	pthread_mutex_lock(&v->lock);
 	v->uploaded[b->seq % S3_WINDOW] = true;
 	v->in_flight--;
+	v->blocked = false;
+	/* Of a full store this shows little: s3_space_tend() sees to it. */
+	if (v->refused && v->refused != -ENOSPC && !v->refused_batches)
+		v->refused = 0;
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
 		v->kept_batches[b->seq % S3_WINDOW] = b;
@@ -798,6 +807,88 @@ static void uploaded(struct s3_batch *b)
 	pthread_mutex_unlock(&v->lock);
 }
 
+/* Does nobody have to wait for the store, since it refuses what the log puts? Under the lock. */
+static bool is_blocked(const struct s3_volume *v)
+{
+	return v->blocked && !v->keeper_stopping;
+}
+
+/* The flushes that wait for seq or something newer, out of the list, under the lock. */
+static struct s3_waiter *take_waiters_from(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_waiter *taken = NULL, **link = &v->waiters;
+
+	while (*link) {
+		struct s3_waiter *w = *link;
+
+		if (w->seq < seq) {
+			link = &w->next;
+			continue;
+		}
+		*link = w->next;
+		w->next = taken;
+		taken = w;
+	}
+	return taken;
+}
+
+/* The writes with data that wait for memory, out of the queue, under the lock. */
+static struct s3_write *take_stalled_writes(struct s3_volume *v)
+{
+	struct s3_write *taken = NULL, **link = &v->stalled;
+
+	while (*link) {
+		struct s3_write *w = *link;
+
+		if (!has_data(w)) {
+			link = &w->next;
+			continue;
+		}
+		*link = w->next;
+		w->next = taken;
+		taken = w;
+	}
+	v->stalled_tail = link;
+	return taken;
+}
+
+/*
+ * The store does not take a batch: now, which may change. It stays in memory and is put again; a
+ * flush is told, unless it is in the write-back log. r: negative errno; why: one line.
+ */
+static void refuse(struct s3_batch *b, int r, const char *why)
+{
+	struct s3_volume *v = b->volume;
+	struct s3_waiter *waiters = NULL;
+	struct s3_write *writes = NULL;
+	bool tell;
+
+	pthread_mutex_lock(&v->lock);
+	b->next = v->refused_batches;
+	v->refused_batches = b;
+	tell = s3_space_refused(v, r);
+	v->retry_ns = s3_now() + v->refused_pause;
+	if (r != -ENOSPC || !s3_space_ask(v)) {
+		v->blocked = true;
+		if (!v->writeback)
+			waiters = take_waiters_from(v, b->seq);
+		if (r == -ENOSPC)
+			writes = take_stalled_writes(v);
+	}
+	pthread_cond_broadcast(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+	if (tell)
+		s3_space_tell(v, r, why);
+	answer_waiters(waiters, r == -ENOSPC ? r : -EIO);
+	while (writes) {
+		struct s3_write *next = writes->next;
+
+		finish(writes, -ENOSPC);
+		writes = next;
+	}
+}
+
 static void put_done(struct s3_request *req);
 static void look(struct s3_batch *b, size_t length);
 
@@ -819,7 +910,36 @@ static void put_batch(struct s3_batch *b)
 	};
 	r = s3_store_submit(v->store, &b->request);
 	if (r)
-		s3_volume_fail(v, -EIO, "cannot upload: %s", strerror(-r));
+		refuse(b, r, "cannot upload: out of memory or threads");
+}
+
+/* Puts what the store has refused once more. Under the lock, which it lets go. */
+static void put_refused(struct s3_volume *v)
+{
+	struct s3_batch *b = v->refused_batches;
+
+	v->refused_batches = NULL;
+	v->refused_pause = v->refused_pause < PAUSE_LAST ? 2 * v->refused_pause : PAUSE_LAST;
+	pthread_mutex_unlock(&v->lock);
+	while (b) {
+		struct s3_batch *next = b->next;
+
+		if (atomic_load(&v->failed) == 0)
+			put_batch(b);
+		b = next;
+	}
+	pthread_mutex_lock(&v->lock);
+}
+
+/* A request about a batch has ended in an error. */
+static void not_put(struct s3_batch *b, const struct s3_request *req)
+{
+	if (req->result == -ESHUTDOWN)
+		s3_volume_fail(b->volume, -EIO, "closed before everything was uploaded");
+	else if (req->result == -EIO && req->deadline)
+		s3_volume_fail(b->volume, -EIO, "%s", req->message);
+	else
+		refuse(b, req->result, req->message);
 }
 
 /* What is there in place of a batch? */
@@ -840,7 +960,7 @@ static void looked(struct s3_request *req)
 	}
 	if (r) {
 		free(b->probe.iov_base);
-		s3_volume_fail(v, -EIO, "%s", req->message);
+		not_put(b, req);
 		return;
 	}
 	check = s3_header_decode(b->probe.iov_base, bytes, v->super.uuid, &there);
@@ -881,7 +1001,7 @@ static void look(struct s3_batch *b, size_t length)
 
 	b->probe = (struct iovec){malloc(length), length};
 	if (!b->probe.iov_base) {
-		s3_volume_fail(v, -EIO, "out of memory");
+		refuse(b, -ENOMEM, "cannot upload: out of memory");
 		return;
 	}
 	b->request = (struct s3_request){
@@ -897,7 +1017,7 @@ static void look(struct s3_batch *b, size_t length)
 	r = s3_store_submit(v->store, &b->request);
 	if (r) {
 		free(b->probe.iov_base);
-		s3_volume_fail(v, -EIO, "cannot read: %s", strerror(-r));
+		refuse(b, r, "cannot upload: out of memory or threads");
 	}
 }
 
@@ -911,13 +1031,9 @@ static void put_done(struct s3_request *req)
 		uploaded(b);
 		return;
 	}
-	if (r == -ESHUTDOWN) {
-		s3_volume_fail(v, -EIO, "closed before everything was uploaded");
-		return;
-	}
 	/* What was to be replaced is gone, or another one by now: look again. */
 	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
-		s3_volume_fail(v, -EIO, "%s", req->message);
+		not_put(b, req);
 		return;
 	}
 	look(b, s3_log_header_room(v));
@@ -1014,13 +1130,17 @@ static void resume_stalled(struct s3_volume *v)
 static void wait_for_work(struct s3_volume *v)
 {
 	struct timespec until;
-	uint64_t due;
+	uint64_t due = UINT64_MAX;
 
-	if (!v->open) {
+	/* One that is too old waits for an upload to end. */
+	if (v->open && s3_now() < v->open->began + IDLE_NS)
+		due = v->open->began + IDLE_NS;
+	if (v->refused_batches && v->retry_ns < due)
+		due = v->retry_ns;
+	if (due == UINT64_MAX) {
 		pthread_cond_wait(&v->sealer_work, &v->lock);
 		return;
 	}
-	due = v->open->began + IDLE_NS;
 	until.tv_sec = (time_t)(due / 1000000000);
 	until.tv_nsec = (long)(due % 1000000000);
 	pthread_cond_timedwait(&v->sealer_work, &v->lock, &until);
@@ -1046,8 +1166,8 @@ void *s3_sealer(void *volume)
 		} else if (v->open && !v->barrier && s3_now() >= v->open->began + IDLE_NS &&
 			   v->in_flight < v->uploads) {
 			close_batch(v);
-		} else if (v->open && s3_now() >= v->open->began + IDLE_NS) {
-			pthread_cond_wait(&v->sealer_work, &v->lock); /* an upload ends */
+		} else if (v->refused_batches && s3_now() >= v->retry_ns) {
+			put_refused(v);
 		} else {
 			wait_for_work(v);
 		}
@@ -1104,8 +1224,13 @@ int s3_log_wait(struct s3_volume *v, uint64_t seq)
 	pthread_mutex_lock(&v->lock);
 	if (v->open && v->open->seq <= seq)
 		close_for_flush(v);
-	while ((r = atomic_load(&v->failed)) == 0 && v->frontier < seq)
+	while ((r = atomic_load(&v->failed)) == 0 && v->frontier < seq) {
+		if (is_blocked(v)) {
+			r = v->refused;
+			break;
+		}
 		pthread_cond_wait(&v->quiet, &v->lock);
+	}
 	pthread_mutex_unlock(&v->lock);
 	return r;
 }
@@ -1128,13 +1253,25 @@ static void add_alone(struct s3_batch *b, const struct s3_record *record)
 	b->n_records++;
 }
 
+/* As make_room() for records alone, but waits for it; under the lock. 0 or negative errno. */
+static int wait_for_room(struct s3_volume *v, uint32_t records)
+{
+	int r;
+
+	while ((r = make_room(v, false, records)) == STALLED) {
+		if (is_blocked(v))
+			return v->refused;
+		pthread_cond_wait(&v->quiet, &v->lock);
+	}
+	return r;
+}
+
 int s3_log_mark(struct s3_volume *v, const struct s3_record *record)
 {
 	int r;
 
 	pthread_mutex_lock(&v->lock);
-	while ((r = make_room(v, false, 1)) == STALLED)
-		pthread_cond_wait(&v->quiet, &v->lock);
+	r = wait_for_room(v, 1);
 	if (r == 0 && record)
 		add_alone(v->open, record);
 	pthread_mutex_unlock(&v->lock);
@@ -1174,8 +1311,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	int r;
 
 	pthread_mutex_lock(&v->lock);
-	while ((r = make_room(v, false, (uint32_t)n + 1)) == STALLED)
-		pthread_cond_wait(&v->quiet, &v->lock);
+	r = wait_for_room(v, (uint32_t)n + 1);
 	if (r == 0) {
 		b = v->open;
 		copy.birth = b->seq;

@@ -307,7 +307,7 @@ static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
 	if (!wanted)
 		return -ENOMEM;
 	memset(wanted, 1, h->n_crc * sizeof *wanted);
-	r = s3_unseal(v, 0, h, stored, wanted, data);
+	r = s3_unseal(v, 0, h, 0, stored, wanted, data);
 	free(wanted);
 	return r == -EBADMSG ? 1 : r;
 }

@@ -60,6 +60,8 @@ struct s3_cache {
 	} * ghosts;
 	uint32_t ghost_clock;
 	uint64_t claimed; /* pages, ever */
+	uint32_t *lent;	  /* frames */
+	uint32_t n_lent;
 	struct s3_cache_counters counters;
 };
 
@@ -71,7 +73,7 @@ static unsigned count(uint16_t pages)
 struct s3_cache *s3_cache_new(uint64_t bytes)
 {
 	/* A page may have a line of its own. */
-	uint64_t pages = bytes / (S3_PAGE + sizeof(struct s3_line) + sizeof(uint32_t) +
+	uint64_t pages = bytes / (S3_PAGE + sizeof(struct s3_line) + 2 * sizeof(uint32_t) +
 					 2 * sizeof(struct s3_line *) + sizeof(struct ghost));
 	struct s3_cache *c;
 	uint32_t buckets = 1;
@@ -93,9 +95,10 @@ struct s3_cache *s3_cache_new(uint64_t bytes)
 		c->memory = NULL;
 	c->lines = calloc(c->pages, sizeof *c->lines);
 	c->free_frames = calloc(c->pages, sizeof *c->free_frames);
+	c->lent = calloc(c->pages, sizeof *c->lent);
 	c->buckets = calloc(buckets, sizeof(struct s3_line *));
 	c->ghosts = calloc(buckets, sizeof *c->ghosts);
-	if (!c->memory || !c->lines || !c->free_frames || !c->buckets || !c->ghosts) {
+	if (!c->memory || !c->lines || !c->free_frames || !c->lent || !c->buckets || !c->ghosts) {
 		s3_cache_free(c);
 		return NULL;
 	}
@@ -110,6 +113,7 @@ void s3_cache_free(struct s3_cache *c)
 		munmap(c->memory, (size_t)c->pages * S3_PAGE);
 	free(c->lines);
 	free(c->free_frames);
+	free(c->lent);
 	free(c->buckets);
 	free(c->ghosts);
 	pthread_mutex_destroy(&c->lock);
@@ -335,6 +339,32 @@ static void use(struct s3_cache *c, struct s3_line *l, uint16_t pages)
 }
 
 /* ---- the interface ---------------------------------------------------------------------- */
+
+uint64_t s3_cache_lend(struct s3_cache *c, uint64_t bytes)
+{
+	uint64_t lent = 0;
+
+	pthread_mutex_lock(&c->lock);
+	/* Half of it stays a cache. */
+	while (lent * S3_PAGE < bytes && c->n_lent < c->pages / 2 && make_room(c, 1, false)) {
+		uint32_t frame = take_frame(c);
+
+		/* The kernel has it back. */
+		madvise(c->memory + (size_t)frame * S3_PAGE, S3_PAGE, MADV_DONTNEED);
+		c->lent[c->n_lent++] = frame;
+		lent++;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return lent * S3_PAGE;
+}
+
+void s3_cache_return(struct s3_cache *c, uint64_t bytes)
+{
+	pthread_mutex_lock(&c->lock);
+	for (uint64_t n = bytes / S3_PAGE; n; n--)
+		c->free_frames[c->n_free_frames++] = c->lent[--c->n_lent];
+	pthread_mutex_unlock(&c->lock);
+}
 
 struct s3_line *s3_cache_lookup(struct s3_cache *c, const struct s3_line_key *key, uint16_t pages)
 {

@@ -83,6 +83,12 @@ struct s3_line_key s3_cache_key(const struct s3_line *line);
 /* Keeps data of an object, from its beginning, that is at hand: copied, as far as there is room. */
 void s3_cache_insert(
 	struct s3_cache *c, uint8_t origin, uint64_t id, const void *data, size_t length);
+/*
+ * Takes up to bytes of memory from the cache for something else; how many, until they are given
+ * back: then they have to be free again.
+ */
+uint64_t s3_cache_lend(struct s3_cache *c, uint64_t bytes);
+void s3_cache_return(struct s3_cache *c, uint64_t bytes);
 /* Bytes that may be read ahead and not yet asked for. */
 uint64_t s3_cache_ahead_limit(const struct s3_cache *c);
 

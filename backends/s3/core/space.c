@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What becomes of a volume whose store is full. Nothing that was acknowledged is given up: it stays
+ * in memory and is put again and again. But without a single PUT nothing can be freed either: a
+ * trim is an object of the log, behind those that wait, and a deletion needs two roots. So the
+ * volume keeps a reserve, an object that means nothing, which is deleted then. From that moment
+ * writes are refused, so that what it left is for trims, roots and compaction, until it can be
+ * stored anew.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/core/volume.h"
+
+/* A volume has a reserve when it takes this many times its size. */
+#define RESERVE_SHARE 8
+/* Besides what waits in memory: for roots and relocations. */
+#define RESERVE_MORE (UINT64_C(1) << 20)
+/* The reserve is the same bytes over and over. */
+#define PATTERN (UINT64_C(64) << 10)
+#define SECOND	UINT64_C(1000000000)
+/* s that a request about the reserve may take. */
+#define PATIENCE 30
+
+static void reserve_key(const struct s3_volume *v, char *key)
+{
+	struct s3_name name = {.kind = S3_NAME_PROBE};
+
+	/* Older programs know keys of this kind, and delete them with the volume. */
+	memcpy(name.uuid, v->super.uuid, S3_UUID);
+	s3_volume_key(v, &name, key);
+}
+
+void s3_space_tell(struct s3_volume *v, int r, const char *why)
+{
+	if (r == -ENOSPC)
+		backend_error(&v->host,
+			"volume=%s: %s; until then writes fail (ENOSPC), trims and userblk-s3 gc "
+			"free "
+			"space, and what was acknowledged waits in memory",
+			v->name, why);
+	else
+		backend_error(&v->host,
+			"volume=%s: %s; what was acknowledged waits in memory and is tried again",
+			v->name, why);
+}
+
+bool s3_space_refused(struct s3_volume *v, int r)
+{
+	if (v->refused == -ENOSPC || v->refused == r)
+		return false;
+	v->refused = r;
+	v->refused_since = s3_now();
+	v->reserve.due = 0;
+	v->refused_pause = SECOND / 2;
+	return true;
+}
+
+/* Takes the reserve, which is about to be deleted. Under the lock. */
+static bool take(struct s3_volume *v)
+{
+	if (v->reserve.state == S3_RESERVE_GONE || v->reserve.state == S3_RESERVE_BUSY)
+		return false;
+	v->reserve.state = S3_RESERVE_BUSY;
+	return true;
+}
+
+/* It is deleted, as far as is known: there may be space now. */
+static void taken(struct s3_volume *v)
+{
+	pthread_mutex_lock(&v->lock);
+	v->reserve.state = S3_RESERVE_GONE;
+	v->reserve.bytes = 0;
+	v->retry_ns = 0;
+	pthread_cond_broadcast(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+}
+
+static void deleted(struct s3_request *req)
+{
+	taken(req->opaque);
+}
+
+bool s3_space_ask(struct s3_volume *v)
+{
+	if (v->reserve.state == S3_RESERVE_BUSY)
+		return true;
+	if (!take(v))
+		return false;
+	reserve_key(v, v->reserve.key);
+	v->reserve.request = (struct s3_request){
+		.op = S3_DELETE,
+		.pool = S3_POOL_BACKGROUND,
+		.key = v->reserve.key,
+		.retry_deadline = PATIENCE,
+		.done = deleted,
+		.opaque = v,
+	};
+	if (s3_store_submit(v->store, &v->reserve.request) == 0)
+		return true;
+	v->reserve.state = S3_RESERVE_GONE;
+	return false;
+}
+
+bool s3_space_make(struct s3_volume *v, const char *why)
+{
+	char key[S3_KEY_MAX + 1];
+	bool tell, ours, wait;
+
+	if (v->super.layout == S3_LAYOUT_DIRECT)
+		return false;
+	pthread_mutex_lock(&v->lock);
+	tell = s3_space_refused(v, -ENOSPC);
+	wait = v->reserve.state == S3_RESERVE_BUSY;
+	ours = take(v);
+	while (v->reserve.state == S3_RESERVE_BUSY && !ours)
+		pthread_cond_wait(&v->quiet, &v->lock);
+	pthread_mutex_unlock(&v->lock);
+	if (tell)
+		s3_space_tell(v, -ENOSPC, why);
+	if (ours) {
+		struct s3_request req = {
+			.op = S3_DELETE,
+			.pool = S3_POOL_BACKGROUND,
+			.key = key,
+			.retry_deadline = PATIENCE,
+		};
+
+		reserve_key(v, key);
+		s3_store_call(v->store, &req);
+		taken(v);
+	}
+	return ours || wait;
+}
+
+/* Puts a reserve of so many bytes. 0 or negative errno. */
+static int put_reserve(struct s3_volume *v, uint64_t bytes)
+{
+	size_t n = (size_t)((bytes + PATTERN - 1) / PATTERN);
+	struct iovec *iov = calloc(n, sizeof *iov);
+	uint8_t *pattern = malloc(PATTERN);
+	uint64_t x = s3_now() | 1;
+	char key[S3_KEY_MAX + 1];
+	int r = -ENOMEM;
+
+	for (size_t i = 0; pattern && i < PATTERN; i++) {
+		/* xorshift64: nothing that a store could compress. */
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		pattern[i] = (uint8_t)x;
+	}
+	for (size_t i = 0; iov && i < n; i++)
+		iov[i] = (struct iovec){pattern, PATTERN};
+	if (iov && pattern) {
+		struct s3_request req = {
+			.op = S3_PUT,
+			.pool = S3_POOL_BACKGROUND,
+			.key = key,
+			.iov = iov,
+			.iovcnt = (int)n,
+			.retry_deadline = PATIENCE,
+		};
+
+		reserve_key(v, key);
+		r = s3_store_call(v->store, &req);
+	}
+	free(pattern);
+	free(iov);
+	return r;
+}
+
+/* Bytes of the reserve that is there; 0: none. */
+static uint64_t look(struct s3_volume *v)
+{
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req = {
+		.op = S3_HEAD,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.retry_deadline = PATIENCE,
+	};
+
+	reserve_key(v, key);
+	return s3_store_call(v->store, &req) == 0 ? req.object_size : 0;
+}
+
+void s3_space_tend(struct s3_volume *v)
+{
+	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
+	struct s3_objects_totals totals;
+	bool full, due, known;
+	int r = 0;
+
+	s3_objects_totals(v->objects, &totals);
+	bytes = totals.bytes >= RESERVE_SHARE * whole ? whole : 0;
+	pthread_mutex_lock(&v->lock);
+	full = v->refused == -ENOSPC;
+	known = v->reserve.state != S3_RESERVE_UNKNOWN;
+	if (full && !bytes)
+		bytes = v->batch_size; /* shows that there is space */
+	due = v->reserve.state != S3_RESERVE_BUSY && !v->refused_batches &&
+	      (full || bytes > v->reserve.bytes) && s3_now() >= v->reserve.due;
+	v->reserve.due = due ? s3_now() + (full ? 1 : 60) * SECOND : v->reserve.due;
+	pthread_mutex_unlock(&v->lock);
+	if (!due)
+		return;
+	if (full || known || (v->reserve.bytes = look(v)) < bytes)
+		r = put_reserve(v, bytes);
+	pthread_mutex_lock(&v->lock);
+	if (r == 0) {
+		if (v->reserve.bytes < bytes)
+			v->reserve.bytes = bytes;
+		/* If it was asked for meanwhile, it is now, too. */
+		v->reserve.state = S3_RESERVE_THERE;
+		if (full) {
+			v->refused = 0;
+			pthread_cond_broadcast(&v->sealer_work);
+		}
+	}
+	pthread_mutex_unlock(&v->lock);
+	if (full && r == 0)
+		backend_error(&v->host, "volume=%s: there is space in the store again", v->name);
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A volume of the S3 device over a store in this process that is full, or lacks something. */
+#include <errno.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/s3/core/volume.h"
+#include "tests/unit/s3_fake_store.h"
+#include "tests/unit/support.h"
+
+#define MIB    (1u << 20)
+#define COMMON "endpoint=http://127.0.0.1;bucket=abc;batch-size=1M;gc-delay=0;volume=v;"
+/* s that anything may take here. */
+#define PATIENCE 30
+
+static uint8_t buffer[MIB];
+
+static struct s3_volume *volume_of(struct device *d)
+{
+	return (struct s3_volume *)d->backend;
+}
+
+static void pause_ms(unsigned ms)
+{
+	nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static uint64_t roots(struct device *d)
+{
+	return device_counter(d, "light_roots") + device_counter(d, "full_roots");
+}
+
+/* Until the store is full, for the volume, or is not. */
+static void wait_full(struct device *d, bool full)
+{
+	for (unsigned i = 0; device_counter(d, "store_full") != full; i++) {
+		if (i == PATIENCE * 100)
+			fail_msg("store_full stays %d", !full);
+		pause_ms(10);
+	}
+}
+
+static void fill(uint8_t *data, size_t length, unsigned seed)
+{
+	uint32_t x = seed * 2654435761u | 1;
+
+	for (size_t i = 0; i < length; i++) {
+		x ^= x << 13;
+		x ^= x >> 17;
+		x ^= x << 5;
+		data[i] = (uint8_t)x;
+	}
+}
+
+/* The MiB at number, which holds what it was given with this seed. */
+static int write_mib(struct device *d, unsigned number, unsigned seed)
+{
+	fill(buffer, MIB, seed);
+	return device_write(d, buffer, MIB, (uint64_t)number * MIB, 0);
+}
+
+static void check_mib(struct device *d, unsigned number, unsigned seed)
+{
+	static uint8_t got[MIB];
+
+	fill(buffer, MIB, seed);
+	assert_int_equal(device_read(d, got, MIB, (uint64_t)number * MIB), 0);
+	assert_memory_equal(got, buffer, MIB);
+}
+
+static void crash(struct device *d)
+{
+	s3_volume_fail(volume_of(d), -EIO, "test");
+	device_close(d);
+}
+
+/* A flush that succeeds before the patience ends. */
+static void flush_at_last(struct device *d)
+{
+	for (unsigned i = 0; backend_flush(d->backend); i++) {
+		if (i == PATIENCE * 10)
+			fail_msg("no flush succeeds");
+		pause_ms(100);
+	}
+}
+
+/* ---- a full store ---------------------------------------------------------------------------- */
+
+/* What was acknowledged waits in memory, and is stored when there is space. */
+static void test_nothing_is_lost_in_a_full_store(void **state)
+{
+	struct device d;
+	int errors;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(write_mib(&d, 1, 2), 0);
+	errors = d.told.errors;
+	fake_store_limit(fake_store_bytes() + 4096);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	assert_int_equal(d.told.errors, errors + 1);
+	assert_int_equal(write_mib(&d, 2, 3), -ENOSPC);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	check_mib(&d, 0, 1);
+	check_mib(&d, 1, 2);
+	assert_int_equal(d.told.errors, errors + 1);
+	fake_store_limit(0);
+	flush_at_last(&d);
+	wait_full(&d, false);
+	assert_int_equal(write_mib(&d, 2, 3), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	for (unsigned i = 0; i < 3; i++)
+		check_mib(&d, i, i + 1);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A trim and a collection free a store in which there is no room for a single object more. */
+static void test_a_full_store_is_freed(void **state)
+{
+	unsigned n = 0, written = 48;
+	uint64_t full;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
+	for (; n < written; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	/* The reserve, of which nobody knows when it is put. */
+	for (unsigned i = 0; fake_store_put_bytes("/probe/") < MIB; i++) {
+		if (i == PATIENCE * 100)
+			fail_msg("there is no reserve");
+		pause_ms(10);
+	}
+	fake_store_limit(full = fake_store_bytes());
+	/* As much as goes into memory: the reserve is used up for it. */
+	while (n < 128 && write_mib(&d, n, n) == 0)
+		n++;
+	assert_in_range(n, written + 1, 127);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_true(fake_store_bytes() < full - 16 * MIB);
+	wait_full(&d, false);
+	assert_int_equal(write_mib(&d, 127, 127), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_limit(0);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	for (unsigned i = 0; i < n; i++)
+		if (i < 8 || i >= 32)
+			check_mib(&d, i, i);
+	check_mib(&d, 127, 127);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What can be changed where the store is changes its answer: no reason to end. */
+static void test_a_refusal_is_not_the_end(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 2);
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	flush_at_last(&d);
+	assert_int_equal(write_mib(&d, 1, 2), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	check_mib(&d, 0, 1);
+	check_mib(&d, 1, 2);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* ---- one request that fails, or never ends ------------------------------------------------------
+ */
+
+/* Objects of which a half is alive. */
+static void make_sparse(struct device *d, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(write_mib(d, i, i), 0);
+	assert_int_equal(backend_flush(d->backend), 0);
+	for (unsigned i = 0; i < n; i++) {
+		fill(buffer, MIB, 1000 + i);
+		assert_int_equal(device_write(d, buffer, MIB / 2, (uint64_t)i * MIB, 0), 0);
+	}
+	assert_int_equal(backend_flush(d->backend), 0);
+}
+
+/* Compaction that waits for ever holds up no checkpoint. */
+static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
+{
+	struct device d;
+	uint64_t moved;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M;checkpoint=4");
+	fake_store_hold(S3_GET, "/log/03/0000000000000003");
+	make_sparse(&d, 16);
+	pause_ms(2500); /* it has begun */
+	moved = device_counter(&d, "gc_objects");
+	for (unsigned i = 0; i < 4; i++) {
+		uint64_t before = roots(&d);
+
+		for (unsigned j = 0; j < 5; j++) {
+			assert_int_equal(write_mib(&d, 20 + j, 7), 0);
+			assert_int_equal(backend_flush(d.backend), 0);
+		}
+		for (unsigned j = 0; roots(&d) == before; j++) {
+			if (j == PATIENCE * 100)
+				fail_msg("no checkpoint any more");
+			pause_ms(10);
+		}
+	}
+	assert_int_equal(device_counter(&d, "gc_objects"), moved);
+	fake_store_hold(S3_GET, NULL);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* An object that cannot be read is passed over, which is told once. */
+static void test_an_unreadable_source_is_passed_over(void **state)
+{
+	struct device d;
+	int errors;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	errors = d.told.errors;
+	fake_store_fail(S3_GET, "/log/03/0000000000000003", -EIO, UINT32_MAX);
+	make_sparse(&d, 16);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_int_equal(d.told.errors, errors + 1);
+	assert_holds(d.told.error, "0000000000000003");
+	assert_true(device_counter(&d, "gc_objects") >= 7);
+	assert_true(device_counter(&d, "deleted") >= 14);
+	fake_store_fail(S3_GET, "", 0, 0);
+	for (unsigned i = 0; i < 16; i++) {
+		static uint8_t got[MIB];
+
+		assert_int_equal(device_read(&d, got, MIB, (uint64_t)i * MIB), 0);
+		fill(buffer, MIB, i);
+		assert_memory_equal(got + MIB / 2, buffer + MIB / 2, MIB / 2);
+		fill(buffer, MIB, 1000 + i);
+		assert_memory_equal(got, buffer, MIB / 2);
+	}
+	device_close(&d);
+	fake_store_reset();
+}
+
+static int run_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return s3_checkpoint(v);
+}
+
+/* A checkpoint that failed costs no full one: what the headers hold is kept. */
+static void test_a_failed_light_root_is_followed_by_a_light_one(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=1T");
+	for (unsigned i = 0; i < 4; i++) {
+		for (unsigned j = 0; j < 16; j++)
+			assert_int_equal(device_write(&d, buffer, 4096,
+						 (uint64_t)(i * 16 + j) * 12345 * MIB, 0),
+				0);
+		if (i == 1)
+			fake_store_fail(S3_PUT, "/summary", -EIO, 1);
+		if (i == 2)
+			fake_store_fail(S3_PUT, "/root", -EIO, 1);
+		assert_int_equal(s3_keeper_call(volume_of(&d), run_checkpoint, NULL),
+			i == 1 || i == 2 ? -EIO : 0);
+	}
+	assert_int_equal(device_counter(&d, "full_roots"), 0);
+	assert_int_equal(device_counter(&d, "light_roots"), 2);
+	fill(buffer, MIB, 9);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	assert_int_equal(device_counter(&d, "replayed"), 1); /* its fence */
+	for (unsigned i = 0; i < 64; i++) {
+		bool hole = s3_map_is_hole(volume_of(&d)->map, (uint64_t)i * 12345 * MIB / 4096, 1);
+
+		assert_false(hole);
+	}
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* ---- what a snapshot holds ------------------------------------------------------------------- */
+
+/* Small objects that a snapshot holds are no reason to compact those that it does not. */
+static void test_held_small_objects_are_left_in_peace(void **state)
+{
+	struct device d;
+	uint64_t before;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	for (unsigned i = 0; i < 100; i++)
+		assert_int_equal(
+			device_write(&d, buffer, 4096, (uint64_t)i * 4096, BACKEND_FUA), 0);
+	/* Before compaction has come to it. */
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	pause_ms(2000);
+	before = device_counter(&d, "gc_objects");
+	for (unsigned i = 0; i < 10; i++) {
+		for (unsigned j = 0; j < 2; j++)
+			assert_int_equal(device_write(&d, buffer, 4096,
+						 (uint64_t)(200 + 2 * i + j) * 4096, BACKEND_FUA),
+				0);
+		pause_ms(250);
+	}
+	assert_int_equal(device_counter(&d, "gc_objects"), before);
+	device_close(&d);
+	fake_store_reset();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
+		cmocka_unit_test(test_a_full_store_is_freed),
+		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
+		cmocka_unit_test(test_an_unreadable_source_is_passed_over),
+		cmocka_unit_test(test_a_failed_light_root_is_followed_by_a_light_one),
+		cmocka_unit_test(test_held_small_objects_are_left_in_peace),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
