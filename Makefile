@@ -548,6 +548,8 @@ endef
 $(foreach t,$(filter test_s3_direct% test_s3_volume% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
 # Whose disk fails when the test says so.
 UNIT_LDFLAGS_test_s3_writeback += $(call wrap,fdatasync)
+# Whose map has no memory when the test says so.
+UNIT_LDFLAGS_test_s3_volume_writes += $(call wrap,s3_slab_take)
 
 # ---- the S3 device's simulation ---------------------------------------------------
 

@@ -82,6 +82,9 @@ struct s3_logged {
 	uint32_t blocks;
 };
 
+/* Is what was written to a block in its batch? */
+enum s3_copied { S3_COPIED_NOT_YET, S3_COPIED, S3_COPIED_NEVER };
+
 /* A log object in memory, from its first write until it is in the cache and nobody reads it. */
 struct s3_batch {
 	struct s3_batch *next; /* of the queue to the sealer, or of the free ones */
@@ -97,7 +100,7 @@ struct s3_batch {
 	bool wanted;		  /* a flush waits for its end */
 	bool relocates;		  /* holds RELOCATE records */
 	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
-	_Atomic uint8_t *ready;	  /* of each block: it has been copied */
+	_Atomic uint8_t *ready;	  /* of each block: enum s3_copied */
 	uint8_t *data, *header;
 	uint32_t *crcs;
 	struct s3_stored stored; /* reads are answered from data */
@@ -465,8 +468,11 @@ int s3_log_wait(struct s3_volume *v, uint64_t seq);
 /* The batch in memory of an object, held; NULL: it is in the store. */
 struct s3_batch *s3_log_hold(struct s3_volume *v, uint32_t slot);
 void s3_log_release(struct s3_volume *v, struct s3_batch *b);
-/* Copies blocks from a held batch; waits for writers that are still copying. */
-void s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count);
+/*
+ * Waits for writers that are still copying blocks into a held batch. False: to some of them nothing
+ * will ever be copied, since the map had no memory for all of a write, which failed the volume.
+ */
+bool s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count);
 void s3_batches_free(struct s3_volume *v);
 /* Bytes that the header of a batch may take. */
 size_t s3_log_header_room(const struct s3_volume *v);

@@ -280,11 +280,18 @@ void s3_log_release(struct s3_volume *v, struct s3_batch *b)
 }
 
 /* A copy takes microseconds, unless its thread is not running. */
-void s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count)
+bool s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count)
 {
-	for (uint32_t i = first; i < first + count; i++)
-		while (!atomic_load_explicit(&b->ready[i], memory_order_acquire))
+	bool all = true;
+
+	for (uint32_t i = first; i < first + count; i++) {
+		enum s3_copied copied;
+
+		while (!(copied = atomic_load_explicit(&b->ready[i], memory_order_acquire)))
 			sched_yield();
+		all &= copied == S3_COPIED;
+	}
+	return all;
 }
 
 void s3_batches_free(struct s3_volume *v)
@@ -391,6 +398,13 @@ static bool inside(const struct s3_volume *v, uint64_t end)
 	return end <= s3_map_blocks(v->map);
 }
 
+static void set_copied(const struct place *place, enum s3_copied copied)
+{
+	for (uint32_t i = 0; i < place->count; i++)
+		atomic_store_explicit(
+			&place->batch->ready[place->first + i], copied, memory_order_release);
+}
+
 /*
  * A place for up to count blocks of data at lba. With expect only if the block still
  * is where that says. DONE, STALLED, CHANGED or negative errno.
@@ -419,9 +433,12 @@ static int reserve(struct s3_volume *v, uint64_t lba, uint64_t count, const stru
 		if (place->count > count)
 			place->count = (uint32_t)count;
 		r = s3_map_update(v->map, b->seq, lba, place->count, b->slot, place->first);
+		/* Also if the map has got but a part of them: it is not to find others there. */
+		b->blocks += place->count;
+		if (r)
+			set_copied(place, S3_COPIED_NEVER);
 	}
 	if (r == DONE) {
-		b->blocks += place->count;
 		add_record(b, &(struct s3_record){.op = S3_RECORD_WRITE,
 				      .lba = lba,
 				      .count = place->count,
@@ -439,8 +456,7 @@ static void publish(struct s3_volume *v, const struct place *place)
 {
 	struct s3_batch *b = place->batch;
 
-	for (uint32_t i = 0; i < place->count; i++)
-		atomic_store_explicit(&b->ready[place->first + i], 1, memory_order_release);
+	set_copied(place, S3_COPIED);
 	if (!drop_writer(b))
 		return;
 	/* It has been closed meanwhile. */
@@ -530,17 +546,26 @@ static uint64_t edge_part(const struct s3_write *w, uint32_t *from, uint32_t *by
 	return lba;
 }
 
+/* What was read of an edge is not needed any more, if anything was. */
+static void drop_edge(struct s3_write *w)
+{
+	if (!w->edge.iov_base)
+		return;
+	if (w->edge_run.slot != S3_NO_SLOT)
+		s3_objects_unpin(w->v->objects, w->edge_run.slot);
+	free(w->edge.iov_base);
+	w->edge.iov_base = NULL;
+}
+
 static void edge_read(struct backend_request *read, int result)
 {
 	struct s3_write *w = read->opaque;
 
-	if (w->edge_run.slot != S3_NO_SLOT)
-		s3_objects_unpin(w->v->objects, w->edge_run.slot);
 	if (result == 0) {
 		run(w);
 		return;
 	}
-	free(w->edge.iov_base);
+	drop_edge(w);
 	w->request->done(w->request, result);
 	free(w);
 }
@@ -556,7 +581,7 @@ static bool read_edge(struct s3_write *w, uint64_t lba)
 		return false;
 	/*
 	 * Found once more when it is written: a place in an object is never given to other data,
-	 * as long as the object is pinned.
+	 * as long as the object is pinned, which it is until then.
 	 */
 	s3_map_lookup(v->map, lba, 1, true, &w->edge_run, 1);
 	w->read = (struct backend_request){
@@ -608,7 +633,7 @@ static void finish(struct s3_write *w, int r)
 	struct s3_volume *v = w->v;
 	uint64_t seq = w->last_seq;
 
-	free(w->edge.iov_base);
+	drop_edge(w);
 	if (w->on_heap)
 		free(w);
 	if (r == 0 && request->flags & BACKEND_FUA && seq)
@@ -661,10 +686,8 @@ static bool edge_step(struct s3_write *w, int *r)
 		return true;
 	}
 	*r = append_edge(w);
-	if (*r == DONE || *r == CHANGED) {
-		free(w->edge.iov_base);
-		w->edge.iov_base = NULL;
-	}
+	if (*r == DONE || *r == CHANGED)
+		drop_edge(w);
 	return true;
 }
 

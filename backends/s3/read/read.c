@@ -1395,9 +1395,14 @@ static void read_run(struct plan *plan, struct read *r, const struct s3_run *run
 	read_cached(r, &rest, &object);
 	b = rest.count ? s3_log_hold(v, run->slot) : NULL;
 	if (b) {
-		s3_log_wait_copied(b, rest.offset, (uint32_t)rest.count);
-		deliver(r, position_of(r, &rest), b->data + ((size_t)rest.offset << v->shift),
-			rest.count << v->shift);
+		int none = 0;
+
+		if (s3_log_wait_copied(b, rest.offset, (uint32_t)rest.count))
+			deliver(r, position_of(r, &rest),
+				b->data + ((size_t)rest.offset << v->shift),
+				rest.count << v->shift);
+		else
+			atomic_compare_exchange_strong(&r->result, &none, -EIO);
 		s3_log_release(v, b);
 		atomic_fetch_add(&v->stats.reads_memory, 1);
 		return;
