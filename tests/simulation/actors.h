@@ -21,9 +21,9 @@ struct snapshot {
 	uint64_t delete_call;	       /* MODEL_NEVER: nobody wants it deleted */
 	bool required;		       /* created, and nobody wants it deleted */
 	bool gone;		       /* deleted, or found not to be there */
-	unsigned clones;
-	uint32_t *contents; /* once it has been read */
-	uint32_t sectors;   /* with contents */
+	unsigned clones;	       /* that there may be */
+	uint32_t *contents;	       /* once it has been read */
+	uint32_t sectors;	       /* with contents */
 };
 
 struct volume {
@@ -39,6 +39,8 @@ struct volume {
 	unsigned removers;
 	uint64_t contended_until; /* ns: requests of one that was killed may take effect */
 	char write_back[32];	  /* "": it has never had one */
+	uint64_t log_bytes;	  /* of it */
+	struct snapshot *origin;  /* of a clone */
 	bool lossy;		  /* something was opened that gives up what was flushed */
 };
 
@@ -80,7 +82,7 @@ struct plan {
 	uint64_t think_ns;
 	unsigned weight_flush, weight_trim, weight_zero, weight_read, weight_write;
 	uint64_t retry_deadline;
-	bool failing_disk, full;
+	bool failing_disk, full, chunked;
 };
 extern struct plan plan;
 

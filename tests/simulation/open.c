@@ -90,23 +90,11 @@ static void draw_sizes(struct s3_config *c, const struct volume *v)
 	c->store.connections = change ? sim_log_between(SIM_PLAN, 2, 64) : 32;
 	c->cache_size = c->cache_file ? 2 << 20 : 0;
 	if (c->write_back)
-		c->write_back_size = v->maybe_logged && *v->write_back ? 0 : 1 << 20;
+		c->write_back_size = v->log_bytes;
 }
 
 /* ---- opening
  * ------------------------------------------------------------------------------------------ */
-
-static void make_key(void)
-{
-	static bool made;
-	struct life *nobody = NULL;
-
-	(void)nobody;
-	if (made)
-		return;
-	made = true;
-	sim_file_make(KEY_FILE, "0123456789abcdef0123456789abcdef", 32);
-}
 
 int life_open(struct life *l, const char *snapshot, bool create, struct backend **out)
 {
@@ -135,7 +123,7 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 			set(p, "chunk-size", "64K");
 	}
 	if (v->encrypted) {
-		make_key();
+		sim_file_make(KEY_FILE, "0123456789abcdef0123456789abcdef", 32);
 		set(p, "encryption-key", KEY_FILE);
 	}
 	if (snapshot)
@@ -164,6 +152,10 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		c->gc_delay, c->store.connections, readonly ? " readonly" : "",
 		l->write_back ? " write-back" : "", l->discard ? " discard" : "",
 		l->weak ? " flush=weak" : "");
+	v->maybe_logged |= l->write_back;
+	runner_count(COUNT_write_backs, l->write_back);
+	runner_count(COUNT_transformed, v->compress || v->encrypted);
+	runner_count(COUNT_direct, v->chunked);
 	began = sim_now();
 	r = backend_open(p, 0, &host, out);
 	sim_trace("opened %s: %s", v->name, r ? strerror(-r) : "ok");
@@ -171,13 +163,12 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 	if (l->final && sim_now() - began > 300 * SIM_SECOND)
 		sim_fail("slow", "an open took %.1f s", (double)(sim_now() - began) / 1e9);
 	runner_count(COUNT_opens, 1);
-	if (r) {
-		runner_count(COUNT_failed_opens, 1);
-		params_free(p);
-		return r;
-	}
 	if (!snapshot)
 		l->params = p;
+	if (r) {
+		runner_count(COUNT_failed_opens, 1);
+		return r;
+	}
 	if (!readonly)
 		backend_start(*out);
 	return 0;

@@ -275,8 +275,11 @@ static int ask(struct life *l, const char *format, const char *a, const char *b,
 
 void run_gc(struct life *l)
 {
-	int r = ask(l, "gc", "", "", "");
+	int r = -EEXIST;
 
+	/* Whose number an orphan has goes on with the next one when it is asked again. */
+	for (unsigned i = 0; i < 50 && r == -EEXIST; i++)
+		r = ask(l, "gc", "", "", "");
 	runner_count(COUNT_collections, 1);
 	if (r && !may_fail(l))
 		sim_fail(
@@ -381,12 +384,15 @@ int run_clone(struct life *l, const char *name)
 	v->current = model_session_new(v->capacity, NULL);
 	memcpy(v->current->base, s->contents, v->capacity * sizeof *s->contents);
 	v->current->based = true;
-	s->clones++; /* or maybe: a deletion then says so */
+	s->clones++;
+	v->origin = s;
 	r = ask(l, "clone %s %s %s", name, PREFIX, v->name);
 	runner_count(COUNT_clones, r == 0);
 	if (r == 0)
 		v->exists = true;
-	else if (!may_fail(l) && r != -ENOENT)
+	else
+		s->clones--; /* it may be there all the same: a deletion then says so */
+	if (r && !may_fail(l) && r != -ENOENT)
 		sim_fail(
 			"error", "clone of %s fails for no reason: %s", parent->name, strerror(-r));
 	return r;
@@ -453,6 +459,11 @@ void *tool_main(void *opaque)
 		if (l->clients_running <= 1)
 			break;
 		name_of(name);
+		if (one_in(40)) {
+			l->aborted = true;
+			runner_count(COUNT_aborts, 1);
+			ask(l, "abort", "", "", "");
+		}
 		switch (draw(sim_with(SIM_CLONE) ? 9 : 7)) {
 		case 0:
 		case 1:

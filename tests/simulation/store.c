@@ -166,6 +166,7 @@ static struct {
 	uint64_t late_ns, silence_ns;
 	uint64_t room; /* bytes that the store takes while it is not calm; 0: any */
 	bool full_code;
+	bool in_order; /* nothing of a killed sender's takes effect any more */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
 } faults;
@@ -217,6 +218,12 @@ void store_draw(void)
 		faults.refused = faults.n_episodes = 0;
 	if (!sim_with(SIM_FULL))
 		faults.room = 0;
+}
+
+void store_in_order(void)
+{
+	faults.late = 0;
+	faults.in_order = true;
 }
 
 bool store_may_be_full(void)
@@ -675,9 +682,10 @@ static void effect(void *opaque, uint64_t unused)
 
 	(void)unused;
 	on_their_way--;
-	if (f->store->process->dead && !a->postponed && a->outcome != LATE && sim_with(SIM_LATE)) {
+	if (f->store->process->dead && !a->postponed && a->outcome != LATE &&
+		(sim_with(SIM_LATE) || faults.in_order)) {
 		/* What a killed sender had under way: gone, as it was, or much later. */
-		uint64_t fate = sim_below(SIM_STORE, 3);
+		uint64_t fate = faults.in_order ? 0 : sim_below(SIM_STORE, 3);
 
 		a->postponed = true;
 		if (fate == 2 && !faults.calm) {
@@ -685,10 +693,8 @@ static void effect(void *opaque, uint64_t unused)
 			on_their_way++;
 			sim_at(sim_now() + sim_below(SIM_STORE, faults.late_ns), effect, a, 0);
 		}
-		if (fate) {
-			if (fate == 1 || faults.calm)
-				serve(a);
-		}
+		if (fate == 1 || (fate == 2 && faults.calm))
+			serve(a);
 		drop_attempt(a);
 		return;
 	}

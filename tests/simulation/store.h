@@ -12,6 +12,8 @@
 
 /* Draws latencies and faults. */
 void store_draw(void);
+/* Nothing takes effect after its sender was killed, or was given up. */
+void store_in_order(void);
 /* Is there a limit to what the store takes? */
 bool store_may_be_full(void);
 /* No faults from now on; what is under way goes on. */

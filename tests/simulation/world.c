@@ -124,16 +124,25 @@ static void live_as_writer(struct life *l)
 
 	l->writer_number = ++v->writers;
 	l->contended = lives_now(v) > 1 || sim_now() < v->contended_until;
+	if (*v->write_back && !one_in(6))
+		l->write_back = true;
+	else if (v->maybe_logged)
+		l->discard = one_in(2);
+	l->weak = !l->write_back && sim_with(SIM_PARAMETERS) && one_in(12);
+	v->lossy |= l->discard;
 	r = life_open(l, NULL, create, &l->device);
 	l->contended |= sim_now() < v->contended_until;
 	if (r) {
-		if (!may_fail(l) && r != -EIO && r != -EBUSY && r != -ENOENT)
+		/* Without the log that it is to have it is refused. */
+		if (!may_fail(l) && r != -EIO && r != -EBUSY && r != -ENOENT &&
+			!(v->maybe_logged && !l->write_back))
 			sim_fail("open", "%s cannot be opened: %s", v->name, strerror(-r));
 		return;
 	}
 	v->exists = true;
-	if (l->write_back)
-		runner_count(COUNT_write_backs, 1);
+	/* Its log is of no use any more, and whoever has it open is told so by the store. */
+	if (l->discard && *v->write_back)
+		snprintf(v->write_back, sizeof v->write_back, "/sim/log%u", v->writers);
 	if (establish(l) == 0) {
 		snapshots_compare(l);
 		if (l->role == KEEPER_OF_SNAPSHOTS) {
@@ -201,16 +210,24 @@ static void live_as_remover(struct life *l)
 
 	v->removers++;
 	l->writer_number = ++v->writers;
+	l->write_back = *v->write_back;
 	r = life_open(l, NULL, false, &l->device);
 	if (r)
 		return;
 	host = l->device->host;
 	backend_close(l->device);
-	runner_count(COUNT_removals, 1);
 	r = s3_volume_remove(params_config(l->params), &host, &removal);
 	sim_trace("remove %s: %s", v->name, r ? strerror(-r) : "ok");
-	if (r == 0)
-		v->removed = true;
+	runner_count(COUNT_removals, r == 0);
+	if (r)
+		return;
+	v->removed = true;
+	for (struct snapshot *x = v->snapshots; x; x = x->older)
+		if (x->clones && !x->gone)
+			sim_fail("clone", "%s was deleted, and its snapshot %s had clones", v->name,
+				x->name);
+	if (v->origin)
+		v->origin->clones--;
 }
 
 static void *live(void *opaque)
@@ -291,6 +308,8 @@ static enum role draw_role(const struct volume *v)
 {
 	if (sim_with(SIM_READER) && v->exists && one_in(5))
 		return READER;
+	if (sim_with(SIM_CLONE) && v->exists && !lives_now(v) && one_in(v == volumes ? 40 : 4))
+		return REMOVER;
 	if (sim_with(SIM_CLONE) && v->exists && v->snapshots && !lives_now(v) && one_in(4))
 		return KEEPER_OF_SNAPSHOTS;
 	return WRITER;
@@ -305,6 +324,11 @@ static void make_volume(void)
 		.block_size = (unsigned)draw(2),
 		.compress = sim_with(SIM_TRANSFORM) && one_in(5),
 		.encrypted = sim_with(SIM_TRANSFORM) && one_in(6)};
+	if (plan.chunked)
+		v->compress = v->encrypted = !(v->chunked = true);
+	v->log_bytes = (one_in(2) ? 2 : 8) << 20;
+	if (!v->chunked && sim_with(SIM_WRITEBACK) && one_in(4))
+		snprintf(v->write_back, sizeof v->write_back, "/sim/log");
 	v->capacity = 2 * v->sectors;
 	snprintf(v->name, sizeof v->name, "v%u", n_volumes - 1);
 	v->current = model_session_new(v->capacity, NULL);
@@ -323,6 +347,13 @@ static void draw_plan(void)
 	plan.weight_flush = (unsigned)draw(5);
 	plan.weight_trim = (unsigned)draw(3);
 	plan.weight_zero = (unsigned)draw(3);
+	plan.chunked = sim_with(SIM_DIRECT) && one_in(16);
+	plan.failing_disk = sim_with(SIM_WRITEBACK) && one_in(16);
+	sim_files_fail_syncs(plan.failing_disk ? 10 : 0);
+	/* Its fence is weak, and what a killed writer had under way may arrive after the next one.
+	 */
+	if (plan.chunked)
+		store_in_order();
 	plan.full = store_may_be_full();
 	plan.retry_deadline = sim_with(SIM_REFUSE) && one_in(8) ? 5 + draw(60) : 0;
 }
@@ -343,12 +374,12 @@ static void run_lives(void)
 		begin(v, role, role == WRITER ? share : 0);
 		if (role == WRITER)
 			ops -= share < ops ? share : ops;
-		if (sim_with(SIM_TAKEOVER) && one_in(3) && v->exists) {
+		if (sim_with(SIM_TAKEOVER) && !v->chunked && one_in(3) && v->exists) {
 			sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 20 * SIM_SECOND));
 			wait_for_lives(NULL, LIVES_AT_ONCE - 1, SIM_NEVER);
 			runner_count(COUNT_takeovers, lives_now(v) > 0);
 		} else {
-			wait_for_lives(v, 0, sim_now() + 100 * SIM_SECOND);
+			wait_for_lives(v, 0, v->chunked ? SIM_NEVER : sim_now() + 100 * SIM_SECOND);
 			wait_for_lives(NULL, LIVES_AT_ONCE - 1, sim_now() + 1000 * SIM_SECOND);
 			for (unsigned k = 0; k < LIVES_AT_ONCE; k++)
 				if (alive[k] && lives_now(NULL) == LIVES_AT_ONCE)
@@ -358,17 +389,72 @@ static void run_lives(void)
 	wait_for_lives(NULL, 0, sim_now() + 200 * SIM_SECOND);
 }
 
+/* A store that ignores conditions keeps no second writer out: it has to be refused. */
+static void meet_odd_store(void)
+{
+	struct life l = {.process = sim_self(), .volume = &volumes[0], .role = WRITER};
+	bool if_none_match = one_in(2), if_match = !if_none_match || one_in(2);
+	int r;
+
+	store_calm();
+	store_ignores(if_none_match, if_match);
+	r = life_open(&l, NULL, true, &l.device);
+	if (r != -EOPNOTSUPP)
+		sim_fail("odd store", "a store that ignores%s%s is not refused: %s",
+			if_none_match ? " If-None-Match" : "", if_match ? " If-Match" : "",
+			r ? strerror(-r) : "it is opened");
+	runner_count(COUNT_refused_opens, 1);
+}
+
+static void on_final_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	sim_trace("told: %s", message);
+}
+
+static const struct backend_host final_host = {.error = on_final_error};
+
+/* A deletion that was interrupted is finished by another one. */
+static void finish_removal(struct volume *v)
+{
+	struct s3_removal removal = {0};
+	struct life l = {.process = sim_self(), .volume = v, .role = WRITER};
+	int r;
+
+	l.writer_number = ++v->writers;
+	l.write_back = *v->write_back;
+	r = life_open(&l, NULL, false, &l.device);
+	if (r == 0) {
+		/* It was not even begun, or it has clones. */
+		backend_close(l.device);
+		final_check(v);
+		return;
+	}
+	if (r != -ENOENT)
+		sim_fail("open", "%s, whose deletion was begun, cannot be opened: %s", v->name,
+			strerror(-r));
+	r = s3_volume_remove(params_config(l.params), &final_host, &removal);
+	if (r && r != -ENOENT)
+		sim_fail("removal", "%s cannot be finished: %s", v->name, strerror(-r));
+	final_removed(v);
+}
+
 void world_run(void *unused)
 {
 	(void)unused;
 	store_draw();
 	draw_plan();
 	make_volume();
+	if (sim_with(SIM_ODD_STORE) && one_in(50)) {
+		meet_odd_store();
+		return;
+	}
 	run_lives();
 	/* Faults cease: what still goes on has to come to its end. */
 	sim_trace("calm");
 	store_calm();
 	sim_calm();
+	sim_files_fail_syncs(0);
 	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
 		if (alive[i])
 			alive[i]->process->kill_at = SIM_NEVER;
@@ -380,6 +466,8 @@ void world_run(void *unused)
 	for (unsigned i = 0; i < n_volumes; i++)
 		if (volumes[i].removed)
 			final_removed(&volumes[i]);
+		else if (volumes[i].removers)
+			finish_removal(&volumes[i]);
 		else if (volumes[i].exists)
 			final_check(&volumes[i]);
 	store_hash();
