@@ -630,7 +630,7 @@ $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*/*.h)
 
 # The same on the parsers of what a store answers.
 FUZZ_S3_REPLIES := build/fuzz/s3-replies
-FUZZ_S3_REPLIES_SOURCES := backends/s3/client/reply.c backends/s3/client/names.c tests/fuzz/fuzz_s3_replies.c
+FUZZ_S3_REPLIES_SOURCES := $(patsubst %,backends/s3/client/%.c,json names reply) tests/fuzz/fuzz_s3_replies.c
 
 $(FUZZ_S3_REPLIES): $(FUZZ_S3_REPLIES_SOURCES) $(wildcard backends/s3/*/*.h tests/fuzz/*.dict)
 	@mkdir -p $(@D)/corpus-replies

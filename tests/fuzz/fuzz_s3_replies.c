@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Whatever a store answers, its parsers return, leak nothing and stay inside their buffers. */
+/* Whatever a store or a role's service answers, its parsers return, leak nothing and stay inside
+ * their buffers. */
+#include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/json.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"
 
@@ -10,6 +13,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *const keys[] = {"a", "b", "a/b"};
+	static const char *const names[] = {"Code", "Token"};
+	char *values[2] = {NULL};
 	const char *text = (const char *)data;
 	struct s3_error_reply error;
 	struct s3_listing listing;
@@ -25,6 +30,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			s3_key_valid(listing.objects[i].key);
 	s3_listing_free(&listing);
 	s3_parse_deleted(text, size, keys, 3, results, &error);
+	s3_json_strings(text, size, names, values, 2);
+	free(values[0]);
+	free(values[1]);
 	if (size < sizeof line) {
 		memcpy(line, data, size);
 		line[size] = '\0';

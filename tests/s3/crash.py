@@ -657,14 +657,15 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
     # Those of orders are always reached, the others not, so that they are tried twice as often. Each volume
     # begins about where the one before ends.
     points = (*IO_POINTS, *ORDER_POINTS, *IO_POINTS) if orders else IO_POINTS
-    if key is None:
-        points = tuple(point for point in points if point not in REKEY_POINTS)
+    points = tuple(point for point in points if point not in REKEY_POINTS)
     each = CRASHES_PER_VOLUME * 6 // 10
     first = number * each % len(points)
     if writes_back:
         first = number // 4 * each % len(WRITE_BACK_POINTS)
         points = (*WRITE_BACK_POINTS, *points)
     points = points[first:] + points[:first]
+    if orders and key:
+        points = (*REKEY_POINTS, *points)
     stall = partial(proxy.outage, silent=True) if proxy else None
     durable = not weak
     return Volume(serve, work, rng, run_id, objects, durable, failpoints=points, orders=orders, stall=stall)

@@ -21,7 +21,7 @@
 #include <curl/curl.h>
 #include <openssl/evp.h>
 
-#include "backends/s3/client/credentials.h"
+#include "backends/s3/client/keyring.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"
 #include "backends/s3/client/sigv4.h"
@@ -118,17 +118,14 @@ struct pool {
 struct s3_store {
 	struct backend_host host;
 	struct s3_endpoint endpoint;
-	char *endpoint_text, *region, *bucket, *credentials_file, *profile, *ca_file;
+	char *endpoint_text, *region, *bucket, *ca_file;
 	char authority[340]; /* the header Host */
 	bool path_addressing, tls_verify;
 	unsigned connections;
 	long timeout; /* seconds */
 	uint64_t retry_deadline;
 
-	pthread_mutex_t credentials_lock;
-	struct s3_credentials credentials;
-	_Atomic uint64_t generation;
-
+	struct s3_keyring *keyring;
 	_Atomic bool stopping;
 	_Atomic uint64_t in_flight; /* accepted, and done() has not returned */
 	pthread_mutex_t idle_lock;
@@ -654,25 +651,13 @@ static size_t on_write(char *data, size_t size, size_t n, void *opaque)
 static int use_credentials(struct pool *p)
 {
 	struct s3_store *s = p->store;
-	int r = 0;
+	int r;
 
-	if (p->generation == atomic_load(&s->generation))
+	if (p->generation == s3_keyring_generation(s->keyring))
 		return 0;
-	pthread_mutex_lock(&s->credentials_lock);
-	s3_credentials_clear(&p->credentials);
-	p->credentials = (struct s3_credentials){
-		.access_key = strdup(s->credentials.access_key),
-		.secret_key = strdup(s->credentials.secret_key),
-		.token = s->credentials.token ? strdup(s->credentials.token) : NULL,
-		.source = strdup(s->credentials.source),
-	};
-	p->generation = atomic_load(&s->generation);
-	if (!p->credentials.access_key || !p->credentials.secret_key || !p->credentials.source ||
-		(s->credentials.token && !p->credentials.token)) {
+	r = s3_keyring_copy(s->keyring, &p->credentials, &p->generation);
+	if (r)
 		p->generation = 0;
-		r = -ENOMEM;
-	}
-	pthread_mutex_unlock(&s->credentials_lock);
 	p->signer = (struct s3_signer){
 		.access_key = p->credentials.access_key,
 		.secret_key = p->credentials.secret_key,
@@ -680,31 +665,6 @@ static int use_credentials(struct pool *p)
 		.service = "s3",
 	};
 	return r;
-}
-
-/* Reads the credentials again if those of this generation are still the newest. Others now? */
-static bool other_credentials(struct s3_store *s, uint64_t generation)
-{
-	bool others;
-
-	pthread_mutex_lock(&s->credentials_lock);
-	if (atomic_load(&s->generation) == generation) {
-		struct s3_credentials c;
-		struct params_error error;
-
-		if (s3_credentials_load(s->credentials_file, s->profile, NULL, &c, &error) == 0) {
-			if (s3_credentials_equal(&c, &s->credentials)) {
-				s3_credentials_clear(&c);
-			} else {
-				s3_credentials_clear(&s->credentials);
-				s->credentials = c;
-				atomic_fetch_add(&s->generation, 1);
-			}
-		}
-	}
-	others = atomic_load(&s->generation) != generation;
-	pthread_mutex_unlock(&s->credentials_lock);
-	return others;
 }
 
 /* Adds "&name=value", encoded, to a query. */
@@ -1100,7 +1060,7 @@ static void act(struct pool *p, struct s3_request *req, struct s3_verdict v, uin
 		return;
 	case S3_REAUTHENTICATE:
 		/* Credentials that ran out on a store in use may be renewed a little late. */
-		if (other_credentials(s, generation) || (expired && atomic_load(&s->known)))
+		if (s3_keyring_other(s->keyring, generation) || (expired && atomic_load(&s->known)))
 			retry(p, req, 0);
 		else
 			finish(p, req, v.result);
@@ -1464,7 +1424,9 @@ static int start_pool(struct pool *p)
 
 	if (p->running)
 		return 0;
-	r = set_up_pool(p);
+	r = s3_keyring_start(p->store->keyring);
+	if (r == 0)
+		r = set_up_pool(p);
 	if (r)
 		return r;
 	p->ending = false;
@@ -1736,16 +1698,13 @@ static void free_store(struct s3_store *s)
 {
 	for (int i = 0; i < S3_POOLS; i++)
 		pthread_mutex_destroy(&s->pools[i].lock);
-	pthread_mutex_destroy(&s->credentials_lock);
 	pthread_mutex_destroy(&s->outage_lock);
 	pthread_mutex_destroy(&s->idle_lock);
 	pthread_cond_destroy(&s->idle);
-	s3_credentials_clear(&s->credentials);
+	s3_keyring_close(s->keyring);
 	free(s->endpoint_text);
 	free(s->region);
 	free(s->bucket);
-	free(s->credentials_file);
-	free(s->profile);
 	free(s->ca_file);
 	free(s);
 	curl_global_cleanup();
@@ -1775,8 +1734,6 @@ int s3_store_open(
 	s->endpoint_text = copy(c->endpoint, &failed);
 	s->region = copy(c->region, &failed);
 	s->bucket = copy(c->bucket, &failed);
-	s->credentials_file = copy(c->credentials, &failed);
-	s->profile = copy(c->profile, &failed);
 	s->ca_file = copy(c->ca_file, &failed);
 	s->path_addressing = c->addressing == S3_ADDRESSING_PATH;
 	s->tls_verify = c->tls_verify;
@@ -1785,7 +1742,6 @@ int s3_store_open(
 	s->retry_deadline = c->retry_deadline;
 	snprintf(s->authority, sizeof s->authority, "%s%s%s", s->path_addressing ? "" : c->bucket,
 		s->path_addressing ? "" : ".", s->endpoint.authority);
-	pthread_mutex_init(&s->credentials_lock, NULL);
 	pthread_mutex_init(&s->outage_lock, NULL);
 	pthread_mutex_init(&s->idle_lock, NULL);
 	pthread_cond_init(&s->idle, NULL);
@@ -1801,13 +1757,11 @@ int s3_store_open(
 		free_store(s);
 		return -ENOMEM;
 	}
-	r = s3_credentials_load(c->credentials, c->profile, host, &s->credentials, &error);
+	r = s3_keyring_open(c->credentials, c->profile, host, &s->keyring);
 	if (r) {
-		backend_error(host, "%s", error.text);
 		free_store(s);
 		return r;
 	}
-	atomic_store(&s->generation, 1);
 	*out = s;
 	return 0;
 }
@@ -1830,6 +1784,7 @@ void s3_store_park(struct s3_store *s)
 {
 	for (int i = 0; i < S3_POOLS; i++)
 		end_pool(&s->pools[i]);
+	s3_keyring_park(s->keyring);
 }
 
 void s3_store_stop(struct s3_store *s)

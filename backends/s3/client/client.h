@@ -91,7 +91,8 @@ extern const char *const s3_addressing_names[];
 	.metavar = "FILE", \
 	.help = "file with access-key-id= and secret-access-key= lines, or in the " \
 		"format of ~/.aws/credentials; without it the environment " \
-		"(AWS_ACCESS_KEY_ID, ...), then ~/.aws/credentials", \
+		"(AWS_ACCESS_KEY_ID, ...), then ~/.aws/credentials, then the role of this " \
+		"container or machine", \
 }, { \
 	.name = "profile", \
 	.type = PARAM_STRING, \
@@ -241,9 +242,9 @@ struct s3_store;
 /* Checks what one parameter alone cannot tell, without side effects. 0 or -EINVAL. */
 int s3_store_check(const struct s3_store_config *config, struct params_error *error);
 /*
- * Reads the credentials; no network, no threads. Errors are told through
- * host->error. Later the store itself tells host->error when it is out of reach
- * and when it is back.
+ * Loads the credentials, for which a role's service may be asked; no threads. Errors are told
+ * through host->error. Later the store itself tells host->error when it is out of reach and when it
+ * is back.
  */
 int s3_store_open(const struct s3_store_config *config, const struct backend_host *host,
 	struct s3_store **out);

@@ -9,6 +9,7 @@
 #include <openssl/crypto.h>
 
 #include "backends/s3/client/credentials.h"
+#include "backends/s3/client/instance.h"
 
 /* Longest of a key or token, so that a request's headers have an end. */
 #define VALUE_LONGEST 8192
@@ -53,7 +54,7 @@ static char *trim(char *text)
 }
 
 /* They go into headers: printable, without space, not endless. */
-static bool value_valid(const char *value)
+bool s3_credential_valid(const char *value)
 {
 	if (!*value || strlen(value) > VALUE_LONGEST)
 		return false;
@@ -142,7 +143,7 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 			r->label, number, key);
 		return -EINVAL;
 	}
-	if (!value_valid(value)) {
+	if (!s3_credential_valid(value)) {
 		params_error_set(r->error,
 			"%s: line %zu: %s: empty, or holds what a key cannot; write it as it was "
 			"issued",
@@ -246,7 +247,7 @@ static int from_environment(struct s3_credentials *c, struct params_error *error
 
 		if ((!value || !*value) && i == 2)
 			continue;
-		if (!value || !value_valid(value)) {
+		if (!value || !s3_credential_valid(value)) {
 			params_error_set(error, "%s: %s; set it, or give credentials=FILE",
 				names[i],
 				value ? "empty, or holds what a key cannot"
@@ -309,6 +310,24 @@ static int from_shared(const char *profile, const struct backend_host *host,
 	return 0;
 }
 
+/* Nothing was given: those of a role, if there is one. */
+static int from_role(struct s3_credentials *c, struct params_error *error)
+{
+	struct params_error why = {""};
+	int r;
+
+	s3_credentials_clear(c);
+	r = s3_instance_credentials(c, &why);
+	if (r == -ENOENT)
+		params_error_set(error,
+			"credentials: none found, nor a role (%s); give credentials=FILE, or set "
+			"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials",
+			why.text);
+	else if (r && why.text[0])
+		*error = why;
+	return r;
+}
+
 int s3_credentials_load(const char *file, const char *profile, const struct backend_host *host,
 	struct s3_credentials *c, struct params_error *error)
 {
@@ -331,11 +350,8 @@ int s3_credentials_load(const char *file, const char *profile, const struct back
 		const char *wanted = getenv("AWS_PROFILE");
 
 		r = from_shared(wanted && *wanted ? wanted : "default", host, c, error);
-		if (r == -ENOENT)
-			params_error_set(error,
-				"credentials: none found; give credentials=FILE, or set "
-				"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
-				"~/.aws/credentials");
+		if (r == -ENOENT || (r == -ENODATA && !(wanted && *wanted)))
+			r = from_role(c, error);
 	}
 	if (r)
 		s3_credentials_clear(c);
