@@ -39,9 +39,10 @@ struct volume {
 	unsigned removers;
 	uint64_t contended_until; /* ns: requests of one that was killed may take effect */
 	char write_back[32];	  /* "": it has never had one */
-	uint64_t log_bytes;	  /* of it */
-	struct snapshot *origin;  /* of a clone */
-	bool lossy;		  /* something was opened that gives up what was flushed */
+	bool log_is_void;
+	uint64_t log_bytes;	 /* of it */
+	struct snapshot *origin; /* of a clone */
+	bool lossy;		 /* something was opened that gives up what was flushed */
 };
 
 enum role { WRITER, READER, KEEPER_OF_SNAPSHOTS, REMOVER };

@@ -62,7 +62,8 @@ struct model_op *model_begin(
 
 /*
  * Could seen (of n sectors) be what is left of s? floor: everything answered before that is there;
- * limit: nothing called after that. blocks: each sector by itself, without any order. If not, bad
+ * limit: nothing called after that; MODEL_NEVER: it is all that was left, with what was
+ * durable. unordered: each sector by itself, without any order. If not, bad
  * tells the first sector and why.
  */
 bool model_is_prefix(const struct model_session *s, const uint32_t *seen, uint32_t n,

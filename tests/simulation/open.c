@@ -32,6 +32,7 @@ static void on_error(void *opaque, const char *message)
 	struct life *l = opaque;
 
 	sim_trace("told: %s", message);
+	l->volume->log_is_void |= strstr(message, "is older than what volume") && l->volume->lossy;
 	/* One that only reads may come too late for what it reads; so may a writer overtaken. */
 	if (l->role == READER || l->volume->writers > l->writer_number || l->volume->lossy)
 		return;
@@ -165,6 +166,13 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 	runner_count(COUNT_opens, 1);
 	if (!snapshot)
 		l->params = p;
+	/* Somebody has given up what it held, and was killed: it is to be removed. */
+	if (v->log_is_void)
+		snprintf(v->write_back, sizeof v->write_back, "/sim/log%u", v->writers);
+	if (r && v->log_is_void) {
+		v->log_is_void = false;
+		return life_open(l, snapshot, create, out);
+	}
 	if (r) {
 		runner_count(COUNT_failed_opens, 1);
 		return r;
@@ -240,7 +248,9 @@ int establish(struct life *l)
 	/* The newest writer before this one that knows what it found. */
 	for (old = v->current; old->epoch >= engine->epoch && old->older; old = old->older)
 		;
-	if (!model_is_prefix(old, seen, v->capacity, old->weak || l->discard ? 0 : old->floor,
+	/* What was in a log that somebody gave up is not promised any more. */
+	if (!model_is_prefix(old, seen, v->capacity,
+		    old->weak || l->discard || (old->logged && v->lossy) ? 0 : old->floor,
 		    MODEL_NEVER, v->chunked, &bad, &why)) {
 		char text[400];
 
@@ -287,6 +297,12 @@ struct snapshot *snapshot_find(struct volume *v, const char *name)
 	return s;
 }
 
+/* The end of its creation, for the model: one that was never answered ended somewhere. */
+static uint64_t end_of(const struct snapshot *s)
+{
+	return s->answer == MODEL_NEVER ? MODEL_NEVER - 1 : s->answer;
+}
+
 /* Is seen what it may hold? */
 static bool fits(const struct volume *v, const struct snapshot *s, const uint32_t *seen)
 {
@@ -296,7 +312,7 @@ static bool fits(const struct volume *v, const struct snapshot *s, const uint32_
 	if (s->contents)
 		return memcmp(s->contents, seen, v->capacity * sizeof *seen) == 0;
 	return model_is_prefix(
-		s->session, seen, v->capacity, s->call, s->answer, false, &bad, &why);
+		s->session, seen, v->capacity, s->call, end_of(s), false, &bad, &why);
 }
 
 void snapshot_check(struct volume *v, const char *name, const uint32_t *seen, uint32_t sectors)
@@ -323,7 +339,7 @@ void snapshot_check(struct volume *v, const char *name, const uint32_t *seen, ui
 		uint32_t bad = 0;
 		char text[400];
 
-		model_is_prefix(newest->session, seen, v->capacity, newest->call, newest->answer,
+		model_is_prefix(newest->session, seen, v->capacity, newest->call, end_of(newest),
 			false, &bad, &why);
 		describe(newest->session, bad, text, sizeof text);
 		sim_fail("snapshot",
@@ -377,7 +393,8 @@ int snapshots_compare(struct life *l)
 	size_t n;
 	int r;
 
-	if (v->chunked)
+	/* Who has been overtaken does not know the newest. */
+	if (v->chunked || (!l->final && (l->contended || v->writers > l->writer_number)))
 		return 0;
 	r = s3_snapshot_list((struct s3_volume *)l->device, &list, &n);
 	if (r)

@@ -452,19 +452,19 @@ static void name_of(char name[8])
 void *tool_main(void *opaque)
 {
 	struct life *l = opaque;
+	unsigned least = (unsigned)draw(6);
 	char name[8];
 
-	while (l->clients_running > 1 && !l->told_failed) {
-		sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 3 * SIM_SECOND));
-		if (l->clients_running <= 1)
-			break;
+	/* Some, although there are no other clients any more. */
+	for (unsigned i = 0; (i < least || l->clients_running > 1) && !l->told_failed; i++) {
+		sim_sleep(sim_log_between(SIM_PLAN, 10000, SIM_SECOND));
 		name_of(name);
 		if (one_in(40)) {
 			l->aborted = true;
 			runner_count(COUNT_aborts, 1);
 			ask(l, "abort", "", "", "");
 		}
-		switch (draw(sim_with(SIM_CLONE) ? 9 : 7)) {
+		switch (draw(sim_with(SIM_CLONE) ? 10 : 8)) {
 		case 0:
 		case 1:
 			run_gc(l);
@@ -477,9 +477,10 @@ void *tool_main(void *opaque)
 			run_snapshot(l, name);
 			break;
 		case 5:
+		case 6:
 			run_delete_snapshot(l, name);
 			break;
-		case 6:
+		case 7:
 			run_resize(l);
 			break;
 		default:

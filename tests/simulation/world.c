@@ -208,7 +208,6 @@ static void live_as_remover(struct life *l)
 	struct volume *v = l->volume;
 	int r;
 
-	v->removers++;
 	l->writer_number = ++v->writers;
 	l->write_back = *v->write_back;
 	r = life_open(l, NULL, false, &l->device);
@@ -254,6 +253,15 @@ static void *live(void *opaque)
 /* ---- the plan
  * ------------------------------------------------------------------------------------------- */
 
+/* Its wall clock is set, by up to a day. */
+static void jump(void *process, uint64_t by)
+{
+	struct sim_process *p = process;
+
+	p->skew += (int64_t)(by % (2 * 86400 * SIM_SECOND)) - (int64_t)(86400 * SIM_SECOND);
+	sim_trace("the clock of process %u jumps", p->id);
+}
+
 static void draw_fate(struct sim_process *p)
 {
 	if (sim_with(SIM_KILL) && one_in(2)) {
@@ -267,6 +275,9 @@ static void draw_fate(struct sim_process *p)
 	}
 	if (sim_with(SIM_CLOCK) && one_in(4))
 		p->skew = (int64_t)draw(2 * 86400 * SIM_SECOND) - (int64_t)(86400 * SIM_SECOND);
+	if (sim_with(SIM_CLOCK) && one_in(8))
+		sim_at(sim_now() + sim_log_between(SIM_PLAN, SIM_MS, 60 * SIM_SECOND), jump, p,
+			sim_random(SIM_PLAN));
 	p->cpus = 1 + (unsigned)draw(4);
 }
 
@@ -285,6 +296,7 @@ static struct life *begin(struct volume *v, enum role role, unsigned ops)
 	l->process->opaque = l;
 	l->process->on_kill = on_kill;
 	alive[place] = l;
+	v->removers += role == REMOVER;
 	draw_fate(l->process);
 	sim_trace("process %u: %s of %s, %u operations", l->process->id,
 		role == WRITER	  ? "writer"
@@ -310,7 +322,7 @@ static enum role draw_role(const struct volume *v)
 		return READER;
 	if (sim_with(SIM_CLONE) && v->exists && !lives_now(v) && one_in(v == volumes ? 40 : 4))
 		return REMOVER;
-	if (sim_with(SIM_CLONE) && v->exists && v->snapshots && !lives_now(v) && one_in(4))
+	if (sim_with(SIM_CLONE) && v->exists && v->snapshots && !lives_now(v) && one_in(2))
 		return KEEPER_OF_SNAPSHOTS;
 	return WRITER;
 }
@@ -363,14 +375,16 @@ static void run_lives(void)
 {
 	unsigned ops = plan.ops;
 
-	for (unsigned i = 0; i < plan.lives; i++) {
+	/* Nobody opens what is being deleted. */
+	for (unsigned i = 0; i < plan.lives && !volumes[0].removers; i++) {
 		struct volume *v = &volumes[draw(n_volumes)];
 		unsigned share =
 			i + 1 == plan.lives ? ops : (unsigned)draw(2 * ops / (plan.lives - i));
-		enum role role = draw_role(v);
+		enum role role;
 
-		if (v->removed || (v != &volumes[0] && !v->exists))
+		if (v->removers || (v != &volumes[0] && !v->exists))
 			v = &volumes[0];
+		role = draw_role(v);
 		begin(v, role, role == WRITER ? share : 0);
 		if (role == WRITER)
 			ops -= share < ops ? share : ops;
@@ -379,10 +393,10 @@ static void run_lives(void)
 			wait_for_lives(NULL, LIVES_AT_ONCE - 1, SIM_NEVER);
 			runner_count(COUNT_takeovers, lives_now(v) > 0);
 		} else {
-			wait_for_lives(v, 0, v->chunked ? SIM_NEVER : sim_now() + 100 * SIM_SECOND);
+			wait_for_lives(v, 0, sim_now() + (v->chunked ? 2000 : 100) * SIM_SECOND);
 			wait_for_lives(NULL, LIVES_AT_ONCE - 1, sim_now() + 1000 * SIM_SECOND);
 			for (unsigned k = 0; k < LIVES_AT_ONCE; k++)
-				if (alive[k] && lives_now(NULL) == LIVES_AT_ONCE)
+				if (alive[k] && (v->chunked || lives_now(NULL) == LIVES_AT_ONCE))
 					sim_kill(alive[k]->process);
 		}
 	}
