@@ -83,6 +83,11 @@ $(B)/plugins/s3.so $(B)/tcmu-handlers/handler_userblk_s3.so: $(S3_OBJS)
 LIBS_s3 = $(S3_LIBS)
 # Its client of object stores, which knows nothing of volumes.
 S3_CLIENT_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/client/*.c))
+# That of it in whose place the tests put a store in their own process.
+S3_STORE_OBJS := $(patsubst %,$(B)/backends/s3/client/%.o,attempt callbacks client messages outcome pool transfer)
+# What is stored, and the map: nothing in these sends a request.
+S3_FORMAT := backends/s3/base/bytes.c backends/s3/client/names.c $(wildcard backends/s3/format/*.c)
+S3_MAP := backends/s3/base/slab.c backends/s3/state/leaf.c $(wildcard backends/s3/state/map*.c backends/s3/state/object*.c)
 
 S3_CLIENT_BENCH := $(B)/tests/bench/s3_client_bench
 $(S3_CLIENT_BENCH): %: %.o $(S3_CLIENT_OBJS) $(BACKEND_OBJS)
@@ -105,7 +110,7 @@ s3-volume-driver: $(S3_VOLUME_DRIVER)
 .PHONY: s3-volume-driver
 
 S3_MAP_BENCH := $(B)/tests/bench/s3_map_bench
-$(S3_MAP_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,base/bytes base/slab client/names format/format state/map state/object_table)
+$(S3_MAP_BENCH): %: %.o $(patsubst %.c,$(B)/%.o,$(S3_FORMAT) $(S3_MAP))
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map, at 1 TiB
@@ -113,7 +118,7 @@ bench-s3-map: $(S3_MAP_BENCH) ## measure memory and time of the S3 device's map,
 .PHONY: bench-s3-map
 
 S3_TRANSFORM_BENCH := $(B)/tests/bench/s3_transform_bench
-$(S3_TRANSFORM_BENCH): %: %.o $(patsubst %,$(B)/backends/s3/%.o,base/bytes client/names format/format format/transform)
+$(S3_TRANSFORM_BENCH): %: %.o $(S3_FORMAT:%.c=$(B)/%.o)
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(S3_LIBS)
 
 bench-s3-transform: $(S3_TRANSFORM_BENCH) ## measure the CPU time of the S3 device's compression and encryption
@@ -518,8 +523,7 @@ UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pw
 	pwritev64v2 fdatasync fallocate64)
 
 # Those of what it stores and of its map need the pure parts, and samples of what is stored.
-S3_PURE_OBJS := $(patsubst %,$(B)/backends/s3/%.o,base/bytes base/slab client/names format/checkpoint format/format \
-	format/transform state/map state/object_table)
+S3_PURE_OBJS := $(patsubst %.c,$(B)/%.o,$(S3_FORMAT) $(S3_MAP))
 define s3_pure_unit
 UNIT_OBJS_$1 = $$(S3_PURE_OBJS) $$(B)/tests/unit/s3_samples.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
@@ -542,7 +546,7 @@ $(foreach t,$(filter test_s3_client% test_s3_store%,$(UNIT_TESTS)),$(eval $(call
 
 # Those of whole devices over a store in their own process need everything but the client.
 define s3_fake_unit
-UNIT_OBJS_$1 = $$(filter-out %/client/client.o,$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
+UNIT_OBJS_$1 = $$(filter-out $$(S3_STORE_OBJS),$$(S3_OBJS)) $$(B)/tests/unit/s3_fake_store.o
 UNIT_LDFLAGS_$1 := $$(S3_LIBS)
 endef
 $(foreach t,$(filter test_s3_direct% test_s3_volume% test_s3_writeback%,$(UNIT_TESTS)),$(eval $(call s3_fake_unit,$t)))
@@ -562,7 +566,7 @@ S3_SIMULATION_CALLS := $(addprefix pthread_,mutex_init mutex_destroy mutex_lock 
 	getrandom RAND_bytes open64 stat64 fstat64 fstatvfs64 flock read pread64 pwrite64 preadv64 pwritev64 \
 	ftruncate64 fallocate64 fdatasync unlink close
 $(S3_SIMULATION_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
-$(S3_SIMULATION): $(S3_SIMULATION_OBJS) $(filter-out %/client/client.o,$(S3_OBJS)) $(BACKEND_OBJS)
+$(S3_SIMULATION): $(S3_SIMULATION_OBJS) $(filter-out $(S3_STORE_OBJS),$(S3_OBJS)) $(BACKEND_OBJS)
 	@mkdir -p $(@D)
 	$(COMPILE) $^ -o $@ $(call wrap,$(S3_SIMULATION_CALLS)) $(LDFLAGS) $(S3_LIBS)
 
@@ -618,8 +622,7 @@ test-unit: ## C unit tests, under the sanitizers
 
 # libFuzzer on the decoders of what the S3 device stores. What it has learnt stays in build/fuzz.
 FUZZ_S3 := build/fuzz/s3
-FUZZ_S3_SOURCES := $(patsubst %,backends/s3/%.c,base/bytes base/slab client/names format/checkpoint format/format \
-	state/map state/object_table) \
+FUZZ_S3_SOURCES := $(filter-out %/transform.c,$(S3_FORMAT)) $(S3_MAP) \
 	tests/unit/s3_samples.c tests/fuzz/fuzz_s3.c
 
 $(FUZZ_S3): $(FUZZ_S3_SOURCES) $(wildcard backends/s3/*/*.h)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/client/client.h"
 #include "userblk-s3/answer.h"
 
 #define COLUMNS 10

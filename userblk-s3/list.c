@@ -5,6 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"
 

@@ -8,6 +8,9 @@
 #include <openssl/crypto.h>
 
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"

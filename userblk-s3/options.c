@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/core/config.h"
 #include "userblk-s3/options.h"
 
 /* What Amazon asks for 1000 requests to S3 Standard in us-east-1, in USD. */

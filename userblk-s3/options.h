@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "backends/params.h"
-#include "backends/s3/core/volume.h"
+#include "backends/s3/core/config.h"
 
 #define EXIT_DAMAGED 1 /* damage was found, or something failed on the way */
 #define EXIT_USAGE   2 /* bad input, or refused: nothing was changed */

@@ -9,6 +9,9 @@
 #include <unistd.h>
 
 #include "backends/s3/admin/control.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "userblk-s3/session.h"
 
 /* A server that says nothing for that long is opening its volume, or hangs. */

@@ -3,6 +3,7 @@
 #ifndef USERBLK_S3_SESSION_H
 #define USERBLK_S3_SESSION_H
 
+#include "backends/s3/core/config.h"
 #include "userblk-s3/answer.h"
 
 /* How a volume that is not served is opened. */

@@ -10,7 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 
 #define TARGET 1024u
 

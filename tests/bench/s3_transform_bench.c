@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
 
 #define DATA   (4u << 20)

@@ -8,6 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/unit/s3_samples.h"
 
 enum target { SUPER, HEADER, SUMMARY, ROOT, TABLE, REGION, NAME, TARGETS };

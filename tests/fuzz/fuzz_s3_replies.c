@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/client.h"
 #include "backends/s3/client/json.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"

@@ -20,8 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backends/s3/client/sigv4.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/client/sigv4.h"
 
 struct config {
 	struct s3_store_config store;

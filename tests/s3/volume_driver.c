@@ -27,6 +27,8 @@
 
 #include "backends/s3/admin/control.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/keeper/snapshot.h"
 
 #define WORDS	     6
 #define MAX_COUNTERS 64

@@ -4,7 +4,6 @@
 #define USERBLK_TESTS_SIMULATION_ACTORS_H
 
 #include "backends/backend.h"
-#include "backends/s3/core/volume.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/sim.h"
 

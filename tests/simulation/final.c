@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"

@@ -7,6 +7,9 @@
 #include <string.h>
 
 #include "backends/params.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/s3/admin/control.h"
+#include "backends/s3/core/volume.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 

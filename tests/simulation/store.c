@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/client.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"
-#include "backends/s3/client/client.h"
 #include "tests/simulation/store.h"
 
 /* As in the real client. */

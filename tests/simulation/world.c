@@ -7,6 +7,7 @@
 
 #include "backends/params.h"
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/core/volume.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"

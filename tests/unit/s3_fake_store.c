@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/client/client.h"
 #include "tests/unit/s3_fake_store.h"
 
 #define PAGE 3 /* objects of a listing: few, so that there are more pages */

@@ -4,8 +4,8 @@
 #ifndef USERBLK_TESTS_UNIT_S3_SAMPLES_H
 #define USERBLK_TESTS_UNIT_S3_SAMPLES_H
 
-#include "backends/s3/format/checkpoint.h"
-#include "backends/s3/state/map.h"
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/format.h"
 
 extern const uint8_t sample_uuid[S3_UUID];
 

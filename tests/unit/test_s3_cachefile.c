@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/cache.h"
 #include "backends/s3/state/cachefile.h"
 #include "tests/unit/support.h"
 

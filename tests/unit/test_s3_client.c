@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backends/s3/client/client.h"
 #include "backends/s3/client/credentials.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/client.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

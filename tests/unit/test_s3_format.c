@@ -5,7 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/unit/s3_samples.h"
 #include "tests/unit/support.h"
 

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/unit/support.h"
 
 #define TARGET	1024u

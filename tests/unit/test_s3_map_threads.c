@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/checkpoint.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/unit/support.h"
 
 /*

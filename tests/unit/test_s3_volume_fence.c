@@ -10,7 +10,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/fence.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -8,7 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/client/client.h"
 #include "backends/s3/core/volume.h"
-#include "backends/s3/format/transform.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -7,8 +7,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backends/s3/base/slab.h"
+#include "backends/s3/client/client.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

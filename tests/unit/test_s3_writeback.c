@@ -12,8 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
-#include "backends/s3/log/writeback.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/log/log.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 

@@ -5,6 +5,14 @@
 #include <string.h>
 
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 
 /* Called for each key below a prefix; name is NULL for one that is not of a volume. */
 typedef int (*key_fn)(void *opaque, const char *key, const struct s3_name *name);

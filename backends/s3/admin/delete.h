@@ -7,7 +7,7 @@
 #ifndef USERBLK_S3_DELETE_H
 #define USERBLK_S3_DELETE_H
 
-#include "backends/s3/core/volume.h"
+#include "backends/s3/core/config.h"
 
 struct s3_removal {
 	/* May be NULL. */

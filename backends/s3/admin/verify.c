@@ -6,6 +6,14 @@
 #include <string.h>
 
 #include "backends/s3/admin/verify.h"
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 
 /* Objects looked at at once. */
 #define WORKERS 8

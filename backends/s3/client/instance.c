@@ -11,6 +11,7 @@
 #include <curl/curl.h>
 #include <openssl/crypto.h>
 
+#include "backends/s3/client/credentials.h"
 #include "backends/s3/client/instance.h"
 #include "backends/s3/client/json.h"
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/client/credentials.h"
 #include "backends/s3/client/keyring.h"
 
 /* Credentials are renewed when so much of their time is left, or a quarter if that is less. */

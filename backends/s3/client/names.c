@@ -7,8 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "backends/s3/client/names.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/client/names.h"
 
 static bool is_key_character(char c)
 {

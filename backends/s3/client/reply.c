@@ -8,6 +8,7 @@
 
 #include <expat.h>
 
+#include "backends/s3/client/client.h"
 #include "backends/s3/client/reply.h"
 
 /* ---- XML ---------------------------------------------------------------------- */

@@ -8,8 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "backends/s3/format/transform.h"
+#include "backends/s3/core/seal.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/format/transform.h"
 
 int s3_stored_init(const struct s3_volume *v, struct s3_stored *s, size_t length)
 {

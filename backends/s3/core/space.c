@@ -11,7 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/clock.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/object_table.h"
 
 /* A volume has a reserve when it takes this many times its size. */
 #define RESERVE_SHARE 8

@@ -4,8 +4,9 @@
 #include <string.h>
 #include <zstd.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/format/checkpoint.h"
-#include "backends/s3/state/map.h"
+#include "backends/s3/format/format.h"
 
 /*
  * Both begin with: magic 8 | version 2 | flags 2 | CRC32C 4 (over everything, itself zero) |

@@ -111,4 +111,7 @@ enum s3_check s3_root_decode(
 	const void *data, size_t length, const uint8_t *uuid, struct s3_root *root);
 void s3_root_free(struct s3_root *root);
 
+#define S3_REGION_SHIFT	 21u /* log2 of the blocks of a region */
+#define S3_REGION_BLOCKS (1u << S3_REGION_SHIFT)
+
 #endif

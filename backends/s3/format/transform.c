@@ -10,6 +10,8 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
 
 /* zstd's own default for speed; a volume's data is compressed while it is being written. */

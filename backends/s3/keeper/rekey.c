@@ -10,8 +10,13 @@
 #include <string.h>
 
 #include "backends/s3/base/failpoint.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/keeper/snapshot.h"
 
 /* Makes the super object that of the new key, unless it is already: then a reply was lost. */
 static int change_key(void *opaque, struct s3_volume *v, struct s3_super *super)

@@ -20,10 +20,12 @@
 #define USERBLK_S3_WRITEBACK_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include "backends/s3/core/volume.h"
+#include "backends/backend.h"
+
+struct s3_volume;
+struct s3_writeback;
 
 #define S3_WRITEBACK_LEAST (UINT64_C(8) << 20)
 
@@ -36,24 +38,9 @@ int s3_writeback_open(const char *path, uint64_t size, const struct backend_host
 /* NULL is fine. */
 void s3_writeback_close(struct s3_writeback *w);
 
-/*
- * The volume has been recovered from the store, for writing: may it be opened with the log that
- * was given, or none? Changes nothing. Negative errno: no, which has been told.
- */
-int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain);
-/*
- * The same once the volume has been fenced. Then replays what the store lacks, and makes the log,
- * if there is one, this writer's. 0 or negative errno, told.
- */
-int s3_writeback_attach(
-	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery);
 /* 0 or a positive errno. */
 int s3_writeback_start(struct s3_volume *v);
 void s3_writeback_stop(struct s3_volume *v);
-/* Everything is in the store: says so, in the log; then, behind the end of the log, in the store.
- */
-void s3_writeback_empty(struct s3_volume *v);
-void s3_writeback_unmark(struct s3_volume *v);
 
 enum s3_writeback_state {
 	S3_WRITEBACK_NOW,   /* it is in the log */

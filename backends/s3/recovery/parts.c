@@ -5,7 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/recovery/parts.h"
 
 /* Parts, and bytes of them, that are on their way or wait to be taken; one may be longer. */

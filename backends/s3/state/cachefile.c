@@ -9,8 +9,11 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "backends/s3/state/cachefile.h"
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/localfile.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/cache.h"
+#include "backends/s3/state/cachefile.h"
 
 #define BLOCK	   4096u
 #define VERSION	   1u

@@ -23,11 +23,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backends/s3/base/bytes.h"
-#include "backends/s3/state/object_table.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/state/map_internal.h"
 
-#define S3_REGION_SHIFT	 21u /* log2 of the blocks of a region */
-#define S3_REGION_BLOCKS (1u << S3_REGION_SHIFT)
+struct s3_buffer;
+struct s3_map_batch;
+struct s3_objects;
 
 struct s3_map;
 

@@ -8,7 +8,12 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "backends/s3/base/clock.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/lifecycle/close_timeout.h"
+#include "backends/s3/log/log.h"
 
 #define SECOND 1000000000
 

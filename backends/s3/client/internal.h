@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What the files of the client share. client.h is for the others. */
+#ifndef USERBLK_S3_CLIENT_INTERNAL_H
+#define USERBLK_S3_CLIENT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <time.h>
+
+#include <curl/curl.h>
+
+#include "backends/backend.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/client/credentials.h"
+#include "backends/s3/client/names.h"
+#include "backends/s3/client/reply.h"
+#include "backends/s3/client/sigv4.h"
+
+struct s3_keyring;
+
+#define S3_SECOND	UINT64_C(1000000000)
+#define S3_BUFFER_LARGE (512L << 10)
+
+/* What is counted, by the pool's thread; read by any. */
+struct s3_counters {
+	_Atomic uint64_t requests, errors, retries, sent, received, busy_ns, max_ns;
+	_Atomic uint64_t histogram[32];
+};
+
+struct s3_queue {
+	struct s3_request *head, **tail;
+};
+
+/* An easy handle and the request on it. */
+struct s3_transfer {
+	CURL *easy;
+	struct s3_connections *pool;
+	struct s3_transfer *next; /* idle ones */
+	struct s3_request *req;
+	struct curl_slist *headers;
+	uint64_t generation; /* of the credentials it is signed with */
+	int vector;	     /* where in the request's vectors it is */
+	size_t in_vector;
+	uint64_t moved; /* bytes of the object */
+	unsigned sends; /* how often libcurl sent it */
+	char error[CURL_ERROR_SIZE];
+	/* The reply. */
+	long status;
+	bool has_range, has_length, mismatch;
+	uint64_t first, last, object_size; /* of Content-Range */
+	uint64_t length;		   /* Content-Length */
+	char etag[S3_ETAG_MAX + 1];
+	char region[64];
+	time_t date;	  /* the store's; -1: not told */
+	time_t signed_at; /* what the signature says that the time is */
+	char *text;	  /* a body that is not an object's */
+	size_t text_length, text_room;
+};
+
+struct s3_connections {
+	struct s3_store *store;
+	pthread_mutex_t lock; /* guards the next three */
+	struct s3_queue incoming;
+	bool running, ending;
+
+	pthread_t thread;
+	int wake_fd, epoll_fd;
+	/* The thread's own. */
+	CURLM *multi;
+	uint64_t timer; /* when libcurl wants to be called; 0: not at all */
+	struct s3_queue ready;
+	struct s3_request *delayed;    /* to be tried again when due */
+	struct s3_transfer *transfers; /* one per connection */
+	struct s3_transfer *idle;
+	unsigned busy;
+	struct s3_credentials credentials;
+	struct s3_signer signer;
+	uint64_t generation; /* of these; 0: none yet */
+	uint64_t random;
+
+	struct s3_counters ops[S3_OPS];
+	_Atomic uint64_t connections;
+};
+
+struct s3_store {
+	struct backend_host host;
+	struct s3_endpoint endpoint;
+	char *endpoint_text, *region, *bucket, *ca_file;
+	char authority[340]; /* the header Host */
+	bool path_addressing, tls_verify;
+	unsigned connections;
+	long timeout; /* seconds */
+	uint64_t retry_deadline;
+
+	struct s3_keyring *keyring;
+	_Atomic bool stopping;
+	_Atomic uint64_t in_flight; /* accepted, and done() has not returned */
+	pthread_mutex_t idle_lock;
+	pthread_cond_t idle;	      /* nothing in flight */
+	_Atomic bool known;	      /* it has answered as an S3 store does */
+	_Atomic int64_t clock_offset; /* s to be added to this host's time for a signature */
+	/* An outage: since when nothing but failures, and whether the user knows. */
+	pthread_mutex_t outage_lock;
+	_Atomic uint64_t failing_since;
+	bool outage_told;
+
+	struct s3_connections pools[S3_POOLS];
+};
+
+/* ---- transfer.c ---- */
+
+/* Puts a request at the end. */
+void s3_queue_add(struct s3_queue *q, struct s3_request *req);
+/* Takes the first request out; NULL: there is none. */
+struct s3_request *s3_queue_take(struct s3_queue *q);
+/* The request has ended with result: counts and calls done(). */
+void s3_request_finish(struct s3_connections *p, struct s3_request *req, int result);
+/* The same of one that the end of the store has overtaken. */
+void s3_request_finish_stopped(struct s3_connections *p, struct s3_request *req);
+/* Tries req again after a pause (retry_after: seconds that the store asks for), or gives it up. */
+void s3_request_retry(struct s3_connections *p, struct s3_request *req, uint64_t retry_after);
+
+/* ---- messages.c ---- */
+
+extern const char *const s3_store_op_names[S3_OPS];
+/* Tells the user, with the request's place in the store. */
+void s3_store_say(struct s3_request *req, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Did the attempt fail because of TLS? */
+bool s3_is_tls_error(CURLcode code);
+/* Says why no answer came. */
+void s3_store_say_no_answer(const struct s3_transfer *t, CURLcode code);
+/* Says what an answer means. */
+void s3_store_say_answer(
+	const struct s3_transfer *t, const struct s3_error_reply *e, struct s3_verdict verdict);
+/* An attempt failed: tells the user once of an outage. */
+void s3_store_note_failure(struct s3_store *s, const struct s3_request *req);
+/* The store has answered: the end of an outage. */
+void s3_store_note_success(struct s3_store *s);
+
+/* ---- callbacks.c ---- */
+
+/* The body is sent, or received, from its beginning again. */
+void s3_transfer_rewind_body(struct s3_transfer *t);
+/* As CURLOPT_READFUNCTION. */
+size_t s3_transfer_on_read(char *buffer, size_t size, size_t n, void *opaque);
+/* As CURLOPT_SEEKFUNCTION. */
+int s3_transfer_on_seek(void *opaque, curl_off_t offset, int origin);
+/* Just before each time that libcurl sends the request, which it may do twice by itself. */
+int s3_transfer_on_send(void *opaque, char *local, char *remote, int local_port, int remote_port);
+/* The reply to an attempt before this one is not this one's. */
+void s3_transfer_forget_reply(struct s3_transfer *t);
+/* As CURLOPT_HEADERFUNCTION. */
+size_t s3_transfer_on_header(char *line, size_t size, size_t n, void *opaque);
+/* Is the reply to a GET about the bytes that were asked for? */
+bool s3_transfer_range_fits(const struct s3_transfer *t);
+/* As CURLOPT_WRITEFUNCTION. */
+size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque);
+
+/* ---- attempt.c ---- */
+
+/* Can nobody but the store itself have a part in what is sent? */
+bool s3_transfer_protected(const struct s3_store *s);
+/* The transfer is idle again. */
+void s3_transfer_release(struct s3_transfer *t);
+/* Begins an attempt at a request, on an idle transfer. */
+void s3_transfer_start(struct s3_connections *p, struct s3_request *req);
+/*
+ * Was the request refused for its time? Then the next ones are signed with the store's: the clock
+ * of this host has been stepped, or was never set.
+ */
+bool s3_transfer_correct_clock(const struct s3_transfer *t, const struct s3_error_reply *e);
+
+/* ---- outcome.c ---- */
+
+/* The transfer has ended, well or not. */
+void s3_transfer_complete(struct s3_transfer *t, CURLcode code);
+
+/* ---- pool.c ---- */
+
+/* Starts the thread if there is none; lock is held. 0 or negative errno. */
+int s3_pool_start(struct s3_connections *p);
+/* Ends the thread of a pool. */
+void s3_pool_end(struct s3_connections *p);
+
+/* ns, monotonic. */
+static inline uint64_t s3_client_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * S3_SECOND + (uint64_t)t.tv_nsec;
+}
+
+/* Adds to a counter that only this thread changes. */
+static inline void s3_count_add(_Atomic uint64_t *counter, uint64_t n)
+{
+	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* An empty queue. */
+static inline void s3_queue_init(struct s3_queue *q)
+{
+	q->head = NULL;
+	q->tail = &q->head;
+}
+
+#endif

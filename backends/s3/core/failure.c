@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What goes wrong, told and remembered. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "backends/backend.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/volume.h"
+
+/* s that a request is tried for that somebody waits for and that changes nothing, or deletes. */
+#define WAITED_DEADLINE 60
+
+/* ---- failure -------------------------------------------------------------------- */
+
+int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
+{
+	char text[S3_MESSAGE_MAX + 128];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	backend_error(&v->host, "%s", text);
+	return r;
+}
+
+int s3_volume_refuse_clients(struct s3_volume *v, const char *why)
+{
+	return s3_volume_refuse(v, -ESTALE,
+		"volume=%s: %s, and its clients are still there, counting on writes that may be "
+		"lost; take the disk away from all of them, then create it anew",
+		v->name, why);
+}
+
+void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
+{
+	char text[S3_MESSAGE_MAX + 128];
+	va_list args;
+	int none = 0;
+
+	if (atomic_compare_exchange_strong(&v->failed, &none, r)) {
+		va_start(args, format);
+		vsnprintf(text, sizeof text, format, args);
+		va_end(args);
+		backend_error(&v->host,
+			"volume=%s: %s; all writes fail from now on, and those that were not "
+			"flushed "
+			"may be lost; mend it and start again",
+			v->name, text);
+	}
+	v->layout->give_up(v);
+}
+
+void s3_volume_fence(struct s3_volume *v, const char *what)
+{
+	atomic_store(&v->fenced, true);
+	s3_volume_fail(v, -EIO, "%s", what);
+}
+
+/* ---- requests that are waited for ------------------------------------------------- */
+
+uint32_t s3_waited_deadline(const struct s3_volume *v)
+{
+	return v->deadline ? v->deadline : WAITED_DEADLINE;
+}
+
+int s3_put_with_reserve(struct s3_volume *v, struct s3_request *req)
+{
+	int r = s3_store_call(v->store, req);
+
+	if (r == -ENOSPC && s3_space_make(v, req->message))
+		r = s3_store_call(v->store, req);
+	return r;
+}

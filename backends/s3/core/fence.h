@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Has another writer taken over? */
+#ifndef USERBLK_S3_FENCE_H
+#define USERBLK_S3_FENCE_H
+
+struct s3_volume;
+
+/*
+ * Has another writer taken over? Whoever did stands right behind our frontier. 0: no. To be asked
+ * before each deletion; a fence that lands afterwards is of a writer that has not yet read
+ * what it would need.
+ */
+int s3_check_not_fenced(struct s3_volume *v);
+
+#endif

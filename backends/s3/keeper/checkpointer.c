@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Checkpoints, and the roots that are not needed any more. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/backend.h"
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/base/clock.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/fence.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/keeper/internal.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/log/log.h"
+#include "backends/s3/recovery/recovery.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
+
+/* A full root may cost this part of the log since the last one. */
+#define FULL_SHARE 40
+/* Summaries that a root names at most. */
+#define MAX_SUMMARIES 4096
+
+/* ---- checkpoint ----------------------------------------------------------------------- */
+
+/* A checkpoint under way. */
+struct checkpoint {
+	uint64_t seq;
+	const struct s3_checkpoint_step *step; /* NULL: none */
+	bool full;
+	struct s3_summary_writer summary;
+	bool unknown; /* of some headers there is no summary */
+	struct s3_buffer table;
+	bool captured;
+	uint32_t *dirty; /* regions */
+	size_t n_dirty;
+	uint64_t log_bytes; /* since the last full root, at its moment */
+	struct s3_root_region *regions;
+	uint32_t n_regions;
+};
+
+static int put(struct s3_volume *v, const char *key, const void *data, size_t length)
+{
+	struct s3_request req;
+	/* A part of a checkpoint that was begun by the same writer and not finished is replaced. */
+	int r = s3_volume_put(v, key, data, length, false, &req);
+
+	if (r)
+		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+	else
+		atomic_fetch_add(&v->stats.checkpoint_bytes, length);
+	return r;
+}
+
+/* Under pause: what the checkpoint will hold. */
+static int capture(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_objects_totals totals;
+	uint64_t price;
+
+	s3_objects_totals(v->objects, &totals);
+	/* Of the 8 bytes that a block written at random takes in memory a region has 6. */
+	price = s3_map_memory(v->map) / 4 * 3 + totals.objects * 40;
+	pthread_mutex_lock(&v->lock);
+	c->summary = v->summary;
+	v->summary = (struct s3_summary_writer){0};
+	c->log_bytes = v->log_bytes_since_full;
+	pthread_mutex_unlock(&v->lock);
+	c->unknown = c->summary.failed;
+	c->full = c->step || v->full_wanted || c->unknown || v->n_summaries >= MAX_SUMMARIES ||
+		  price <= c->summary.bits / 8 || price <= c->log_bytes / FULL_SHARE;
+	if (!c->full)
+		return 0;
+
+	int r = c->step && c->step->change ? c->step->change(c->step->opaque, v, c->seq) : 0;
+
+	if (r)
+		return r;
+	s3_objects_encode(v->objects, &c->table);
+	if (c->table.failed)
+		return -ENOMEM;
+	r = s3_map_capture(v->map, !v->full, &c->dirty, &c->n_dirty);
+	c->captured = r == 0;
+	return r;
+}
+
+static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t region)
+{
+	struct s3_name name = {.kind = S3_NAME_REGION, .number = c->seq, .region = region};
+	struct s3_buffer out = {0};
+	char key[S3_KEY_MAX + 1];
+	int r = s3_map_capture_region(v->map, region, &out);
+
+	if (r == 0 && out.failed)
+		r = -ENOMEM;
+	if (r == 0 && out.length) {
+		s3_volume_key(v, &name, key);
+		r = put(v, key, out.data, out.length);
+		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
+		c->regions[c->n_regions++] = (struct s3_root_region){
+			.region = region,
+			.seq = c->seq,
+			.bytes = (uint32_t)out.length,
+			.crc = s3_crc32c(0, out.data, out.length),
+		};
+	}
+	s3_buffer_free(&out);
+	return r;
+}
+
+/* The regions that have changed, and those of the last full root that have not. */
+static int store_regions(struct s3_volume *v, struct checkpoint *c)
+{
+	size_t old = 0, dirty = 0;
+	int r = 0;
+
+	c->regions = calloc(v->n_regions + c->n_dirty + 1, sizeof *c->regions);
+	if (!c->regions)
+		return -ENOMEM;
+	while (r == 0 && (old < v->n_regions || dirty < c->n_dirty)) {
+		if (dirty == c->n_dirty ||
+			(old < v->n_regions && v->regions[old].region < c->dirty[dirty])) {
+			c->regions[c->n_regions++] = v->regions[old++];
+			continue;
+		}
+		if (old < v->n_regions && v->regions[old].region == c->dirty[dirty])
+			old++;
+		r = store_region(v, c, c->dirty[dirty++]);
+	}
+	return r;
+}
+
+void s3_owed_drop(struct s3_volume *v)
+{
+	for (unsigned i = 0; i < v->n_owed; i++)
+		s3_buffer_free(&v->owed[i].data);
+	v->n_owed = 0;
+}
+
+/* The log up to here is known from roots and from summaries that are yet to be stored. */
+static uint64_t summarized(const struct s3_volume *v)
+{
+	return v->n_owed ? v->owed[v->n_owed - 1].part.last : v->checkpoint;
+}
+
+/*
+ * Keeps what the headers hold until a root names it. If that is not possible, or has been too much
+ * for long, c->unknown says so: only a full root can follow.
+ */
+static void owe_summary(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_owed *owed = &v->owed[v->n_owed];
+	struct s3_summary summary = {
+		.epoch = v->epoch, .first = c->summary.first, .last = c->summary.last};
+	uint64_t bytes = 0;
+
+	if (!summary.first && !c->unknown && summarized(v) == c->seq)
+		return; /* an attempt before was about the same */
+	if (v->n_owed == S3_OWED_MAX || summary.first != summarized(v) + 1 ||
+		summary.last != c->seq)
+		c->unknown = true;
+	if (!c->unknown) {
+		memcpy(summary.uuid, v->super.uuid, S3_UUID);
+		*owed = (struct s3_owed){.part = {.first = summary.first, .last = summary.last}};
+		s3_summary_finish(&c->summary, &summary, &owed->data);
+		owed->part.bytes = (uint32_t)owed->data.length;
+		c->unknown = owed->data.failed;
+		if (c->unknown)
+			s3_buffer_free(&owed->data);
+		else
+			owed->part.crc = s3_crc32c(0, owed->data.data, owed->data.length);
+		v->n_owed += !c->unknown;
+	}
+	for (unsigned i = 0; i < v->n_owed; i++)
+		bytes += v->owed[i].data.length;
+	c->unknown |= bytes > v->waiting_memory / 2;
+	if (c->unknown)
+		s3_owed_drop(v);
+}
+
+/* Stores the summaries that no root names yet. */
+static int store_summaries(struct s3_volume *v)
+{
+	char key[S3_KEY_MAX + 1];
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < v->n_owed; i++) {
+		struct s3_owed *owed = &v->owed[i];
+		struct s3_name name = {.kind = S3_NAME_SUMMARY, .number = owed->part.last};
+
+		if (owed->stored)
+			continue;
+		s3_volume_key(v, &name, key);
+		r = put(v, key, owed->data.data, owed->data.length);
+		owed->stored = r == 0;
+		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
+	}
+	return r;
+}
+
+/* The root: from here on the checkpoint counts. */
+static int store_root(
+	struct s3_volume *v, struct s3_root *root, const struct s3_checkpoint_step *step)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = root->seq};
+	struct s3_buffer out = {0};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r = 0;
+
+	memcpy(root->uuid, v->super.uuid, S3_UUID);
+	memcpy(root->instance, v->instance, S3_UUID);
+	root->epoch = v->epoch;
+	root->blocks = v->super.blocks;
+	root->next_gc = v->next_gc;
+	root->time = (uint64_t)time(NULL);
+	root->snapshots = v->snapshots;
+	root->n_snapshots = v->n_snapshots;
+	s3_root_encode(root, &out);
+	if (out.failed)
+		r = -ENOMEM;
+	else if (step && step->root)
+		r = step->root(step->opaque, v, out.data, out.length);
+	if (r) {
+		s3_buffer_free(&out);
+		return r;
+	}
+	s3_volume_key(v, &name, key);
+	s3_failpoint(S3_FAIL_CKPT_ROOT_BEFORE);
+	r = s3_volume_put(v, key, out.data, out.length, v->conditional, &req);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_CKPT_ROOT_AFTER);
+	if (r == -EEXIST && req.retries) {
+		/* Ours, whose reply was lost, or another writer's: then it has fenced us. */
+		r = s3_check_not_fenced(v);
+	} else if (r == -EEXIST) {
+		r = s3_check_not_fenced(v);
+		if (r == 0)
+			r = -EEXIST;
+	} else if (r) {
+		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+	}
+	v->root_in_doubt = r != 0;
+	if (r == 0)
+		atomic_fetch_add(&v->stats.checkpoint_bytes, out.length);
+	s3_buffer_free(&out);
+	return r;
+}
+
+static int store_light(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_root_summary *all =
+		realloc(v->summaries, (v->n_summaries + v->n_owed) * sizeof *v->summaries);
+	struct s3_root root = {.seq = c->seq, .base = v->full, .packed = true};
+	int r;
+
+	if (!all)
+		return -ENOMEM;
+	v->summaries = all;
+	r = store_summaries(v);
+	if (r)
+		return r;
+	for (unsigned i = 0; i < v->n_owed; i++)
+		all[v->n_summaries + i] = v->owed[i].part;
+	root.summaries = all;
+	root.n_summaries = v->n_summaries + v->n_owed;
+	r = store_root(v, &root, NULL);
+	if (r == 0) {
+		v->n_summaries = root.n_summaries;
+		s3_owed_drop(v);
+		atomic_fetch_add(&v->stats.light_roots, 1);
+	}
+	return r;
+}
+
+static int store_full(struct s3_volume *v, struct checkpoint *c)
+{
+	struct s3_root root = {.seq = c->seq, .base = c->seq};
+	int r = store_regions(v, c);
+
+	if (r == 0) {
+		root.regions = c->regions;
+		root.n_regions = c->n_regions;
+		root.table = c->table.data;
+		root.table_bytes = c->table.length;
+		r = store_root(v, &root, c->step);
+	}
+	s3_map_capture_end(v->map, r == 0);
+	if (r)
+		return r;
+	free(v->regions);
+	v->regions = c->regions;
+	v->n_regions = c->n_regions;
+	c->regions = NULL;
+	v->full = c->seq;
+	free(v->summaries);
+	v->summaries = NULL;
+	v->n_summaries = 0;
+	s3_owed_drop(v);
+	v->full_wanted = false;
+	pthread_mutex_lock(&v->lock);
+	v->log_bytes_since_full -= c->log_bytes;
+	pthread_mutex_unlock(&v->lock);
+	atomic_fetch_add(&v->stats.full_roots, 1);
+	return 0;
+}
+
+/* ---- roots that are not needed any more ------------------------------------------------ */
+
+static bool names_region(
+	const struct s3_root_region *regions, uint32_t n, const struct s3_name *name)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (regions[i].region == name->region && regions[i].seq == name->number)
+			return true;
+	return false;
+}
+
+static bool snapshot_names_region(const struct s3_kept *kept, const struct s3_name *name)
+{
+	for (; kept; kept = kept->next)
+		if ((kept->unknown && name->number <= kept->seq) ||
+			names_region(kept->regions, kept->n_regions, name))
+			return true;
+	return false;
+}
+
+static bool needed(const struct s3_volume *v, const struct s3_prune *k, const struct s3_name *name)
+{
+	/* Not yet a part of anything, or another writer's. */
+	if (name->number > k->newest)
+		return true;
+	switch (name->kind) {
+	case S3_NAME_ROOT:
+		return name->number == k->newest || name->number == k->newest_full ||
+		       name->number == k->previous || name->number == k->previous_full;
+	case S3_NAME_SUMMARY:
+		return name->number > k->previous_full;
+	case S3_NAME_REGION:
+		return names_region(k->regions, k->n_regions, name) ||
+		       names_region(k->previous_regions, k->n_previous_regions, name) ||
+		       snapshot_names_region(v->kept, name);
+	default:
+		return true;
+	}
+}
+
+static bool is_kept(const struct s3_volume *v, uint64_t seq)
+{
+	for (const struct s3_kept *kept = v->kept; kept; kept = kept->next)
+		if (kept->seq == seq)
+			return true;
+	return false;
+}
+
+/* Reads which regions a snapshot needs. */
+static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_kept *kept = calloc(1, sizeof *kept);
+	struct s3_root root;
+	void *data;
+	int r;
+
+	if (!kept)
+		return -ENOMEM;
+	strcpy(name.name, snapshot->name);
+	kept->seq = snapshot->seq;
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r && r != -ENOENT) {
+		free(kept);
+		return r;
+	}
+	kept->unknown = r || root.seq != snapshot->seq;
+	if (r == 0) {
+		kept->regions = root.regions;
+		kept->n_regions = root.n_regions;
+		root.regions = NULL;
+		s3_root_free(&root);
+		free(data);
+	}
+	kept->next = v->kept;
+	v->kept = kept;
+	return 0;
+}
+
+static bool is_snapshot(const struct s3_volume *v, uint64_t seq)
+{
+	for (uint32_t i = 0; i < v->n_snapshots; i++)
+		if (v->snapshots[i].seq == seq)
+			return true;
+	return false;
+}
+
+/* Makes v->kept what the snapshots need. */
+static int keep_snapshots(struct s3_volume *v)
+{
+	struct s3_kept **link = &v->kept;
+	int r = 0;
+
+	while (*link) {
+		struct s3_kept *kept = *link;
+
+		if (is_snapshot(v, kept->seq)) {
+			link = &kept->next;
+			continue;
+		}
+		*link = kept->next;
+		free(kept->regions);
+		free(kept);
+	}
+	for (uint32_t i = 0; r == 0 && i < v->n_snapshots; i++)
+		if (!is_kept(v, v->snapshots[i].seq))
+			r = keep_snapshot(v, &v->snapshots[i]);
+	return r;
+}
+
+struct pruning {
+	struct s3_volume *v;
+	const struct s3_prune *prune;
+};
+
+static int delete_unless_needed(void *opaque, const struct s3_listed *listed)
+{
+	const struct pruning *p = opaque;
+	struct s3_request req;
+	struct s3_name name;
+
+	if (!s3_name_parse(listed->key + strlen(p->v->base), &name) ||
+		needed(p->v, p->prune, &name))
+		return 0;
+	return s3_volume_delete(p->v, listed->key, &req);
+}
+
+static void free_prune(struct s3_prune *prune)
+{
+	if (prune) {
+		free(prune->regions);
+		free(prune->previous_regions);
+	}
+	free(prune);
+}
+
+void s3_prune_free(struct s3_volume *v)
+{
+	free_prune(v->prune);
+	free_prune(v->next_prune);
+}
+
+void s3_keeper_delete_old_roots(struct s3_volume *v)
+{
+	struct pruning pruning = {.v = v, .prune = v->prune};
+	struct s3_request req;
+
+	if (!v->prune || s3_now() < v->prune->due)
+		return;
+	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
+		s3_volume_list(v, "ckpt/", false, delete_unless_needed, &pruning, &req);
+	free_prune(v->prune);
+	v->prune = v->next_prune;
+	v->next_prune = NULL;
+}
+
+/* A copy of regions; NULL: no memory. */
+static struct s3_root_region *copy_regions(const struct s3_root_region *regions, uint32_t n)
+{
+	struct s3_root_region *copy = calloc(n ? n : 1, sizeof *copy);
+
+	if (copy && n)
+		memcpy(copy, regions, n * sizeof *copy);
+	return copy;
+}
+
+/* Before a full root is stored: keeps what is known of the one before it. NULL: no memory. */
+static struct s3_prune *prepare_prune(const struct s3_volume *v)
+{
+	struct s3_prune *prune = calloc(1, sizeof *prune);
+
+	if (!prune)
+		return NULL;
+	prune->previous = v->checkpoint;
+	prune->previous_full = v->full;
+	prune->n_previous_regions = v->n_regions;
+	prune->previous_regions = copy_regions(v->regions, v->n_regions);
+	return prune;
+}
+
+/* The full root is stored: has old ones deleted in time. Takes prune, which may be NULL. */
+static void plan_prune(struct s3_volume *v, struct s3_prune *prune)
+{
+	if (prune) {
+		prune->newest = prune->newest_full = v->full;
+		prune->n_regions = v->n_regions;
+		prune->regions = copy_regions(v->regions, v->n_regions);
+	}
+	if (!prune || !prune->regions || !prune->previous_regions) {
+		free_prune(prune); /* the next one deletes more */
+		return;
+	}
+	prune->due = s3_now() + v->gc_delay_ns;
+	if (!v->prune) {
+		v->prune = prune;
+	} else {
+		/* Of those in between none is waited for: they go with the others. */
+		free_prune(v->next_prune);
+		v->next_prune = prune;
+	}
+	s3_keeper_delete_old_roots(v);
+}
+
+/* ---- a checkpoint ---------------------------------------------------------------------- */
+
+/* The root is stored: what died before the one that it replaces may go, after a while. */
+static void committed(struct s3_volume *v, uint64_t seq)
+{
+	pthread_mutex_lock(&v->lock);
+	v->previous = v->checkpoint;
+	v->checkpoint = seq;
+	if (v->next_delete_ns == 0) {
+		v->next_delete_limit = v->previous;
+		v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	}
+	pthread_mutex_unlock(&v->lock);
+}
+
+/* While the store refuses the log none can end. 0 or negative errno. */
+static int may_begin(struct s3_volume *v)
+{
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	r = v->blocked ? atomic_load(&v->refused) : 0;
+	pthread_mutex_unlock(&v->lock);
+	return r;
+}
+
+static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	struct checkpoint c = {.step = step};
+	struct s3_prune *prune = NULL;
+	int r = may_begin(v);
+
+	/* What failed may yet arrive, and must not be taken for another root of its number. */
+	if (r == 0 && v->root_in_doubt)
+		r = s3_log_mark(v, NULL);
+	if (r)
+		return r;
+	c.seq = s3_log_pause(v);
+	r = atomic_load(&v->failed);
+	if (r == 0 && c.seq > v->checkpoint)
+		r = capture(v, &c);
+	else
+		c.seq = 0;
+	s3_log_resume(v);
+	if (r == 0 && c.seq == 0)
+		return 0;
+	if (c.seq)
+		owe_summary(v, &c);
+	if (r == 0)
+		r = c.full || !c.unknown ? s3_log_wait(v, c.seq) : -ENOMEM;
+	/* What the root before this one names is not known after a rollback: the next time. */
+	if (r == 0 && c.full && !v->rolled_back)
+		prune = prepare_prune(v);
+	if (r == 0)
+		r = c.full ? store_full(v, &c) : store_light(v, &c);
+	else if (c.captured)
+		s3_map_capture_end(v->map, false);
+	if (r) {
+		/* What a step has changed only a full root holds. */
+		v->full_wanted |= c.unknown || step;
+	} else {
+		committed(v, c.seq);
+		if (c.full && !v->rolled_back) {
+			plan_prune(v, prune);
+			prune = NULL;
+		}
+		if (c.full)
+			v->rolled_back = false;
+	}
+	s3_summary_abandon(&c.summary);
+	s3_buffer_free(&c.table);
+	free_prune(prune);
+	free(c.dirty);
+	free(c.regions);
+	return r;
+}
+
+int s3_checkpoint(struct s3_volume *v)
+{
+	return checkpoint(v, NULL);
+}
+
+int s3_checkpoint_with(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	int r = s3_log_mark(v, NULL);
+
+	return r ? r : checkpoint(v, step);
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Clones: a new volume that begins as a snapshot is. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <openssl/crypto.h>
+
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/client/names.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/format/transform.h"
+#include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/keeper/snapshot_internal.h"
+
+/* Seconds within which a clone comes into being after its marker, or not at all... */
+#define CLONE_DEADLINE 60
+
+/*
+ * Is the snapshot still there, and neither it nor its volume about to go? To be asked when the
+ * marker is stored.
+ */
+static int check_not_going(struct s3_volume *parent, const char *snapshot)
+{
+	struct s3_name super = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r;
+
+	s3_snapshot_child_key(parent->base, snapshot, s3_no_uuid, key);
+	r = s3_snapshot_head(parent, key, &req);
+	if (r == 0)
+		return s3_volume_refuse(
+			parent, -EBUSY, "snapshot=%s: is being deleted; choose another", snapshot);
+	if (r == -ENOENT) {
+		s3_snapshot_root_key(parent, snapshot, key);
+		r = s3_snapshot_head(parent, key, &req);
+	}
+	if (r == 0) {
+		s3_volume_key(parent, &super, key);
+		r = s3_snapshot_head(parent, key, &req);
+	}
+	if (r == -ENOENT)
+		return s3_snapshot_refuse_unknown(parent, snapshot);
+	return r ? s3_volume_refuse(parent, r, "%s", req.message) : 0;
+}
+
+/* Marks the snapshot as having the clone, and makes that. path: the clone's. */
+static int store_clone(struct s3_volume *parent, const char *snapshot, const char *path,
+	const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
+{
+	char marker[S3_KEY_MAX + 1], key[S3_KEY_MAX + 1], text[S3_KEY_MAX + 2];
+	struct s3_request req, last;
+	int r;
+
+	s3_snapshot_child_key(parent->base, snapshot, uuid, marker);
+	snprintf(text, sizeof text, "%s\n", path);
+	snprintf(key, sizeof key, "%s/super", path);
+	r = s3_snapshot_put(parent, marker, text, strlen(text), NULL, CLONE_DEADLINE, &req);
+	if (r == -EEXIST && req.retries)
+		r = 0; /* ours: nobody else has this number */
+	if (r)
+		return s3_volume_refuse(parent, r, "%s", req.message);
+	s3_failpoint(S3_FAIL_CLONE_CHILD_AFTER);
+	r = check_not_going(parent, snapshot);
+	if (r == 0) {
+		r = s3_snapshot_put(
+			parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
+		if (r == -EEXIST && req.retries &&
+			!s3_snapshot_clone_is_missing(parent, path, uuid))
+			r = 0;
+		if (r == -EEXIST)
+			s3_volume_refuse(parent, r, "clone: %s exists; choose another name", path);
+		else if (r)
+			s3_volume_refuse(parent, r, "%s", req.message);
+	}
+	if (r == 0)
+		s3_failpoint(S3_FAIL_CLONE_SUPER_AFTER);
+	else if (r != -EIO && r != -ESHUTDOWN) /* then it may be there all the same */
+		s3_volume_delete(parent, marker, &last);
+	return r;
+}
+
+/*
+ * Gives the clone a key of its own, and the parent's keys, all wrapped: whatever key the parent is
+ * given later, the clone needs only that of its own super object.
+ */
+static int wrap_clone_keys(const struct s3_volume *parent, struct s3_super *super)
+{
+	size_t bytes = (1 + (size_t)super->n_parents) * S3_KEY_BYTES;
+	uint8_t(*keys)[S3_KEY_BYTES] = malloc(bytes);
+	int r = keys ? s3_transform_draw_key(keys[0]) : -ENOMEM;
+
+	super->wrapped = malloc(S3_WRAPPED(super->n_parents));
+	if (!super->wrapped)
+		r = -ENOMEM;
+	if (r == 0) {
+		memcpy(keys + 1, parent->volume_keys, bytes - S3_KEY_BYTES);
+		r = s3_transform_wrap_keys(
+			parent->key, super, (const uint8_t(*)[S3_KEY_BYTES])keys, super->wrapped);
+	}
+	if (r == 0)
+		r = s3_transform_key_check(parent->key, super->uuid, super->key_check);
+	if (keys)
+		OPENSSL_cleanse(keys, bytes);
+	free(keys);
+	return r;
+}
+
+int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *new_prefix,
+	const char *new_volume)
+{
+	const struct s3_super *from = &parent->super;
+	struct s3_super super = {
+		.features = from->features,
+		.layout = from->layout,
+		.block_shift = from->block_shift,
+		.created = (uint64_t)time(NULL),
+		.n_parents = from->n_parents + 1,
+	};
+	char path[272], own[272], start[sizeof path + 1];
+	struct s3_root_snapshot found;
+	struct s3_buffer out = {0};
+	struct s3_request req;
+	int r = s3_snapshot_check_name(parent, snapshot);
+
+	if (r)
+		return r;
+	if (!s3_name_valid(new_volume) || !s3_key_valid(new_prefix) || strlen(new_prefix) > 200)
+		return s3_volume_refuse(parent, -EINVAL,
+			"clone: %s/%s: not a prefix and the name of a volume", new_prefix,
+			new_volume);
+	if (!s3_snapshot_find(parent, snapshot, &found))
+		return s3_snapshot_refuse_unknown(parent, snapshot);
+	if (super.n_parents > S3_PARENTS_MAX)
+		return s3_volume_refuse(parent, -EMLINK,
+			"clone: volume %s is the %dth of a chain of clones, the last possible; "
+			"copy it "
+			"into a new volume",
+			parent->name, S3_PARENTS_MAX);
+	snprintf(path, sizeof path, "%s/%s", new_prefix, new_volume);
+	snprintf(start, sizeof start, "%s/", path);
+	r = s3_volume_any(parent, start, &req);
+	if (r)
+		return r < 0 ? s3_volume_refuse(parent, r, "%s", req.message)
+			     : s3_volume_refuse(parent, -EEXIST,
+				       "clone: the bucket holds %s; choose another name",
+				       req.message);
+	super.blocks = found.blocks;
+	super.parents = calloc(super.n_parents, sizeof *super.parents);
+	r = super.parents ? s3_random(super.uuid) : -ENOMEM;
+	if (r == 0) {
+		struct s3_parent *nearest = &super.parents[0];
+
+		if (from->n_parents)
+			memcpy(nearest + 1, from->parents, from->n_parents * sizeof *nearest);
+		memcpy(nearest->uuid, from->uuid, S3_UUID);
+		nearest->last_seq = found.seq;
+		strcpy(nearest->snapshot, found.name);
+		strcpy(own, parent->base);
+		own[strlen(own) - 1] = '\0';
+		nearest->path = own;
+		if (super.features & S3_FEATURE_AES)
+			r = wrap_clone_keys(parent, &super);
+	}
+	if (r == 0) {
+		s3_super_encode(&super, &out);
+		r = out.failed ? -ENOMEM : store_clone(parent, snapshot, path, super.uuid, &out);
+	}
+	s3_buffer_free(&out);
+	free(super.wrapped);
+	free(super.parents); /* their paths are not ours */
+	return r;
+}

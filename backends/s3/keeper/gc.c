@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Garbage: objects that are dead, and orphans; and collecting all of it on demand. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/s3/base/clock.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/fence.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/keeper/internal.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/log/log.h"
+#include "backends/s3/state/object_table.h"
+
+/* Orphans in gc/ are looked for that often. */
+#define SWEEP_NS UINT64_C(86400000000000)
+
+/* ---- garbage: dead objects -------------------------------------------------------------- */
+
+/* What was to be done with a dead object has been done. */
+static void forget(struct s3_volume *v, uint32_t slot, bool gone)
+{
+	if (!gone || s3_objects_remove(v->objects, slot))
+		s3_objects_put_back(v->objects, slot);
+}
+
+/* Deletes n objects whose slots are ours; an ancestor's is only forgotten. */
+static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
+{
+	char(*text)[S3_KEY_MAX + 1] = calloc(n, sizeof *text);
+	const char **keys = calloc(n, sizeof *keys);
+	int *results = calloc(n, sizeof *results);
+	uint32_t *own = calloc(n, sizeof *own);
+	struct s3_request req = {
+		.op = S3_DELETE_MANY,
+		.pool = S3_POOL_BACKGROUND,
+		.keys = keys,
+		.key_results = results,
+	};
+	int r = text && keys && results && own ? s3_check_not_fenced(v) : -ENOMEM;
+
+	for (size_t i = 0; i < n; i++) {
+		struct s3_object object;
+
+		s3_objects_get(v->objects, slots[i], &object);
+		if (r || object.origin) {
+			forget(v, slots[i], r == 0);
+			continue;
+		}
+		own[req.n_keys] = slots[i];
+		s3_volume_object_key(v, object.id, text[req.n_keys]);
+		keys[req.n_keys] = text[req.n_keys];
+		results[req.n_keys++] = -EIO;
+	}
+	if (req.n_keys) {
+		s3_failpoint(S3_FAIL_DELETE_BEFORE);
+		s3_store_call(v->store, &req);
+		s3_failpoint(S3_FAIL_DELETE_AFTER);
+	}
+	for (size_t i = 0; i < req.n_keys; i++) {
+		forget(v, own[i], results[i] == 0);
+		if (results[i] == 0)
+			atomic_fetch_add(&v->stats.deleted, 1);
+	}
+	free(own);
+	free(results);
+	free(keys);
+	free(text);
+}
+
+size_t s3_gc_collect_dead(struct s3_volume *v)
+{
+	uint32_t slots[S3_DELETE_MAX];
+	size_t n;
+
+	pthread_mutex_lock(&v->lock);
+	if (v->next_delete_ns && s3_now() >= v->next_delete_ns) {
+		v->delete_limit = v->next_delete_limit;
+		v->next_delete_ns = 0;
+		if (v->delete_limit < v->previous) {
+			v->next_delete_limit = v->previous;
+			v->next_delete_ns = s3_now() + v->gc_delay_ns;
+		}
+	}
+	pthread_mutex_unlock(&v->lock);
+	n = s3_objects_take_dead(v->objects, v->delete_limit, slots, S3_DELETE_MAX);
+	if (n)
+		delete_objects(v, slots, n);
+	return n;
+}
+
+/* ---- garbage: orphans -------------------------------------------------------------------------
+ */
+
+struct sweep {
+	struct s3_volume *v;
+	int64_t before; /* what was stored later is left alone; s since 1970 */
+};
+
+/*
+ * Deletes an object in gc/ that no log and no root knows: a round of ours, or of a writer before
+ * us, ended between storing and entering it. No round is running: this is its thread.
+ */
+static int sweep_object(void *opaque, const struct s3_listed *listed)
+{
+	const struct sweep *s = opaque;
+	struct s3_volume *v = s->v;
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	struct s3_name name;
+	void *data;
+	int r;
+
+	if (!s3_name_parse(listed->key + strlen(v->base), &name) || name.kind != S3_NAME_GC ||
+		listed->modified > s->before ||
+		s3_objects_find(v->objects, 0, name.number) != S3_NO_SLOT)
+		return 0;
+	r = s3_volume_get_header(v, name.number, &data, &header, &check, &req);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	free(data);
+	if (check != S3_GOOD || header.id != name.number || header.epoch > v->epoch)
+		return 0;
+	/* A deletion that arrives late must not meet an object of ours. */
+	if (name.number >= v->next_gc)
+		v->next_gc = name.number + 1;
+	r = s3_check_not_fenced(v);
+	if (r)
+		return r;
+	s3_failpoint(S3_FAIL_ORPHAN_DELETE_BEFORE);
+	r = s3_volume_delete(v, listed->key, &req);
+	if (r == 0)
+		atomic_fetch_add(&v->stats.orphans, 1);
+	return r;
+}
+
+void s3_gc_sweep(struct s3_volume *v)
+{
+	struct sweep s = {.v = v, .before = time(NULL) - (int64_t)(v->gc_delay_ns / 1000000000)};
+	struct s3_request req;
+
+	s3_volume_list(v, "gc/", false, sweep_object, &s, &req);
+	v->next_sweep_ns = s3_now() + SWEEP_NS;
+}
+
+/* ---- garbage: on demand -----------------------------------------------------------------------
+ */
+
+struct collection {
+	void (*progress)(void *opaque, uint64_t done, uint64_t total);
+	void *opaque;
+	uint64_t total;	 /* bytes of garbage at the beginning */
+	uint64_t mark;	 /* what died up to then is to go */
+	uint64_t stored; /* bytes of all objects before */
+	bool full;	 /* the store had no space for more compaction */
+	bool done;
+};
+
+static uint64_t garbage_bytes(struct s3_volume *v)
+{
+	struct s3_objects_totals t;
+
+	s3_objects_totals(v->objects, &t);
+	return (t.blocks - t.live - t.held) << v->shift;
+}
+
+static void tell_progress(struct s3_volume *v, const struct collection *c)
+{
+	uint64_t left = garbage_bytes(v);
+
+	if (c->progress)
+		c->progress(c->opaque, left < c->total ? c->total - left : 0, c->total);
+}
+
+bool s3_checkpoint_due(const struct s3_volume *v)
+{
+	return v->frontier - v->checkpoint >= v->checkpoint_every;
+}
+
+static bool checkpoint_due_now(struct s3_volume *v)
+{
+	bool due;
+
+	pthread_mutex_lock(&v->lock);
+	due = s3_checkpoint_due(v);
+	pthread_mutex_unlock(&v->lock);
+	return due;
+}
+
+static int order_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return s3_checkpoint(v);
+}
+
+/* A checkpoint after an empty object of the log, so that there is something new. */
+static int order_new_checkpoint(struct s3_volume *v, void *opaque)
+{
+	int r = s3_log_mark(v, NULL);
+
+	(void)opaque;
+	return r ? r : s3_checkpoint(v);
+}
+
+int s3_gc_cover(struct s3_volume *v)
+{
+	int r = 0;
+
+	for (int i = 0; r == 0 && i < 2; i++)
+		r = s3_keeper_call(v, order_new_checkpoint, NULL);
+	return r;
+}
+
+static bool is_stopping(struct s3_volume *v)
+{
+	bool stopping;
+
+	pthread_mutex_lock(&v->lock);
+	stopping = v->keeper_stopping;
+	pthread_mutex_unlock(&v->lock);
+	return stopping;
+}
+
+/* Compacts as long as it makes less of it, and has two roots cover what died of it. */
+static int compact_all(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+	uint64_t blocks = UINT64_MAX, objects = UINT64_MAX;
+	int r = s3_log_drain(v); /* what is only in memory cannot be moved */
+
+	if (r)
+		return r;
+	c->total = c->total ? c->total : garbage_bytes(v);
+	s3_gc_readmit(v, true);
+	/* What is dead makes space first, if there is little. */
+	while (!c->full || c->stored) {
+		struct s3_objects_totals t;
+		uint64_t alive;
+
+		tell_progress(v, c);
+		s3_objects_totals(v->objects, &t);
+		c->stored = t.bytes;
+		alive = t.blocks - t.dead_blocks;
+		if (alive >= blocks && t.objects - t.dead >= objects)
+			break;
+		blocks = alive;
+		objects = t.objects - t.dead;
+		r = is_stopping(v) ? -ESHUTDOWN : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
+		c->full = r == -ENOSPC;
+		if (c->full) {
+			s3_space_make(v, "the store has no space for a compaction; free space "
+					 "there or raise the quota");
+			break;
+		}
+		if (r < 0)
+			return r;
+		if (r == 0)
+			break;
+		r = s3_log_drain(v);
+		if (r == 0 && checkpoint_due_now(v))
+			r = s3_keeper_call(v, order_checkpoint, NULL);
+		if (r)
+			return r;
+	}
+	s3_gc_sweep(v);
+	r = s3_gc_cover(v);
+	if (r)
+		return r;
+	pthread_mutex_lock(&v->lock);
+	c->mark = v->previous;
+	v->next_delete_limit = v->previous;
+	v->next_delete_ns = s3_now() + v->gc_delay_ns;
+	pthread_mutex_unlock(&v->lock);
+	return 0;
+}
+
+static int collect_marked(struct s3_volume *v, void *opaque)
+{
+	struct collection *c = opaque;
+
+	c->done = s3_gc_collect_dead(v) < S3_DELETE_MAX && v->delete_limit >= c->mark;
+	tell_progress(v, c);
+	return 0;
+}
+
+int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+	void *opaque)
+{
+	const struct timespec pause = {.tv_nsec = 100000000};
+	struct collection c = {
+		.progress = progress,
+		.opaque = opaque,
+		.full = atomic_load(&v->refused) == -ENOSPC,
+	};
+	uint64_t before;
+	int r;
+
+	/* Where there was no space for all of it there is some when what has died is gone. */
+	do {
+		before = c.stored;
+		r = s3_collector_call(v, compact_all, &c);
+		c.done = false;
+		while (r == 0 && !c.done) {
+			r = s3_collector_call(v, collect_marked, &c);
+			if (r == 0 && !c.done)
+				nanosleep(&pause, NULL);
+		}
+		if (!c.stored)
+			c.stored = UINT64_MAX;
+	} while (r == 0 && c.full && (!before || c.stored < before));
+	return r;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What the files of the keeper share. keeper.h is for the others. */
+#ifndef USERBLK_S3_KEEPER_INTERNAL_H
+#define USERBLK_S3_KEEPER_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct s3_root_region;
+struct s3_volume;
+
+/* ...with objects that are used less than that. */
+#define S3_GC_SPARSE 70
+
+/*
+ * The two newest roots of some moment. What neither they nor the snapshots need may go, gc-delay=
+ * after that: who opens the volume may have begun with what was there before.
+ */
+struct s3_prune {
+	uint64_t due; /* ns, monotonic */
+	uint64_t newest, newest_full, previous, previous_full;
+	struct s3_root_region *regions, *previous_regions;
+	uint32_t n_regions, n_previous_regions;
+};
+
+/* ---- checkpointer.c ---- */
+
+/*
+ * Deletes what no root needs that recovery may start from, and no snapshot, when it is time.
+ * Nothing depends on it.
+ */
+void s3_keeper_delete_old_roots(struct s3_volume *v);
+
+/* ---- gc.c ---- */
+
+/* How many there were to delete. */
+size_t s3_gc_collect_dead(struct s3_volume *v);
+/* Deletes orphans: objects in gc/ that neither log nor root knows. */
+void s3_gc_sweep(struct s3_volume *v);
+/* Under the lock. */
+bool s3_checkpoint_due(const struct s3_volume *v);
+/* Has two roots cover what has died. */
+int s3_gc_cover(struct s3_volume *v);
+
+/* ---- compaction.c ---- */
+
+/* Those whose time has come may be compacted again; all: every one. */
+void s3_gc_readmit(struct s3_volume *v, bool all);
+/*
+ * Moves what is alive in some sparse or small objects into new ones. How many objects, or negative
+ * errno.
+ */
+int s3_gc_compact(struct s3_volume *v, unsigned percent, bool small);
+/* Compacts if too much of what is stored is garbage, or there are too many objects. */
+void s3_gc_compact_if_needed(struct s3_volume *v);
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Snapshots, clones, the volume's size: what is asked of the keeper. */
+#ifndef USERBLK_S3_SNAPSHOT_H
+#define USERBLK_S3_SNAPSHOT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backends/s3/format/format.h"
+
+struct s3_volume;
+
+/*
+ * Any thread may call these, while the volume is served but for the rollback. They take as long
+ * as the store does. What a user can mend is told through the host as well.
+ */
+
+/*
+ * A snapshot of the volume as it is now, everything that was acknowledged before included, which
+ * is durable with it. -EEXIST; -EINVAL: not a name (s3_name_valid()); -EROFS.
+ */
+int s3_snapshot_create(struct s3_volume *v, const char *name);
+/* -ENOENT; -EBUSY: it has clones; -EROFS. */
+int s3_snapshot_delete(struct s3_volume *v, const char *name);
+/*
+ * The volume becomes what the snapshot holds, which stays. The volume must not be served. Its
+ * size stays, but for a smaller one than the snapshot's. -ENOENT; -EBUSY: there are younger
+ * snapshots, to be deleted first; -EROFS.
+ */
+int s3_snapshot_rollback(struct s3_volume *v, const char *name);
+
+struct s3_snapshot_info {
+	char name[S3_NAME_MAX + 1];
+	uint64_t seq, time, blocks; /* time: s since 1970; blocks: size of the volume then */
+	uint32_t children;	    /* clones */
+};
+/* The oldest first; list is to be freed. */
+int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t *n);
+
+/*
+ * A new volume <new_prefix>/<new_volume> in the same bucket that begins as the snapshot is, and
+ * reads what it has not overwritten from where it is. The snapshot cannot be deleted as long as
+ * there is its marker, snap/<snapshot>/child/<uuid of the clone>, which whoever deletes the clone
+ * deletes last. parent may be open read-only, or served elsewhere. -ENOENT; -EEXIST: the name is
+ * taken; -EMLINK: the parent is the 255th in its chain; -EBUSY: the snapshot is being deleted;
+ * -EINVAL: not a name or prefix.
+ */
+int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *new_prefix,
+	const char *new_volume);
+/*
+ * Another size in bytes, a multiple of 4096. -ENOTEMPTY: what would be cut off is not empty: it has
+ * to be trimmed first; -EINVAL: too small or large; -EROFS.
+ */
+int s3_volume_resize(struct s3_volume *v, uint64_t size);
+/*
+ * Wraps the volume's key, and those of its ancestors, with another key of the user's, which then is
+ * the only one that opens the volume. Data, snapshots and clones stay as they are; a clone has a
+ * user's key of its own. *derived: whether the old key can still be used to compute the key of
+ * data, since that was derived from it by an older program. -EINVAL: the volume is not encrypted,
+ * or has this key; -EACCES: somebody else has changed the key; -EIO: the change failed or, told so,
+ * may have happened.
+ */
+int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived);
+
+#endif

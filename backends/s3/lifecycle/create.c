@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A new volume, and what a store has to be able to do. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+#include <openssl/crypto.h>
+
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/format/transform.h"
+#include "backends/s3/lifecycle/internal.h"
+
+/* A probe was left by one who ended while he opened the volume. */
+static int meet_remains(void *opaque, const struct s3_listed *listed)
+{
+	struct s3_volume *v = opaque;
+	struct s3_name name;
+
+	if (strlen(listed->key) > strlen(v->base) &&
+		s3_name_parse(listed->key + strlen(v->base), &name) && name.kind == S3_NAME_PROBE)
+		return 0;
+	return s3_volume_refuse(v, -EEXIST,
+		"volume=%s: the bucket holds %s, which is not of a volume; choose another name or "
+		"prefix, or finish a deletion that was interrupted with userblk-s3 delete",
+		v->name, listed->key);
+}
+
+/* Is there anything under the volume's name that is no volume? */
+static int check_empty(struct s3_volume *v)
+{
+	struct s3_request req;
+	int r = s3_volume_list(v, "", false, meet_remains, v, &req);
+
+	return r && r == req.result ? s3_volume_refuse(v, r, "%s", req.message) : r;
+}
+
+int s3_volume_create(
+	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key)
+{
+	uint8_t wrapped[S3_WRAPPED(0)], volume_key[1][S3_KEY_BYTES];
+	struct s3_super super = {.layout = c->layout};
+	struct s3_buffer out = {0};
+	struct s3_request req;
+	int r;
+
+	if (!size)
+		return s3_volume_refuse(v, -EINVAL,
+			"create=on: of what size? give size= as well, such as size=100G");
+	if (size % 4096)
+		return s3_volume_refuse(v, -EINVAL,
+			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, size,
+			(size / 4096 + 1) * 4096);
+	r = check_empty(v);
+	if (r)
+		return r;
+	super.block_shift = (unsigned)__builtin_ctz(s3_config_block_size(c));
+	super.blocks = size >> super.block_shift;
+	if (super.layout == S3_LAYOUT_DIRECT)
+		super.chunk_blocks = (uint32_t)(c->chunk_size >> super.block_shift);
+	super.created = (uint64_t)time(NULL);
+	r = s3_random(super.uuid);
+	if (c->compress == S3_COMPRESS_ZSTD)
+		super.features |= S3_FEATURE_ZSTD;
+	if (r == 0 && c->encryption_key) {
+		super.features |= S3_FEATURE_AES;
+		super.wrapped = wrapped;
+		r = s3_transform_key_check(v->key, super.uuid, super.key_check);
+		if (r == 0)
+			r = s3_transform_draw_key(volume_key[0]);
+		if (r == 0)
+			r = s3_transform_wrap_keys(v->key, &super, volume_key, wrapped);
+		OPENSSL_cleanse(volume_key, sizeof volume_key);
+	}
+	if (r)
+		return r;
+	s3_super_encode(&super, &out);
+	if (out.failed)
+		return -ENOMEM;
+	r = s3_volume_put(v, super_key, out.data, out.length, v->conditional, &req);
+	s3_buffer_free(&out);
+	/* If somebody else created it meanwhile, it is as good; what it is like is looked at. */
+	if (r == -EEXIST && !c->exclusive)
+		r = 0;
+	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
+}
+
+/* The tag of no object: the digest of an empty one, which the probe is not. */
+#define OTHER_ETAG "\"d41d8cd98f00b204e9800998ecf8427e\""
+
+/* Puts what is not to replace the probe. 1: the store did so, or knows no such condition. */
+static int try_replace(struct s3_volume *v, const char *key, const char *etag)
+{
+	struct iovec iov = {(void *)"another", 7};
+	struct s3_request req;
+	int r = s3_volume_put_at(v, key, &iov, 1, etag, v->deadline, &req);
+
+	if (r == 0 || r == -EOPNOTSUPP)
+		return 1;
+	return r == -EEXIST ? 0 : s3_volume_refuse(v, r, "%s", req.message);
+}
+
+int s3_probe_conditional_put(struct s3_volume *v)
+{
+	static const char *const lacks[] = {
+		NULL, "If-None-Match", "If-Match", "If-None-Match and If-Match"};
+	struct s3_name name = {.kind = S3_NAME_PROBE};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req, last;
+	int r = s3_random(name.uuid), none_match, match = 0;
+
+	if (r)
+		return r;
+	s3_volume_key(v, &name, key);
+	r = s3_volume_put(v, key, "probe", 5, true, &req);
+	/* The number is random: what is there is of an attempt whose reply was lost. */
+	if (r && r != -EEXIST && r != -EOPNOTSUPP)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	none_match = r == -EOPNOTSUPP ? 1 : try_replace(v, key, NULL);
+	if (r == -EOPNOTSUPP) /* for If-Match there has to be one */
+		s3_volume_put(v, key, "probe", 5, false, &req);
+	if (none_match >= 0)
+		match = try_replace(v, key, OTHER_ETAG);
+	s3_volume_delete(v, key, &last);
+	if (none_match < 0 || match < 0)
+		return none_match < 0 ? none_match : match;
+	if (!none_match && !match)
+		return 0;
+	return s3_volume_refuse(v, -EOPNOTSUPP,
+		"fencing=auto: this store ignores %s, so that a second writer could not be kept "
+		"out; use another store, or fencing=none if you see to it that there is one "
+		"writer, or readonly=on",
+		lacks[none_match + 2 * match]);
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A volume's life: opened, served, closed. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <openssl/crypto.h>
+
+#include "backends/backend.h"
+#include "backends/s3/base/clock.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/chunked/chunked.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/format/transform.h"
+#include "backends/s3/keeper/keeper.h"
+#include "backends/s3/lifecycle/close_timeout.h"
+#include "backends/s3/lifecycle/internal.h"
+#include "backends/s3/lifecycle/lifecycle.h"
+#include "backends/s3/log/writeback.h"
+#include "backends/s3/read/read.h"
+#include "backends/s3/recovery/recovery.h"
+#include "backends/s3/recovery/replay.h"
+#include "backends/s3/state/cache.h"
+#include "backends/s3/state/cachefile.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
+#include "backends/s3/state/readahead.h"
+
+/* Seconds after which a request of an open is given up, unless retry-deadline= says otherwise. */
+#define OPEN_DEADLINE 20
+/* Headers after the newest root for which it is worth writing another at the end. */
+#define MANY_HEADERS 64
+
+/* Reads and checks the super object; creates it if that is asked for. */
+static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+	size_t length;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r == 0 && c->exclusive) {
+		free(data);
+		return s3_volume_refuse(v, -EEXIST,
+			"volume=%s: there is one already; choose another name", v->name);
+	}
+	if (r == -ENOENT && v->host.clients_remain)
+		return s3_volume_refuse_clients(v, "is gone");
+	if (r == -ENOENT && c->create) {
+		r = s3_volume_create(v, c, c->size ? c->size : size, key);
+		if (r)
+			return r;
+		r = s3_volume_get_all(v, key, &data, &length, &req);
+	}
+	if (r == -ENOENT)
+		return s3_volume_refuse(v, r,
+			"volume=%s: there is none under prefix=%s; correct the name, or create it "
+			"with "
+			"create=on and size=",
+			v->name, c->prefix);
+	if (r == -ENOMEM)
+		return r;
+	if (r)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	check = s3_super_decode(data, length, &v->super);
+	free(data);
+	if (check != S3_GOOD)
+		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
+			"volume=%s: %s %s", v->name, key, s3_check_text(check));
+	r = s3_volume_check_features(v, c);
+	if (r)
+		return r;
+	if (c->layout == S3_LAYOUT_DIRECT && v->super.layout != S3_LAYOUT_DIRECT)
+		return s3_volume_refuse(v, -EEXIST,
+			"layout=direct: the volume exists and is a log; leave layout= out, or use "
+			"another name");
+	if (c->snapshot && v->super.layout == S3_LAYOUT_DIRECT)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"snapshot=%s: volume %s has layout=direct, which has no snapshots; leave "
+			"snapshot= out",
+			c->snapshot, v->name);
+	for (unsigned i = 0; i < v->super.n_parents; i++)
+		if (strlen(v->super.parents[i].path) + 1 + S3_KEY_ROOM > S3_KEY_MAX)
+			return s3_volume_refuse(v, -EINVAL,
+				"volume=%s: %s has a parent of too long a name", v->name, key);
+	v->shift = v->super.block_shift;
+	v->block_size = 1u << v->shift;
+	if (c->size && !c->snapshot && c->size != v->super.blocks << v->shift)
+		return s3_volume_refuse(v, -EEXIST,
+			"size=%" PRIu64 ": the volume exists with %" PRIu64
+			" bytes; leave size= out, or resize it",
+			c->size, v->super.blocks << v->shift);
+	return 0;
+}
+
+static void init_locks(struct s3_volume *v)
+{
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&v->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&v->sealer_work, &attr);
+	pthread_cond_init(&v->keeper_work, &attr);
+	pthread_cond_init(&v->collector_work, &attr);
+	pthread_cond_init(&v->quiet, &attr);
+	pthread_condattr_destroy(&attr);
+	v->stalled_tail = &v->stalled;
+	v->sealing_tail = &v->sealing;
+	v->orders_tail = &v->orders;
+	v->collections_tail = &v->collections;
+}
+
+int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
+	bool readonly = c->readonly || c->snapshot;
+	int r = 0;
+
+	v->batch_size = c->batch_size;
+	v->uploads = (unsigned)c->uploads;
+	/* One that is filled and one that is sealed. */
+	v->max_batches = v->uploads + 2;
+	v->flush_mode = c->flush;
+	v->conditional = c->fencing == S3_FENCING_AUTO;
+	v->checkpoint_every = c->checkpoint;
+	v->gc_delay_ns = c->gc_delay * 1000000000;
+	v->next_gc = S3_GC | 1;
+	v->polite = c->polite;
+	v->write_back_discard = c->write_back_discard;
+	if (c->encryption_key)
+		r = s3_volume_read_key(v, c->encryption_key);
+	if (r == 0)
+		r = s3_random(v->instance);
+	if (r == 0)
+		r = s3_failpoint_choose(&v->host);
+	if (r == 0 && c->cache_file)
+		r = s3_cachefile_open(c->cache_file, c->cache_size, &v->host, &v->cachefile);
+	/* Who only reads sees what is in the store. */
+	if (r == 0 && c->write_back && !readonly)
+		r = s3_writeback_open(c->write_back, c->write_back_size, &v->host, &v->writeback);
+	if (r == 0 && !readonly && v->conditional)
+		r = s3_probe_conditional_put(v);
+	if (r == 0)
+		r = read_super(v, c, size);
+	if (r == 0)
+		r = s3_volume_make_transforms(v);
+	if (r == 0 && v->cachefile && v->super.features & S3_FEATURE_AES)
+		r = s3_volume_refuse(v, -EOPNOTSUPP,
+			"cache-file=%s: would hold the data of an encrypted volume as plain text; "
+			"leave it out",
+			c->cache_file);
+	if (r == 0 && v->cachefile && v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_volume_refuse(v, -EINVAL,
+			"cache-file=%s: volume=%s has layout=direct, which has no cache; leave it "
+			"out",
+			c->cache_file, v->name);
+	if (r == 0 && v->writeback && v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_volume_refuse(v, -EINVAL,
+			"write-back=%s: volume=%s has layout=direct, which has no log; leave it "
+			"out",
+			c->write_back, v->name);
+	if (r)
+		return r;
+	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->polite && !c->create)
+		r = s3_volume_refuse(v, -EBUSY,
+			"volume=%s: has layout=direct, which does not tell whether a server has "
+			"it; "
+			"see that none has, and use --take-over",
+			v->name);
+	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.clients_remain)
+		r = s3_volume_refuse_clients(
+			v, "has layout=direct, which does not tell how its last server ended");
+	else if (v->super.layout == S3_LAYOUT_DIRECT)
+		r = s3_direct_open(v, c);
+	else
+		r = s3_log_open(v, c);
+	if (r)
+		return r;
+	v->backend.size = s3_volume_size(v);
+	v->backend.readonly = readonly;
+	if (!readonly && v->layout->has_log)
+		v->backend.session = s3_session(v->instance);
+	v->deadline = 0;
+	v->opened = s3_now();
+	s3_store_park(v->store);
+	return 0;
+}
+
+void s3_volume_detach(struct s3_volume *v)
+{
+	s3_store_close(v->store);
+	v->layout->free(v);
+	s3_cachefile_close(v->cachefile);
+	s3_writeback_close(v->writeback);
+	s3_cache_free(v->cache);
+	s3_streams_free(v->streams);
+	s3_map_free(v->map);
+	s3_objects_free(v->objects);
+	s3_crc_cache_free(v->crcs);
+	s3_summary_abandon(&v->summary);
+	for (unsigned i = 0; v->transforms && i <= v->super.n_parents; i++)
+		s3_transform_free(v->transforms[i]);
+	free(v->transforms);
+	OPENSSL_cleanse(v->key, sizeof v->key);
+	if (v->volume_keys)
+		OPENSSL_cleanse(v->volume_keys, (1 + v->super.n_parents) * sizeof *v->volume_keys);
+	free(v->volume_keys);
+	s3_super_free(&v->super);
+	s3_owed_drop(v);
+	free(v->passed);
+	free(v->regions);
+	free(v->summaries);
+	free(v->snapshots);
+	s3_prune_free(v);
+	while (v->kept) {
+		struct s3_kept *next = v->kept->next;
+
+		free(v->kept->regions);
+		free(v->kept);
+		v->kept = next;
+	}
+	free(v->name);
+	pthread_cond_destroy(&v->quiet);
+	pthread_cond_destroy(&v->collector_work);
+	pthread_cond_destroy(&v->keeper_work);
+	pthread_cond_destroy(&v->sealer_work);
+	pthread_mutex_destroy(&v->lock);
+	free(v);
+}
+
+int s3_volume_attach(
+	const struct s3_config *c, const struct backend_host *host, struct s3_volume **out)
+{
+	struct s3_volume *v = calloc(1, sizeof *v);
+	int r;
+
+	if (!v)
+		return -ENOMEM;
+	v->host = *host;
+	v->layout = &s3_log_layout;
+	init_locks(v);
+	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
+	v->name = strdup(c->volume);
+	/* Who starts a server is to be told what is wrong, if he did not ask for patience. */
+	v->deadline = c->store.retry_deadline && !c->hasty ? (uint32_t)c->store.retry_deadline
+							   : OPEN_DEADLINE;
+	v->close_timeout_ns = c->close_timeout * 1000000000;
+	r = v->name ? s3_store_open(&c->store, &v->host, &v->store) : -ENOMEM;
+	if (r) {
+		s3_volume_detach(v);
+		return r;
+	}
+	*out = v;
+	return 0;
+}
+
+int s3_volume_open(const struct s3_config *config, uint64_t size, const struct backend_host *host,
+	struct s3_volume **out)
+{
+	struct s3_volume *v;
+	int r = s3_volume_attach(config, host, &v);
+
+	if (r)
+		return r;
+	r = s3_volume_load(v, config, size);
+	if (r) {
+		s3_volume_detach(v);
+		return r;
+	}
+	*out = v;
+	return 0;
+}
+
+void s3_volume_stop(struct s3_volume *v)
+{
+	if (!v->closing)
+		v->closing = s3_closing_begin(v);
+}
+
+int s3_volume_finish(struct s3_volume *v)
+{
+	int r;
+
+	/* Fences add up where a volume is often opened and not written. */
+	if (v->layout->has_log && !v->started && !v->backend.readonly &&
+		v->applied - v->checkpoint > MANY_HEADERS)
+		v->layout->start(v);
+	s3_volume_stop(v);
+	v->layout->stop(v);
+	s3_closing_end(v->closing);
+	if (s3_is_drained(v))
+		s3_writeback_empty(v);
+	if (s3_close_cleanly(v))
+		s3_writeback_unmark(v);
+	pthread_mutex_lock(&v->lock);
+	r = !v->layout->has_log || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
+	pthread_mutex_unlock(&v->lock);
+	return r;
+}
+
+int s3_volume_close(struct s3_volume *v)
+{
+	int r = s3_volume_finish(v);
+
+	s3_volume_detach(v);
+	return r;
+}
+
+size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max)
+{
+	return v->layout->counters(v, counters, max);
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Uploads of sealed batches, several at once, and the frontier: up to where all have arrived. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/base/clock.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/batch.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/log/internal.h"
+#include "backends/s3/log/log.h"
+#include "backends/s3/log/writeback.h"
+#include "backends/s3/read/read.h"
+#include "backends/s3/state/cache.h"
+
+/* The longest pause before what the store refused is put again. */
+#define PAUSE_LAST (10 * UINT64_C(1000000000))
+
+/*
+ * A batch is in the store: moves the frontier and answers those who waited. What was written may
+ * soon be read: it is in memory until it is in the cache.
+ */
+static void uploaded(struct s3_batch *b)
+{
+	struct s3_volume *v = b->volume;
+	struct s3_waiter *ready;
+	int r;
+
+	s3_failpoint(S3_FAIL_LOG_PUT_AFTER);
+	if (b->relocates)
+		s3_failpoint(S3_FAIL_RELOCATE_LOG_AFTER);
+	s3_crc_cache_add(v->crcs, &b->sealed);
+	pthread_mutex_lock(&v->lock);
+	v->uploaded[b->seq % S3_WINDOW] = true;
+	v->in_flight--;
+	v->blocked = false;
+	/* Of a full store this shows little: s3_space_tend() sees to it. */
+	if (v->refused && v->refused != -ENOSPC && !v->refused_batches)
+		v->refused = 0;
+	if (v->writeback) {
+		/* Recovery does not see it as long as an earlier one is missing. */
+		v->kept_batches[b->seq % S3_WINDOW] = b;
+		b->refs++;
+	}
+	while (v->uploaded[(v->frontier + 1) % S3_WINDOW]) {
+		struct s3_batch **kept;
+
+		v->frontier++;
+		v->uploaded[v->frontier % S3_WINDOW] = false;
+		kept = &v->kept_batches[v->frontier % S3_WINDOW];
+		if (*kept)
+			s3_batch_release(v, *kept);
+		*kept = NULL;
+	}
+	if (v->writeback)
+		s3_writeback_advance(v);
+	/* After another writer's fence nothing may be acknowledged, even if it arrived. */
+	r = atomic_load(&v->failed);
+	ready = r ? NULL : s3_log_take_waiters(v, v->frontier, 0);
+	if (v->open && v->open->wanted && v->in_flight < v->uploads)
+		s3_log_close_batch(v);
+	pthread_cond_signal(&v->sealer_work);
+	pthread_cond_signal(&v->keeper_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+	s3_log_answer_waiters(ready, 0);
+	s3_cache_insert(v->cache, 0, b->seq, b->data, (size_t)b->blocks << v->shift);
+	pthread_mutex_lock(&v->lock);
+	v->resident[b->seq % S3_WINDOW] = NULL;
+	s3_batch_release(v, b);
+	/* Its place is free even if somebody still reads it. */
+	if (v->stalled)
+		pthread_cond_signal(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+}
+
+bool s3_log_is_blocked(const struct s3_volume *v)
+{
+	return v->blocked && !v->keeper_stopping;
+}
+
+/* The flushes that wait for seq or something newer, out of the list, under the lock. */
+static struct s3_waiter *take_waiters_from(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_waiter *taken = NULL, **link = &v->waiters;
+
+	while (*link) {
+		struct s3_waiter *w = *link;
+
+		if (w->seq < seq) {
+			link = &w->next;
+			continue;
+		}
+		*link = w->next;
+		w->next = taken;
+		taken = w;
+	}
+	return taken;
+}
+
+/* The writes with data that wait for memory, out of the queue, under the lock. */
+static struct s3_write *take_stalled_writes(struct s3_volume *v)
+{
+	struct s3_write *taken = NULL, **link = &v->stalled;
+
+	while (*link) {
+		struct s3_write *w = *link;
+
+		if (!s3_log_has_data(w)) {
+			link = &w->next;
+			continue;
+		}
+		*link = w->next;
+		w->next = taken;
+		taken = w;
+	}
+	v->stalled_tail = link;
+	return taken;
+}
+
+/*
+ * The store does not take a batch: now, which may change. It stays in memory and is put again; a
+ * flush is told, unless it is in the write-back log. r: negative errno; why: one line.
+ */
+static void refuse(struct s3_batch *b, int r, const char *why)
+{
+	struct s3_volume *v = b->volume;
+	struct s3_waiter *waiters = NULL;
+	struct s3_write *writes = NULL;
+	bool tell;
+
+	pthread_mutex_lock(&v->lock);
+	b->next = v->refused_batches;
+	v->refused_batches = b;
+	tell = s3_space_refused(v, r);
+	v->retry_ns = s3_now() + v->refused_pause;
+	if (r != -ENOSPC || !s3_space_ask(v)) {
+		v->blocked = true;
+		if (!v->writeback)
+			waiters = take_waiters_from(v, b->seq);
+		if (r == -ENOSPC)
+			writes = take_stalled_writes(v);
+	}
+	pthread_cond_broadcast(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+	if (tell)
+		s3_space_tell(v, r, why);
+	s3_log_answer_waiters(waiters, r == -ENOSPC ? r : -EIO);
+	while (writes) {
+		struct s3_write *next = writes->next;
+
+		s3_write_finish(writes, -ENOSPC);
+		writes = next;
+	}
+}
+
+static void put_done(struct s3_request *req);
+static void look(struct s3_batch *b, size_t length);
+
+void s3_log_upload(struct s3_batch *b)
+{
+	struct s3_volume *v = b->volume;
+	int r;
+
+	b->request = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_LOG,
+		.key = b->key,
+		.iov = b->iov,
+		.iovcnt = b->iov[1].iov_len ? 2 : 1,
+		.if_none_match = v->conditional && !b->stale[0],
+		.if_match = b->stale[0] ? b->stale : NULL,
+		.done = put_done,
+		.opaque = b,
+	};
+	r = s3_store_submit(v->store, &b->request);
+	if (r)
+		refuse(b, r, "cannot upload: out of memory or threads");
+}
+
+void s3_log_put_refused(struct s3_volume *v)
+{
+	struct s3_batch *b = v->refused_batches;
+
+	v->refused_batches = NULL;
+	v->refused_pause = v->refused_pause < PAUSE_LAST ? 2 * v->refused_pause : PAUSE_LAST;
+	pthread_mutex_unlock(&v->lock);
+	while (b) {
+		struct s3_batch *next = b->next;
+
+		if (atomic_load(&v->failed) == 0)
+			s3_log_upload(b);
+		b = next;
+	}
+	pthread_mutex_lock(&v->lock);
+}
+
+/* A request about a batch has ended in an error. */
+static void not_put(struct s3_batch *b, const struct s3_request *req)
+{
+	if (req->result == -ESHUTDOWN)
+		s3_volume_fail(b->volume, -EIO, "closed before everything was uploaded");
+	else if (req->result == -EIO && req->deadline)
+		s3_volume_fail(b->volume, -EIO, "%s", req->message);
+	else
+		refuse(b, req->result, req->message);
+}
+
+/* What is there in place of a batch? */
+static void looked(struct s3_request *req)
+{
+	struct s3_batch *b = req->opaque;
+	struct s3_volume *v = b->volume;
+	struct s3_object_header there;
+	enum s3_check check;
+	int r = req->result;
+	uint64_t bytes = req->bytes;
+
+	b->stale[0] = 0;
+	if (r == -ENOENT) {
+		free(b->probe.iov_base);
+		s3_log_upload(b);
+		return;
+	}
+	if (r) {
+		free(b->probe.iov_base);
+		not_put(b, req);
+		return;
+	}
+	check = s3_header_decode(b->probe.iov_base, bytes, v->super.uuid, &there);
+	if (check == S3_SHORT && bytes == b->probe.iov_len && there.header_bytes > bytes) {
+		/* Its writer had larger batches. */
+		free(b->probe.iov_base);
+		look(b, there.header_bytes);
+		return;
+	}
+	if (check == S3_GOOD && there.epoch == v->epoch && there.batch == b->seq &&
+		memcmp(there.instance, v->instance, S3_UUID) == 0) {
+		/* An attempt whose reply was lost had arrived. */
+		free(b->probe.iov_base);
+		uploaded(b);
+		return;
+	}
+	if (check == S3_GOOD && there.epoch < v->epoch && req->etag[0]) {
+		/*
+		 * Left by a writer that our fence had stopped: nobody ever counted on it. It is
+		 * replaced as it is: a deletion might meet the fence of the next writer, who has
+		 * made room for it here meanwhile.
+		 */
+		free(b->probe.iov_base);
+		memcpy(b->stale, req->etag, sizeof b->stale);
+		s3_log_upload(b);
+		return;
+	}
+	free(b->probe.iov_base);
+	s3_volume_fence(v, check == S3_GOOD ? "another writer took the volume over"
+					    : "a foreign object stands in the log");
+}
+
+/* Gets so many bytes of what is there in place of a batch. */
+static void look(struct s3_batch *b, size_t length)
+{
+	struct s3_volume *v = b->volume;
+	int r;
+
+	b->probe = (struct iovec){malloc(length), length};
+	if (!b->probe.iov_base) {
+		refuse(b, -ENOMEM, "cannot upload: out of memory");
+		return;
+	}
+	b->request = (struct s3_request){
+		.op = S3_GET,
+		.pool = S3_POOL_LOG,
+		.key = b->key,
+		.iov = &b->probe,
+		.iovcnt = 1,
+		.allow_short = true,
+		.done = looked,
+		.opaque = b,
+	};
+	r = s3_store_submit(v->store, &b->request);
+	if (r) {
+		free(b->probe.iov_base);
+		refuse(b, r, "cannot upload: out of memory or threads");
+	}
+}
+
+static void put_done(struct s3_request *req)
+{
+	struct s3_batch *b = req->opaque;
+	struct s3_volume *v = b->volume;
+	int r = req->result;
+
+	if (r == 0) {
+		uploaded(b);
+		return;
+	}
+	/* What was to be replaced is gone, or another one by now: look again. */
+	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
+		not_put(b, req);
+		return;
+	}
+	look(b, s3_log_header_room(v));
+}

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The end of the log: keeping other writers out, adding to it, and closing it cleanly. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
+#include "backends/s3/core/requests.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/recovery/internal.h"
+#include "backends/s3/recovery/recovery.h"
+#include "backends/s3/recovery/replay.h"
+
+/* Seconds that a volume that is closed takes to say so. */
+#define CLEAN_DEADLINE 5
+
+/* How often the log may grow while its end is looked for, before its writer is stopped... */
+#define PATIENCE 2
+
+/* How far behind the known end of the log it is stopped, at first and at most. */
+#define AHEAD	  16
+#define AHEAD_MAX (1u << 20)
+
+/* ---- the fence -------------------------------------------------------------------- */
+
+/*
+ * What to do about an object that stands where one of ours of epoch is to be. 0: try again,
+ * replacing that of etag stale (""; none). 1: it is ours.
+ */
+static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64_t epoch,
+	const char *key, char *stale)
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	void *data;
+	int r = s3_recovery_look_again(v, seq, &data, &header, &req);
+
+	*stale = 0;
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	if (header.epoch < p->last_epoch && req.etag[0]) {
+		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
+		memcpy(stale, req.etag, sizeof req.etag);
+	} else if (header.epoch < p->last_epoch) {
+		r = s3_recovery_damaged(v, key, "comes without an etag");
+	} else if (header.epoch == epoch && memcmp(header.instance, v->instance, S3_UUID) == 0) {
+		r = 1; /* its reply was lost */
+	} else if (p->fenced) {
+		r = s3_volume_refuse(v, -EBUSY,
+			"volume=%s: another writer took it over while it was opened; end that one, "
+			"and start again",
+			v->name);
+	} else {
+		/* Another writer was at work up to now; or it is our fence ahead. */
+		r = req.object_size == (uint64_t)header.header_bytes + header.data_bytes
+			    ? s3_recovery_apply(p, &header)
+			    : s3_recovery_damaged(v, key, "is not as long as it says");
+	}
+	free(data);
+	return r;
+}
+
+/* An object that stands in the log behind everything and holds nothing. Its bytes, 0: error. */
+static size_t build_mark(
+	struct s3_volume *v, enum s3_type type, uint64_t seq, uint64_t epoch, uint8_t *buffer)
+{
+	struct s3_object_header header = {
+		.type = type,
+		.block_shift = v->shift,
+		.id = seq,
+		.epoch = epoch,
+		.batch = seq,
+		.frontier = v->applied,
+		.checkpoint = v->checkpoint,
+		.time = (uint64_t)time(NULL) * 1000000,
+	};
+	struct s3_header_writer writer;
+
+	memcpy(header.uuid, v->super.uuid, S3_UUID);
+	memcpy(header.instance, v->instance, S3_UUID);
+	s3_header_begin(&writer, &header, buffer, S3_ALIGN);
+	return s3_header_finish(&writer, NULL);
+}
+
+/* The last writer did not close: it may be alive. */
+static int refuse_in_use(struct s3_volume *v)
+{
+	char when[64] = "";
+	time_t last = (time_t)(v->last_time / 1000000);
+
+	if (last)
+		snprintf(when, sizeof when, " (it wrote %" PRId64 " s ago)",
+			(int64_t)(time(NULL) - last));
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: its last writer did not close it%s and may be serving it; give the "
+		"control= of that server, end it, or use --take-over",
+		v->name, when);
+}
+
+/* May the volume be had as it is, which then is known up to its end? */
+static int check_end(struct s3_volume *v)
+{
+	bool closed = s3_closed_cleanly(v);
+
+	if (v->ours)
+		return 0;
+	if (v->host.clients_remain && !closed)
+		return s3_volume_refuse_clients(v, "its last server did not close it");
+	if (v->host.clients_remain && s3_session(v->predecessor) != v->host.clients_session)
+		return s3_volume_refuse_clients(v, "another server has had it since its last one");
+	return v->polite && !closed ? refuse_in_use(v) : 0;
+}
+
+/* The fence, with its header decoded. As s3_volume_put_at(). */
+static int put_fence(struct s3_volume *v, uint64_t seq, uint64_t epoch, const char *stale,
+	uint8_t *buffer, struct s3_object_header *header, struct s3_request *req)
+{
+	struct iovec iov = {buffer, build_mark(v, S3_TYPE_FENCE, seq, epoch, buffer)};
+	char key[S3_KEY_MAX + 1];
+	int r;
+
+	if (s3_header_decode(buffer, iov.iov_len, v->super.uuid, header) != S3_GOOD)
+		return s3_volume_refuse(
+			v, -EINVAL, "volume=%s: its fence cannot be built", v->name);
+	s3_volume_object_key(v, seq, key);
+	s3_failpoint(S3_FAIL_FENCE_PUT_BEFORE);
+	r = s3_volume_put_at(v, key, &iov, 1, *stale ? stale : NULL, v->deadline, req);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_FENCE_PUT_AFTER);
+	else if (r != -EEXIST && !(r == -ENOENT && *stale))
+		s3_volume_refuse(v, r, "%s", req->message);
+	return r;
+}
+
+/* The highest epoch that is known of, our fences ahead included. */
+static uint64_t highest_epoch(const struct s3_volume *v, const struct s3_recovery *p)
+{
+	uint64_t highest = v->epoch > v->super.epoch ? v->epoch : v->super.epoch;
+
+	return p->ahead > highest ? p->ahead : highest;
+}
+
+/*
+ * Stops a writer that stores objects faster than we follow: a fence ahead of it, at a number H that
+ * none of its uploads has come to. The first number that is free when we ask is that of an upload
+ * under way, so that the fence itself, which has to stand at the end, would always come too late.
+ *
+ * - The other writer ends at H: his object does not replace ours, so that his frontier stays below
+ *   H, and what he had acknowledged is below H. He has to be followed for at most so far.
+ * - Nothing is decided by it. Our fence is put as ever, where the log ends, and only who got it in
+ *   there has the volume. All objects below that have been applied by then, and no older writer
+ *   acknowledges anything behind it: the same as without a fence ahead.
+ * - If the log has come to H before our fence stood, the fence ahead is an object of the log, which
+ *   holds nothing. Our fence then stands right behind it. What the other writer had under way
+ *   behind H is of a lower epoch, and so absent: its predecessor H never was his, so that none of
+ *   it was acknowledged.
+ * - If not, our fence is below H, and has a higher epoch than the one at H, which is then absent to
+ *   everybody, as what a fenced writer left behind is, and replaced when the log comes there.
+ * - If we end before our fence stands, a next writer either finds H at the end of the log and goes
+ *   on behind it; or he puts his fence below H. A fence has an even epoch, a fence ahead an odd
+ *   one, and each the next one to the highest that its writer knew of. So his is higher: H is
+ *   absent to him and to who comes after him. (Where the log holds odd epochs of older programs or
+ *   of a fence ahead it can be lower: he then ends when he comes to H, as after a takeover.)
+ */
+static int fence_ahead(struct s3_volume *v, struct s3_recovery *p)
+{
+	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	int r = buffer ? -EEXIST : -ENOMEM;
+
+	p->ahead = (highest_epoch(v, p) + 1) | 1;
+	/* Who is ahead by so many objects has stored them while we read as many: soon we overtake.
+	 */
+	for (uint64_t by = AHEAD; r == -EEXIST && by <= AHEAD_MAX; by *= 2) {
+		struct s3_object_header header;
+		struct s3_request req;
+
+		r = put_fence(v, v->applied + by, p->ahead, "", buffer, &header, &req);
+	}
+	free(buffer);
+	return r == -EEXIST ? 0 : r; /* it is only followed, then */
+}
+
+int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p)
+{
+	int r;
+
+	if (p->ahead || !v->conditional)
+		return 0;
+	r = s3_writeback_check(v, &p->chain);
+	if (r == 0)
+		r = check_end(v);
+	return r ? r : fence_ahead(v, p);
+}
+
+int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
+{
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
+	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	struct s3_object_header header;
+	unsigned missed = 0;
+	int r = !buffer ? -ENOMEM : p->mine;
+
+	while (r == 0) {
+		uint64_t seq = v->applied + 1;
+		struct s3_request req;
+
+		r = check_end(v);
+		if (r)
+			break;
+		/* The next even one, see fence_ahead(). */
+		p->epoch = (highest_epoch(v, p) + 2) & ~UINT64_C(1);
+		r = put_fence(v, seq, p->epoch, stale, buffer, &header, &req);
+		if (r == -EEXIST || (r == -ENOENT && *stale)) {
+			s3_volume_object_key(v, seq, key);
+			r = meet(v, p, seq, p->epoch, key, stale);
+			if (r == 0 && ++missed >= PATIENCE)
+				r = s3_recovery_stop_writer(v, p);
+			if (r == 0 && missed >= PATIENCE && !*stale)
+				r = s3_recovery_follow(v, p, S3_RECOVERY_WINDOW);
+			continue;
+		}
+		if (r == 0)
+			r = 1;
+	}
+	/* It may have been there already when this attempt began. */
+	if (r == 1 && !p->mine)
+		r = s3_recovery_apply(p, &header);
+	else if (r == 1)
+		r = 0;
+	if (r == 0) {
+		v->epoch = p->epoch;
+		v->ours = p->fenced = true;
+	}
+	free(buffer);
+	return r;
+}
+
+/* ---- the end of the log --------------------------------------------------------------- */
+
+int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p)
+{
+	uint64_t witness = 0;
+	unsigned grown = 0;
+	int r = 0;
+
+	while (r == 0) {
+		uint64_t before = v->applied;
+
+		/* After an orderly end there is nothing. */
+		r = s3_recovery_follow(v, p, 4);
+		if (r == 0)
+			r = s3_recovery_check_reached(v, p);
+		if (r || p->clean)
+			break;
+		if (witness && v->applied == before) {
+			r = s3_recovery_newer_root(v, p);
+			if (r == 0)
+				r = s3_recovery_tell_lost(v, witness, p->readonly);
+			break;
+		}
+		/* A log that grows may do so for ever. Who only reads sees one of its moments. */
+		grown += witness != 0;
+		if (grown == PATIENCE && p->readonly)
+			break;
+		if (grown == PATIENCE)
+			r = s3_recovery_stop_writer(v, p);
+		/* What a writer at work stored while we looked is there now, so look again. */
+		if (r == 0)
+			r = s3_recovery_find_witness(v, p, &witness);
+		if (!witness)
+			break;
+	}
+	return r;
+}
+
+uint32_t s3_session(const uint8_t instance[S3_UUID])
+{
+	uint32_t number;
+
+	memcpy(&number, instance, sizeof number);
+	number &= INT32_MAX;
+	return number ? number : 1;
+}
+
+bool s3_closed_cleanly(const struct s3_volume *v)
+{
+	return v->applied == 0 || v->last_type == S3_TYPE_CLEAN;
+}
+
+int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
+	const struct s3_object_header *header)
+{
+	struct s3_volume *v = p->v;
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1] = "";
+	int r = 0;
+
+	s3_volume_object_key(v, header->id, key);
+	while (r == 0) {
+		struct s3_request req;
+
+		r = s3_volume_put_at(v, key, iov, iovcnt, *stale ? stale : NULL, v->deadline, &req);
+		if (r == 0)
+			r = 1;
+		else if (r == -EEXIST || (r == -ENOENT && *stale))
+			r = meet(v, p, header->id, v->epoch, key, stale);
+		else
+			s3_volume_refuse(v, r, "%s", req.message);
+	}
+	return r == 1 ? s3_recovery_apply(p, header) : r;
+}
+
+bool s3_is_drained(struct s3_volume *v)
+{
+	return v->layout->has_log && !v->backend.readonly && !atomic_load(&v->failed) &&
+	       v->frontier == v->applied;
+}
+
+/* Finds what a fenced writer left at seq. False: there is something else. */
+static bool find_stale(struct s3_volume *v, uint64_t seq, char etag[S3_ETAG_MAX + 1])
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+
+	if (s3_volume_get_header(v, seq, &data, &header, &check, &req))
+		return false;
+	free(data);
+	memcpy(etag, req.etag, sizeof req.etag);
+	return check == S3_GOOD && header.epoch < v->epoch && *etag;
+}
+
+bool s3_close_cleanly(struct s3_volume *v)
+{
+	uint64_t seq = v->applied + 1;
+	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1];
+	uint32_t deadline = v->deadline;
+	struct s3_request req;
+	struct iovec iov;
+	uint8_t *buffer;
+	int r = -ENOMEM;
+
+	if (!s3_is_drained(v))
+		return false;
+	v->deadline = CLEAN_DEADLINE;
+	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	iov = (struct iovec){
+		buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, seq, v->epoch, buffer) : 0};
+	s3_volume_object_key(v, seq, key);
+	if (iov.iov_len)
+		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, &req);
+	if (r == -EEXIST && find_stale(v, seq, stale))
+		r = s3_volume_put_at(v, key, &iov, 1, stale, v->deadline, &req);
+	v->deadline = deadline;
+	free(buffer);
+	return r == 0;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* From the store to the map; the fence. */
+#ifndef USERBLK_S3_RECOVERY_H
+#define USERBLK_S3_RECOVERY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "backends/s3/format/format.h"
+
+struct s3_recovery;
+struct s3_root;
+struct s3_volume;
+
+/* Fills map and table from the store; unless readonly, keeps all other writers out. */
+int s3_recover(struct s3_volume *v, bool readonly);
+/* The same with what a snapshot holds, to be read only. */
+int s3_recover_snapshot(struct s3_volume *v, const char *name);
+/*
+ * The map becomes that of a snapshot, the newest one. No other call meanwhile; after an error the
+ * map must not be used. Told through the host.
+ */
+int s3_restore(struct s3_volume *v, uint64_t seq);
+/*
+ * Reads a root of a volume under base ("<prefix>/<volume>/") with that uuid. -ENOENT: there is no
+ * such object, or a damaged one, or no root. Other errors are told. data outlives root.
+ */
+int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
+	const struct s3_name *name, void **data, struct s3_root *root);
+/* backend_session() of a writer. */
+uint32_t s3_session(const uint8_t instance[S3_UUID]);
+/* Has the last writer said that it is done? Nobody has to be driven away then. */
+bool s3_closed_cleanly(const struct s3_volume *v);
+/* Is everything in the store, and may be ended? */
+bool s3_is_drained(struct s3_volume *v);
+/* Says so, behind everything else. False: it cannot, of which nobody has to know. */
+bool s3_close_cleanly(struct s3_volume *v);
+
+/* What the store's log says of the writer that super.write_back names. */
+struct s3_chain {
+	uint64_t last;	   /* newest object of the log that is its, 0: none */
+	uint64_t replayed; /* entry of its write-back log up to which they are in objects of others
+			    */
+	bool closed;	   /* it says that nothing comes after it */
+	bool foreign;	   /* others have written something else since */
+};
+/*
+ * Puts an object, complete and with its header decoded, behind the log, which has been fenced, and
+ * applies it. 0 or negative errno, told.
+ */
+int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
+	const struct s3_object_header *header);
+
+#endif

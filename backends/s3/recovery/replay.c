@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Opening a volume with its write-back log: is it the right one, and what does the store lack? */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/backend.h"
+#include "backends/s3/base/bytes.h"
+#include "backends/s3/base/failpoint.h"
+#include "backends/s3/base/localfile.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/fence.h"
+#include "backends/s3/core/seal.h"
+#include "backends/s3/core/super.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/log/log.h"
+#include "backends/s3/log/writeback_file.h"
+#include "backends/s3/recovery/internal.h"
+#include "backends/s3/recovery/recovery.h"
+#include "backends/s3/recovery/replay.h"
+
+/* Looked through at once for what follows a damaged entry. */
+#define SCAN_BYTES (1u << 20)
+
+/* ---- reading entries -------------------------------------------------------------------- */
+
+/* An entry that has been read; to be freed with forget(). */
+struct entry {
+	uint64_t number, position, bytes;
+	struct s3_object_header header; /* points into memory */
+	uint8_t *memory;
+	size_t room;
+};
+
+static void forget(struct entry *e)
+{
+	free(e->memory);
+}
+
+static int grow(struct entry *e, size_t bytes)
+{
+	uint8_t *more;
+
+	if (bytes <= e->room)
+		return 0;
+	more = realloc(e->memory, bytes);
+	if (!more)
+		return -ENOMEM;
+	e->memory = more;
+	e->room = bytes;
+	return 0;
+}
+
+/* The header of an entry of the owner at position. 1: there is none. */
+static int read_header(struct s3_writeback *w, uint64_t position, struct entry *e)
+{
+	uint64_t at = position % w->ring;
+	size_t length = S3_WRITEBACK_BLOCK;
+	enum s3_check check = S3_SHORT;
+
+	for (int i = 0; i < 2 && check == S3_SHORT; i++) {
+		int r = grow(e, length);
+
+		if (r == 0)
+			r = s3_localfile_transfer(
+				&w->file, false, e->memory, length, S3_WRITEBACK_RING + at);
+		if (r)
+			return r;
+		check = s3_header_decode(e->memory, length, w->state.uuid, &e->header);
+		length = e->header.header_bytes;
+		if (check == S3_SHORT && (!length || at + length > w->ring))
+			return 1;
+	}
+	e->position = position;
+	e->number = e->header.cache_record;
+	e->bytes = e->header.header_bytes + s3_writeback_align(e->header.data_bytes);
+	return check != S3_GOOD || e->header.type != S3_TYPE_DATA || !e->number ||
+	       e->header.epoch != w->state.epoch || at + e->bytes > w->ring ||
+	       memcmp(e->header.instance, w->state.owner, S3_UUID) != 0;
+}
+
+/* The header of that entry, at position or at the next beginning of the ring. 1: there is none. */
+static int find_entry(struct s3_writeback *w, uint64_t position, uint64_t number, struct entry *e)
+{
+	uint64_t at = position % w->ring;
+	int r = read_header(w, position, e);
+
+	if ((r == 1 || (r == 0 && e->number != number)) && at)
+		r = read_header(w, position + w->ring - at, e);
+	return r == 0 && e->number != number ? 1 : r;
+}
+
+/* The blocks of an entry as they were written. 1: it is damaged. */
+static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
+{
+	const struct s3_object_header *h = &e->header;
+	uint64_t at = S3_WRITEBACK_RING + e->position % v->writeback->ring + h->header_bytes;
+	size_t used = h->header_bytes;
+	uint8_t *stored;
+	bool *wanted;
+	int r;
+
+	if (!s3_seal_fits(v, h) || (uint64_t)h->blocks << v->shift > S3_BATCH_MAX ||
+		h->block_shift != v->shift)
+		return 1;
+	/* The header points to where it was. */
+	r = grow(e, used + h->data_bytes);
+	if (r == 0 && s3_header_decode(e->memory, used, v->super.uuid, &e->header) != S3_GOOD)
+		r = 1;
+	stored = e->memory + used;
+	if (r == 0)
+		r = s3_localfile_transfer(&v->writeback->file, false, stored, h->data_bytes, at);
+	if (r)
+		return r;
+	if (!h->flags) {
+		for (uint32_t i = 0; i < h->blocks; i++)
+			if (s3_crc32c(0, stored + ((size_t)i << v->shift), v->block_size) !=
+				s3_header_crc(h, i))
+				return 1;
+		memcpy(data, stored, h->data_bytes);
+		return 0;
+	}
+	wanted = malloc(h->n_crc * sizeof *wanted);
+	if (!wanted)
+		return -ENOMEM;
+	memset(wanted, 1, h->n_crc * sizeof *wanted);
+	r = s3_unseal(v, 0, h, 0, stored, wanted, data);
+	free(wanted);
+	return r == -EBADMSG ? 1 : r;
+}
+
+/*
+ * Is there an entry that was written when the one of this number had been synced? Then that had
+ * been whole. 1: yes.
+ */
+static int find_later(struct s3_writeback *w, uint64_t number)
+{
+	uint8_t *memory = malloc(SCAN_BYTES);
+	struct entry e = {0};
+	int r = memory ? 0 : -ENOMEM;
+
+	for (uint64_t at = 0; r == 0 && at < w->ring; at += SCAN_BYTES) {
+		size_t length = w->ring - at < SCAN_BYTES ? w->ring - at : SCAN_BYTES;
+
+		r = s3_localfile_transfer(&w->file, false, memory, length, S3_WRITEBACK_RING + at);
+		for (size_t i = 0; r == 0 && i < length; i += S3_WRITEBACK_BLOCK) {
+			struct s3_object_header h;
+
+			/* Most of it is none, which is seen without reading more. */
+			if (s3_header_decode(memory + i, S3_WRITEBACK_BLOCK, w->state.uuid, &h) !=
+					S3_GOOD &&
+				!h.header_bytes)
+				continue;
+			r = read_header(w, at + i, &e);
+			if (r == 0)
+				r = e.number > number && e.header.checkpoint >= number;
+			else if (r == 1)
+				r = 0;
+		}
+	}
+	forget(&e);
+	free(memory);
+	return r;
+}
+
+/* ---- is it the volume's ------------------------------------------------------------------- */
+
+/* Refuses to open, or, if what is lost may be lost, says so. */
+static int __attribute__((format(printf, 3, 4)))
+refuse_loss(struct s3_volume *v, bool last, const char *format, ...)
+{
+	char text[512];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof text, format, args);
+	va_end(args);
+	if (!v->write_back_discard)
+		return s3_volume_refuse(v, -EBUSY,
+			"%s, or open it with write-back-discard=on to give up what only that log "
+			"holds",
+			text);
+	if (last)
+		backend_error(&v->host,
+			"volume=%s: what only its write-back log held is given up, as "
+			"write-back-discard=on says",
+			v->name);
+	return 0;
+}
+
+/* For each entry that the store lacks. data: its blocks. */
+typedef int (*entry_fn)(void *opaque, const struct entry *e, const uint8_t *data);
+
+/* The entries that the store lacks, in order. fn tells its errors; NULL: are they whole? */
+static int walk(
+	struct s3_volume *v, const struct s3_chain *chain, bool last, entry_fn fn, void *opaque)
+{
+	struct s3_writeback *w = v->writeback;
+	uint64_t position = w->state.tail, number = w->state.entry, id = 0;
+	uint8_t *data = malloc(S3_BATCH_MAX);
+	struct entry e = {0};
+	bool lacks = w->state.frontier > chain->last;
+	int r = data ? 0 : -ENOMEM, stopped = 0;
+
+	while (r == 0 && !lacks && !stopped) {
+		r = find_entry(w, position, number, &e);
+		if (r == 0 && e.header.id < id)
+			r = 1;
+		if (r == 0 && e.header.id > chain->last) {
+			lacks = e.header.frontier > chain->last;
+			if (!lacks)
+				r = restore(v, &e, data);
+			if (r == 0 && !lacks && fn && number > chain->replayed)
+				stopped = fn(opaque, &e, data);
+		}
+		if (r)
+			break;
+		id = e.header.id;
+		position = e.position + e.bytes;
+		number++;
+	}
+	if (r == 1)
+		r = find_later(w, number);
+	if (r == 1)
+		r = refuse_loss(v, last,
+			"write-back=%s: entry %" PRIu64 " is damaged, and flushes that came after "
+			"it cannot be replayed; restore the file",
+			w->file.path, number);
+	else if (r == 0 && lacks)
+		r = refuse_loss(v, last,
+			"volume=%s: the log in the store ends at object %" PRIu64
+			", although the write-back log tells that more had been stored; restore "
+			"the "
+			"store",
+			v->name, chain->last);
+	else if (r < 0 && r != -ENOMEM)
+		s3_localfile_refuse_errno(&w->file, r, "replace the disk, and restore the file");
+	forget(&e);
+	free(data);
+	return stopped ? stopped : r;
+}
+
+/* What is to be done about the log. */
+enum verdict { TAKE, REPLAY };
+
+/*
+ * TAKE: there is nothing in it that the store lacks; REPLAY: there may be; negative errno. last:
+ * the volume has been fenced.
+ */
+static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
+{
+	const struct s3_writeback *w = v->writeback;
+	const struct s3_writeback_stored *s = w ? &w->state : NULL;
+	const uint8_t *mark = v->super.write_back;
+	bool named = memcmp(mark, s3_writeback_nobody, S3_UUID) != 0,
+	     marked = named && !chain->closed;
+	bool ours = s && s->generation && memcmp(s->uuid, v->super.uuid, S3_UUID) == 0;
+
+	if (s && s->generation && !ours && s->live)
+		return s3_localfile_refuse(&w->file, -EBUSY,
+			"belongs to another volume, and may hold what that volume lacks; give each "
+			"volume a write-back log of its own");
+	if (w && w->damaged)
+		return refuse_loss(v, last,
+			"write-back=%s: is damaged where it says whose it is; remove it if the "
+			"volume was closed",
+			w->file.path);
+	if (ours && named && memcmp(s->next, mark, S3_UUID) == 0)
+		return TAKE;
+	if (ours && named && memcmp(s->owner, mark, S3_UUID) == 0) {
+		if (!s->live || chain->closed)
+			return TAKE;
+		if (!chain->last || chain->foreign)
+			return refuse_loss(v, last,
+				"write-back=%s: another writer has changed volume=%s since; remove "
+				"the file",
+				w->file.path, v->name);
+		if (s->ring != w->ring)
+			return s3_localfile_refuse(&w->file, -EINVAL,
+				"was made in another size, and is not empty; leave "
+				"write-back-size= out");
+		return REPLAY;
+	}
+	if (marked)
+		return refuse_loss(v, last,
+			"volume=%s: its last writer had a write-back log, which %s and may hold "
+			"what was flushed; give that file as write-back=",
+			v->name, w ? "is not this one" : "is not given");
+	if (ours && s->live)
+		return refuse_loss(v, last,
+			"write-back=%s: is older than what volume=%s holds, which another writer "
+			"has taken over since; remove the file",
+			w->file.path, v->name);
+	return TAKE;
+}
+
+int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain)
+{
+	int r = examine(v, chain, false);
+
+	return r == REPLAY ? walk(v, chain, false, NULL, NULL) : r;
+}
+
+/* ---- replay ---------------------------------------------------------------------------- */
+
+/* An object that is made of entries. */
+struct replay {
+	struct s3_volume *v;
+	struct s3_recovery *recovery;
+	struct s3_header_writer writer;
+	uint8_t *header, *data;
+	size_t room;
+	uint32_t *crcs;
+	struct s3_stored stored;
+	uint32_t blocks, records;
+	uint64_t last; /* entry */
+};
+
+static void begin(struct replay *c)
+{
+	const struct s3_volume *v = c->v;
+	struct s3_object_header header = {
+		.type = S3_TYPE_DATA,
+		.block_shift = v->shift,
+		.id = v->applied + 1,
+		.epoch = v->epoch,
+		.batch = v->applied + 1,
+		.frontier = v->applied,
+		.checkpoint = v->checkpoint,
+	};
+
+	memcpy(header.uuid, v->super.uuid, S3_UUID);
+	memcpy(header.instance, v->instance, S3_UUID);
+	s3_header_begin(&c->writer, &header, c->header, c->room);
+	c->blocks = c->records = 0;
+}
+
+/* Stores what has been collected. */
+static int put(struct replay *c)
+{
+	struct s3_volume *v = c->v;
+	struct s3_object_header header;
+	struct iovec iov[2];
+	int r;
+
+	if (!c->records)
+		return 0;
+	if (!v->transforms)
+		for (uint32_t i = 0; i < c->blocks; i++)
+			c->crcs[i] = s3_crc32c(0, c->data + ((size_t)i << v->shift), v->block_size);
+	c->writer.header.blocks = c->blocks;
+	c->writer.header.cache_record = c->last;
+	c->writer.header.time = (uint64_t)time(NULL) * 1000000;
+	r = s3_seal(v, &c->writer, c->data, c->crcs, &c->stored, iov, &header);
+	if (r)
+		return s3_volume_refuse(v, r, "volume=%s: object %" PRIu64 " cannot be built: %s",
+			v->name, v->applied + 1, strerror(-r));
+	s3_failpoint(S3_FAIL_WB_REPLAY_PUT_BEFORE);
+	r = s3_recovery_add(c->recovery, iov, iov[1].iov_len ? 2 : 1, &header);
+	if (r == 0)
+		s3_failpoint(S3_FAIL_WB_REPLAY_PUT_AFTER);
+	begin(c);
+	return r;
+}
+
+static int collect(void *opaque, const struct entry *e, const uint8_t *data)
+{
+	struct replay *c = opaque;
+	struct s3_volume *v = c->v;
+	const struct s3_object_header *h = &e->header;
+	struct s3_record record;
+	size_t cursor = 0;
+	int r = 0;
+
+	if (c->records && (c->blocks + h->blocks > v->batch_blocks ||
+				  c->records + h->n_records > S3_RECORDS_MAX))
+		r = put(c);
+	if (r)
+		return r;
+	memcpy(c->data + ((size_t)c->blocks << v->shift), data, (size_t)h->blocks << v->shift);
+	while (s3_header_next(h, &cursor, &record)) {
+		if (record.op == S3_RECORD_WRITE)
+			record.offset += c->blocks;
+		s3_header_add(&c->writer, &record);
+	}
+	c->blocks += h->blocks;
+	c->records += h->n_records;
+	c->last = e->number;
+	v->writeback->counters.replayed++;
+	return 0;
+}
+
+/* Puts what the store lacks behind the log. */
+static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
+{
+	/* Entries may be of larger batches than ours. */
+	size_t bytes = S3_BATCH_MAX;
+	uint32_t blocks = (uint32_t)(bytes >> v->shift);
+	struct replay c = {.v = v,
+		.recovery = recovery,
+		.room = s3_header_room(S3_RECORDS_MAX, blocks, v->shift, v->super.features)};
+	int r = s3_stored_init(v, &c.stored, bytes);
+
+	c.header = aligned_alloc(S3_ALIGN, c.room);
+	c.data = malloc(bytes);
+	c.crcs = malloc(blocks * sizeof *c.crcs);
+	if (!c.header || !c.data || !c.crcs)
+		r = -ENOMEM;
+	if (r == 0) {
+		begin(&c);
+		r = walk(v, chain, true, collect, &c);
+	}
+	if (r == 0)
+		r = put(&c);
+	s3_stored_free(&c.stored);
+	free(c.header);
+	free(c.data);
+	free(c.crcs);
+	return r;
+}
+
+/* ---- open and close ----------------------------------------------------------------------- */
+
+/* Names the writer (NULL: none) whose log may hold what the store lacks. */
+static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super)
+{
+	const uint8_t *mark = opaque;
+
+	if (memcmp(super->write_back, mark, S3_UUID) == 0)
+		return 0;
+	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0)
+		return s3_volume_refuse(v, -EBUSY,
+			"volume=%s: another writer opened or closed it meanwhile; end that one, "
+			"and "
+			"start again",
+			v->name);
+	memcpy(super->write_back, mark, S3_UUID);
+	return 1;
+}
+
+static int set_mark(struct s3_volume *v, const uint8_t *mark)
+{
+	uint8_t copy[S3_UUID];
+	int r;
+
+	memcpy(copy, mark, S3_UUID);
+	r = s3_volume_change_super(v, change_mark, copy);
+	if (r == 0)
+		memcpy(v->super.write_back, mark, S3_UUID);
+	return r;
+}
+
+/* Memory of the thread's. */
+static int allocate(struct s3_volume *v)
+{
+	struct s3_writeback *w = v->writeback;
+	int r = s3_stored_init(v, &w->stored, v->batch_size);
+
+	w->header = aligned_alloc(S3_ALIGN, s3_log_header_room(v));
+	w->crcs = malloc(v->batch_blocks * sizeof *w->crcs);
+	return r == 0 && w->header && w->crcs ? 0 : -ENOMEM;
+}
+
+/* The log becomes this writer's. At each moment the super object names one that it knows. */
+static int adopt(struct s3_volume *v)
+{
+	struct s3_writeback *w = v->writeback;
+	/* Everything is in the store. */
+	struct s3_writeback_stored state = {.entry = 1};
+	int r = allocate(v);
+
+	if (r)
+		return r;
+	memcpy(state.uuid, v->super.uuid, S3_UUID);
+	memcpy(state.owner, v->super.write_back, S3_UUID);
+	memcpy(state.next, v->instance, S3_UUID);
+	w->used = true;
+	/* A device begins with nothing so far. */
+	memcpy(w->block, s3_writeback_kind.magic, sizeof s3_writeback_kind.magic);
+	r = s3_localfile_transfer(&w->file, true, w->block, sizeof s3_writeback_kind.magic, 0);
+	if (r == 0)
+		r = s3_writeback_write_state(w, &state);
+	if (r)
+		return s3_localfile_refuse_errno(&w->file, r, "give another path");
+	s3_failpoint(S3_FAIL_WB_MARK_BEFORE);
+	r = set_mark(v, v->instance);
+	if (r)
+		return r;
+	s3_failpoint(S3_FAIL_WB_MARK_AFTER);
+	state.live = true;
+	state.epoch = v->epoch;
+	state.frontier = v->frontier;
+	memcpy(state.owner, v->instance, S3_UUID);
+	memcpy(state.next, s3_writeback_nobody, S3_UUID);
+	r = s3_writeback_write_state(w, &state);
+	if (r)
+		return s3_localfile_refuse_errno(&w->file, r, "give another path");
+	w->entry = 1;
+	w->freed = (struct s3_writeback_end){.seq = v->frontier, .entry = 1};
+	/* Whoever took over before the super object named us does not know of the log. */
+	r = s3_check_not_fenced(v);
+	if (r == -ESTALE)
+		return -EIO; /* told */
+	return r ? s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r)) : 0;
+}
+
+int s3_writeback_attach(
+	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
+{
+	int r = examine(v, chain, true);
+
+	if (r == REPLAY)
+		r = replay(v, chain, recovery);
+	if (r < 0)
+		return r;
+	/* Nobody else's opening may have gone unnoticed, so this is done without a log, too. */
+	return v->writeback ? adopt(v) : set_mark(v, s3_writeback_nobody);
+}
+
+void s3_writeback_empty(struct s3_volume *v)
+{
+	struct s3_writeback *w = v->writeback;
+	struct s3_writeback_stored state;
+
+	if (!w || !w->used)
+		return;
+	state = w->state;
+	state.live = false;
+	if (s3_writeback_write_state(w, &state) == 0)
+		s3_failpoint(S3_FAIL_WB_EMPTY_AFTER);
+}
+
+void s3_writeback_unmark(struct s3_volume *v)
+{
+	/* Otherwise the log would have to be given, although the end in the store makes it void. */
+	if (v->writeback && !v->writeback->state.live)
+		set_mark(v, s3_writeback_nobody);
+}

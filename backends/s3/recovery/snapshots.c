@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The map of a snapshot, and the snapshots that a crash has left half made or half deleted. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
+#include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/format/checkpoint.h"
+#include "backends/s3/format/format.h"
+#include "backends/s3/recovery/internal.h"
+#include "backends/s3/recovery/parts.h"
+#include "backends/s3/recovery/recovery.h"
+#include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
+
+struct restore {
+	struct s3_volume *v;
+	struct s3_objects *objects; /* the snapshot's table */
+};
+
+/* Enters a run of the snapshot's map. Its table may have other slots than the volume's. */
+static int restore_run(void *opaque, const struct s3_run *run)
+{
+	struct restore *c = opaque;
+	struct s3_volume *v = c->v;
+	struct s3_object object;
+	uint32_t slot;
+
+	s3_objects_get(c->objects, run->slot, &object);
+	slot = s3_objects_find(v->objects, object.origin, object.id);
+	if (slot == S3_NO_SLOT)
+		return -ENOENT;
+	return s3_map_update(v->map, v->applied, run->lba, run->count, slot, run->offset);
+}
+
+/* 1, or negative errno. */
+static int restore_region(struct restore *c, const struct s3_root *root, size_t i, const void *data)
+{
+	struct s3_map *map = s3_map_new(c->objects, root->blocks);
+	int r = map ? s3_recovery_check_error(s3_map_load(
+			      map, root->regions[i].region, data, root->regions[i].bytes))
+		    : -ENOMEM;
+
+	if (r == 0)
+		r = s3_map_walk(map, restore_run, c);
+	s3_map_free(map);
+	return r ? r : 1;
+}
+
+/* Takes the map over, a region after the other. */
+static int restore_regions(struct s3_volume *v, const struct s3_root *root)
+{
+	struct restore c = {.v = v, .objects = s3_objects_new(v->batch_blocks)};
+	struct s3_root_part *parts;
+	struct s3_parts *fetched;
+	int r = c.objects ? 0 : -ENOMEM;
+
+	if (r == 0 && s3_objects_decode(c.objects, root->table, root->table_bytes) != S3_GOOD)
+		r = -ENOENT;
+	parts = r ? NULL : s3_recovery_parts_of(root, false);
+	fetched = parts ? s3_parts_new(v, v->base, parts, root->n_regions) : NULL;
+	if (r == 0)
+		r = fetched ? 1 : -ENOMEM;
+	while (r == 1) {
+		size_t i;
+		void *data;
+
+		r = s3_parts_next(fetched, &i, &data);
+		if (r == 1) {
+			r = restore_region(&c, root, i, data);
+			free(data);
+		}
+	}
+	s3_parts_free(fetched);
+	free(parts);
+	s3_objects_free(c.objects);
+	return r;
+}
+
+int s3_restore(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root root;
+	void *data;
+	int r = -ENOENT;
+
+	/* The younger ones have been deleted, although the root that was loaded may not know. */
+	while (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq > seq)
+		if (s3_snapshot_drop(v, v->snapshots[v->n_snapshots - 1].seq, v->applied))
+			return -ENOMEM;
+	if (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == seq) {
+		strcpy(name.name, v->snapshots[v->n_snapshots - 1].name);
+		r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	}
+	if (r == 0) {
+		r = root.seq == seq && root.base == seq ? s3_objects_rollback(v->objects, seq)
+							: -ENOENT;
+		if (r == 0) {
+			s3_map_clear(v->map);
+			r = restore_regions(v, &root);
+		}
+		s3_root_free(&root);
+		free(data);
+	}
+	if (r)
+		return r;
+	s3_objects_settle(v->objects, v->applied);
+	/* All regions that hold anything have changed. */
+	free(v->regions);
+	v->regions = NULL;
+	v->n_regions = 0;
+	v->full_wanted = v->rolled_back = true;
+	return 0;
+}
+
+static bool is_known(const struct s3_root_snapshot *snapshots, size_t n, const char *name)
+{
+	for (size_t i = 0; i < n; i++)
+		if (strcmp(snapshots[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+/* A snapshot whose own root is there, while the volume does not know it. */
+static int look_at_snapshot(struct s3_volume *v, struct s3_recovery *p,
+	const struct s3_snapshot_files *files, bool *again)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root_snapshot *list, found = {0};
+	struct s3_root root;
+	bool known;
+	void *data;
+	int r;
+
+	strcpy(name.name, files->name);
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	/* Not that of another writer, who takes over: we shall see. */
+	if (root.n_snapshots && root.epoch <= v->epoch)
+		found = root.snapshots[root.n_snapshots - 1];
+	known = found.seq == root.seq && strcmp(found.name, files->name) == 0;
+	s3_root_free(&root);
+	free(data);
+	if (!known)
+		return 0;
+	if (found.seq <= v->checkpoint) {
+		s3_snapshot_erase(v, files->name);
+		return 0;
+	}
+	if (found.seq > v->applied)
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: the log ends before snapshot %s, at object %" PRIu64
+			"; restore the volume from a backup",
+			v->name, files->name, v->applied);
+	list = realloc(p->adopt, (p->n_adopt + 1) * sizeof *list);
+	if (!list)
+		return -ENOMEM;
+	list[p->n_adopt++] = found;
+	p->adopt = list;
+	*again = true;
+	return 0;
+}
+
+int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bool *again)
+{
+	struct s3_snapshot_files *files;
+	struct s3_request req;
+	size_t n;
+	int r = s3_snapshot_look(v, &files, &n, &req);
+
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		bool known = is_known(v->snapshots, v->n_snapshots, files[i].name);
+
+		if (known && files[i].deleting)
+			s3_snapshot_unmark(v, files[i].name);
+		else if (!known && files[i].root)
+			r = look_at_snapshot(v, p, &files[i], again);
+		else if (!known && files[i].deleting)
+			s3_snapshot_erase(v, files[i].name);
+	}
+	free(files);
+	return r;
+}
+
+/* Does the newest root that can be read know the snapshot, or has it not yet come to that? */
+static int is_deleted(struct s3_volume *v, const char *snapshot, uint64_t seq)
+{
+	struct s3_roots roots = {.v = v};
+	int r = s3_recovery_list_roots(v, &roots), deleted = 0;
+
+	for (size_t i = 0; r == 0 && i < roots.n; i++) {
+		struct s3_root root;
+		void *data;
+
+		r = s3_recovery_read_root(v, roots.seqs[i], &data, &root);
+		if (r == 0) {
+			deleted = root.seq >= seq &&
+				  !is_known(root.snapshots, root.n_snapshots, snapshot);
+			s3_root_free(&root);
+			free(data);
+			break;
+		}
+		if (r == -ENOENT)
+			r = 0;
+	}
+	free(roots.seqs);
+	return r ? r : deleted;
+}
+
+static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
+{
+	struct s3_snapshot_files *files;
+	char names[256] = "";
+	struct s3_request req;
+	size_t n, used = 0;
+	int r = s3_snapshot_look(v, &files, &n, &req);
+
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; i < n && used < sizeof names; i++)
+		if (files[i].root && !files[i].deleting)
+			used += (size_t)snprintf(names + used, sizeof names - used, "%s%s",
+				used ? ", " : "", files[i].name);
+	free(files);
+	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has none of that name; %s%s",
+		snapshot, v->name, used ? "there are " : "it has no snapshot at all", names);
+}
+
+int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
+{
+	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_root root;
+	void *data;
+	int r;
+
+	strcpy(name.name, snapshot);
+	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r)
+		return r == -ENOENT ? refuse_snapshot(v, snapshot) : r;
+	r = is_deleted(v, snapshot, root.seq);
+	if (r == 1) {
+		r = refuse_snapshot(v, snapshot);
+	} else if (r == 0) {
+		r = s3_recovery_load_full(v, v->base, &root);
+		if (r == -ENOENT)
+			r = s3_volume_refuse(v, -EIO,
+				"snapshot=%s: a part of its map is damaged or gone; restore the "
+				"volume "
+				"from a backup",
+				snapshot);
+	}
+	if (r == 0) {
+		v->epoch = root.epoch;
+		memcpy(v->predecessor, root.instance, S3_UUID);
+		v->applied = v->frontier = root.seq;
+		v->next_seq = root.seq + 1;
+		r = s3_map_resize(v->map, root.blocks);
+	}
+	s3_root_free(&root);
+	free(data);
+	return r;
+}
