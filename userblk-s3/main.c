@@ -53,7 +53,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	/* Opened, so that nobody else writes to it any more. */
 	config.create = config.readonly = false;
 	config.size = 0;
-	config.polite = !o->take_over;
+	config.require_clean_close = !o->take_over;
 	r = session_open(o, &config, NULL, answer, &error);
 	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
 	 */

@@ -165,8 +165,8 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 
 	if (kept)
 		host = (struct backend_host){.opaque = kept, .error = host_keep};
-	c.hasty = !params_given(o->params, "retry-deadline");
-	if (c.hasty)
+	c.use_default_deadline = !params_given(o->params, "retry-deadline");
+	if (c.use_default_deadline)
 		c.store.retry_deadline = RETRY_DEADLINE;
 	/* The server's own. */
 	c.control = c.cache_file = NULL;
@@ -198,6 +198,6 @@ int session_perform(
 	config.create = false;
 	config.size = 0;
 	config.readonly = way == WAY_READ;
-	config.polite = !o->take_over;
+	config.require_clean_close = !o->take_over;
 	return session_open(o, &config, request, answer, NULL);
 }

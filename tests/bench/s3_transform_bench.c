@@ -39,7 +39,7 @@ static void fill(uint8_t *data, bool shrinks)
 		random ^= random << 13;
 		random ^= random >> 7;
 		random ^= random << 17;
-		s3_put(data + i, random, 8);
+		s3_le_store(data + i, random, 8);
 		if (shrinks && i % 64 >= 24)
 			memset(data + i, (int)(i / 4096 % 256), 8);
 	}

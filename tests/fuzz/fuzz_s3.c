@@ -33,8 +33,8 @@ static void fix_crc(uint8_t *p, size_t length, size_t at)
 {
 	if (!at || length < at + 4)
 		return;
-	s3_put(p + at, 0, 4);
-	s3_put(p + at, s3_crc32c(0, p, length), 4);
+	s3_le_store(p + at, 0, 4);
+	s3_le_store(p + at, s3_crc32c(0, p, length), 4);
 }
 
 /* What is accepted is encoded again as the same bytes. */
@@ -194,7 +194,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(copy, data + 1, size - 1);
 	fix_crc(copy, size - 1, crc_at[target]);
 	if (target == HEADER && size - 1 >= 24) {
-		size_t header = s3_get(copy + 16, 4);
+		size_t header = s3_le_load(copy + 16, 4);
 
 		if (header <= size - 1)
 			fix_crc(copy, header, crc_at[HEADER]);

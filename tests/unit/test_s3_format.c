@@ -194,7 +194,7 @@ static void test_forged(void **state)
 				uint8_t kept = b.data[i];
 
 				b.data[i] = (uint8_t)(flip == 0 ? kept ^ 1 : flip == 1 ? 0xff : 0);
-				s3_put(b.data + kinds[k].crc,
+				s3_le_store(b.data + kinds[k].crc,
 					crc_without(b.data, b.length, kinds[k].crc), 4);
 				read_copy(k, b.data, b.length);
 				b.data[i] = kept;
@@ -222,8 +222,8 @@ static void test_verdicts(void **state)
 		b.data[kinds[k].crc] ^= 1;
 		if (!kinds[k].magic_only) {
 			b.data[24] ^= 1;
-			s3_put(b.data + kinds[k].crc, crc_without(b.data, b.length, kinds[k].crc),
-				4);
+			s3_le_store(b.data + kinds[k].crc,
+				crc_without(b.data, b.length, kinds[k].crc), 4);
 			assert_int_equal(read_copy(k, b.data, b.length), S3_OTHER_VOLUME);
 		}
 		s3_buffer_free(&b);
@@ -237,22 +237,22 @@ static void test_unknown_flags(void **state)
 	(void)state;
 	write_header(&b);
 	b.data[10] |= 0x80;
-	s3_put(b.data + 20, crc_without(b.data, b.length, 20), 4);
+	s3_le_store(b.data + 20, crc_without(b.data, b.length, 20), 4);
 	assert_int_equal(read_header(b.data, b.length), S3_UNKNOWN_FLAG);
 	b.length = 0;
 	sample_super(&b);
 	b.data[15] |= 0x80;
-	s3_put(b.data + 20, crc_without(b.data, b.length, 20), 4);
+	s3_le_store(b.data + 20, crc_without(b.data, b.length, 20), 4);
 	assert_int_equal(read_super(b.data, b.length), S3_UNKNOWN_FLAG);
 	b.length = 0;
 	sample_summary(&b);
 	b.data[10] |= 2;
-	s3_put(b.data + 12, crc_without(b.data, b.length, 12), 4);
+	s3_le_store(b.data + 12, crc_without(b.data, b.length, 12), 4);
 	assert_int_equal(read_summary(b.data, b.length), S3_UNKNOWN_FLAG);
 	b.length = 0;
 	sample_root(&b, true);
 	b.data[10] |= 2;
-	s3_put(b.data + 12, crc_without(b.data, b.length, 12), 4);
+	s3_le_store(b.data + 12, crc_without(b.data, b.length, 12), 4);
 	assert_int_equal(read_root(b.data, b.length), S3_UNKNOWN_FLAG);
 	s3_buffer_free(&b);
 }
@@ -607,8 +607,8 @@ static void test_summary_with_a_wrong_column(void **state)
 				s3_buffer_varint(&b, stored);
 				s3_buffer_bytes(&b, s3_read_bytes(&r, stored), stored);
 			}
-			s3_put(b.data + 16, b.length, 8);
-			s3_put(b.data + 12, crc_without(b.data, b.length, 12), 4);
+			s3_le_store(b.data + 16, b.length, 8);
+			s3_le_store(b.data + 12, crc_without(b.data, b.length, 12), 4);
 			assert_int_equal(
 				read_summary(b.data, b.length), more[i] ? S3_INVALID : S3_GOOD);
 		}

@@ -59,7 +59,7 @@ void s3_buffer_number(struct s3_buffer *b, uint64_t v, size_t bytes)
 	uint8_t *p = s3_buffer_grow(b, bytes);
 
 	if (p)
-		s3_put(p, v, bytes);
+		s3_le_store(p, v, bytes);
 }
 
 void s3_buffer_bytes(struct s3_buffer *b, const void *data, size_t length)
@@ -109,7 +109,7 @@ uint64_t s3_read_number(struct s3_reader *r, size_t bytes)
 {
 	const uint8_t *p = s3_read_bytes(r, bytes);
 
-	return p ? s3_get(p, bytes) : 0;
+	return p ? s3_le_load(p, bytes) : 0;
 }
 
 /* Only the shortest form of a number is accepted, so that what is decoded has one encoding. */

@@ -10,13 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-static inline void s3_put(uint8_t *p, uint64_t v, size_t bytes)
+static inline void s3_le_store(uint8_t *p, uint64_t v, size_t bytes)
 {
 	for (size_t i = 0; i < bytes; i++)
 		p[i] = (uint8_t)(v >> 8 * i);
 }
 
-static inline uint64_t s3_get(const uint8_t *p, size_t bytes)
+static inline uint64_t s3_le_load(const uint8_t *p, size_t bytes)
 {
 	uint64_t v = 0;
 

@@ -29,9 +29,10 @@ struct s3_config {
 	unsigned block_size; /* index; s3_config_block_size() */
 	unsigned flush, fencing, layout, compress;
 	/* No parameters: the tool's. */
-	bool polite;	/* only if the last writer has closed the volume */
-	bool exclusive; /* with create: only if there is none yet */
-	bool hasty;	/* the deadline of requests is nobody's wish: an open need not take it */
+	bool require_clean_close;  /* only if the last writer has closed the volume */
+	bool exclusive;		   /* with create: only if there is none yet */
+	bool use_default_deadline; /* the deadline of requests is nobody's wish: an open need not
+				      take it */
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);

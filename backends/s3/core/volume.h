@@ -150,10 +150,10 @@ struct s3_volume {
 	struct s3_control *control;	/* or NULL */
 	struct s3_writeback *writeback; /* or NULL */
 	struct s3_stats stats;
-	uint64_t opened;	 /* ns, monotonic */
-	bool polite;		 /* recovery refuses what the last writer did not close */
-	bool ours;		 /* the fence is stored */
-	bool write_back_discard; /* what only a write-back log holds may be lost */
+	uint64_t opened;	  /* ns, monotonic */
+	bool require_clean_close; /* recovery refuses what the last writer did not close */
+	bool ours;		  /* the fence is stored */
+	bool write_back_discard;  /* what only a write-back log holds may be lost */
 	/* Of the newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;
 	uint64_t last_time; /* us since 1970 */

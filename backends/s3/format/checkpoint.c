@@ -51,8 +51,8 @@ static void seal(struct s3_buffer *out, size_t start)
 
 	if (out->failed)
 		return;
-	s3_put(out->data + start + LENGTH, length, 8);
-	s3_put(out->data + start + CRC, crc_of(out->data + start, length), 4);
+	s3_le_store(out->data + start + LENGTH, length, 8);
+	s3_le_store(out->data + start + CRC, crc_of(out->data + start, length), 4);
 }
 
 static enum s3_check check_head(
@@ -62,15 +62,15 @@ static enum s3_check check_head(
 		return length >= 8 && memcmp(p, magic, 8) ? S3_NOT_OURS : S3_SHORT;
 	if (memcmp(p, magic, 8))
 		return S3_NOT_OURS;
-	if (s3_get(p + 8, 2) > VERSION)
+	if (s3_le_load(p + 8, 2) > VERSION)
 		return S3_NEWER;
-	if (length < s3_get(p + LENGTH, 8))
+	if (length < s3_le_load(p + LENGTH, 8))
 		return S3_SHORT;
-	if (length != s3_get(p + LENGTH, 8) || crc_of(p, length) != s3_get(p + CRC, 4))
+	if (length != s3_le_load(p + LENGTH, 8) || crc_of(p, length) != s3_le_load(p + CRC, 4))
 		return S3_CHECKSUM;
-	if (s3_get(p + FLAGS, 2) & ~PACKED)
+	if (s3_le_load(p + FLAGS, 2) & ~PACKED)
 		return S3_UNKNOWN_FLAG;
-	if (s3_get(p + 8, 2) != VERSION)
+	if (s3_le_load(p + 8, 2) != VERSION)
 		return S3_INVALID;
 	if (uuid && memcmp(p + 24, uuid, S3_UUID))
 		return S3_OTHER_VOLUME;
@@ -448,12 +448,12 @@ enum s3_check s3_summary_decode(const void *data, size_t length, const uint8_t *
 	if (check)
 		return check;
 	memcpy(s.uuid, p + 24, S3_UUID);
-	s.epoch = s3_get(p + 40, 8);
+	s.epoch = s3_le_load(p + 40, 8);
 	s.first = s3_read_varint(&source.r);
 	s.last = s3_read_varint(&source.r);
 	if (source.r.bad || !s.first || s.last & S3_GC || s.last < s.first)
 		return S3_INVALID;
-	source.packed = s3_get(p + FLAGS, 2) & PACKED;
+	source.packed = s3_le_load(p + FLAGS, 2) & PACKED;
 	if (source.packed)
 		check = read_columns(&source);
 	if (!check)
@@ -656,8 +656,8 @@ enum s3_check s3_root_decode(
 	if (check)
 		return check;
 	memcpy(decoded.uuid, p + 24, S3_UUID);
-	decoded.epoch = s3_get(p + 40, 8);
-	decoded.packed = s3_get(p + FLAGS, 2) & PACKED;
+	decoded.epoch = s3_le_load(p + 40, 8);
+	decoded.packed = s3_le_load(p + FLAGS, 2) & PACKED;
 	check = decode_root(&r, &decoded);
 	if (check)
 		s3_root_free(&decoded);

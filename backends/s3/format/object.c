@@ -59,28 +59,28 @@ static void encode_record(const struct s3_record *rec, uint8_t *p)
 	switch (rec->op) {
 	case S3_RECORD_RELOCATE:
 		p[1] = rec->source_origin;
-		s3_put(p + 16, rec->source, 8);
-		s3_put(p + 24, rec->object, 8);
-		s3_put(p + 32, rec->source_offset, 4);
+		s3_le_store(p + 16, rec->source, 8);
+		s3_le_store(p + 24, rec->object, 8);
+		s3_le_store(p + 32, rec->source_offset, 4);
 		/* fall through */
 	case S3_RECORD_WRITE:
-		s3_put(p + 2, rec->lba, 6);
-		s3_put(p + 8, rec->count, 4);
-		s3_put(p + 12, rec->offset, 4);
+		s3_le_store(p + 2, rec->lba, 6);
+		s3_le_store(p + 8, rec->count, 4);
+		s3_le_store(p + 12, rec->offset, 4);
 		break;
 	case S3_RECORD_ZERO:
 	case S3_RECORD_DISCARD:
-		s3_put(p + 2, rec->lba, 6);
-		s3_put(p + 8, rec->count, 8);
+		s3_le_store(p + 2, rec->lba, 6);
+		s3_le_store(p + 8, rec->count, 8);
 		break;
 	case S3_RECORD_GC_OBJECT:
-		s3_put(p + 8, rec->bytes, 4);
-		s3_put(p + 12, rec->blocks, 4);
-		s3_put(p + 16, rec->object, 8);
-		s3_put(p + 24, rec->header_bytes, 4);
+		s3_le_store(p + 8, rec->bytes, 4);
+		s3_le_store(p + 12, rec->blocks, 4);
+		s3_le_store(p + 16, rec->object, 8);
+		s3_le_store(p + 24, rec->header_bytes, 4);
 		break;
 	case S3_RECORD_RESET:
-		s3_put(p + 8, rec->seq, 8);
+		s3_le_store(p + 8, rec->seq, 8);
 		break;
 	}
 }
@@ -91,28 +91,28 @@ static void decode_record(const uint8_t *p, struct s3_record *rec)
 	switch (rec->op) {
 	case S3_RECORD_RELOCATE:
 		rec->source_origin = p[1];
-		rec->source = s3_get(p + 16, 8);
-		rec->object = s3_get(p + 24, 8);
-		rec->source_offset = (uint32_t)s3_get(p + 32, 4);
+		rec->source = s3_le_load(p + 16, 8);
+		rec->object = s3_le_load(p + 24, 8);
+		rec->source_offset = (uint32_t)s3_le_load(p + 32, 4);
 		/* fall through */
 	case S3_RECORD_WRITE:
-		rec->lba = s3_get(p + 2, 6);
-		rec->count = s3_get(p + 8, 4);
-		rec->offset = (uint32_t)s3_get(p + 12, 4);
+		rec->lba = s3_le_load(p + 2, 6);
+		rec->count = s3_le_load(p + 8, 4);
+		rec->offset = (uint32_t)s3_le_load(p + 12, 4);
 		break;
 	case S3_RECORD_ZERO:
 	case S3_RECORD_DISCARD:
-		rec->lba = s3_get(p + 2, 6);
-		rec->count = s3_get(p + 8, 8);
+		rec->lba = s3_le_load(p + 2, 6);
+		rec->count = s3_le_load(p + 8, 8);
 		break;
 	case S3_RECORD_GC_OBJECT:
-		rec->bytes = (uint32_t)s3_get(p + 8, 4);
-		rec->blocks = (uint32_t)s3_get(p + 12, 4);
-		rec->object = s3_get(p + 16, 8);
-		rec->header_bytes = (uint32_t)s3_get(p + 24, 4);
+		rec->bytes = (uint32_t)s3_le_load(p + 8, 4);
+		rec->blocks = (uint32_t)s3_le_load(p + 12, 4);
+		rec->object = s3_le_load(p + 16, 8);
+		rec->header_bytes = (uint32_t)s3_le_load(p + 24, 4);
 		break;
 	case S3_RECORD_RESET:
-		rec->seq = s3_get(p + 8, 8);
+		rec->seq = s3_le_load(p + 8, 8);
 		break;
 	}
 }
@@ -206,27 +206,27 @@ static size_t finish(struct s3_header_writer *w, size_t records_bytes)
 	memset(p + w->length, 0, total - w->length);
 	memset(p, 0, HEAD);
 	memcpy(p, object_magic, sizeof object_magic);
-	s3_put(p + 8, S3_FORMAT_VERSION, 2);
-	s3_put(p + 10, h->flags, 2);
+	s3_le_store(p + 8, S3_FORMAT_VERSION, 2);
+	s3_le_store(p + 10, h->flags, 2);
 	p[12] = (uint8_t)h->type;
 	p[13] = (uint8_t)h->block_shift;
-	s3_put(p + 16, h->header_bytes, 4);
+	s3_le_store(p + 16, h->header_bytes, 4);
 	memcpy(p + 24, h->uuid, S3_UUID);
-	s3_put(p + 40, h->id, 8);
-	s3_put(p + 48, h->epoch, 8);
+	s3_le_store(p + 40, h->id, 8);
+	s3_le_store(p + 48, h->epoch, 8);
 	memcpy(p + 56, h->instance, S3_UUID);
-	s3_put(p + 72, h->batch, 8);
-	s3_put(p + 80, h->frontier, 8);
-	s3_put(p + 88, h->checkpoint, 8);
-	s3_put(p + 96, h->cache_record, 8);
-	s3_put(p + 104, h->time, 8);
+	s3_le_store(p + 72, h->batch, 8);
+	s3_le_store(p + 80, h->frontier, 8);
+	s3_le_store(p + 88, h->checkpoint, 8);
+	s3_le_store(p + 96, h->cache_record, 8);
+	s3_le_store(p + 104, h->time, 8);
 	memcpy(p + 112, h->salt, sizeof h->salt);
-	s3_put(p + 128, h->blocks, 4);
-	s3_put(p + 132, h->data_bytes, 4);
-	s3_put(p + 136, h->n_records, 4);
-	s3_put(p + 140, records_bytes, 4);
-	s3_put(p + 144, h->n_crc, 4);
-	s3_put(p + HEAD_CRC, s3_crc_around(p, total, HEAD_CRC), 4);
+	s3_le_store(p + 128, h->blocks, 4);
+	s3_le_store(p + 132, h->data_bytes, 4);
+	s3_le_store(p + 136, h->n_records, 4);
+	s3_le_store(p + 140, records_bytes, 4);
+	s3_le_store(p + 144, h->n_crc, 4);
+	s3_le_store(p + HEAD_CRC, s3_crc_around(p, total, HEAD_CRC), 4);
 	return total;
 }
 
@@ -237,7 +237,7 @@ size_t s3_header_finish(struct s3_header_writer *w, const uint32_t *crcs)
 	if (w->overflow || (size_t)w->header.blocks * 4 > w->room - w->length)
 		return 0;
 	for (uint32_t i = 0; i < w->header.blocks; i++, w->length += 4)
-		s3_put(w->buffer + w->length, crcs[i], 4);
+		s3_le_store(w->buffer + w->length, crcs[i], 4);
 	w->header.data_bytes = w->header.blocks << w->header.block_shift;
 	return finish(w, records_bytes);
 }
@@ -252,8 +252,9 @@ size_t s3_header_finish_units(struct s3_header_writer *w, const struct s3_unit *
 		return 0;
 	h->data_bytes = 0;
 	for (uint32_t i = 0; i < n; i++, w->length += 8) {
-		s3_put(w->buffer + w->length, units[i].bytes | (units[i].raw ? UNIT_RAW : 0), 4);
-		s3_put(w->buffer + w->length + 4, units[i].crc, 4);
+		s3_le_store(
+			w->buffer + w->length, units[i].bytes | (units[i].raw ? UNIT_RAW : 0), 4);
+		s3_le_store(w->buffer + w->length + 4, units[i].crc, 4);
 		h->data_bytes += units[i].bytes;
 	}
 	return finish(w, records_bytes);
@@ -270,18 +271,18 @@ bool s3_header_next(const struct s3_object_header *header, size_t *cursor, struc
 
 uint32_t s3_header_crc(const struct s3_object_header *header, uint32_t index)
 {
-	return (uint32_t)s3_get(header->crcs + (size_t)index * 4, 4);
+	return (uint32_t)s3_le_load(header->crcs + (size_t)index * 4, 4);
 }
 
 struct s3_unit s3_header_unit(const struct s3_object_header *header, uint32_t index)
 {
 	const uint8_t *p = header->crcs + (size_t)index * 8;
-	uint32_t bytes = (uint32_t)s3_get(p, 4);
+	uint32_t bytes = (uint32_t)s3_le_load(p, 4);
 
 	return (struct s3_unit){
 		.bytes = bytes & ~UNIT_RAW,
 		.raw = bytes & UNIT_RAW,
-		.crc = (uint32_t)s3_get(p + 4, 4),
+		.crc = (uint32_t)s3_le_load(p + 4, 4),
 	};
 }
 
@@ -368,16 +369,16 @@ enum s3_check s3_header_decode(
 	check = s3_check_kind(p, object_magic);
 	if (check)
 		return check;
-	h.header_bytes = (uint32_t)s3_get(p + 16, 4);
+	h.header_bytes = (uint32_t)s3_le_load(p + 16, 4);
 	if (!h.header_bytes || h.header_bytes % S3_ALIGN || h.header_bytes > S3_HEADER_MAX)
 		return S3_CHECKSUM;
 	if (length < h.header_bytes) {
 		header->header_bytes = h.header_bytes;
 		return S3_SHORT;
 	}
-	if (s3_crc_around(p, h.header_bytes, HEAD_CRC) != s3_get(p + HEAD_CRC, 4))
+	if (s3_crc_around(p, h.header_bytes, HEAD_CRC) != s3_le_load(p + HEAD_CRC, 4))
 		return S3_CHECKSUM;
-	h.flags = (uint32_t)s3_get(p + 10, 2);
+	h.flags = (uint32_t)s3_le_load(p + 10, 2);
 	if (h.flags & ~S3_FEATURES)
 		return S3_UNKNOWN_FLAG;
 	if (uuid && memcmp(p + 24, uuid, S3_UUID))
@@ -385,20 +386,20 @@ enum s3_check s3_header_decode(
 	h.type = p[12];
 	h.block_shift = p[13];
 	memcpy(h.uuid, p + 24, S3_UUID);
-	h.id = s3_get(p + 40, 8);
-	h.epoch = s3_get(p + 48, 8);
+	h.id = s3_le_load(p + 40, 8);
+	h.epoch = s3_le_load(p + 48, 8);
 	memcpy(h.instance, p + 56, S3_UUID);
-	h.batch = s3_get(p + 72, 8);
-	h.frontier = s3_get(p + 80, 8);
-	h.checkpoint = s3_get(p + 88, 8);
-	h.cache_record = s3_get(p + 96, 8);
-	h.time = s3_get(p + 104, 8);
+	h.batch = s3_le_load(p + 72, 8);
+	h.frontier = s3_le_load(p + 80, 8);
+	h.checkpoint = s3_le_load(p + 88, 8);
+	h.cache_record = s3_le_load(p + 96, 8);
+	h.time = s3_le_load(p + 104, 8);
 	memcpy(h.salt, p + 112, sizeof h.salt);
-	h.blocks = (uint32_t)s3_get(p + 128, 4);
-	h.data_bytes = (uint32_t)s3_get(p + 132, 4);
-	h.n_records = (uint32_t)s3_get(p + 136, 4);
-	h.records_bytes = s3_get(p + 140, 4);
-	h.n_crc = (uint32_t)s3_get(p + 144, 4);
+	h.blocks = (uint32_t)s3_le_load(p + 128, 4);
+	h.data_bytes = (uint32_t)s3_le_load(p + 132, 4);
+	h.n_records = (uint32_t)s3_le_load(p + 136, 4);
+	h.records_bytes = s3_le_load(p + 140, 4);
+	h.n_crc = (uint32_t)s3_le_load(p + 144, 4);
 	if (!s3_header_valid(&h) || h.n_crc != checksums_of(h.blocks, h.block_shift, h.flags))
 		return S3_INVALID;
 	table = (size_t)h.n_crc * (h.flags ? 8 : 4);

@@ -89,8 +89,8 @@ void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 		s3_buffer_bytes(out, super->wrapped, S3_WRAPPED(super->n_parents));
 	if (out->failed)
 		return;
-	s3_put(out->data + start + SUPER_CRC - 4, out->length - start, 4);
-	s3_put(out->data + start + SUPER_CRC,
+	s3_le_store(out->data + start + SUPER_CRC - 4, out->length - start, 4);
+	s3_le_store(out->data + start + SUPER_CRC,
 		s3_crc_around(out->data + start, out->length - start, SUPER_CRC), 4);
 }
 
@@ -186,7 +186,7 @@ static bool super_consistent(const struct s3_super *s)
 
 enum s3_check s3_check_kind(const uint8_t *data, const uint8_t magic[8])
 {
-	uint64_t version = s3_get(data + 8, 2);
+	uint64_t version = s3_le_load(data + 8, 2);
 
 	if (memcmp(data, magic, 8))
 		return S3_NOT_OURS;
@@ -209,12 +209,12 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 	check = s3_check_kind(p, super_magic);
 	if (check)
 		return check;
-	if (length < SUPER_LENGTH || length < s3_get(p + SUPER_CRC - 4, 4))
+	if (length < SUPER_LENGTH || length < s3_le_load(p + SUPER_CRC - 4, 4))
 		return S3_SHORT;
-	if (length != s3_get(p + SUPER_CRC - 4, 4) ||
-		s3_crc_around(p, length, SUPER_CRC) != s3_get(p + SUPER_CRC, 4))
+	if (length != s3_le_load(p + SUPER_CRC - 4, 4) ||
+		s3_crc_around(p, length, SUPER_CRC) != s3_le_load(p + SUPER_CRC, 4))
 		return S3_CHECKSUM;
-	s.features = (uint32_t)s3_get(p + 12, 4);
+	s.features = (uint32_t)s3_le_load(p + 12, 4);
 	if (s.features & ~(S3_FEATURES | S3_FEATURE_WRITE_BACK | S3_FEATURE_WRAPPED))
 		return S3_UNKNOWN_FLAG;
 	write_back = s.features & S3_FEATURE_WRITE_BACK;
@@ -231,8 +231,9 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 	s.created = s3_read_number(&r, 8);
 	s.checkpoint = s3_read_number(&r, 8);
 	memcpy(s.key_check, s3_read_bytes(&r, sizeof s.key_check), sizeof s.key_check);
-	check = n_parents > S3_PARENTS_MAX || s3_get(p + 10, 2) ? S3_INVALID
-								: decode_parents(&r, n_parents, &s);
+	check = n_parents > S3_PARENTS_MAX || s3_le_load(p + 10, 2)
+			? S3_INVALID
+			: decode_parents(&r, n_parents, &s);
 	if (!check && write_back)
 		check = decode_write_back(&r, &s);
 	if (!check && wrapped)

@@ -111,7 +111,7 @@ static bool object_key(
 	uint8_t text[sizeof h->salt + 8];
 
 	memcpy(text, h->salt, sizeof h->salt);
-	s3_put(text + sizeof h->salt, h->id, 8);
+	s3_le_store(text + sizeof h->salt, h->id, 8);
 	return hmac(t->key, text, sizeof text, key);
 }
 
@@ -127,10 +127,10 @@ static struct associated associate(
 {
 	struct associated a = {{0}, {0}};
 
-	s3_put(a.nonce, index, 4);
+	s3_le_store(a.nonce, index, 4);
 	memcpy(a.data, t->uuid, S3_UUID);
-	s3_put(a.data + S3_UUID, id, 8);
-	s3_put(a.data + S3_UUID + 8, index, 4);
+	s3_le_store(a.data + S3_UUID, id, 8);
+	s3_le_store(a.data + S3_UUID + 8, index, 4);
 	a.data[S3_UUID + 12] = raw;
 	return a;
 }

@@ -140,7 +140,7 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 	v->checkpoint_every = c->checkpoint;
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
-	v->polite = c->polite;
+	v->require_clean_close = c->require_clean_close;
 	v->write_back_discard = c->write_back_discard;
 	if (c->encryption_key)
 		r = s3_volume_read_key(v, c->encryption_key);
@@ -176,7 +176,8 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 			c->write_back, v->name);
 	if (r)
 		return r;
-	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->polite && !c->create)
+	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->require_clean_close &&
+		!c->create)
 		r = s3_volume_refuse(v, -EBUSY,
 			"volume=%s: has layout=direct, which does not tell whether a server has "
 			"it; "
@@ -257,8 +258,9 @@ int s3_volume_attach(
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
 	v->name = strdup(c->volume);
 	/* Who starts a server is to be told what is wrong, if he did not ask for patience. */
-	v->deadline = c->store.retry_deadline && !c->hasty ? (uint32_t)c->store.retry_deadline
-							   : OPEN_DEADLINE;
+	v->deadline = c->store.retry_deadline && !c->use_default_deadline
+			      ? (uint32_t)c->store.retry_deadline
+			      : OPEN_DEADLINE;
 	v->close_timeout_ns = c->close_timeout * 1000000000;
 	r = v->name ? s3_store_open(&c->store, &v->host, &v->store) : -ENOMEM;
 	if (r) {

@@ -44,33 +44,33 @@ static void encode_state(const struct s3_writeback_stored *s, uint8_t *p)
 {
 	memset(p, 0, S3_WRITEBACK_BLOCK);
 	memcpy(p, state_magic, sizeof state_magic);
-	s3_put(p + 8, VERSION, 4);
-	s3_put(p + 12, s->live, 4);
-	s3_put(p + 16, s->generation, 8);
+	s3_le_store(p + 8, VERSION, 4);
+	s3_le_store(p + 12, s->live, 4);
+	s3_le_store(p + 16, s->generation, 8);
 	memcpy(p + 24, s->uuid, S3_UUID);
 	memcpy(p + 40, s->owner, S3_UUID);
 	memcpy(p + 56, s->next, S3_UUID);
-	s3_put(p + 72, s->epoch, 8);
-	s3_put(p + 80, s->ring, 8);
-	s3_put(p + 88, s->tail, 8);
-	s3_put(p + 96, s->entry, 8);
-	s3_put(p + 104, s->frontier, 8);
-	s3_put(p + STATE_CRC, s3_crc32c(0, p, STATE_CRC), 4);
+	s3_le_store(p + 72, s->epoch, 8);
+	s3_le_store(p + 80, s->ring, 8);
+	s3_le_store(p + 88, s->tail, 8);
+	s3_le_store(p + 96, s->entry, 8);
+	s3_le_store(p + 104, s->frontier, 8);
+	s3_le_store(p + STATE_CRC, s3_crc32c(0, p, STATE_CRC), 4);
 }
 
 static bool decode_state(const uint8_t *p, struct s3_writeback_stored *s)
 {
-	if (memcmp(p, state_magic, sizeof state_magic) || s3_get(p + 8, 4) != VERSION ||
-		s3_get(p + STATE_CRC, 4) != s3_crc32c(0, p, STATE_CRC))
+	if (memcmp(p, state_magic, sizeof state_magic) || s3_le_load(p + 8, 4) != VERSION ||
+		s3_le_load(p + STATE_CRC, 4) != s3_crc32c(0, p, STATE_CRC))
 		return false;
 	*s = (struct s3_writeback_stored){
-		.live = s3_get(p + 12, 4),
-		.generation = s3_get(p + 16, 8),
-		.epoch = s3_get(p + 72, 8),
-		.ring = s3_get(p + 80, 8),
-		.tail = s3_get(p + 88, 8),
-		.entry = s3_get(p + 96, 8),
-		.frontier = s3_get(p + 104, 8),
+		.live = s3_le_load(p + 12, 4),
+		.generation = s3_le_load(p + 16, 8),
+		.epoch = s3_le_load(p + 72, 8),
+		.ring = s3_le_load(p + 80, 8),
+		.tail = s3_le_load(p + 88, 8),
+		.entry = s3_le_load(p + 96, 8),
+		.frontier = s3_le_load(p + 104, 8),
 	};
 	memcpy(s->uuid, p + 24, S3_UUID);
 	memcpy(s->owner, p + 40, S3_UUID);

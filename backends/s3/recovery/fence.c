@@ -115,7 +115,7 @@ static int check_end(struct s3_volume *v)
 		return s3_volume_refuse_clients(v, "its last server did not close it");
 	if (v->host.clients_remain && s3_session(v->predecessor) != v->host.clients_session)
 		return s3_volume_refuse_clients(v, "another server has had it since its last one");
-	return v->polite && !closed ? refuse_in_use(v) : 0;
+	return v->require_clean_close && !closed ? refuse_in_use(v) : 0;
 }
 
 /* The fence, with its header decoded. As s3_volume_put_at(). */

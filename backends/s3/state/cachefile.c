@@ -165,7 +165,7 @@ static uint32_t entry_crc(const struct s3_cachefile *f, uint32_t index, const ui
 	uint8_t place[4];
 	uint32_t crc = s3_crc32c(0, f->salt, SALT);
 
-	s3_put(place, index, 4);
+	s3_le_store(place, index, 4);
 	crc = s3_crc32c(crc, place, sizeof place);
 	return s3_crc32c(crc, entry, ENTRY_CRC);
 }
@@ -176,13 +176,13 @@ static void encode_entry(const struct s3_cachefile *f, uint32_t index, uint8_t *
 
 	if (!s->id)
 		return;
-	s3_put(entry, s->id, 8);
-	s3_put(entry + 8, s->number, 4);
+	s3_le_store(entry, s->id, 8);
+	s3_le_store(entry + 8, s->number, 4);
 	entry[12] = s->origin;
-	s3_put(entry + 14, s->valid, 2);
+	s3_le_store(entry + 14, s->valid, 2);
 	for (unsigned i = 0; i < S3_LINE_PAGES; i++)
-		s3_put(entry + 16 + (size_t)i * 4, s->crc[i], 4);
-	s3_put(entry + ENTRY_CRC, entry_crc(f, index, entry), 4);
+		s3_le_store(entry + 16 + (size_t)i * 4, s->crc[i], 4);
+	s3_le_store(entry + ENTRY_CRC, entry_crc(f, index, entry), 4);
 }
 
 /* False: there is no such line. */
@@ -190,16 +190,17 @@ static bool decode_entry(struct s3_cachefile *f, uint32_t index, const uint8_t *
 {
 	struct slot *s = &f->slots[index];
 	struct s3_line_key key = {
-		.id = s3_get(entry, 8),
-		.number = (uint32_t)s3_get(entry + 8, 4),
+		.id = s3_le_load(entry, 8),
+		.number = (uint32_t)s3_le_load(entry + 8, 4),
 		.origin = entry[12],
 	};
 
-	if (!key.id || s3_get(entry + ENTRY_CRC, 4) != entry_crc(f, index, entry) || find(f, &key))
+	if (!key.id || s3_le_load(entry + ENTRY_CRC, 4) != entry_crc(f, index, entry) ||
+		find(f, &key))
 		return false;
-	s->valid = (uint16_t)s3_get(entry + 14, 2);
+	s->valid = (uint16_t)s3_le_load(entry + 14, 2);
 	for (unsigned i = 0; i < S3_LINE_PAGES; i++)
-		s->crc[i] = (uint32_t)s3_get(entry + 16 + (size_t)i * 4, 4);
+		s->crc[i] = (uint32_t)s3_le_load(entry + 16 + (size_t)i * 4, 4);
 	enter(f, s, &key);
 	return true;
 }
@@ -209,23 +210,23 @@ static void encode_header(
 {
 	memset(header, 0, BLOCK);
 	memcpy(header, kind.magic, sizeof kind.magic);
-	s3_put(header + 8, VERSION, 4);
-	s3_put(header + 12, f->n_slots, 4);
+	s3_le_store(header + 8, VERSION, 4);
+	s3_le_store(header + 12, f->n_slots, 4);
 	memcpy(header + 16, volume->uuid, S3_UUID);
 	memcpy(header + 32, volume->now, S3_UUID);
 	memcpy(header + 48, f->salt, SALT);
-	s3_put(header + HEADER_CRC, s3_crc32c(0, header, HEADER_CRC), 4);
+	s3_le_store(header + HEADER_CRC, s3_crc32c(0, header, HEADER_CRC), 4);
 }
 
 /* Was it made for this volume, in this size, and last used with its last writer? */
 static bool header_fits(
 	struct s3_cachefile *f, const struct s3_cachefile_volume *volume, const uint8_t *header)
 {
-	if (memcmp(header, kind.magic, sizeof kind.magic) || s3_get(header + 8, 4) != VERSION ||
-		s3_get(header + 12, 4) != f->n_slots ||
+	if (memcmp(header, kind.magic, sizeof kind.magic) || s3_le_load(header + 8, 4) != VERSION ||
+		s3_le_load(header + 12, 4) != f->n_slots ||
 		memcmp(header + 16, volume->uuid, S3_UUID) ||
 		memcmp(header + 32, volume->before, S3_UUID) ||
-		s3_get(header + HEADER_CRC, 4) != s3_crc32c(0, header, HEADER_CRC))
+		s3_le_load(header + HEADER_CRC, 4) != s3_crc32c(0, header, HEADER_CRC))
 		return false;
 	memcpy(f->salt, header + 48, SALT);
 	return true;

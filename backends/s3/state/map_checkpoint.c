@@ -184,9 +184,9 @@ static void write_region(
 		out->length = start;
 		return;
 	}
-	s3_put(out->data + start + REGION_RUNS, w.n, 4);
-	s3_put(out->data + start + REGION_CRC, region_crc(out->data + start, out->length - start),
-		4);
+	s3_le_store(out->data + start + REGION_RUNS, w.n, 4);
+	s3_le_store(out->data + start + REGION_CRC,
+		region_crc(out->data + start, out->length - start), 4);
 }
 
 int s3_map_capture_region(struct s3_map *m, uint32_t index, struct s3_buffer *out)
@@ -297,18 +297,18 @@ enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, si
 		return S3_SHORT;
 	if (memcmp(p, region_magic, sizeof region_magic))
 		return S3_NOT_OURS;
-	if (s3_get(p + 8, 2) > REGION_VERSION)
+	if (s3_le_load(p + 8, 2) > REGION_VERSION)
 		return S3_NEWER;
-	if (region_crc(p, length) != s3_get(p + REGION_CRC, 4))
+	if (region_crc(p, length) != s3_le_load(p + REGION_CRC, 4))
 		return S3_CHECKSUM;
-	if (s3_get(p + 8, 2) != REGION_VERSION || s3_get(p + 10, 2) || s3_get(p + 12, 4) != index ||
-		base >= m->blocks)
+	if (s3_le_load(p + 8, 2) != REGION_VERSION || s3_le_load(p + 10, 2) ||
+		s3_le_load(p + 12, 4) != index || base >= m->blocks)
 		return S3_INVALID;
 	loading.region = m->regions[index] ? m->regions[index] : s3_map_region_make(m, index);
 	if (!loading.region)
 		return S3_NO_MEMORY;
 	room = m->blocks - base < S3_REGION_BLOCKS ? m->blocks - base : S3_REGION_BLOCKS;
-	n = s3_get(p + REGION_RUNS, 4);
+	n = s3_le_load(p + REGION_RUNS, 4);
 	for (uint64_t i = 0; !check && i < n; i++) {
 		uint64_t token = s3_read_varint(&r), count = (token >> 2) + 1;
 		uint64_t gap = token & 2 ? s3_read_varint(&r) : 0;
