@@ -667,7 +667,7 @@ export PYTHONPATH := $(CURDIR)/python
 SPDX_EXEMPT := ':!*.csv' ':!LICENSE' ':!.gitignore'
 
 # All checkers, then fails if one did.
-LINTERS := spdx-check format-check mypy-check ruff-check man-check
+LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check
 
 lint: ## all checkers of style and types
 	@failed=; for l in $(LINTERS); do echo "== $$l"; \
@@ -680,6 +680,10 @@ spdx-check: ## does every file name its licence
 		xargs -0 grep -Ls -d skip 'SPDX-License-Identifier: BSD-3-Clause' || true); \
 	test -z "$$missing" || { echo "no SPDX-License-Identifier in:" $$missing >&2; exit 1; }
 .PHONY: spdx-check
+
+rooms-check: ## do folders of the C code include those below them only
+	$(PYTHON) tests/rooms.py
+.PHONY: rooms-check
 
 mypy-check: ## are the types right
 	mypy --cache-dir build/mypy
