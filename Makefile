@@ -791,9 +791,9 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-fuse test-fuse-3.18 test-lab
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel

@@ -14,6 +14,7 @@
 #include "tests/simulation/sim.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define STACK (1u << 20)
 #else
@@ -194,6 +195,10 @@ static void reap(void)
 	ended = NULL;
 	if (!t || !t->stack)
 		return;
+#if defined(__SANITIZE_ADDRESS__)
+	/* Of frames that were never left. */
+	__asan_unpoison_memory_region(t->stack + GUARD, STACK - GUARD);
+#endif
 	memcpy(t->stack + GUARD, &free_stacks, sizeof free_stacks);
 	free_stacks = t->stack;
 	t->stack = NULL;
@@ -206,8 +211,8 @@ static void switch_to(struct sim_thread *to)
 	from->error = errno;
 	sim_current = to == &root ? NULL : to;
 #if defined(__SANITIZE_ADDRESS__)
-	__sanitizer_start_switch_fiber(
-		&from->fake, to == &root ? root.stack : to->stack, to == &root ? root.size : STACK);
+	__sanitizer_start_switch_fiber(from->state == SIM_ENDED ? NULL : &from->fake,
+		to == &root ? root.stack : to->stack, to == &root ? root.size : STACK);
 	sim_switch(&from->sp, to->sp);
 	__sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
 #else
@@ -719,7 +724,11 @@ void sim_run(void (*main)(void *opaque), void *opaque)
 
 /* The return addresses of a thread, for addr2line; frames are kept in the build of the simulation.
  */
-static void print_stack(const struct sim_thread *t)
+#if defined(__SANITIZE_ADDRESS__)
+__attribute__((no_sanitize_address))
+#endif
+static void
+print_stack(const struct sim_thread *t)
 {
 	void *const *frame = t == sim_current ? __builtin_frame_address(0) : t->frame;
 
