@@ -36,6 +36,8 @@ static void on_error(void *opaque, const char *message)
 
 	sim_trace("told: %s", message);
 	l->volume->log_is_void |= strstr(message, "is older than what volume") && l->volume->lossy;
+	/* It was to end in an outage. */
+	l->aborted |= strstr(message, "close-timeout=") != NULL;
 	/* One that only reads may come too late for what it reads; so may a writer overtaken. */
 	if (l->role == READER || l->volume->writers > l->writer_number || l->volume->lossy)
 		return;

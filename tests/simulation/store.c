@@ -231,6 +231,11 @@ bool store_may_be_full(void)
 	return faults.room != 0;
 }
 
+bool store_troubled(void)
+{
+	return faults.n_episodes && !faults.calm;
+}
+
 void store_calm(void)
 {
 	faults.calm = true;

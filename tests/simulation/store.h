@@ -16,6 +16,8 @@ void store_draw(void);
 void store_in_order(void);
 /* Is there a limit to what the store takes? */
 bool store_may_be_full(void);
+/* Are there times in which nothing of some kind succeeds? */
+bool store_troubled(void);
 /* No faults from now on; what is under way goes on. */
 void store_calm(void);
 /* Are there attempts, be it of senders that are gone, that are still to take effect? */
