@@ -96,6 +96,26 @@ static void host_debug(void *opaque, const char *message)
 }
 
 /*
+ * nbdkit ends itself without a word to us if, between get_ready and after_fork, it cannot have its
+ * socket, its user or a process in the background. The device would then be left as if it had been
+ * killed, and whoever serves it next be told to wait or to take over.
+ */
+static bool serving; /* or that is another process's affair */
+
+static void close_unserved(void)
+{
+	if (device && !serving)
+		backend_close(device);
+	device = NULL;
+}
+
+/* The parent leaves the device to its child. */
+static void forked(void)
+{
+	serving = true;
+}
+
+/*
  * Opens the device. Not in after_fork: what goes wrong there is seen neither on
  * the terminal nor in the exit status, and the user may have been changed. The
  * open file description, and with it the exclusive claim on a block device,
@@ -109,6 +129,9 @@ static int adapter_get_ready(void)
 	r = backend_open(params, 0, &host, &device);
 	if (r == 0)
 		r = backend_info(device, &device_info);
+	/* Now: what the device's libraries do at the end comes after it. */
+	if (r == 0 && (atexit(close_unserved) || pthread_atfork(NULL, forked, NULL)))
+		r = -ENOMEM;
 	if (r == 0)
 		return 0;
 	/* A device tells what a user can mend, and only that. */
@@ -177,6 +200,7 @@ static void end_watcher(void)
 /* In the process that serves. */
 static int adapter_after_fork(void)
 {
+	serving = true;
 	backend_start(device);
 	start_watcher();
 	return 0;

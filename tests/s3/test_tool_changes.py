@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from device import ServeS3
-from nbdkit_server import NbdError
+from nbdkit_server import NbdError, plugin_path, run_nbdkit
 from stamps import BLOCK, stamped
 from tool import Tool
 from volume_driver import Ended
@@ -225,3 +225,27 @@ def test_gc(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None
     assert result["stored_bytes"] < result["stored_bytes_before"] / 4
     assert sum(serve_s3.objects("v", "log/").values()) < result["stored_bytes_before"] / 2
     assert tool("check", **where)["damages"] == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_server_that_cannot_have_its_socket_leaves_no_writer_behind(
+    serve_s3: ServeS3, tool: Tool, tmp_path: Path, background: bool
+) -> None:
+    """nbdkit ends then without a word to its plugin, in the foreground or not."""
+    serve_s3("v").stop()
+    options = ["-U", str(tmp_path / "none/socket")] + ([] if background else ["-f"])
+    result = run_nbdkit(*options, plugin_path("s3"), *tool.argv("info")[2:])
+    assert result.returncode == 1 and "No such file" in result.stderr, result
+    tool("gc")  # without --take-over
+
+
+def test_captive_server_ends_once(serve_s3: ServeS3, tool: Tool) -> None:
+    """The process that nbdkit forks serves the volume and closes it; that which forked it does not."""
+    serve_s3("v").stop()
+    options = ["-U", "-", plugin_path("s3"), *tool.argv("info")[2:], "--run", 'nbdinfo --size "$uri"']
+    result = run_nbdkit(*options)
+    assert result.returncode == 0 and "another writer" not in result.stderr, result
+    deadline = time.monotonic() + 60
+    while tool.run("gc").returncode:  # nbdkit may not wait for the end of its captive
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
