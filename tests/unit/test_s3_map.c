@@ -965,6 +965,52 @@ static void test_discard_all(void **state)
 	s3_objects_free(objects);
 }
 
+/* A region of one run, at the end of a leaf and in the next, loaded beside an object of blocks. */
+static enum s3_check load_beside(uint32_t blocks, uint32_t slot_of_object)
+{
+	struct s3_object object = {
+		.id = 1, .birth = 1, .bytes = 8192, .header_bytes = 4096, .blocks = 10};
+	struct s3_objects *objects = s3_objects_new(TARGET);
+	struct s3_map *map = s3_map_new(objects, 4096);
+	struct s3_buffer region = {0};
+	enum s3_check check;
+	uint32_t *list, slot = 0;
+	size_t n;
+
+	for (uint32_t i = 0; i < slot_of_object; i++) {
+		object.id = i + 1;
+		slot = s3_objects_add(objects, &object);
+	}
+	assert_int_equal(s3_map_update(map, 1, 508, 10, slot, 0), 0);
+	assert_int_equal(s3_map_capture(map, true, &list, &n), 0);
+	assert_int_equal(s3_map_capture_region(map, list[0], &region), 0);
+	s3_map_capture_end(map, true);
+	free(list);
+	s3_map_free(map);
+	s3_objects_free(objects);
+
+	objects = s3_objects_new(TARGET);
+	map = s3_map_new(objects, 4096);
+	object.id = 1;
+	object.blocks = blocks;
+	assert_int_equal(s3_objects_add(objects, &object), 1);
+	check = s3_map_load(map, 0, region.data, region.length);
+	s3_buffer_free(&region);
+	s3_map_free(map);
+	s3_objects_free(objects);
+	return check;
+}
+
+static void test_load_of_what_no_object_has(void **state)
+{
+	(void)state;
+	assert_int_equal(load_beside(10, 1), S3_GOOD);
+	assert_int_equal(load_beside(9, 1), S3_INVALID); /* the last leaf */
+	assert_int_equal(load_beside(3, 1), S3_INVALID);
+	assert_int_equal(load_beside(10, 2), S3_INVALID);
+	assert_int_equal(load_beside(10, 100), S3_INVALID);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -978,6 +1024,7 @@ int main(void)
 		cmocka_unit_test(test_moved_and_aborted),
 		cmocka_unit_test(test_slots_apart),
 		cmocka_unit_test(test_discard_all),
+		cmocka_unit_test(test_load_of_what_no_object_has),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

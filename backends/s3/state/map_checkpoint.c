@@ -249,10 +249,17 @@ struct loading {
 static enum s3_check load_leaf(struct loading *g)
 {
 	struct s3_leaf *l = &g->region->leaves[g->leaf];
-	int r = g->n ? s3_leaf_build(g->m, l, g->pieces, g->n) : 0;
+	size_t n = g->n;
 
 	g->n = 0;
-	return r ? S3_NO_MEMORY : S3_GOOD;
+	for (size_t i = 0; i < n; i++) {
+		s3_leaf_entry e = g->pieces[i].entry;
+
+		if (!s3_objects_count(
+			    g->m->objects, s3_leaf_slot(e), (uint16_t)e, g->pieces[i].count))
+			return S3_INVALID;
+	}
+	return n && s3_leaf_build(g->m, l, g->pieces, n) ? S3_NO_MEMORY : S3_GOOD;
 }
 
 /* Enters a run, which is behind all before it. */
@@ -261,6 +268,8 @@ static enum s3_check load_run(struct loading *g, uint64_t lba, uint32_t count, s
 	uint64_t end = lba + count;
 	enum s3_check check = S3_GOOD;
 
+	/* It is counted when the leaf is complete. */
+	s3_objects_prefetch(g->m->objects, s3_leaf_slot(e));
 	while (!check && lba < end) {
 		struct s3_map_part part = s3_map_part_at(lba, end);
 		struct s3_leaf_piece *last = g->n ? &g->pieces[g->n - 1] : NULL;
@@ -327,9 +336,8 @@ enum s3_check s3_map_load(struct s3_map *m, uint32_t index, const void *data, si
 			slot += by < -limit || by > limit ? -slot : by;
 			offset = from < S3_OBJECT_MAX ? (int64_t)from : -1;
 		}
-		if (r.bad || at + count > room || slot <= 0 || offset < 0 ||
-			!s3_objects_count(
-				m->objects, (uint64_t)slot, (uint64_t)offset, (uint32_t)count))
+		if (r.bad || at + count > room || slot <= 0 || slot > limit || offset < 0 ||
+			count > S3_OBJECT_MAX || offset > (int64_t)(S3_OBJECT_MAX - count))
 			return S3_INVALID;
 		check = load_run(&loading, base + at, (uint32_t)count,
 			s3_leaf_entry_of((uint32_t)slot, (uint32_t)offset));

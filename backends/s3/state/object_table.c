@@ -419,6 +419,12 @@ bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint
 	return true;
 }
 
+void s3_objects_prefetch(const struct s3_objects *o, uint32_t slot)
+{
+	if (slot / S3_TABLE_CHUNK < o->n_chunks && o->chunks[slot / S3_TABLE_CHUNK])
+		__builtin_prefetch(s3_objects_slot(o, slot), 1);
+}
+
 uint32_t s3_objects_find_pinned(struct s3_objects *o, uint8_t origin, uint64_t id)
 {
 	uint32_t n;

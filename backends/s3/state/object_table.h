@@ -141,6 +141,8 @@ enum s3_check s3_objects_decode(struct s3_objects *o, const void *data, size_t l
 /* The map's while it is loaded: count blocks of slot from offset on are alive. False: there are
  * no such blocks. */
 bool s3_objects_count(struct s3_objects *o, uint64_t slot, uint64_t offset, uint32_t count);
+/* That is about to be called for slot, which need not be there. */
+void s3_objects_prefetch(const struct s3_objects *o, uint32_t slot);
 /* Exclusive. The map has been loaded, or changed by s3_map_batch_apply(); now: the sequence number
  * that it stands for. */
 void s3_objects_settle(struct s3_objects *o, uint64_t now);
