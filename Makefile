@@ -504,6 +504,9 @@ SANITIZE_THREAD := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
 UNIT_PROGRAMS := $(UNIT_TESTS:%=$(B)/tests/unit/%)
 
 # The adapter for tcmu-runner with its real headers and its library.
+# The disks of the lab are a header and the C library's logarithm.
+UNIT_LDFLAGS_test_lab_ssd := -lm
+
 UNIT_OBJS_test_tcmu = $(B)/tcmu-handlers/tcmu.o
 UNIT_LDFLAGS_test_tcmu := -l:libtcmu.so.2
 $(B)/tests/unit/test_tcmu.o: CPPFLAGS_tests = $(CPPFLAGS_tcmu-handlers)
@@ -767,7 +770,7 @@ LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
 	lab/make-in-root all
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/lab/test_lab.py tests/lab/test_virtual_time.py
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 .PHONY: test-lab

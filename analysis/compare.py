@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .render import ends, new_grid, signed
 from .statistics import ALPHA, Interval, difference_interval, holm, mean_interval, ratio_interval, welch_p
-from .summaries import Campaign, Run, SummaryError, read_json
+from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
 from .table import DEVICES, METRICS, SYSTEMS, Metric, row_order
 
 NOT_COMPARED = ("load", "memory")  # of environment.json: what is different in every run
@@ -65,7 +65,7 @@ class Comparison:
     b: str
     facts: Mapping[str, tuple[str, str]]
     lines: tuple[Line, ...]
-    emulated: bool
+    emulated: str  # as Run.emulated
 
     @property
     def summary(self) -> str:
@@ -179,7 +179,7 @@ def compare(first: Campaign, second: Campaign) -> Comparison:
     facts = _facts(first), _facts(second)
     names = [name for name in dict.fromkeys([*facts[0], *facts[1]]) if facts[0].get(name) != facts[1].get(name)]
     differing = {name: (facts[0].get(name, ""), facts[1].get(name, "")) for name in names}
-    emulated = any(run.emulated for run in (*first.runs, *second.runs))
+    emulated = max(run.emulated for run in (*first.runs, *second.runs))
     return Comparison(first.name, second.name, differing, tuple(lines), emulated)
 
 
@@ -209,8 +209,7 @@ def terminal(comparison: Comparison, everything: bool) -> RenderableType:
     """What differs, and the comparisons that are significant, or all."""
     parts: list[RenderableType] = [Text(comparison.summary, style="bold")]
     if comparison.emulated:
-        warning = "EMULATED (lab): sizes of differences are not those of a real machine."
-        parts.append(Text(warning, style="bold reverse"))
+        parts.append(Text(lab_banner(comparison.emulated), style="bold reverse"))
     parts += [Text(f"{name}: {a or '-'} -> {b or '-'}") for name, (a, b) in comparison.facts.items()]
     shown = [line for line in comparison.lines if everything or line.verdict in (Verdict.BETTER, Verdict.WORSE)]
     if shown:

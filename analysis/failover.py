@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
-from .summaries import SummaryError
+from .summaries import SummaryError, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "failover"
@@ -122,7 +122,7 @@ def reports(directory: Path) -> list[Report]:
             rows=tuple(rows),
             heads=("device", "event", "system", "measure", "n", "mean", "ci_low", "ci_high"),
             records=tuple(records),
-            emulated=any(summary["emulated"] for _, summary in found),
+            emulated=max(lab_words(summary) for _, summary in found),
             figures=figures,
         )
     ]

@@ -71,7 +71,7 @@ class Row:
     place: str
     device: str
     workload: str
-    emulated: bool
+    emulated: str  # as Run.emulated
     systems: tuple[SystemRow, ...]
 
 
@@ -81,8 +81,8 @@ def _figure(height_mm: float) -> Figure:
     return figure
 
 
-def _title(figure: Figure, text: str, emulated: bool) -> None:
-    figure.suptitle(text + ("  (EMULATED: lab)" if emulated else ""), x=0.01, y=0.995, ha="left", va="top", fontsize=8)
+def _title(figure: Figure, text: str, emulated: str) -> None:
+    figure.suptitle(text + (f"  {emulated}" if emulated else ""), x=0.01, y=0.995, ha="left", va="top", fontsize=8)
 
 
 def _save(figure: Figure, directory: Path, name: str) -> None:

@@ -39,7 +39,7 @@ class RowView:
 @dataclass(frozen=True)
 class TableView:
     title: str
-    emulated: bool
+    emulated: str
     groups: tuple[str, ...]
     heads: tuple[tuple[str, str], ...]  # system, unit
     systems: int

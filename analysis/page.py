@@ -22,7 +22,7 @@ from .palette import heat, look
 from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text
 from .statistics import Interval
-from .summaries import Campaign, Run, SummaryError, read_json
+from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
 from .table import CONTROL, DEVICES, METRICS, NATIVE, SYSTEMS, Mark, Table, control, make_tables
 
 PAGE = "report.html"
@@ -313,7 +313,7 @@ def render(
     verdicts = paper.ClaimVerdict
     page: str = templates().get_template("report.html").render(
         title=f"userblk: {campaign.name}",
-        emulated=any(table.emulated for table in tables),
+        banner=lab_banner(max(table.emulated for table in tables)),
         facts=_facts(campaign),
         summary=_summary(campaign, tables, beside),
         views=views,

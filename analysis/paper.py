@@ -328,7 +328,7 @@ def _shape(ours: Table, paper: Table, device: str, workload: str, system: str, m
 class Place:
     """What decides whether a host's numbers can be compared. models: of the devices, by id."""
 
-    emulated: bool
+    emulated: str  # as Run.emulated
     profile: str
     kernel: str
     packages: Mapping[str, str]
@@ -364,7 +364,7 @@ def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device:
         return ("unknown host",)
     reasons = []
     if place.emulated:
-        reasons.append("emulated device")
+        reasons.append("simulated" if place.emulated.startswith("SIMULATED") else "emulated device")
     elif system == NATIVE and paper["device"].get(device, "?") not in place.models.get(device, ""):
         reasons.append(f"another {DEVICES.get(device, device)} device")
     if place.profile != paper["profile"]:

@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval, mean_interval
-from .summaries import COUNTING, SCHEMA, SummaryError, warnings_note
+from .summaries import COUNTING, SCHEMA, SummaryError, lab_words, warnings_note
 
 NO_VALUE = "-"
 INTERVALS = "±: half width of the 95 % confidence interval, which a single run has not."
@@ -37,7 +37,7 @@ class Report:
     rows: tuple[tuple[str, ...], ...]
     heads: tuple[str, ...]
     records: tuple[tuple[str, ...], ...]
-    emulated: bool = False
+    emulated: str = ""  # as Run.emulated
     figures: Mapping[str, Callable[[Sequence[Path]], None]] = field(default_factory=dict)
 
 
@@ -67,13 +67,13 @@ def place(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]
     def each(name: str) -> str:
         return ", ".join(sorted({str(summary.get(name, "")) for summary in summaries}))
 
-    emulated = any(summary["emulated"] for summary in summaries)
+    emulated = max(lab_words(summary) for summary in summaries)
     notes = [f"campaign {each('campaign')}; profile {each('profile')}; Linux {each('kernel')}"]
     if bad := sum(not summary["valid"] for summary in summaries):
         notes.append(f"{bad} of {len(summaries)} runs are invalid and were left out.")
     if warned := warnings_note((summary["warnings"] for summary in summaries if summary["valid"]), len(summaries)):
         notes.append(warned)
-    return f"host {each('host')}" + ", EMULATED (lab)" * emulated, tuple(notes)
+    return f"host {each('host')}" + (f", {emulated}" if emulated else ""), tuple(notes)
 
 
 def interval_of(values: Sequence[float]) -> Interval | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from .report import INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
 from .statistics import Interval
-from .summaries import SummaryError
+from .summaries import SummaryError, lab_words
 from .table import ordered
 
 SUITE = "s3"
@@ -111,7 +111,7 @@ def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Re
         rows=tuple(rows),
         heads=tuple("store depth jobs block_size system mode n mbps ci_low ci_high".split()),
         records=tuple(records),
-        emulated=any(summary["emulated"] for summary in found),
+        emulated=max(lab_words(summary) for summary in found),
         figures={
             f"{SUITE}-{number}-{store}": partial(_draw, f"{title}, {store}, {machine}", axis, samples, series, store)
             for store in dict.fromkeys(where.store for where in sorted(samples))

@@ -18,6 +18,9 @@ COUNTING = "0"  # the repetition in which costs were counted, and no timing is u
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 
+EMULATED = "EMULATED (lab)"
+
+
 class SummaryError(Exception):
     """A result that cannot be read; one line that names the file."""
 
@@ -34,7 +37,7 @@ class Run:
     workload: str
     repetition: int
     profile: str
-    emulated: bool
+    emulated: str  # lab_words(), "" on real devices
     valid: bool
     invalid: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -55,6 +58,23 @@ class Run:
         return Path(self.host, self.device, self.suite, self.system, self.workload, str(self.repetition))
 
 
+def lab_words(summary: Mapping[str, Any]) -> str:
+    """What a title says of a run in the lab; "" of one on real devices."""
+    if not summary["emulated"]:
+        return ""
+    model = summary.get("model", "")
+    return f"SIMULATED (lab, virtual time, model {model})" if model else EMULATED
+
+
+def lab_banner(words: str) -> str:
+    """The sentence above such results; "" on real devices."""
+    if words.startswith("SIMULATED"):
+        return f"{words}: a modelled CPU and modelled disks. The same campaign gives the same numbers anywhere."
+    return f"{words}: measured on emulated devices. Systems rank; sizes of overheads are not a real machine's." * bool(
+        words
+    )
+
+
 def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
     """The run that a summary describes. source names it in errors. Raises SummaryError."""
     if summary.get("schema") != SCHEMA:
@@ -70,7 +90,7 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
             workload=summary["workload"],
             repetition=int(summary["repetition"]),
             profile=summary["profile"],
-            emulated=bool(summary["emulated"]),
+            emulated=lab_words(summary),
             valid=bool(summary["valid"]),
             invalid=tuple(summary["invalid"]),
             warnings=tuple(summary["warnings"]),

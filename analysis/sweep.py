@@ -24,6 +24,7 @@ from .report import (
     size_text,
     summaries_of,
 )
+from .summaries import lab_words
 from .table import SYSTEMS, ordered
 
 SUITE = "buse-null"
@@ -73,7 +74,7 @@ def reports(directory: Path) -> list[Report]:
             scaling[match[1], int(match[2])][system].append(rate / 1e3)
     systems = ordered({system for samples in (*points.values(), *scaling.values()) for system in samples}, SYSTEMS)
     where, facts = place(found)
-    emulated = any(summary["emulated"] for summary in found)
+    emulated = max(lab_words(summary) for summary in found)
     titles = tuple(SYSTEMS.get(system, system) for system in systems)
     made = []
     if points:
@@ -115,7 +116,7 @@ def _scaling_report(
     systems: Sequence[str],
     where: str,
     facts: Sequence[str],
-    emulated: bool,
+    emulated: str,
 ) -> Report:
     """Beside the thesis's numbers."""
     known = thesis()

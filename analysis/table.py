@@ -148,7 +148,7 @@ class Table:
     rows: tuple[tuple[str, str], ...]
     systems: tuple[str, ...]
     cells: Mapping[CellKey, Cell] = field(repr=False)
-    emulated: bool = False
+    emulated: str = ""  # as Run.emulated
     decimals_cpu: int = 1
     host: str = ""
     suite: str = ""
@@ -338,7 +338,7 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
                     cell = replace(cell, marks=cell.marks | {Mark.UNSTEADY})
                 cells[key] = cell
     cells = _corrected(cells)
-    emulated = any(run.emulated for run in runs)
+    emulated = max(run.emulated for run in runs)
     notes = _notes(runs, valid, seed) + _tested(cells)
     if files:
         notes += (FLOWOPS, *(f"The paper does not state it: {choice}." for choice in choices))
@@ -361,8 +361,8 @@ FLOWOPS = (
 )
 
 
-def _title(runs: Sequence[Run], emulated: bool, files: bool) -> str:
-    place = "EMULATED (lab)" if emulated else "measured on real devices"
+def _title(runs: Sequence[Run], emulated: str, files: bool) -> str:
+    place = emulated or "measured on real devices"
     what = "Table 2: file system workloads" if files else "Table 1: block device workloads"
     return f"{what}, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"
 

@@ -29,7 +29,10 @@ from .stores import read_access
 from .systems import modules
 from .systems.command import module_there
 
-LAB_DISKS = {"sata": ("$LAB_SATA", "LABSATA"), "nvme": ("$LAB_NVME", "LABNVME")}
+CLOCKS = ("virtual", "real")  # of the lab's guest
+VIRTUAL = CLOCKS[0]
+LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
+SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
 LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
 PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
@@ -37,6 +40,8 @@ LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
 LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
 LAB_STORE_MIB = 8192
+LAB_MODEL_MIB = 4096  # what modelled disks may hold, beside the guest's own memory
+LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
@@ -97,11 +102,11 @@ def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Devic
     return [Device(f"store-{ms}ms", "", "", ms) for ms in latencies_ms]
 
 
-def lab_devices(count_instructions: bool = False) -> list[Device]:
-    """Its SSDs; where instructions are counted a disk in memory, which no thread of the host's serves."""
+def lab_devices(clock: str, count_instructions: bool = False) -> list[Device]:
+    """Its SSDs; where instructions are counted a disk in memory, which takes no time of its own."""
     if count_instructions:
         return [Device("ram", *LAB_RAM)]
-    return [Device(name, path, serial) for name, (path, serial) in LAB_DISKS.items()]
+    return [Device(name, path, f"{SERIALS[clock]}{name.upper()}") for name, path in LAB_DISKS.items()]
 
 
 def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
@@ -153,6 +158,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         "seed": plan.seed,
         "host": plan.host,
         "emulated": plan.emulated,
+        "model": plan.model,
         "command": list(command),
         "choices": choices(plan),
         "userblk": environment.source(paths.CHECKOUT) | {"version": __version__},
@@ -211,17 +217,18 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     if not plan.emulated:
         return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
-    size = max(LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
+    size = max(0 if plan.model else LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
     limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
-    if plan.profile.instructions:
-        lab += ["--count-instructions"]
+    lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
     if plan.suite.on_store:  # which is in memory
         lab += ["--memory", str(LAB_STORE_MIB)]
-    if plan.with_files:  # which no control group limits there
-        lab += ["--memory", str(plan.profile.files.memory_bytes >> 20)]
+    elif plan.model and not plan.with_files:
+        lab += ["--memory", str(LAB_VIRTUAL_MIB)]
+    elif plan.with_files:  # which no control group limits there
+        lab += ["--memory", str((plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0))]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
     return [*guard, *lab, "python3", "-m", module, f"/results/{directory.name}/plan.json"]
 

@@ -172,8 +172,8 @@ class Profile:
     repetitions: int
     max_repetitions: int
     half_width: float
-    ramp_s: int
-    runtime_s: int
+    ramp_s: float
+    runtime_s: float
     interval_ms: int
     series_ms: int
     keep_up: bool
@@ -271,10 +271,10 @@ class Table:
             raise self.error(key, value, f"must be an integer of at least {minimum}")
         return value
 
-    def number(self, key: str) -> float:
+    def number(self, key: str, minimum: float = 0) -> float:
         value = self.take(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise self.error(key, value, "must be a number of at least 0")
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < minimum:
+            raise self.error(key, value, f"must be a number of at least {minimum:g}")
         return float(value)
 
     def boolean(self, key: str) -> bool:
@@ -531,19 +531,27 @@ def load_parameters() -> tuple[tuple[Parameter, ...], tuple[Choice, ...]]:
     return tuple(parameters), tuple(choices)
 
 
-def load_profile(name: str) -> Profile:
+def load_profile(name: str, virtual: bool = False) -> Profile:
+    """A profile. virtual: with what its table [virtual] says instead, where time is. Raises ConfigError."""
     table = _read("profiles", name)
     area, files, store = table.table("area"), table.table("files"), table.table("store")
     size = files.table("size")
+    instead = table.table("virtual", optional=True)
+    if virtual and not instead.values:
+        raise ConfigError(f"profile={name}: has no times for virtual time ([virtual]); use quick, or --clock real")
+    if virtual:
+        for part, key in ((area, "area"), (files, "files")):
+            part.values.update(instead.table(key, optional=True).values)
+        table.values.update(instead.values)
     profile = Profile(
         name=name,
         repetitions=table.integer("repetitions", 1),
         max_repetitions=table.integer("max_repetitions", 1),
         half_width=table.number("half_width"),
-        ramp_s=table.integer("ramp_s", 0),
-        runtime_s=table.integer("runtime_s", 1),
-        interval_ms=table.integer("interval_ms", 100),
-        series_ms=table.integer("series_ms", 50),
+        ramp_s=table.number("ramp_s"),
+        runtime_s=table.number("runtime_s", 0.1),
+        interval_ms=table.integer("interval_ms", 10),
+        series_ms=table.integer("series_ms", 5),
         keep_up=table.boolean("keep_up"),
         dirty_bytes=table.integer("dirty_bytes", 0),
         dirty_background_bytes=table.integer("dirty_background_bytes", 0),

@@ -97,6 +97,7 @@ class Plan:
     systems: Mapping[str, SystemConfig]
     devices: Mapping[str, Device]
     entries: tuple[Entry, ...]
+    model: str = ""  # in virtual time: what is simulated, and which version
 
     def workload(self, entry: Entry) -> Workload:
         return next(w for w in self.suite.workloads if (w.suite, w.id) == (entry.suite, entry.workload))
@@ -156,6 +157,7 @@ def make_plan(
     build: str,
     host: str | None = None,
     emulated: bool = False,
+    model: str = "",
     seed: int | None = None,
     repetitions: int | None = None,
     max_repetitions: int | None = None,
@@ -237,6 +239,7 @@ def make_plan(
         systems={system.name: system for system in systems},
         devices={device.id: device for device in devices},
         entries=(),
+        model=model,
     )
     if count_costs or count_instructions:
         plan = _round(plan, COUNTING)
@@ -350,7 +353,8 @@ def estimate(plan: Plan) -> Estimate:
         area = profile.area[first.device]
         backed = plan.systems[first.system].backed
         start = profile.bring_up_s
-        if backed and any(plan.workload(e).engine == "fio" and not plan.workload(e).writes for e in entries):
+        reads = any(plan.workload(e).engine == "fio" and not plan.workload(e).writes for e in entries)
+        if backed and reads and not plan.model:
             written[first.device] += area
             start += area / FILL_BYTES_PER_S
         for entry in entries:
@@ -360,7 +364,7 @@ def estimate(plan: Plan) -> Estimate:
             else:
                 times = workload.timing.get(profile.name)
                 seconds = sum(times.values()) if times else profile.ramp_s + profile.runtime_s
-                seconds *= COUNTED_SLOWDOWN if profile.instructions else 1
+                seconds *= COUNTED_SLOWDOWN if profile.instructions or plan.model else 1
                 each.append(seconds + profile.overhead_s)
                 written[first.device] += area if backed and workload.writes else 0
         each[-len(entries)] += start

@@ -99,15 +99,15 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     return {name: None if value is None else round(value, 3) for name, value in values}
 
 
-def costs(use: Use, operations: float, counted_ns: bool = False) -> dict[str, float]:
+def costs(use: Use, operations: float, speed: int = 0) -> dict[str, float]:
     """
-    What an operation of the workload cost, as far as the kernel counts it: no timings. counted_ns: on the one CPU
-    of this machine an instruction takes a nanosecond.
+    What an operation of the workload cost, as far as the kernel counts it: no timings. speed: the one CPU of this
+    machine executes just so many instructions a microsecond.
     """
     if not operations:
         return {}
-    if counted_ns:
-        return {"machine_instructions_per_op": round((use.duration_s - use.idle_s) * 1e9 / operations)}
+    if speed:
+        return {"machine_instructions_per_op": round((use.duration_s - use.idle_s) * 1e6 * speed / operations)}
     found = {f"server_{name}_per_op": value for name, value in use.counts.items()}
     for prefix, disk in zip(("device", "backing"), use.disks, strict=False):
         found[f"{prefix}_requests_per_op"] = (disk.read_kops + disk.write_kops) * 1e3 * use.duration_s
@@ -394,6 +394,7 @@ class Runner:
             "order": entry.index,
             "block": block,
             "emulated": self.plan.emulated,
+            "model": self.plan.model,
             "kernel": self.environment.get("kernel", ""),
         }
 
@@ -443,7 +444,7 @@ class Runner:
                 flush_cache(used.path)
             if workload.writes:
                 found |= discard_area(device, area, entry.seed)
-            elif not filled:
+            elif not filled and not self.plan.model:  # a modelled disk takes as long for what was never written
                 fill_area(device, area, entry.seed)
         if workload.event:
             return self.failover_job(entry, workload, running, directory), found | drop_caches(devices, area)
@@ -658,7 +659,8 @@ class Runner:
         # Where all of the machine is counted, without the start of the workload's program.
         whole = sampler.use(begin if profile.instructions else -math.inf, math.inf)
         if result and whole and entry.repetition == COUNTING:
-            cost = costs(whole, result.operations, profile.instructions)
+            speed = int(os.environ["LAB_INSTRUCTIONS_PER_US"]) if profile.instructions else 0
+            cost = costs(whole, result.operations, speed)
         if entry.repetition == COUNTING:
             metrics = {}  # its timings are those of a slowed machine
         settings: dict[str, object] = dict(running.settings)
@@ -690,7 +692,7 @@ class Runner:
 
     def busy_warnings(self, quiet: bool = True) -> list[str]:
         """What else keeps this machine, or a guest's host, busy. quiet: nothing of ours runs at the moment."""
-        if self.plan.profile.instructions:
+        if self.plan.profile.instructions or self.plan.model:
             return []  # it does not matter
         try:
             load = json.loads((self.directory / "host-load.json").read_text())

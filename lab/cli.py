@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from . import CHECKOUT, KERNELS, RELEASE, RELEASES, LabError, Variant
-from .guest import EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
+from .guest import CLOCKS, EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
 from .rootfs import die_with_parent, ensure_tree, locked
 
 
@@ -86,7 +86,8 @@ def run_main(arguments: Sequence[str]) -> int:
         description="Boot the lab's guest and run one command in it, as root, in /userblk (this checkout,"
         " read-only). Its standard output, standard error and exit code are this command's own.",
         epilog="The command finds LAB=1, LAB_SATA and LAB_NVME (two empty emulated SSDs), LAB_RELEASE, LAB_KERNEL"
-        " and LAB_ACCEL (tcg, kvm, or icount, which has LAB_RAM, a disk in memory, too) in its environment."
+        ", LAB_CLOCK and LAB_ACCEL (tcg, kvm or icount) in its environment. In virtual time the SSDs are modelled,"
+        " LAB_RAM is a disk in memory and LAB_INSTRUCTIONS_PER_US the speed of the CPU."
         " Everything it leaves outside /results is lost."
         f" Exit code {EXIT_TIMEOUT}: the command was ended by --timeout; {EXIT_DIED}: the guest did not boot, or"
         " died; 2: wrong usage or the lab could not be built.",
@@ -97,9 +98,11 @@ def run_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--memory", type=int, default=Options.memory, metavar="MIB", help="default: %(default)s")
     parser.add_argument("--cpus", type=int, metavar="N", help=f"default: {Options.cpus}")
     parser.add_argument(
-        "--count-instructions",
-        action="store_true",
-        help="emulate one CPU whose clock counts its instructions: 1 ns each, idle time is skipped",
+        "--clock",
+        choices=CLOCKS,
+        default=os.environ.get("LAB_CLOCK") or CLOCKS[0],
+        help="virtual: one emulated CPU whose clock advances by 1 ns an instruction and over idle time, and modelled"
+        " SSDs: what happens is the same whatever else this machine does (default: $LAB_CLOCK, or real)",
     )
     parser.add_argument(
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
@@ -132,15 +135,18 @@ def run_main(arguments: Sequence[str]) -> int:
         parser.error("COMMAND is missing: name a program in the guest, as in `lab/run lsblk`")
     if args.memory < 512:
         parser.error(f"--memory={args.memory}: must be at least 512 (MiB)")
-    if args.count_instructions and args.cpus:
-        parser.error(f"--cpus={args.cpus}: instructions are counted on one CPU; leave it out")
+    if args.clock not in CLOCKS:
+        parser.error(f"LAB_CLOCK={args.clock}: must be one of {', '.join(CLOCKS)}")
+    virtual = args.clock == "virtual"
+    if virtual and args.cpus not in (None, 1):
+        parser.error(f"--cpus={args.cpus}: virtual time has one CPU; leave it out, or use --clock real")
     if args.cpus is not None and args.cpus < 1:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
     tree = ensure_tree(Variant(args.release, args.kernel))
     options = Options(
         command=tuple(command),
         memory=args.memory,
-        cpus=args.cpus or (1 if args.count_instructions else Options.cpus),
+        cpus=args.cpus or (1 if virtual else Options.cpus),
         share=args.share,
         extra=args.extra,
         disk_size=args.disk_size,
@@ -149,7 +155,7 @@ def run_main(arguments: Sequence[str]) -> int:
         tty=args.tty,
         verbose=args.verbose,
         network=args.network,
-        count_instructions=args.count_instructions,
+        clock=args.clock,
     )
     return run(tree, options)
 

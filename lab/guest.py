@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
+from .models import MODULE, cpu_model, disk_models, ensure_module, module_parameter
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 300.0  # s until the command starts
@@ -44,9 +45,13 @@ ACCELERATORS = {
     "kvm": ["-accel", "kvm", "-cpu", "host"],
     "tcg": ["-accel", "tcg,thread=multi", "-cpu", "max"],
     # A nanosecond of the guest's is an instruction, or a moment in which all was idle: that is skipped.
-    "icount": ["-accel", "tcg,thread=single", "-cpu", "max", "-icount", "shift=0,sleep=off"]
+    # Without erms and fsrm the kernel copies by words: a `rep movsb` counts once for each byte.
+    "icount": ["-accel", "tcg,thread=single", "-cpu", "max,-erms,-fsrm", "-icount", "shift=0,sleep=off"]
     + ["-rtc", "base=2026-01-01,clock=vm"],
 }
+
+CLOCKS = ("real", "virtual")
+SSD_MODULE = f"lab/{MODULE}"  # in the initramfs
 
 HOST = "10.0.2.2"  # QEMU's user networking has this machine there, and gives the guest 10.0.2.15
 
@@ -66,7 +71,7 @@ class Options:
     tty: bool = False
     verbose: bool = False
     network: bool = False  # on which this machine's loopback interface is HOST
-    count_instructions: bool = False  # the guest's clock counts them
+    clock: str = CLOCKS[0]  # virtual: it counts instructions, and the disks are modelled
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,10 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
     if accel != "kvm":
         cmdline += " mitigations=off"
     if accel == "icount":
-        cmdline += " norandmaps nokaslr"
+        # QEMU's time stamp counter advances by 1 an instruction. The kernel takes it for one of this frequency, sets
+        # the APIC's timer by it and knows no other clock: so much faster is the CPU than all that has a time.
+        cmdline += f" norandmaps nokaslr tsc_early_khz={cpu_model().instructions_per_us * 1000} tsc=reliable"
+        cmdline += " clocksource=tsc hpet=disable pmtmr=0"
     disk = "format=raw,discard=unmap,detect-zeroes=off,cache=unsafe,aio=threads,if=none"
     checkout = str(CHECKOUT).replace(",", ",,")
     argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
@@ -126,10 +134,11 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
     # so that dropping the guest's caches does not make the next start of one slow.
     root = f"memory-backend-file,id=root,share=off,mem-path={image},size={tree.image.stat().st_size}"
     argv += ["-object", root, "-device", "virtio-pmem-pci,memdev=root"]
-    argv += ["-drive", f"id=sata,file={fd(wiring.sata)},{disk}"]
-    argv += ["-device", "ide-hd,drive=sata,bus=ide.0,rotation_rate=1,serial=LABSATA,model=userblk lab SATA SSD"]
-    argv += ["-drive", f"id=nvme,file={fd(wiring.nvme)},{disk}"]
-    argv += ["-device", "nvme,drive=nvme,serial=LABNVME"]
+    if options.clock == "real":
+        argv += ["-drive", f"id=sata,file={fd(wiring.sata)},{disk}"]
+        argv += ["-device", "ide-hd,drive=sata,bus=ide.0,rotation_rate=1,serial=LABSATA,model=userblk lab SATA SSD"]
+        argv += ["-drive", f"id=nvme,file={fd(wiring.nvme)},{disk}"]
+        argv += ["-device", "nvme,drive=nvme,serial=LABNVME"]
 
     argv += ["-fsdev", f"local,id=userblk,path={checkout},security_model=none,multidevs=remap,readonly=on"]
     argv += ["-device", "virtio-9p-pci,fsdev=userblk,mount_tag=userblk"]
@@ -156,8 +165,19 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
 
 
 def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: int) -> bytes:
-    """The part of the initramfs that differs between runs: init, its settings, the command."""
+    """The part of the initramfs that differs between runs: init, its settings, the command, modelled disks.
+
+    Raises LabError.
+    """
+    module = b""
+    ssds = ""
+    if options.clock == "virtual":
+        module = ensure_module(tree).read_bytes()
+        ssds = module_parameter(disk_models(), options.disk_size)
     config = {
+        "LAB_CLOCK": options.clock,
+        "LAB_SSDS": ssds,
+        "LAB_INSTRUCTIONS_PER_US": str(cpu_model().instructions_per_us) if options.clock == "virtual" else "",
         "LAB_ACCEL": accel,
         "LAB_RELEASE": tree.variant.release,
         "LAB_KERNEL": tree.variant.kernel,
@@ -182,6 +202,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
             ("lab/main", program, (source / "main").read_bytes()),
             ("lab/config", regular, settings.encode()),
             ("lab/command", regular, os.fsencode(command)),
+            *([(SSD_MODULE, regular, module)] if module else []),
         ]
     )
 
@@ -251,12 +272,13 @@ class Guest:
         self.started = time.monotonic()
         size = shutil.get_terminal_size()
         extra = guest_files(tree, accel, options, size.lines, size.columns)
-        directory = disk_directory(options)
+        directory = disk_directory(options) if options.clock == "real" else CACHE
+        space = options.disk_size if options.clock == "real" else 0
         try:
             initrd = self.keep(memory_file("initrd", tree.initrd.read_bytes(), extra))
             self.console = self.keep(memory_file("console"))
-            sata = self.keep(disk_file(directory, options.disk_size))
-            nvme = self.keep(disk_file(directory, options.disk_size))
+            sata = self.keep(disk_file(directory, space))
+            nvme = self.keep(disk_file(directory, space))
             pairs = [socket.socketpair() for _ in range(2 if options.tty else 3)]
             self.ports = [self.stack.enter_context(ours) for ours, _ in pairs]
             theirs = [other.detach() for _, other in pairs]
@@ -435,7 +457,7 @@ def report(guest: Guest, message: str) -> None:
 
 def run(tree: Tree, options: Options) -> int:
     """Boot, run the command with its output on ours, return its exit code."""
-    accel = "icount" if options.count_instructions else choose_accel(tree)
+    accel = "icount" if options.clock == "virtual" else choose_accel(tree)
     for left in reversed(range(BOOT_TRIES)):
         try:
             return run_once(tree, accel, options)

@@ -28,7 +28,7 @@ from . import CACHE, CHECKOUT, RELEASE, LabError, Variant
 
 PACKAGES_FILE = CHECKOUT / "lab" / "packages.txt"
 # What a release needs beside these: for kernel modules of the user's own, as BDUS's is.
-MORE_PACKAGES = {"bullseye": ("linux-headers-amd64",)}
+MORE_PACKAGES: dict[str, tuple[str, ...]] = {}
 # Releases whose Python is too old for the harness (3.11), and whose suites expire since nothing is added to them.
 OLD_RELEASES = ("bullseye",)
 # The release after it, whose signatures it knows, for source packages that mirrors no longer have of its own.

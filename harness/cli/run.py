@@ -21,9 +21,12 @@ from .. import config, environment, hosts, interrupt, load, paths, progress
 from .. import store_commands as stores
 from ..blockdev import identify
 from ..campaign import (
+    CLOCKS,
     CONTROL,
     LAB_BUILD,
     LAB_CPUS,
+    PAPER,
+    VIRTUAL,
     Event,
     Place,
     Runner,
@@ -99,6 +102,23 @@ def campaign_name(profile: Profile, more: str = "") -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{profile.name}{more}"
 
 
+def chosen_clock(args: argparse.Namespace, place: Place) -> tuple[str, str]:
+    """Which clock the guest has, and what is simulated with it, "" in real time. Raises ConfigError."""
+    asked = args.clock or os.environ.get("LAB_CLOCK", "")
+    if asked and asked not in CLOCKS:
+        raise ConfigError(f"LAB_CLOCK={asked}: must be one of {', '.join(CLOCKS)}")
+    if not place.lab:
+        if args.clock == VIRTUAL:
+            raise ConfigError("clock=virtual: only the lab's guest has it; use --where lab, or leave --clock out")
+        return "real", ""
+    clock = asked or ("real" if args.profile == PAPER else VIRTUAL)
+    if clock == "real" or args.instructions:
+        return clock, ""
+    from userblk.lab.models import model_names  # which only a checkout has
+
+    return clock, model_names()
+
+
 def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     """The plan that the options ask for, and where it runs. Raises ConfigError, Refused."""
     options = make_options(args)
@@ -111,10 +131,12 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
         place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
         raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
-    devices = lab_devices(args.instructions) if place.lab else host_devices(named, args.confirm)
+    clock, model = chosen_clock(args, place)
+    options["profile"] = config.load_profile(args.profile, virtual=bool(model))
+    devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
     if not any(system.backed for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
-    cpus = (1 if args.instructions else LAB_CPUS) if place.lab else os.cpu_count() or 1
+    cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
     fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
@@ -123,6 +145,7 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
         build=LAB_BUILD if place.lab else str(paths.HOST_BUILD),
         host="lab" if place.lab else None,
         emulated=place.lab,
+        model=model,
         seed=args.seed,
         **options,
     )
@@ -153,10 +176,12 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     return found, plans
 
 
-def place_line(place: Place) -> str:
+def place_line(place: Place, model: str) -> str:
     where = f"on {place.remote or 'this host'}"
     if place.lab:
         where = "in the lab (EMULATED: a QEMU guest with emulated disks)"
+        if model:
+            where = f"in the lab (SIMULATED: a QEMU guest in virtual time with modelled disks, {model})"
     return f"Runs {where}: {place.reason}."
 
 
@@ -165,11 +190,11 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
     expected = estimate(plan)
     profile = plan.profile
     lines = [
-        place_line(place),
+        place_line(place, plan.model),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
         f"profile    {profile.name}: {stores.run_text(profile)} a run"
         if plan.suite.on_store
-        else f"profile    {profile.name}: {profile.ramp_s} s discarded + {profile.runtime_s} s measured a run,"
+        else f"profile    {profile.name}: {profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run,"
         + (" no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"),
         *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
@@ -281,7 +306,7 @@ def run_command(args: argparse.Namespace) -> int:
         directory = hosts.create_all(found, plans, args.results.absolute(), sys.argv)
         return detached(directory) if args.detach else carry_out_hosts(directory, args.json)
     plan, place = lay_out(args)
-    say(place_line(place) if place.lab else "\n".join(plan_lines(plan, place)))
+    say(place_line(place, plan.model) if place.lab else "\n".join(plan_lines(plan, place)))
     prepare(plan)
     directory = create(plan, args.results.absolute(), sys.argv)
     return detached(directory) if args.detach else carry_out(plan, directory, args.json)
@@ -395,7 +420,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
     try:
         time.sleep(LOAD_LOOK)
         busy = others.percent()
-        if busy > load.BUSY and not plan.profile.instructions:
+        if busy > load.BUSY and not (plan.profile.instructions or plan.model):
             say(f"Other programs take {busy:.0f} % of a CPU: results are worth little, runs made so get a warning.")
         if plan.emulated:
             load.write(directory, busy)
@@ -449,6 +474,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead of measuring, count the instructions that an operation takes on the whole machine: in the lab,"
         " whose emulated CPU counts them, over a disk in memory; other load does not matter",
+    )
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        help="in the lab: virtual: its clock counts instructions and its SSDs are modelled, so that the same campaign"
+        " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK, or virtual)",
     )
     parser.add_argument(
         "--systems",

@@ -24,6 +24,11 @@ def subrange(workload: Workload, area: int) -> int:
     return area // workload.threads // workload.block_size * workload.block_size
 
 
+def fio_time(seconds: float) -> str:
+    """As fio reads it: whole seconds, else milliseconds."""
+    return f"{seconds:.0f}" if seconds == int(seconds) else f"{seconds * 1e3:.0f}ms"
+
+
 def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int, directory: Path) -> list[str]:
     """The command line. Buffered, closed loop, one outstanding operation a thread, each thread on its own part.
 
@@ -49,8 +54,8 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
         f"--offset_increment={size}",
         "--invalidate=1",
         "--allow_file_create=0",
-        f"--ramp_time={profile.ramp_s}",
-        f"--runtime={profile.runtime_s}",
+        f"--ramp_time={fio_time(profile.ramp_s)}",
+        f"--runtime={fio_time(profile.runtime_s)}",
         "--randrepeat=0",
         f"--randseed={seed}",
         "--group_reporting=1",
@@ -153,10 +158,10 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         problems.append("fio completed no operation after the ramp")
     if other["total_ios"]:
         problems.append("fio did operations of the other direction")
-    if seconds < LEAST_RUNTIME:
+    if seconds < min(LEAST_RUNTIME, 0.5 * profile.runtime_s):
         problems.append(f"measured for {seconds:.2f} s only; use a larger area")
     elif seconds < 0.9 * profile.runtime_s:
-        warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s} s its area was done")
+        warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s:g} s its area was done")
     warm_up = steady.find(intervals, profile.fixed_warm_up)
     early = [one for one in intervals if one.start < warm_up.cut_s]
     before = min(operations, sum(one.operations for one in early))

@@ -105,4 +105,4 @@ def test_json_and_csv_hold_everything(tmp_path: Path) -> None:
         assert one["difference"]["low"] == float(record["diff_low"]) == line.difference.low
         assert one["verdict"] == record["verdict"] == line.verdict.value
         assert one["metric"] == record["metric"] == line.metric.id
-    assert value["emulated"] is True
+    assert value["emulated"] == "EMULATED (lab)"

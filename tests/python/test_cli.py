@@ -26,8 +26,8 @@ USERBLK = str(paths.CHECKOUT / "bin/userblk")
 LAB = ["--where", "lab"]
 
 
-def userblk(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def userblk(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LAB_CLOCK")} | variables
     argv = [sys.executable, USERBLK, *arguments]
     return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, cwd=cwd, env=env, check=False)
 
@@ -37,7 +37,7 @@ def small_plan(**changes: object) -> Plan:
         "suite": load_suite("bdus-block"),
         "profile": load_profile("quick"),
         "systems": [load_system("native"), load_system("nbdkit")],
-        "devices": lab_devices(),
+        "devices": lab_devices("real"),
         "campaign": "made-up",
         "build": "build/trixie",
         "host": "lab",
@@ -106,7 +106,7 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
     result = userblk("run", *LAB, "--dry-run", "--seed", "7", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for fact in (
-        "EMULATED",
+        "SIMULATED",
         "as asked",
         "16 workloads",
         "native, nbdkit, tcmu",
@@ -124,7 +124,7 @@ def test_dry_run_of_both_tables(tmp_path: Path) -> None:
     for fact in facts:
         assert fact in result.stdout
     hours, minutes, _ = re.search(r"about (\d+):(\d+):(\d+)", result.stdout).groups()  # type: ignore[union-attr]
-    assert int(hours) * 60 + int(minutes) < 50
+    assert int(hours) * 60 + int(minutes) < 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -308,10 +308,13 @@ def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
     result = userblk("plan", *LAB, "--suite", "frameworks", "--systems", "native,buse", "--json", cwd=tmp_path)
     assert list(json.loads(result.stdout)["plan"]["systems"]) == ["native", "buse"]
     # Null devices touch no disk, so that one of the lab's stands for both; and it has 2 CPUs.
-    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", cwd=tmp_path)
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", "--clock", "real", cwd=tmp_path)
     plan = json.loads(result.stdout)["plan"]
     assert len(plan["devices"]) == 1
     assert {w["cpus"] for w in plan["suite"]["workloads"]} == {0, 1, 2}
+    # In virtual time it has one.
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", cwd=tmp_path)
+    assert {w["cpus"] for w in json.loads(result.stdout)["plan"]["suite"]["workloads"]} == {0, 1}
 
 
 # ---- instructions --------------------------------------------------------------------------
@@ -324,6 +327,53 @@ def test_counting_instructions_is_one_round_over_memory(tmp_path: Path) -> None:
     assert [device["path"] for device in plan["devices"].values()] == ["$LAB_RAM"]
     assert {(entry["device"], entry["repetition"]) for entry in plan["entries"]} == {("ram", 0)}
     assert len(plan["entries"]) == 3
-    made = small_plan(count_instructions=True, devices=lab_devices(True))
-    assert "--count-instructions" in runner_argv(made, tmp_path) and made.profile.ramp_s == 0
-    assert "--count-instructions" not in runner_argv(small_plan(), tmp_path)
+    made = small_plan(count_instructions=True, devices=lab_devices("virtual", True))
+    assert clock_of(runner_argv(made, tmp_path)) == "virtual" and made.profile.ramp_s == 0
+
+
+# ---- virtual time ---------------------------------------------------------------------------
+
+
+def clock_of(argv: list[str]) -> str:
+    return argv[argv.index("--clock") + 1]
+
+
+def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> None:
+    for clock, environment, model in (
+        ([], {}, True),
+        (["--clock", "real"], {}, False),
+        ([], {"LAB_CLOCK": "real"}, False),
+        (["--clock", "virtual"], {"LAB_CLOCK": "real"}, True),
+        (["--profile", "paper"], {}, False),  # a run of 15 minutes has no place in it
+    ):
+        done = userblk("plan", *LAB, *clock, "--json", cwd=tmp_path, **environment)
+        assert done.returncode == 0, done.stderr
+        plan = json.loads(done.stdout)["plan"]
+        assert bool(re.fullmatch(r"cpu-\d+ sata-\d+ nvme-\d+", plan["model"])) is model
+        assert {device["confirm"] for device in plan["devices"].values()} == (
+            {"MODELSATA", "MODELNVME"} if model else {"LABSATA", "LABNVME"}
+        )
+        assert (plan["profile"]["runtime_s"] < 1) is model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        (["--clock", "virtual", "--where", "host", "--sata", "/dev/null"], {}, "clock=virtual: only the lab's guest"),
+        (["--clock", "virtual", "--profile", "paper", *LAB], {}, "profile=paper: has no times for virtual time"),
+        (LAB, {"LAB_CLOCK": "fast"}, "LAB_CLOCK=fast: must be one of virtual, real"),
+    ],
+)
+def test_what_virtual_time_cannot_have_gets_one_line(
+    arguments: list[str], environment: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    done = userblk("plan", *arguments, cwd=tmp_path, **environment)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_guest_in_virtual_time_holds_what_its_disks_do(tmp_path: Path) -> None:
+    made = small_plan(model="cpu-1 sata-1 nvme-1", devices=lab_devices("virtual"))
+    argv = runner_argv(made, tmp_path)
+    assert clock_of(argv) == "virtual"
+    assert int(argv[argv.index("--memory") + 1]) << 20 > 2 * made.used_bytes("sata")
+    assert clock_of(runner_argv(small_plan(), tmp_path)) == "real"

@@ -53,7 +53,7 @@ def test_the_quick_profile_is_over_in_half_an_hour() -> None:
         suite=suite,
         profile=load_profile("quick"),
         systems=[load_system(name) for name in suite.systems],
-        devices=lab_devices(),
+        devices=lab_devices("real"),
         campaign="test",
         build="build",
     )

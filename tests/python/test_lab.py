@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from userblk.lab import LabError, Variant, guest, rootfs
+from userblk.lab import LabError, Variant, guest, models, rootfs
 from userblk.lab.rootfs import Mirror, choose_mirror, parse_sources
 
 DEB822 = """\
@@ -234,6 +235,41 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     assert counting[counting.index("-accel") + 1] == "tcg,thread=single"
     assert counting[counting.index("-icount") + 1] == "shift=0,sleep=off"
     assert "nokaslr" in counting[counting.index("-append") + 1] and "nokaslr" not in argv[argv.index("-append") + 1]
+    assert not any("drive=" in word for word in guest.qemu_argv(tree, "icount", replace(options, clock="virtual"), WIRING))
+
+
+# ---- models ---------------------------------------------------------------------------------
+
+
+def test_models_tell_the_module_all_it_wants() -> None:
+    source = (models.SOURCES / "userblk_ssd.c").read_text()
+    known = set(re.findall(r'^\t\t{"(\w+)", &', source, re.MULTILINE))
+    sata, nvme = models.disk_models()
+    assert known == {"bytes", *models.NUMBERS}
+    words = models.module_parameter([sata, nvme], 1 << 29)
+    assert words.startswith("name=labsata serial=MODELSATA bytes=536870912 ") and words.count(";") == 1
+    assert models.model_names() == f"cpu-{models.cpu_model().version} {sata} {nvme}"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("sata", "read_ns = ", "read_nanoseconds = ", "read_n"),
+        ("nvme", "depth = 1023", "depth = 'many'", "depth=many: must be a whole number"),
+        ("cpu", "instructions_per_us = 3000", "instructions_per_us = 3", "must be from 100 to 20000"),
+        ("cpu", "version = 1", "version =", "cpu.toml: "),
+    ],
+)
+def test_a_bad_model_gets_one_line(
+    file: str, old: str, new: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in models.MODELS.glob("*.toml"):
+        text = path.read_text()
+        assert path.stem != file or old in text
+        (tmp_path / path.name).write_text(text.replace(old, new) if path.stem == file else text)
+    monkeypatch.setattr(models, "MODELS", tmp_path)
+    with pytest.raises(LabError, match=says):
+        models.model_names()
 
 
 def test_arguments_reach_the_shell_of_the_guest_whole(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The modelled SSDs of a guest in virtual time: parameters (configs/models), and the module that makes the disks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import CACHE, CHECKOUT, LabError
+from .rootfs import Tree, die_with_parent, locked
+
+MODELS = CHECKOUT / "configs" / "models"
+SOURCES = CHECKOUT / "lab" / "ssd"
+MODULE = "userblk_ssd.ko"
+LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be told
+
+# What the module wants of every disk beside its name, serial and size.
+NUMBERS = (
+    *("queues", "depth", "max_kib", "channels", "command_ns", "read_ns", "read_ps", "stream_ns"),
+    *("read_link_ps", "write_link_ps", "duplex", "write_ns", "buffer_bytes", "drain_ps", "flush_ns", "discard_ns"),
+)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """instructions_per_us: what it executes in a microsecond of the guest's time."""
+
+    name: str
+    version: int
+    instructions_per_us: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.version}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """One SSD. numbers: struct ssd_parameters of lab/ssd/model.h, and the queues."""
+
+    name: str
+    version: int
+    serial: str
+    numbers: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.version}"
+
+    def words(self, size: int) -> str:
+        """What the module's parameter says of it. size: bytes."""
+        numbers = " ".join(f"{name}={value}" for name, value in self.numbers.items())
+        return f"name=lab{self.name} serial={self.serial} bytes={size} {numbers}"
+
+
+def _read(name: str, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, Any]:
+    """A file of configs/models with just these keys. Raises LabError."""
+    path = MODELS / f"{name}.toml"
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}; restore it, or use --clock real") from None
+    except ValueError as error:
+        raise LabError(f"{path}: {error}") from None
+    if odd := sorted({*texts, *numbers} ^ values.keys()):
+        known = ", ".join((*texts, *numbers))
+        raise LabError(f"{path}: {odd[0]}: {'unknown' if odd[0] in values else 'missing'}; its keys are {known}")
+    for key in numbers:
+        if type(values[key]) is not int or values[key] < 0:
+            raise LabError(f"{path}: {key}={values[key]}: must be a whole number from 0 on")
+    return values
+
+
+def disk_models() -> list[Model]:
+    """Of the guest's two disks. Raises LabError."""
+    found = (_read(name, ("name", "serial"), ("version", *NUMBERS)) for name in ("sata", "nvme"))
+    return [Model(v["name"], v["version"], v["serial"], {name: v[name] for name in NUMBERS}) for v in found]
+
+
+def cpu_model() -> Cpu:
+    """Of the guest's CPU. Raises LabError."""
+    values = _read("cpu", ("name",), ("version", "instructions_per_us"))
+    speed = values["instructions_per_us"]
+    if not LEAST_SPEED <= speed <= MOST_SPEED:
+        raise LabError(f"instructions_per_us={speed}: must be from {LEAST_SPEED} to {MOST_SPEED}")
+    return Cpu(values["name"], values["version"], speed)
+
+
+def model_names() -> str:
+    """Names and versions of all, which results carry. Raises LabError."""
+    return " ".join(str(model) for model in (cpu_model(), *disk_models()))
+
+
+def module_parameter(disks: Sequence[Model], size: int) -> str:
+    return ";".join(model.words(size) for model in disks)
+
+
+def ensure_module(tree: Tree) -> Path:
+    """The module for the tree's kernel, built first where needed, in its own root by chroot. Raises LabError."""
+    sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h") or path.name == "Kbuild")
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + tree.release.encode()).hexdigest()[:16]
+    directory = CACHE / str(tree.variant) / "ssd"
+    made, module = directory / "made", directory / MODULE
+    with locked(f"ssd-{tree.variant}"):
+        if made.exists() and made.read_text() == key and module.exists():
+            return module
+        if os.geteuid() != 0:
+            raise LabError("building the modelled SSDs needs root: run `lab/run --clock virtual true` as root once")
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for path in sources:
+            shutil.copy(path, directory)
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "LAB_EXTRA": str(directory)}
+        argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
+        argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT)]
+        argv += ["make", "-C", f"/lib/modules/{tree.release}/build", "M=/extra", "modules"]
+        log = directory / "build.log"
+        with log.open("wb") as stream:
+            done = subprocess.run(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, preexec_fn=die_with_parent
+            )
+        if done.returncode or not module.exists():
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+            raise LabError(f"{SOURCES}: does not build for Linux {tree.release}, see {log}:\n{tail}")
+        made.write_text(key)
+    return module
