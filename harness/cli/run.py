@@ -108,8 +108,6 @@ def chosen_clock(args: argparse.Namespace, place: Place) -> tuple[str, str]:
     if asked and asked not in CLOCKS:
         raise ConfigError(f"LAB_CLOCK={asked}: must be one of {', '.join(CLOCKS)}")
     if not place.lab:
-        if args.clock == VIRTUAL:
-            raise ConfigError("clock=virtual: only the lab's guest has it; use --where lab, or leave --clock out")
         return "real", ""
     clock = asked or ("real" if args.profile == PAPER else VIRTUAL)
     if clock == "real" or args.instructions:
@@ -125,6 +123,8 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     if options["suite"].on_store:
         return stores.lay_out(args, options, campaign_name)
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
+    if args.clock == VIRTUAL and (named or args.where == "host"):
+        raise ConfigError("clock=virtual: only the lab's guest has it; use --where lab, or leave --clock out")
     if args.instructions:
         place = place_of_counting(args.where, bool(named))
     else:

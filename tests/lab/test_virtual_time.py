@@ -29,8 +29,8 @@ done
 """
 # Data and a file system on a disk whose requests complete out of order.
 USE = """set -e
-fio --name=x --filename=$LAB_NVME --ioengine=libaio --direct=1 --iodepth=32 --rw=randwrite --bsrange=512-256k --blockalign=512 \
-    --size=48M --verify=crc32c --verify_fatal=1 --output=/tmp/verify >&2
+fio --name=x --filename=$LAB_NVME --ioengine=libaio --direct=1 --iodepth=32 --rw=randwrite --bsrange=512-256k \
+    --blockalign=512 --size=48M --verify=crc32c --verify_fatal=1 --output=/tmp/verify >&2
 mkfs.ext4 -q $LAB_SATA
 mount $LAB_SATA /mnt
 cp -r /usr/lib/python3 /mnt

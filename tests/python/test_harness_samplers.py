@@ -72,5 +72,5 @@ def test_where_an_instruction_takes_a_nanosecond() -> None:
     """What of 2 s the one CPU was not idle, through 1000 operations."""
     use = use_between(sample(10, 0, 0, None), sample(12, 1.5 * TICKS, 0.5 * TICKS, None))
     assert use.idle_s == 0.5
-    assert costs(use, 1000, counted_ns=True) == {"machine_instructions_per_op": 1.5e6}
+    assert costs(use, 1000, speed=3000) == {"machine_instructions_per_op": 4.5e6}
     assert "machine_instructions_per_op" not in costs(use, 1000)
