@@ -37,7 +37,8 @@ TESTS = "tests/"
 
 # Headers that are for the files of their own folder.
 INTERNAL = re.compile(r"(^|_)internal\.h$")
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+# In quotes, or in brackets what is in this tree.
+INCLUDE = re.compile(r"""^\s*#\s*include\s+["<]([^">]+)[">]""")
 
 MAX_LINES = 800
 MAX_LINES_UNDER = "backends/s3/"
@@ -59,7 +60,7 @@ def look_at(top: Path, name: str) -> list[str]:
     lines = (top / name).read_text().splitlines()
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
-        if not match:
+        if not match or ("<" in match[0] and not (top / match[1]).is_file()):
             continue
         other = PurePosixPath(match[1])
         where = f"{name}:{number}: includes {other}"

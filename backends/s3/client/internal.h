@@ -127,7 +127,7 @@ void s3_request_retry(struct s3_connections *p, struct s3_request *req, uint64_t
 /* ---- messages.c ---- */
 
 extern const char *const s3_store_op_names[S3_OPS];
-/* Tells the user, with the request's place in the store. */
+/* Writes the message of a request. */
 void s3_store_say(struct s3_request *req, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /* Did the attempt fail because of TLS? */
@@ -137,7 +137,7 @@ void s3_store_say_no_answer(const struct s3_transfer *t, CURLcode code);
 /* Says what an answer means. */
 void s3_store_say_answer(
 	const struct s3_transfer *t, const struct s3_error_reply *e, struct s3_verdict verdict);
-/* An attempt failed: tells the user once of an outage. */
+/* An attempt failed: tells the user, once, of an outage that lasts. */
 void s3_store_note_failure(struct s3_store *s, const struct s3_request *req);
 /* The store has answered: the end of an outage. */
 void s3_store_note_success(struct s3_store *s);
@@ -165,7 +165,7 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque);
 
 /* Can nobody but the store itself have a part in what is sent? */
 bool s3_transfer_protected(const struct s3_store *s);
-/* The transfer is idle again. */
+/* The transfer has no request any more: puts it among the idle ones. */
 void s3_transfer_release(struct s3_transfer *t);
 /* Begins an attempt at a request, on an idle transfer. */
 void s3_transfer_start(struct s3_connections *p, struct s3_request *req);

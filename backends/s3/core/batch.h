@@ -68,7 +68,7 @@ void s3_batches_free(struct s3_volume *v);
 
 /* Frees a batch that is in no list any more. */
 void s3_batch_free(struct s3_volume *v, struct s3_batch *b);
-/* Lets go of a batch: without others it is free. */
+/* s3_log_release() under the lock. */
 void s3_batch_release(struct s3_volume *v, struct s3_batch *b);
 
 #endif

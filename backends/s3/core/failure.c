@@ -9,11 +9,6 @@
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
 
-/* s that a request is tried for that somebody waits for and that changes nothing, or deletes. */
-#define WAITED_DEADLINE 60
-
-/* ---- failure -------------------------------------------------------------------- */
-
 int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 {
 	char text[S3_MESSAGE_MAX + 128];
@@ -57,20 +52,4 @@ void s3_volume_fence(struct s3_volume *v, const char *what)
 {
 	atomic_store(&v->fenced, true);
 	s3_volume_fail(v, -EIO, "%s", what);
-}
-
-/* ---- requests that are waited for ------------------------------------------------- */
-
-uint32_t s3_waited_deadline(const struct s3_volume *v)
-{
-	return v->deadline ? v->deadline : WAITED_DEADLINE;
-}
-
-int s3_put_with_reserve(struct s3_volume *v, struct s3_request *req)
-{
-	int r = s3_store_call(v->store, req);
-
-	if (r == -ENOSPC && s3_space_make(v, req->message))
-		r = s3_store_call(v->store, req);
-	return r;
 }

@@ -4,7 +4,6 @@
 #define USERBLK_S3_FAILURE_H
 
 #include <stdint.h>
-#include <stdio.h>
 
 struct s3_request;
 struct s3_volume;
@@ -20,10 +19,5 @@ int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* The same of one whose clients remain (backend.h). why: what is known of the volume. */
 int s3_volume_refuse_clients(struct s3_volume *v, const char *why);
-
-/* Without which a request that never succeeds would hold up its thread for ever. */
-uint32_t s3_waited_deadline(const struct s3_volume *v);
-/* Puts, once more if the store is full and the reserve makes room. */
-int s3_put_with_reserve(struct s3_volume *v, struct s3_request *req);
 
 #endif

@@ -9,13 +9,32 @@
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 
+/* s that a request is tried for that somebody waits for and that changes nothing, or deletes. */
+#define WAITED_DEADLINE 60
 /* What a GET of an object of unknown size asks for first. */
 #define FIRST_GET (64u << 10)
 /* And what one of a header asks for. */
 #define FIRST_HEADER (16u << 10)
+
+/* Without which a request that never succeeds would hold up its thread for ever. */
+static uint32_t waited_deadline(const struct s3_volume *v)
+{
+	return v->deadline ? v->deadline : WAITED_DEADLINE;
+}
+
+/* Puts, once more if the store is full and the reserve makes room. */
+static int put_with_reserve(struct s3_volume *v, struct s3_request *req)
+{
+	int r = s3_store_call(v->store, req);
+
+	if (r == -ENOSPC && s3_space_make(v, req->message))
+		r = s3_store_call(v->store, req);
+	return r;
+}
 
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req)
@@ -31,7 +50,7 @@ int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t
 		.if_none_match = if_none_match,
 		.retry_deadline = v->deadline,
 	};
-	return s3_put_with_reserve(v, req);
+	return put_with_reserve(v, req);
 }
 
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
@@ -47,7 +66,7 @@ int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *i
 		.if_match = v->conditional ? etag : NULL,
 		.retry_deadline = deadline,
 	};
-	return s3_put_with_reserve(v, req);
+	return put_with_reserve(v, req);
 }
 
 int s3_volume_get(
@@ -62,7 +81,7 @@ int s3_volume_get(
 		.iov = &iov,
 		.iovcnt = 1,
 		.allow_short = true,
-		.retry_deadline = s3_waited_deadline(v),
+		.retry_deadline = waited_deadline(v),
 	};
 	return s3_store_call(v->store, req);
 }
@@ -123,7 +142,7 @@ int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *re
 		.op = S3_DELETE,
 		.pool = S3_POOL_BACKGROUND,
 		.key = key,
-		.retry_deadline = s3_waited_deadline(v),
+		.retry_deadline = waited_deadline(v),
 	};
 	return s3_store_call(v->store, req);
 }
@@ -143,7 +162,7 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 			.key = start,
 			.token = token,
 			.delimiter = delimiter,
-			.retry_deadline = s3_waited_deadline(v),
+			.retry_deadline = waited_deadline(v),
 		};
 		r = s3_store_call(v->store, req);
 		free(token);
@@ -170,7 +189,7 @@ int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *re
 		.pool = S3_POOL_BACKGROUND,
 		.key = prefix,
 		.max_keys = 1,
-		.retry_deadline = s3_waited_deadline(v),
+		.retry_deadline = waited_deadline(v),
 	};
 	r = s3_store_call(v->store, req);
 	if (r)

@@ -36,6 +36,7 @@ void s3_snapshot_root_key(const struct s3_volume *v, const char *name, char *key
 /* uuid: the clone's; all zero: the mark that the snapshot is being deleted. */
 void s3_snapshot_child_key(
 	const char *base, const char *name, const uint8_t uuid[S3_UUID], char *key);
+/* All zero. */
 extern const uint8_t s3_no_uuid[S3_UUID];
 
 #endif

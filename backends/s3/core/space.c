@@ -14,6 +14,7 @@
 #include "backends/s3/base/clock.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/keys.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/state/object_table.h"

@@ -7,6 +7,7 @@
 
 /* ---- params.c ---- */
 
+/* Those of struct s3_config. */
 extern const struct param s3_params[];
 /* Do the parameters go together? 0 or negative errno, with the error set. */
 int s3_check(const void *config, struct params_error *error);

@@ -10,7 +10,7 @@
 struct s3_root_region;
 struct s3_volume;
 
-/* ...with objects that are used less than that. */
+/* Objects that are used less than that are compacted; percent. */
 #define S3_GC_SPARSE 70
 
 /*
@@ -34,11 +34,11 @@ void s3_keeper_delete_old_roots(struct s3_volume *v);
 
 /* ---- gc.c ---- */
 
-/* How many there were to delete. */
+/* Deletes a group of dead objects whose time has come. How many there were to delete. */
 size_t s3_gc_collect_dead(struct s3_volume *v);
 /* Deletes orphans: objects in gc/ that neither log nor root knows. */
 void s3_gc_sweep(struct s3_volume *v);
-/* Under the lock. */
+/* Is it time for a checkpoint? Under the lock. */
 bool s3_checkpoint_due(const struct s3_volume *v);
 /* Has two roots cover what has died. */
 int s3_gc_cover(struct s3_volume *v);

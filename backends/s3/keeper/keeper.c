@@ -5,6 +5,7 @@
 
 #include "backends/s3/base/clock.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/internal.h"
 #include "backends/s3/keeper/keeper.h"

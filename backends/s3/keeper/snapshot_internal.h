@@ -15,14 +15,14 @@ struct s3_volume;
 
 /* ---- snapshot.c ---- */
 
-/* Stores an object in place of what is there. 0 or negative errno. */
+/* As s3_volume_put_at(), of bytes in one place. */
 int s3_snapshot_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	const char *etag, uint32_t deadline, struct s3_request *req);
 /* Is there an object? 0, -ENOENT, or negative errno of the store. */
 int s3_snapshot_head(struct s3_volume *v, const char *key, struct s3_request *req);
 /* 0, or -EINVAL, told: not a name of a snapshot. */
 int s3_snapshot_check_name(struct s3_volume *v, const char *name);
-/* What the volume knows of a snapshot; NULL: nothing. */
+/* What the volume knows of a snapshot. False: nothing. */
 bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot);
 /* Tells that there is no snapshot of that name. -ENOENT. */
 int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name);

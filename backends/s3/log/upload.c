@@ -9,6 +9,7 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/batch.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/log/internal.h"

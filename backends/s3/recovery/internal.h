@@ -74,11 +74,11 @@ struct s3_window {
 
 /* ---- apply.c ---- */
 
-/* Objects whose number is not above that of the newest in the log have their final size. */
+/* No more records come for the object that was applied last: seals it and what it brought. */
 void s3_recovery_seal_objects(struct s3_recovery *p, uint64_t seq);
-/* Enters an object of the log. */
+/* Enters the object of a header; the records that follow are its. 0 or negative errno. */
 int s3_recovery_apply_header(void *opaque, const struct s3_object_header *header);
-/* Applies a record of the object that was entered last. */
+/* Applies a record of that object. 0 or negative errno. */
 int s3_recovery_apply_record(
 	void *opaque, const struct s3_object_header *header, const struct s3_record *record);
 /* Applies a header of the log. It is the next one. */
@@ -92,11 +92,11 @@ int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots);
 int s3_recovery_read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root);
 /* What is got of a root: its regions, or its summaries. NULL: no memory. */
 struct s3_root_part *s3_recovery_parts_of(const struct s3_root *root, bool summaries);
-/* Tells what is wrong with something that was read. Negative errno. */
+/* 0, -ENOMEM, or -ENOENT: what was read cannot be used. */
 int s3_recovery_check_error(enum s3_check check);
 /* Map, table and snapshots of a full root of a volume under base. -ENOENT: it cannot be used. */
 int s3_recovery_load_full(struct s3_volume *v, const char *base, struct s3_root *root);
-/* Loads the newest root that can be read. 1: there is one, 0: none, or negative errno. */
+/* Begins with the newest root that can be used, or with nothing. 0 or negative errno, told. */
 int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p);
 
 /* ---- snapshots.c ---- */
@@ -128,7 +128,7 @@ int s3_recovery_tell_lost(struct s3_volume *v, uint64_t witness, bool readonly);
 void s3_recovery_free_window(struct s3_window *w);
 /* Where headers go that are fetched ahead. NULL: no memory. */
 struct s3_window *s3_recovery_make_window(void);
-/* AGAIN: there is a root now that is newer than those that this attempt began with. */
+/* S3_RECOVERY_AGAIN: there is a root now that is newer than those that this attempt began with. */
 int s3_recovery_newer_root(struct s3_volume *v, const struct s3_recovery *p);
 /*
  * A root says that the log was whole up to it. Objects that the two newest roots do not need are
@@ -141,9 +141,11 @@ int s3_recovery_check_reached(struct s3_volume *v, const struct s3_recovery *p);
 
 /* Stops a writer at work, once, if he may be driven away. */
 int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p);
-/* Keeps other writers out: stores a mark behind the log. 0 or negative errno, told. */
+/* Keeps other writers out: stores a mark behind the log. 0, S3_RECOVERY_AGAIN, or negative errno.
+ */
 int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p);
-/* Follows the log to its end, and makes sure that it is the end. Also AGAIN. */
+/* Follows the log to its end, and makes sure that it is the end. Also
+ * S3_RECOVERY_AGAIN. */
 int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p);
 
 #endif

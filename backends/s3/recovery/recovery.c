@@ -25,7 +25,8 @@ static int settle_size(struct s3_volume *v, uint64_t blocks)
 	return s3_map_resize(v->map, *size);
 }
 
-/* From the newest root to the end of the log, which then is ours unless readonly. Also AGAIN. */
+/* From the newest root to the end of the log, which then is ours unless readonly. Also
+ * S3_RECOVERY_AGAIN. */
 static int attempt(struct s3_volume *v, struct s3_recovery *p)
 {
 	bool again = false;

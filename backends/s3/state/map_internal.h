@@ -165,14 +165,14 @@ static inline bool s3_leaf_continues(s3_leaf_entry before, uint64_t count, s3_le
 	return before && e == before + count && s3_leaf_slot(e) == s3_leaf_slot(before);
 }
 
-/* Sets count entries from first on, of a flat leaf. */
+/* Enters a piece into the entries of a flat leaf. */
 static inline void s3_leaf_fill(s3_leaf_entry *flat, struct s3_leaf_piece p)
 {
 	for (unsigned i = 0; i < p.count; i++)
 		flat[p.start + i] = p.entry ? p.entry + i : 0;
 }
 
-/* Sets blocks of a flat leaf. */
+/* The same, and the leaf becomes an array of runs if it has few. */
 static inline void s3_leaf_flat_set(struct s3_map *m, struct s3_leaf *l, struct s3_leaf_piece p)
 {
 	unsigned a = p.start, b = a + p.count;
@@ -183,7 +183,7 @@ static inline void s3_leaf_flat_set(struct s3_map *m, struct s3_leaf *l, struct 
 	s3_leaf_shrink(m, l);
 }
 
-/* The lock of a region. */
+/* The lock of the leaf that block lba is in. */
 static inline pthread_mutex_t *s3_map_lock_of(struct s3_map *m, uint64_t lba)
 {
 	return &m->shards[lba >> S3_LEAF_SHIFT & (S3_SHARDS - 1)].lock;

@@ -3,7 +3,6 @@
 #ifndef USERBLK_S3_STATE_OBJECT_INTERNAL_H
 #define USERBLK_S3_STATE_OBJECT_INTERNAL_H
 
-#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,7 +14,7 @@
 #define S3_TABLE_CHUNK	64u
 #define S3_TABLE_CHUNKS (1u << 20)
 
-#define S3_USE_STEPS 50u /* of use */
+#define S3_USE_STEPS 50u
 enum {
 	S3_LIST_NONE,
 	S3_LIST_DEAD, /* ascending by death */
@@ -62,8 +61,8 @@ struct s3_objects_snapshot_entry {
 
 struct s3_objects {
 	uint32_t target;
-	struct s3_slot **chunks; /* CHUNKS */
-	uint64_t *used;		 /* CHUNKS: a bit per slot */
+	struct s3_slot **chunks; /* S3_TABLE_CHUNKS */
+	uint64_t *used;		 /* S3_TABLE_CHUNKS: a bit per slot */
 	uint32_t n_chunks;	 /* those from here on were never used */
 	uint32_t hint;		 /* chunks below have no free slot */
 	_Atomic uint64_t newest; /* seq of the newest snapshot; 0: none */
@@ -87,13 +86,13 @@ struct s3_objects {
 
 /* Makes a chunk of slots. 0 or -ENOMEM. */
 int s3_objects_chunk_make(struct s3_objects *o, uint32_t c);
-/* Takes a slot into use. */
+/* Marks a slot as used. */
 void s3_objects_slot_use(struct s3_objects *o, uint32_t n);
 /* Where it is, or where it would be. */
 uint32_t s3_objects_hash_place(const struct s3_objects *o, uint8_t origin, uint64_t id);
 /* Enters all slots anew into a table of size. */
 int s3_objects_hash_rebuild(struct s3_objects *o, uint32_t size);
-/* Nothing of the object is used any more. */
+/* Counts an object among the dead, or not any more. */
 void s3_objects_set_dead(struct s3_objects *o, struct s3_slot *s, bool dead);
 /*
  * seq: when those died that are found dead. In the order of the slots many would each take a walk
@@ -111,7 +110,7 @@ void s3_objects_describe(struct s3_slot *s, struct s3_object *object);
 
 /* ---- object_snapshots.c ---- */
 
-/* The newest snapshot is known to all objects that it holds. */
+/* Remembers the number of the newest snapshot. */
 void s3_objects_set_newest(struct s3_objects *o);
 /* What the newest snapshot holds, as a list. */
 int s3_objects_list_fresh(struct s3_objects *o, struct s3_held **list, size_t *n_list);

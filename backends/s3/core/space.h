@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A store that is full, and what a volume keeps for that. */
+#ifndef USERBLK_S3_SPACE_H
+#define USERBLK_S3_SPACE_H
+
+#include <stdbool.h>
+
+struct s3_volume;
+
+/*
+ * Under the lock: the store refuses what is put with r. True if that is news, to be told by
+ * s3_space_tell() without the lock.
+ */
+bool s3_space_refused(struct s3_volume *v, int r);
+/* why: the store's message. */
+void s3_space_tell(struct s3_volume *v, int r, const char *why);
+/*
+ * Under the lock: has the reserve deleted, after which refused batches are put again. False: there
+ * is none any more.
+ */
+bool s3_space_ask(struct s3_volume *v);
+/* The same, waited for, of a PUT outside of the log that found the store full. True: try again. */
+bool s3_space_make(struct s3_volume *v, const char *why);
+/* Puts the reserve when there is space for it, which ends a time without; by the collector. */
+void s3_space_tend(struct s3_volume *v);
+
+#endif
