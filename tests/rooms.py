@@ -31,7 +31,7 @@ userblk-s3
 # These know frameworks and no device: they include their own headers and those of backends/.
 FRAMEWORKS = "plugins tcmu-handlers ublk buse fuse-disk".split()
 # These share nothing with the others.
-ALONE = "fuse-passthrough harness/flow".split()
+ALONE = "fuse-passthrough harness/flow lab/ssd".split()
 # Tests include whatever they test.
 TESTS = "tests/"
 
