@@ -19,6 +19,7 @@ from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
 from userblk.harness.campaign import store_devices
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
+from userblk.harness.delay import Delays, distribution
 from userblk.harness.paths import PYTHON_PATH
 from userblk.harness.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.stores import read_access
@@ -201,6 +202,28 @@ def test_the_delay_delays_and_changes_nothing(tmp_path: Path) -> None:
                 got += peer.recv(1 << 20)
             thread.join()
     assert got == body
+
+
+def test_delays_are_of_a_seeded_distribution() -> None:
+    draws = [distribution(20, 0.5, 0.01, 1000, seed) for seed in (7, 7, 8)]
+    same, again, other = ([draw() for _ in range(20_000)] for draw in draws)
+    assert same == again != other
+    late = [delay for delay in same if delay == 1.0]
+    assert 0.008 < len(late) / len(same) < 0.012
+    body = sorted(delay for delay in same if delay != 1.0)
+    assert 0.019 < body[len(body) // 2] < 0.021
+    # One standard deviation is a factor of exp(0.5).
+    assert 1.55 < body[len(body) * 8413 // 10000] / body[len(body) // 2] < 1.75
+
+
+def test_a_request_has_one_delay() -> None:
+    delays = Delays(iter([1.0, 2.0, 3.0]).__next__)
+    now = time.monotonic()
+    due = [delays.due(), delays.due()]
+    delays.answered()
+    delays.answered()
+    due.append(delays.due())
+    assert [round(at - now) for at in due] == [1, 1, 2]
 
 
 # ---- figures ----------------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""What hedged reads (hedge=) do to the longest reads of the S3 device, by hand on a quiet machine.
+
+Random reads of 4 KiB of a volume in a versitygw in memory, behind a proxy that delays each request: around a
+median, log-normal, and a part of them by a second ("tail"); or all by the same time ("uniform"). With and without hedge=, in turns with the same seed. A
+figure is what fio says of its reads in milliseconds, and how many more GETs the hedges are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import paired
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
+from device import parameters
+from nbdkit_server import Nbdkit, plugin_path
+from servers import ROOT, Store, Versitygw, started
+
+SCHEMA = 1
+MIB = 1 << 20
+PERCENTILES = ("50.000000", "99.000000", "99.900000")
+
+
+@dataclass(frozen=True)
+class Figure:
+    p50_ms: float
+    p99_ms: float
+    p999_ms: float
+    reads: int
+    gets: int
+    hedges: int
+    won: int
+
+
+@contextmanager
+def delayed(store: Store, work: Path, *how: str) -> Iterator[str]:
+    """The URL of a proxy before the store."""
+    port_file = work / "delay-port"
+    port_file.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "userblk.harness.delay", "--to", store.url.removeprefix("http://")]
+    with subprocess.Popen(
+        [*argv, "--port-file", str(port_file), *how], env={"PYTHONPATH": str(ROOT / "python")}
+    ) as proxy:
+        try:
+            deadline = time.monotonic() + 30
+            while not port_file.exists():
+                if proxy.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the delay proxy did not start")
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{port_file.read_text().strip()}"
+        finally:
+            proxy.terminate()
+            proxy.wait(30)
+
+
+class Bench:
+    def __init__(self, store: Store, work: Path, options: argparse.Namespace) -> None:
+        self.store = store
+        self.work = work
+        self.options = options
+        self.starts = 0
+
+    def serve(self, url: str, **more: str) -> Nbdkit:
+        self.starts += 1
+        directory = self.work / f"s{self.starts}"
+        directory.mkdir()
+        chosen = {"uploads": "1", "batch-size": "1M", "memory": "8M", **more}
+        return Nbdkit(directory, plugin_path("s3"), *parameters(url, self.store.credentials, "hedge", **chosen))
+
+    def fio(self, server: Nbdkit, *more: str) -> dict[str, object]:
+        argv = ["fio", "--name=hedge", "--ioengine=nbd", f"--uri={server.uri}", f"--size={self.options.size}M"]
+        job: dict[str, object] = paired.run_fio([*argv, *more], "fio", timeout=3600)
+        return job
+
+    def fill(self) -> None:
+        server = self.serve(self.store.url, create="on", size=f"{self.options.size}M")
+        self.fio(server, "--rw=write", "--bs=1M", "--iodepth=4", "--end_fsync=1")
+        if server.stop() != 0:
+            raise RuntimeError(f"the server failed: {server.output()}")
+
+    def measure(self, hedge: int, seed: int, *how: str) -> Figure:
+        with delayed(self.store, self.work, "--seed", str(seed), *how) as url:
+            server = self.serve(url, readonly="on", hedge=str(hedge))
+            try:
+                job = self.fio(
+                    server,
+                    *("--rw=randread", "--bs=4k", f"--iodepth={self.options.depth}", "--norandommap"),
+                    *("--randrepeat=0", f"--randseed={seed}", "--time_based", f"--runtime={self.options.runtime}"),
+                    "--percentile_list=50:99:99.9",
+                )
+                server.stop()
+            finally:
+                server.kill()
+        counters = server.counters()
+        read = job["read"]
+        assert isinstance(read, dict)
+        latency = [read["clat_ns"]["percentile"][name] / 1e6 for name in PERCENTILES]
+        gets, hedges, won = (
+            counters[name] for name in ("store_get_requests", "store_get_hedges", "store_get_hedges_won")
+        )
+        return Figure(*latency, read["total_ios"], gets, hedges, won)
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=256, help="of the volume in MiB (default 256)", metavar="MIB")
+    parser.add_argument("--runtime", type=int, default=30, help="of a run in seconds (default 30)", metavar="S")
+    parser.add_argument("--depth", type=int, default=8, help="default 8", metavar="N")
+    parser.add_argument("--pairs", type=int, default=3, help="default 3", metavar="N")
+    parser.add_argument("--hedge", type=int, default=95, help="default 95", metavar="PERCENTILE")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every figure here")
+    options = parser.parse_args(argv)
+    for name in ("size", "runtime", "depth", "pairs"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    return options
+
+
+STORES = {
+    "tail": ("--ms", "20", "--sigma", "0.3", "--tail", "0.01", "--tail-ms", "1000"),
+    "uniform": ("--ms", "50"),
+}
+
+
+def main(argv: list[str]) -> int:
+    options = parse_options(argv)
+    figures: dict[str, dict[str, list[Figure]]] = {}
+    try:
+        with started(Versitygw) as store, tempfile.TemporaryDirectory(prefix="userblk-bench-") as work:
+            bench = Bench(store, Path(work), options)
+            bench.fill()
+            for name, how in STORES.items():
+                figures[name] = {"off": [], "on": []}
+                for pair in range(options.pairs):
+                    for way, hedge in (("off", 0), ("on", options.hedge)):
+                        figure = bench.measure(hedge, options.seed + pair, *how)
+                        figures[name][way].append(figure)
+                        print(f"{name}, hedge {way}: {figure}", file=sys.stderr, flush=True)
+    except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        print(f"bench_s3_hedge: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{'store':<9}{'hedge':<7}{'n':>3}{'p50 ms':>9}{'p99 ms':>9}{'p99.9 ms':>10}{'reads':>9}{'more GETs':>11}{'won':>7}"
+    )
+    for name, ways in figures.items():
+        for way, all_of in ways.items():
+            p50, p99, p999 = (
+                statistics.median(getattr(one, field) for one in all_of) for field in ("p50_ms", "p99_ms", "p999_ms")
+            )
+            gets, hedges = sum(one.gets for one in all_of), sum(one.hedges for one in all_of)
+            print(
+                f"{name:<9}{way:<7}{len(all_of):>3}{p50:>9.1f}{p99:>9.1f}{p999:>10.1f}"
+                f"{sum(one.reads for one in all_of):>9}{100 * hedges / gets:>10.2f}%{sum(one.won for one in all_of):>7}"
+            )
+    if options.json:
+        kept = {
+            name: {way: [asdict(one) for one in all_of] for way, all_of in ways.items()}
+            for name, ways in figures.items()
+        }
+        paired.write_json(options.json, {"schema": SCHEMA, "hedge": options.hedge, "figures": kept})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
