@@ -375,6 +375,7 @@ static void add_cost(struct answer *a)
 		snprintf(name, sizeof name, "store_%s_retries", get[i]);
 		reads += answer_number(a, name);
 	}
+	reads += answer_number(a, "store_get_hedges");
 	cost = writes / 1000 * a->options->price_put + reads / 1000 * a->options->price_get;
 	add(a, "request_cost %.6f", cost);
 	if (uptime > 0)

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import ROOT, Store, Versitygw, started
+from tool import ask
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -76,7 +77,7 @@ class Bench:
         self.starts += 1
         directory = self.work / f"s{self.starts}"
         directory.mkdir()
-        chosen = {"uploads": "1", "batch-size": "1M", "memory": "8M", **more}
+        chosen = {"uploads": "1", "batch-size": "1M", "memory": "8M", "control": str(self.work / "control"), **more}
         return Nbdkit(directory, plugin_path("s3"), *parameters(url, self.store.credentials, "hedge", **chosen))
 
     def fio(self, server: Nbdkit, *more: str) -> dict[str, object]:
@@ -100,17 +101,16 @@ class Bench:
                     *("--randrepeat=0", f"--randseed={seed}", "--time_based", f"--runtime={self.options.runtime}"),
                     "--percentile_list=50:99:99.9",
                 )
+                told = ask(self.work / "control", b"userblk-s3 1 stats\n")
                 server.stop()
             finally:
                 server.kill()
-        counters = server.counters()
+        counters = dict(line.split(" ", 1) for line in told if " " in line)
         read = job["read"]
         assert isinstance(read, dict)
-        latency = [read["clat_ns"]["percentile"][name] / 1e6 for name in PERCENTILES]
-        gets, hedges, won = (
-            counters[name] for name in ("store_get_requests", "store_get_hedges", "store_get_hedges_won")
-        )
-        return Figure(*latency, read["total_ios"], gets, hedges, won)
+        p50, p99, p999 = (read["clat_ns"]["percentile"][name] / 1e6 for name in PERCENTILES)
+        gets, hedges, won = (int(counters[f"store_get_{name}"]) for name in ("requests", "hedges", "hedges_won"))
+        return Figure(p50, p99, p999, read["total_ios"], gets, hedges, won)
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -152,19 +152,18 @@ def main(argv: list[str]) -> int:
     except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
         print(f"bench_s3_hedge: {error}", file=sys.stderr)
         return 1
-    print(
-        f"{'store':<9}{'hedge':<7}{'n':>3}{'p50 ms':>9}{'p99 ms':>9}{'p99.9 ms':>10}{'reads':>9}{'more GETs':>11}{'won':>7}"
-    )
+    heads = ("p50 ms", "p99 ms", "p99.9 ms", "reads", "more GETs", "won")
+    print(f"{'store':<9}{'hedge':<7}{'n':>3}" + "".join(f"{head:>11}" for head in heads))
     for name, ways in figures.items():
         for way, all_of in ways.items():
-            p50, p99, p999 = (
+            latencies = [
                 statistics.median(getattr(one, field) for one in all_of) for field in ("p50_ms", "p99_ms", "p999_ms")
+            ]
+            reads, gets, hedges, won = (
+                sum(getattr(one, field) for one in all_of) for field in ("reads", "gets", "hedges", "won")
             )
-            gets, hedges = sum(one.gets for one in all_of), sum(one.hedges for one in all_of)
-            print(
-                f"{name:<9}{way:<7}{len(all_of):>3}{p50:>9.1f}{p99:>9.1f}{p999:>10.1f}"
-                f"{sum(one.reads for one in all_of):>9}{100 * hedges / gets:>10.2f}%{sum(one.won for one in all_of):>7}"
-            )
+            shown = "".join(f"{latency:>11.1f}" for latency in latencies)
+            print(f"{name:<9}{way:<7}{len(all_of):>3}{shown}{reads:>11}{100 * hedges / gets:>10.2f}%{won:>11}")
     if options.json:
         kept = {
             name: {way: [asdict(one) for one in all_of] for way, all_of in ways.items()}

@@ -334,7 +334,8 @@ static void print_counters(void)
 	struct s3_store_counters c;
 
 	s3_store_counters(store, &c);
-	printf("{\"connections\": %" PRIu64, c.connections);
+	printf("{\"connections\": %" PRIu64 ", \"hedges\": %" PRIu64 ", \"hedges_won\": %" PRIu64,
+		c.connections, c.hedges, c.hedges_won);
 	for (int i = 0; i < S3_OPS; i++) {
 		const struct s3_op_counters *o = &c.ops[i];
 		uint64_t sum = 0;

@@ -479,6 +479,90 @@ def test_listing_of_what_was_not_asked_for(connect: Connect, proxy: FaultProxy, 
     assert answer["result"] == -EPROTO and rule.taken == 1
 
 
+# ---- hedged reads ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def hedging(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> Driver:
+    """A client that knows how long the object takes to read, and has paid for some hedges."""
+    put(s3, key)
+    driver = connect(proxy.url, hedge=95, connections=8)
+    assert driver("parallel", 400, "get", key, 0, 4096)["results"] == {"0": 400}
+    return driver
+
+
+def hedged(driver: Driver) -> tuple[int, int]:
+    """Hedges, and those of them that were sooner."""
+    counters = driver("counters")
+    assert counters["hedges"] <= counters["get"]["requests"] / 20
+    return counters["hedges"], counters["hedges_won"]
+
+
+def test_late_read_is_hedged(hedging: Driver, proxy: FaultProxy, key: str) -> None:
+    hedges, won = hedged(hedging)
+    proxy.add(Rule(delayed(before=lambda: 30.0), "GET", times=1))
+    began = time.monotonic()
+    answer = hedging("get", key, 8192, 4096)
+    assert time.monotonic() - began < 10
+    assert (answer["result"], answer["retries"], answer["sha256"]) == (0, 0, digest(BODY[8192:12288]))
+    assert hedged(hedging) == (hedges + 1, won + 1)
+    # One whose reply comes in the middle of the second attempt's is not mixed with that.
+    proxy.clear()
+    proxy.add(Rule(delayed(after=lambda: 0.7), "GET", times=1))
+    proxy.add(Rule(delayed(after=lambda: 2.0), "GET", times=1))
+    answer = hedging("get", key, 8192, 4096)
+    assert (answer["result"], answer["sha256"]) == (0, digest(BODY[8192:12288]))
+    assert hedged(hedging) == (hedges + 2, won + 1)
+
+
+def test_reads_that_are_not_late_are_not_hedged(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    put(s3, key)
+    proxy.add(Rule(delayed(before=lambda: 0.02), "GET"))
+    driver = connect(proxy.url, connections=8)
+    assert driver("parallel", 400, "get", key, 0, 4096)["results"] == {"0": 400}
+    proxy.clear()
+    proxy.add(Rule(delayed(before=lambda: 1.0), "GET", times=1))
+    assert driver("get", key, 0, 4096)["result"] == 0
+    assert hedged(driver) == (0, 0)  # that is for who asks for it
+
+
+def test_store_that_becomes_slow_is_hardly_asked_for_more(hedging: Driver, proxy: FaultProxy, key: str) -> None:
+    before = hedging("counters")
+    proxy.add(Rule(delayed(before=lambda: 0.1), "GET"))
+    for _ in range(50):
+        assert hedging("parallel", 4, "get", key, 0, 4096)["results"] == {"0": 4}
+    after = hedging("counters")
+    assert 0 < after["hedges"] - before["hedges"] <= 10 + 10  # the budget of these and what had been saved
+    hedged(hedging)
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["first", "both"])
+def test_failure_of_a_hedged_read(hedging: Driver, proxy: FaultProxy, key: str, times: int) -> None:
+    """While one of the two attempts may succeed nothing is tried again."""
+
+    def late_failure(exchange: Exchange) -> None:
+        exchange.proxy.sleep(1.0)
+        refused(503, "SlowDown")(exchange)
+
+    proxy.add(Rule(late_failure, "GET", times=times))
+    proxy.add(Rule(delayed(after=lambda: 1.5), "GET", times=1))
+    answer = hedging("get", key, 0, 4096)
+    assert (answer["result"], answer["sha256"]) == (0, digest(BODY[:4096]))
+    assert answer["retries"] == times - 1
+
+
+def test_hedged_read_that_nothing_answers(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    put(s3, key)
+    driver = connect(proxy.url, hedge=95, connections=8, retry_deadline=2)
+    assert driver("parallel", 400, "get", key, 0, 4096)["results"] == {"0": 400}
+    proxy.add(Rule(delayed(before=lambda: 30.0), "GET", times=2))
+    hedges, won = hedged(driver)
+    answer = driver("get", key, 0, 4096)
+    assert answer["result"] == -EIO and "given up after" in answer["message"]
+    assert hedged(driver) == (hedges + 1, won)
+    assert driver("get", key, 0, 4096)["result"] == 0
+
+
 # ---- what a user can mend --------------------------------------------------------
 
 
@@ -739,6 +823,8 @@ def test_tls_where_there_is_none(connect: Connect, store: Versitygw, key: str) -
         ({"ca_file": "/x"}, "ca-file=/x: no certificates over http"),
         ({"credentials": "/nowhere"}, "credentials=/nowhere: No such file or directory"),
         ({"connections": "0"}, "connections=0: out of range"),
+        ({"hedge": "100"}, "hedge=100: out of range"),
+        ({"hedge": "20"}, "hedge=20: too many reads would be late; give a percentile from 50 to 99"),
     ],
 )
 def test_bad_parameters(connect: Connect, parameters: dict[str, Any], text: str) -> None:

@@ -246,6 +246,8 @@ static void say_store(struct s3_call *c)
 		say(c, "%s_sent_bytes %" PRIu64, kinds[op], all.ops[op].sent);
 		say(c, "%s_received_bytes %" PRIu64, kinds[op], all.ops[op].received);
 	}
+	say_number(c, "store_get_hedges", all.hedges);
+	say_number(c, "store_get_hedges_won", all.hedges_won);
 	say_number(c, "store_connections", all.connections);
 	say_number(c, "store_in_flight", all.in_flight);
 }

@@ -255,13 +255,15 @@ void s3_transfer_release(struct s3_transfer *t)
 {
 	struct s3_connections *p = t->pool;
 
+	s3_hedge_part(t);
+	t->hedge = t->answered = t->lost = false;
 	t->req = NULL;
 	t->next = p->idle;
 	p->idle = t;
 	p->busy--;
 }
 
-void s3_transfer_start(struct s3_connections *p, struct s3_request *req)
+struct s3_transfer *s3_transfer_begin(struct s3_connections *p, struct s3_request *req)
 {
 	struct s3_transfer *t = p->idle;
 
@@ -272,11 +274,22 @@ void s3_transfer_start(struct s3_connections *p, struct s3_request *req)
 	t->error[0] = '\0';
 	s3_transfer_rewind_body(t);
 	s3_transfer_forget_reply(t);
-	if (prepare(t) || curl_multi_add_handle(p->multi, t->easy) != CURLM_OK) {
-		s3_transfer_release(t);
-		s3_store_say(req, "out of memory for a request to the store");
-		s3_request_retry(p, req, 0);
+	if (prepare(t) == 0 && curl_multi_add_handle(p->multi, t->easy) == CURLM_OK)
+		return t;
+	s3_transfer_release(t);
+	return NULL;
+}
+
+void s3_transfer_start(struct s3_connections *p, struct s3_request *req)
+{
+	struct s3_transfer *t = s3_transfer_begin(p, req);
+
+	if (t) {
+		s3_hedge_began(t);
+		return;
 	}
+	s3_store_say(req, "out of memory for a request to the store");
+	s3_request_retry(p, req, 0);
 }
 
 /* ---- what came of it --------------------------------------------------------------- */

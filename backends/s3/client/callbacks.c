@@ -188,5 +188,5 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque)
 		t->moved += length;
 		return length;
 	}
-	return move(t, data, length, true);
+	return s3_hedge_claim(t) ? move(t, data, length, true) : 0;
 }

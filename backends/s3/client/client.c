@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Requests as others make them, and the life of a store. */
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -241,6 +242,14 @@ int s3_store_check(const struct s3_store_config *c, struct params_error *error)
 			endpoint.host);
 		return -EINVAL;
 	}
+	if (c->hedge && c->hedge < 50) {
+		params_error_set(error,
+			"hedge=%" PRIu64
+			": too many reads would be late; give a percentile from 50 "
+			"to 99, such as 95, or 0",
+			c->hedge);
+		return -EINVAL;
+	}
 	if (c->ca_file && !endpoint.tls) {
 		params_error_set(error,
 			"ca-file=%s: no certificates over http; use an https:// endpoint or leave "
@@ -307,6 +316,7 @@ int s3_store_open(
 	s->connections = (unsigned)c->connections;
 	s->timeout = (long)c->timeout;
 	s->retry_deadline = c->retry_deadline;
+	s->hedge = c->hedge;
 	snprintf(s->authority, sizeof s->authority, "%s%s%s", s->path_addressing ? "" : c->bucket,
 		s->path_addressing ? "" : ".", s->endpoint.authority);
 	pthread_mutex_init(&s->outage_lock, NULL);
@@ -395,6 +405,8 @@ void s3_store_counters(struct s3_store *s, struct s3_store_counters *out)
 		struct s3_connections *p = &s->pools[i];
 
 		out->connections += p->connections;
+		out->hedges += p->hedges;
+		out->hedges_won += p->hedges_won;
 		for (int op = 0; op < S3_OPS; op++) {
 			struct s3_counters *c = &p->ops[op];
 			struct s3_op_counters *o = &out->ops[op];

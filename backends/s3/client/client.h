@@ -48,6 +48,7 @@ struct s3_store_config {
 	uint64_t connections;	 /* of each pool */
 	uint64_t timeout;	 /* seconds without progress before an attempt is given up */
 	uint64_t retry_deadline; /* seconds that a request is retried; 0: for ever */
+	uint64_t hedge;		 /* percentile of latencies; 0: none */
 };
 
 extern const char *const s3_addressing_names[];
@@ -138,6 +139,15 @@ extern const char *const s3_addressing_names[];
 	.metavar = "SECONDS", \
 	.help = "time after which a failing request is given up; 0: never, but for those that " \
 		"open the volume, 20 s", \
+}, { \
+	.name = "hedge", \
+	.type = PARAM_UINT, \
+	.offset = offsetof(CONFIG, MEMBER.hedge), \
+	.default_value = "0", \
+	.max = 99, \
+	.metavar = "PERCENTILE", \
+	.help = "percentile of the recent latencies of reads, such as 95, after which a late " \
+		"read is sent a second time; 0: never", \
 }
 /* clang-format on */
 
@@ -298,6 +308,9 @@ struct s3_store_counters {
 	struct s3_op_counters ops[S3_OPS];
 	uint64_t connections; /* made */
 	uint64_t in_flight;   /* requests now */
+	/* GETs that were sent twice, beside those in ops, and those of which the second was sooner
+	 */
+	uint64_t hedges, hedges_won;
 };
 
 void s3_store_counters(struct s3_store *store, struct s3_store_counters *counters);

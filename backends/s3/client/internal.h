@@ -47,6 +47,12 @@ struct s3_transfer {
 	size_t in_vector;
 	uint64_t moved; /* bytes of the object */
 	unsigned sends; /* how often libcurl sent it */
+	/* Of GETs that may be hedged: */
+	uint64_t started;	  /* monotonic ns */
+	struct s3_transfer *twin; /* the other attempt at the same request, or NULL */
+	bool hedge;		  /* it is the second one */
+	bool answered;		  /* the object's first byte has come */
+	bool lost;		  /* the twin's came sooner */
 	char error[CURL_ERROR_SIZE];
 	/* The reply. */
 	long status;
@@ -59,6 +65,23 @@ struct s3_transfer {
 	time_t signed_at; /* what the signature says that the time is */
 	char *text;	  /* a body that is not an object's */
 	size_t text_length, text_room;
+};
+
+#define S3_HEDGE_CLASSES 6
+#define S3_HEDGE_BUCKETS 168
+
+/* What GETs of about one size took until the first byte came. */
+struct s3_latencies {
+	uint16_t buckets[S3_HEDGE_BUCKETS];
+	uint32_t n;
+	uint64_t late; /* ns after which one is late; 0: not known yet */
+};
+
+struct s3_hedging {
+	struct s3_latencies classes[S3_HEDGE_CLASSES];
+	unsigned credit; /* what hedges are paid with */
+	bool starved;	 /* something is late, and could not be paid */
+	uint64_t next;	 /* when something will be late; 0: nothing */
 };
 
 struct s3_connections {
@@ -82,8 +105,10 @@ struct s3_connections {
 	uint64_t generation; /* of these; 0: none yet */
 	uint64_t random;
 
+	struct s3_hedging hedging;
+
 	struct s3_counters ops[S3_OPS];
-	_Atomic uint64_t connections;
+	_Atomic uint64_t connections, hedges, hedges_won;
 };
 
 struct s3_store {
@@ -95,6 +120,7 @@ struct s3_store {
 	unsigned connections;
 	long timeout; /* seconds */
 	uint64_t retry_deadline;
+	uint64_t hedge; /* percentile; 0: none */
 
 	struct s3_keyring *keyring;
 	_Atomic bool stopping;
@@ -167,7 +193,9 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque);
 bool s3_transfer_protected(const struct s3_store *s);
 /* The transfer has no request any more: puts it among the idle ones. */
 void s3_transfer_release(struct s3_transfer *t);
-/* Begins an attempt at a request, on an idle transfer. */
+/* Begins an attempt at a request, on an idle transfer. NULL: no memory. */
+struct s3_transfer *s3_transfer_begin(struct s3_connections *p, struct s3_request *req);
+/* The same of a request's only one; without memory the request is tried again later. */
 void s3_transfer_start(struct s3_connections *p, struct s3_request *req);
 /*
  * Was the request refused for its time? Then the next ones are signed with the store's: the clock
@@ -179,6 +207,19 @@ bool s3_transfer_correct_clock(const struct s3_transfer *t, const struct s3_erro
 
 /* The transfer has ended, well or not. */
 void s3_transfer_complete(struct s3_transfer *t, CURLcode code);
+
+/* ---- hedge.c ---- */
+
+/* The first attempt at a request has begun. */
+void s3_hedge_began(struct s3_transfer *t);
+/* A byte of the object has come. Is it to be taken? False: the other attempt was sooner. */
+bool s3_hedge_claim(struct s3_transfer *t);
+/* Of two attempts there is only the other one from now on. */
+void s3_hedge_part(struct s3_transfer *t);
+/* Gives up the other attempt, if there is one. */
+void s3_hedge_cancel_twin(struct s3_transfer *t);
+/* Begins the second attempts that are due. When to look again, monotonic ns; 0: no need. */
+uint64_t s3_hedge_look(struct s3_connections *p);
 
 /* ---- pool.c ---- */
 

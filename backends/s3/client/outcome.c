@@ -189,6 +189,10 @@ void s3_transfer_complete(struct s3_transfer *t, CURLcode code)
 	s3_count_add(&c->sent, (uint64_t)sent);
 	s3_count_add(&c->received, (uint64_t)received);
 
+	if (t->lost) {
+		s3_transfer_release(t);
+		return;
+	}
 	if (code == CURLE_OK) {
 		v = judge_answer(t, &e);
 		if (v.result)
@@ -199,6 +203,13 @@ void s3_transfer_complete(struct s3_transfer *t, CURLcode code)
 		v = judge_failure(t, code);
 		s3_store_say_no_answer(t, code);
 	}
+	/* The other attempt may fare better. */
+	if (v.action != S3_FINAL && t->twin && !t->twin->lost) {
+		t->twin->hedge = false;
+		s3_transfer_release(t);
+		return;
+	}
+	s3_hedge_cancel_twin(t);
 	if (v.action == S3_MISMATCH)
 		s3_store_say(req,
 			"endpoint=%s: the reply to %s of %s is not what was asked for (HTTP status "

@@ -102,6 +102,7 @@ static void cancel_all(struct s3_connections *p)
 		req = t->req;
 		if (!req)
 			continue;
+		s3_hedge_cancel_twin(t);
 		curl_multi_remove_handle(p->multi, t->easy);
 		s3_transfer_release(t);
 		s3_request_finish_stopped(p, req);
@@ -140,10 +141,16 @@ static bool timer_due(const struct s3_connections *p)
 	return p->timer && p->timer <= s3_client_now();
 }
 
-/* Milliseconds until the sooner of the two, either of which may be 0: none. */
-static int wait_time(uint64_t a, uint64_t b)
+/* The sooner of two times, either of which may be 0: none. */
+static uint64_t sooner(uint64_t a, uint64_t b)
 {
-	uint64_t now = s3_client_now(), soon = a && (!b || a < b) ? a : b;
+	return a && (!b || a < b) ? a : b;
+}
+
+/* Milliseconds until then; 0: for ever. */
+static int wait_time(uint64_t soon)
+{
+	uint64_t now = s3_client_now();
 
 	if (!soon)
 		return -1;
@@ -166,6 +173,7 @@ static void *pool_main(void *opaque)
 		next_due = promote_delayed(p);
 		while (p->idle && p->ready.head)
 			s3_transfer_start(p, s3_queue_take(&p->ready));
+		next_due = sooner(next_due, s3_hedge_look(p));
 		if (timer_due(p)) {
 			p->timer = 0;
 			curl_multi_socket_action(p->multi, CURL_SOCKET_TIMEOUT, 0, &running);
@@ -175,7 +183,7 @@ static void *pool_main(void *opaque)
 		if (ending) /* and nothing in flight */
 			break;
 
-		n = epoll_wait(p->epoll_fd, events, 64, wait_time(p->timer, next_due));
+		n = epoll_wait(p->epoll_fd, events, 64, wait_time(sooner(p->timer, next_due)));
 		for (int i = 0; i < n; i++) {
 			int fd = events[i].data.fd, action = 0;
 			eventfd_t unused;
@@ -278,6 +286,7 @@ static int set_up_pool(struct s3_connections *p)
 	p->delayed = NULL;
 	p->busy = 0;
 	p->timer = 0;
+	p->hedging = (struct s3_hedging){0};
 	p->random = s3_client_now() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)p;
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = p->epoll_fd < 0 ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
