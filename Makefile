@@ -277,6 +277,18 @@ test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
 .PHONY: test-fuse
 
+# DIFFERENTIAL_SECONDS of each mode; DIFFERENTIAL_SEED repeats a run.
+DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
+test-differential: libfuse-3.18 ## random calls on an ext4 and through userblk-passthrough answer the same
+	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+.PHONY: test-differential
+
+test-differential-long: libfuse-3.18 libfuse-3.17 fuse-passthrough ## the same for half an hour in each mode, with each libfuse
+	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
+.PHONY: test-differential-long
+
 test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
 	$(call fuse_pytest,$(TARGET)) $(FUSE_SUITE_TESTS)
 .PHONY: test-fuse-suites
@@ -794,9 +806,9 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-lab
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel

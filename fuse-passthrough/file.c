@@ -128,7 +128,7 @@ static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
 	if (fs.killpriv_v2)
 		kill = fi->kill_suidgid;
 #endif
-	return (fi->flags & O_TRUNC) && kill ? clear_setid(fd) : 0;
+	return (fi->flags & O_TRUNC) && kill ? clear_setid(req, fd) : 0;
 }
 
 #if HAVE_PASSTHROUGH
@@ -461,7 +461,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	out.buf[0].pos = offset;
 #if HAVE_KILLPRIV_V2
 	if (fs.killpriv_v2 && fi->kill_suidgid)
-		result = clear_setid(fd);
+		result = clear_setid(req, fd);
 #endif
 	if (result == 0 && appends(fi))
 		result = write_copy(fd, in, size, offset, RWF_APPEND);
@@ -508,7 +508,7 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 	caller_keep_setid();
 	/* killpriv_v2 has no flag for this call and the next. */
 	if (fs.killpriv_v2 && !keeps_setid(req))
-		result = clear_setid(fd);
+		result = clear_setid(req, fd);
 	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
 		result = -errno;
 	fuse_reply_err(req, -result);
@@ -553,7 +553,7 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	(void)ino_in;
 	(void)ino_out;
 	caller_keep_setid();
-	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(file_fd(fi_out)) : 0;
+	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(req, file_fd(fi_out)) : 0;
 	if (result == 0) {
 		result = copy_file_range(
 			file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);

@@ -36,7 +36,7 @@ double attr_timeout(const struct stat *st)
 	return may_go ? 0 : fs.timeout;
 }
 
-int clear_setid(int fd)
+int clear_setid(fuse_req_t req, int fd)
 {
 	struct stat st;
 	mode_t mode;
@@ -44,7 +44,9 @@ int clear_setid(int fd)
 	if (fstat(fd, &st) == -1)
 		return -errno;
 	mode = st.st_mode & ~(mode_t)S_ISUID;
-	if (mode & S_IXGRP)
+	/* As Linux 6.2 and later do: also where only a member of the group may set it. */
+	if ((mode & S_IXGRP) || ((mode & S_ISGID) && fuse_req_ctx(req)->uid != 0 &&
+					!caller_in_group(req, st.st_gid)))
 		mode &= ~(mode_t)S_ISGID;
 	if (mode != st.st_mode && chmod(fd_path(fd).path, mode & ALLPERMS) == -1)
 		return -errno;
@@ -239,9 +241,9 @@ static int set_size(int fd, bool open_file, off_t size)
 }
 
 /* What the kernel would do to the privileges of a file that someone else changes. */
-static int drop_privileges(int fd)
+static int drop_privileges(fuse_req_t req, int fd)
 {
-	int result = clear_setid(fd);
+	int result = clear_setid(req, fd);
 
 	if (result == 0 && removexattr(fd_path(fd).path, "security.capability") == -1 &&
 		errno != ENODATA && errno != EOPNOTSUPP)
@@ -249,7 +251,7 @@ static int drop_privileges(int fd)
 	return result;
 }
 
-static int set_attributes(int fd, bool open_file, const struct stat *st, int what)
+static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
 	int result = 0;
 
@@ -258,7 +260,7 @@ static int set_attributes(int fd, bool open_file, const struct stat *st, int wha
 	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
 		result = set_owner(fd, st, what);
 	if (result == 0 && fs.killpriv_v2 && (what & SETATTR_KILL_SETID))
-		result = drop_privileges(fd);
+		result = drop_privileges(req, fd);
 	if (result == 0 && (what & FUSE_SET_ATTR_MODE) &&
 		chmod(fd_path(fd).path, st->st_mode & ALLPERMS) == -1)
 		result = -errno;
@@ -279,7 +281,7 @@ static void fs_setattr(
 		fuse_reply_err(req, -fd);
 		return;
 	}
-	result = set_attributes(fd, fi != NULL, attr, what);
+	result = set_attributes(req, fd, fi != NULL, attr, what);
 	if (result == 0 && fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1)
 		result = -errno;
 	attr_done(ino, fi);

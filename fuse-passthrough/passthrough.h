@@ -111,8 +111,9 @@ int lookup_fd(int fd, struct fuse_entry_param *entry);
  */
 double attr_timeout(const struct stat *st);
 
-/* Clears what chmod(2) calls the set-user-ID and executable set-group-ID bits of fd. */
-int clear_setid(int fd);
+/* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
+ * away. */
+int clear_setid(fuse_req_t req, int fd);
 
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
 struct fd_path {

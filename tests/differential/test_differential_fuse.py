@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The same calls on an ext4 and through userblk-passthrough over another directory of it: they answer the same."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
+from sequences import Call, Difference, draw, program, replay, shrink
+from world import World
+
+SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each mode
+SEED = int(os.environ.get("DIFFERENTIAL_SEED", str(time.time_ns())))
+LENGTH = 120  # calls of a sequence
+SHRINK_SECONDS = 60.0
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Path]:
+    reason = lacking_for_fuse()
+    if reason:
+        pytest.skip(reason)
+    groups, mask = os.getgroups(), os.umask(0o022)
+    os.setgroups([])
+    with rings_enabled(), ext4() as point:
+        yield point
+    os.setgroups(groups)
+    os.umask(mask)
+
+
+class Pair:
+    """Two directories that differ in how they are reached."""
+
+    def __init__(self, disk: Path, mode: str) -> None:
+        self.top = disk / mode
+        self.options = MODES[mode]
+        self.count = 0
+        for name in ("native", "source", "mount"):
+            (self.top / name).mkdir(parents=True)
+        self.mount: Mount | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        self.mount = start(self.top / "source", self.top / "mount", *self.options)
+
+    def end(self) -> None:
+        if self.mount:
+            mount, self.mount = self.mount, None
+            try:
+                mount.unmount()
+            finally:
+                mount.kill()
+
+    def remount(self) -> None:
+        self.end()
+        self.begin()
+
+    def modes(self) -> int:
+        """Which bits of a mode are kept by the same rules as native."""
+        if "--passthrough" in self.options:
+            return 0o1777  # the kernel writes without the right to keep set-id bits, whoever writes
+        assert self.mount
+        # Without the flags the kernel itself clears the bits, and leaves set-group-ID without execution alone.
+        return 0o7777 if self.mount.status["killpriv-v2"] == "on" else 0o5777
+
+    def settle(self) -> Path:
+        descriptor = os.open(self.top / "mount", os.O_RDONLY)
+        try:
+            assert libc.syncfs(descriptor) == 0
+        finally:
+            os.close(descriptor)
+        return self.top / "source" / str(self.count)
+
+    def replay(self, calls: Sequence[Call]) -> Difference | None:
+        """In new directories, so that nothing of before is known of them."""
+        self.count += 1
+        roots = [self.top / kind / str(self.count) for kind in ("native", "mount")]
+        for root in roots:
+            root.mkdir()
+            root.chmod(0o777)
+        return replay(calls, World(str(roots[0])), World(str(roots[1]), self.remount), self.settle)
+
+
+def report(pair: Pair, calls: Sequence[Call], seed: int, directory: Path) -> str:
+    """Shrinks what fails, and says where it lies as a program."""
+    deadline = time.monotonic() + SHRINK_SECONDS
+    fewest = shrink(calls, lambda fewer: time.monotonic() < deadline and pair.replay(fewer) is not None)
+    difference = pair.replay(fewest)
+    path = directory / "differs.py"
+    path.write_text(program(fewest, pair.options))
+    lines = "\n".join(f"    {call!r}" for call in fewest)
+    where = "seen in the source only" if difference and difference.at == len(fewest) else "at the last call"
+    found = f"native: {difference.native!r}\nmount:  {difference.other!r}" if difference else "not when done again"
+    return f"DIFFERENTIAL_SEED={seed}, {len(fewest)} calls, {where}:\n{lines}\n{found}\nprogram: {path}"
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if lacking_for_mode(mode) is None])
+def test_same_as_native(mode: str, disk: Path, tmp_path: Path) -> None:
+    pair = Pair(disk, mode)
+    deadline = time.monotonic() + SECONDS
+    seed = SEED
+    try:
+        while time.monotonic() < deadline:
+            calls = draw(random.Random(seed), LENGTH, pair.modes())
+            if pair.replay(calls):
+                pytest.fail(report(pair, calls, seed, tmp_path), pytrace=False)
+            seed += 1
+        print(f"{mode}: {seed - SEED} sequences of {LENGTH} calls from seed {SEED}")
+    finally:
+        pair.end()

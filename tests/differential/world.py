@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""
+A directory, and what a process has open in it: what a sequence of calls acts on. A failing sequence
+is printed as a program that begins with this file, so that it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+Call = tuple[Any, ...]  # the name of a method of World, and what it is given
+USER = 1000
+RENAME_FLAGS = {"noreplace": 1, "exchange": 2}
+FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+AT_FDCWD = -100
+
+
+def runs(data: bytes) -> str:
+    """Short for the data of these calls: the bytes, and how often each repeats."""
+    return " ".join(f"{chr(byte) if byte else 0}*{len(list(group))}" for byte, group in itertools.groupby(data))
+
+
+def _checked(result: int) -> int:
+    if result == -1:
+        raise OSError(ctypes.get_errno(), "")
+    return result
+
+
+class World:
+    """Calls by relative names below root. Slots hold open files and mappings."""
+
+    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None) -> None:
+        self.root = root
+        self.remounts = remounts
+        self.files: dict[int, int] = {}
+        self.maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self.uid = 0
+
+    def do(self, call: Call) -> Any:
+        """What the call answers: a value, or the name of its error."""
+        os.chdir(self.root)
+        try:
+            if self.uid:
+                os.setegid(self.uid)
+                os.seteuid(self.uid)
+            try:
+                return getattr(self, call[0])(*call[1:])
+            finally:
+                os.seteuid(0)
+                os.setegid(0)
+        except OSError as error:
+            return errno.errorcode.get(error.errno or 0, str(error))
+        except KeyError:
+            return "nothing in this slot"
+
+    def close_all(self) -> None:
+        for slot in list(self.maps):
+            self.unmap(slot)
+        for slot in list(self.files):
+            self.close(slot)
+
+    # ---- whose calls, and which mount
+
+    def user(self, uid: int) -> None:
+        self.uid = uid
+
+    def remount(self) -> None:
+        self.close_all()
+        os.chdir("/")
+        os.seteuid(0)
+        self.remounts()
+
+    # ---- open files
+
+    def open(self, slot: int, name: str, flags: int, mode: int) -> None:
+        descriptor = os.open(name, flags, mode)
+        if slot in self.files:
+            os.close(self.files[slot])
+        self.files[slot] = descriptor
+
+    def close(self, slot: int) -> None:
+        os.close(self.files.pop(slot))
+
+    def set_flags(self, slot: int, flags: int) -> None:
+        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, flags)
+
+    def get_flags(self, slot: int) -> int:
+        return fcntl.fcntl(self.files[slot], fcntl.F_GETFL)
+
+    def read(self, slot: int, size: int) -> str:
+        return runs(os.read(self.files[slot], size))
+
+    def write(self, slot: int, byte: str, size: int) -> int:
+        return os.write(self.files[slot], byte.encode() * size)
+
+    def pread(self, slot: int, size: int, offset: int) -> str:
+        return runs(os.pread(self.files[slot], size, offset))
+
+    def pwrite(self, slot: int, byte: str, size: int, offset: int) -> int:
+        return os.pwrite(self.files[slot], byte.encode() * size, offset)
+
+    def lseek(self, slot: int, offset: int, whence: int) -> int:
+        if stat.S_ISDIR(os.fstat(self.files[slot]).st_mode):
+            raise OSError(errno.EISDIR, "positions in directories mean what each file system wants")
+        return os.lseek(self.files[slot], offset, whence)
+
+    def ftruncate(self, slot: int, size: int) -> None:
+        os.ftruncate(self.files[slot], size)
+
+    def fallocate(self, slot: int, mode: str, offset: int, size: int) -> None:
+        _checked(_libc.fallocate(self.files[slot], FALLOCATE_MODES[mode], offset, size))
+
+    def copy_file_range(self, source: int, from_offset: int, target: int, to_offset: int, size: int) -> int:
+        return os.copy_file_range(self.files[source], self.files[target], size, from_offset, to_offset)
+
+    def fsync(self, slot: int) -> None:
+        os.fsync(self.files[slot])
+
+    def flock(self, slot: int, kind: int) -> None:
+        fcntl.flock(self.files[slot], kind | fcntl.LOCK_NB)
+
+    def fchmod(self, slot: int, mode: int) -> None:
+        os.fchmod(self.files[slot], mode)
+
+    # ---- mappings
+
+    def map(self, slot: int, file: int, size: int, writable: bool) -> None:
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        if os.fstat(self.files[file]).st_size < size:
+            raise OSError(errno.EINVAL, "Python maps no more than there is")
+        mapped = mmap.mmap(self.files[file], size, mmap.MAP_SHARED, access)
+        if slot in self.maps:
+            self.unmap(slot)
+        self.maps[slot] = (os.dup(self.files[file]), mapped)
+
+    def unmap(self, slot: int) -> None:
+        descriptor, mapped = self.maps.pop(slot)
+        mapped.close()
+        os.close(descriptor)
+
+    def _mapped(self, slot: int, size: int, offset: int) -> tuple[mmap.mmap, int]:
+        """The mapping, and where the access ends: beyond the file there is a signal."""
+        descriptor, mapped = self.maps[slot]
+        return mapped, min(offset + size, os.fstat(descriptor).st_size, len(mapped))
+
+    def load(self, slot: int, size: int, offset: int) -> str:
+        mapped, end = self._mapped(slot, size, offset)
+        return runs(mapped[offset:end])
+
+    def store(self, slot: int, byte: str, size: int, offset: int) -> int:
+        mapped, end = self._mapped(slot, size, offset)
+        if end > offset:
+            try:
+                mapped[offset:end] = byte.encode() * (end - offset)
+            except TypeError as error:
+                raise OSError(errno.EACCES, "mapped for reading") from error
+        return max(end - offset, 0)
+
+    def msync(self, slot: int) -> None:
+        self.maps[slot][1].flush()
+
+    # ---- names
+
+    def truncate(self, name: str, size: int) -> None:
+        os.truncate(name, size)
+
+    def mkdir(self, name: str, mode: int) -> None:
+        os.mkdir(name, mode)
+
+    def rmdir(self, name: str) -> None:
+        os.rmdir(name)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(name)
+
+    def link(self, name: str, new: str) -> None:
+        os.link(name, new, follow_symlinks=False)
+
+    def symlink(self, target: str, name: str) -> None:
+        os.symlink(target, name)
+
+    def readlink(self, name: str) -> str:
+        return os.readlink(name)
+
+    def mkfifo(self, name: str, mode: int) -> None:
+        os.mkfifo(name, mode)
+
+    def rename(self, name: str, new: str) -> None:
+        os.rename(name, new)
+
+    def renameat2(self, name: str, new: str, kind: str) -> None:
+        _checked(_libc.renameat2(AT_FDCWD, name.encode(), AT_FDCWD, new.encode(), RENAME_FLAGS[kind]))
+
+    def listdir(self, name: str) -> list[str]:
+        return sorted(os.listdir(name))
+
+    def access(self, name: str, mode: int) -> bool:
+        return os.access(name, mode, effective_ids=True)
+
+    # ---- attributes
+
+    def chmod(self, name: str, mode: int) -> None:
+        os.chmod(name, mode)
+
+    def chown(self, name: str, uid: int, gid: int) -> None:
+        os.chown(name, uid, gid, follow_symlinks=False)
+
+    def utime(self, name: str, atime: int, mtime: int) -> tuple[int, int]:
+        os.utime(name, ns=(atime, mtime))
+        st = os.stat(name)
+        return st.st_atime_ns, st.st_mtime_ns
+
+    def setxattr(self, name: str, attribute: str, value: bytes, flags: int) -> None:
+        os.setxattr(name, attribute, value, flags)
+
+    def getxattr(self, name: str, attribute: str) -> bytes:
+        return os.getxattr(name, attribute)
+
+    def removexattr(self, name: str, attribute: str) -> None:
+        os.removexattr(name, attribute)
+
+    # ---- what it looks like
+
+    def attributes(self) -> dict[str, Any]:
+        """Of all names, and of what is open."""
+        os.chdir(self.root)
+        found = {name: _attributes(os.lstat(name)) for name in _names(".")}
+        return found | {f"slot {slot}": _attributes(os.fstat(file)) for slot, file in self.files.items()}
+
+    def tree(self) -> dict[str, Any]:
+        """All contents and extended attributes."""
+        found: dict[str, Any] = {}
+        os.seteuid(0)
+        for name in _names("."):
+            mode = os.lstat(name).st_mode
+            content: Any = None
+            if stat.S_ISREG(mode):
+                with open(name, "rb") as file:
+                    content = runs(file.read())
+            elif stat.S_ISLNK(mode):
+                content = os.readlink(name)
+            names = sorted(os.listxattr(name, follow_symlinks=False))
+            found[name] = (content, [(key, os.getxattr(name, key, follow_symlinks=False)) for key in names])
+        return found
+
+
+def _names(directory: str) -> list[str]:
+    names = []
+    for name in sorted(os.listdir(directory)):
+        path = name if directory == "." else f"{directory}/{name}"
+        names.append(path)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            names += _names(path)
+    return names
+
+
+def _attributes(st: os.stat_result) -> tuple[Any, ...]:
+    """Those that are the same everywhere: directories have no defined size, and inodes no defined number."""
+    size = None if stat.S_ISDIR(st.st_mode) else st.st_size
+    return stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, size
