@@ -310,6 +310,30 @@ static void test_a_crash_in_the_middle_of_the_replay(void **state)
 	fake_store_reset();
 }
 
+/* Objects of a replay are on their way side by side. */
+static void test_a_replay_does_not_wait_for_each_object(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	for (unsigned i = 0; i < 4; i++) {
+		change(&d, i * MIB, 768 * KIB, i);
+		flush(&d);
+	}
+	crash(&d);
+	fake_store_latency(20);
+	fake_store_watch(S3_PUT, "/log/");
+	reopen(&d, path, "");
+	assert_true(fake_store_watched() >= 3);
+	assert_true(device_counter(&d, "write_back_replayed") >= 3);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_a_torn_tail_is_cut_off(void **state)
 {
 	const char *path = new_path();
@@ -654,6 +678,7 @@ int main(void)
 		cmocka_unit_test(test_model_compressed),
 		cmocka_unit_test(test_what_was_not_flushed_is_a_prefix),
 		cmocka_unit_test(test_a_crash_in_the_middle_of_the_replay),
+		cmocka_unit_test(test_a_replay_does_not_wait_for_each_object),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),
 		cmocka_unit_test(test_damage_before_the_tail_is_refused),
 		cmocka_unit_test(test_damaged_states),

@@ -316,6 +316,61 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 	return r == 1 ? s3_recovery_apply(p, header) : r;
 }
 
+static void put_landed(struct s3_request *req)
+{
+	struct s3_recovery_put *put = req->opaque;
+
+	pthread_mutex_lock(&put->lock);
+	put->landed = true;
+	pthread_cond_signal(&put->changed);
+	pthread_mutex_unlock(&put->lock);
+}
+
+int s3_recovery_add_begin(struct s3_recovery *p, struct s3_recovery_put *put,
+	const struct iovec *iov, int iovcnt, const struct s3_object_header *header)
+{
+	struct s3_volume *v = p->v;
+	int r;
+
+	*put = (struct s3_recovery_put){.header = header};
+	s3_volume_object_key(v, header->id, put->key);
+	pthread_mutex_init(&put->lock, NULL);
+	pthread_cond_init(&put->changed, NULL);
+	put->request = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = put->key,
+		.iov = iov,
+		.iovcnt = iovcnt,
+		.if_none_match = v->conditional,
+		.retry_deadline = v->deadline,
+		.done = put_landed,
+		.opaque = put,
+	};
+	r = s3_store_submit(v->store, &put->request);
+	return r ? s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r)) : 0;
+}
+
+int s3_recovery_add_end(struct s3_recovery *p, struct s3_recovery_put *put, bool failed)
+{
+	struct s3_request *req = &put->request;
+
+	pthread_mutex_lock(&put->lock);
+	while (!put->landed)
+		pthread_cond_wait(&put->changed, &put->lock);
+	pthread_mutex_unlock(&put->lock);
+	pthread_cond_destroy(&put->changed);
+	pthread_mutex_destroy(&put->lock);
+	if (failed)
+		return -ECANCELED;
+	if (req->result == 0)
+		return s3_recovery_apply(p, put->header);
+	/* Something stands there, or the store is full: one after the other. */
+	if (req->result == -EEXIST || req->result == -ENOSPC)
+		return s3_recovery_add(p, req->iov, req->iovcnt, put->header);
+	return s3_volume_refuse(p->v, req->result, "%s", req->message);
+}
+
 bool s3_is_drained(struct s3_volume *v)
 {
 	return v->layout->has_log && !v->backend.readonly && !atomic_load(&v->failed) &&

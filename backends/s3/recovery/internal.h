@@ -148,4 +148,22 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p);
  * S3_RECOVERY_AGAIN. */
 int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p);
 
+/* Such an object on its way, beside others. */
+struct s3_recovery_put {
+	struct s3_request request;
+	const struct s3_object_header *header;
+	char key[S3_KEY_MAX + 1];
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool landed;
+};
+/*
+ * s3_recovery_add() in two steps: what iov and header point at stays until the second, of which
+ * there is one for each first that answered 0, in their order. After an error of one the others
+ * only wait.
+ */
+int s3_recovery_add_begin(struct s3_recovery *p, struct s3_recovery_put *put,
+	const struct iovec *iov, int iovcnt, const struct s3_object_header *header);
+int s3_recovery_add_end(struct s3_recovery *p, struct s3_recovery_put *put, bool failed);
+
 #endif

@@ -309,61 +309,92 @@ int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain)
 /* ---- replay ---------------------------------------------------------------------------- */
 
 /* An object that is made of entries. */
+struct parcel {
+	struct s3_header_writer writer;
+	struct s3_object_header sealed;
+	uint8_t *header, *data;
+	uint32_t *crcs;
+	struct s3_stored stored;
+	struct iovec iov[2];
+	uint32_t blocks, records;
+	bool sent;
+	struct s3_recovery_put put;
+};
+
+/* Some are on their way while the next one is put together. */
 struct replay {
 	struct s3_volume *v;
 	struct s3_recovery *recovery;
-	struct s3_header_writer writer;
-	uint8_t *header, *data;
+	struct parcel *parcels; /* a ring */
+	unsigned n, now;	/* the one that is filled */
 	size_t room;
-	uint32_t *crcs;
-	struct s3_stored stored;
-	uint32_t blocks, records;
+	uint64_t next; /* number of the next object */
 	uint64_t last; /* entry */
+	bool failed;
 };
 
 static void begin(struct replay *c)
 {
 	const struct s3_volume *v = c->v;
+	struct parcel *p = &c->parcels[c->now];
 	struct s3_object_header header = {
 		.type = S3_TYPE_DATA,
 		.block_shift = v->shift,
-		.id = v->applied + 1,
+		.id = c->next,
 		.epoch = v->epoch,
-		.batch = v->applied + 1,
+		.batch = c->next++,
+		/* What is on its way may never arrive. */
 		.frontier = v->applied,
 		.checkpoint = v->checkpoint,
 	};
 
 	memcpy(header.uuid, v->super.uuid, S3_UUID);
 	memcpy(header.instance, v->instance, S3_UUID);
-	s3_header_begin(&c->writer, &header, c->header, c->room);
-	c->blocks = c->records = 0;
+	s3_header_begin(&p->writer, &header, p->header, c->room);
+	p->blocks = p->records = 0;
 }
 
-/* Stores what has been collected. */
+/* Waits until a parcel that was sent is in the store. After a failure nothing more comes of it. */
+static int arrive(struct replay *c, struct parcel *p)
+{
+	int r;
+
+	if (!p->sent)
+		return 0;
+	p->sent = false;
+	r = s3_recovery_add_end(c->recovery, &p->put, c->failed);
+	c->failed |= r != 0;
+	if (r == 0)
+		s3_failpoint(S3_FAIL_WB_REPLAY_PUT_AFTER);
+	return r;
+}
+
+/* Begins to store what has been collected. */
 static int put(struct replay *c)
 {
 	struct s3_volume *v = c->v;
-	struct s3_object_header header;
-	struct iovec iov[2];
+	struct parcel *p = &c->parcels[c->now];
 	int r;
 
-	if (!c->records)
+	if (!p->records)
 		return 0;
 	if (!v->transforms)
-		for (uint32_t i = 0; i < c->blocks; i++)
-			c->crcs[i] = s3_crc32c(0, c->data + ((size_t)i << v->shift), v->block_size);
-	c->writer.header.blocks = c->blocks;
-	c->writer.header.cache_record = c->last;
-	c->writer.header.time = (uint64_t)time(NULL) * 1000000;
-	r = s3_seal(v, &c->writer, c->data, c->crcs, &c->stored, iov, &header);
+		for (uint32_t i = 0; i < p->blocks; i++)
+			p->crcs[i] = s3_crc32c(0, p->data + ((size_t)i << v->shift), v->block_size);
+	p->writer.header.blocks = p->blocks;
+	p->writer.header.cache_record = c->last;
+	p->writer.header.time = (uint64_t)time(NULL) * 1000000;
+	r = s3_seal(v, &p->writer, p->data, p->crcs, &p->stored, p->iov, &p->sealed);
 	if (r)
 		return s3_volume_refuse(v, r, "volume=%s: object %" PRIu64 " cannot be built: %s",
-			v->name, v->applied + 1, strerror(-r));
+			v->name, p->writer.header.id, strerror(-r));
 	s3_failpoint(S3_FAIL_WB_REPLAY_PUT_BEFORE);
-	r = s3_recovery_add(c->recovery, iov, iov[1].iov_len ? 2 : 1, &header);
+	r = s3_recovery_add_begin(
+		c->recovery, &p->put, p->iov, p->iov[1].iov_len ? 2 : 1, &p->sealed);
+	p->sent = r == 0;
+	c->now = (c->now + 1) % c->n;
 	if (r == 0)
-		s3_failpoint(S3_FAIL_WB_REPLAY_PUT_AFTER);
+		r = arrive(c, &c->parcels[c->now]);
 	begin(c);
 	return r;
 }
@@ -372,55 +403,85 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 {
 	struct replay *c = opaque;
 	struct s3_volume *v = c->v;
+	struct parcel *p = &c->parcels[c->now];
 	const struct s3_object_header *h = &e->header;
 	struct s3_record record;
 	size_t cursor = 0;
 	int r = 0;
 
-	if (c->records && (c->blocks + h->blocks > v->batch_blocks ||
-				  c->records + h->n_records > S3_RECORDS_MAX))
+	if (p->records && (p->blocks + h->blocks > v->batch_blocks ||
+				  p->records + h->n_records > S3_RECORDS_MAX))
 		r = put(c);
 	if (r)
 		return r;
-	memcpy(c->data + ((size_t)c->blocks << v->shift), data, (size_t)h->blocks << v->shift);
+	p = &c->parcels[c->now];
+	memcpy(p->data + ((size_t)p->blocks << v->shift), data, (size_t)h->blocks << v->shift);
 	while (s3_header_next(h, &cursor, &record)) {
 		if (record.op == S3_RECORD_WRITE)
-			record.offset += c->blocks;
-		s3_header_add(&c->writer, &record);
+			record.offset += p->blocks;
+		s3_header_add(&p->writer, &record);
 	}
-	c->blocks += h->blocks;
-	c->records += h->n_records;
+	p->blocks += h->blocks;
+	p->records += h->n_records;
 	c->last = e->number;
 	v->writeback->counters.replayed++;
 	return 0;
 }
 
+/* Memory for one; of what entries of larger batches than ours would take only what is used. */
+static int make_parcel(const struct s3_volume *v, size_t room, struct parcel *p)
+{
+	size_t bytes = S3_BATCH_MAX;
+	int r = s3_stored_init(v, &p->stored, bytes);
+
+	p->header = aligned_alloc(S3_ALIGN, room);
+	p->data = malloc(bytes);
+	p->crcs = malloc((bytes >> v->shift) * sizeof *p->crcs);
+	return r || !p->header || !p->data || !p->crcs ? -ENOMEM : 0;
+}
+
+static void free_parcel(struct parcel *p)
+{
+	s3_stored_free(&p->stored);
+	free(p->header);
+	free(p->data);
+	free(p->crcs);
+}
+
 /* Puts what the store lacks behind the log. */
 static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
 {
-	/* Entries may be of larger batches than ours. */
-	size_t bytes = S3_BATCH_MAX;
-	uint32_t blocks = (uint32_t)(bytes >> v->shift);
-	struct replay c = {.v = v,
+	struct replay c = {
+		.v = v,
 		.recovery = recovery,
-		.room = s3_header_room(S3_RECORDS_MAX, blocks, v->shift, v->super.features)};
-	int r = s3_stored_init(v, &c.stored, bytes);
+		/* As many as batches would be: their memory is not yet in use. */
+		.n = v->uploads + 1,
+		.room = s3_header_room(S3_RECORDS_MAX, (uint32_t)(S3_BATCH_MAX >> v->shift),
+			v->shift, v->super.features),
+		.next = v->applied + 1,
+	};
+	int r = 0;
 
-	c.header = aligned_alloc(S3_ALIGN, c.room);
-	c.data = malloc(bytes);
-	c.crcs = malloc(blocks * sizeof *c.crcs);
-	if (!c.header || !c.data || !c.crcs)
-		r = -ENOMEM;
+	c.parcels = calloc(c.n, sizeof *c.parcels);
+	if (!c.parcels)
+		return -ENOMEM;
+	for (unsigned i = 0; r == 0 && i < c.n; i++)
+		r = make_parcel(v, c.room, &c.parcels[i]);
 	if (r == 0) {
 		begin(&c);
 		r = walk(v, chain, true, collect, &c);
 	}
 	if (r == 0)
 		r = put(&c);
-	s3_stored_free(&c.stored);
-	free(c.header);
-	free(c.data);
-	free(c.crcs);
+	c.failed |= r != 0;
+	for (unsigned i = 0; i < c.n; i++) {
+		int arrived = arrive(&c, &c.parcels[(c.now + i) % c.n]);
+
+		r = r ? r : arrived;
+	}
+	for (unsigned i = 0; i < c.n; i++)
+		free_parcel(&c.parcels[i]);
+	free(c.parcels);
 	return r;
 }
 
