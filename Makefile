@@ -84,7 +84,7 @@ LIBS_s3 = $(S3_LIBS)
 # Its client of object stores, which knows nothing of volumes.
 S3_CLIENT_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard backends/s3/client/*.c))
 # That of it in whose place the tests put a store in their own process.
-S3_STORE_OBJS := $(patsubst %,$(B)/backends/s3/client/%.o,attempt callbacks client messages outcome pool transfer)
+S3_STORE_OBJS := $(patsubst %,$(B)/backends/s3/client/%.o,attempt callbacks client hedge messages outcome pool transfer)
 # What is stored, and the map: nothing in these sends a request.
 S3_FORMAT := backends/s3/base/bytes.c backends/s3/client/names.c $(wildcard backends/s3/format/*.c)
 S3_MAP := backends/s3/base/slab.c backends/s3/state/leaf.c $(wildcard backends/s3/state/map*.c backends/s3/state/object*.c)
