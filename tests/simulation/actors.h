@@ -83,6 +83,7 @@ struct plan {
 	unsigned weight_flush, weight_trim, weight_zero, weight_read, weight_write;
 	uint64_t retry_deadline;
 	bool failing_disk, full, chunked;
+	bool heavy; /* much data, batches that are large for one process and small for the next */
 };
 extern struct plan plan;
 

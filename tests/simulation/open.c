@@ -85,6 +85,8 @@ static void draw_sizes(struct s3_config *c, const struct volume *v)
 	uint64_t buffers, least;
 
 	c->batch_size = change ? batches[draw(5)] : batches[2];
+	if (plan.heavy && change)
+		c->batch_size = batches[4 * (v->writers % 2)];
 	c->uploads = change ? 1 + draw(one_in(3) ? 16 : 4) : 4;
 	buffers = (c->uploads + 2) * c->batch_size;
 	least = (v->compress || v->encrypted ? 4 : 2) * buffers + (512 << 10);

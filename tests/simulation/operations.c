@@ -68,7 +68,8 @@ static void answered(struct life *l, struct model_op *op, int r, bool durable)
 				"epoch %" PRIu64 ", and a later one has not seen it",
 				l->volume->name, l->session->epoch);
 	}
-	if (op->durable && !op->lost)
+	/* What changes nothing is answered at once, and promises nothing of others. */
+	if (op->durable && !op->lost && op->id)
 		promise(l, op->call, "a durable write");
 }
 
@@ -83,6 +84,8 @@ static void draw_range(const struct life *l, uint32_t *first, uint32_t *n)
 	uint64_t most = plan.largest / SECTOR < sectors ? plan.largest / SECTOR : sectors;
 
 	*n = (uint32_t)sim_log_between(SIM_PLAN, 1, most);
+	if (plan.heavy)
+		*n = (uint32_t)most / 2 + (uint32_t)draw(most / 2);
 	if (one_in(2))
 		*n = (*n + 7) & ~7u;
 	if (*n > sectors)

@@ -233,7 +233,8 @@ bool store_may_be_full(void)
 
 bool store_troubled(void)
 {
-	return faults.n_episodes && !faults.calm;
+	return !faults.calm &&
+	       (faults.n_episodes || faults.refused || faults.lost_request || faults.late);
 }
 
 void store_calm(void)

@@ -16,7 +16,7 @@ void store_draw(void);
 void store_in_order(void);
 /* Is there a limit to what the store takes? */
 bool store_may_be_full(void);
-/* Are there times in which nothing of some kind succeeds? */
+/* May a request be tried in vain for longer than its deadline? */
 bool store_troubled(void);
 /* No faults from now on; what is under way goes on. */
 void store_calm(void);

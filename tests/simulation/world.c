@@ -333,7 +333,8 @@ static void make_volume(void)
 	struct volume *v = &volumes[n_volumes++];
 	static const uint32_t mebibytes[] = {1, 1, 2, 4, 8};
 
-	*v = (struct volume){.sectors = mebibytes[draw(5)] * ((1 << 20) / SECTOR),
+	*v = (struct volume){
+		.sectors = (plan.heavy ? 8 : mebibytes[draw(5)]) * ((1 << 20) / SECTOR),
 		.block_size = (unsigned)draw(2),
 		.compress = sim_with(SIM_TRANSFORM) && one_in(5),
 		.encrypted = sim_with(SIM_TRANSFORM) && one_in(6)};
@@ -360,7 +361,15 @@ static void draw_plan(void)
 	plan.weight_flush = (unsigned)draw(5);
 	plan.weight_trim = (unsigned)draw(3);
 	plan.weight_zero = (unsigned)draw(3);
-	plan.chunked = sim_with(SIM_DIRECT) && one_in(16);
+	plan.heavy = one_in(12);
+	if (plan.heavy) {
+		plan.largest = 256 << 10;
+		plan.weight_write = 12;
+		plan.weight_read = plan.weight_trim = plan.weight_zero = 0;
+		plan.weight_flush = 1;
+		plan.pattern = 2;
+	}
+	plan.chunked = !plan.heavy && sim_with(SIM_DIRECT) && one_in(16);
 	plan.failing_disk = sim_with(SIM_WRITEBACK) && one_in(16);
 	sim_files_fail_syncs(plan.failing_disk ? 10 : 0);
 	/* Its fence is weak, and what a killed writer had under way may arrive after the next one.
