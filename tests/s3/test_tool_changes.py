@@ -236,7 +236,7 @@ def test_server_that_cannot_have_its_socket_leaves_no_writer_behind(
     options = ["-U", str(tmp_path / "none/socket")] + ([] if background else ["-f"])
     result = run_nbdkit(*options, plugin_path("s3"), *tool.argv("info")[2:])
     assert result.returncode == 1 and "No such file" in result.stderr, result
-    tool("gc")  # without --take-over
+    tool("gc", gc_delay="0")  # without --take-over
 
 
 def test_captive_server_ends_once(serve_s3: ServeS3, tool: Tool) -> None:
@@ -246,6 +246,6 @@ def test_captive_server_ends_once(serve_s3: ServeS3, tool: Tool) -> None:
     result = run_nbdkit(*options)
     assert result.returncode == 0 and "another writer" not in result.stderr, result
     deadline = time.monotonic() + 60
-    while tool.run("gc").returncode:  # nbdkit may not wait for the end of its captive
+    while tool.run("gc", gc_delay="0").returncode:  # nbdkit may not wait for the end of its captive
         assert time.monotonic() < deadline
         time.sleep(0.1)
