@@ -16,6 +16,7 @@ are cut short at named points as well: orders.py.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -44,11 +45,13 @@ from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write
 from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
 from orders import ORDER_POINTS, REKEY_POINTS, Failure, Orders, opened
-from servers import BUCKET, KINDS, Store, Versitygw, memory_directory, started
+from servers import BUCKET, KINDS, ROOT, Store, Versitygw, memory_directory, started
 from stamps import BLOCK, DamagedBlock, numbers, stamped
+from volume_driver import DRIVER
 
 BLOCKS = 1024
 CRASHES_PER_VOLUME = 10
+INCOMPLETE = 3  # exit status: nothing failed, and there are crashes left
 FAILPOINT = "USERBLK_S3_FAILPOINT"
 IO_POINTS = (
     "log-put-before",
@@ -736,20 +739,37 @@ def summary(results: Sequence[Result], points: int, names: Sequence[str]) -> str
     return "\n".join(lines)
 
 
+def build_of() -> str:
+    """Of the programs that crash and of what judges them."""
+    here = Path(__file__).parent
+    files = [Path(plugin_path("s3")), ROOT / DRIVER, *(here / f"{name}.py" for name in ("crash", "history", "orders"))]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 @dataclass
 class Record:
-    """The results of volumes in a file: a line for the seed, one for each volume."""
+    """The results of volumes in a file: a line for seed and build, one for each volume."""
 
     path: Path | None
     seed: int
+    build: str
 
     def read(self) -> dict[int, Result]:
-        """Those that passed, and need not be done again. A line that was cut short counts for nothing."""
+        """
+        Those that passed, and need not be done again, by this very build. A line that was cut short counts for nothing.
+        """
         if self.path is None or not self.path.exists():
             return {}
         header, *lines = self.path.read_text(encoding="utf-8").split("\n")
-        if header != str(self.seed):
-            raise SystemExit(f"--results={self.path}: is of seed {header}; give --seed {header} or another file")
+        seed, _, build = header.partition(" ")
+        if seed != str(self.seed):
+            raise SystemExit(f"--results={self.path}: is of seed {seed}; give --seed {seed} or another file")
+        if build != self.build:
+            print(f"--results={self.path}: is of another build; all is done anew", file=sys.stderr)
+            return {}
         results = map(Result.from_json, lines[:-1])
         return {result.volume: result for result in results if result.failure is None}
 
@@ -758,7 +778,10 @@ class Record:
         if self.path is None:
             return
         new = self.path.with_name(self.path.name + ".new")
-        new.write_text("".join(f"{line}\n" for line in (self.seed, *(r.json() for r in results))), encoding="utf-8")
+        new.write_text(
+            "".join(f"{line}\n" for line in (f"{self.seed} {self.build}", *(r.json() for r in results))),
+            encoding="utf-8",
+        )
         new.replace(self.path)
 
     def add(self, result: Result) -> None:
@@ -775,7 +798,7 @@ def crashes_wanted(results: Sequence[Result], points: int, names: Sequence[str])
 def run(store: Store, options: argparse.Namespace) -> list[Result]:
     """All volumes, as far as the time goes; those that the file of results has are done already."""
     names = failpoints_of(store)
-    record = Record(options.results, options.seed)
+    record = Record(options.results, options.seed, build_of())
     done = record.read()
     record.write(done.values())
     left = (number for number in itertools.count() if number not in done)
@@ -838,7 +861,9 @@ def main(argv: Sequence[str]) -> int:
     complete = points_done(results) >= options.points
     if complete and not failed and options.results:
         options.results.unlink()
-    return 1 if failed or (complete and never_reached(results, names)) else 0
+    if failed or (complete and never_reached(results, names)):
+        return 1
+    return 0 if complete else INCOMPLETE
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ import os
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import crash
 import pytest
 from crash import BLOCKS, OBJECT_HEAD, Record, Result, Serve, Volume, has_a_witness, objects_in, take_objects
 from history import Inconsistent
@@ -188,7 +191,7 @@ def test_witness(tmp_path: Path, log: dict[int, tuple[int, int]], root: int | No
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     """From what passed: not from what failed, nor from a line that was cut short."""
-    record = Record(path := tmp_path / "results", seed=5)
+    record = Record(path := tmp_path / "results", seed=5, build="one")
     assert record.read() == {}
     record.write([Result(0, crashes=10)])
     record.add(Result(2, crashes=10, kinds=Counter(kill=10)))
@@ -199,4 +202,22 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     record.write(done.values())
     assert record.read() == done
     with pytest.raises(SystemExit, match="is of seed 5"):
-        Record(path, seed=6).read()
+        Record(path, seed=6, build="one").read()
+    # What another build did tells nothing of this one.
+    assert Record(path, seed=5, build="two").read() == {}
+
+
+def test_a_run_that_ends_early_is_none_that_passed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kinds = Counter(dict.fromkeys(crash.FAILPOINTS, 1))
+    results = [Result(0, crashes=10, kinds=kinds)]
+    monkeypatch.setattr(crash, "started", lambda kind: nullcontext(SimpleNamespace(name="none")))
+    monkeypatch.setattr(crash, "run", lambda store, options: results)
+    assert crash.main(["--points", "10"]) == 0
+    assert crash.main(["--points", "20", "--time", "1"]) == crash.INCOMPLETE
+    results[0].kinds = Counter()
+    assert crash.main(["--points", "10"]) == 1
+    results[0].failure = "lost"
+    assert crash.main(["--points", "20"]) == 1
+    assert "10 of 20 are left" in capfd.readouterr().out

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,9 +131,7 @@ def test_reads(serve_s3: ServeS3, proxy: FaultProxy, store: Versitygw, name: str
     check_all(handle, 1)
 
 
-def test_lasting_corruption_is_an_error_and_never_data(
-    serve_s3: ServeS3, proxy: FaultProxy
-) -> None:
+def test_lasting_corruption_is_an_error_and_never_data(serve_s3: ServeS3, proxy: FaultProxy) -> None:
     server = serve_s3("v", batch_size="1M")
     write_all(server.connect(), 1)
     server.stop()
@@ -153,36 +152,58 @@ def test_lasting_corruption_is_an_error_and_never_data(
 
 
 def test_replies_out_of_order(serve_s3: ServeS3, proxy: FaultProxy) -> None:
-    proxy.add(Rule(delayed(after=scattered(1, 0.2)), method="PUT", key="/log/"))
+    rule = proxy.add(Rule(delayed(after=scattered(1, 0.2)), method="PUT", key="/log/"))
     server = serve_s3("v", through=proxy, batch_size="1M")
     handle = server.connect()
     for number in (1, 2):
         write_all(handle, number)
         check_all(handle, number)
+    assert rule.taken > 8
     server.kill()
     check_all(serve_s3("v").connect(), 2)
 
 
 def test_everything_at_once(serve_s3: ServeS3, proxy: FaultProxy) -> None:
-    """Every few requests something else goes wrong, in reads and writes, for a while."""
-    faults = [action for action, _ in PUT_FAULTS.values() if action is not PUT_FAULTS["overtaken replies"][0]]
-    for i, action in enumerate(faults):
+    """Every few requests something else goes wrong, in writes, then in reads of what is only in the store."""
+    rules = [
         proxy.add(Rule(action, method="PUT", key="/log/", skip=3 * i, times=2))
-    for i, (action, times) in enumerate(READ_FAULTS.values()):
-        proxy.add(Rule(action, method="GET", key="/log/", skip=3 * i, times=times))
+        for i, (name, (action, _)) in enumerate(PUT_FAULTS.items())
+        if name != "overtaken replies"
+    ]
     server = serve_s3("v", through=proxy, batch_size="1M")
     handle = server.connect()
     for number in range(1, 5):
         write_all(handle, number)
         check_all(handle, number)
-    proxy.clear()
     server.kill()
+    proxy.clear()
+    handle = serve_s3("v", through=proxy).connect()
+    rules += [
+        proxy.add(Rule(action, method="GET", key="/log/", skip=i, times=times))
+        for i, (action, times) in enumerate(READ_FAULTS.values())
+    ]
+    check_all(handle, 4)
+    assert [rule.taken for rule in rules] == [rule.times for rule in rules]
+    proxy.clear()
     check_all(serve_s3("v").connect(), 4)
 
 
 def write_twice(handle: Handle) -> None:
     write_all(handle, 2)
     write_all(handle, 3)
+
+
+def flood(server: Nbdkit, writers: int = 4) -> tuple[list[int], list[tuple[threading.Thread, list[BaseException]]]]:
+    """Writes 56 MiB behind what other tests look at, without a flush. Bytes taken so far; who does it."""
+    taken = [0] * writers
+    data = random.Random(0).randbytes(64 << 10)
+
+    def write(writer: int, handle: Handle) -> None:
+        for offset in range(8 * MIB + writer * len(data), 64 * MIB, writers * len(data)):
+            handle.pwrite(data, offset)
+            taken[writer] += len(data)
+
+    return taken, [in_background(partial(write, writer, server.connect())) for writer in range(writers)]
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
@@ -195,14 +216,20 @@ def test_outage(serve_s3: ServeS3, proxy: FaultProxy, silent: bool) -> None:
     with proxy.outage(silent):
         began = time.monotonic()
         thread, failed = in_background(lambda: write_twice(handle))
+        taken, floods = flood(server)
         highest = 0
         while time.monotonic() - began < OUTAGE_S:
             highest = max(highest, resident_bytes(server))
             time.sleep(0.2)
         assert thread.is_alive(), f"a flush was answered in an outage: {failed}"
-    assert highest - before < 32 * MIB
-    thread.join(300)
-    assert not thread.is_alive() and not failed, failed
+        # As much as there are batches: two under way, one that is sealed and one that is filled.
+        assert 2 * MIB < sum(taken) <= 4 * MIB
+    # Of which those before have had their share.
+    assert highest - before < 12 * MIB
+    for writer, errors in (thread, failed), *floods:
+        writer.join(300)
+        assert not writer.is_alive() and not errors, errors
+    assert sum(taken) == 56 * MIB
     check_all(handle, 3)
     server.kill()
     check_all(serve_s3("v").connect(), 3)
@@ -227,9 +254,7 @@ def test_deadline_makes_an_outage_an_error(serve_s3: ServeS3, proxy: FaultProxy)
     assert number_of(bytes(handle.pread(BLOCK, BLOCK)), RUN, 1) == 1
 
 
-def test_store_that_ignores_conditions_is_refused(
-    serve_s3: ServeS3, proxy: FaultProxy, store: Versitygw
-) -> None:
+def test_store_that_ignores_conditions_is_refused(serve_s3: ServeS3, proxy: FaultProxy, store: Versitygw) -> None:
     proxy.add(Rule(overwritten(store.objects), method="PUT"))
     with pytest.raises(AssertionError, match="fencing=none"):
         serve_s3("v", through=proxy)
@@ -283,9 +308,12 @@ def test_errors_at_open_are_never_taken_for_a_gap(serve_s3: ServeS3, proxy: Faul
     server = serve_s3("v", batch_size="1M")
     write_all(server.connect(), 1, flushes=16)
     server.kill()
-    for i, action in enumerate((refused(503, "SlowDown"), refused(500, "InternalError"), reset_in_reply(100))):
+    rules = [
         proxy.add(Rule(action, method="GET", key="/log/", skip=2 * i + 1, times=3))
+        for i, action in enumerate((refused(503, "SlowDown"), refused(500, "InternalError"), reset_in_reply(100)))
+    ]
     server = serve_s3("v", through=proxy)
+    assert [rule.taken for rule in rules] == [3, 3, 3]
     proxy.clear()
     check_all(server.connect(), 1)
     server.kill()
