@@ -301,6 +301,11 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 	/* A handle of this mount would not survive it. */
 	want(conn, FUSE_CAP_NO_EXPORT_SUPPORT);
 #endif
+#if HAVE_OWN_RINGS
+	/* Otherwise the kernel keeps all but 12 of those that nobody waits for to itself. */
+	if (fs.own_rings)
+		conn->max_background = rings_capacity();
+#endif
 	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
 	granted.protocol = conn->proto_minor;
 	granted.max_write = conn->max_write;

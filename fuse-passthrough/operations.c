@@ -28,10 +28,10 @@ struct fd_path fd_path(int fd)
 	return path;
 }
 
-double attr_timeout(const struct stat *st)
+double attr_timeout(mode_t mode)
 {
-	bool may_go = (fs.killpriv_v2 || fs.passthrough) && S_ISREG(st->st_mode) &&
-		      (st->st_mode & (S_ISUID | S_ISGID));
+	bool may_go =
+		(fs.killpriv_v2 || fs.passthrough) && S_ISREG(mode) && (mode & (S_ISUID | S_ISGID));
 
 	return may_go ? 0 : fs.timeout;
 }
@@ -77,7 +77,7 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 		return result;
 	entry->ino = inode_number(inode);
 	entry->generation = inode->generation;
-	entry->attr_timeout = attr_timeout(&entry->attr);
+	entry->attr_timeout = attr_timeout(entry->attr.st_mode);
 	entry->entry_timeout = fs.timeout;
 	return 0;
 }
@@ -186,7 +186,7 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, attr_timeout(&st));
+		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));
 }
 
 #if HAVE_STATX
@@ -205,7 +205,7 @@ static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_statx(req, 0, &stx, fs.timeout);
+		fuse_reply_statx(req, 0, &stx, attr_timeout(stx.stx_mode));
 }
 #endif
 
@@ -288,7 +288,7 @@ static void fs_setattr(
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, attr_timeout(&st));
+		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));
 }
 
 static void fs_readlink(fuse_req_t req, fuse_ino_t ino)

@@ -106,10 +106,10 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 int lookup_fd(int fd, struct fuse_entry_param *entry);
 
 /*
- * How long the kernel may use the attributes st, in seconds. It does not see
+ * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
  * when killpriv_v2 and passthrough clear set-id bits, so it is not to keep them.
  */
-double attr_timeout(const struct stat *st);
+double attr_timeout(mode_t mode);
 
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */

@@ -449,6 +449,11 @@ static bool prepare_queue(struct queue *queue, unsigned id)
 	return pthread_create(&queue->thread, NULL, serve_queue, queue) == 0;
 }
 
+unsigned rings_capacity(void)
+{
+	return DEPTH * (unsigned)get_nprocs_conf();
+}
+
 /* Prepares all, for the largest payload that init allows. */
 static bool prepare(const struct fuse_init_out *init)
 {
@@ -459,6 +464,7 @@ static bool prepare(const struct fuse_init_out *init)
 		rings.payload_size = (init->max_write + PAGE - 1) & ~(size_t)(PAGE - 1);
 	if (rings.payload_size < MIN_PAYLOAD)
 		rings.payload_size = MIN_PAYLOAD;
+	/* The possible CPUs, as glibc counts them since 2.35: the kernel wants a queue for each. */
 	rings.count = (unsigned)get_nprocs_conf();
 	rings.queues = calloc(rings.count, sizeof(*rings.queues));
 	if (!rings.queues)

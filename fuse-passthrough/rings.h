@@ -25,6 +25,9 @@
  */
 int rings_offer(struct fuse_session *session);
 
+/* How many requests may be under way at a time. */
+unsigned rings_capacity(void);
+
 /* Ends the threads. The loop of the session has ended; nothing is to be answered any more. */
 void rings_stop(void);
 

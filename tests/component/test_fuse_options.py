@@ -237,3 +237,25 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
         raise
     finally:
         searcher.kill()
+
+
+@pytest.fixture
+def needs_rings() -> None:
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+
+
+def test_rings_can_be_filled(needs_rings: None, fuse_start: FuseStart) -> None:
+    """Of the requests that nobody waits for, too: the kernel keeps all but 12 to itself unless it is told."""
+    mount = fuse_start("--io-uring")
+    connections = Path("/sys/fs/fuse/connections")
+    mounted = not os.path.ismount(connections)
+    if mounted:
+        checked(["mount", "-t", "fusectl", "fusectl", str(connections)])
+    try:
+        limit = connections / str(os.minor(mount.point.stat().st_dev)) / "max_background"
+        assert int(limit.read_text()) >= 16 * (os.cpu_count() or 1)
+    finally:
+        if mounted:
+            checked(["umount", str(connections)])
