@@ -53,6 +53,8 @@ static struct {
 	char part[64];
 	enum how how;
 	bool on, met;
+	const struct s3_request
+		*one; /* that took effect: of those held by their answers only one */
 } holds[8];
 static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
@@ -141,6 +143,7 @@ static void hold(enum s3_op op, const char *part, enum how how)
 	holds[i].how = how;
 	holds[i].on = true;
 	holds[i].met = false;
+	holds[i].one = NULL;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -223,7 +226,7 @@ void fake_store_wait_held(enum s3_op op, const char *part)
 		nanosleep(&pause, NULL);
 	}
 	if (!met) {
-		fprintf(stderr, "fake store: no request of %s was held\n", part);
+		fprintf(stderr, "fake store: no request %d of %s was held\n", (int)op, part);
 		abort();
 	}
 }
@@ -459,21 +462,26 @@ static bool is_held(const struct s3_store *s, const struct s3_request *req, bool
 	pthread_mutex_lock(&objects_lock);
 	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
-			served == (holds[i].how != NOTHING))
+			served == (holds[i].how != NOTHING) &&
+			(!holds[i].one || holds[i].one == req)) {
 			yes = holds[i].met = true;
+			holds[i].one = served ? req : NULL;
+		}
 	pthread_mutex_unlock(&objects_lock);
 	return yes;
 }
 
-/* Was such a request to take effect twice? Asked when it is let go. */
+/* Is a request that has taken effect and is let go to do so once more? */
 static bool is_repeated(const struct s3_request *req)
 {
 	bool yes = false;
 
 	pthread_mutex_lock(&objects_lock);
 	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
-		yes |= holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
-		       holds[i].how == EFFECT_AGAIN;
+		if (holds[i].one == req) {
+			yes |= holds[i].how == EFFECT_AGAIN;
+			holds[i].one = NULL;
+		}
 	pthread_mutex_unlock(&objects_lock);
 	return yes;
 }

@@ -34,8 +34,8 @@ unsigned fake_store_watched(void);
 /* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
 void fake_store_hold(enum s3_op op, const char *part);
 /*
- * Such requests take effect, but their answers wait until fake_store_release(). twice: then they
- * take effect once more, as one whose reply was lost does when it is sent again.
+ * The next such request takes effect, but its answer waits until fake_store_release(). twice: then
+ * it takes effect once more, as one whose reply was lost does when it is sent again.
  */
 void fake_store_hold_answers(enum s3_op op, const char *part, bool twice);
 /* Lets go what was held by exactly this op and part; part NULL: everything. */

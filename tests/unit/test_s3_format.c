@@ -314,6 +314,7 @@ static void test_names(void **state)
 		"ckpt/0000000000000010/summary",
 		"ckpt/0000000000000010/00ff",
 		"snap/daily.2026-11-21_x/root",
+		"snap/a/root-000000000000002a",
 		"snap/a/child/0123456789abcdef0123456789abcdef",
 		"probe/0123456789abcdef0123456789abcdef",
 	};
@@ -338,6 +339,10 @@ static void test_names(void **state)
 		"ckpt/0000000000000010/000ff",
 		"ckpt/8000000000000010/root",
 		"snap//root",
+		"snap/a/root-",
+		"snap/a/root-0000000000000000",
+		"snap/a/root-8000000000000001",
+		"snap/a/root-000000000000002a1",
 		"snap/.a/root",
 		"snap/A/root",
 		"snap/a",

@@ -327,6 +327,124 @@ static void test_old_roots_stay_for_a_while(void **state)
 	fake_store_reset();
 }
 
+/* ---- deletions that come late
+ * -------------------------------------------------------------------- */
+
+static int delete_snapshot(struct device *d)
+{
+	return s3_snapshot_delete(volume_of(d), "s");
+}
+
+/*
+ * The reply to A's deletion is lost, and it is sent again when B has made a snapshot of the same
+ * name.
+ */
+static void test_late_deletion_of_a_snapshot(void **state)
+{
+	struct device a, b, c;
+	struct job deletion;
+	uint8_t block[BLOCK];
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(create_snapshot(&a), 0);
+	fake_store_hold_answers(S3_DELETE, "/snap/s/root", true);
+	start(&deletion, &a, delete_snapshot);
+	fake_store_wait_held(S3_DELETE, "/snap/s/root");
+	reopen(&b);
+	assert_int_equal(write_block(&b, 0, 2), 0);
+	assert_int_equal(create_snapshot(&b), 0);
+	fake_store_release(S3_DELETE, NULL);
+	end(&deletion);
+	device_close(&a);
+	crash(&b);
+	device_open(&c, &s3_backend, COMMON "snapshot=s");
+	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&c);
+	fake_store_reset();
+}
+
+/* The same of the mark of a deletion: B's holds off clones until B is done with its own. */
+static void test_late_deletion_of_a_mark(void **state)
+{
+	struct job deletion, other;
+	struct device a, b, reader;
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(create_snapshot(&a), 0);
+	fake_store_hold_answers(S3_DELETE, "/snap/s/child/", true);
+	start(&deletion, &a, delete_snapshot);
+	fake_store_wait_held(S3_DELETE, "/snap/s/child/");
+	reopen(&b);
+	assert_int_equal(create_snapshot(&b), 0);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	/* It has put its mark, and looks for clones. */
+	fake_store_hold(S3_LIST, "/snap/s/child/");
+	start(&other, &b, delete_snapshot);
+	fake_store_wait_held(S3_LIST, "/snap/s/child/");
+	fake_store_release(S3_DELETE, "/snap/s/child/");
+	fake_store_release(S3_LIST, "/snap/s/child/");
+	fake_store_hold(S3_DELETE, "/snap/s/root");
+	end(&deletion);
+	fake_store_wait_held(S3_DELETE, "/snap/s/root");
+	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "clone"), -EBUSY);
+	device_close(&reader);
+	fake_store_release(S3_DELETE, NULL);
+	assert_int_equal(end(&other), 0);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
+static int collect(struct device *d)
+{
+	return s3_volume_gc(volume_of(d), NULL, NULL);
+}
+
+/*
+ * A round of Z's ended before what it had stored was entered. A deletes that, the reply is lost,
+ * and it is sent again when B has compacted.
+ */
+static void test_late_deletion_of_an_orphan(void **state)
+{
+	struct device z, a, b, c;
+	uint8_t block[BLOCK];
+	struct job round;
+
+	(void)state;
+	create(&z, "size=64M;gc-delay=0");
+	for (unsigned i = 0; i < 10; i++)
+		assert_int_equal(write_block(&z, i, i + 1), 0);
+	fake_store_hold_answers(S3_PUT, "/gc/", false);
+	start(&round, &z, collect);
+	fake_store_wait_held(S3_PUT, "/gc/");
+	s3_volume_fail(volume_of(&z), -EIO, "test");
+	fake_store_release(S3_PUT, NULL);
+	assert_int_not_equal(end(&round), 0);
+	device_close(&z);
+	device_open(&a, &s3_backend, COMMON "gc-delay=0");
+	fake_store_hold_answers(S3_DELETE, "/gc/", true);
+	assert_int_equal(write_block(&a, 20, 1), 0);
+	fake_store_wait_held(S3_DELETE, "/gc/"); /* once it has served for gc-delay= */
+	device_open(&b, &s3_backend, COMMON "gc-delay=0");
+	assert_int_equal(collect(&b), 0);
+	assert_int_not_equal(device_counter(&b, "gc_objects"), 0);
+	fake_store_release(S3_DELETE, NULL);
+	device_close(&a); /* when its deletion has been answered */
+	crash(&b);
+	reopen(&c);
+	for (unsigned i = 0; i < 10; i++) {
+		assert_int_equal(device_read(&c, block, BLOCK, i * (uint64_t)BLOCK), 0);
+		assert_int_equal(block[0], i + 1);
+	}
+	device_close(&c);
+	fake_store_reset();
+}
+
 /* ---- a writer that does not pause ---------------------------------------------------------------
  */
 
@@ -447,6 +565,9 @@ int main(void)
 		cmocka_unit_test(test_reader_whose_roots_are_deleted),
 		cmocka_unit_test(test_writer_whose_roots_are_deleted),
 		cmocka_unit_test(test_old_roots_stay_for_a_while),
+		cmocka_unit_test(test_late_deletion_of_a_snapshot),
+		cmocka_unit_test(test_late_deletion_of_a_mark),
+		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
 	};

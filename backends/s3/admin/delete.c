@@ -49,7 +49,7 @@ static int meet_child(void *opaque, const char *key, const struct s3_name *name)
 	struct s3_volume *v = opaque;
 
 	(void)key;
-	if (!name || name->kind != S3_NAME_CHILD)
+	if (!name || name->kind != S3_NAME_CHILD || s3_name_is_mark(name))
 		return 0;
 	return s3_volume_refuse(v, -EBUSY,
 		"volume=%s: its snapshot %s has clones, which need its data; delete them first",

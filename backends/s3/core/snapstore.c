@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What is stored of snapshots, and what the volume knows of them. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/state/object_table.h"
 
-void s3_snapshot_root_key(const struct s3_volume *v, const char *name, char *key)
+void s3_snapshot_root_key(const struct s3_volume *v, const char *name, uint64_t seq, char *key)
 {
-	struct s3_name n = {.kind = S3_NAME_SNAPSHOT};
+	struct s3_name n = {.kind = S3_NAME_SNAPSHOT, .number = seq};
 
 	strcpy(n.name, name);
 	s3_volume_key(v, &n, key);
@@ -34,7 +37,41 @@ void s3_snapshot_child_key(
 	s3_name_format(&n, key + strlen(key));
 }
 
-const uint8_t s3_no_uuid[S3_UUID];
+/* Half of it zeroes, the writer's epoch, then something random, for there may be several. */
+int s3_snapshot_mark_key(const struct s3_volume *v, const char *name, char *key)
+{
+	uint8_t uuid[S3_UUID];
+	int r = s3_random(uuid);
+
+	s3_le_store(uuid, 0, S3_UUID / 2);
+	s3_le_store(uuid + S3_UUID / 2, v->epoch, 4);
+	s3_snapshot_child_key(v->base, name, uuid, key);
+	return r;
+}
+
+void s3_snapshot_marks_prefix(const char *name, char prefix[S3_KEY_ROOM])
+{
+	snprintf(prefix, S3_KEY_ROOM, "snap/%s/child/%0*d", name, S3_UUID, 0);
+}
+
+static int set_numbered(void *opaque, struct s3_volume *v, struct s3_super *super)
+{
+	(void)opaque;
+	(void)v;
+	if (super->numbered)
+		return 0;
+	super->numbered = true;
+	return 1;
+}
+
+int s3_snapshot_keep_older_out(struct s3_volume *v)
+{
+	int r = v->super.numbered ? 0 : s3_volume_change_super(v, set_numbered, NULL);
+
+	if (r == 0)
+		v->super.numbered = true;
+	return r;
+}
 
 int s3_snapshot_enter(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
 {
@@ -73,68 +110,90 @@ int s3_snapshot_drop(struct s3_volume *v, uint64_t seq, uint64_t now)
 
 struct look {
 	struct s3_volume *v;
-	struct s3_snapshot_files *files;
+	struct s3_name *names;
 	size_t n;
 };
 
 static int look_at(void *opaque, const struct s3_listed *listed)
 {
 	struct look *l = opaque;
-	struct s3_snapshot_files *files;
-	struct s3_name name;
+	struct s3_name name, *names;
 
 	if (!s3_name_parse(listed->key + strlen(l->v->base), &name) ||
 		(name.kind != S3_NAME_SNAPSHOT && name.kind != S3_NAME_CHILD))
 		return 0;
-	if (!l->n || strcmp(l->files[l->n - 1].name, name.name) != 0) {
-		files = realloc(l->files, (l->n + 1) * sizeof *files);
-		if (!files)
-			return -ENOMEM;
-		l->files = files;
-		files[l->n] = (struct s3_snapshot_files){0};
-		strcpy(files[l->n++].name, name.name);
-	}
-	files = &l->files[l->n - 1];
-	if (name.kind == S3_NAME_SNAPSHOT)
-		files->root = true;
-	else if (memcmp(name.uuid, s3_no_uuid, S3_UUID) == 0)
-		files->deleting = true;
-	else
-		files->children++;
+	names = realloc(l->names, (l->n + 1) * sizeof *names);
+	if (!names)
+		return -ENOMEM;
+	l->names = names;
+	names[l->n++] = name;
 	return 0;
 }
 
-int s3_snapshot_look(
-	struct s3_volume *v, struct s3_snapshot_files **files, size_t *n, struct s3_request *req)
+int s3_snapshot_look(struct s3_volume *v, struct s3_name **names, size_t *n, struct s3_request *req)
 {
 	struct look l = {.v = v};
 	int r = s3_volume_list(v, "snap/", false, look_at, &l, req);
 
 	if (r) {
-		free(l.files);
+		free(l.names);
 		return r;
 	}
-	*files = l.files;
+	*names = l.names;
 	*n = l.n;
 	return 0;
 }
 
-int s3_snapshot_unmark(struct s3_volume *v, const char *name)
+/* Not that of a next writer, who may have begun a deletion while this one was paused. */
+static int delete_mark(void *opaque, const struct s3_listed *listed)
 {
-	char key[S3_KEY_MAX + 1];
+	struct s3_volume *v = opaque;
 	struct s3_request req;
+	struct s3_name name;
 
-	s3_snapshot_child_key(v->base, name, s3_no_uuid, key);
-	return s3_volume_delete(v, key, &req);
+	if (!s3_name_parse(listed->key + strlen(v->base), &name) || !s3_name_is_mark(&name) ||
+		s3_le_load(name.uuid + S3_UUID / 2, 4) > v->epoch)
+		return 0;
+	return s3_volume_delete(v, listed->key, &req);
 }
 
-int s3_snapshot_erase(struct s3_volume *v, const char *name)
+int s3_snapshot_unmark(struct s3_volume *v, const char *name)
+{
+	char prefix[S3_KEY_ROOM];
+	struct s3_request req;
+
+	s3_snapshot_marks_prefix(name, prefix);
+	return s3_volume_list(v, prefix, false, delete_mark, v, &req);
+}
+
+void s3_snapshot_unmark_all(struct s3_volume *v)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < v->n_snapshots; i++)
+		if (s3_snapshot_unmark(v, v->snapshots[i].name))
+			r = -EIO;
+	if (r == 0)
+		atomic_store(&v->marked, false);
+}
+
+/*
+ * However late the deletions arrive: nobody makes the same names again. The root's has the number
+ * that the snapshot has in the log, a mark's the epoch of its writer and something random, and
+ * older programs, which had one name for all roots and one for all marks, have been kept out.
+ */
+int s3_snapshot_erase(struct s3_volume *v, const char *name, uint64_t seq)
 {
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req;
 	int r = s3_check_not_fenced(v);
 
-	s3_snapshot_root_key(v, name, key);
+	if (r == 0)
+		r = s3_snapshot_keep_older_out(v);
+	s3_snapshot_root_key(v, name, seq, key);
+	if (r == 0)
+		r = s3_volume_delete(v, key, &req);
+	s3_snapshot_root_key(v, name, 0, key);
 	if (r == 0)
 		r = s3_volume_delete(v, key, &req);
 	if (r == 0) {

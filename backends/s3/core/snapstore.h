@@ -13,30 +13,32 @@ struct s3_request;
 struct s3_root_snapshot;
 struct s3_volume;
 
-/* What is stored of a snapshot. */
-struct s3_snapshot_files {
-	char name[S3_NAME_MAX + 1];
-	bool root, deleting; /* its own root; the mark that it is being deleted */
-	uint32_t children;
-};
-/* All of them, by name; files is to be freed. 0 or negative errno, of the store (req) or -ENOMEM.
+/*
+ * What is stored of snapshots, by name: of each its marks and markers, then its roots. names is to
+ * be freed. 0 or negative errno, of the store (req) or -ENOMEM.
  */
 int s3_snapshot_look(
-	struct s3_volume *v, struct s3_snapshot_files **files, size_t *n, struct s3_request *req);
-/* Deletes a snapshot's own root and its mark; and the mark alone. 0 or negative errno. */
-int s3_snapshot_erase(struct s3_volume *v, const char *name);
+	struct s3_volume *v, struct s3_name **names, size_t *n, struct s3_request *req);
+/* Deletes a snapshot's own root, then its marks; and the marks alone. 0 or negative errno. */
+int s3_snapshot_erase(struct s3_volume *v, const char *name, uint64_t seq);
 int s3_snapshot_unmark(struct s3_volume *v, const char *name);
+/* The same of all that the volume has. By the keeper's thread, when no deletion is under way. */
+void s3_snapshot_unmark_all(struct s3_volume *v);
+/* Older programs would not find what has a number in its key. 0, or negative errno, told. */
+int s3_snapshot_keep_older_out(struct s3_volume *v);
 /* The head is a snapshot, now: enters it. No change of the map meanwhile. 0 or -ENOMEM. */
 int s3_snapshot_enter(struct s3_volume *v, const struct s3_root_snapshot *snapshot);
 /* Forgets that at seq; now: newest sequence number applied. As s3_objects_snapshot_delete(). */
 int s3_snapshot_drop(struct s3_volume *v, uint64_t seq, uint64_t now);
 
-/* The key of a snapshot's own root. */
-void s3_snapshot_root_key(const struct s3_volume *v, const char *name, char *key);
-/* uuid: the clone's; all zero: the mark that the snapshot is being deleted. */
+/* The key of a snapshot's own root. seq 0: as older programs had it. */
+void s3_snapshot_root_key(const struct s3_volume *v, const char *name, uint64_t seq, char *key);
+/* uuid: the clone's, or of a mark that the snapshot is being deleted. */
 void s3_snapshot_child_key(
 	const char *base, const char *name, const uint8_t uuid[S3_UUID], char *key);
-/* All zero. */
-extern const uint8_t s3_no_uuid[S3_UUID];
+/* The key of a new mark that the snapshot is being deleted. 0 or -EIO. */
+int s3_snapshot_mark_key(const struct s3_volume *v, const char *name, char *key);
+/* What the keys of all marks of a snapshot, and of nothing else, begin with; below the volume's. */
+void s3_snapshot_marks_prefix(const char *name, char prefix[S3_KEY_ROOM]);
 
 #endif

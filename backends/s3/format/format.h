@@ -50,6 +50,12 @@
  * was acknowledged.
  */
 #define S3_GC (1ull << 63)
+/*
+ * The first number of a writer's GC objects, by his epoch: no two writers give the same one. Those
+ * of older programs, which had all from 1 on, are as of epoch 0.
+ */
+#define S3_GC_FIRST(epoch) (S3_GC | (uint64_t)(epoch) << 32 | 1)
+#define S3_EPOCH_MAX	   UINT64_C(0x7fffffff)
 
 /* Why something stored was not accepted. */
 enum s3_check {
@@ -76,7 +82,7 @@ const char *s3_check_text(enum s3_check check);
  *   super                        deleted (a copy of it, while a volume is being deleted)
  *   log/<hh>/<16 hex>            gc/<hh>/<16 hex>           chunk/<hh>/<16 hex> (layout=direct)
  *   ckpt/<16 hex>/root           ckpt/<16 hex>/<4 hex>      ckpt/<16 hex>/summary
- *   snap/<name>/root             snap/<name>/child/<32 hex uuid>
+ *   snap/<name>/root-<16 hex>    snap/<name>/child/<32 hex uuid>
  *   probe/<32 hex>
  */
 enum s3_name_kind {
@@ -87,7 +93,7 @@ enum s3_name_kind {
 	S3_NAME_ROOT,	  /* number: frontier */
 	S3_NAME_REGION,	  /* number: frontier; region */
 	S3_NAME_SUMMARY,  /* number: last sequence number in it */
-	S3_NAME_SNAPSHOT, /* name */
+	S3_NAME_SNAPSHOT, /* name; number: its sequence number, 0: by an older program, without */
 	S3_NAME_CHILD,	  /* name; uuid */
 	S3_NAME_PROBE,	  /* uuid */
 	S3_NAME_DELETED,
@@ -107,6 +113,8 @@ void s3_name_format(const struct s3_name *name, char *key);
 void s3_name_object(uint64_t id, char *key);
 /* False: no key that s3_name_format() writes, byte for byte. */
 bool s3_name_parse(const char *key, struct s3_name *name);
+/* Is it, of kind S3_NAME_CHILD, no clone but the mark of a deletion? */
+bool s3_name_is_mark(const struct s3_name *name);
 /* A snapshot's or volume's name: 1 to 63 of a-z 0-9 . _ -, beginning with a letter or digit. */
 bool s3_name_valid(const char *name);
 
@@ -119,6 +127,8 @@ bool s3_name_valid(const char *name);
 #define S3_FEATURE_WRITE_BACK (1u << 2)
 /* Only in what is stored of the super object: it has wrapped keys. */
 #define S3_FEATURE_WRAPPED (1u << 3)
+/* The same: snapshots' own roots have their number in the key. */
+#define S3_FEATURE_NUMBERED (1u << 4)
 
 enum s3_layout { S3_LAYOUT_LOG = 0, S3_LAYOUT_DIRECT = 1 };
 
@@ -146,6 +156,7 @@ struct s3_super {
 	uint8_t key_check[16]; /* s3_transform_key_check(); zero without S3_FEATURE_AES */
 	/* Instance of the writer whose write-back log may hold what the store lacks; zero: none. */
 	uint8_t write_back[S3_UUID];
+	bool numbered; /* S3_FEATURE_NUMBERED */
 	unsigned n_parents;
 	struct s3_parent *parents; /* the nearest first */
 	/* S3_WRAPPED(n_parents) bytes; NULL: without S3_FEATURE_AES, or made by an older program,

@@ -46,7 +46,10 @@ void s3_name_format(const struct s3_name *name, char *key)
 		snprintf(key, S3_KEY_ROOM, "ckpt/%016" PRIx64 "/summary", number);
 		break;
 	case S3_NAME_SNAPSHOT:
-		snprintf(key, S3_KEY_ROOM, "snap/%s/root", name->name);
+		if (number)
+			snprintf(key, S3_KEY_ROOM, "snap/%s/root-%016" PRIx64, name->name, number);
+		else
+			snprintf(key, S3_KEY_ROOM, "snap/%s/root", name->name);
 		break;
 	case S3_NAME_CHILD:
 		format_uuid(name->uuid, uuid);
@@ -141,9 +144,12 @@ static bool parse_snapshot(const char *p, struct s3_name *name)
 	p += length;
 	if (!s3_name_valid(name->name))
 		return false;
-	if (!strcmp(p, "/root")) {
-		name->kind = S3_NAME_SNAPSHOT;
+	name->kind = S3_NAME_SNAPSHOT;
+	if (!strcmp(p, "/root"))
 		return true;
+	if (after(p, "/root-")) {
+		p = parse_hex(after(p, "/root-"), 16, &name->number);
+		return p && !*p && name->number;
 	}
 	name->kind = S3_NAME_CHILD;
 	p = after(p, "/child/");
@@ -194,6 +200,13 @@ static bool parse_any(const char *key, struct s3_name *name)
 		return p && !*p;
 	}
 	return false;
+}
+
+bool s3_name_is_mark(const struct s3_name *name)
+{
+	static const uint8_t zero[S3_UUID / 2];
+
+	return memcmp(name->uuid, zero, sizeof zero) == 0;
 }
 
 bool s3_name_parse(const char *key, struct s3_name *name)

@@ -59,7 +59,8 @@ void s3_super_encode(const struct s3_super *super, struct s3_buffer *out)
 	s3_buffer_number(out, 0, 2);
 	s3_buffer_number(out,
 		super->features | (write_back ? S3_FEATURE_WRITE_BACK : 0) |
-			(super->wrapped ? S3_FEATURE_WRAPPED : 0),
+			(super->wrapped ? S3_FEATURE_WRAPPED : 0) |
+			(super->numbered ? S3_FEATURE_NUMBERED : 0),
 		4);
 	s3_buffer_number(out, 0, 8); /* length and CRC, below */
 	s3_buffer_bytes(out, super->uuid, S3_UUID);
@@ -215,10 +216,12 @@ enum s3_check s3_super_decode(const void *data, size_t length, struct s3_super *
 		s3_crc_around(p, length, SUPER_CRC) != s3_le_load(p + SUPER_CRC, 4))
 		return S3_CHECKSUM;
 	s.features = (uint32_t)s3_le_load(p + 12, 4);
-	if (s.features & ~(S3_FEATURES | S3_FEATURE_WRITE_BACK | S3_FEATURE_WRAPPED))
+	if (s.features &
+		~(S3_FEATURES | S3_FEATURE_WRITE_BACK | S3_FEATURE_WRAPPED | S3_FEATURE_NUMBERED))
 		return S3_UNKNOWN_FLAG;
 	write_back = s.features & S3_FEATURE_WRITE_BACK;
 	wrapped = s.features & S3_FEATURE_WRAPPED;
+	s.numbered = s.features & S3_FEATURE_NUMBERED;
 	s.features &= S3_FEATURES;
 	r = (struct s3_reader){.next = p + SUPER_HEAD, .end = p + length};
 	memcpy(s.uuid, s3_read_bytes(&r, S3_UUID), S3_UUID);

@@ -13,6 +13,7 @@
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/snapstore.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
@@ -363,7 +364,6 @@ static bool is_kept(const struct s3_volume *v, uint64_t seq)
 /* Reads which regions a snapshot needs. */
 static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
 {
-	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	struct s3_kept *kept = calloc(1, sizeof *kept);
 	struct s3_root root;
 	void *data;
@@ -371,14 +371,14 @@ static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *sna
 
 	if (!kept)
 		return -ENOMEM;
-	strcpy(name.name, snapshot->name);
 	kept->seq = snapshot->seq;
-	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	r = s3_snapshot_read(
+		v, v->base, v->super.uuid, snapshot->name, snapshot->seq, &data, &root);
 	if (r && r != -ENOENT) {
 		free(kept);
 		return r;
 	}
-	kept->unknown = r || root.seq != snapshot->seq;
+	kept->unknown = r != 0;
 	if (r == 0) {
 		kept->regions = root.regions;
 		kept->n_regions = root.n_regions;
@@ -577,6 +577,8 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 		v->full_wanted |= c.unknown || step;
 	} else {
 		committed(v, c.seq);
+		if (atomic_load(&v->marked))
+			s3_snapshot_unmark_all(v);
 		if (c.full && !v->rolled_back) {
 			plan_prune(v, prune);
 			prune = NULL;

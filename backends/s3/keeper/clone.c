@@ -30,20 +30,25 @@
  * Is the snapshot still there, and neither it nor its volume about to go? To be asked when the
  * marker is stored.
  */
-static int check_not_going(struct s3_volume *parent, const char *snapshot)
+static int check_not_going(struct s3_volume *parent, const struct s3_root_snapshot *snapshot)
 {
 	struct s3_name super = {.kind = S3_NAME_SUPER};
-	char key[S3_KEY_MAX + 1];
+	char key[S3_KEY_MAX + 1], prefix[S3_KEY_ROOM];
 	struct s3_request req;
 	int r;
 
-	s3_snapshot_child_key(parent->base, snapshot, s3_no_uuid, key);
-	r = s3_snapshot_head(parent, key, &req);
-	if (r == 0)
-		return s3_volume_refuse(
-			parent, -EBUSY, "snapshot=%s: is being deleted; choose another", snapshot);
+	s3_snapshot_marks_prefix(snapshot->name, prefix);
+	snprintf(key, sizeof key, "%s%s", parent->base, prefix);
+	r = s3_volume_any(parent, key, &req);
+	if (r == 1)
+		return s3_volume_refuse(parent, -EBUSY,
+			"snapshot=%s: is being deleted; choose another", snapshot->name);
+	if (r == 0) {
+		s3_snapshot_root_key(parent, snapshot->name, snapshot->seq, key);
+		r = s3_snapshot_head(parent, key, &req);
+	}
 	if (r == -ENOENT) {
-		s3_snapshot_root_key(parent, snapshot, key);
+		s3_snapshot_root_key(parent, snapshot->name, 0, key);
 		r = s3_snapshot_head(parent, key, &req);
 	}
 	if (r == 0) {
@@ -51,19 +56,19 @@ static int check_not_going(struct s3_volume *parent, const char *snapshot)
 		r = s3_snapshot_head(parent, key, &req);
 	}
 	if (r == -ENOENT)
-		return s3_snapshot_refuse_unknown(parent, snapshot);
+		return s3_snapshot_refuse_unknown(parent, snapshot->name);
 	return r ? s3_volume_refuse(parent, r, "%s", req.message) : 0;
 }
 
 /* Marks the snapshot as having the clone, and makes that. path: the clone's. */
-static int store_clone(struct s3_volume *parent, const char *snapshot, const char *path,
-	const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
+static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *snapshot,
+	const char *path, const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
 {
 	char marker[S3_KEY_MAX + 1], key[S3_KEY_MAX + 1], text[S3_KEY_MAX + 2];
 	struct s3_request req, last;
 	int r;
 
-	s3_snapshot_child_key(parent->base, snapshot, uuid, marker);
+	s3_snapshot_child_key(parent->base, snapshot->name, uuid, marker);
 	snprintf(text, sizeof text, "%s\n", path);
 	snprintf(key, sizeof key, "%s/super", path);
 	r = s3_snapshot_put(parent, marker, text, strlen(text), NULL, CLONE_DEADLINE, &req);
@@ -126,6 +131,7 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 		.layout = from->layout,
 		.block_shift = from->block_shift,
 		.created = (uint64_t)time(NULL),
+		.numbered = true,
 		.n_parents = from->n_parents + 1,
 	};
 	char path[272], own[272], start[sizeof path + 1];
@@ -175,7 +181,7 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 	}
 	if (r == 0) {
 		s3_super_encode(&super, &out);
-		r = out.failed ? -ENOMEM : store_clone(parent, snapshot, path, super.uuid, &out);
+		r = out.failed ? -ENOMEM : store_clone(parent, &found, path, super.uuid, &out);
 	}
 	s3_buffer_free(&out);
 	free(super.wrapped);

@@ -106,7 +106,9 @@ struct sweep {
 
 /*
  * Deletes an object in gc/ that no log and no root knows: a round of ours, or of a writer before
- * us, ended between storing and entering it. No round is running: this is its thread.
+ * us, ended between storing and entering it. No round is running: this is its thread. However late
+ * the deletion arrives, nobody makes another object under that number, which has the epoch of who
+ * made it.
  */
 static int sweep_object(void *opaque, const struct s3_listed *listed)
 {
@@ -129,9 +131,6 @@ static int sweep_object(void *opaque, const struct s3_listed *listed)
 	free(data);
 	if (check != S3_GOOD || header.id != name.number || header.epoch > v->epoch)
 		return 0;
-	/* A deletion that arrives late must not meet an object of ours. */
-	if (name.number >= v->next_gc)
-		v->next_gc = name.number + 1;
 	r = s3_check_not_fenced(v);
 	if (r)
 		return r;
@@ -182,7 +181,8 @@ static void tell_progress(struct s3_volume *v, const struct collection *c)
 
 bool s3_checkpoint_due(const struct s3_volume *v)
 {
-	return v->frontier - v->checkpoint >= v->checkpoint_every;
+	return v->frontier - v->checkpoint >= v->checkpoint_every ||
+	       (atomic_load(&v->marked) && v->frontier > v->checkpoint);
 }
 
 static bool checkpoint_due_now(struct s3_volume *v)

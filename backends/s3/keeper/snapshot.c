@@ -2,7 +2,7 @@
 /*
  * Snapshots, clones, the volume's size.
  *
- * A snapshot is a full root, stored twice: snap/<name>/root first, which makes it, then as a root
+ * A snapshot is a full root, stored twice: under snap/<name>/ first, which makes it, then as a root
  * of the volume, which lists it from then on. Deletion goes the other way: a root
  * without it, then its own root. So whatever a crash leaves can be told apart at the next open: an
  * own root that is younger than the volume's is taken over, one that is older goes.
@@ -102,11 +102,11 @@ static int settle(struct s3_volume *v)
 
 int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t *n)
 {
-	struct s3_snapshot_files *files;
+	struct s3_name *names;
 	struct s3_snapshot_info *all;
 	struct s3_request req;
-	size_t n_files;
-	int r = s3_snapshot_look(v, &files, &n_files, &req);
+	size_t n_names;
+	int r = s3_snapshot_look(v, &names, &n_names, &req);
 
 	if (r)
 		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
@@ -118,14 +118,15 @@ int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t
 		all[i] = (struct s3_snapshot_info){
 			.seq = s->seq, .time = s->time, .blocks = s->blocks};
 		strcpy(all[i].name, s->name);
-		for (size_t j = 0; j < n_files; j++)
-			if (strcmp(files[j].name, s->name) == 0)
-				all[i].children = files[j].children;
+		for (size_t j = 0; j < n_names; j++)
+			all[i].children += names[j].kind == S3_NAME_CHILD &&
+					   !s3_name_is_mark(&names[j]) &&
+					   strcmp(names[j].name, s->name) == 0;
 	}
 	*n = v->n_snapshots;
 	pthread_mutex_unlock(&v->lock);
 	*list = all;
-	free(files);
+	free(names);
 	return all ? 0 : -ENOMEM;
 }
 
@@ -153,37 +154,22 @@ static int enter(void *opaque, struct s3_volume *v, uint64_t seq)
 	return r;
 }
 
-/*
- * Something stands where the snapshot's own root is to be: this very one, whose reply was lost;
- * what a deletion left, which gives way (not deleted first: that might meet the root of the next
- * writer); or another writer's.
+/* Is what stands in place of the snapshot's own root this very one, whose reply was lost? 0: yes.
  */
-static int replace(struct s3_volume *v, const struct creation *c, const char *key, const void *data,
-	size_t length, struct s3_request *req)
+static int meet_root(struct s3_volume *v, const struct creation *c)
 {
-	char etag[S3_ETAG_MAX + 1];
 	struct s3_root root;
-	void *there;
-	size_t n;
-	int r = s3_volume_get_all(v, key, &there, &n, req);
+	void *data;
+	int r = s3_snapshot_read(v, v->base, v->super.uuid, c->name, c->snapshot.seq, &data, &root);
 
 	if (r)
-		return r == -ENOENT ? s3_snapshot_put(v, key, data, length, NULL, v->deadline, req)
-				    : r;
-	strcpy(etag, req->etag);
-	if (s3_root_decode(there, n, v->super.uuid, &root) == S3_GOOD) {
-		bool ours = root.seq == c->snapshot.seq &&
-			    memcmp(root.instance, v->instance, S3_UUID) == 0;
-
-		s3_root_free(&root);
-		if (ours) {
-			free(there);
-			return 0;
-		}
-	}
-	free(there);
-	r = s3_check_not_fenced(v);
-	return r ? r : s3_snapshot_put(v, key, data, length, etag, v->deadline, req);
+		return r;
+	r = memcmp(root.instance, v->instance, S3_UUID) == 0 ? 0 : s3_check_not_fenced(v);
+	if (r == 0 && memcmp(root.instance, v->instance, S3_UUID) != 0)
+		r = -EEXIST;
+	s3_root_free(&root);
+	free(data);
+	return r;
 }
 
 static int store_own_root(void *opaque, struct s3_volume *v, const void *data, size_t length)
@@ -193,12 +179,12 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 	struct s3_request req;
 	int r;
 
-	s3_snapshot_root_key(v, c->name, key);
+	s3_snapshot_root_key(v, c->name, c->snapshot.seq, key);
 	s3_failpoint(S3_FAIL_SNAP_ROOT_BEFORE);
 	c->tried = true;
 	r = s3_snapshot_put(v, key, data, length, NULL, v->deadline, &req);
 	if (r == -EEXIST)
-		r = replace(v, c, key, data, length, &req);
+		r = meet_root(v, c);
 	if (r)
 		return s3_volume_refuse(v, r == -EEXIST ? -EIO : r, "snapshot=%s: %s", c->name,
 			req.message[0] ? req.message : strerror(-r));
@@ -219,6 +205,8 @@ static int create(struct s3_volume *v, void *opaque)
 			"snapshot=%s: volume %s has one of that name; choose another, or delete it",
 			c->name, v->name);
 	if (r == 0)
+		r = s3_snapshot_keep_older_out(v);
+	if (r == 0)
 		r = s3_checkpoint_with(v, &step);
 	if (c->stored) {
 		/* It is there, whether the root of the volume could be stored or comes later; but
@@ -235,7 +223,7 @@ static int create(struct s3_volume *v, void *opaque)
 		s3_snapshot_drop(v, c->snapshot.seq, now);
 		s3_log_resume(v);
 		if (c->tried)
-			s3_snapshot_erase(v, c->name);
+			s3_snapshot_erase(v, c->name, c->snapshot.seq);
 	}
 	return r;
 }
@@ -292,7 +280,7 @@ bool s3_snapshot_clone_is_missing(
 	return missing;
 }
 
-/* The mark comes first: its number is zero. */
+/* The marks come first: their numbers begin with zeroes. */
 static int count_child(void *opaque, const struct s3_listed *listed)
 {
 	struct children *c = opaque;
@@ -303,8 +291,9 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 
 	if (!s3_name_parse(listed->key + strlen(c->v->base), &name) || name.kind != S3_NAME_CHILD)
 		return 0;
-	if (memcmp(name.uuid, s3_no_uuid, S3_UUID) == 0) {
-		c->now = listed->modified;
+	if (s3_name_is_mark(&name)) {
+		if (c->now < listed->modified)
+			c->now = listed->modified;
 		return 0;
 	}
 	readable = read_marker(c->v, listed->key, path);
@@ -353,9 +342,12 @@ static int delete (struct s3_volume *v, void *opaque)
 	if (!s3_snapshot_find(v, name, &snapshot))
 		return s3_snapshot_refuse_unknown(v, name);
 	r = settle(v);
+	if (r == 0)
+		r = s3_snapshot_keep_older_out(v);
+	if (r == 0)
+		r = s3_snapshot_mark_key(v, name, mark);
 	if (r)
 		return r;
-	s3_snapshot_child_key(v->base, name, s3_no_uuid, mark);
 	r = s3_volume_put(v, mark, "deleting\n", 9, false, &req);
 	if (r)
 		return s3_volume_refuse(v, r, "snapshot=%s: %s", name, req.message);
@@ -370,7 +362,7 @@ static int delete (struct s3_volume *v, void *opaque)
 		return r; /* the next root is without it, or this writer ends and it stays */
 	s3_failpoint(S3_FAIL_SNAP_DELETE_BEFORE);
 	/* What stays because of an error goes when the volume is opened next. */
-	s3_snapshot_erase(v, name);
+	s3_snapshot_erase(v, name, snapshot.seq);
 	return 0;
 }
 

@@ -298,9 +298,9 @@ int s3_volume_finish(struct s3_volume *v)
 {
 	int r;
 
-	/* Fences add up where a volume is often opened and not written. */
+	/* Fences add up where a volume is often opened and not written; marks wait for a root. */
 	if (v->layout->has_log && !v->started && !v->backend.readonly &&
-		v->applied - v->checkpoint > MANY_HEADERS)
+		(v->applied - v->checkpoint > MANY_HEADERS || atomic_load(&v->marked)))
 		v->layout->start(v);
 	s3_volume_stop(v);
 	v->layout->stop(v);

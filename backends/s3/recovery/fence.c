@@ -216,6 +216,12 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 			break;
 		/* The next even one, see fence_ahead(). */
 		p->epoch = (highest_epoch(v, p) + 2) & ~UINT64_C(1);
+		if (p->epoch > S3_EPOCH_MAX) {
+			r = s3_volume_refuse(v, -EOVERFLOW,
+				"volume=%s: has been opened too often; copy it into a new one",
+				v->name);
+			break;
+		}
 		r = put_fence(v, seq, p->epoch, stale, buffer, &header, &req);
 		if (r == -EEXIST || (r == -ENOENT && *stale)) {
 			s3_volume_object_key(v, seq, key);
@@ -237,6 +243,9 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 	if (r == 0) {
 		v->epoch = p->epoch;
 		v->ours = p->fenced = true;
+		/* Numbers that no other writer gives: his deletions may be late. */
+		if (v->next_gc < S3_GC_FIRST(v->epoch))
+			v->next_gc = S3_GC_FIRST(v->epoch);
 	}
 	free(buffer);
 	return r;

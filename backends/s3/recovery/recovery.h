@@ -28,6 +28,9 @@ int s3_restore(struct s3_volume *v, uint64_t seq);
  */
 int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	const struct s3_name *name, void **data, struct s3_root *root);
+/* The same of a snapshot's own root, by whatever key it is stored. */
+int s3_snapshot_read(struct s3_volume *v, const char *base, const uint8_t *uuid, const char *name,
+	uint64_t seq, void **data, struct s3_root *root);
 /* backend_session() of a writer. */
 uint32_t s3_session(const uint8_t instance[S3_UUID]);
 /* Has the last writer said that it is done? Nobody has to be driven away then. */

@@ -106,6 +106,24 @@ int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	return -ENOENT;
 }
 
+int s3_snapshot_read(struct s3_volume *v, const char *base, const uint8_t *uuid, const char *name,
+	uint64_t seq, void **data, struct s3_root *root)
+{
+	struct s3_name n = {.kind = S3_NAME_SNAPSHOT, .number = seq};
+	int r;
+
+	strcpy(n.name, name);
+	r = s3_root_read(v, base, uuid, &n, data, root);
+	n.number = 0;
+	if (r == -ENOENT)
+		r = s3_root_read(v, base, uuid, &n, data, root);
+	if (r || root->seq == seq)
+		return r;
+	s3_root_free(root);
+	free(*data);
+	return -ENOENT;
+}
+
 int s3_recovery_read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root)
 {
 	struct s3_name name = {.kind = S3_NAME_ROOT, .number = seq};
@@ -338,17 +356,16 @@ int s3_recovery_load_full(struct s3_volume *v, const char *base, struct s3_root 
 static int load_parent(struct s3_volume *v)
 {
 	const struct s3_parent *parent = &v->super.parents[0];
-	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	char base[S3_KEY_MAX + 1];
 	struct s3_root root;
 	void *data;
 	int r;
 
 	snprintf(base, sizeof base, "%s/", parent->path);
-	strcpy(name.name, parent->snapshot);
-	r = s3_root_read(v, base, parent->uuid, &name, &data, &root);
+	r = s3_snapshot_read(
+		v, base, parent->uuid, parent->snapshot, parent->last_seq, &data, &root);
 	if (r == 0) {
-		r = root.seq == parent->last_seq ? s3_recovery_load_full(v, base, &root) : -ENOENT;
+		r = s3_recovery_load_full(v, base, &root);
 		s3_root_free(&root);
 		free(data);
 	}

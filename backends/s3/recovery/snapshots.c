@@ -84,7 +84,6 @@ static int restore_regions(struct s3_volume *v, const struct s3_root *root)
 
 int s3_restore(struct s3_volume *v, uint64_t seq)
 {
-	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	struct s3_root root;
 	void *data;
 	int r = -ENOENT;
@@ -93,13 +92,11 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 	while (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq > seq)
 		if (s3_snapshot_drop(v, v->snapshots[v->n_snapshots - 1].seq, v->applied))
 			return -ENOMEM;
-	if (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == seq) {
-		strcpy(name.name, v->snapshots[v->n_snapshots - 1].name);
-		r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
-	}
+	if (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == seq)
+		r = s3_snapshot_read(v, v->base, v->super.uuid,
+			v->snapshots[v->n_snapshots - 1].name, seq, &data, &root);
 	if (r == 0) {
-		r = root.seq == seq && root.base == seq ? s3_objects_rollback(v->objects, seq)
-							: -ENOENT;
+		r = root.base == seq ? s3_objects_rollback(v->objects, seq) : -ENOENT;
 		if (r == 0) {
 			s3_map_clear(v->map);
 			r = restore_regions(v, &root);
@@ -118,46 +115,47 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 	return 0;
 }
 
-static bool is_known(const struct s3_root_snapshot *snapshots, size_t n, const char *name)
+/* NULL: none of that name. */
+static const struct s3_root_snapshot *find_known(
+	const struct s3_root_snapshot *snapshots, size_t n, const char *name)
 {
 	for (size_t i = 0; i < n; i++)
 		if (strcmp(snapshots[i].name, name) == 0)
-			return true;
-	return false;
+			return &snapshots[i];
+	return NULL;
 }
 
-/* A snapshot whose own root is there, while the volume does not know it. */
-static int look_at_snapshot(struct s3_volume *v, struct s3_recovery *p,
-	const struct s3_snapshot_files *files, bool *again)
+/* A snapshot's own root, of which the volume knows nothing. */
+static int look_at_snapshot(
+	struct s3_volume *v, struct s3_recovery *p, const struct s3_name *name, bool *again)
 {
-	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	struct s3_root_snapshot *list, found = {0};
 	struct s3_root root;
 	bool known;
 	void *data;
 	int r;
 
-	strcpy(name.name, files->name);
-	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	r = s3_root_read(v, v->base, v->super.uuid, name, &data, &root);
 	if (r)
 		return r == -ENOENT ? 0 : r;
 	/* Not that of another writer, who takes over: we shall see. */
 	if (root.n_snapshots && root.epoch <= v->epoch)
 		found = root.snapshots[root.n_snapshots - 1];
-	known = found.seq == root.seq && strcmp(found.name, files->name) == 0;
+	known = found.seq == root.seq && strcmp(found.name, name->name) == 0 &&
+		(!name->number || name->number == found.seq);
 	s3_root_free(&root);
 	free(data);
 	if (!known)
 		return 0;
 	if (found.seq <= v->checkpoint) {
-		s3_snapshot_erase(v, files->name);
+		s3_snapshot_erase(v, name->name, found.seq);
 		return 0;
 	}
 	if (found.seq > v->applied)
 		return s3_volume_refuse(v, -EIO,
 			"volume=%s: the log ends before snapshot %s, at object %" PRIu64
 			"; restore the volume from a backup",
-			v->name, files->name, v->applied);
+			v->name, name->name, v->applied);
 	list = realloc(p->adopt, (p->n_adopt + 1) * sizeof *list);
 	if (!list)
 		return -ENOMEM;
@@ -169,94 +167,132 @@ static int look_at_snapshot(struct s3_volume *v, struct s3_recovery *p,
 
 int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bool *again)
 {
-	struct s3_snapshot_files *files;
+	struct s3_name *names;
 	struct s3_request req;
 	size_t n;
-	int r = s3_snapshot_look(v, &files, &n, &req);
+	int r = s3_snapshot_look(v, &names, &n, &req);
 
 	if (r)
 		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
 	for (size_t i = 0; r == 0 && i < n; i++) {
-		bool known = is_known(v->snapshots, v->n_snapshots, files[i].name);
+		const struct s3_root_snapshot *known =
+			find_known(v->snapshots, v->n_snapshots, names[i].name);
 
-		if (known && files[i].deleting)
-			s3_snapshot_unmark(v, files[i].name);
-		else if (!known && files[i].root)
-			r = look_at_snapshot(v, p, &files[i], again);
-		else if (!known && files[i].deleting)
-			s3_snapshot_erase(v, files[i].name);
+		/*
+		 * The mark of a deletion that was cut short stays until a root of ours is there:
+		 * that of the writer before us, without the snapshot, may still arrive, and be the
+		 * newest when we end before that. Until then there must be no clone.
+		 */
+		if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]) && known)
+			atomic_store(&v->marked, true);
+		else if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]))
+			s3_snapshot_unmark(v, names[i].name);
+		else if (names[i].kind == S3_NAME_SNAPSHOT &&
+			 (!known || (names[i].number && names[i].number != known->seq)))
+			r = look_at_snapshot(v, p, &names[i], again);
 	}
-	free(files);
+	free(names);
 	return r;
 }
 
-/* Does the newest root that can be read know the snapshot, or has it not yet come to that? */
-static int is_deleted(struct s3_volume *v, const char *snapshot, uint64_t seq)
+static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
+{
+	char text[256] = "", deleted[S3_NAME_MAX + 1] = "";
+	struct s3_name *names;
+	struct s3_request req;
+	size_t n, used = 0;
+	int r = s3_snapshot_look(v, &names, &n, &req);
+
+	if (r)
+		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; i < n && used < sizeof text; i++) {
+		if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]))
+			strcpy(deleted, names[i].name);
+		else if (names[i].kind == S3_NAME_SNAPSHOT && strcmp(names[i].name, deleted) != 0)
+			used += (size_t)snprintf(text + used, sizeof text - used, "%s%s",
+				used ? ", " : "", names[i].name);
+	}
+	free(names);
+	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has none of that name; %s%s",
+		snapshot, v->name, used ? "there are " : "it has no snapshot at all", text);
+}
+
+/* Which snapshot of that name is it that the newest root knows, or has not yet come to? 0: none. */
+static int find_snapshot(struct s3_volume *v, const char *snapshot, uint64_t *seq)
 {
 	struct s3_roots roots = {.v = v};
-	int r = s3_recovery_list_roots(v, &roots), deleted = 0;
+	int r = s3_recovery_list_roots(v, &roots);
+	struct s3_name *names = NULL;
+	struct s3_request req;
+	uint64_t newest = 0;
+	size_t n = 0;
 
-	for (size_t i = 0; r == 0 && i < roots.n; i++) {
+	*seq = 0;
+	for (size_t i = 0; r == 0 && i < roots.n && !newest; i++) {
+		const struct s3_root_snapshot *known;
 		struct s3_root root;
 		void *data;
 
 		r = s3_recovery_read_root(v, roots.seqs[i], &data, &root);
 		if (r == 0) {
-			deleted = root.seq >= seq &&
-				  !is_known(root.snapshots, root.n_snapshots, snapshot);
+			newest = root.seq;
+			known = find_known(root.snapshots, root.n_snapshots, snapshot);
+			if (known)
+				*seq = known->seq;
 			s3_root_free(&root);
 			free(data);
-			break;
 		}
 		if (r == -ENOENT)
 			r = 0;
 	}
 	free(roots.seqs);
-	return r ? r : deleted;
-}
+	if (r || *seq)
+		return r;
+	r = s3_snapshot_look(v, &names, &n, &req);
+	if (r && r != -ENOMEM)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	for (size_t i = 0; r == 0 && i < n; i++) {
+		uint64_t number = names[i].number;
 
-static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
-{
-	struct s3_snapshot_files *files;
-	char names[256] = "";
-	struct s3_request req;
-	size_t n, used = 0;
-	int r = s3_snapshot_look(v, &files, &n, &req);
+		if (names[i].kind != S3_NAME_SNAPSHOT || strcmp(names[i].name, snapshot) != 0)
+			continue;
+		if (!number) {
+			struct s3_root root;
+			void *data;
 
-	if (r)
-		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
-	for (size_t i = 0; i < n && used < sizeof names; i++)
-		if (files[i].root && !files[i].deleting)
-			used += (size_t)snprintf(names + used, sizeof names - used, "%s%s",
-				used ? ", " : "", files[i].name);
-	free(files);
-	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has none of that name; %s%s",
-		snapshot, v->name, used ? "there are " : "it has no snapshot at all", names);
+			r = s3_root_read(v, v->base, v->super.uuid, &names[i], &data, &root);
+			if (r == 0) {
+				number = root.seq;
+				s3_root_free(&root);
+				free(data);
+			}
+			r = r == -ENOENT ? 0 : r;
+		}
+		if (number > newest)
+			*seq = number;
+	}
+	free(names);
+	return r;
 }
 
 int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
 {
-	struct s3_name name = {.kind = S3_NAME_SNAPSHOT};
 	struct s3_root root;
+	uint64_t seq;
 	void *data;
-	int r;
+	int r = find_snapshot(v, snapshot, &seq);
 
-	strcpy(name.name, snapshot);
-	r = s3_root_read(v, v->base, v->super.uuid, &name, &data, &root);
+	if (r == 0)
+		r = seq ? s3_snapshot_read(v, v->base, v->super.uuid, snapshot, seq, &data, &root)
+			: -ENOENT;
 	if (r)
 		return r == -ENOENT ? refuse_snapshot(v, snapshot) : r;
-	r = is_deleted(v, snapshot, root.seq);
-	if (r == 1) {
-		r = refuse_snapshot(v, snapshot);
-	} else if (r == 0) {
-		r = s3_recovery_load_full(v, v->base, &root);
-		if (r == -ENOENT)
-			r = s3_volume_refuse(v, -EIO,
-				"snapshot=%s: a part of its map is damaged or gone; restore the "
-				"volume "
-				"from a backup",
-				snapshot);
-	}
+	r = s3_recovery_load_full(v, v->base, &root);
+	if (r == -ENOENT)
+		r = s3_volume_refuse(v, -EIO,
+			"snapshot=%s: a part of its map is damaged or gone; restore the volume "
+			"from a backup",
+			snapshot);
 	if (r == 0) {
 		v->epoch = root.epoch;
 		memcpy(v->predecessor, root.instance, S3_UUID);
