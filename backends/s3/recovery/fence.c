@@ -46,6 +46,12 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 	if (r)
 		return r == -ENOENT ? 0 : r;
 	if (header.epoch < p->last_epoch && req.etag[0]) {
+		/*
+		 * Its predecessor may be the fence of one who, like us, began with an old root, and
+		 * stands where a collection made a hole; then this is an object of the log. But
+		 * then there is a newer root by now, without which nothing is collected.
+		 */
+		r = s3_recovery_newer_root(v, p);
 		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
 		memcpy(stale, req.etag, sizeof req.etag);
 	} else if (header.epoch < p->last_epoch) {
