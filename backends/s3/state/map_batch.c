@@ -22,6 +22,10 @@
 #define CHUNK_CHANGES 64u
 #define SLICE	      (64u << 10) /* changes that are sorted at once */
 #define BATCH_THREADS 4u
+/* So many leaves before its turn the runs of one are asked for; runs in a line of the CPU's cache.
+ */
+#define LEAVES_AHEAD 3u
+#define RUNS_A_LINE  5u
 /* Fewer changes than that are not worth another thread. */
 #define THREAD_CHANGES (64u << 10)
 
@@ -299,6 +303,18 @@ static int apply_leaf(struct applier *a, unsigned leaf, const struct change *c, 
 	return close_leaf(a->batch->m, &a->leaf, l);
 }
 
+/* What a leaf holds is anywhere in memory; most are there when their turn comes. */
+static void prefetch_leaf(const struct applier *a, unsigned leaf)
+{
+	const struct s3_leaf *l;
+
+	if (leaf >= S3_LEAVES)
+		return;
+	l = &a->region->leaves[leaf];
+	for (unsigned i = 0; l->kind == S3_LEAF_RUNS && i < l->start; i += RUNS_A_LINE)
+		__builtin_prefetch(&l->runs[i]);
+}
+
 static int apply_slice(struct applier *a, size_t n)
 {
 	uint32_t *begins = a->begins;
@@ -315,6 +331,7 @@ static int apply_slice(struct applier *a, size_t n)
 	for (unsigned i = 0; r == 0 && i < S3_LEAVES; i++) {
 		uint32_t first = i ? begins[i - 1] : 0;
 
+		prefetch_leaf(a, i + LEAVES_AHEAD);
 		if (begins[i] > first)
 			r = apply_leaf(a, i, a->sorted + first, begins[i] - first);
 	}
