@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/client/names.h"
 #include "backends/s3/core/config.h"
+#include "backends/s3/format/format.h"
 #include "userblk-s3/options.h"
 
 /* What Amazon asks for 1000 requests to S3 Standard in us-east-1, in USD. */
@@ -215,6 +217,35 @@ static int parse_parameters(char **words, struct options *o, struct params_error
 	return 0;
 }
 
+static int refuse_name(
+	const char *what, const char *of, const char *name, struct params_error *error)
+{
+	params_error_set(error,
+		"%s=%s: not a name of a %s; use 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or "
+		"digit first",
+		what, name, of);
+	return -EINVAL;
+}
+
+/* Names that are made or looked for, before the volume is opened for them. */
+static int check_operands(const struct options *o, struct params_error *error)
+{
+	const char *const *names = o->operands;
+
+	if (names[0] && !s3_name_valid(names[0]))
+		return refuse_name("snapshot", "snapshot", names[0], error);
+	if (names[1] && !s3_name_valid(names[1]))
+		return refuse_name("clone", "volume", names[1], error);
+	if (o->to_prefix && !s3_key_valid(o->to_prefix)) {
+		params_error_set(error,
+			"--to-prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' "
+			"and single '/' between them",
+			o->to_prefix);
+		return -EINVAL;
+	}
+	return 0;
+}
+
 /* What the commands want besides. */
 static int check(const struct options *o, struct params_error *error)
 {
@@ -232,6 +263,8 @@ static int check(const struct options *o, struct params_error *error)
 			return -EINVAL;
 		}
 	}
+	if (check_operands(o, error))
+		return -EINVAL;
 	if ((o->command == COMMAND_CREATE || o->command == COMMAND_RESIZE) && !o->config.size) {
 		params_error_set(error, "size: missing; give size=SIZE, size of the volume");
 		return -EINVAL;

@@ -3,8 +3,9 @@
 """What hedged reads (hedge=) do to the longest reads of the S3 device, by hand on a quiet machine.
 
 Random reads of 4 KiB of a volume in a versitygw in memory, behind a proxy that delays each request: around a
-median, log-normal, and a part of them by a second ("tail"); or all by the same time ("uniform"). With and without hedge=, in turns with the same seed. A
-figure is what fio says of its reads in milliseconds, and how many more GETs the hedges are.
+median, log-normal, and a part of them by a second ("tail"); or all by the same time ("uniform"). With and without
+hedge=, in turns with the same seed. A figure is what fio says of its reads in milliseconds, and how many more GETs
+the hedges are.
 """
 
 from __future__ import annotations

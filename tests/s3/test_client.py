@@ -691,6 +691,13 @@ def test_nobody_listens(connect: Connect, key: str) -> None:
     assert f"endpoint=http://127.0.0.1:{port}: cannot connect" in answer["message"]
 
 
+def test_name_that_cannot_be_resolved(connect: Connect, key: str) -> None:
+    """A name server may be out of order for a while: the same connection tries again."""
+    answer = connect("http://store.invalid", connections=1, retry_deadline=3)("get", key, 0, 1)
+    assert answer["result"] == -EIO and answer["retries"] >= 3
+    assert "endpoint=http://store.invalid: cannot connect: Could not resolve host" in answer["message"]
+
+
 def test_no_s3_store_answers(connect: Connect, key: str) -> None:
     class Page(http.server.BaseHTTPRequestHandler):
         def reply(self) -> None:

@@ -45,6 +45,22 @@ def log_of(serve: ServeS3, data: bool = True) -> list[str]:
 # ---- the command line ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("snapshot", "create", "A b"), "snapshot=A b: not a name of a snapshot; use"),
+        (("snapshot", "delete", "../x"), "snapshot=../x: not a name of a snapshot; use"),
+        (("clone", "", "w"), "snapshot=: not a name of a snapshot; use"),
+        (("clone", "a", "c d"), "clone=c d: not a name of a volume; use"),
+        (("clone", "a", "c", "--to-prefix=//"), "--to-prefix=//: not the beginning of a key; use"),
+        (("rekey",), "--new-encryption-key: missing; give"),
+    ],
+)
+def test_wrong_words_are_refused_before_the_store_is_asked(words: tuple[str, ...], text: str) -> None:
+    result = program(*words, "v", "endpoint=http://127.0.0.1:1", "bucket=abc", "credentials=/nowhere")
+    assert text in said(result)
+
+
 def test_the_manual_has_what_help_has() -> None:
     result = program("--help")
     assert result.returncode == 0

@@ -232,7 +232,9 @@ static int prepare(struct s3_transfer *t)
 	} else if (req->op == S3_LIST || (req->op == S3_GET && req->length > BUFFER_SMALL)) {
 		buffer = S3_BUFFER_LARGE;
 	}
-	code |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, buffer);
+	/* Refused while there is a buffer, which a name that was not resolved leaves: that will do.
+	 */
+	curl_easy_setopt(e, CURLOPT_BUFFERSIZE, buffer);
 	code |= curl_easy_setopt(e, CURLOPT_URL, url);
 	code |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
 	if (req->deadline) {

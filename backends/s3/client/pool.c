@@ -170,10 +170,11 @@ static void *pool_main(void *opaque)
 		ending = take_incoming(p);
 		if (atomic_load(&p->store->stopping))
 			cancel_all(p);
-		next_due = promote_delayed(p);
+		promote_delayed(p);
 		while (p->idle && p->ready.head)
 			s3_transfer_start(p, s3_queue_take(&p->ready));
-		next_due = sooner(next_due, s3_hedge_look(p));
+		/* One that could not be started is delayed again. */
+		next_due = sooner(promote_delayed(p), s3_hedge_look(p));
 		if (timer_due(p)) {
 			p->timer = 0;
 			curl_multi_socket_action(p->multi, CURL_SOCKET_TIMEOUT, 0, &running);

@@ -88,8 +88,10 @@ bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snap
 
 int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name)
 {
-	return s3_volume_refuse(
-		v, -ENOENT, "snapshot=%s: volume %s has none of that name", name, v->name);
+	return s3_volume_refuse(v, -ENOENT,
+		"snapshot=%s: volume %s has none of that name; userblk-s3 snapshot list shows "
+		"those that it has",
+		name, v->name);
 }
 
 /* A root that could not be stored may have been to tell of another snapshot: that first. */
