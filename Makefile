@@ -679,7 +679,7 @@ format-check: ## are all C files formatted
 VENV := build/venv
 export PYTHONPATH := $(CURDIR)/python
 
-SPDX_EXEMPT := ':!*.csv' ':!LICENSE' ':!.gitignore'
+SPDX_EXEMPT := ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
 # All checkers, then fails if one did.
 LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check

@@ -33,7 +33,7 @@
 #define GC_DEADLINE 60
 /* Objects that cannot be read are left alone that long. */
 #define PASSED_NS UINT64_C(600000000000)
-/* Compaction begins when less than this part of what is stored is used, in percent... */
+/* Compaction begins when less than this part of what is stored is used, in percent. */
 #define GC_USED 70
 
 /* Small objects that may be there besides one for each full object. */
