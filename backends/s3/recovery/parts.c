@@ -12,7 +12,8 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/parts.h"
 
-/* Parts, and bytes of them, that are on their way or wait to be taken; one may be longer. */
+/* Parts that are on their way or wait to be taken, and their bytes, of half of the memory that the
+ * cache does not have yet; one may be longer. */
 #define AHEAD	    16u
 #define AHEAD_BYTES (32u << 20)
 
@@ -105,8 +106,10 @@ static int send_part(struct s3_parts *p)
 /* Asks for as much as may be on its way. Under the lock. */
 static void send_parts(struct s3_parts *p)
 {
+	uint64_t most = p->v->cache_bytes / 2 < AHEAD_BYTES ? p->v->cache_bytes / 2 : AHEAD_BYTES;
+
 	while (!p->error && p->sent < p->n && !p->slots[p->sent % AHEAD].used &&
-		(!p->bytes || p->bytes + p->all[p->sent].bytes <= AHEAD_BYTES))
+		(!p->bytes || p->bytes + p->all[p->sent].bytes <= most))
 		p->error = send_part(p);
 }
 

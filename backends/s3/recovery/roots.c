@@ -253,7 +253,7 @@ static int load_summaries(struct s3_volume *v, const struct s3_root *root, struc
 	all = s3_recovery_parts_of(root, true);
 	parts = all ? s3_parts_new(v, v->base, all, root->n_summaries) : NULL;
 	p->batch = s3_map_batch_new(
-		v->map, v->cache_bytes < BATCH_BYTES ? v->cache_bytes : BATCH_BYTES);
+		v->map, v->cache_bytes / 2 < BATCH_BYTES ? v->cache_bytes / 2 : BATCH_BYTES);
 	if (!parts || !p->batch)
 		r = -ENOMEM;
 	while (r == 1) {
