@@ -135,7 +135,8 @@ static void hold(enum s3_op op, const char *part, enum how how)
 	size_t i = 0;
 
 	pthread_mutex_lock(&objects_lock);
-	while (holds[i].on && (holds[i].op != op || strcmp(holds[i].part, part) != 0))
+	while (holds[i].one ||
+		(holds[i].on && (holds[i].op != op || strcmp(holds[i].part, part) != 0)))
 		if (++i == sizeof holds / sizeof holds[0])
 			abort();
 	holds[i].op = op;

@@ -387,9 +387,9 @@ static void test_late_deletion_of_a_mark(void **state)
 	start(&other, &b, delete_snapshot);
 	fake_store_wait_held(S3_LIST, "/snap/s/child/");
 	fake_store_release(S3_DELETE, "/snap/s/child/");
-	fake_store_release(S3_LIST, "/snap/s/child/");
-	fake_store_hold(S3_DELETE, "/snap/s/root");
 	end(&deletion);
+	fake_store_hold(S3_DELETE, "/snap/s/root");
+	fake_store_release(S3_LIST, "/snap/s/child/");
 	fake_store_wait_held(S3_DELETE, "/snap/s/root");
 	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "clone"), -EBUSY);
 	device_close(&reader);
@@ -397,6 +397,48 @@ static void test_late_deletion_of_a_mark(void **state)
 	assert_int_equal(end(&other), 0);
 	device_close(&b);
 	device_close(&a);
+	fake_store_reset();
+}
+
+/*
+ * Two snapshots of one name, one after the other, and the root that tells of the second is damaged:
+ * it is that one that there is.
+ */
+static void test_snapshot_made_anew_before_a_damaged_root(void **state)
+{
+	struct s3_snapshot_info *list;
+	uint8_t block[BLOCK];
+	struct device a, c;
+	char key[64];
+	uint64_t seq;
+	size_t n;
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(create_snapshot(&a), 0);
+	seq = volume_of(&a)->checkpoint;
+	assert_int_equal(delete_snapshot(&a), 0);
+	snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/root",
+		(unsigned long long)volume_of(&a)->checkpoint);
+	fake_store_set(key, "damaged", 7);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	assert_int_equal(create_snapshot(&a), 0);
+	snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/root",
+		(unsigned long long)volume_of(&a)->checkpoint);
+	fake_store_set(key, "damaged", 7);
+	crash(&a);
+	reopen(&c);
+	assert_int_equal(s3_snapshot_list(volume_of(&c), &list, &n), 0);
+	assert_int_equal(n, 1);
+	assert_true(list[0].seq > seq);
+	free(list);
+	assert_int_equal(write_block(&c, 0, 3), 0);
+	device_close(&c);
+	device_open(&c, &s3_backend, COMMON "snapshot=s");
+	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&c);
 	fake_store_reset();
 }
 
@@ -568,6 +610,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_snapshot),
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
+		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
 	};

@@ -128,13 +128,22 @@ int s3_recovery_apply_record(
 /* Takes the snapshots that are of seq, up to which everything has been applied. */
 static int adopt(struct s3_recovery *p, uint64_t seq)
 {
+	struct s3_volume *v = p->v;
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < p->n_adopt; i++)
-		if (p->adopt[i].seq == seq) {
-			r = s3_snapshot_enter(p->v, &p->adopt[i]);
-			p->v->full_wanted = true;
-		}
+	for (size_t i = 0; r == 0 && i < p->n_adopt; i++) {
+		const struct s3_root_snapshot *snapshot = &p->adopt[i];
+
+		if (snapshot->seq != seq)
+			continue;
+		/* One of the same name that the root knew had been deleted before. */
+		for (uint32_t j = 0; r == 0 && j < v->n_snapshots; j++)
+			if (strcmp(v->snapshots[j].name, snapshot->name) == 0)
+				r = s3_snapshot_drop(v, v->snapshots[j--].seq, seq);
+		if (r == 0)
+			r = s3_snapshot_enter(v, snapshot);
+		v->full_wanted = true;
+	}
 	return r;
 }
 

@@ -115,12 +115,12 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 	return 0;
 }
 
-/* NULL: none of that name. */
+/* NULL: none of that name, and of that number if it is not 0. */
 static const struct s3_root_snapshot *find_known(
-	const struct s3_root_snapshot *snapshots, size_t n, const char *name)
+	const struct s3_root_snapshot *snapshots, size_t n, const char *name, uint64_t number)
 {
 	for (size_t i = 0; i < n; i++)
-		if (strcmp(snapshots[i].name, name) == 0)
+		if (strcmp(snapshots[i].name, name) == 0 && (!number || snapshots[i].seq == number))
 			return &snapshots[i];
 	return NULL;
 }
@@ -175,8 +175,8 @@ int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bo
 	if (r)
 		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
 	for (size_t i = 0; r == 0 && i < n; i++) {
-		const struct s3_root_snapshot *known =
-			find_known(v->snapshots, v->n_snapshots, names[i].name);
+		bool known =
+			find_known(v->snapshots, v->n_snapshots, names[i].name, names[i].number);
 
 		/*
 		 * The mark of a deletion that was cut short stays until a root of ours is there:
@@ -187,8 +187,7 @@ int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bo
 			atomic_store(&v->marked, true);
 		else if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]))
 			s3_snapshot_unmark(v, names[i].name);
-		else if (names[i].kind == S3_NAME_SNAPSHOT &&
-			 (!known || (names[i].number && names[i].number != known->seq)))
+		else if (names[i].kind == S3_NAME_SNAPSHOT && !known)
 			r = look_at_snapshot(v, p, &names[i], again);
 	}
 	free(names);
@@ -236,7 +235,7 @@ static int find_snapshot(struct s3_volume *v, const char *snapshot, uint64_t *se
 		r = s3_recovery_read_root(v, roots.seqs[i], &data, &root);
 		if (r == 0) {
 			newest = root.seq;
-			known = find_known(root.snapshots, root.n_snapshots, snapshot);
+			known = find_known(root.snapshots, root.n_snapshots, snapshot, 0);
 			if (known)
 				*seq = known->seq;
 			s3_root_free(&root);
