@@ -49,6 +49,15 @@ static uint64_t iov_bytes(const struct s3_request *req)
 	return bytes;
 }
 
+/* Is the chunk's object on its way out? It may be gone before that is answered. */
+static bool is_being_deleted(struct s3_direct *d, uint64_t chunk)
+{
+	const struct s3_chunk *c = s3_chunk_find(d, chunk);
+
+	return c && (c->state == S3_CHUNK_DELETING ||
+			    (c->state == S3_CHUNK_STORING && c->request.op == S3_DELETE));
+}
+
 static void got(struct s3_request *req)
 {
 	struct get *g = req->opaque;
@@ -64,7 +73,7 @@ static void got(struct s3_request *req)
 	}
 	if (r == -ENOENT) {
 		pthread_mutex_lock(&d->lock);
-		present = s3_chunk_is_present(d, g->chunk);
+		present = s3_chunk_is_present(d, g->chunk) && !is_being_deleted(d, g->chunk);
 		pthread_mutex_unlock(&d->lock);
 		/* It may have been deleted and stored again meanwhile. */
 		if (present && ++g->attempts < ATTEMPTS &&
