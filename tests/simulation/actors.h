@@ -36,6 +36,7 @@ struct volume {
 	struct snapshot *snapshots;    /* newest first */
 	unsigned writers;	       /* processes that have begun to open it for writing */
 	unsigned removers;
+	bool shared;		  /* two processes have had it at once */
 	uint64_t contended_until; /* ns: requests of one that was killed may take effect */
 	char write_back[32];	  /* "": it has never had one */
 	bool log_is_void;

@@ -39,8 +39,10 @@ static void look(void *opaque, const char *key, const uint8_t *data, size_t leng
 		return;
 	if (s3_header_decode(data, length, v->super.uuid, &header) == S3_GOOD &&
 		(header.type != S3_TYPE_DATA ||
-			(name.kind == S3_NAME_LOG && name.number > v->applied)))
-		return; /* fences stay, and what a fenced writer left where the log will go on */
+			(name.kind == S3_NAME_LOG &&
+				(name.number > v->applied ||
+					(w->v->shared && header.epoch < v->epoch)))))
+		return; /* fences stay, and what a fenced writer left */
 	sim_fail("leak", "%s of %zu bytes is in the store, and nothing needs it", key, length);
 }
 

@@ -298,6 +298,7 @@ static struct life *begin(struct volume *v, enum role role, unsigned ops)
 	l->process->on_kill = on_kill;
 	alive[place] = l;
 	v->removers += role == REMOVER;
+	v->shared |= lives_now(v) > 1;
 	draw_fate(l->process);
 	sim_trace("process %u: %s of %s, %u operations", l->process->id,
 		role == WRITER	  ? "writer"
