@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * A deterministic machine for the S3 device: threads, clocks, files and random numbers of simulated
- * processes, all in one thread of this process. docs/s3.md, "Simulation".
+ * processes, all in one thread of this process. docs/s3-format.md, "Simulation".
  *
  * A simulated thread is a coroutine. One runs at a time; at each lock, unlock, wait, signal, clock
  * reading, file call, request and thread start the seed decides which one goes on. Virtual time

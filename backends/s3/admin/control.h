@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Asking an open volume, and telling it what to do: by a Unix socket, or from the process
- * that has it open. docs/s3.md describes what is said; a request and its answer are the same
+ * that has it open. docs/s3-format.md describes what is said; a request and its answer are the same
  * either way.
  */
 #ifndef USERBLK_S3_CONTROL_H

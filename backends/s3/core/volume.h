@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * An open volume: what the parts of the device share. docs/s3.md explains it.
+ * An open volume: what the parts of the device share. docs/s3-format.md explains it.
  *
  * lock comes before those inside of map and table. done() of requests is called without it.
  */
