@@ -27,6 +27,12 @@ static bool one_in(uint64_t n)
 	return sim_once_in(SIM_PLAN, n);
 }
 
+/* The same of what --without may take away: which leaves all other draws as they are. */
+static bool drawn(enum sim_class class, uint64_t n)
+{
+	return one_in(n) && sim_with(class);
+}
+
 /* ---- what the device tells ------------------------------------------------------------------- */
 
 static void on_error(void *opaque, const char *message)
@@ -144,7 +150,7 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		set(p, "write-back-discard", "on");
 	if (l->weak)
 		set(p, "flush", "weak");
-	if (!readonly && !v->encrypted && !v->chunked && sim_with(SIM_CACHEFILE) && one_in(4)) {
+	if (!readonly && !v->encrypted && !v->chunked && drawn(SIM_CACHEFILE, 4)) {
 		set(p, "cache-file", "/sim/cache");
 		runner_count(COUNT_cache_files, 1);
 	}

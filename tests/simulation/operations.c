@@ -292,7 +292,7 @@ void run_gc(struct life *l)
 	for (unsigned i = 0; i < 50 && r == -EEXIST; i++)
 		r = ask(l, "gc", "", "", "");
 	runner_count(COUNT_collections, 1);
-	if (r && !may_fail(l))
+	if (r && !may_give_up(l))
 		sim_fail(
 			"error", "gc of %s fails for no reason: %s", l->volume->name, strerror(-r));
 }

@@ -233,8 +233,7 @@ bool store_may_be_full(void)
 
 bool store_troubled(void)
 {
-	return !faults.calm &&
-	       (faults.n_episodes || faults.refused || faults.lost_request || faults.late);
+	return !faults.calm && (faults.n_episodes || faults.refused || faults.lost_request);
 }
 
 void store_calm(void)

@@ -33,6 +33,12 @@ static bool one_in(uint64_t n)
 	return sim_once_in(SIM_PLAN, n);
 }
 
+/* The same of what --without may take away: which leaves all other draws as they are. */
+static bool drawn(enum sim_class class, uint64_t n)
+{
+	return one_in(n) && sim_with(class);
+}
+
 static unsigned lives_now(const struct volume *v)
 {
 	unsigned n = 0;
@@ -72,7 +78,7 @@ static void on_kill(struct sim_process *p)
 static void serve(struct life *l)
 {
 	static const char *const names[] = {"client 1", "client 2", "client 3", "client 4"};
-	bool tool = !l->volume->chunked && sim_with(SIM_TOOL) && one_in(2);
+	bool tool = !l->volume->chunked && drawn(SIM_TOOL, 2);
 
 	l->clients_running = l->clients + tool;
 	for (unsigned i = 0; i < l->clients; i++)
@@ -129,7 +135,7 @@ static void live_as_writer(struct life *l)
 		l->write_back = true;
 	else if (v->maybe_logged)
 		l->discard = one_in(2);
-	l->weak = !l->write_back && sim_with(SIM_PARAMETERS) && one_in(12);
+	l->weak = drawn(SIM_PARAMETERS, 12) && !l->write_back;
 	v->lossy |= l->discard;
 	r = life_open(l, NULL, create, &l->device);
 	l->contended |= sim_now() < v->contended_until;
@@ -265,18 +271,18 @@ static void jump(void *process, uint64_t by)
 
 static void draw_fate(struct sim_process *p)
 {
-	if (sim_with(SIM_KILL) && one_in(2)) {
+	if (drawn(SIM_KILL, 2)) {
 		p->kill_at = sim_log_between(SIM_PLAN, 10, 100000);
-		p->crash = sim_with(SIM_CRASH) && one_in(2);
+		p->crash = drawn(SIM_CRASH, 2);
 	}
-	if (sim_with(SIM_PAUSE) && one_in(4)) {
+	if (drawn(SIM_PAUSE, 4)) {
 		p->pause_at = sim_log_between(SIM_PLAN, 10, 50000);
 		p->pause_ns = sim_log_between(SIM_PLAN, SIM_MS, 100 * SIM_SECOND);
 		runner_count(COUNT_pauses, 1);
 	}
-	if (sim_with(SIM_CLOCK) && one_in(4))
+	if (drawn(SIM_CLOCK, 4))
 		p->skew = (int64_t)draw(2 * 86400 * SIM_SECOND) - (int64_t)(86400 * SIM_SECOND);
-	if (sim_with(SIM_CLOCK) && one_in(8))
+	if (drawn(SIM_CLOCK, 8))
 		sim_at(sim_now() + sim_log_between(SIM_PLAN, SIM_MS, 60 * SIM_SECOND), jump, p,
 			sim_random(SIM_PLAN));
 	p->cpus = 1 + (unsigned)draw(4);
@@ -320,11 +326,11 @@ static void wait_for_lives(const struct volume *v, unsigned at_most, uint64_t un
 
 static enum role draw_role(const struct volume *v)
 {
-	if (sim_with(SIM_READER) && v->exists && one_in(5))
+	if (drawn(SIM_READER, 5) && v->exists)
 		return READER;
-	if (sim_with(SIM_CLONE) && v->exists && !lives_now(v) && one_in(v == volumes ? 40 : 4))
+	if (drawn(SIM_CLONE, v == volumes ? 40 : 4) && v->exists && !lives_now(v))
 		return REMOVER;
-	if (sim_with(SIM_CLONE) && v->exists && v->snapshots && !lives_now(v) && one_in(2))
+	if (drawn(SIM_CLONE, 2) && v->exists && v->snapshots && !lives_now(v))
 		return KEEPER_OF_SNAPSHOTS;
 	return WRITER;
 }
@@ -337,12 +343,12 @@ static void make_volume(void)
 	*v = (struct volume){
 		.sectors = (plan.heavy ? 8 : mebibytes[draw(5)]) * ((1 << 20) / SECTOR),
 		.block_size = (unsigned)draw(2),
-		.compress = sim_with(SIM_TRANSFORM) && one_in(5),
-		.encrypted = sim_with(SIM_TRANSFORM) && one_in(6)};
+		.compress = drawn(SIM_TRANSFORM, 5),
+		.encrypted = drawn(SIM_TRANSFORM, 6)};
 	if (plan.chunked)
 		v->compress = v->encrypted = !(v->chunked = true);
 	v->log_bytes = (one_in(2) ? 2 : 8) << 20;
-	if (!v->chunked && sim_with(SIM_WRITEBACK) && one_in(4))
+	if (!v->chunked && drawn(SIM_WRITEBACK, 4))
 		snprintf(v->write_back, sizeof v->write_back, "/sim/log");
 	v->capacity = 2 * v->sectors;
 	snprintf(v->name, sizeof v->name, "v%u", n_volumes - 1);
@@ -370,15 +376,15 @@ static void draw_plan(void)
 		plan.weight_flush = 1;
 		plan.pattern = 2;
 	}
-	plan.chunked = !plan.heavy && sim_with(SIM_DIRECT) && one_in(16);
-	plan.failing_disk = sim_with(SIM_WRITEBACK) && one_in(16);
+	plan.chunked = !plan.heavy && drawn(SIM_DIRECT, 16);
+	plan.failing_disk = drawn(SIM_WRITEBACK, 16);
 	sim_files_fail_syncs(plan.failing_disk ? 10 : 0);
 	/* Its fence is weak, and what a killed writer had under way may arrive after the next one.
 	 */
 	if (plan.chunked)
 		store_in_order();
 	plan.full = store_may_be_full();
-	plan.retry_deadline = sim_with(SIM_REFUSE) && one_in(8) ? 5 + draw(60) : 0;
+	plan.retry_deadline = drawn(SIM_REFUSE, 8) ? 5 + draw(60) : 0;
 }
 
 /* The processes, one after the other or beside each other. */
@@ -399,7 +405,7 @@ static void run_lives(void)
 		begin(v, role, role == WRITER ? share : 0);
 		if (role == WRITER)
 			ops -= share < ops ? share : ops;
-		if (sim_with(SIM_TAKEOVER) && !v->chunked && one_in(3) && v->exists) {
+		if (drawn(SIM_TAKEOVER, 3) && !v->chunked && v->exists) {
 			sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 20 * SIM_SECOND));
 			wait_for_lives(NULL, LIVES_AT_ONCE - 1, SIM_NEVER);
 			runner_count(COUNT_takeovers, lives_now(v) > 0);
@@ -470,7 +476,7 @@ void world_run(void *unused)
 	store_draw();
 	draw_plan();
 	make_volume();
-	if (sim_with(SIM_ODD_STORE) && one_in(50)) {
+	if (drawn(SIM_ODD_STORE, 50)) {
 		meet_odd_store();
 		return;
 	}
