@@ -303,6 +303,37 @@ static void test_writer_whose_roots_are_deleted(void **state)
 	open_while_roots_go(open_writer);
 }
 
+/*
+ * Of the log behind the root that a reader has begun with so much is deleted that it looks like its
+ * end.
+ */
+static void test_reader_behind_whose_root_the_log_goes(void **state)
+{
+	struct job opening;
+	struct device a, b;
+	char key[64];
+
+	(void)state;
+	create(&a, LARGE);
+	write_far(&a, 0, 10);
+	assert_int_equal(checkpoint(&a), 0);
+	snprintf(key, sizeof key, "/ckpt/%016llx/root",
+		(unsigned long long)volume_of(&a)->checkpoint);
+	fake_store_hold_answers(S3_GET, key, false);
+	start(&opening, &b, open_reader);
+	fake_store_wait_held(S3_GET, key);
+	for (unsigned i = 0; i < 20; i++)
+		write_far(&a, 0, 10);
+	assert_int_equal(s3_volume_gc(volume_of(&a), NULL, NULL), 0);
+	fake_store_release(S3_GET, NULL);
+	if (end(&opening))
+		fail_msg("cannot open: %s", b.told.error);
+	check_far(&b, 10);
+	device_close(&b);
+	crash(&a);
+	fake_store_reset();
+}
+
 /* So that whoever opens the volume meanwhile need not begin anew, they stay for a while. */
 static void test_old_roots_stay_for_a_while(void **state)
 {
@@ -606,6 +637,7 @@ int main(void)
 		cmocka_unit_test(test_base_is_deleted_before_the_fence),
 		cmocka_unit_test(test_reader_whose_roots_are_deleted),
 		cmocka_unit_test(test_writer_whose_roots_are_deleted),
+		cmocka_unit_test(test_reader_behind_whose_root_the_log_goes),
 		cmocka_unit_test(test_old_roots_stay_for_a_while),
 		cmocka_unit_test(test_late_deletion_of_a_snapshot),
 		cmocka_unit_test(test_late_deletion_of_a_mark),

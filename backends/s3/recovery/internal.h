@@ -44,8 +44,9 @@ struct s3_recovery {
 	bool mine;		    /* the last object is our fence */
 	/* Below: of all attempts. */
 	bool readonly;
-	uint64_t epoch; /* of our fence, which may be there; 0: none yet */
-	uint64_t ahead; /* of our fences ahead; 0: none */
+	unsigned attempts; /* of one that only reads */
+	uint64_t epoch;	   /* of our fence, which may be there; 0: none yet */
+	uint64_t ahead;	   /* of our fences ahead; 0: none */
 	struct s3_window *window;
 };
 

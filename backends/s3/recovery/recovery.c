@@ -25,6 +25,9 @@ static int settle_size(struct s3_volume *v, uint64_t blocks)
 	return s3_map_resize(v->map, *size);
 }
 
+/* After so many a reader takes what it has: a writer may store roots faster than they are read. */
+#define READER_ATTEMPTS 8
+
 /* From the newest root to the end of the log, which then is ours unless readonly. Also
  * S3_RECOVERY_AGAIN. */
 static int attempt(struct s3_volume *v, struct s3_recovery *p)
@@ -35,6 +38,9 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 	v->ours = false;
 	if (r == 0)
 		r = s3_recovery_roll_forward(v, p);
+	/* So much of the log may have been deleted meanwhile that the rest is not seen. */
+	if (r == 0 && p->readonly && ++p->attempts < READER_ATTEMPTS)
+		return s3_recovery_newer_root(v, p);
 	if (r || p->readonly)
 		return r;
 	/* Before anything is changed. */

@@ -440,6 +440,7 @@ static void begin(struct s3_recovery *p)
 		.gc = p->gc,
 		.room_gc = p->room_gc,
 		.readonly = p->readonly,
+		.attempts = p->attempts,
 		.epoch = p->epoch,
 		.ahead = p->ahead,
 		.window = p->window};
