@@ -2,6 +2,8 @@
 /* A volume of the S3 device over a store in this process that is full, or lacks something. */
 #include <errno.h>
 #include <malloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -316,6 +318,143 @@ static void test_a_failed_light_root_is_followed_by_a_light_one(void **state)
 	fake_store_reset();
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+#define PLACES 60000
+
+/* Writes blocks all over the second region, each for itself. */
+static void *scribble(void *opaque)
+{
+	struct device *d = opaque;
+	uint8_t block[512] = {1};
+
+	for (uint64_t i = 0; i < PLACES; i++)
+		if (device_write(d, block, sizeof block,
+			    (UINT64_C(1) << 30) + i * 7919 % (1 << 21) * sizeof block, 0))
+			abort();
+	return NULL;
+}
+
+static int run_full_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	v->full_wanted = true;
+	return s3_checkpoint(v);
+}
+
+static void *checkpoint_thread(void *opaque)
+{
+	assert_int_equal(s3_keeper_call(volume_of(opaque), run_full_checkpoint, NULL), 0);
+	return NULL;
+}
+
+/* What changes note for a checkpoint that waits is bounded: they wait with it. */
+static void test_changes_beside_a_checkpoint_that_waits(void **state)
+{
+	pthread_t writer, checkpoint;
+	uint64_t notes = 0;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(
+		&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=1T;block-size=512");
+	assert_int_equal(device_write(&d, buffer, 512, 0, 0), 0);
+	assert_int_equal(device_write(&d, buffer, 512, UINT64_C(1) << 30, 0), 0);
+	fake_store_hold(S3_PUT, "/ckpt/");
+	pthread_create(&checkpoint, NULL, checkpoint_thread, &d);
+	fake_store_wait_held(S3_PUT, "/ckpt/");
+	pthread_create(&writer, NULL, scribble, &d);
+	for (unsigned i = 0; i < 300; i++) {
+		notes = s3_map_notes(volume_of(&d)->map);
+		assert_true(notes < volume_of(&d)->waiting_memory);
+		pause_ms(10);
+	}
+	assert_true(notes > volume_of(&d)->waiting_memory / 4);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(writer, NULL);
+	pthread_join(checkpoint, NULL);
+	assert_int_equal(s3_map_notes(volume_of(&d)->map), 0);
+	crash(&d);
+	fake_store_reset();
+}
+
+/* Bytes on the heap that are not the store's objects; sampled while something goes on. */
+struct sampler {
+	struct s3_map *map; /* which is not part of what memory= bounds */
+	_Atomic bool over;
+	uint64_t highest;
+};
+
+static uint64_t heap(void)
+{
+	struct mallinfo2 info = mallinfo2();
+
+	return info.uordblks + info.hblkhd;
+}
+
+static void *sample(void *opaque)
+{
+	struct sampler *s = opaque;
+
+	while (!s->over) {
+		/* What comes or goes meanwhile is not counted. */
+		uint64_t before = fake_store_bytes() + s3_map_memory(s->map), used = heap();
+		uint64_t others = fake_store_bytes() + s3_map_memory(s->map);
+
+		others = others > before ? others : before;
+		used = used > others ? used - others : 0;
+		s->highest = used > s->highest ? used : s->highest;
+		nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+	}
+	return NULL;
+}
+
+/* Compaction takes its memory from the cache, whatever the size of the objects. */
+static void test_memory_of_a_compaction(void **state)
+{
+	struct sampler sampler = {.over = false};
+	uint64_t before;
+	pthread_t thread;
+	struct device d;
+
+	(void)state;
+	if (heap() == 0)
+		skip(); /* another allocator: a sanitizer's */
+	fake_store_reset();
+	device_open(&d, &s3_backend,
+		"endpoint=http://127.0.0.1;bucket=abc;gc-delay=0;volume=v;batch-size=8M;"
+		"uploads=1;memory=64M;create=on;size=256M");
+	for (unsigned i = 0; i < 128; i++)
+		assert_int_equal(write_mib(&d, i, i), 0);
+	device_close(&d);
+	/* In less memory than one of the objects takes. */
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=10M");
+	for (unsigned i = 0; i < 128; i += 4) {
+		fill(buffer, MIB, 1000 + i);
+		for (unsigned j = 0; j < 3; j++)
+			assert_int_equal(
+				device_write(&d, buffer, MIB / 2, (uint64_t)(i + j) * MIB, 0), 0);
+	}
+	assert_int_equal(backend_flush(d.backend), 0);
+	pause_ms(500);
+	sampler.map = volume_of(&d)->map;
+	before = heap() - fake_store_bytes() - s3_map_memory(sampler.map);
+	pthread_create(&thread, NULL, sample, &sampler);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	sampler.over = true;
+	pthread_join(thread, NULL);
+	assert_true(device_counter(&d, "gc_objects") >= 32);
+	print_message("%.1f MiB before, at most %.1f\n", (double)before / MIB,
+		(double)sampler.highest / MIB);
+	/* A copy that the store makes of what is put to it, besides what it is lent. */
+	assert_true(sampler.highest < before + volume_of(&d)->compact_memory + 2 * MIB);
+	for (unsigned i = 3; i < 128; i += 4)
+		check_mib(&d, i, i);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* ---- what a snapshot holds ------------------------------------------------------------------- */
 
 /* Small objects that a snapshot holds are no reason to compact those that it does not. */
@@ -355,6 +494,8 @@ int main(void)
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
 		cmocka_unit_test(test_an_unreadable_source_is_passed_over),
 		cmocka_unit_test(test_a_failed_light_root_is_followed_by_a_light_one),
+		cmocka_unit_test(test_changes_beside_a_checkpoint_that_waits),
+		cmocka_unit_test(test_memory_of_a_compaction),
 		cmocka_unit_test(test_held_small_objects_are_left_in_peace),
 	};
 

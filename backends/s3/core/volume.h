@@ -214,9 +214,10 @@ struct s3_volume {
 	uint32_t n_summaries;
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;
-	bool full_wanted;   /* the next root has to be a full one */
-	bool root_in_doubt; /* the last one could not be stored, as far as is known */
-	bool rolled_back;   /* regions are not those of the newest root */
+	bool checkpoint_failing; /* which has been told */
+	bool full_wanted;	 /* the next root has to be a full one */
+	bool root_in_doubt;	 /* the last one could not be stored, as far as is known */
+	bool rolled_back;	 /* regions are not those of the newest root */
 	/* There are marks of deletions that were cut short, to go when a root of ours is stored. */
 	_Atomic bool marked;
 	_Atomic uint64_t next_gc;	     /* number of the next GC object, with S3_GC */

@@ -288,12 +288,15 @@ int s3_summary_add(struct s3_summary_writer *w, const struct s3_object_header *h
 {
 	int r = w->failed ? -EINVAL : add_header(w, header);
 
-	if (r) {
-		/* What it has is of no use any more, and takes no more memory. */
-		s3_summary_abandon(w);
-		w->failed = true;
-	}
+	if (r)
+		s3_summary_fail(w);
 	return r;
+}
+
+void s3_summary_fail(struct s3_summary_writer *w)
+{
+	s3_summary_abandon(w);
+	w->failed = true;
 }
 
 static void put_column(struct s3_buffer *out, const struct s3_buffer *column)

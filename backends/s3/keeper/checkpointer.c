@@ -14,6 +14,7 @@
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
@@ -28,6 +29,8 @@
 #define FULL_SHARE 40
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
+/* s that the PUT of a part of a checkpoint is tried for. */
+#define PART_DEADLINE 20
 
 /* ---- checkpoint ----------------------------------------------------------------------- */
 
@@ -47,14 +50,35 @@ struct checkpoint {
 	uint32_t n_regions;
 };
 
+/* Of several that fail one after the other the first is told. */
+static void tell_failure(struct s3_volume *v, const char *why)
+{
+	if (!v->checkpoint_failing)
+		backend_error(
+			&v->host, "volume=%s: checkpoint: %s; it is tried again", v->name, why);
+	v->checkpoint_failing = true;
+}
+
 static int put(struct s3_volume *v, const char *key, const void *data, size_t length)
 {
-	struct s3_request req;
-	/* A part of a checkpoint that was begun by the same writer and not finished is replaced. */
-	int r = s3_volume_put(v, key, data, length, false, &req);
+	struct iovec iov = {(void *)data, length};
+	struct s3_request req = {
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		/* A part of a checkpoint that was begun by the same writer and not finished is
+		 * replaced. */
+		.key = key,
+		.iov = &iov,
+		.iovcnt = 1,
+		/* Writes may have to wait for it. At the end nobody does. */
+		.retry_deadline = v->keeper_stopping ? 0 : PART_DEADLINE,
+	};
+	int r = s3_store_call(v->store, &req);
 
+	if (r == -ENOSPC && s3_space_make(v, req.message))
+		r = s3_store_call(v->store, &req);
 	if (r)
-		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+		tell_failure(v, req.message);
 	else
 		atomic_fetch_add(&v->stats.checkpoint_bytes, length);
 	return r;
@@ -113,6 +137,11 @@ static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t regi
 		};
 	}
 	s3_buffer_free(&out);
+	/* What its changes had noted is free: those that waited for that go on. */
+	pthread_mutex_lock(&v->lock);
+	pthread_cond_signal(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
 	return r;
 }
 
@@ -246,8 +275,9 @@ static int store_root(
 		if (r == 0)
 			r = -EEXIST;
 	} else if (r) {
-		backend_error(&v->host, "volume=%s: checkpoint: %s", v->name, req.message);
+		tell_failure(v, req.message);
 	}
+	v->checkpoint_failing &= r != 0;
 	v->root_in_doubt = r != 0;
 	if (r == 0)
 		atomic_fetch_add(&v->stats.checkpoint_bytes, out.length);

@@ -214,6 +214,8 @@ static size_t log_counters(struct s3_volume *v, struct backend_counter *counters
 		{"objects", totals.objects},
 		{"stored_bytes", totals.bytes},
 		{"map_bytes", s3_map_memory(v->map) + totals.memory},
+		{"checkpoint_notes_bytes", s3_map_notes(v->map)},
+		{"compaction_bytes", cache.lent},
 		{"cache_hit_bytes", cache.hits},
 		{"cache_miss_bytes", cache.misses},
 		{"cache_bytes", cache.bytes},

@@ -156,6 +156,11 @@ void s3_log_close_for_flush(struct s3_volume *v)
 		v->open->wanted = true;
 }
 
+bool s3_log_has_to_wait(const struct s3_volume *v)
+{
+	return v->barrier || s3_map_notes(v->map) > v->waiting_memory / 2;
+}
+
 int s3_log_make_room(struct s3_volume *v, bool data, uint32_t records)
 {
 	struct s3_batch *b = v->open;
@@ -163,7 +168,7 @@ int s3_log_make_room(struct s3_volume *v, bool data, uint32_t records)
 
 	if (r)
 		return r;
-	if (v->barrier)
+	if (s3_log_has_to_wait(v))
 		return S3_LOG_STALLED;
 	if (b &&
 		((data && b->blocks == v->batch_blocks) || b->n_records + records > max_records(v)))

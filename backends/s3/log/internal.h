@@ -57,6 +57,11 @@ void s3_log_add_record(struct s3_batch *b, const struct s3_record *record);
 void s3_log_close_batch(struct s3_volume *v);
 /* May a batch be closed because a flush wants it? If not, the next upload that ends closes it. */
 void s3_log_close_for_flush(struct s3_volume *v);
+/*
+ * Do changes of the map wait: for a checkpoint that is about to capture it, or for one that waits
+ * for the store, while what they note for it takes all the memory it may? Under the lock.
+ */
+bool s3_log_has_to_wait(const struct s3_volume *v);
 /* Sees to an open batch with room. S3_LOG_DONE, S3_LOG_STALLED, or negative errno. */
 int s3_log_make_room(struct s3_volume *v, bool data, uint32_t records);
 

@@ -17,6 +17,9 @@
 #include "backends/s3/log/log.h"
 #include "backends/s3/state/object_table.h"
 
+/* Bytes of a summary that grows until a root names it: what 512 objects may have, and then some. */
+#define SUMMARY_MOST (UINT64_C(8) << 20)
+
 /* A batch that nobody closes is closed after that. */
 #define IDLE_NS UINT64_C(1000000000)
 
@@ -54,8 +57,10 @@ static void seal(struct s3_volume *v, struct s3_batch *b)
 	while (v->sealed + 1 != b->seq)
 		pthread_cond_wait(&v->quiet, &v->lock);
 	v->sealed = b->seq;
-	if (r == 0)
-		s3_summary_add(&v->summary, &b->sealed); /* if not, the next root is a full one */
+	/* If it cannot, or they wait for a root for too long, the next one is a full one. */
+	if (r == 0 && s3_summary_add(&v->summary, &b->sealed) == 0 &&
+		v->summary.bits / 8 > SUMMARY_MOST + v->waiting_memory / 4)
+		s3_summary_fail(&v->summary);
 	v->log_bytes_since_full += bytes;
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
@@ -85,7 +90,7 @@ static struct s3_batch *next_to_seal(struct s3_volume *v)
 /* Could a write that waits get its memory now? Under the lock. */
 static bool can_resume(struct s3_volume *v)
 {
-	if (!v->stalled || v->barrier)
+	if (!v->stalled || (s3_log_has_to_wait(v) && !atomic_load(&v->failed)))
 		return false;
 	if (atomic_load(&v->failed) || v->open)
 		return true;

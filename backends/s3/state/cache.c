@@ -558,6 +558,7 @@ void s3_cache_counters(struct s3_cache *c, struct s3_cache_counters *counters)
 {
 	pthread_mutex_lock(&c->lock);
 	*counters = c->counters;
-	counters->bytes = (uint64_t)(c->fresh_frames - c->n_free_frames) * S3_PAGE;
+	counters->lent = (uint64_t)c->n_lent * S3_PAGE;
+	counters->bytes = (uint64_t)(c->fresh_frames - c->n_free_frames) * S3_PAGE - counters->lent;
 	pthread_mutex_unlock(&c->lock);
 }

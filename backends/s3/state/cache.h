@@ -98,6 +98,7 @@ struct s3_cache_counters {
 	uint64_t ahead_used, ahead_wasted; /* bytes that were asked for later, that never were */
 	uint64_t evictions;		   /* lines */
 	uint64_t bytes;			   /* held now */
+	uint64_t lent;			   /* bytes, now */
 };
 void s3_cache_counters(struct s3_cache *c, struct s3_cache_counters *counters);
 

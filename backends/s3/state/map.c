@@ -224,6 +224,7 @@ static int note(struct s3_map *m, struct s3_region *region, unsigned leaf,
 	const struct s3_leaf_piece *pieces, size_t n, unsigned a, unsigned b, bool *took)
 {
 	const struct s3_leaf *l = &region->leaves[leaf];
+	uint64_t more = 0;
 	int r = 0;
 
 	*took = false;
@@ -243,6 +244,7 @@ static int note(struct s3_map *m, struct s3_region *region, unsigned leaf,
 		if (region->n_notes)
 			memcpy(notes, region->notes, region->n_notes * sizeof *notes);
 		s3_leaf_give(m, region->notes);
+		more = (room - region->notes_room) * sizeof *notes;
 		region->notes = notes;
 		region->notes_room = room;
 	}
@@ -252,6 +254,8 @@ static int note(struct s3_map *m, struct s3_region *region, unsigned leaf,
 		*whole = *l;
 		whole->whole = true;
 		whole->index = (uint16_t)leaf;
+		if (l->kind == S3_LEAF_FLAT)
+			more += S3_LEAF_BLOCKS * sizeof(s3_leaf_entry);
 		*took = true;
 		goto out;
 	}
@@ -271,6 +275,8 @@ static int note(struct s3_map *m, struct s3_region *region, unsigned leaf,
 			.index = (uint16_t)leaf,
 		};
 out:
+	region->notes_bytes += more;
+	atomic_fetch_add(&m->notes, more);
 	pthread_mutex_unlock(&region->lock);
 	return r;
 }

@@ -111,6 +111,8 @@ int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n);
  * held no block. Once per region of the list, by one thread at a time. 0 or -ENOMEM.
  */
 int s3_map_capture_region(struct s3_map *m, uint32_t region, struct s3_buffer *out);
+/* Bytes that changes since s3_map_capture() have noted, of regions that are yet to be copied. */
+uint64_t s3_map_notes(const struct s3_map *m);
 /* Ends it. committed: the root that lists the regions is stored; if not, they count as changed. */
 void s3_map_capture_end(struct s3_map *m, bool committed);
 

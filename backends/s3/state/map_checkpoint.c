@@ -52,7 +52,7 @@ int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n)
 }
 
 /* Ends the noting of a region: its notes are the caller's. */
-static struct s3_leaf *take_notes(struct s3_region *region, size_t *n)
+static struct s3_leaf *take_notes(struct s3_map *m, struct s3_region *region, size_t *n)
 {
 	struct s3_leaf *notes;
 
@@ -62,6 +62,8 @@ static struct s3_leaf *take_notes(struct s3_region *region, size_t *n)
 	*n = region->n_notes;
 	region->notes = NULL;
 	region->n_notes = region->notes_room = 0;
+	atomic_fetch_sub(&m->notes, region->notes_bytes);
+	region->notes_bytes = 0;
 	pthread_mutex_unlock(&region->lock);
 	return notes;
 }
@@ -211,11 +213,16 @@ int s3_map_capture_region(struct s3_map *m, uint32_t index, struct s3_buffer *ou
 			s3_leaf_fill(m->scratch + (size_t)i * S3_LEAF_BLOCKS, pieces[j]);
 	}
 	/* No change of this region notes anything any more: every leaf has been copied. */
-	notes = take_notes(region, &n_notes);
+	notes = take_notes(m, region, &n_notes);
 	apply_notes(notes, n_notes, m->scratch, touched);
 	s3_map_drop_notes(m, notes, n_notes);
 	write_region(m, index, touched, out);
 	return out->failed ? -ENOMEM : 0;
+}
+
+uint64_t s3_map_notes(const struct s3_map *m)
+{
+	return atomic_load_explicit(&m->notes, memory_order_relaxed);
 }
 
 void s3_map_capture_end(struct s3_map *m, bool committed)
@@ -223,7 +230,7 @@ void s3_map_capture_end(struct s3_map *m, bool committed)
 	for (size_t i = 0; i < m->n_captured; i++) {
 		struct s3_region *region = m->regions[m->captured[i]];
 		size_t n;
-		struct s3_leaf *notes = take_notes(region, &n);
+		struct s3_leaf *notes = take_notes(m, region, &n);
 
 		s3_map_drop_notes(m, notes, n);
 		if (!committed)

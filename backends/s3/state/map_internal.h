@@ -69,6 +69,7 @@ struct s3_region {
 	pthread_mutex_t lock; /* guards notes; taken inside a shard's */
 	struct s3_leaf *notes;
 	size_t n_notes, notes_room;
+	uint64_t notes_bytes; /* what they take */
 };
 
 struct s3_shard {
@@ -81,6 +82,7 @@ struct s3_map {
 	struct s3_slab *slab; /* of the leaves' runs and entries */
 	_Atomic uint64_t blocks;
 	_Atomic uint64_t memory; /* besides the slab */
+	_Atomic uint64_t notes;	 /* bytes of all of them */
 	_Atomic uint64_t mapped;
 	struct s3_region *_Atomic *regions; /* REGIONS; made when first written */
 	_Atomic uint32_t top;		    /* regions from here on were never made */
