@@ -4,6 +4,8 @@
 #include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 #include "backends/backend.h"
 
@@ -224,6 +226,82 @@ static int call(struct backend *b, const struct backend_request *r)
 	return -EINVAL;
 }
 
+/* One line a second for each kind of request, so that a device that is gone fills no log. */
+static void tell_failure(struct backend *b, const struct backend_request *r, int result)
+{
+	static const char *const names[BACKEND_OPS] = {"read", "write", "flush", "trim", "zero"};
+	struct timespec now;
+	char range[64] = "", more[64] = "";
+	unsigned long long untold;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (atomic_exchange(&b->failure_told[r->op], now.tv_sec + 1) == now.tv_sec + 1) {
+		atomic_fetch_add(&b->failures_untold[r->op], 1);
+		return;
+	}
+	untold = atomic_exchange(&b->failures_untold[r->op], 0);
+	if (r->op != BACKEND_FLUSH)
+		snprintf(range, sizeof range, " of %" PRIu64 " bytes at %" PRIu64, r->length,
+			r->offset);
+	if (untold)
+		snprintf(more, sizeof more, " (and %llu more before it)", untold);
+	backend_error(&b->host, "%s%s: %s%s", names[r->op], range, strerror(-result), more);
+}
+
+/* From what a device answered to one of the few errors that frameworks get. */
+static int to_common(int result)
+{
+	switch (-result) {
+	case 0:
+	case EIO:
+	case ENODEV:
+	case ENOMEM:
+	case ENOSPC:
+	case EOPNOTSUPP:
+	case EROFS:
+		return result;
+	case EDQUOT:
+	case EFBIG:
+		return -ENOSPC;
+	case EACCES:
+	case EPERM:
+		return -EROFS;
+	case ENOMEDIUM:
+	case ENXIO:
+		return -ENODEV;
+	default:
+		return -EIO;
+	}
+}
+
+/* What the framework gets for the device's answer to a request that the core let through. */
+static int settle(struct backend *b, const struct backend_request *r, int result)
+{
+	if (result == 0)
+		return 0;
+	if (result == -EOPNOTSUPP && r->op == BACKEND_ZERO)
+		return result; /* the caller writes zeroes */
+	if (result == -EOPNOTSUPP && r->op == BACKEND_TRIM)
+		return 0; /* advice, which may be left alone */
+	tell_failure(b, r, result);
+	return result == -EOPNOTSUPP ? -EIO : to_common(result);
+}
+
+/* The device's answer to a request that was submitted. */
+static void settle_done(struct backend_request *r, int result)
+{
+	r->done = r->caller_done;
+	r->done(r, settle(r->backend, r, result));
+}
+
+static void submit(struct backend *b, struct backend_request *r)
+{
+	r->backend = b;
+	r->caller_done = r->done;
+	r->done = settle_done;
+	b->ops->submit(b, r);
+}
+
 /* A thread that waits for its request. */
 struct waiter {
 	sem_t done;
@@ -247,11 +325,11 @@ static int perform(struct backend *b, struct backend_request *r)
 	if (result || nothing)
 		return result;
 	if (!b->ops->submit)
-		return call(b, r);
+		return settle(b, r, call(b, r));
 	sem_init(&w.done, 0, 0);
 	r->done = wake;
 	r->opaque = &w;
-	b->ops->submit(b, r);
+	submit(b, r);
 	while (sem_wait(&w.done) < 0)
 		; /* EINTR */
 	sem_destroy(&w.done);
@@ -266,9 +344,9 @@ void backend_submit(struct backend *b, struct backend_request *request)
 	if (result || nothing)
 		request->done(request, result);
 	else if (b->ops->submit)
-		b->ops->submit(b, request);
+		submit(b, request);
 	else
-		request->done(request, call(b, request));
+		request->done(request, settle(b, request, call(b, request)));
 }
 
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
@@ -307,14 +385,33 @@ int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned f
 			   .op = BACKEND_ZERO, .flags = flags, .offset = offset, .length = length});
 }
 
+/* A walk through extents: an answer of the framework's own is no error of the device. */
+struct walk {
+	backend_extent_fn fn;
+	void *opaque;
+	int answer;
+};
+
+static int step(void *opaque, const struct backend_extent *extent)
+{
+	struct walk *w = opaque;
+
+	w->answer = w->fn(w->opaque, extent);
+	return w->answer;
+}
+
 int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 	backend_extent_fn fn, void *opaque)
 {
+	struct walk w = {fn, opaque, 0};
+	int r;
+
 	if (flags & ~BACKEND_REQ_ONE || !inside(b, offset, length))
 		return -EINVAL;
 	if (!b->ops->extents)
 		return -EOPNOTSUPP;
-	return length ? b->ops->extents(b, offset, length, flags, fn, opaque) : 0;
+	r = length ? b->ops->extents(b, offset, length, flags, step, &w) : 0;
+	return w.answer ? w.answer : to_common(r);
 }
 
 int backend_map(struct backend *b, struct backend_request *request, struct backend_mapping *mapping)

@@ -21,6 +21,17 @@
  * Units: offsets, lengths and sizes are bytes. Data calls return 0 or a
  * negative errno and transfer everything or report an error: there is no short
  * transfer.
+ *
+ * Errors of data calls: a device answers what it likes; the core tells the host
+ * of it, and makes it one of these for the framework, which only translates:
+ *   EIO         the data cannot be read or kept
+ *   ENOSPC      no room below, or beyond the end
+ *   EROFS       not to be written
+ *   ENODEV      the device is gone
+ *   ENOMEM      to be tried again
+ *   EINVAL      beyond the end, or unknown flags: the request itself is wrong
+ *   EOPNOTSUPP  zero: write zeroes instead; others: the device has no such call
+ * A trim that a device cannot do is done: it is advice.
  */
 #ifndef USERBLK_BACKEND_H
 #define USERBLK_BACKEND_H
@@ -115,6 +126,7 @@ enum backend_op {
 	BACKEND_TRIM,
 	BACKEND_ZERO,
 };
+#define BACKEND_OPS (BACKEND_ZERO + 1) /* how many there are */
 
 /*
  * One data call that is answered later. The caller owns the request, its vector
@@ -137,6 +149,9 @@ struct backend_request {
 	void *device;
 	void (*answer)(struct backend_request *request, int result);
 	uint64_t began;
+	/* The core's. */
+	struct backend *backend;
+	void (*caller_done)(struct backend_request *request, int result);
 };
 
 /*
@@ -210,6 +225,9 @@ struct backend {
 	bool readonly;
 	/* Set by open() of a device that holds writes: see backend_session(). */
 	uint32_t session;
+	/* The core's: when a failed request of the kind was told of, and how many were not. */
+	_Atomic int64_t failure_told[BACKEND_OPS];
+	_Atomic uint64_t failures_untold[BACKEND_OPS];
 };
 
 extern const struct backend_ops null_backend;
@@ -256,7 +274,7 @@ int backend_writev(
 /* Makes every write that completed before the call durable. Once that failed, it fails for ever. */
 int backend_flush(struct backend *b);
 /* Tells that the range's content is no longer needed; parts smaller than the granularity stay.
- * -EINVAL: beyond the end; -EROFS; -EOPNOTSUPP: can_trim is false. */
+ * -EINVAL: beyond the end; -EROFS; -EOPNOTSUPP: the device has no such call. */
 int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
 /* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself;
  * -ENOSPC: beyond the end; -EROFS. */

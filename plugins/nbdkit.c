@@ -345,23 +345,14 @@ static int adapter_can_multi_conn(void *handle)
 	return device_info.can_multi_conn;
 }
 
-/* From the backends' answer to nbdkit's: -1 and errno. */
+/* From the backends' answer to nbdkit's: -1 and errno. Of errors that NBD lacks, nbdkit makes
+ * EINVAL. */
 static int answer(int r)
 {
 	if (r == 0)
 		return 0;
-	errno = -r;
+	errno = r == -ENODEV ? EIO : -r;
 	return -1;
-}
-
-/* As answer(), with a line in the log. */
-static int answer_data(int r, const char *what, uint64_t length, uint64_t offset)
-{
-	if (r < 0) {
-		errno = -r;
-		nbdkit_error("%s of %" PRIu64 " bytes at %" PRIu64 ": %m", what, length, offset);
-	}
-	return answer(r);
 }
 
 /* Only the flags that the device said it knows are ever passed by nbdkit. */
@@ -386,7 +377,7 @@ static int adapter_pread(void *handle, void *buf, uint32_t count, uint64_t offse
 
 	(void)handle;
 	(void)flags;
-	return answer_data(backend_readv(device, &iov, 1, offset), "read", count, offset);
+	return answer(backend_readv(device, &iov, 1, offset));
 }
 
 static int adapter_pwrite(
@@ -396,39 +387,27 @@ static int adapter_pwrite(
 	const struct iovec iov = {.iov_base = (void *)buf, .iov_len = count};
 
 	(void)handle;
-	return answer_data(backend_writev(device, &iov, 1, offset, backend_flags(flags)), "write",
-		count, offset);
+	return answer(backend_writev(device, &iov, 1, offset, backend_flags(flags)));
 }
 
 static int adapter_flush(void *handle, uint32_t flags)
 {
-	int r = backend_flush(device);
-
 	(void)handle;
 	(void)flags;
-	if (r < 0) {
-		errno = -r;
-		nbdkit_error("flush: %m");
-	}
-	return answer(r);
+	return answer(backend_flush(device));
 }
 
 static int adapter_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
 	(void)handle;
-	return answer_data(
-		backend_trim(device, offset, count, backend_flags(flags)), "trim", count, offset);
+	return answer(backend_trim(device, offset, count, backend_flags(flags)));
 }
 
 static int adapter_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
-	int r = backend_zero(device, offset, count, backend_flags(flags));
-
 	(void)handle;
-	/* Not an error: nbdkit writes zeroes, or tells the client that it is not fast. */
-	if (r == -EOPNOTSUPP)
-		return answer(r);
-	return answer_data(r, "zero", count, offset);
+	/* EOPNOTSUPP: nbdkit writes zeroes, or tells the client that it is not fast. */
+	return answer(backend_zero(device, offset, count, backend_flags(flags)));
 }
 
 static int add_extent(void *opaque, const struct backend_extent *extent)
@@ -445,9 +424,8 @@ static int adapter_extents(void *handle, uint32_t count, uint64_t offset, uint32
 	struct nbdkit_extents *extents)
 {
 	(void)handle;
-	return answer_data(
-		backend_extents(device, offset, count, backend_flags(flags), add_extent, extents),
-		"extents", count, offset);
+	return answer(
+		backend_extents(device, offset, count, backend_flags(flags), add_extent, extents));
 }
 
 static struct nbdkit_plugin plugin = {

@@ -399,15 +399,10 @@ static int to_status(struct tcmur_cmd *cmd, int r, int medium_error)
 	case EINVAL:
 		return TCMU_STS_RANGE;
 	case EROFS:
-	case EACCES:
-	case EPERM:
 		return data_protect(cmd, 0x2700); /* write protected */
 	case ENOSPC:
-	case EDQUOT:
 		return data_protect(cmd, 0x2707); /* space allocation failed */
 	case ENODEV:
-	case ENXIO:
-	case ENOMEDIUM:
 		return TCMU_STS_HW_ERR;
 	case EOPNOTSUPP:
 		return TCMU_STS_INVALID_CMD;
@@ -443,20 +438,6 @@ static int adapter_handle_cmd(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 	}
 }
 
-/*
- * What unmap made of r: advisory, so that doing nothing is allowed. The runner
- * reports success whatever is answered, so that an error is at least logged.
- */
-static int after_unmap(struct tcmu_device *dev, uint64_t offset, uint64_t length, int r)
-{
-	if (r == -EOPNOTSUPP)
-		return 0;
-	if (r < 0)
-		tcmu_dev_err(dev, "unmap of %" PRIu64 " bytes at %" PRIu64 ": %s\n", length, offset,
-			strerror(-r));
-	return r;
-}
-
 /* Does the runner call from the one thread of the device's queue, which nothing may hold up? */
 static bool answers_later(void)
 {
@@ -470,6 +451,7 @@ struct job {
 	struct tcmur_cmd *cmd;
 	int medium_error; /* the status of an error of the device itself */
 	bool was_write;	  /* without FUA */
+	bool advice;	  /* may be left alone */
 };
 
 static void job_done(struct backend_request *request, int result)
@@ -485,15 +467,15 @@ static void job_done(struct backend_request *request, int result)
 		backend_submit(d->backend, &job->request);
 		return;
 	}
-	if (request->op == BACKEND_TRIM)
-		result = after_unmap(job->dev, request->offset, request->length, result);
+	if (job->advice && result == -EOPNOTSUPP)
+		result = 0;
 	tcmur_cmd_complete(job->dev, job->cmd, to_status(job->cmd, result, job->medium_error));
 	free(job);
 }
 
 /* Starts a command that job_done() ends. */
 static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
-	const struct backend_request *request, int medium_error)
+	const struct backend_request *request, int medium_error, bool advice)
 {
 	struct device *d = tcmur_dev_get_private(dev);
 	struct job *job = malloc(sizeof *job);
@@ -506,7 +488,9 @@ static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
 		.dev = dev,
 		.cmd = cmd,
 		.medium_error = medium_error,
-		.was_write = (request->op == BACKEND_WRITE || request->op == BACKEND_ZERO) &&
+		.advice = advice,
+		.was_write = !advice &&
+			     (request->op == BACKEND_WRITE || request->op == BACKEND_ZERO) &&
 			     !(request->flags & BACKEND_FUA),
 	};
 	job->request.done = job_done;
@@ -528,7 +512,7 @@ static int adapter_read(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct i
 				.iov = iov,
 				.iovcnt = (int)iov_cnt,
 				.offset = (uint64_t)offset},
-			TCMU_STS_RD_ERR);
+			TCMU_STS_RD_ERR, false);
 
 	int state = begin();
 	int r = backend_readv(d->backend, iov, (int)iov_cnt, (uint64_t)offset);
@@ -582,7 +566,7 @@ static int adapter_write(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct 
 				.iov = iov,
 				.iovcnt = (int)iov_cnt,
 				.offset = (uint64_t)offset},
-			TCMU_STS_WR_ERR);
+			TCMU_STS_WR_ERR, false);
 
 	int state = begin();
 	int r = backend_writev(d->backend, iov, (int)iov_cnt, (uint64_t)offset, flags);
@@ -597,8 +581,8 @@ static int adapter_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 	struct device *d = tcmur_dev_get_private(dev);
 
 	if (answers_later())
-		return submit(
-			dev, cmd, &(struct backend_request){.op = BACKEND_FLUSH}, TCMU_STS_WR_ERR);
+		return submit(dev, cmd, &(struct backend_request){.op = BACKEND_FLUSH},
+			TCMU_STS_WR_ERR, false);
 
 	int state = begin();
 	int r = backend_flush(d->backend);
@@ -606,22 +590,28 @@ static int adapter_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
 }
 
-/* UNMAP. */
+/*
+ * UNMAP. The runner announces that what is unmapped reads as zeroes (LBPRZ), which a trim does not
+ * promise. Where zeroes would have to be written, nothing is unmapped.
+ */
 static int adapter_unmap(
 	struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset, uint64_t length)
 {
+	const unsigned flags = BACKEND_MAY_TRIM | BACKEND_FAST_ZERO;
 	struct device *d = tcmur_dev_get_private(dev);
 
 	if (answers_later())
 		return submit(dev, cmd,
-			&(struct backend_request){
-				.op = BACKEND_TRIM, .offset = offset, .length = length},
-			TCMU_STS_WR_ERR);
+			&(struct backend_request){.op = BACKEND_ZERO,
+				.flags = flags,
+				.offset = offset,
+				.length = length},
+			TCMU_STS_WR_ERR, true);
 
 	int state = begin();
-	int r = after_unmap(dev, offset, length, backend_trim(d->backend, offset, length, 0));
+	int r = backend_zero(d->backend, offset, length, flags);
 
-	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
+	return finish(dev, cmd, state, to_status(cmd, r == -EOPNOTSUPP ? 0 : r, TCMU_STS_WR_ERR));
 }
 
 /* A runner that does not ask for it writes the block again and again, 1 MiB at a time. */

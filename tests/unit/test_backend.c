@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The core: what frameworks get for what devices answer, with and without submit. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "tests/unit/support.h"
+
+#define SIZE 65536u
+
+static int fault; /* what every call answers */
+static char told[1024];
+static unsigned lines;
+
+static void tell(void *opaque, const char *message)
+{
+	(void)opaque;
+	snprintf(told, sizeof told, "%s", message);
+	lines++;
+}
+
+static int fake_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
+{
+	(void)b, (void)iov, (void)iovcnt, (void)offset;
+	return fault;
+}
+
+static int fake_writev(
+	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
+{
+	(void)b, (void)iov, (void)iovcnt, (void)offset, (void)flags;
+	return fault;
+}
+
+static int fake_flush(struct backend *b)
+{
+	(void)b;
+	return fault;
+}
+
+static int fake_range(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
+{
+	(void)b, (void)offset, (void)length, (void)flags;
+	return fault;
+}
+
+static int fake_extents(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+	backend_extent_fn fn, void *opaque)
+{
+	(void)b, (void)offset, (void)length, (void)flags, (void)fn, (void)opaque;
+	return fault;
+}
+
+static void fake_submit(struct backend *b, struct backend_request *request)
+{
+	(void)b;
+	request->done(request, fault);
+}
+
+static const struct backend_ops calls = {
+	.name = "calls",
+	.readv = fake_readv,
+	.writev = fake_writev,
+	.flush = fake_flush,
+	.trim = fake_range,
+	.zero = fake_range,
+	.extents = fake_extents,
+};
+static const struct backend_ops submits = {.name = "submits", .submit = fake_submit};
+
+static struct backend open_fake(const struct backend_ops *ops)
+{
+	told[0] = 0;
+	lines = 0;
+	return (struct backend){.ops = ops, .host.error = tell, .size = SIZE};
+}
+
+static int perform(struct backend *b, enum backend_op op)
+{
+	static char block[512];
+	const struct iovec iov = {block, sizeof block};
+
+	switch (op) {
+	case BACKEND_READ:
+		return backend_readv(b, &iov, 1, 4096);
+	case BACKEND_WRITE:
+		return backend_writev(b, &iov, 1, 4096, 0);
+	case BACKEND_FLUSH:
+		return backend_flush(b);
+	case BACKEND_TRIM:
+		return backend_trim(b, 4096, 512, 0);
+	case BACKEND_ZERO:
+		return backend_zero(b, 4096, 512, 0);
+	}
+	return 0;
+}
+
+static void test_errors_are_few(void **state)
+{
+	static const struct {
+		int device, framework;
+	} cases[] = {
+		{0, 0},
+		{-EIO, -EIO},
+		{-ENOSPC, -ENOSPC},
+		{-EDQUOT, -ENOSPC},
+		{-EROFS, -EROFS},
+		{-EPERM, -EROFS},
+		{-EACCES, -EROFS},
+		{-ENODEV, -ENODEV},
+		{-ENXIO, -ENODEV},
+		{-ENOMEDIUM, -ENODEV},
+		{-ENOMEM, -ENOMEM},
+		{-EINVAL, -EIO}, /* the request had been found right */
+		{-ENODATA, -EIO},
+		{-EREMOTEIO, -EIO},
+		{-EILSEQ, -EIO},
+		{-ETIMEDOUT, -EIO},
+		{-ESHUTDOWN, -EIO},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		struct backend with_calls = open_fake(&calls), with_submit = open_fake(&submits);
+
+		fault = cases[i].device;
+		for (enum backend_op op = BACKEND_READ; op < BACKEND_OPS; op++) {
+			assert_int_equal(perform(&with_calls, op), cases[i].framework);
+			assert_int_equal(perform(&with_submit, op), cases[i].framework);
+		}
+		assert_int_equal(
+			backend_extents(&with_calls, 0, SIZE, 0, NULL, NULL), cases[i].framework);
+	}
+}
+
+static void test_what_a_device_cannot_do(void **state)
+{
+	struct backend b = open_fake(&calls);
+
+	(void)state;
+	fault = -EOPNOTSUPP;
+	assert_int_equal(perform(&b, BACKEND_TRIM), 0);
+	assert_int_equal(perform(&b, BACKEND_ZERO), -EOPNOTSUPP);
+	assert_int_equal(lines, 0);
+	assert_int_equal(perform(&b, BACKEND_WRITE), -EIO);
+	assert_string_equal(told, "write of 512 bytes at 4096: Operation not supported");
+}
+
+static void test_wrong_requests_are_not_the_device_s_fault(void **state)
+{
+	struct backend b = open_fake(&calls);
+	char byte;
+	const struct iovec iov = {&byte, 1};
+
+	(void)state;
+	fault = -EIO;
+	assert_int_equal(backend_readv(&b, &iov, 1, SIZE), -EINVAL);
+	assert_int_equal(backend_writev(&b, &iov, 1, SIZE, 0), -ENOSPC);
+	b.readonly = true;
+	assert_int_equal(backend_writev(&b, &iov, 1, 0, 0), -EROFS);
+	assert_int_equal(lines, 0);
+}
+
+static void test_a_failure_is_told_once(void **state)
+{
+	struct backend b = open_fake(&calls);
+
+	(void)state;
+	fault = -ENODATA;
+	assert_int_equal(perform(&b, BACKEND_READ), -EIO);
+	assert_string_equal(told, "read of 512 bytes at 4096: No data available");
+	for (int i = 0; i < 1000; i++)
+		perform(&b, BACKEND_READ);
+	assert_in_range(lines, 1, 3); /* one a second */
+	perform(&b, BACKEND_FLUSH);
+	assert_string_equal(told, "flush: No data available");
+}
+
+static void note(struct backend_request *request, int result)
+{
+	*(int *)request->opaque = result;
+}
+
+/* A request may be submitted again as it is. */
+static void test_requests_can_be_used_again(void **state)
+{
+	struct backend b = open_fake(&submits);
+	int result = 1;
+	struct backend_request flush = {.op = BACKEND_FLUSH, .done = note, .opaque = &result};
+
+	(void)state;
+	fault = -ENODATA;
+	backend_submit(&b, &flush);
+	assert_int_equal(result, -EIO);
+	assert_ptr_equal(flush.done, note);
+	fault = 0;
+	backend_submit(&b, &flush);
+	assert_int_equal(result, 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_errors_are_few),
+		cmocka_unit_test(test_what_a_device_cannot_do),
+		cmocka_unit_test(test_wrong_requests_are_not_the_device_s_fault),
+		cmocka_unit_test(test_a_failure_is_told_once),
+		cmocka_unit_test(test_requests_can_be_used_again),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
