@@ -760,6 +760,18 @@ test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_client.py
 .PHONY: test-s3-client-asan test-s3-client-tsan
 
+# The engine with all its threads over a real store, for LOAD_SECONDS in each of four volumes.
+LOAD_SECONDS ?= 3
+test-s3-load-asan test-s3-load-tsan: test-s3-load-%: s3-server
+	$(MAKE) --no-print-directory TARGET=$* OPT="$(call sanitize,$*)" s3-volume-driver
+	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver USERBLK_S3_LOAD=$(LOAD_SECONDS) \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/s3/test_mixed_load.py
+.PHONY: test-s3-load-asan test-s3-load-tsan
+
+test-s3-load-long: ## the S3 device under a mixed load and the sanitizers, for longer
+	$(MAKE) --no-print-directory LOAD_SECONDS=120 test-s3-load-asan test-s3-load-tsan
+.PHONY: test-s3-load-long
+
 # Snapshots, clones, garbage collection, the control socket and I/O at once with a sanitizer in the device.
 test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-server s3-tool
 	$(MAKE) --no-print-directory TARGET=$* OPT="$(if $(filter asan,$*),$(SANITIZE),$(SANITIZE_THREAD))" s3-volume-driver
@@ -806,9 +818,9 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
-TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
