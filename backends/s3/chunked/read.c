@@ -101,7 +101,8 @@ static void get_bytes(struct s3_direct *d, struct s3_io *io, uint64_t chunk, uin
 	int n = s3_iov_slice(iov, position, bytes, NULL);
 	struct get *g;
 
-	if (!s3_chunk_is_present(d, chunk)) {
+	/* What is on its way out may be older than what was in memory of it. */
+	if (!s3_chunk_is_present(d, chunk) || is_being_deleted(d, chunk)) {
 		s3_iov_fill(iov, position, NULL, bytes);
 		return;
 	}
