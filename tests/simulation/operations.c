@@ -342,7 +342,7 @@ int run_delete_snapshot(struct life *l, const char *name)
 {
 	struct volume *v = l->volume;
 	struct snapshot *s = snapshot_find(v, name);
-	bool clones = false;
+	bool clones = false, still = false;
 	int r;
 
 	for (struct snapshot *x = s; x; x = x->older)
@@ -353,7 +353,9 @@ int run_delete_snapshot(struct life *l, const char *name)
 		}
 	r = ask(l, "snapshot-delete %s", name, "", "");
 	runner_count(COUNT_deletions, r == 0);
-	if (r == 0 && clones)
+	for (struct snapshot *x = s; x; x = x->older)
+		still |= !x->gone && strcmp(x->name, name) == 0 && x->clones > 0;
+	if (r == 0 && clones && still)
 		sim_fail("clone", "%s of %s was deleted, and had clones", name, v->name);
 	if (r == -ENOENT && s && s->answer != MODEL_NEVER && !may_fail(l))
 		sim_fail("snapshot", "%s of %s is gone", name, v->name);
@@ -361,7 +363,7 @@ int run_delete_snapshot(struct life *l, const char *name)
 		for (struct snapshot *x = s; x; x = x->older)
 			if (strcmp(x->name, name) == 0 && x->delete_call != MODEL_NEVER)
 				x->gone = true;
-	} else if ((r == -EBUSY && clones) || r == -ENOENT) {
+	} else if (r == -EBUSY || r == -ENOENT) {
 		/* It has done nothing; one that was overtaken may not know it. */
 		for (struct snapshot *x = s; x; x = x->older)
 			if (!x->gone && strcmp(x->name, name) == 0) {
@@ -396,14 +398,13 @@ int run_clone(struct life *l, const char *name)
 	v->current = model_session_new(v->capacity, NULL);
 	memcpy(v->current->base, s->contents, v->capacity * sizeof *s->contents);
 	v->current->based = true;
-	s->clones++;
 	v->origin = s;
 	r = ask(l, "clone %s %s %s", name, PREFIX, v->name);
 	runner_count(COUNT_clones, r == 0);
-	if (r == 0)
+	if (r == 0) {
 		v->exists = true;
-	else
-		s->clones--; /* it may be there all the same: a deletion then says so */
+		s->clones++;
+	}
 	if (r && !may_give_up(l) && r != -ENOENT)
 		sim_fail(
 			"error", "clone of %s fails for no reason: %s", parent->name, strerror(-r));
