@@ -94,6 +94,11 @@ void backend_stop(struct backend *b)
 		b->ops->stop(b);
 }
 
+bool backend_stalled(struct backend *b)
+{
+	return b->ops->stalled && b->ops->stalled(b);
+}
+
 int backend_close(struct backend *b)
 {
 	return b ? b->ops->close(b) : 0;
@@ -112,6 +117,8 @@ int backend_info(struct backend *b, struct backend_info *info)
 
 	info->size = atomic_load(&b->size);
 	info->readonly = b->readonly;
+	info->answers_later = b->ops->submit != NULL;
+	info->can_stall = b->ops->stop != NULL;
 	return r;
 }
 

@@ -87,6 +87,8 @@ struct backend_info {
 	bool can_extents;
 	bool can_multi_conn; /* after flush or FUA on one connection all others see the data */
 	bool never_waits;    /* no call waits for anything: fit for a thread that may not */
+	bool answers_later;  /* backend_submit() does not wait for the device */
+	bool can_stall;	     /* may wait for something out of reach: see backend_stop() */
 };
 
 /* Where the bytes of a READ or WRITE lie in a file: see backend_map(). */
@@ -246,6 +248,8 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 void backend_start(struct backend *b);
 /* To be called once at most, when the framework is to end and requests may be in flight. */
 void backend_stop(struct backend *b);
+/* Is something out of reach now that the device waits for? */
+bool backend_stalled(struct backend *b);
 /* 0, or negative errno if something that was acknowledged could not be kept: told already. */
 int backend_close(struct backend *b);
 /*

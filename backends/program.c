@@ -8,6 +8,8 @@
 
 #include "backends/program.h"
 
+const struct backend_ops *const program_devices[] = {&null_backend, &passthrough_backend, NULL};
+
 static _Atomic bool error_told;
 
 void program_error(const char *format, ...)

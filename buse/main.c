@@ -20,8 +20,6 @@
 
 #define MAX_TIMEOUT 86400
 
-static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend, NULL};
-
 struct options {
 	const char *disk;
 	unsigned timeout;
@@ -48,7 +46,7 @@ static void print_help(void)
 	       "    --json\n        print JSON once the disk can be used\n"
 	       "    --help\n        this text\n"
 	       "    --version\n        the version\n");
-	params_print_devices(devices);
+	params_print_devices(program_devices);
 }
 
 /* Is it "/dev/nbdN"? */
@@ -106,7 +104,7 @@ static int parse(int argc, char **argv, struct options *o)
 			return program_wrong_option(got, argv[optind - 1]);
 		}
 	}
-	o->params = params_from_words(devices, argv + optind, &error);
+	o->params = params_from_words(program_devices, argv + optind, &error);
 	if (!o->params) {
 		program_error("%s", error.text);
 		return EXIT_USAGE;

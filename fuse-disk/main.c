@@ -29,8 +29,6 @@
 /* Since which protocol (Linux 6.2) the kernel lets direct writes to a file run side by side. */
 #define PARALLEL_WRITES_PROTOCOL 38
 
-static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend, NULL};
-
 struct options {
 	const char *mount_point;
 	bool clone_fd;
@@ -59,7 +57,7 @@ static void print_help(void)
 	       "    --help\n        this text\n"
 	       "    --version\n        the version\n",
 		DEFAULT_THREADS);
-	params_print_devices(devices);
+	params_print_devices(program_devices);
 }
 
 /* What libfuse is told. False: out of memory. */
@@ -127,7 +125,7 @@ static int parse(int argc, char **argv, struct options *o)
 	o->mount_point = argv[optind];
 	if (!check_mount_point(o->mount_point))
 		return EXIT_USAGE;
-	o->params = params_from_words(devices, argv + optind + 1, &error);
+	o->params = params_from_words(program_devices, argv + optind + 1, &error);
 	if (!o->params) {
 		program_error("%s", error.text);
 		return EXIT_USAGE;

@@ -164,7 +164,7 @@ static void *watch_for_end(void *opaque)
 		pthread_cond_timedwait(&watcher.changed, &watcher.lock, &until);
 		/* Only then, since nbdkit has no other call that tells it, and calls it an error.
 		 */
-		if (!watcher.over && device->ops->stalled(device) && nbdkit_nanosleep(0, 0) < 0 &&
+		if (!watcher.over && backend_stalled(device) && nbdkit_nanosleep(0, 0) < 0 &&
 			errno == ESHUTDOWN) {
 			backend_stop(device);
 			break;
@@ -178,7 +178,7 @@ static void start_watcher(void)
 {
 	sigset_t all, before;
 
-	if (!device->ops->stop)
+	if (!device_info.can_stall)
 		return;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -261,7 +261,7 @@ static int64_t adapter_get_size(void *handle)
 	int r;
 
 	(void)handle;
-	/* Asked anew for each connection: a device may have been resized. */
+	/* Asked anew for each connection: the s3 device may have been resized. */
 	r = backend_info(device, &info);
 	if (r < 0) {
 		errno = -r;

@@ -310,7 +310,7 @@ static void serve(struct io *io)
 		finish(io, r);
 	} else if (s->mode == MODE_URING && s->info.never_waits) {
 		finish(io, call(io));
-	} else if (s->mode == MODE_URING && s->device->ops->submit) {
+	} else if (s->mode == MODE_URING && s->info.answers_later) {
 		io->request.iov = &io->iov;
 		io->request.iovcnt = 1;
 		io->request.done = done_later;

@@ -240,7 +240,7 @@ static void queue_ended(void *opaque)
 static int start_threads(struct server *s, const struct server_options *o, uint16_t queues)
 {
 	struct service *v = &s->service;
-	bool in_place = v->mode == MODE_URING && (v->info.never_waits || v->device->ops->submit);
+	bool in_place = v->mode == MODE_URING && (v->info.never_waits || v->info.answers_later);
 
 	v->ended = queue_ended;
 	v->opaque = s;
