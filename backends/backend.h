@@ -275,7 +275,8 @@ int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64
 /* Writes length(iov) bytes at offset. -ENOSPC: beyond the end; -EROFS: read-only. */
 int backend_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags);
-/* Makes every write that completed before the call durable. Once that failed, it fails for ever. */
+/* Makes every write that completed before the call durable. Once that failed, it fails for ever,
+ * unless the device still has all of it and a later call makes it durable. */
 int backend_flush(struct backend *b);
 /* Tells that the range's content is no longer needed; parts smaller than the granularity stay.
  * -EINVAL: beyond the end; -EROFS; -EOPNOTSUPP: the device has no such call. */
