@@ -4,10 +4,12 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <openssl/crypto.h>
 
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/client/credentials.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/format/format.h"
@@ -74,7 +76,9 @@ static int delete_volume(const struct options *o, struct answer *answer)
 static int rekey(const struct options *o, struct answer *answer)
 {
 	uint8_t key[S3_KEY_BYTES];
-	char request[16 + 2 * sizeof key];
+	char request[16 + 2 * sizeof key], label[S3_KEY_MAX];
+	struct backend_host host = session_host(answer);
+	struct stat st;
 	int r = s3_transform_read_key(o->new_key, key);
 
 	if (r == -EINVAL)
@@ -86,6 +90,9 @@ static int rekey(const struct options *o, struct answer *answer)
 			o->new_key, strerror(-r));
 	if (r)
 		return -EINVAL;
+	snprintf(label, sizeof label, "--new-encryption-key=%s", o->new_key);
+	if (stat(o->new_key, &st) == 0)
+		s3_warn_if_public(&st, label, &host);
 	strcpy(request, "rekey ");
 	for (size_t i = 0; i < sizeof key; i++)
 		sprintf(request + strlen(request), "%02x", key[i]);

@@ -138,12 +138,17 @@ def test_resize(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> 
         assert bytes(handle.pread(BLOCK, 100 << 20)) == stamped(RUN, 0, 1)
 
 
+def secret(path: Path, data: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])
 def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None:
     where: dict[str, Any] = {"control": str(tmp_path / "control")} if served else {}
     old, new = tmp_path / "old", tmp_path / "new"
-    old.write_bytes(bytes(range(32)))
-    new.write_bytes(bytes(range(1, 33)))
+    secret(old, bytes(range(32)))
+    secret(new, bytes(range(1, 33)))
     server = serve_s3("v", encryption_key=str(old), **where)
     handle = server.connect()
     handle.pwrite(stamped(RUN, 0, 1), 0)
@@ -164,7 +169,7 @@ def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> N
         ("same", old.read_bytes(), "this very key"),
     ):
         if data is not None:
-            (tmp_path / name).write_bytes(data)
+            secret(tmp_path / name, data)
         text = tool.refused("rekey", f"--new-encryption-key={tmp_path / name}", **key, **where)
         assert message in text and "encryption-key" in text
     if not served:
@@ -181,6 +186,11 @@ def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> N
         after = serve_s3.objects("v", "log/")
         assert {name: after[name] for name in before} == before
     assert "is not the key" in tool.refused("info", encryption_key=str(old))
+    # A key that others may read is no secret.
+    new.chmod(0o644)
+    result = tool.run("rekey", f"--new-encryption-key={new}", encryption_key=str(old))
+    assert f"--new-encryption-key={new}: every user may read it" in result.stderr
+    new.chmod(0o600)
     handle = serve_s3("v", encryption_key=str(new)).connect()
     assert handle.pread(BLOCK, 0) == stamped(RUN, 0, 1)
     if served:
@@ -191,7 +201,7 @@ def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> N
 def test_killed_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, point: str) -> None:
     keys = {name: tmp_path / name for name in ("old", "new")}
     for number, path in enumerate(keys.values()):
-        path.write_bytes(bytes([number]) * 32)
+        secret(path, bytes([number]) * 32)
     driver = serve_s3.drive("v", encryption_key=str(keys["old"]), failpoint=point)
     driver.pwrite(stamped(RUN, 0, 1), 0)
     driver("flush")
@@ -206,7 +216,7 @@ def test_killed_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, point: str)
 
 
 def test_rekey_of_what_is_not_encrypted(tool: Tool, serve_s3: ServeS3, tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(bytes(32))
+    secret(tmp_path / "key", bytes(32))
     serve_s3("v").stop()
     assert "volume=v: is not encrypted" in tool.refused("rekey", f"--new-encryption-key={tmp_path / 'key'}")
 
