@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -401,15 +402,64 @@ void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 /* ---- data ---- */
 
+static pthread_key_t memory_key;
+static pthread_once_t memory_once = PTHREAD_ONCE_INIT;
+static _Thread_local size_t memory_size;
+
+static void make_memory_key(void)
+{
+	pthread_key_create(&memory_key, free);
+}
+
+/* Aligned memory of the calling thread, of that size at least, until the next call. NULL: none. */
+static void *thread_memory(size_t size)
+{
+	void *memory;
+
+	pthread_once(&memory_once, make_memory_key);
+	memory = pthread_getspecific(memory_key);
+	if (size <= memory_size)
+		return memory;
+	free(memory);
+	memory_size = 0;
+	if (posix_memalign(&memory, DIRECT_ALIGNMENT, size) != 0)
+		memory = NULL;
+	if (pthread_setspecific(memory_key, memory) != 0) {
+		free(memory);
+		return NULL;
+	}
+	memory_size = memory ? size : 0;
+	return memory;
+}
+
+/* libfuse would allocate memory for each read, which is a new mapping each time. */
+static void read_through_memory(fuse_req_t req, int fd, size_t size, off_t offset)
+{
+	void *memory = thread_memory(size);
+	ssize_t length = -1;
+
+	errno = ENOMEM;
+	if (memory)
+		length = pread(fd, memory, size, offset);
+	if (length == -1)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_buf(req, memory, (size_t)length);
+}
+
 void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
 {
 	struct fuse_bufvec data = FUSE_BUFVEC_INIT(size);
 
 	(void)ino;
+	if (!fs.splice) {
+		read_through_memory(req, data_fd(fi), size, offset);
+		return;
+	}
 	data.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
 	data.buf[0].fd = data_fd(fi);
 	data.buf[0].pos = offset;
-	fuse_reply_data(req, &data, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+	fuse_reply_data(req, &data, FUSE_BUF_SPLICE_MOVE);
 }
 
 /* Writes through a copy: all of it, or as much as went, or a negative errno. */

@@ -197,6 +197,27 @@ def test_direct_io(size: int, fuse: Mount) -> None:
         os.close(descriptor)
 
 
+def test_reads_without_splice_share_memory(tmp_path: Path, fuse_start: FuseStart) -> None:
+    """A mapping that is made and taken down costs more than the copy of 128 KiB."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    trace = tmp_path / "trace"
+    strace = ("strace", "-f", "-o", str(trace), "-e", "trace=munmap", "-e", "signal=none")
+    mount = fuse_start("--nosplice", wrapper=strace)
+    size, count = 128 << 10, 64
+    (mount.source / "file").write_bytes(pattern(size * count))
+    descriptor = direct(mount.point / "file")
+    try:
+        before = trace.read_text().count("munmap(")
+        with aligned(bytes(size)) as memory:
+            for number in range(count):
+                assert os.preadv(descriptor, [memory], number * size) == size
+                assert memory[:] == pattern(size * count)[number * size :][:size]
+    finally:
+        os.close(descriptor)
+    assert trace.read_text().count("munmap(") - before < count / 4
+
+
 def test_direct_io_that_is_not_aligned_fails_as_below(fuse: Mount) -> None:
     (fuse.source / "file").write_bytes(bytes(8192))
     results = []
