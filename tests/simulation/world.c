@@ -387,6 +387,17 @@ static void draw_plan(void)
 	plan.retry_deadline = drawn(SIM_REFUSE, 8) ? 5 + draw(60) : 0;
 }
 
+/* There is a place for another process, or (alone) no process: what does not end by itself is
+ * killed.
+ */
+static void make_place(bool alone)
+{
+	wait_for_lives(NULL, alone ? 0 : LIVES_AT_ONCE - 1, sim_now() + 1000 * SIM_SECOND);
+	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
+		if (alive[i] && (alone || lives_now(NULL) == LIVES_AT_ONCE))
+			sim_kill(alive[i]->process);
+}
+
 /* The processes, one after the other or beside each other. */
 static void run_lives(void)
 {
@@ -407,14 +418,11 @@ static void run_lives(void)
 			ops -= share < ops ? share : ops;
 		if (drawn(SIM_TAKEOVER, 3) && !v->chunked && v->exists) {
 			sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 20 * SIM_SECOND));
-			wait_for_lives(NULL, LIVES_AT_ONCE - 1, SIM_NEVER);
+			make_place(false);
 			runner_count(COUNT_takeovers, lives_now(v) > 0);
 		} else {
 			wait_for_lives(v, 0, sim_now() + (v->chunked ? 2000 : 100) * SIM_SECOND);
-			wait_for_lives(NULL, LIVES_AT_ONCE - 1, sim_now() + 1000 * SIM_SECOND);
-			for (unsigned k = 0; k < LIVES_AT_ONCE; k++)
-				if (alive[k] && (v->chunked || lives_now(NULL) == LIVES_AT_ONCE))
-					sim_kill(alive[k]->process);
+			make_place(v->chunked);
 		}
 	}
 	wait_for_lives(NULL, 0, sim_now() + 200 * SIM_SECOND);
