@@ -752,6 +752,66 @@ static void test_root(void **state)
 	}
 }
 
+/* As many of everything as a writer may come to store. */
+static void test_most_of_everything(void **state)
+{
+	static struct s3_root_region regions[65536];
+	static struct s3_root_summary summaries[4097];
+	static struct s3_root_snapshot snapshots[5000];
+	static struct s3_parent parents[S3_PARENTS_MAX];
+	static char path[S3_PATH_MAX + 1];
+	static const uint8_t table[] = {0, 0};
+	struct s3_super super = {.block_shift = S3_BLOCK_MIN,
+		.blocks = S3_BLOCKS_MAX,
+		.n_parents = S3_PARENTS_MAX,
+		.parents = parents};
+	struct s3_buffer b = {0};
+
+	(void)state;
+	memset(path, 'p', S3_PATH_MAX);
+	for (unsigned i = 0; i < S3_PARENTS_MAX; i++) {
+		parents[i] = (struct s3_parent){.last_seq = ~S3_GC, .path = path};
+		memset(parents[i].snapshot, 's', S3_NAME_MAX);
+	}
+	s3_super_encode(&super, &b);
+	assert_int_equal(read_super(b.data, b.length), S3_GOOD);
+	for (uint32_t i = 0; i < 65536; i++)
+		regions[i] = (struct s3_root_region){i, ~S3_GC, UINT32_MAX, i};
+	for (uint32_t i = 0; i < 4097; i++)
+		summaries[i] = (struct s3_root_summary){
+			~S3_GC - 4096 + i, ~S3_GC - 4096 + i, UINT32_MAX, i};
+	for (uint32_t i = 0; i < 5000; i++) {
+		snapshots[i] = (struct s3_root_snapshot){
+			.seq = i + 1, .time = UINT64_MAX, .blocks = S3_BLOCKS_MAX};
+		memset(snapshots[i].name, 's', S3_NAME_MAX);
+	}
+	for (int light = 0; light < 2; light++) {
+		struct s3_root root = {
+			.epoch = UINT64_MAX,
+			.seq = ~S3_GC,
+			.base = light ? ~S3_GC - 4097 : ~S3_GC,
+			.blocks = S3_BLOCKS_MAX,
+			.next_gc = UINT64_MAX,
+			.time = UINT64_MAX,
+			.packed = light,
+			.n_regions = light ? 0 : 65536,
+			.regions = regions,
+			.n_summaries = light ? 4097 : 0,
+			.summaries = summaries,
+			.n_snapshots = 5000,
+			.snapshots = snapshots,
+			.table = light ? NULL : table,
+			.table_bytes = light ? 0 : sizeof table,
+		};
+
+		memcpy(root.uuid, sample_uuid, S3_UUID);
+		b.length = 0;
+		s3_root_encode(&root, &b);
+		assert_int_equal(read_root(b.data, b.length), S3_GOOD);
+	}
+	s3_buffer_free(&b);
+}
+
 /* Before the first full root there is nothing, and so no snapshot either. */
 static void test_root_upon_nothing(void **state)
 {
@@ -988,6 +1048,7 @@ int main(void)
 		cmocka_unit_test(test_summary_of_many),
 		cmocka_unit_test(test_summary_with_a_gap),
 		cmocka_unit_test(test_root),
+		cmocka_unit_test(test_most_of_everything),
 		cmocka_unit_test(test_root_upon_nothing),
 		cmocka_unit_test(test_table),
 		cmocka_unit_test(test_truncated),
