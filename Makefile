@@ -570,6 +570,14 @@ UNIT_LDFLAGS_test_s3_writeback += $(call wrap,fdatasync)
 # Whose map has no memory when the test says so.
 UNIT_LDFLAGS_test_s3_volume_writes += $(call wrap,s3_slab_take)
 
+S3_COMPACTION_BENCH := $(B)/tests/bench/s3_compaction_bench
+$(S3_COMPACTION_BENCH): %: %.o $(B)/tests/unit/support.o $(B)/tests/unit/s3_fake_store.o $(filter-out $(S3_STORE_OBJS),$(S3_OBJS)) \
+		$(BACKEND_OBJS)
+	$(COMPILE) $^ -o $@ $(S3_LIBS) $(LDFLAGS) -lcmocka
+bench-s3-compaction: $(S3_COMPACTION_BENCH) ## measure compaction over a store of 20 ms
+	$(S3_COMPACTION_BENCH)
+.PHONY: bench-s3-compaction
+
 # ---- the S3 device's simulation ---------------------------------------------------
 
 # The whole engine but its client, on a simulated machine.
