@@ -39,7 +39,7 @@ from ..campaign import (
     prepare_lab,
     runner_argv,
 )
-from ..config import ConfigError, Hosts, Profile
+from ..config import ConfigError, Hosts, Profile, Suite
 from ..plan import COUNTING, Plan, estimate, make_plan, read_plan
 from .common import (
     Add,
@@ -102,14 +102,18 @@ def campaign_name(profile: Profile, more: str = "") -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{profile.name}{more}"
 
 
-def chosen_clock(args: argparse.Namespace, place: Place) -> tuple[str, str]:
-    """Which clock the guest has, and what is simulated with it, "" in real time. Raises ConfigError."""
+def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite) -> tuple[str, str]:
+    """Which clock the guest has, and what is simulated with it, "" in real time. Raises ConfigError.
+
+    Virtual by default where it is known to be right: file systems and servers that are killed wait for much else.
+    """
     asked = args.clock or os.environ.get("LAB_CLOCK", "")
     if asked and asked not in CLOCKS:
         raise ConfigError(f"LAB_CLOCK={asked}: must be one of {', '.join(CLOCKS)}")
     if not place.lab:
         return "real", ""
-    clock = asked or ("real" if args.profile == PAPER else VIRTUAL)
+    of_disks = all(workload.engine == "fio" and not workload.event for workload in suite.workloads)
+    clock = asked or (VIRTUAL if of_disks and args.profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
     from userblk.lab.models import model_names  # which only a checkout has
@@ -131,7 +135,7 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
         place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
         raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
-    clock, model = chosen_clock(args, place)
+    clock, model = chosen_clock(args, place, options["suite"])
     options["profile"] = config.load_profile(args.profile, virtual=bool(model))
     devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
     if not any(system.backed for system in options["systems"]):
@@ -479,7 +483,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--clock",
         choices=CLOCKS,
         help="in the lab: virtual: its clock counts instructions and its SSDs are modelled, so that the same campaign"
-        " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK, or virtual)",
+        " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK; else virtual for"
+        " workloads on disks, real for file systems, scaling and failover)",
     )
     parser.add_argument(
         "--systems",
