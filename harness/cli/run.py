@@ -483,8 +483,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--clock",
         choices=CLOCKS,
         help="in the lab: virtual: its clock counts instructions and its SSDs are modelled, so that the same campaign"
-        " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK; else virtual for"
-        " workloads on disks, real for file systems, scaling and failover)",
+        " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK; else virtual"
+        " for workloads on disks, real for file systems, scaling and failover)",
     )
     parser.add_argument(
         "--systems",

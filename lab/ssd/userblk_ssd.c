@@ -205,8 +205,14 @@ static blk_status_t queue_request(struct blk_mq_hw_ctx *queue, const struct blk_
 	return BLK_STS_OK;
 }
 
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0)
+typedef int node_number;
+#else
+typedef unsigned node_number;
+#endif
+
 static int init_request(
-	struct blk_mq_tag_set *set, struct request *rq, unsigned queue, unsigned node)
+	struct blk_mq_tag_set *set, struct request *rq, unsigned queue, node_number node)
 {
 	struct ssd_command *command = blk_mq_rq_to_pdu(rq);
 
