@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -86,6 +87,7 @@ _Noreturn void runner_failed(const char *kind)
 
 static void run_schedule(unsigned job, const struct sim_options *options)
 {
+	const struct itimerval time = {.it_value.tv_sec = limit_s};
 	struct rlimit memory = {MEMORY, MEMORY};
 
 	mine = &results[job];
@@ -102,7 +104,8 @@ static void run_schedule(unsigned job, const struct sim_options *options)
 	/* What is large comes from the kernel as zeroes, and is never touched as a whole. */
 	mallopt(M_MMAP_THRESHOLD, 1 << 20);
 	mallopt(M_TRIM_THRESHOLD, 1 << 30);
-	alarm(limit_s);
+	/* Of its own time: other load says nothing about it. */
+	setitimer(ITIMER_PROF, &time, NULL);
 	sim_options = *options;
 	sim_run(world_run, NULL);
 	mine->hash = sim_trace_hash();
@@ -137,7 +140,7 @@ static const char *verdict(unsigned job, int status)
 		return NULL;
 	if (!r->kind[0] && WIFSIGNALED(status))
 		snprintf(r->kind, sizeof r->kind, "signal %d%s", WTERMSIG(status),
-			WTERMSIG(status) == SIGALRM ? " (took too long)" : "");
+			WTERMSIG(status) == SIGPROF ? " (took too long)" : "");
 	else if (!r->kind[0])
 		snprintf(r->kind, sizeof r->kind, "exit status %d", WEXITSTATUS(status));
 	return r->kind;

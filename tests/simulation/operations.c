@@ -472,7 +472,7 @@ void *tool_main(void *opaque)
 	for (unsigned i = 0; (i < least || l->clients_running > 1) && !l->told_failed; i++) {
 		sim_sleep(sim_log_between(SIM_PLAN, 10000, SIM_SECOND));
 		name_of(name);
-		if (one_in(40)) {
+		if (one_in(15)) {
 			l->aborted = true;
 			runner_count(COUNT_aborts, 1);
 			ask(l, "abort", "", "", "");

@@ -184,6 +184,12 @@ static void draw_episode(struct episode *e)
 	e->ops = sim_once_in(SIM_STORE, 3) ? ~0u : 1u << sim_below(SIM_STORE, S3_OPS);
 	e->part = parts[sim_below(SIM_STORE, sizeof parts / sizeof *parts)];
 	e->one_of = sim_once_in(SIM_STORE, 2) ? sim_log_between(SIM_STORE, 2, 30) : 0;
+	/* One object of the log that cannot be read is worth more than chance gives it. */
+	if (sim_once_in(SIM_STORE, 3)) {
+		e->ops = 1u << S3_GET | 1u << S3_HEAD;
+		e->part = "/log/";
+		e->one_of = sim_log_between(SIM_STORE, 2, 30);
+	}
 	/* Nobody asks for what never comes. */
 	if (e->until == SIM_NEVER && !e->one_of && !*e->part)
 		e->until = e->from + 30 * SIM_SECOND;
