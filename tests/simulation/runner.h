@@ -25,9 +25,24 @@
 	X(deletions)                                                                               \
 	X(rollbacks)                                                                               \
 	X(clones)                                                                                  \
-	X(resizes) X(collections) X(verifies) X(removals) X(aborts) X(flushes) X(failed_requests)  \
-		X(lost_writes) X(gc_objects) X(full_roots) X(light_roots) X(deleted) X(orphans)    \
-			X(write_backs) X(replayed_entries) X(cache_files) X(transformed) X(direct)
+	X(resizes)                                                                                 \
+	X(collections)                                                                             \
+	X(verifies)                                                                                \
+	X(removals)                                                                                \
+	X(aborts)                                                                                  \
+	X(flushes)                                                                                 \
+	X(failed_requests)                                                                         \
+	X(lost_writes)                                                                             \
+	X(gc_objects)                                                                              \
+	X(full_roots)                                                                              \
+	X(light_roots)                                                                             \
+	X(deleted)                                                                                 \
+	X(orphans)                                                                                 \
+	X(write_backs)                                                                             \
+	X(replayed_entries)                                                                        \
+	X(cache_files)                                                                             \
+	X(transformed)                                                                             \
+	X(direct)
 
 enum runner_count {
 #define X(name) COUNT_##name,
