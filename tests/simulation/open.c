@@ -287,6 +287,7 @@ int establish(struct life *l)
 			v->name, s->epoch, old->epoch, lost);
 		s->older = old;
 		v->current = s;
+		v->sectors = v->sectors ? v->sectors : l->sectors;
 	} else {
 		/* Overtaken while it read: nothing that it writes will last. */
 		s->older = old;
