@@ -287,7 +287,9 @@ int establish(struct life *l)
 			v->name, s->epoch, old->epoch, lost);
 		s->older = old;
 		v->current = s;
-		v->sectors = v->sectors ? v->sectors : l->sectors;
+		/* One who took over beside a resize may know the size before it. */
+		if (!v->sectors && !may_fail(l))
+			v->sectors = l->sectors;
 	} else {
 		/* Overtaken while it read: nothing that it writes will last. */
 		s->older = old;
