@@ -197,7 +197,7 @@ void s3_space_tend(struct s3_volume *v)
 {
 	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
 	struct s3_objects_totals totals;
-	bool full, due, known;
+	bool full, due, known, told = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
@@ -221,12 +221,16 @@ void s3_space_tend(struct s3_volume *v)
 			v->reserve.bytes = bytes;
 		/* If it was asked for meanwhile, it is now, too. */
 		v->reserve.state = S3_RESERVE_THERE;
-		if (full) {
+		/* What was refused again meanwhile knows better. */
+		if (full && !v->refused_batches) {
 			v->refused = 0;
+			/* Who waits does so for what is put now: it is not stored yet. */
+			v->blocked = false;
+			told = true;
 			pthread_cond_broadcast(&v->sealer_work);
 		}
 	}
 	pthread_mutex_unlock(&v->lock);
-	if (full && r == 0)
+	if (told)
 		backend_error(&v->host, "volume=%s: there is space in the store again", v->name);
 }
