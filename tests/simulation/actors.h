@@ -7,6 +7,8 @@
 #include "tests/simulation/model.h"
 #include "tests/simulation/sim.h"
 
+struct s3_config;
+
 #define PREFIX	  "sim"
 #define VOLUMES	  4
 #define SNAPSHOTS 3 /* names */
@@ -84,6 +86,7 @@ struct plan {
 	unsigned weight_flush, weight_trim, weight_zero, weight_read, weight_write;
 	uint64_t retry_deadline;
 	bool failing_disk, full, chunked;
+	void (*tune)(struct s3_config *c); /* parameters of a scene, or NULL */
 	bool heavy; /* much data, batches that are large for one process and small for the next */
 };
 extern struct plan plan;
@@ -112,6 +115,8 @@ void *client_main(void *life);
 /* What userblk-s3 asks of it, now and then. */
 void *tool_main(void *life);
 void run_gc(struct life *l);
+/* As userblk-s3 gc: its result. */
+int ask_gc(struct life *l);
 void run_check(struct life *l);
 int run_snapshot(struct life *l, const char *name);
 int run_delete_snapshot(struct life *l, const char *name);

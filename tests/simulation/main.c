@@ -102,7 +102,7 @@ static void run_schedule(unsigned job, const struct sim_options *options)
 	(void)memory;
 #endif
 	/* What is large comes from the kernel as zeroes, and is never touched as a whole. */
-	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_MMAP_THRESHOLD, SIM_LARGE);
 	mallopt(M_TRIM_THRESHOLD, 1 << 30);
 	/* Of its own time: other load says nothing about it. */
 	setitimer(ITIMER_PROF, &time, NULL);

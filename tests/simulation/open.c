@@ -150,7 +150,7 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		set(p, "write-back-discard", "on");
 	if (l->weak)
 		set(p, "flush", "weak");
-	if (!readonly && !v->encrypted && !v->chunked && drawn(SIM_CACHEFILE, 4)) {
+	if (!plan.tune && !readonly && !v->encrypted && !v->chunked && drawn(SIM_CACHEFILE, 4)) {
 		set(p, "cache-file", "/sim/cache");
 		runner_count(COUNT_cache_files, 1);
 	}
@@ -158,6 +158,8 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		sim_fail("simulation", "%s", error.text);
 	c = (struct s3_config *)(uintptr_t)params_config(p);
 	draw_sizes(c, v);
+	if (plan.tune)
+		plan.tune(c);
 	c->store.retry_deadline = plan.retry_deadline;
 	sim_trace("%s %s%s%s batch-size=%" PRIu64 " uploads=%" PRIu64 " memory=%" PRIu64
 		  " checkpoint=%" PRIu64 " gc-delay=%" PRIu64 " connections=%" PRIu64 "%s%s%s%s",

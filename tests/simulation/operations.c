@@ -24,11 +24,23 @@ static bool one_in(uint64_t n)
 
 /* ---- the answers ----------------------------------------------------------------------------- */
 
+/* Only another writer, an abort, retry-deadline= and a disk that fails end a volume. */
+static bool may_end(const struct life *l)
+{
+	const struct volume *v = l->volume;
+
+	return l->aborted || v->writers > l->writer_number || l->contended || v->removers ||
+	       plan.retry_deadline || plan.failing_disk;
+}
+
 static void unexpected(struct life *l, const char *what, int r)
 {
 	struct s3_volume *v = (struct s3_volume *)l->device;
 
 	l->told_failed |= atomic_load(&v->failed) != 0;
+	if (l->told_failed && !may_end(l))
+		sim_fail("ended", "%s has ended for no reason; %s answers: %s", l->volume->name,
+			what, strerror(-r));
 	runner_count(COUNT_failed_requests, 1);
 	if (!may_fail(l))
 		sim_fail("error", "%s of %s fails for no reason: %s", what, l->volume->name,
@@ -284,13 +296,15 @@ static int ask(struct life *l, const char *format, const char *a, const char *b,
 	return r;
 }
 
+int ask_gc(struct life *l)
+{
+	return ask(l, "gc", "", "", "");
+}
+
 void run_gc(struct life *l)
 {
-	int r = -EEXIST;
+	int r = ask_gc(l);
 
-	/* Whose number an orphan has goes on with the next one when it is asked again. */
-	for (unsigned i = 0; i < 50 && r == -EEXIST; i++)
-		r = ask(l, "gc", "", "", "");
 	runner_count(COUNT_collections, 1);
 	if (r && !may_give_up(l))
 		sim_fail(

@@ -27,7 +27,7 @@
 
 const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
 	"crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
-	"cache-file", "transform", "direct", "odd-store", "parameters", "schedule"};
+	"cache-file", "transform", "direct", "odd-store", "parameters", "scenes", "schedule"};
 
 struct sim_options sim_options;
 struct sim_thread *sim_current;

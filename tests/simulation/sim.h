@@ -18,6 +18,7 @@
 #define SIM_MS	   UINT64_C(1000000)
 #define SIM_SECOND UINT64_C(1000000000)
 #define SIM_NEVER  UINT64_MAX
+#define SIM_LARGE  (1 << 20) /* bytes that come from the kernel by themselves */
 
 /* ---- options of a run ---- */
 
@@ -42,6 +43,7 @@ enum sim_class {
 	SIM_DIRECT,	/* layout=direct */
 	SIM_ODD_STORE,	/* stores that ignore conditions */
 	SIM_PARAMETERS, /* parameters that change between opens */
+	SIM_SCENES,	/* scenes of their own instead of a schedule drawn freely */
 	SIM_SCHEDULE,	/* any other schedule than that threads run until they wait */
 	SIM_CLASSES,
 };

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/client/names.h"
@@ -16,6 +18,9 @@
 #define BACKOFF_LAST  (10 * SIM_SECOND)
 #define PAGE	      7 /* objects of a listing: few, so that there are more pages */
 #define EPISODES      8
+/* Keys of the volumes, and of what a hostile store lists in their place. */
+#define OURS	"sim/v"
+#define FOREIGN "sim/w"
 
 const char *const s3_addressing_names[] = {"path", "virtual", NULL};
 
@@ -40,12 +45,16 @@ struct object {
 static struct object *objects; /* by key */
 static size_t n_objects, objects_room;
 static uint64_t tags, stored_bytes;
+static uint64_t blob_bytes; /* be they stored or on their way */
+static uint64_t watched_from, watched_most;
 static bool ignores_if_none_match, ignores_if_match, missing_is_412;
 
 static void let_go(struct blob *b)
 {
-	if (b && --b->refs == 0)
-		free(b);
+	if (!b || --b->refs)
+		return;
+	blob_bytes -= b->length < SIM_LARGE ? b->length : 0;
+	free(b);
 }
 
 /* Where key is, or is to be. */
@@ -103,6 +112,8 @@ static void delete_object(const char *key)
 {
 	struct object *o = find(key);
 
+	if (strncmp(key, FOREIGN, strlen(FOREIGN)) == 0)
+		sim_fail("foreign", "%s is deleted, which is no object of the volume's", key);
 	if (!o)
 		return;
 	stored_bytes -= o->blob->length;
@@ -142,6 +153,37 @@ void store_ignores(bool if_none_match, bool if_match)
 	ignores_if_match = if_match;
 }
 
+/* ---- memory that is not the store's ------------------------------------------------------------
+ */
+
+static uint64_t allocated(void)
+{
+	/* Not what is large, comes from the kernel as a whole, and stays untouched in most parts.
+	 */
+	return mallinfo2().uordblks - blob_bytes;
+}
+
+static void watch(void)
+{
+	uint64_t now;
+
+	if (!watched_from)
+		return;
+	now = allocated();
+	if (now > watched_from + watched_most)
+		watched_most = now - watched_from;
+}
+
+void store_watch(void)
+{
+	watched_from = allocated();
+}
+
+uint64_t store_watched(void)
+{
+	return watched_most;
+}
+
 /* ---- faults ------------------------------------------------------------------------------------
  */
 
@@ -166,6 +208,7 @@ static struct {
 	uint64_t late_ns, silence_ns;
 	uint64_t room; /* bytes that the store takes while it is not calm; 0: any */
 	bool full_code;
+	bool hostile;  /* listings have keys that were not asked for */
 	bool in_order; /* nothing of a killed sender's takes effect any more */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
@@ -224,6 +267,29 @@ void store_draw(void)
 		faults.refused = faults.n_episodes = 0;
 	if (!sim_with(SIM_FULL))
 		faults.room = 0;
+	faults.hostile = bad && sim_with(SIM_REFUSE) && sim_once_in(SIM_STORE, 8);
+}
+
+void store_serves(void)
+{
+	if (faults.base_ns > 20 * SIM_MS)
+		faults.base_ns = 20 * SIM_MS;
+	faults.lost_request = faults.lost_reply = faults.late = faults.refused = 0;
+	faults.failed_after = faults.room = faults.n_episodes = 0;
+	faults.tail = faults.far = 0;
+	faults.hostile = false;
+}
+
+void store_room(uint64_t bytes)
+{
+	faults.room = bytes;
+}
+
+void store_refuses(enum s3_op op, const char *part_of_key)
+{
+	faults.episodes[0] = (struct episode){
+		.until = SIM_NEVER, .kind = EPISODE_503, .ops = 1u << op, .part = part_of_key};
+	faults.n_episodes = 1;
 }
 
 void store_in_order(void)
@@ -645,33 +711,68 @@ static size_t entry_length(const struct s3_request *req, const char *key)
 	return slash ? (size_t)(slash - key) + 1 : strlen(key);
 }
 
-static void list(struct s3_request *req)
+/* An entry of a listing as a store writes it. */
+static void write_entry(FILE *out, const struct object *o, size_t length, bool foreign)
 {
-	struct s3_listing *l = &req->listing;
-	const char *last = req->token ? req->token : req->start_after;
-	unsigned page = req->max_keys && req->max_keys < PAGE ? req->max_keys : PAGE;
+	char key[S3_KEY_MAX + 1], time[32];
+	time_t modified = (time_t)o->modified;
+	struct tm tm;
 
-	l->objects = calloc(page, sizeof *l->objects);
-	for (size_t i = place(req->key); i < n_objects; i++) {
+	snprintf(key, sizeof key, "%.*s", (int)length, o->key);
+	if (foreign && strncmp(key, OURS, strlen(OURS)) == 0)
+		memcpy(key, FOREIGN, strlen(FOREIGN));
+	if (length < strlen(o->key)) {
+		fprintf(out, "<CommonPrefixes><Prefix>%s</Prefix></CommonPrefixes>", key);
+		return;
+	}
+	gmtime_r(&modified, &tm);
+	strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%S.000Z", &tm);
+	fprintf(out,
+		"<Contents><Key>%s</Key><LastModified>%s</LastModified><Size>%zu</Size></Contents>",
+		key, time, o->blob->length);
+}
+
+/* A page of a listing, as XML, for the real parser. 0 or its error. */
+static int list(struct s3_request *req)
+{
+	const char *last = req->token ? req->token : req->start_after;
+	unsigned page = req->max_keys && req->max_keys < PAGE ? req->max_keys : PAGE, n = 0;
+	bool foreign = faults.hostile && !faults.calm && sim_once_in(SIM_STORE, 4);
+	bool truncated = false;
+	char *xml, *end = NULL;
+	size_t length;
+	FILE *out = open_memstream(&xml, &length);
+	int r;
+
+	if (!out)
+		abort();
+	fprintf(out, "<ListBucketResult>");
+	for (size_t i = place(req->key); i < n_objects && !truncated; i++) {
 		const struct object *o = &objects[i];
-		size_t length;
-		char *key;
+		size_t entry;
 
 		if (strncmp(o->key, req->key, strlen(req->key)) != 0)
 			break;
-		length = entry_length(req, o->key);
-		if (last && strncmp(o->key, last, length) <= 0)
+		entry = entry_length(req, o->key);
+		if (last && strncmp(o->key, last, entry) <= 0)
 			continue;
-		if (l->n_objects == page) {
-			l->token = strdup(last);
-			return;
+		truncated = n == page;
+		if (truncated) {
+			fprintf(out, "<NextContinuationToken>%s</NextContinuationToken>", last);
+			break;
 		}
-		last = key = strndup(o->key, length);
-		l->objects[l->n_objects++] = (struct s3_listed){.key = key,
-			.size = o->blob->length,
-			.modified = o->modified,
-			.is_prefix = length < strlen(o->key)};
+		n++;
+		free(end);
+		last = end = strndup(o->key, entry);
+		write_entry(out, o, entry, foreign);
 	}
+	fprintf(out, "<IsTruncated>%s</IsTruncated></ListBucketResult>",
+		truncated ? "true" : "false");
+	fclose(out);
+	r = s3_parse_listing(xml, length, req->key, &req->listing);
+	free(end);
+	free(xml);
+	return r;
 }
 
 /* ---- events of an attempt
@@ -771,7 +872,11 @@ static void reply(void *opaque, uint64_t unused)
 		req->bytes = f->body->length;
 		snprintf(req->etag, sizeof req->etag, "\"%" PRIu64 "\"", a->tag);
 	} else if (f->op == S3_LIST) {
-		list(req);
+		if (list(req)) {
+			retry(f, "the store's listing is none");
+			drop_attempt(a);
+			return;
+		}
 	} else if (f->op == S3_DELETE_MANY) {
 		memset(req->key_results, 0, req->n_keys * sizeof *req->key_results);
 	}
@@ -911,6 +1016,7 @@ static struct blob *body_of(const struct s3_request *req)
 	if (!b)
 		abort();
 	*b = (struct blob){.refs = 1, .length = length};
+	blob_bytes += length < SIM_LARGE ? length : 0;
 	length = 0;
 	for (int i = 0; i < req->iovcnt; i++) {
 		if (req->iov[i].iov_len)
@@ -955,6 +1061,8 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 			f->keys[i] = strdup(req->keys[i]);
 	}
 	s->flights = f;
+	if (req->op == S3_PUT)
+		watch();
 	sim_trace("%s %s%s%s %zu", op_names[f->op], f->key, f->if_none_match ? " if none" : "",
 		f->if_match ? " if match" : "", f->body ? f->body->length : (size_t)req->offset);
 	if (f->body)

@@ -8,6 +8,7 @@
 #ifndef USERBLK_TESTS_SIMULATION_STORE_H
 #define USERBLK_TESTS_SIMULATION_STORE_H
 
+#include "backends/s3/client/client.h"
 #include "tests/simulation/sim.h"
 
 /* Draws latencies and faults. */
@@ -24,6 +25,13 @@ void store_calm(void);
 bool store_busy(void);
 /* Conditions that it ignores, as some stores do. */
 void store_ignores(bool if_none_match, bool if_match);
+/* For scenes: no faults but these. A store of so many bytes; requests that it refuses for ever. */
+void store_serves(void);
+void store_room(uint64_t bytes);
+void store_refuses(enum s3_op op, const char *part_of_key);
+/* Notes what memory is allocated, besides the store's, at each PUT from now on; most of it. */
+void store_watch(void);
+uint64_t store_watched(void);
 /* Calls fn for each object whose key begins with prefix. late: put by an attempt that had been
  * given up, or whose sender was gone. */
 void store_each(const char *prefix,

@@ -488,6 +488,10 @@ void world_run(void *unused)
 		meet_odd_store();
 		return;
 	}
+	if (sim_with(SIM_SCENES) && one_in(40)) {
+		scene_run();
+		return;
+	}
 	run_lives();
 	/* Faults cease: what still goes on has to come to its end. */
 	sim_trace("calm");

@@ -6,4 +6,7 @@
 /* All of a schedule; it fails by sim_fail(). */
 void world_run(void *unused);
 
+/* scenes.c: one of them, in place of a schedule drawn freely. */
+void scene_run(void);
+
 #endif

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Scenes: what schedules drawn freely seldom come to, and what they cannot judge. One process, no
+ * other faults than those of the scene; its proportions are drawn.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/volume.h"
+#include "tests/simulation/actors.h"
+#include "tests/simulation/runner.h"
+#include "tests/simulation/store.h"
+#include "tests/simulation/world.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+/* Objects of the log after a root, besides those that checkpoint= says: it takes its time. */
+#define RESTART_MOST 400
+/* A promise is 10 s; here the schedule may let who takes over wait, too. */
+#define TAKEOVER_MOST	 (60 * SIM_SECOND)
+#define STORE_LEAST_ROOM (2 * MIB)
+
+static uint64_t draw(uint64_t n)
+{
+	return sim_below(SIM_PLAN, n);
+}
+
+/* A volume without anything that makes it slow or odd, and somebody who opens it. */
+static struct life *newcomer(void)
+{
+	struct life *l = calloc(1, sizeof *l);
+
+	if (!l)
+		abort();
+	*l = (struct life){.process = sim_self(), .volume = &volumes[0], .role = WRITER};
+	l->writer_number = ++l->volume->writers;
+	return l;
+}
+
+static void set_up(uint64_t bytes)
+{
+	struct volume *v = &volumes[0];
+
+	v->sectors = (uint32_t)(bytes / SECTOR);
+	v->block_size = 1;
+	v->compress = v->encrypted = v->chunked = false;
+	*v->write_back = 0;
+	plan.retry_deadline = 0;
+	plan.full = plan.failing_disk = false;
+	sim_files_fail_syncs(0);
+}
+
+static void open_it(struct life *l, bool create)
+{
+	int r = life_open(l, NULL, create, &l->device);
+
+	if (r)
+		sim_fail("open", "%s cannot be opened: %s", l->volume->name, strerror(-r));
+	l->volume->exists = true;
+}
+
+static int put(struct life *l, uint64_t offset, size_t length)
+{
+	static uint8_t data[256 << 10];
+	struct iovec iov = {data, length};
+
+	/* What is written does not matter, but that it is not all the same. */
+	memset(data, (int)(1 + draw(255)), length);
+	return backend_writev(l->device, &iov, 1, offset, 0);
+}
+
+static void put_all(struct life *l, uint64_t offset, size_t length)
+{
+	int r = put(l, offset, length);
+
+	if (r == 0)
+		r = backend_flush(l->device);
+	if (r)
+		sim_fail("error", "a write fails for no reason: %s", strerror(-r));
+}
+
+static void end(struct life *l)
+{
+	int r;
+
+	backend_stop(l->device);
+	r = backend_close(l->device);
+	if (r)
+		sim_fail("close", "%s: %s", l->volume->name, strerror(-r));
+}
+
+/* ---- memory: what a collection takes besides what there is stays below memory= ------------- */
+
+static void tune_memory(struct s3_config *c)
+{
+	c->batch_size = 256 * KIB;
+	c->uploads = 1 + draw(2);
+	c->memory = (c->uploads + 2) * c->batch_size * 2 + 512 * KIB;
+	c->checkpoint = 8 + draw(24);
+	c->gc_delay = 0;
+}
+
+static void meet_memory(void)
+{
+	uint64_t size = 16 * MIB, piece = 256 * KIB, limit, most;
+	struct life *l = newcomer();
+
+	set_up(size);
+	plan.tune = tune_memory;
+	open_it(l, true);
+	/* The second time all that is made once is there. */
+	for (unsigned turn = 0; turn < 2; turn++) {
+		for (uint64_t at = 0; at < size; at += piece)
+			put_all(l, at, piece);
+		/* What is left is more than half of each, so that nobody has cleaned up before. */
+		for (uint64_t at = 0; at < size; at += piece)
+			put_all(l, at + draw(16) * 4 * KIB, (32 + draw(16)) * 4 * KIB);
+		if (turn)
+			store_watch();
+		run_gc(l);
+	}
+	limit = ((const struct s3_config *)params_config(l->params))->memory;
+	most = store_watched();
+	sim_trace("%" PRIu64 " of %" PRIu64 " bytes of memory", most, limit);
+	if (most > limit)
+		sim_fail("memory",
+			"%" PRIu64 " bytes were allocated by a collection, where %" PRIu64
+			" are the limit",
+			most, limit);
+	end(l);
+}
+
+/* ---- restart: compaction that is stuck holds up no checkpoint ------------------------------ */
+
+static void tune_restart(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 1 + draw(4);
+	c->memory = 4 * MIB;
+	c->checkpoint = 8;
+	c->gc_delay = 0;
+}
+
+static void meet_restart(void)
+{
+	struct life *l = newcomer();
+	struct s3_volume *v;
+
+	set_up(1 * MIB);
+	plan.tune = tune_restart;
+	open_it(l, true);
+	v = (struct s3_volume *)l->device;
+	store_refuses(draw(2) ? S3_PUT : S3_GET, draw(2) ? "/gc/" : "/gc/00/");
+	for (unsigned i = 0; i < 900; i++) {
+		put_all(l, draw(224) * 4 * KIB, (1 + draw(16)) * 4 * KIB);
+		sim_sleep(draw(20) * SIM_MS);
+		if (v->frontier - v->checkpoint > RESTART_MOST)
+			sim_fail("restart", "%" PRIu64 " objects of the log follow the newest root",
+				v->frontier - v->checkpoint);
+	}
+	store_calm();
+	end(l);
+	l = newcomer();
+	open_it(l, false);
+	end(l);
+}
+
+/* ---- takeover: of a writer that writes as fast as it can ----------------------------------- */
+
+static void tune_takeover(struct s3_config *c)
+{
+	c->batch_size = 16 * KIB;
+	c->uploads = 8;
+	c->memory = 4 * MIB;
+	c->checkpoint = 64;
+	c->gc_delay = 0;
+	c->store.connections = 64;
+}
+
+static void *busy_client(void *opaque)
+{
+	struct life *l = opaque;
+
+	while (put(l, draw(200) * 4 * KIB, 4 * KIB) == 0 && backend_flush(l->device) == 0)
+		;
+	if (--l->clients_running == 0)
+		sim_wake_all(&l->changed);
+	return NULL;
+}
+
+static void *take_over(void *opaque)
+{
+	struct life *l = opaque;
+
+	open_it(l, false);
+	l->done = true;
+	sim_wake_all(&l->changed);
+	return NULL;
+}
+
+static void meet_takeover(void)
+{
+	struct life *busy = newcomer(), *next;
+
+	set_up(1 * MIB);
+	plan.tune = tune_takeover;
+	open_it(busy, true);
+	busy->clients_running = 16;
+	for (unsigned i = 0; i < 16; i++)
+		sim_spawn(sim_self(), "busy client", busy_client, busy);
+	sim_sleep(draw(1000) * SIM_MS);
+	next = newcomer();
+	sim_spawn(sim_self(), "next writer", take_over, next);
+	if (!next->done)
+		sim_wait(&next->changed, sim_now() + TAKEOVER_MOST, "wait for a takeover", next);
+	if (!next->done)
+		sim_fail("starved", "a takeover has not ended after 60 s");
+	/* It is told by its next flush at the latest. */
+	while (busy->clients_running)
+		sim_wait(&busy->changed, SIM_NEVER, "wait for the first writer", busy);
+	backend_stop(busy->device);
+	backend_close(busy->device);
+	end(next);
+}
+
+/* ---- a full store: it is had again after a little more quota, a trim and a collection
+ * ----------------------------------------- */
+
+static void tune_full(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 1 + draw(4);
+	c->memory = 4 * MIB;
+	c->checkpoint = 4 + draw(16);
+	c->gc_delay = 0;
+}
+
+static void meet_full_store(void)
+{
+	struct life *l = newcomer();
+	uint64_t size = 8 * MIB, room = STORE_LEAST_ROOM + draw(4 * MIB);
+	int r = 0;
+
+	set_up(size);
+	plan.tune = tune_full;
+	open_it(l, true);
+	store_room(room);
+	for (unsigned i = 0; r == 0 && i < 400; i++) {
+		r = put(l, draw(size / (64 * KIB)) * 64 * KIB, 64 * KIB);
+		if (r == 0)
+			r = backend_flush(l->device);
+	}
+	if (r != -ENOSPC)
+		sim_fail("full", "the store is full, and a flush answers: %s", strerror(-r));
+	/* For the record of a trim, and for a root. */
+	store_room(room + MIB / 2);
+	r = backend_trim(l->device, 0, size, 0);
+	if (r)
+		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
+	for (unsigned i = 0; i < 60; i++) {
+		r = ask_gc(l);
+		if (r == 0)
+			r = put(l, 0, 64 * KIB);
+		if (r == 0)
+			r = backend_flush(l->device);
+		if (r == 0)
+			break;
+		sim_sleep(SIM_SECOND);
+	}
+	if (r)
+		sim_fail("full", "all was trimmed and collected, and a flush answers: %s",
+			strerror(-r));
+	end(l);
+}
+
+void scene_run(void)
+{
+	static void (*const scenes[])(void) = {
+		meet_memory, meet_restart, meet_takeover, meet_full_store};
+
+	store_serves();
+	sim_calm();
+	scenes[draw(sizeof scenes / sizeof *scenes)]();
+}
