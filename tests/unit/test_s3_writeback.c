@@ -334,6 +334,58 @@ static void test_a_replay_does_not_wait_for_each_object(void **state)
 	fake_store_reset();
 }
 
+/* An opening beside the test. */
+struct opening {
+	pthread_t thread;
+	const char *path;
+	struct device d;
+	int result;
+};
+
+static void *open_it(void *opaque)
+{
+	struct opening *o = opaque;
+
+	o->result = attempt(&o->d, "v", o->path, "");
+	return NULL;
+}
+
+/*
+ * What the writer before left behind the fence stands where a replay puts its objects; and a root
+ * of his arrives late. Each object is stored in place of such a one.
+ */
+static void test_a_late_root_beside_a_replay(void **state)
+{
+	struct opening opening = {.path = new_path()};
+	struct device d;
+
+	(void)state;
+	create(&d, opening.path, "");
+	fake_store_hold(S3_PUT, "/log/02/");
+	for (unsigned i = 0; i < 4; i++) {
+		change(&d, i * MIB, 768 * KIB, i);
+		flush(&d);
+	}
+	while (fake_store_object("/log/03/0000000000000003", NULL, 0) == SIZE_MAX)
+		usleep(1000);
+	crash(&d);
+	fake_store_release(S3_PUT, NULL);
+	fake_store_hold(S3_PUT, "/log/03/");
+	assert_int_equal(pthread_create(&opening.thread, NULL, open_it, &opening), 0);
+	fake_store_wait_held(S3_PUT, "/log/03/");
+	fake_store_set("userblk/v/ckpt/0000000000000001/root", "late", 4);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(opening.thread, NULL);
+	assert_int_equal(opening.result, 0);
+	holds_model(&opening.d);
+	crash(&opening.d);
+	fake_store_release(S3_PUT, NULL);
+	reopen(&d, opening.path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_a_torn_tail_is_cut_off(void **state)
 {
 	const char *path = new_path();
@@ -679,6 +731,7 @@ int main(void)
 		cmocka_unit_test(test_what_was_not_flushed_is_a_prefix),
 		cmocka_unit_test(test_a_crash_in_the_middle_of_the_replay),
 		cmocka_unit_test(test_a_replay_does_not_wait_for_each_object),
+		cmocka_unit_test(test_a_late_root_beside_a_replay),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),
 		cmocka_unit_test(test_damage_before_the_tail_is_refused),
 		cmocka_unit_test(test_damaged_states),

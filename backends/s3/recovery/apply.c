@@ -171,7 +171,8 @@ int s3_recovery_apply(struct s3_recovery *p, const struct s3_object_header *head
 	while (r == 0 && s3_header_next(header, &cursor, &record))
 		r = s3_recovery_apply_record(p, header, &record);
 	if (r == -ENOENT) {
-		r = s3_recovery_newer_root(v, p); /* which need not know how it came to that */
+		/* A newer one need not know how it came to that. Behind our fence there is none. */
+		r = p->fenced ? 0 : s3_recovery_newer_root(v, p);
 		return r ? r
 			 : s3_volume_refuse(v, -EIO,
 				   "volume=%s: the snapshot at object %" PRIu64

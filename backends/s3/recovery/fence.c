@@ -28,11 +28,15 @@
 #define AHEAD	  16
 #define AHEAD_MAX (1u << 20)
 
+/* Ours is in its place; besides S3_RECOVERY_AGAIN, which says that it is not. */
+#define STORED (S3_RECOVERY_AGAIN + 1)
+
 /* ---- the fence -------------------------------------------------------------------- */
 
 /*
  * What to do about an object that stands where one of ours of epoch is to be. 0: try again,
- * replacing that of etag stale (""; none). 1: it is ours.
+ * replacing that of etag stale (""; none). STORED: it is ours. Before the fence stands also
+ * S3_RECOVERY_AGAIN.
  */
 static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64_t epoch,
 	const char *key, char *stale)
@@ -49,15 +53,16 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 		/*
 		 * Its predecessor may be the fence of one who, like us, began with an old root, and
 		 * stands where a collection made a hole; then this is an object of the log. But
-		 * then there is a newer root by now, without which nothing is collected.
+		 * then there is a newer root by now, without which nothing is collected. Behind our
+		 * own fence that has been settled, and a root that comes late changes nothing.
 		 */
-		r = s3_recovery_newer_root(v, p);
+		r = p->fenced ? 0 : s3_recovery_newer_root(v, p);
 		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
 		memcpy(stale, req.etag, sizeof req.etag);
 	} else if (header.epoch < p->last_epoch) {
 		r = s3_recovery_damaged(v, key, "comes without an etag");
 	} else if (header.epoch == epoch && memcmp(header.instance, v->instance, S3_UUID) == 0) {
-		r = 1; /* its reply was lost */
+		r = STORED; /* its reply was lost */
 	} else if (p->fenced) {
 		r = s3_volume_refuse(v, -EBUSY,
 			"volume=%s: another writer took it over while it was opened; end that one, "
@@ -211,7 +216,7 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
 	struct s3_object_header header;
 	unsigned missed = 0;
-	int r = !buffer ? -ENOMEM : p->mine;
+	int r = !buffer ? -ENOMEM : p->mine ? STORED : 0;
 
 	while (r == 0) {
 		uint64_t seq = v->applied + 1;
@@ -239,13 +244,11 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 			continue;
 		}
 		if (r == 0)
-			r = 1;
+			r = STORED;
 	}
 	/* It may have been there already when this attempt began. */
-	if (r == 1 && !p->mine)
-		r = s3_recovery_apply(p, &header);
-	else if (r == 1)
-		r = 0;
+	if (r == STORED)
+		r = p->mine ? 0 : s3_recovery_apply(p, &header);
 	if (r == 0) {
 		v->epoch = p->epoch;
 		v->ours = p->fenced = true;
@@ -322,13 +325,13 @@ int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 
 		r = s3_volume_put_at(v, key, iov, iovcnt, *stale ? stale : NULL, v->deadline, &req);
 		if (r == 0)
-			r = 1;
+			r = STORED;
 		else if (r == -EEXIST || (r == -ENOENT && *stale))
 			r = meet(v, p, header->id, v->epoch, key, stale);
 		else
 			s3_volume_refuse(v, r, "%s", req.message);
 	}
-	return r == 1 ? s3_recovery_apply(p, header) : r;
+	return r == STORED ? s3_recovery_apply(p, header) : r;
 }
 
 static void put_landed(struct s3_request *req)
