@@ -395,7 +395,9 @@ static int put(struct replay *c)
 	c->now = (c->now + 1) % c->n;
 	if (r == 0)
 		r = arrive(c, &c->parcels[c->now]);
-	begin(c);
+	/* Otherwise the next one may still be on its way. */
+	if (r == 0)
+		begin(c);
 	return r;
 }
 
