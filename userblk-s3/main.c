@@ -56,6 +56,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	config.create = config.readonly = false;
 	config.size = 0;
 	config.require_clean_close = !o->take_over;
+	config.before_change = s3_volume_may_remove;
 	r = session_open(o, &config, NULL, answer, &error);
 	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
 	 */

@@ -155,6 +155,11 @@ int session_is_served(const struct options *o)
 
 /* ---- the store ---------------------------------------------------------------------------- */
 
+static int look(struct s3_volume *v, void *request)
+{
+	return s3_control_look(v, request);
+}
+
 int session_open(const struct options *o, const struct s3_config *config, const char *request,
 	struct answer *answer, struct params_error *kept)
 {
@@ -170,6 +175,10 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 		c.store.retry_deadline = RETRY_DEADLINE;
 	/* The server's own. */
 	c.control = c.cache_file = NULL;
+	if (request && !c.create) {
+		c.before_change = look;
+		c.before_change_opaque = (void *)request;
+	}
 	r = s3_volume_open(&c, 0, &host, &v);
 	if (r)
 		return r;

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from device import ServeS3
 from nbdkit_server import NbdError, plugin_path, run_nbdkit
+from servers import BUCKET
 from stamps import BLOCK, stamped
 from tool import Tool
 from volume_driver import Ended
@@ -141,6 +142,58 @@ def test_resize(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> 
 def secret(path: Path, data: bytes) -> None:
     path.touch(mode=0o600)
     path.write_bytes(data)
+
+
+def listing(serve: ServeS3) -> list[tuple[str, str, Any]]:
+    """Everything that this test has in the store: keys, digests, times."""
+    pages = serve.store.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=serve.prefix)
+    return [(o["Key"], o["ETag"], o["LastModified"]) for page in pages for o in page.get("Contents", [])]
+
+
+def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: ServeS3, tmp_path: Path) -> None:
+    """Not even the fence of who looked. w is encrypted, x has layout=direct."""
+    secret(tmp_path / "key", bytes(range(32)))
+    handle = serve_s3("v").connect()
+    handle.pwrite(stamped(RUN, 0, 1), 63 << 20)
+    handle.flush()
+    serve_s3.servers[-1].stop()
+    serve_s3("w", encryption_key=str(tmp_path / "key")).stop()
+    serve_s3("x", layout="direct").stop()
+    tool("snapshot", "create", "monday")
+    tool("snapshot", "create", "tuesday")
+    tool("clone", "monday", "c")
+    new_key = f"--new-encryption-key={tmp_path / 'key'}"
+    same_key = {"volume": "w", "encryption_key": str(tmp_path / "key")}
+    before = listing(serve_s3)
+    refusals: list[tuple[list[str], dict[str, str], str]] = [
+        (["create"], {"size": "64M"}, "volume=v: there is one already; choose another name"),
+        (["snapshot", "create", "monday"], {}, "snapshot=monday: volume v has one of that name; choose another"),
+        (["snapshot", "delete", "friday"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["snapshot", "delete", "monday"], {}, "snapshot=monday: has 1 clone, such as "),
+        (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["snapshot", "rollback", "monday"], {}, "snapshot=monday: there are younger ones, the last is tuesday;"),
+        (["clone", "friday", "y"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["clone", "monday", "c"], {}, "clone: the bucket holds "),
+        (["resize"], {"size": "1000000"}, "size=1000000: "),
+        (["resize"], {"size": "4096"}, "size=4096: "),
+        (["resize"], {"size": "2P"}, "size="),
+        (["resize"], {"size": "32M"}, "size=33554432: there is data behind that; trim it first"),
+        (["rekey", new_key], {}, "volume=v: is not encrypted"),
+        (["rekey", new_key], same_key, "volume=w: has this very"),
+        (["gc", "--take-over"], {"volume": "x"}, "volume=x: has layout=direct, which has no gc; copy"),
+        (["resize", "--take-over"], {"volume": "x", "size": "128M"}, "volume=x: has layout=direct, which has no"),
+        (["delete", "--confirm=v"], {}, "volume=v: its snapshot monday has clones, which need its data"),
+        (["delete", "--confirm=v", "--take-over"], {}, "volume=v: its snapshot monday has clones"),
+        (["delete", "--confirm=z"], {"volume": "z"}, "volume=z: there is none"),
+        (["gc"], {"volume": "z"}, "volume=z: there is none under prefix="),
+    ]
+    for words, more, line in refusals:
+        assert tool.refused(*words, **more).startswith(line), (words, more)
+        assert listing(serve_s3) == before, (words, more)
+    # And what is not refused is done.
+    tool("resize", size="128M")
+    tool("snapshot", "delete", "tuesday")
+    tool("snapshot", "rollback", "monday")
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["closed", "served"])

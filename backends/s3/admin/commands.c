@@ -348,6 +348,21 @@ static int snapshot_list(struct s3_call *c)
 	return 0;
 }
 
+static int may_create(struct s3_call *c)
+{
+	return s3_snapshot_may_create(c->v, c->words[1]);
+}
+
+static int may_delete(struct s3_call *c)
+{
+	return s3_snapshot_may_delete(c->v, c->words[1]);
+}
+
+static int may_roll_back(struct s3_call *c)
+{
+	return s3_snapshot_may_rollback(c->v, c->words[1]);
+}
+
 static int snapshot_create(struct s3_call *c)
 {
 	return s3_snapshot_create(c->v, c->words[1]);
@@ -373,17 +388,32 @@ static int make_clone(struct s3_call *c)
 	return s3_volume_clone(c->v, c->words[1], c->words[2], c->words[3]);
 }
 
-static int resize(struct s3_call *c)
+static int parse_size(struct s3_call *c, uint64_t *size)
 {
 	char *end;
-	uint64_t size;
-	int r;
 
 	errno = 0;
-	size = strtoull(c->words[1], &end, 10);
+	*size = strtoull(c->words[1], &end, 10);
 	if (errno || *end || c->words[1][0] == '-')
 		return s3_volume_refuse(c->v, -EINVAL, "%s: not a number of bytes", c->words[1]);
-	r = s3_volume_resize(c->v, size);
+	return 0;
+}
+
+static int may_resize(struct s3_call *c)
+{
+	uint64_t size;
+	int r = parse_size(c, &size);
+
+	return r ? r : s3_volume_may_resize(c->v, size);
+}
+
+static int resize(struct s3_call *c)
+{
+	uint64_t size;
+	int r = parse_size(c, &size);
+
+	if (r == 0)
+		r = s3_volume_resize(c->v, size);
 	if (r == 0)
 		say_number(c, "size_bytes", size);
 	return r;
@@ -391,21 +421,37 @@ static int resize(struct s3_call *c)
 
 /* The operand is the key in hexadecimal digits: the server may not be able to read the user's file.
  */
+static int parse_key(struct s3_call *c, uint8_t key[S3_KEY_BYTES])
+{
+	if (strspn(c->words[1], "0123456789abcdef") != 2 * S3_KEY_BYTES ||
+		c->words[1][2 * S3_KEY_BYTES])
+		return s3_volume_refuse(
+			c->v, -EINVAL, "rekey: not %d hexadecimal digits", 2 * S3_KEY_BYTES);
+	for (size_t i = 0; i < S3_KEY_BYTES; i++)
+		sscanf(c->words[1] + 2 * i, "%2hhx", &key[i]);
+	return 0;
+}
+
+static int may_rekey(struct s3_call *c)
+{
+	uint8_t key[S3_KEY_BYTES];
+	int r = parse_key(c, key);
+
+	if (r == 0)
+		r = s3_volume_may_rekey(c->v, key);
+	OPENSSL_cleanse(key, sizeof key);
+	return r;
+}
+
 static int rekey(struct s3_call *c)
 {
 	uint8_t key[S3_KEY_BYTES];
 	bool derived;
-	int r = -EINVAL;
+	int r = parse_key(c, key);
 
-	if (strspn(c->words[1], "0123456789abcdef") == 2 * sizeof key &&
-		!c->words[1][2 * sizeof key]) {
-		for (size_t i = 0; i < sizeof key; i++)
-			sscanf(c->words[1] + 2 * i, "%2hhx", &key[i]);
+	if (r == 0)
 		r = s3_volume_rekey(c->v, key, &derived);
-		OPENSSL_cleanse(key, sizeof key);
-	} else {
-		s3_volume_refuse(c->v, r, "rekey: not %zu hexadecimal digits", 2 * sizeof key);
-	}
+	OPENSSL_cleanse(key, sizeof key);
 	if (r == 0)
 		say_bool(c, "old_key_opens_data", derived);
 	return r;
@@ -439,18 +485,18 @@ static int give_up(struct s3_call *c)
 /* ---- requests ----------------------------------------------------------------------- */
 
 static const struct s3_command commands[] = {
-	{"info", 0, false, false, info},
-	{"stats", 0, false, false, stats},
-	{"check", 0, false, true, check},
-	{"snapshot-list", 0, false, true, snapshot_list},
-	{"snapshot-create", 1, true, true, snapshot_create},
-	{"snapshot-delete", 1, true, true, snapshot_delete},
-	{"snapshot-rollback", 1, true, true, snapshot_rollback},
-	{"clone", 3, false, true, make_clone},
-	{"resize", 1, true, true, resize},
-	{"rekey", 1, true, true, rekey},
-	{"gc", 0, true, true, gc},
-	{"abort", 0, false, false, give_up},
+	{"info", 0, false, false, NULL, info},
+	{"stats", 0, false, false, NULL, stats},
+	{"check", 0, false, true, NULL, check},
+	{"snapshot-list", 0, false, true, NULL, snapshot_list},
+	{"snapshot-create", 1, true, true, may_create, snapshot_create},
+	{"snapshot-delete", 1, true, true, may_delete, snapshot_delete},
+	{"snapshot-rollback", 1, true, true, may_roll_back, snapshot_rollback},
+	{"clone", 3, false, true, NULL, make_clone},
+	{"resize", 1, true, true, may_resize, resize},
+	{"rekey", 1, true, true, may_rekey, rekey},
+	{"gc", 0, true, true, NULL, gc},
+	{"abort", 0, false, false, NULL, give_up},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -467,24 +513,48 @@ const struct s3_command *s3_control_parse(char *text, const char **words)
 	return NULL;
 }
 
+/* Takes a request apart, and refuses what the volume cannot have. */
+static int begin(struct s3_call *c, const char *request, char text[S3_CONTROL_LINE_MAX],
+	const struct s3_command **command)
+{
+	struct s3_volume *v = c->v;
+
+	if (snprintf(text, S3_CONTROL_LINE_MAX, "%s", request) >= S3_CONTROL_LINE_MAX)
+		return -EINVAL;
+	*command = s3_control_parse(text, c->words);
+	if (!*command)
+		return s3_volume_refuse(v, -EINVAL, "%s: no such request", request);
+	if ((*command)->slow && v->super.layout == S3_LAYOUT_DIRECT)
+		return s3_volume_refuse(v, -EOPNOTSUPP,
+			"volume=%s: has layout=direct, which has no %s; copy it to a volume with a "
+			"log",
+			v->name, (*command)->name);
+	return 0;
+}
+
+int s3_control_look(struct s3_volume *v, const char *request)
+{
+	struct s3_call c = {.v = v};
+	char text[S3_CONTROL_LINE_MAX];
+	const struct s3_command *command;
+	int r = begin(&c, request, text, &command);
+
+	if (r == 0 && command->look)
+		r = command->look(&c);
+	OPENSSL_cleanse(text, sizeof text);
+	return r;
+}
+
 int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic bool *stop,
 	s3_control_line line, void *opaque)
 {
 	struct s3_call c = {.v = v, .stop = stop, .line = line, .opaque = opaque};
 	char text[S3_CONTROL_LINE_MAX];
 	const struct s3_command *command;
-	int r;
+	int r = begin(&c, request, text, &command);
 
-	if (snprintf(text, sizeof text, "%s", request) >= (int)sizeof text)
-		return -EINVAL;
-	command = s3_control_parse(text, c.words);
-	if (!command)
-		return s3_volume_refuse(v, -EINVAL, "%s: no such request", request);
-	if (command->slow && !v->layout->has_log)
-		return s3_volume_refuse(v, -EOPNOTSUPP,
-			"volume=%s: has layout=direct, which has no %s; copy it to a volume with a "
-			"log",
-			v->name, command->name);
+	if (r)
+		return r;
 	if (command->changes && v->backend.readonly)
 		return s3_volume_refuse(v, -EROFS,
 			"volume=%s: is served with readonly=on; serve it without", v->name);

@@ -27,6 +27,11 @@ typedef int (*s3_control_line)(void *opaque, const char *line);
  */
 int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic bool *stop,
 	s3_control_line line, void *opaque);
+/*
+ * Would the request be refused, as far as can be known before the volume is opened for writing?
+ * For before_change of struct s3_config. Changes nothing. 0 or negative errno, told.
+ */
+int s3_control_look(struct s3_volume *v, const char *request);
 
 struct s3_control;
 

@@ -56,6 +56,12 @@ static int meet_child(void *opaque, const char *key, const struct s3_name *name)
 		v->name, name->name);
 }
 
+int s3_volume_may_remove(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return walk(v, "snap/", meet_child, v);
+}
+
 /* ---- the super object and its copy --------------------------------------------------- */
 
 /* Reads it from under a name. -ENOENT: not there; other errors are told. */

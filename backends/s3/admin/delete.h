@@ -26,5 +26,7 @@ struct s3_removal {
  */
 int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
 	struct s3_removal *removal);
+/* As before_change of struct s3_config. -EBUSY, told: the volume has snapshots with clones. */
+int s3_volume_may_remove(struct s3_volume *v, void *opaque);
 
 #endif

@@ -28,8 +28,9 @@ struct s3_call {
 struct s3_command {
 	const char *name;
 	int operands;
-	bool changes; /* the volume */
-	bool slow;    /* also what layout=direct does not have */
+	bool changes;			/* the volume */
+	bool slow;			/* also what layout=direct does not have */
+	int (*look)(struct s3_call *c); /* what can be refused before the fence; or NULL */
 	int (*run)(struct s3_call *c);
 };
 

@@ -8,6 +8,8 @@
 
 #include "backends/s3/client/client.h"
 
+struct s3_volume;
+
 #define S3_MAX_UPLOADS 64
 
 enum s3_flush_mode { S3_FLUSH_DURABLE, S3_FLUSH_WEAK };
@@ -33,6 +35,12 @@ struct s3_config {
 	bool exclusive;		   /* with create: only if there is none yet */
 	bool use_default_deadline; /* the deadline of requests is nobody's wish: an open need not
 				      take it */
+	/*
+	 * Called when the volume is known up to its end and nothing has been changed: what is to be
+	 * refused is refused here, by a negative errno, told. Not of readonly. Or NULL.
+	 */
+	int (*before_change)(struct s3_volume *v, void *opaque);
+	void *before_change_opaque;
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);

@@ -153,7 +153,10 @@ struct s3_volume {
 	uint64_t opened;	  /* ns, monotonic */
 	bool require_clean_close; /* recovery refuses what the last writer did not close */
 	bool ours;		  /* the fence is stored */
-	bool write_back_discard;  /* what only a write-back log holds may be lost */
+	/* As in struct s3_config. */
+	int (*before_change)(struct s3_volume *v, void *opaque);
+	void *before_change_opaque;
+	bool write_back_discard; /* what only a write-back log holds may be lost */
 	/* Of the newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;
 	uint64_t last_time; /* us since 1970 */

@@ -78,11 +78,8 @@ static int rekey(struct s3_volume *v, void *opaque)
 	return 0;
 }
 
-int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived)
+int s3_volume_may_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES])
 {
-	uint8_t copy[S3_KEY_BYTES];
-	int r;
-
 	if (!v->volume_keys)
 		return s3_volume_refuse(v, -EINVAL,
 			"volume=%s: is not encrypted, which is decided when it is created; copy "
@@ -92,6 +89,16 @@ int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *
 		return s3_volume_refuse(v, -EINVAL,
 			"volume=%s: has this very key; give another one as --new-encryption-key",
 			v->name);
+	return 0;
+}
+
+int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived)
+{
+	uint8_t copy[S3_KEY_BYTES];
+	int r = s3_volume_may_rekey(v, key);
+
+	if (r)
+		return r;
 	r = are_derived(v, derived);
 	if (r)
 		return r;

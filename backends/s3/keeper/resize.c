@@ -53,6 +53,14 @@ int s3_volume_grow(struct s3_volume *v, uint64_t blocks)
 	return r;
 }
 
+static int refuse_cut(struct s3_volume *v, uint64_t blocks)
+{
+	return s3_volume_refuse(v, -ENOTEMPTY,
+		"size=%" PRIu64 ": there is data behind that; trim it first (blkdiscard --offset "
+		"%" PRIu64 ")",
+		blocks << v->shift, blocks << v->shift);
+}
+
 /*
  * Only of what is empty: a size with a digit missing must not cost any data, and who means it
  * trims first (blkdiscard). The end moves while writes wait; those behind it fail.
@@ -69,10 +77,7 @@ static int cut(struct s3_volume *v, uint64_t blocks)
 		s3_map_resize(v->map, blocks);
 	s3_log_resume(v);
 	if (!empty)
-		return s3_volume_refuse(v, -ENOTEMPTY,
-			"size=%" PRIu64 ": there is data behind that; trim it first (blkdiscard "
-			"--offset %" PRIu64 ")",
-			blocks << v->shift, blocks << v->shift);
+		return refuse_cut(v, blocks);
 	/* Emptied for good. */
 	r = s3_log_drain(v);
 	if (r == 0)
@@ -96,7 +101,7 @@ static int resize(struct s3_volume *v, void *opaque)
 	return r;
 }
 
-int s3_volume_resize(struct s3_volume *v, uint64_t size)
+static int check_size(struct s3_volume *v, uint64_t size)
 {
 	uint64_t most = S3_BLOCKS_MAX << v->shift;
 
@@ -106,5 +111,22 @@ int s3_volume_resize(struct s3_volume *v, uint64_t size)
 		return s3_volume_refuse(v, -EINVAL,
 			"size=%" PRIu64 ": give a multiple of 4096 from %" PRIu64 " to %" PRIu64,
 			size, SMALLEST, most);
-	return s3_keeper_call(v, resize, &size);
+	return 0;
+}
+
+int s3_volume_resize(struct s3_volume *v, uint64_t size)
+{
+	int r = check_size(v, size);
+
+	return r ? r : s3_keeper_call(v, resize, &size);
+}
+
+int s3_volume_may_resize(struct s3_volume *v, uint64_t size)
+{
+	uint64_t blocks = size >> v->shift, before = v->super.blocks;
+	int r = check_size(v, size);
+
+	if (r || blocks >= before || s3_map_is_hole(v->map, blocks, before - blocks))
+		return r;
+	return refuse_cut(v, blocks);
 }

@@ -94,6 +94,13 @@ int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name)
 		name, v->name);
 }
 
+static int refuse_existing(struct s3_volume *v, const char *name)
+{
+	return s3_volume_refuse(v, -EEXIST,
+		"snapshot=%s: volume %s has one of that name; choose another, or delete it", name,
+		v->name);
+}
+
 /* A root that could not be stored may have been to tell of another snapshot: that first. */
 static int settle(struct s3_volume *v)
 {
@@ -203,9 +210,7 @@ static int create(struct s3_volume *v, void *opaque)
 	int r = settle(v);
 
 	if (r == 0 && s3_snapshot_find(v, c->name, &c->snapshot))
-		return s3_volume_refuse(v, -EEXIST,
-			"snapshot=%s: volume %s has one of that name; choose another, or delete it",
-			c->name, v->name);
+		return refuse_existing(v, c->name);
 	if (r == 0)
 		r = s3_snapshot_keep_older_out(v);
 	if (r == 0)
@@ -242,6 +247,7 @@ int s3_snapshot_create(struct s3_volume *v, const char *name)
 
 struct children {
 	struct s3_volume *v;
+	bool look;   /* nothing is to be changed: markers of clones that are missing do not count */
 	int64_t now; /* when the mark was put, by the store's clock */
 	uint32_t n;
 	char first[S3_KEY_MAX + 1]; /* path of the one that was found first */
@@ -299,7 +305,9 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 		return 0;
 	}
 	readable = read_marker(c->v, listed->key, path);
-	if (readable && c->now - listed->modified > MARKER_STALE &&
+	if (c->look && readable && s3_snapshot_clone_is_missing(c->v, path, name.uuid))
+		return 0;
+	if (!c->look && readable && c->now - listed->modified > MARKER_STALE &&
 		s3_snapshot_clone_is_missing(c->v, path, name.uuid))
 		return s3_volume_delete(c->v, listed->key, &req);
 	if (!c->n++)
@@ -307,9 +315,9 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 	return 0;
 }
 
-static int check_childless(struct s3_volume *v, const char *name)
+static int check_childless(struct s3_volume *v, const char *name, bool look)
 {
-	struct children c = {.v = v};
+	struct children c = {.v = v, .look = look};
 	char prefix[S3_KEY_ROOM];
 	struct s3_request req;
 	int r;
@@ -354,7 +362,7 @@ static int delete (struct s3_volume *v, void *opaque)
 	if (r)
 		return s3_volume_refuse(v, r, "snapshot=%s: %s", name, req.message);
 	s3_failpoint(S3_FAIL_SNAP_MARK_AFTER);
-	r = check_childless(v, name);
+	r = check_childless(v, name, false);
 	if (r) {
 		s3_snapshot_unmark(v, name);
 		return r;
@@ -377,6 +385,15 @@ int s3_snapshot_delete(struct s3_volume *v, const char *name)
 
 /* ---- roll back ----------------------------------------------------------------------------- */
 
+static int check_newest(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	if (v->snapshots[v->n_snapshots - 1].seq == snapshot->seq)
+		return 0;
+	return s3_volume_refuse(v, -EBUSY,
+		"snapshot=%s: there are younger ones, the last is %s; delete them first",
+		snapshot->name, v->snapshots[v->n_snapshots - 1].name);
+}
+
 static int roll_back(struct s3_volume *v, void *opaque)
 {
 	const char *name = opaque;
@@ -385,11 +402,9 @@ static int roll_back(struct s3_volume *v, void *opaque)
 
 	if (!s3_snapshot_find(v, name, &snapshot))
 		return s3_snapshot_refuse_unknown(v, name);
-	if (v->snapshots[v->n_snapshots - 1].seq != snapshot.seq)
-		return s3_volume_refuse(v, -EBUSY,
-			"snapshot=%s: there are younger ones, the last is %s; delete them first",
-			name, v->snapshots[v->n_snapshots - 1].name);
-	r = settle(v);
+	r = check_newest(v, &snapshot);
+	if (r == 0)
+		r = settle(v);
 	if (r == 0 && snapshot.blocks > v->super.blocks) {
 		r = s3_volume_grow(v, snapshot.blocks);
 		if (r == 0)
@@ -425,4 +440,56 @@ int s3_snapshot_rollback(struct s3_volume *v, const char *name)
 	int r = s3_snapshot_check_name(v, name);
 
 	return r ? r : s3_collector_call(v, order_rollback, (void *)name);
+}
+
+/* ---- before the volume is opened for a change --------------------------------------------------
+ */
+
+/*
+ * Finds a snapshot. 0: known; 1: the root does not list it, but the store has one, which the fence
+ * may bring in; -EINVAL or -ENOENT, told.
+ */
+static int look_for(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot)
+{
+	int r = s3_snapshot_check_name(v, name);
+	struct s3_request req;
+	struct s3_name *names;
+	size_t n;
+
+	if (r || s3_snapshot_find(v, name, snapshot))
+		return r;
+	if (s3_snapshot_look(v, &names, &n, &req))
+		return 1;
+	for (size_t i = 0; i < n && !r; i++)
+		r = names[i].kind == S3_NAME_SNAPSHOT && strcmp(names[i].name, name) == 0;
+	free(names);
+	return r ? r : s3_snapshot_refuse_unknown(v, name);
+}
+
+int s3_snapshot_may_create(struct s3_volume *v, const char *name)
+{
+	struct s3_root_snapshot snapshot;
+	int r = s3_snapshot_check_name(v, name);
+
+	return r == 0 && s3_snapshot_find(v, name, &snapshot) ? refuse_existing(v, name) : r;
+}
+
+int s3_snapshot_may_delete(struct s3_volume *v, const char *name)
+{
+	struct s3_root_snapshot snapshot;
+	int r = look_for(v, name, &snapshot);
+
+	if (r == 0)
+		return check_childless(v, name, true);
+	return r > 0 ? 0 : r;
+}
+
+int s3_snapshot_may_rollback(struct s3_volume *v, const char *name)
+{
+	struct s3_root_snapshot snapshot;
+	int r = look_for(v, name, &snapshot);
+
+	if (r == 0)
+		return check_newest(v, &snapshot);
+	return r > 0 ? 0 : r;
 }

@@ -63,4 +63,15 @@ int s3_volume_resize(struct s3_volume *v, uint64_t size);
  */
 int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived);
 
+/*
+ * What the above would refuse, as far as can be known before a writer's fence: 0, or the error,
+ * told. They change nothing, neither in memory nor in the store, and are for before_change of
+ * struct s3_config: no thread of the volume runs yet.
+ */
+int s3_snapshot_may_create(struct s3_volume *v, const char *name);
+int s3_snapshot_may_delete(struct s3_volume *v, const char *name);
+int s3_snapshot_may_rollback(struct s3_volume *v, const char *name);
+int s3_volume_may_resize(struct s3_volume *v, uint64_t size);
+int s3_volume_may_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES]);
+
 #endif

@@ -142,6 +142,8 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 	v->next_gc = S3_GC | 1;
 	v->require_clean_close = c->require_clean_close;
 	v->write_back_discard = c->write_back_discard;
+	v->before_change = c->before_change;
+	v->before_change_opaque = c->before_change_opaque;
 	if (c->encryption_key)
 		r = s3_volume_read_key(v, c->encryption_key);
 	if (r == 0)
@@ -186,10 +188,10 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.clients_remain)
 		r = s3_volume_refuse_clients(
 			v, "has layout=direct, which does not tell how its last server ended");
-	else if (v->super.layout == S3_LAYOUT_DIRECT)
-		r = s3_direct_open(v, c);
-	else
-		r = s3_log_open(v, c);
+	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->before_change)
+		r = c->before_change(v, c->before_change_opaque);
+	if (r == 0)
+		r = v->super.layout == S3_LAYOUT_DIRECT ? s3_direct_open(v, c) : s3_log_open(v, c);
 	if (r)
 		return r;
 	v->backend.size = s3_volume_size(v);

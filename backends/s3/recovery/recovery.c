@@ -45,6 +45,8 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 		return r;
 	/* Before anything is changed. */
 	r = s3_writeback_check(v, &p->chain);
+	if (r == 0 && v->before_change && !p->fenced)
+		r = v->before_change(v, v->before_change_opaque);
 	if (r == 0)
 		r = s3_recovery_fence(v, p);
 	/*
