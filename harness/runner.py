@@ -318,7 +318,7 @@ class Runner:
                 attempt += 1
             first = pending[0]
             device = self.devices[first.device]
-            recheck_free(device, self.plan.devices[first.device].confirm)
+            recheck(device, self.plan.devices[first.device].confirm, None)
             facts = environment.device_facts(device.disk)
             if reason := environment.failing(facts) or environment.throttling(facts):
                 raise Stopped(f"{device.path}: {reason}")
@@ -439,7 +439,7 @@ class Runner:
         devices = devices_of(running)
         found: dict[str, object] = {}
         if self.plan.systems[entry.system].backed:
-            recheck(device, self.plan.devices[entry.device].confirm)
+            recheck(device, self.plan.devices[entry.device].confirm, running.server)
             for used in devices:  # what the last run left dirty must not be written over the new state
                 flush_cache(used.path)
             if workload.writes:
@@ -494,10 +494,7 @@ class Runner:
         device, profile = self.devices[entry.device], self.profile_of(entry)
         size = profile.files.size[entry.device]
         confirm = self.plan.devices[entry.device].confirm
-        if running.backing:
-            recheck(device, confirm)  # held by the server
-        else:
-            recheck_free(device, confirm)
+        recheck(device, confirm, running.server if running.backing else None)
         recorder = Recorder(directory / "preparation")
         lower, upper = mount_points(self.teardown)
         memory = limit_memory(profile.files.memory_bytes, self.plan.emulated, self.teardown)
@@ -762,12 +759,6 @@ def wait_for(process: Process, memory: Memory, running: Running, limit: float) -
         process.end()
     if process.poll():
         raise CommandError(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
-
-
-def recheck_free(device: BlockDevice, confirm: str) -> None:
-    """Before a system is brought up, when nothing of ours holds the device. Raises Refused."""
-    if check(device.path, confirm) != device:
-        raise Refused(f"{device.path}: is not the device that it was when the campaign began; begin anew")
 
 
 def interrupt_at_eof() -> None:

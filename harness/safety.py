@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which devices may be overwritten. Asked before anything else, and again right before every destructive act.
 
-Never, whatever is confirmed: a device that is mounted, swap, held by another, in use by another campaign, below
-the root file system, read-only. And no device at all unless its serial is repeated. Every refusal is one
-line: "DEVICE: reason; remedy".
+Never, whatever is confirmed: a device that is mounted, swap, held by another, open in another program, exported by
+the kernel, in use by another campaign, below the root file system, read-only. And no device at all unless its serial
+is repeated. Every refusal is one line: "DEVICE: reason; remedy".
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
 import os
 import stat
+import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +25,15 @@ from .blockdev import BlockDevice, disk_of, identify, number_of, opened, sysfs_o
 from .teardown import RUN
 
 CLAIMS = RUN / "claims"
+OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
+LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
+EXPORTS = {  # of the kernel, which opens a device without being a program: the file with its path, and by what
+    "nvmet/subsystems/*/namespaces/*/device_path": "NVMe target",
+    "target/core/*/*/udev_path": "SCSI target",
+}
+AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE = -100, 0x4000, 1  # linux/stat.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
@@ -38,11 +50,8 @@ def _below(sysfs: Path) -> Iterator[Path]:
     yield sysfs
     for slave in (sysfs / "slaves").glob("*") if (sysfs / "slaves").is_dir() else ():
         yield from _below(slave.resolve())
-    backing = sysfs / "loop/backing_file"
-    if backing.exists():
-        number = _block_number(backing.read_text().rstrip("\n"))
-        if number is not None:
-            yield from _below(sysfs_of(number))
+    if (sysfs / "loop/backing_file").exists() and (number := _loop_backing(sysfs.name)):
+        yield from _below(sysfs_of(number))
 
 
 def _block_number(path: str) -> int | None:
@@ -95,12 +104,114 @@ def _swaps() -> set[int]:
     return {number for number in numbers if number is not None}
 
 
+def _loop_backing(name: str) -> int | None:
+    """Number of the block device that a loop device lies on: the kernel's, since its path may be another
+    namespace's, or gone."""
+    try:
+        with opened(f"/dev/{name}", os.O_RDONLY) as fd:
+            found = struct.unpack_from("QQQ", fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(512)))[2]
+    except OSError:
+        try:
+            return _block_number(Path("/sys/block", name, "loop/backing_file").read_text().rstrip("\n"))
+        except OSError:
+            return None  # detached since
+    return os.makedev(found >> 8 & 0xFFF, found & 0xFF | found >> 12 & 0xFFF00) if found else None
+
+
 def _loops() -> Iterator[tuple[str, int]]:
     """Loop devices that lie on a block device: name, number of that device."""
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        number = _block_number(backing.read_text().rstrip("\n"))
+        number = _loop_backing(backing.parts[3])
         if number is not None:
             yield backing.parts[3], number
+
+
+def _exports() -> Iterator[tuple[str, int]]:
+    """Block devices that the kernel serves to other machines: by what, number."""
+    for pattern, what in EXPORTS.items():
+        for file in Path("/sys/kernel/config").glob(pattern):
+            try:
+                number = _block_number(file.read_text().strip())
+            except OSError:
+                continue  # removed since
+            if number is not None:
+                yield what, number
+
+
+def _open_number(link: str) -> int | None:
+    """Number of the block device that a link below /proc leads to. It does not wait for servers of file systems."""
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.statx(AT_FDCWD, os.fsencode(link), AT_STATX_DONT_SYNC, STATX_TYPE, buffer):
+        return None
+    (mode,) = struct.unpack_from("H", buffer, 28)
+    major, minor = struct.unpack_from("II", buffer, 128)
+    return os.makedev(major, minor) if stat.S_ISBLK(mode) else None
+
+
+def _files_of(process: str) -> Iterator[str]:
+    """Links to what a process has open, and to what it has mapped for writing back. Raises OSError."""
+    for fd in os.listdir(f"{process}/fd"):
+        yield f"{process}/fd/{fd}"
+    for line in Path(process, "maps").read_text(errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[1].endswith("s") and fields[5].startswith("/"):
+            yield f"{process}/map_files/{fields[0]}"
+
+
+def _parents() -> dict[int, int]:
+    """pid -> pid of the parent, of all processes."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(entry.name)] = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def _descends(pid: int, ancestors: Collection[int], parents: Mapping[int, int]) -> bool:
+    while pid > 1:
+        if pid in ancestors:
+            return True
+        pid = parents.get(pid, 0)
+    return False
+
+
+def openers(numbers: Collection[int]) -> list[tuple[int, str, int]]:
+    """Who has one of the devices open or mapped, in all namespaces below this one: pid, program, device number."""
+    found = []
+    for pid in sorted(_parents()):
+        process = f"/proc/{pid}"
+        try:
+            held = {number for link in _files_of(process) if (number := _open_number(link)) in numbers}
+            name = Path(process, "comm").read_text(errors="replace").rstrip("\n") if held else ""
+        except OSError:
+            continue  # it has just ended
+        name = "".join(c if c.isprintable() else "?" for c in name)
+        found += [(pid, name, number) for number in sorted(held) if number is not None]
+    return found
+
+
+def _refuse_open(device: BlockDevice, server: int | None) -> None:
+    """server: None: the device is not ours yet; else it, this process and their children may have it open."""
+    own = sysfs_of(device.number)
+    names = {number_of(sysfs): sysfs.name for sysfs in (disk_of(own), own, *_children(own))}
+    end = time.monotonic() + OPEN_PATIENCE
+    while True:
+        found = [one for one in openers(names) if one[0] != os.getpid()]
+        if found and server is not None:
+            parents, ours = _parents(), {os.getpid()} | ({server} if server else set())
+            found = [one for one in found if not _descends(one[0], ours, parents)]
+        if not found:
+            return
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    pid, program, number = found[0]
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    raise Refused(
+        f"{device.path}: {names[number]} is open in {program} (pid {pid}){others}; end that, or name another device"
+    )
 
 
 def _contents(path: str) -> str:
@@ -141,6 +252,9 @@ def _refuse_used(device: BlockDevice) -> None:
     for name, number in _loops():
         if number in {number_of(sysfs) for sysfs in related}:
             raise Refused(f"{path}: loop device {name} lies on it; detach that with losetup -d, or name another device")
+    for what, number in _exports():
+        if number in {number_of(sysfs) for sysfs in related}:
+            raise Refused(f"{path}: the kernel's {what} exports it; remove it there, or name another device")
     for number, where_mounted in mounted.items():
         try:
             below = {number_of(sysfs): sysfs.name for sysfs in _below(sysfs_of(number))}
@@ -167,11 +281,11 @@ def _refuse_unconfirmed(device: BlockDevice, confirm: str) -> None:
     )
 
 
-def check(path: str, confirm: str, *, held: bool = False) -> BlockDevice:
+def check(path: str, confirm: str, *, server: int | None = None) -> BlockDevice:
     """The device, if it may be overwritten. Raises Refused.
 
-    confirm: its serial (a partition: its disk's), or its size in bytes if it has none. held: it is opened
-    exclusively by this campaign itself, so that cannot be tried.
+    confirm: its serial (a partition: its disk's), or its size in bytes if it has none. server: of this campaign, which
+    has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None: nothing of ours.
     """
     try:
         device = identify(path)
@@ -185,22 +299,23 @@ def check(path: str, confirm: str, *, held: bool = False) -> BlockDevice:
     if device.readonly:
         raise Refused(f"{path}: is read-only; make it writable with blockdev --setrw, or name another device")
     _refuse_used(device)
-    if not held:
+    if server is None:
         try:
             with opened(path, os.O_RDWR | os.O_EXCL):
                 pass
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise Refused(f"{path}: cannot be opened: {error.strerror}; run as root") from None
+            _refuse_open(device, server)  # which tells by whom
             raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
+    _refuse_open(device, server)
     _refuse_unconfirmed(device, confirm)
     return device
 
 
-def recheck(device: BlockDevice, confirm: str) -> None:
-    """Right before a destructive act, of a device that this campaign holds: is it still the same, and still free?"""
-    found = check(device.path, confirm, held=True)
-    if found != device:
+def recheck(device: BlockDevice, confirm: str, server: int | None) -> None:
+    """Right before a destructive act: is it still the same, and still free? server: as for check()."""
+    if check(device.path, confirm, server=server) != device:
         raise Refused(f"{device.path}: is not the device that it was when the campaign began; begin anew")
 
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from loops import MIB, load_module, loop, run
+from loops import LIMIT, MIB, load_module, loop, run
 from userblk.harness.blockdev import identify
 from userblk.harness.safety import Refused, check, claimed, mounts, recheck
 
@@ -20,7 +23,7 @@ SIZE = 32 * MIB
 CONFIRM = str(SIZE)
 
 
-def refusal(path: str, confirm: str = CONFIRM, **options: bool) -> str:
+def refusal(path: str, confirm: str = CONFIRM, **options: int | None) -> str:
     with pytest.raises(Refused) as error:
         check(path, confirm, **options)
     text = str(error.value)
@@ -33,7 +36,7 @@ def test_a_free_device_is_accepted_when_confirmed(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
         found = check(device, CONFIRM)
         assert (found.size, found.serial, found.disk, found.readonly) == (SIZE, "", Path(device).name, False)
-        recheck(found, CONFIRM)
+        recheck(found, CONFIRM, None)
 
 
 def test_unconfirmed_says_what_is_on_it(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_mounted(tmp_path: Path) -> None:
         run("mount", device, str(where))
         try:
             assert f"is mounted at {where}" in refusal(device)
-            assert "is mounted" in refusal(device, held=True)
+            assert "is mounted" in refusal(device, server=0)
         finally:
             run("umount", str(where))
         check(device, CONFIRM)
@@ -141,9 +144,65 @@ def test_in_use_by_another_program(tmp_path: Path) -> None:
         fd = os.open(device, os.O_RDONLY | os.O_EXCL)
         try:
             assert "is in use by another program" in refusal(device)
-            check(device, CONFIRM, held=True)
+            check(device, CONFIRM, server=0)
         finally:
             os.close(fd)
+
+
+HOLD = "import mmap, os, sys; fd = os.open(sys.argv[1], {flags}); {then}; print('ready', flush=True); input()"
+KEEP = HOLD.format(flags="os.O_RDWR", then="pass")
+MAP = HOLD.format(flags="os.O_RDWR", then="m = mmap.mmap(fd, 4096); os.close(fd)")
+UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "private", "--"]
+
+
+@contextmanager
+def holder(code: str, device: str, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another program that has the device open as code tells."""
+    argv = [*prefix, sys.executable, "-c", code, device]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.communicate(b"\n", timeout=LIMIT)
+
+
+@pytest.mark.parametrize("code", [KEEP, KEEP.replace("O_RDWR", "O_RDONLY"), MAP], ids=["write", "read", "map"])
+def test_open_in_another_program(tmp_path: Path, code: str) -> None:
+    with loop(tmp_path, SIZE) as device:
+        name = Path(device).name
+        with holder(code, device) as other:
+            comm = Path(f"/proc/{other.pid}/comm").read_text().strip()
+            assert f"{name} is open in {comm} (pid {other.pid}); end that" in refusal(device)
+            check(device, CONFIRM, server=0)  # a child of ours
+            check(device, CONFIRM, server=other.pid)
+        check(device, CONFIRM)
+
+
+def test_open_in_other_namespaces_under_another_name(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        number = identify(device).number
+        node = tmp_path / "other"
+        os.mknod(node, 0o600 | stat.S_IFBLK, number)
+        code = KEEP.replace("input()", "os.unlink(sys.argv[1]); input()")
+        with holder(code, str(node), *UNSHARE):
+            assert re.search(rf"{Path(device).name} is open in \S+ \(pid \d+\)", refusal(device))
+        check(device, CONFIRM)
+
+
+def test_open_in_another_program_while_our_server_has_it(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from userblk.harness.safety import check, recheck, Refused\n"
+        "found = check(sys.argv[1], sys.argv[2], server=int(sys.argv[3]))\n"
+        "recheck(found, sys.argv[2], int(sys.argv[3]))\n"
+    )
+    with loop(tmp_path, SIZE) as device, holder(KEEP, device) as server:
+        argv = [sys.executable, "-c", code, device, CONFIRM, str(server.pid)]  # the holders are not its children
+        with holder(KEEP, device) as other:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+            assert re.search(rf"is open in \S+ \(pid {other.pid}\); end that", done.stderr)
+        run(*argv)
 
 
 def test_two_campaigns(tmp_path: Path) -> None:
@@ -194,4 +253,4 @@ def test_another_device_under_the_same_name(tmp_path: Path) -> None:
         os.truncate(tmp_path / "disk0", SIZE // 2)
         run("losetup", "--set-capacity", device)
         with pytest.raises(Refused, match="is not the device that it was"):
-            recheck(found, str(SIZE // 2))
+            recheck(found, str(SIZE // 2), 0)
