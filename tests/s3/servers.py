@@ -347,10 +347,13 @@ KINDS: dict[str, Callable[[Path], Store]] = {"versitygw": Versitygw, "minio": Mi
 
 
 @contextmanager
-def started(kind: Callable[[Path], Store]) -> Iterator[Store]:
-    """A store in memory, of which nothing is left at the end."""
+def started(kind: Callable[[Path], Store], size: int = 0) -> Iterator[Store]:
+    """A store in memory, of which nothing is left at the end. size: in bytes, for which it needs root; 0: no limit."""
     directory = memory_directory()
     try:
+        if size:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)]
+            subprocess.run(mount, check=True, timeout=STOP_TIMEOUT_S)
         store = kind(directory)
         try:
             store.start()
@@ -359,4 +362,6 @@ def started(kind: Callable[[Path], Store]) -> Iterator[Store]:
             store.stop()
             store.release()
     finally:
+        if os.path.ismount(directory):
+            subprocess.run(["umount", str(directory)], check=True, timeout=STOP_TIMEOUT_S)
         subprocess.run(["rm", "-rf", str(directory)], check=False)

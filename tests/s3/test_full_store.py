@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A server over a store that has no space left: what it refuses, what it does, and that it goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from device import ServeS3
+from nbdkit_server import Handle, NbdError
+from servers import BUCKET, Versitygw, started
+from stamps import BLOCK, stamped
+from tool import Tool
+
+RUN = 23
+MIB = 1 << 20
+SIZE_MIB = 128
+TIMEOUT_S = 60.0
+# Three batches of 1 MiB, so that a volume of 32 MiB has a reserve (of 4).
+SMALL = {"batch_size": "1M", "uploads": "1", "memory": "16M", "gc_delay": "0"}
+
+
+@pytest.fixture
+def small_store() -> Iterator[Versitygw]:
+    if os.geteuid() != 0:
+        pytest.skip("a store of a limited size needs root")
+    with started(Versitygw, 64 * MIB) as store:
+        assert isinstance(store, Versitygw)
+        yield store
+
+
+def content(place: int, number: int) -> bytes:
+    """Of the MiB at that place as write number leaves it."""
+    return b"".join(stamped(RUN, place * MIB // BLOCK + i, number) for i in range(MIB // BLOCK))
+
+
+def error_of(call: Callable[..., object], *arguments: object) -> str:
+    """The name of the error that a request is answered with; "": it was done."""
+    try:
+        call(*arguments)
+    except NbdError as error:
+        return str(error.errno)  # type: ignore[attr-defined]
+    return ""
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def check(handle: Handle, expected: dict[int, int]) -> None:
+    """expected: number of the last write by place; 0: trimmed."""
+    for place, number in expected.items():
+        wanted = content(place, number) if number else bytes(MIB)
+        assert bytes(handle.pread(MIB, place * MIB)) == wanted, f"MiB {place}"
+
+
+def test_a_full_store_is_freed_and_the_server_goes_on(small_store: Versitygw, tmp_path: Path) -> None:
+    serve = ServeS3(small_store, "full", tmp_path)
+    tool = Tool(serve)
+    control = str(tmp_path / "control")
+    server = serve("v", control=control, size=f"{SIZE_MIB}M", **SMALL)
+    try:
+        handle = server.connect()
+        written: dict[int, int] = {}
+        for place in range(40):
+            handle.pwrite(content(place, 1), place * MIB)
+            written[place] = 1
+        handle.flush()
+        wait_until(lambda: any(n > MIB for n in serve.objects("v", "probe/").values()), "there is no reserve")
+
+        error = ""
+        while not error:
+            place = len(written)
+            error = error_of(handle.pwrite, content(place, 2), place * MIB)
+            if not error:
+                written[place] = 2
+        assert error == "ENOSPC"
+        # What waits may have been stored where the reserve was; or not.
+        assert error_of(handle.flush) in ("", "ENOSPC")
+        assert tool("stats", control=control)["store_full"] == 1
+        check(handle, written)
+        assert server.output().count("trims and userblk-s3 gc free space") == 1
+
+        handle.trim(24 * MIB, 8 * MIB)
+        written |= dict.fromkeys(range(8, 32), 0)
+        tool("gc", control=control)
+        wait_until(lambda: not error_of(handle.flush), "no flush succeeds")
+        wait_until(lambda: tool("stats", control=control)["store_full"] == 0, "the store stays full")
+        assert "there is space in the store again" in server.output()
+        handle.pwrite(content(127, 3), 127 * MIB)
+        handle.flush()
+        written[127] = 3
+        check(handle, written)
+        server.kill()
+        server = serve("v", **SMALL)
+        check(server.connect(), written)
+        assert server.stop() == 0
+        assert tool("check")["damages"] == []
+    finally:
+        server.kill()
+
+
+def test_what_waits_for_space_is_kept(small_store: Versitygw, tmp_path: Path) -> None:
+    """Somebody else fills the store, and makes room again. The volume is too small to have a reserve."""
+    serve = ServeS3(small_store, "full", tmp_path)
+    s3 = small_store.client()
+    server = serve("v", size=f"{SIZE_MIB}M", **SMALL)
+    try:
+        handle = server.connect()
+        handle.pwrite(content(0, 1), 0)
+        handle.flush()
+        number, size = 0, 8 * MIB
+        while size > 4096:
+            try:
+                s3.put_object(Bucket=BUCKET, Key=f"other/{number}", Body=os.urandom(size))
+                number += 1
+            except s3.exceptions.ClientError:
+                size //= 2
+        handle.pwrite(content(1, 2), MIB)
+        assert error_of(handle.flush) == "ENOSPC"
+        assert error_of(handle.pwrite, content(2, 3), 2 * MIB) == "ENOSPC"
+        assert error_of(handle.flush) == "ENOSPC"
+        check(handle, {0: 1, 1: 2, 2: 0})
+
+        small_store.remove("other/")
+        wait_until(lambda: not error_of(handle.flush), "no flush succeeds")
+        wait_until(lambda: not error_of(handle.pwrite, content(2, 3), 2 * MIB), "no write succeeds")
+        handle.flush()
+        server.kill()
+        server = serve("v", **SMALL)
+        check(server.connect(), {0: 1, 1: 2, 2: 3})
+        assert server.stop() == 0
+    finally:
+        server.kill()
