@@ -217,10 +217,12 @@ void s3_space_tend(struct s3_volume *v)
 		r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
 	if (r == 0) {
-		if (v->reserve.bytes < bytes)
-			v->reserve.bytes = bytes;
-		/* If it was asked for meanwhile, it is now, too. */
-		v->reserve.state = S3_RESERVE_THERE;
+		/* One that was asked for meanwhile is being deleted, or has been. */
+		if (v->reserve.state != S3_RESERVE_BUSY) {
+			v->reserve.state = S3_RESERVE_THERE;
+			if (v->reserve.bytes < bytes)
+				v->reserve.bytes = bytes;
+		}
 		/* What was refused again meanwhile knows better. */
 		if (full && !v->refused_batches) {
 			v->refused = 0;
