@@ -29,8 +29,6 @@
 #define GC_TARGETS 4
 /* Blocks of an object that compaction writes, however little memory there is. */
 #define GC_BLOCKS_LEAST 16u
-/* s that a request of garbage collection is tried for. */
-#define GC_DEADLINE 60
 /* Objects that cannot be read are left alone that long. */
 #define PASSED_NS UINT64_C(600000000000)
 /* Compaction begins when less than this part of what is stored is used, in percent. */
@@ -221,7 +219,7 @@ static int begin_read(struct s3_volume *v, struct round *round, struct source *s
 		.iov = &s->iov,
 		.iovcnt = 1,
 		.offset = offset,
-		.retry_deadline = GC_DEADLINE,
+		.retry_deadline = S3_GC_DEADLINE,
 		.done = source_read,
 		.opaque = &round->reads,
 	};
@@ -332,7 +330,7 @@ static int send_target(struct s3_volume *v, struct target *t)
 		.iov = t->iov,
 		.iovcnt = 2,
 		.if_none_match = v->conditional,
-		.retry_deadline = GC_DEADLINE,
+		.retry_deadline = S3_GC_DEADLINE,
 		.done = target_stored,
 		.opaque = t,
 	};

@@ -43,6 +43,7 @@ static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 		.pool = S3_POOL_BACKGROUND,
 		.keys = keys,
 		.key_results = results,
+		.retry_deadline = S3_GC_DEADLINE,
 	};
 	int r = text && keys && results && own ? s3_check_not_fenced(v) : -ENOMEM;
 

@@ -12,6 +12,8 @@ struct s3_volume;
 
 /* Objects that are used less than that are compacted; percent. */
 #define S3_GC_SPARSE 70
+/* s that a request of garbage collection is tried for. */
+#define S3_GC_DEADLINE 60
 
 /*
  * The two newest roots of some moment. What neither they nor the snapshots need may go, gc-delay=
