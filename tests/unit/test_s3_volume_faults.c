@@ -15,6 +15,7 @@
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/log/log.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 
@@ -241,6 +242,48 @@ static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 	}
 	assert_int_equal(device_counter(&d, "gc_objects"), moved);
 	fake_store_hold(S3_GET, NULL);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What has to wait while a checkpoint captures the map goes on by itself then. */
+struct mark {
+	struct s3_volume *v;
+	_Atomic bool done;
+};
+
+static void *put_mark(void *opaque)
+{
+	struct mark *m = opaque;
+
+	assert_int_equal(s3_log_mark(m->v, NULL), 0);
+	m->done = true;
+	return NULL;
+}
+
+static void test_what_waits_for_a_capture_goes_on(void **state)
+{
+	struct mark mark = {0};
+	pthread_t thread;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	mark.v = volume_of(&d);
+	s3_log_pause(mark.v);
+	assert_int_equal(pthread_create(&thread, NULL, put_mark, &mark), 0);
+	pause_ms(200); /* it waits */
+	assert_false(mark.done);
+	s3_log_resume(mark.v);
+	for (unsigned i = 0; !mark.done; i++) {
+		if (i == PATIENCE * 100)
+			fail_msg("it waits for ever");
+		pause_ms(10);
+	}
+	pthread_join(thread, NULL);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -490,6 +533,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
+		cmocka_unit_test(test_what_waits_for_a_capture_goes_on),
 		cmocka_unit_test(test_an_unreadable_source_is_passed_over),
 		cmocka_unit_test(test_a_failed_light_root_is_followed_by_a_light_one),
 		cmocka_unit_test(test_changes_beside_a_checkpoint_that_waits),

@@ -135,6 +135,7 @@ void s3_log_resume(struct s3_volume *v)
 	pthread_mutex_lock(&v->lock);
 	v->barrier = false;
 	pthread_cond_signal(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet); /* wait_for_room() */
 	pthread_mutex_unlock(&v->lock);
 }
 
