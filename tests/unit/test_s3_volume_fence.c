@@ -281,6 +281,8 @@ static void open_while_roots_go(int (*open)(struct device *d))
 	assert_int_equal(s3_snapshot_delete(volume_of(&a), "t"), 0);
 	assert_int_equal(s3_volume_gc(volume_of(&a), NULL, NULL), 0);
 	assert_int_equal(fake_store_object(log_key(2), NULL, 0), SIZE_MAX);
+	/* One that is never answered holds the collector up for no longer. */
+	assert_in_range(fake_store_deadline(S3_DELETE_MANY, "/log/"), 1, 60);
 	fake_store_release(S3_GET, NULL);
 	if (end(&opening))
 		fail_msg("cannot open: %s", b.told.error);
@@ -355,6 +357,39 @@ static void test_old_roots_stay_for_a_while(void **state)
 		nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
 	assert_int_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
 	device_close(&a);
+	fake_store_reset();
+}
+
+/*
+ * A root without the snapshot could not be stored: until there is one the snapshot stays, and what
+ * its own root names, too.
+ */
+static void test_a_snapshot_whose_deletion_failed_is_whole(void **state)
+{
+	static const char *const names[] = {"s", "t", "u"};
+	struct device a, c;
+	uint8_t block[BLOCK];
+	char key[64];
+
+	(void)state;
+	create(&a, "size=64M;gc-delay=1");
+	for (unsigned i = 0; i < 3; i++) {
+		assert_int_equal(write_block(&a, 0, i + 1), 0);
+		assert_int_equal(s3_snapshot_create(volume_of(&a), names[i]), 0);
+		if (i == 0)
+			snprintf(key, sizeof key, "/ckpt/%016llx/0000",
+				(unsigned long long)volume_of(&a)->checkpoint);
+	}
+	assert_int_not_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
+	fake_store_fail(S3_PUT, "/root", -EIO, 1);
+	assert_int_not_equal(s3_snapshot_delete(volume_of(&a), "s"), 0);
+	nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 500000000}, NULL);
+	assert_int_not_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
+	crash(&a);
+	device_open(&c, &s3_backend, COMMON "snapshot=s");
+	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 1);
+	device_close(&c);
 	fake_store_reset();
 }
 
@@ -639,6 +674,7 @@ int main(void)
 		cmocka_unit_test(test_writer_whose_roots_are_deleted),
 		cmocka_unit_test(test_reader_behind_whose_root_the_log_goes),
 		cmocka_unit_test(test_old_roots_stay_for_a_while),
+		cmocka_unit_test(test_a_snapshot_whose_deletion_failed_is_whole),
 		cmocka_unit_test(test_late_deletion_of_a_snapshot),
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),

@@ -29,6 +29,8 @@
 #define FULL_SHARE 40
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
+/* What cannot be deleted yet is looked at again after that. */
+#define PRUNE_PAUSE_NS UINT64_C(1000000000)
 /* s that the PUT of a part of a checkpoint is tried for. */
 #define PART_DEADLINE 20
 
@@ -116,6 +118,21 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	return r;
 }
 
+/* What changes had noted is free: those that waited for that go on. */
+static void wake_stalled(struct s3_volume *v)
+{
+	pthread_mutex_lock(&v->lock);
+	pthread_cond_signal(&v->sealer_work);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+}
+
+static void end_capture(struct s3_volume *v, bool committed)
+{
+	s3_map_capture_end(v->map, committed);
+	wake_stalled(v);
+}
+
 static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t region)
 {
 	struct s3_name name = {.kind = S3_NAME_REGION, .number = c->seq, .region = region};
@@ -137,11 +154,7 @@ static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t regi
 		};
 	}
 	s3_buffer_free(&out);
-	/* What its changes had noted is free: those that waited for that go on. */
-	pthread_mutex_lock(&v->lock);
-	pthread_cond_signal(&v->sealer_work);
-	pthread_cond_broadcast(&v->quiet);
-	pthread_mutex_unlock(&v->lock);
+	wake_stalled(v);
 	return r;
 }
 
@@ -323,7 +336,7 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 		root.table_bytes = c->table.length;
 		r = store_root(v, &root, c->step);
 	}
-	s3_map_capture_end(v->map, r == 0);
+	end_capture(v, r == 0);
 	if (r)
 		return r;
 	free(v->regions);
@@ -491,6 +504,11 @@ void s3_keeper_delete_old_roots(struct s3_volume *v)
 
 	if (!v->prune || s3_now() < v->prune->due)
 		return;
+	/* The newest root may have a snapshot that is to be deleted with the next one. */
+	if (v->full_wanted) {
+		v->prune->due = s3_now() + PRUNE_PAUSE_NS;
+		return;
+	}
 	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
 		s3_volume_list(v, "ckpt/", false, delete_unless_needed, &pruning, &req);
 	free_prune(v->prune);
@@ -601,7 +619,7 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	if (r == 0)
 		r = c.full ? store_full(v, &c) : store_light(v, &c);
 	else if (c.captured)
-		s3_map_capture_end(v->map, false);
+		end_capture(v, false);
 	if (r) {
 		/* What a step has changed only a full root holds. */
 		v->full_wanted |= c.unknown || step;
