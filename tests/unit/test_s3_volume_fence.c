@@ -16,6 +16,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/recovery/internal.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 
@@ -556,6 +557,41 @@ static void test_late_deletion_of_an_orphan(void **state)
 /* ---- a writer that does not pause ---------------------------------------------------------------
  */
 
+/*
+ * The fence ahead of one who had begun with an old root may stand in a hole of the log that a
+ * collection has made. With a newer root he puts another one.
+ */
+static void test_each_attempt_may_stop_a_writer(void **state)
+{
+	struct device a, b;
+	struct s3_recovery p;
+
+	(void)state;
+	create(&a, "size=64M");
+	device_open(&b, &s3_backend, COMMON);
+	p = (struct s3_recovery){.v = volume_of(&b)};
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t end;
+		unsigned puts;
+
+		assert_int_equal(s3_recovery_load_newest_root(volume_of(&b), &p), 0);
+		p.window = s3_recovery_make_window();
+		assert_int_equal(s3_recovery_follow(volume_of(&b), &p, 4), 0);
+		s3_recovery_free_window(p.window);
+		end = volume_of(&b)->applied;
+		puts = fake_store_requests(S3_PUT, "/log/");
+		for (unsigned j = 0; j < 2; j++)
+			assert_int_equal(s3_recovery_stop_writer(volume_of(&b), &p), 0);
+		assert_true(fake_store_requests(S3_PUT, "/log/") > puts);
+		assert_int_not_equal(fake_store_object(log_key(end + 16), NULL, 0), SIZE_MAX);
+		assert_int_equal(p.ahead, 5);
+	}
+	free(p.gc);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
 #define HURRY	 "endpoint=http://127.0.0.1;bucket=abc;uploads=8;memory=160M;volume=v;"
 #define WRITERS	 8
 #define DISTANCE 128 /* blocks of each */
@@ -679,6 +715,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
+		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
 	};

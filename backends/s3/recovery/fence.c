@@ -182,10 +182,17 @@ static uint64_t highest_epoch(const struct s3_volume *v, const struct s3_recover
  */
 static int fence_ahead(struct s3_volume *v, struct s3_recovery *p)
 {
+	uint64_t known = v->epoch > v->super.epoch ? v->epoch : v->super.epoch;
 	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
 	int r = buffer ? -EEXIST : -ENOMEM;
 
-	p->ahead = (highest_epoch(v, p) + 1) | 1;
+	/*
+	 * One of an attempt before may stand in a hole that he has left far behind him. It is not
+	 * counted, for a next writer need not have seen it.
+	 */
+	if (p->ahead <= known)
+		p->ahead = (known + 1) | 1;
+	p->stopped = true;
 	/* Who is ahead by so many objects has stored them while we read as many: soon we overtake.
 	 */
 	for (uint64_t by = AHEAD; r == -EEXIST && by <= AHEAD_MAX; by *= 2) {
@@ -202,7 +209,7 @@ int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p)
 {
 	int r;
 
-	if (p->ahead || !v->conditional)
+	if (p->stopped || !v->conditional)
 		return 0;
 	r = s3_writeback_check(v, &p->chain);
 	if (r == 0)

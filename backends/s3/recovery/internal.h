@@ -42,6 +42,7 @@ struct s3_recovery {
 	struct s3_map_batch *batch; /* takes the changes of the map; NULL: it is changed at once */
 	bool fenced;		    /* the end of the log is ours */
 	bool mine;		    /* the last object is our fence */
+	bool stopped;		    /* a fence ahead has been put */
 	/* Below: of all attempts. */
 	bool readonly;
 	unsigned attempts; /* of one that only reads */
@@ -140,7 +141,7 @@ int s3_recovery_check_reached(struct s3_volume *v, const struct s3_recovery *p);
 
 /* ---- fence.c ---- */
 
-/* Stops a writer at work, once, if he may be driven away. */
+/* Stops a writer at work, once an attempt, if he may be driven away. */
 int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p);
 /* Keeps other writers out: stores a mark behind the log. 0, S3_RECOVERY_AGAIN, or negative errno.
  */
