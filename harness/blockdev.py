@@ -12,6 +12,7 @@ import os
 import random
 import stat
 import struct
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ QUEUE_ATTRIBUTES = (
 
 @dataclass(frozen=True)
 class BlockDevice:
-    """name: the kernel's; disk: the whole disk that it is (a part of); serial: of the disk, "" if it tells none."""
+    """name: the kernel's; disk: the whole disk that it is (a part of); serial: of the disk, "" if it tells none.
+
+    wwid: of the disk or NVMe namespace, "" if it tells none. partuuid, start (bytes): of a partition. sequence: of the
+    disk, which the kernel counts up with every disk and medium that comes; 0 if it does not.
+    """
 
     path: str
     name: str
@@ -52,6 +57,16 @@ class BlockDevice:
     logical_block_size: int
     readonly: bool
     serial: str
+    wwid: str = ""
+    partuuid: str = ""
+    start: int = 0
+    sequence: int = 0
+
+    @property
+    def identity(self) -> str:
+        """Whatever tells it from other devices, also after a restart: "wwid=eui.0025... size=500107862016"."""
+        values = {"wwid": self.wwid, "serial": self.serial, "partuuid": self.partuuid, "start": self.start}
+        return ", ".join(f"{key}={value}" for key, value in (values | {"size": self.size}).items() if value)
 
     @property
     def queue(self) -> Path:
@@ -86,6 +101,31 @@ def serial_of(disk: Path) -> str:
     return ""
 
 
+def _first_text(*paths: Path) -> str:
+    """Of the first file that is there and holds something."""
+    for path in paths:
+        try:
+            if text := path.read_text(errors="replace").strip():
+                return text
+        except OSError:
+            continue
+    return ""
+
+
+def wwid_of(disk: Path) -> str:
+    """The name that no other disk or NVMe namespace in the world has, as far as it has one."""
+    return _first_text(disk / "wwid", disk / "nguid", disk / "eui", disk / "device/wwid")
+
+
+def _partuuid(path: str) -> str:
+    """A partition's entry in the table of its disk."""
+    argv = ["blkid", "--probe", "--output", "value", "--match-tag", "PART_ENTRY_UUID", path]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
 def identify(path: str) -> BlockDevice:
     """Raises OSError; ENOTBLK if it is something else."""
     status = Path(path).stat()
@@ -93,6 +133,7 @@ def identify(path: str) -> BlockDevice:
         raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK), path)
     sysfs = sysfs_of(status.st_rdev)
     disk = disk_of(sysfs)
+    part = sysfs != disk
     return BlockDevice(
         path=path,
         name=sysfs.name,
@@ -102,6 +143,10 @@ def identify(path: str) -> BlockDevice:
         logical_block_size=int((disk / "queue/logical_block_size").read_text()),
         readonly=(sysfs / "ro").read_text().strip() != "0",
         serial=serial_of(disk),
+        wwid=wwid_of(disk),
+        partuuid=_partuuid(path) if part else "",
+        start=int((sysfs / "start").read_text()) * 512 if part else 0,
+        sequence=int(_first_text(disk / "diskseq") or 0),
     )
 
 

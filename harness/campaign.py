@@ -24,7 +24,7 @@ from . import environment, paths
 from .blockdev import identify
 from .config import ConfigError, SystemConfig, load_parameters
 from .plan import Device, Plan, estimate, write_plan
-from .safety import check
+from .safety import check, confirmation, first_confirmation
 from .stores import read_access
 from .systems import modules
 from .systems.command import module_there
@@ -117,20 +117,21 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     answers = {}
     for name, path in named.items():
         with contextlib.suppress(OSError):  # check() tells what is wrong with it
-            device = identify(path)
-            answers[name] = device.serial or str(device.size)
+            answers[name] = first_confirmation(identify(path))[0]
     words = confirm.split()
     if " ".join(answers.values()).split() == words and len(answers) == len(named):
         confirmed = answers
     else:
         confirmed = dict(zip(named, words + [""] * len(named), strict=False))
-    devices = [Device(name, path, confirmed[name]) for name, path in named.items()]
-    numbers = [check(device.path, device.confirm).number for device in devices]
-    if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{devices[0].path}: named for two devices; name two different ones")
+    found = {name: check(path, confirmed[name], first=True) for name, path in named.items()}
+    if len({device.number for device in found.values()}) < len(found):
+        path = next(iter(named.values()))
+        raise ConfigError(f"{path}: named for two devices; name two different ones")
     if len(words) > len(named) and confirmed is not answers:
         raise ConfigError(f'confirm="{confirm}": more serials than devices; repeat one for each, SATA first')
-    return devices
+    return [
+        Device(name, named[name], confirmation(device)[0], identity=device.identity) for name, device in found.items()
+    ]
 
 
 def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from . import config, environment, paths
 from .blockdev import identify
 from .config import SystemConfig
-from .safety import Refused, check
+from .safety import Refused, check, confirmation, contents, first_confirmation, signatures
 from .systems import modules
 from .systems.command import find_program, module_there
 
@@ -111,13 +111,17 @@ def device_needs(disk: str) -> list[Need]:
     path = f"/dev/{disk}"
     try:
         device = identify(path)
-        answer = device.serial or str(device.size)
-        check(path, answer)
+        check(path, confirmation(device)[0])
     except OSError as error:
         return [Need("free to be overwritten", False, f"{error.strerror}")]
     except Refused as error:
         return [Need("free to be overwritten", False, str(error).removeprefix(f"{path}: "))]
-    needs = [Need(f"free to be overwritten, once you confirm it with --confirm {answer}", True, "")]
+    held = contents(device)
+    if any(one.member for one in signatures(device)):
+        reason = f"it holds {held}, which is not in use but may be somebody's; look, then wipe it with wipefs -a"
+        return [Need("free to be overwritten", False, reason)]
+    state = f"unused, but it holds {held}, which is lost" if held else "free to be overwritten"
+    needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "")]
     if reason := environment.failing(environment.device_facts(disk)):
         needs.append(Need("healthy", False, reason))
     return needs

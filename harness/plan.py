@@ -56,13 +56,14 @@ class Device:
 
     confirm is the serial (or size in bytes, where there is none) that the user repeated.
     A store counts as one: path is the file that describes it, "" for one that is started here.
-    latency_ms: added to it.
+    latency_ms: added to it. identity: what told it from other devices when it was confirmed, "" if it was not here.
     """
 
     id: str
     path: str
     confirm: str
     latency_ms: int = 0
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -399,8 +400,7 @@ def read_plan(path: Path) -> Plan:
                 ),
             ),
             profile=Profile(
-                **profile
-                | {"files": FilesProfile(**profile["files"]), "store": StoreProfile(**profile["store"])}
+                **profile | {"files": FilesProfile(**profile["files"]), "store": StoreProfile(**profile["store"])}
             ),
             systems={
                 key: SystemConfig(**system | {"requires": Requires(**system["requires"])})

@@ -201,7 +201,25 @@ class Runner:
                 raise Refused(f"{path}: named for two devices; name two different ones")
             if found.disk not in disks:
                 stack.enter_context(claimed(found))
+            if device.identity and found.identity != device.identity:
+                raise Refused(
+                    f"{path}: is not the device that the campaign was planned for ({device.identity}), but another"
+                    f" ({found.identity}); find that one, or begin anew"
+                )
             self.devices[name] = found
+        self.keep_identities()
+
+    def keep_identities(self) -> None:
+        """Of devices that the plan named without having seen them: who resumes it must find the same."""
+        known = {
+            name: device
+            if device.identity or device.path.startswith("$")
+            else dataclasses.replace(device, identity=self.devices[name].identity)
+            for name, device in self.plan.devices.items()
+        }
+        if known != self.plan.devices:
+            self.plan = dataclasses.replace(self.plan, devices=known)
+            write_plan(self.plan, self.directory)
 
     def run(self) -> int:
         """Everything that is not done yet. The exit code; raises Refused before anything was touched."""

@@ -19,18 +19,22 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from .blockdev import BlockDevice, disk_of, identify, number_of, opened, sysfs_of
+from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of
 from .teardown import RUN
 
 CLAIMS = RUN / "claims"
+DISKS = Path("/sys/block")
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
 EXPORTS = {  # of the kernel, which opens a device without being a program: the file with its path, and by what
     "nvmet/subsystems/*/namespaces/*/device_path": "NVMe target",
     "target/core/*/*/udev_path": "SCSI target",
 }
+MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd")  # beside what is called so
+UNKNOWN = "something that wipefs cannot tell"
 AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE = -100, 0x4000, 1  # linux/stat.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -183,12 +187,12 @@ def openers(numbers: Collection[int]) -> list[tuple[int, str, int]]:
     for pid in sorted(_parents()):
         process = f"/proc/{pid}"
         try:
-            held = {number for link in _files_of(process) if (number := _open_number(link)) in numbers}
+            held = {n for link in _files_of(process) if (n := _open_number(link)) is not None and n in numbers}
             name = Path(process, "comm").read_text(errors="replace").rstrip("\n") if held else ""
         except OSError:
             continue  # it has just ended
         name = "".join(c if c.isprintable() else "?" for c in name)
-        found += [(pid, name, number) for number in sorted(held) if number is not None]
+        found += [(pid, name, number) for number in sorted(held)]
     return found
 
 
@@ -214,16 +218,62 @@ def _refuse_open(device: BlockDevice, server: int | None) -> None:
     )
 
 
-def _contents(path: str) -> str:
-    """What lies on the device, for people: "gpt partition table, ext4"."""
-    result = subprocess.run(
-        ["wipefs", "--no-act", "--json", path], capture_output=True, text=True, timeout=30, check=False
+@dataclass(frozen=True)
+class Signature:
+    """What a device, or a partition of it, holds by its own account. where: the kernel's name."""
+
+    where: str
+    kind: str
+    label: str
+    usage: str
+
+    @property
+    def member(self) -> bool:
+        """Of something that may be there without being in use now: a volume group, an array, a pool, a cipher."""
+        return self.kind.endswith("_member") or self.usage in ("raid", "crypto") or self.kind in MEMBERS
+
+
+def signatures(device: BlockDevice) -> list[Signature]:
+    """Of the device and its partitions. One that cannot be told is UNKNOWN."""
+    own = sysfs_of(device.number)
+    found = []
+    for name in (own.name, *sorted(child.name for child in _children(own))):
+        path = device.path if name == own.name else f"/dev/{name}"
+        argv = ["wipefs", "--no-act", "--json", "--output", "TYPE,LABEL,USAGE", path]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+            for one in json.loads(done.stdout or '{"signatures": []}')["signatures"]:
+                found.append(Signature(name, one["type"], one.get("label") or "", one.get("usage") or ""))
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+            found.append(Signature(name, UNKNOWN, "", ""))
+    return list(dict.fromkeys(found))
+
+
+def contents(device: BlockDevice) -> str:
+    """The signatures for people: "gpt, sdb1: ext4 data"; "" if there are none."""
+    return ", ".join(
+        f"{'' if one.where == device.name else one.where + ': '}{one.kind} {one.label}".strip()
+        for one in signatures(device)
     )
-    try:
-        found = json.loads(result.stdout or '{"signatures": []}')["signatures"]
-    except (ValueError, KeyError):
-        return "something that wipefs cannot tell"
-    return ", ".join(dict.fromkeys(f"{s['type']} {s.get('label') or ''}".strip() for s in found))
+
+
+def confirmation(device: BlockDevice) -> tuple[str, str]:
+    """What the user has to repeat, and what that is: the serial, unless another disk here has the same."""
+    if not device.serial:
+        return str(device.size), "size in bytes"
+    others = (entry for entry in DISKS.iterdir() if entry.name != device.disk)
+    if device.wwid and any(serial_of(entry) == device.serial for entry in others):
+        return "".join(device.wwid.split()), "wwid (another disk has its serial)"
+    return device.serial, "serial"
+
+
+def first_confirmation(device: BlockDevice) -> tuple[str, str]:
+    """The same of a device that no campaign has used yet: where a size is all there is, what it holds, too."""
+    answer, what = confirmation(device)
+    kinds = list(dict.fromkeys(one.kind.replace(" ", "-") for one in signatures(device)))
+    if device.serial or not kinds:
+        return answer, what
+    return ",".join([answer, *kinds]), f"{what} and what it holds"
 
 
 def _refuse_used(device: BlockDevice) -> None:
@@ -268,12 +318,12 @@ def _refuse_used(device: BlockDevice) -> None:
             raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
 
 
-def _refuse_unconfirmed(device: BlockDevice, confirm: str) -> None:
-    answer, what = (device.serial, "serial") if device.serial else (str(device.size), "size in bytes")
+def _refuse_unconfirmed(device: BlockDevice, confirm: str, first: bool) -> None:
+    answer, what = first_confirmation(device) if first else confirmation(device)
     if confirm == answer:
         return
-    contents = _contents(device.path)
-    holds = f"it holds {contents}" if contents else "no signature was found on it"
+    held = contents(device)
+    holds = f"it holds {held}" if held else "no signature was found on it"
     said = f"{confirm} is not its {what}" if confirm else "not confirmed"
     raise Refused(
         f"{device.path}: {said}; {holds}, {device.size} bytes, all of which may be overwritten:"
@@ -281,11 +331,12 @@ def _refuse_unconfirmed(device: BlockDevice, confirm: str) -> None:
     )
 
 
-def check(path: str, confirm: str, *, server: int | None = None) -> BlockDevice:
+def check(path: str, confirm: str, *, server: int | None = None, first: bool = False) -> BlockDevice:
     """The device, if it may be overwritten. Raises Refused.
 
-    confirm: its serial (a partition: its disk's), or its size in bytes if it has none. server: of this campaign, which
-    has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None: nothing of ours.
+    confirm: what confirmation() says, or first_confirmation() where it is asked for the first time. server: of this
+    campaign, which has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None:
+    nothing of ours.
     """
     try:
         device = identify(path)
@@ -309,7 +360,7 @@ def check(path: str, confirm: str, *, server: int | None = None) -> BlockDevice:
             _refuse_open(device, server)  # which tells by whom
             raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
     _refuse_open(device, server)
-    _refuse_unconfirmed(device, confirm)
+    _refuse_unconfirmed(device, confirm, first)
     return device
 
 

@@ -41,6 +41,7 @@ from ..campaign import (
 )
 from ..config import ConfigError, Hosts, Profile, Suite
 from ..plan import COUNTING, Plan, estimate, make_plan, read_plan
+from ..safety import contents
 from .common import (
     Add,
     add_json,
@@ -220,7 +221,9 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         )
         if not place.lab and not place.remote:
             most = blocks_write * profile.max_repetitions / profile.repetitions
-            lines.append(f"           {endurance_text(identify(device.path).disk, most)}")
+            found = identify(device.path)
+            lines.append(f"           it is {found.identity}; it holds {contents(found) or 'no known signature'}")
+            lines.append(f"           {endurance_text(found.disk, most)}")
     blocks = list(plan.blocks())
     order = [
         f"{entries[0].device} {entries[0].system}"
@@ -505,7 +508,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--confirm",
         default="",
         metavar='"SERIAL SERIAL"',
-        help="repeat the serial of each named device, SATA first; the size in bytes of one that has none",
+        help="repeat the serial of each named device, SATA first; of one without, its size in bytes and what it holds",
     )
     parser.add_argument(
         "--hosts", metavar="NAME", help="run on several machines: of configs/hosts, or a file that ends in .toml"

@@ -303,6 +303,22 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
         assert not summaries(small / "c") and not fio_on(device)
 
 
+def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:
+    plan_for(device, tmp_path / "c")
+    path = tmp_path / "c/plan.json"
+    value = json.loads(path.read_text())
+    value["devices"]["sata"]["identity"] = f"wwid=eui.01, size={SIZE}"
+    path.write_text(json.dumps(value))
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, events) == (2, [])
+    assert f"planned for (wwid=eui.01, size={SIZE}), but another (size={SIZE})" in err
+    del value["devices"]["sata"]["identity"]  # as plans had none
+    value["entries"] = []
+    path.write_text(json.dumps(value))
+    finish(start(tmp_path / "c"))
+    assert json.loads(path.read_text())["devices"]["sata"]["identity"] == f"size={SIZE}"
+
+
 def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: Path) -> None:
     plan_for(device, tmp_path / "first", runtime_s=30)
     plan_for(device, tmp_path / "second")

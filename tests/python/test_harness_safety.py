@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT, MIB, load_module, loop, run
-from userblk.harness.blockdev import identify
-from userblk.harness.safety import Refused, check, claimed, mounts, recheck
+from userblk.harness import doctor, safety
+from userblk.harness.blockdev import BlockDevice, identify, serial_of, wwid_of
+from userblk.harness.campaign import host_devices
+from userblk.harness.safety import Refused, check, claimed, confirmation, contents, mounts, recheck
 
 SIZE = 32 * MIB
 CONFIRM = str(SIZE)
@@ -77,14 +79,20 @@ def test_mounted_in_another_namespace(tmp_path: Path) -> None:
             other.communicate(b"\n", timeout=20)
 
 
+def write_table(device: str) -> None:
+    """An MBR with two partitions; addpart and sfdisk are not everywhere."""
+    table = bytearray(512)
+    table[440:444] = bytes.fromhex("78563412")
+    for entry, start in ((446, 2048), (462, 20480)):
+        table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
+    table[510:] = b"\x55\xaa"
+    with Path(device).open("r+b") as disk:
+        disk.write(table)
+
+
 def test_a_partition_in_use_protects_the_disk(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
-        table = bytearray(512)  # an MBR; addpart and sfdisk are not everywhere
-        for entry, start in ((446, 2048), (462, 20480)):
-            table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
-        table[510:] = b"\x55\xaa"
-        with Path(device).open("r+b") as disk:
-            disk.write(table)
+        write_table(device)
         run("partx", "--add", device)
         first, second = f"{device}p1", f"{device}p2"
         if not Path(first).exists():
@@ -254,3 +262,87 @@ def test_another_device_under_the_same_name(tmp_path: Path) -> None:
         run("losetup", "--set-capacity", device)
         with pytest.raises(Refused, match="is not the device that it was"):
             recheck(found, str(SIZE // 2), 0)
+
+
+def test_another_device_of_the_same_size_under_the_same_name(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = check(device, CONFIRM)
+        if not found.sequence:
+            pytest.skip("kernel: does not count disks")
+        (tmp_path / "other").write_bytes(b"")
+        os.truncate(tmp_path / "other", SIZE)
+        run("losetup", "--detach", device)
+        run("losetup", device, str(tmp_path / "other"))
+        with pytest.raises(Refused, match="is not the device that it was"):
+            recheck(found, CONFIRM, None)
+
+
+def test_namespaces_that_share_a_serial_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, eui in (("nvme0n1", "eui.01"), ("nvme0n2", "eui.02"), ("sda", "t10.ATA     X")):
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / ("wwid" if name != "sda" else "device/wwid")).write_text(f"{eui}\n")
+        (tmp_path / name / "device/serial").write_text("S1\n" if name != "sda" else "S2\n")
+    monkeypatch.setattr(safety, "DISKS", tmp_path)
+
+    def disk(name: str) -> BlockDevice:
+        path = tmp_path / name
+        return BlockDevice(f"/dev/{name}", name, name, 1, SIZE, 512, False, serial_of(path), wwid_of(path))
+
+    first, second = disk("nvme0n1"), disk("nvme0n2")
+    assert first.identity == f"wwid=eui.01, serial=S1, size={SIZE}" != second.identity
+    assert confirmation(first)[0] == "eui.01" and confirmation(second)[0] == "eui.02"
+    assert confirmation(disk("sda")) == ("S2", "serial")
+
+
+def test_partitions_are_told_apart(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        write_table(device)
+        run("partx", "--add", device)
+        first, second = f"{device}p1", f"{device}p2"
+        try:
+            if not Path(first).exists():
+                pytest.skip("kernel: no partitions of loop devices")
+            run("mkfs.ext4", "-q", "-F", "-L", "data", second)
+            assert identify(first).identity == f"partuuid=12345678-01, start={MIB}, size={8 * MIB}"
+            assert identify(second).identity == f"partuuid=12345678-02, start={10 * MIB}, size={8 * MIB}"
+            assert contents(identify(device)) == f"dos, {Path(second).name}: ext4 data"
+        finally:
+            run("partx", "--delete", device)
+
+
+def test_a_size_alone_confirms_no_device_that_holds_something(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        (free,) = host_devices({"sata": device}, CONFIRM)
+        assert (free.confirm, free.identity) == (CONFIRM, f"size={SIZE}")
+        run("mkfs.ext4", "-q", "-F", "-L", "data", device)
+        with pytest.raises(Refused, match=f"it holds ext4 data, .* what it holds, {SIZE},ext4$"):
+            host_devices({"sata": device}, CONFIRM)
+        (signed,) = host_devices({"sata": device}, f"{SIZE},ext4")
+        assert signed.confirm == CONFIRM  # what it holds is lost by the first run
+
+
+def test_what_cannot_be_looked_at_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loop(tmp_path, SIZE) as device:
+        found = identify(device)
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path))
+            assert contents(found) == "something that wipefs cannot tell"
+
+
+def test_a_member_of_something_inactive_is_not_called_free(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device:
+        name = Path(device).name
+        assert doctor.device_needs(name)[0].met
+        with Path(device).open("r+b") as disk:
+            disk.write(b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")
+        (need,) = doctor.device_needs(name)
+        assert not need.met and "it holds crypto_LUKS" in need.mend
+        run("mkfs.ext4", "-q", "-F", "-L", "data", device)
+        need = doctor.device_needs(name)[0]
+        assert need.met and "it holds ext4 data, which is lost, once you confirm" in need.what
+
+
+def test_which_signatures_are_members() -> None:
+    for kind in ("LVM2_member", "linux_raid_member", "zfs_member", "bcache", "btrfs"):
+        assert safety.Signature("sdb", kind, "", "").member
+    assert not any(safety.Signature("sdb", kind, "", "filesystem").member for kind in ("ext4", "gpt", "xfs"))
