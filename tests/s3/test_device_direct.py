@@ -113,6 +113,21 @@ def test_errors_of_the_store_are_retried(
     assert server.stop() == 0
 
 
+def test_a_chunk_that_was_refused_and_arrived_is_trimmed(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    server = serve_s3("arrived", through=proxy, **DIRECT)
+    handle = server.connect()
+    rule = proxy.add(Rule(done_but_refused(507, "InsufficientStorage"), method="PUT", key="/chunk/", times=1))
+    handle.pwrite(b"a" * MIB, MIB)
+    with pytest.raises(NbdError):
+        handle.flush()
+    handle.trim(MIB, MIB)
+    assert rule.taken == 1
+    handle.flush()
+    assert serve_s3.objects("arrived", "chunk/") == {}
+    handle.pwrite(b"b" * MIB, MIB, nbd.CMD_FLAG_FUA)
+    assert server.stop() == 0
+
+
 def test_foreign_objects_are_refused(serve_s3: ServeS3, store: Store) -> None:
     serve_s3("foreign", **DIRECT).stop()
     chosen = parameters(store.url, store.credentials, "foreign", prefix=serve_s3.prefix, memory="80M")

@@ -4,10 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backends/s3/client/client.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
+
+/* Seconds. */
+#define PATIENCE 60
 
 #define MIB    (1u << 20)
 #define CHUNKS 20u /* of a volume; memory holds 8 of them */
@@ -323,20 +327,117 @@ static void test_names_of_nbdkits_plugin(void **state)
 	fake_store_reset();
 }
 
-static void test_a_full_store_fails_writes_and_keeps_reads(void **state)
+static void pause_ms(unsigned ms)
+{
+	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+/* Until a flush succeeds. */
+static void flush_at_last(struct device *d)
+{
+	for (unsigned i = 0; backend_flush(d->backend); i++) {
+		if (i == PATIENCE * 10)
+			fail_msg("no flush succeeds");
+		pause_ms(100);
+	}
+}
+
+static void expect(struct device *d, uint32_t offset, uint32_t length)
+{
+	assert_int_equal(device_read(d, there, length, offset), 0);
+	assert_memory_equal(there, model + offset, length);
+}
+
+/* What was acknowledged waits in memory, and is stored when there is space. */
+static void test_nothing_is_lost_in_a_full_store(void **state)
+{
+	struct device d;
+	int errors;
+
+	(void)state;
+	create(&d, "");
+	pattern(model, 12 * MIB, 10);
+	assert_int_equal(device_write(&d, model, MIB, 0, BACKEND_FUA), 0);
+	errors = d.told.errors;
+	fake_store_limit(fake_store_bytes());
+	pattern(model + 4096, 4096, 11);
+	assert_int_equal(device_write(&d, model + MIB, 2 * MIB, MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	assert_int_equal(device_write(&d, model + 4096, 4096, 4096, 0), -ENOSPC);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	expect(&d, MIB, 2 * MIB);
+	expect(&d, 8192, MIB - 8192);
+	assert_int_equal(d.told.errors, errors + 1);
+	fake_store_limit(0);
+	flush_at_last(&d);
+	assert_int_equal(d.told.errors, errors + 2);
+	assert_int_equal(device_counter(&d, "store_full"), 0);
+	/* More than memory holds, on a full store: some are refused, the others are there. */
+	assert_int_equal(device_write(&d, model + 4096, 4096, 4096, BACKEND_FUA), 0);
+	fake_store_limit(fake_store_bytes());
+	for (unsigned i = 3; i < 12; i++)
+		if (device_write(&d, model + i * MIB, MIB, i * MIB, 0))
+			memset(model + i * MIB, 0, MIB);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	fake_store_limit(0);
+	flush_at_last(&d);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, 12 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_a_trim_frees_a_full_store(void **state)
 {
 	struct device d;
 
 	(void)state;
 	create(&d, "");
-	assert_int_equal(device_write(&d, pattern(model, MIB, 10), MIB, 0, BACKEND_FUA), 0);
-	fake_store_fail(S3_PUT, "chunk/", -ENOSPC, 1);
-	assert_int_equal(device_write(&d, model, 4096, 4096, 0), 0);
+	pattern(model, 6 * MIB, 12);
+	assert_int_equal(device_write(&d, model, 4 * MIB, 0, BACKEND_FUA), 0);
+	fake_store_limit(fake_store_bytes());
+	assert_int_equal(device_write(&d, model + 4 * MIB, MIB, 4 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	assert_int_equal(backend_trim(d.backend, MIB, MIB, 0), 0);
+	memset(model + MIB, 0, MIB);
+	flush_at_last(&d);
+	assert_int_equal(fake_store_object(CHUNK("04"), there, MIB), MIB);
+	/* Nor does a store stay full for want of anything to put: what waits is cut. */
+	assert_int_equal(device_write(&d, model + 5 * MIB, MIB, 5 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	assert_int_equal(backend_trim(d.backend, 5 * MIB, MIB, 0), 0);
+	memset(model + 5 * MIB, 0, MIB);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_counter(&d, "store_full"), 0);
+	pattern(model, 4096, 13);
+	assert_int_equal(device_write(&d, model, 4096, 0, BACKEND_FUA), 0);
+	fake_store_limit(0);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, 6 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What can be changed where the store is changes its answer: no reason to end. */
+static void test_a_refusal_is_not_the_end(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, "");
+	fake_store_fail(S3_PUT, "chunk/", -EACCES, 2);
+	assert_int_equal(device_write(&d, pattern(model, 2 * MIB, 14), 2 * MIB, 0, 0), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_int_equal(device_write(&d, model, 4096, 0, 0), -EIO);
-	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_int_equal(device_read(&d, there, 4096, 8192), 0);
-	assert_memory_equal(there, model + 8192, 4096);
+	flush_at_last(&d);
+	assert_int_equal(device_write(&d, model, 4096, 3 * MIB, BACKEND_FUA), 0);
+	memcpy(model + 3 * MIB, model, 4096);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, 2 * MIB);
+	expect(&d, 3 * MIB, 4096);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -395,7 +496,9 @@ int main(void)
 		cmocka_unit_test(test_foreign_objects_are_refused),
 		cmocka_unit_test(test_bad_parameters_are_refused),
 		cmocka_unit_test(test_names_of_nbdkits_plugin),
-		cmocka_unit_test(test_a_full_store_fails_writes_and_keeps_reads),
+		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
+		cmocka_unit_test(test_a_trim_frees_a_full_store),
+		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_second_writer_stops_the_first),
 		cmocka_unit_test(test_readonly_changes_nothing),
 	};

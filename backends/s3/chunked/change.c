@@ -110,7 +110,7 @@ static void look_at_flushes(struct s3_direct *d)
 	const struct s3_chunk *oldest = TAILQ_FIRST(&d->dirty);
 	struct s3_io **link = &d->waiters;
 	bool check = d->unchecked && d->v->conditional;
-	int r = atomic_load(&d->v->failed);
+	int r = atomic_load(&d->v->failed), refused = atomic_load(&d->v->refused);
 
 	if (d->checking && r == 0)
 		return;
@@ -126,7 +126,13 @@ static void look_at_flushes(struct s3_direct *d)
 		if (oldest && oldest->dirtied <= io->target) {
 			if (io->target > d->want_up_to)
 				d->want_up_to = io->target;
-			link = &io->next;
+			if (!refused) {
+				link = &io->next;
+				continue;
+			}
+			*link = io->next;
+			io->result = refused == -ENOSPC ? refused : -EIO;
+			s3_io_push(&d->ready, io);
 			continue;
 		}
 		*link = io->next;
@@ -197,9 +203,18 @@ void s3_direct_settle(struct s3_direct *d)
 {
 	struct s3_chunk_piece *p;
 
+	/* All that waited is stored, or has been cut. */
+	if (atomic_load(&d->v->refused) == -ENOSPC && TAILQ_EMPTY(&d->dirty)) {
+		atomic_store(&d->v->refused, 0);
+		d->space_again = true;
+	}
 	while ((p = TAILQ_FIRST(&d->stalled)) && s3_direct_memory_left(d)) {
 		TAILQ_REMOVE(&d->stalled, p, link);
 		s3_io_run_piece(d, p);
+	}
+	while (atomic_load(&d->v->refused) == -ENOSPC && (p = TAILQ_FIRST(&d->stalled))) {
+		TAILQ_REMOVE(&d->stalled, p, link);
+		s3_io_end_piece(d, p, -ENOSPC);
 	}
 	look_at_flushes(d);
 	if (!TAILQ_EMPTY(&d->dirty))

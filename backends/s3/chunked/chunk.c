@@ -10,6 +10,7 @@
 #include "backends/s3/chunked/internal.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/keys.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/format/format.h"
 
 void s3_chunk_key(const struct s3_direct *d, uint64_t index, char *key)
@@ -32,9 +33,13 @@ void s3_chunk_set_present(struct s3_direct *d, uint64_t index, bool present)
 void s3_direct_leave(struct s3_direct *d)
 {
 	struct s3_io *io = d->ready;
+	bool space = d->space_again;
 
 	d->ready = NULL;
+	d->space_again = false;
 	pthread_mutex_unlock(&d->lock);
+	if (space)
+		s3_space_tell_again(d->v);
 	while (io) {
 		struct s3_io *next = io->next;
 		struct backend_request *request = io->request;

@@ -133,6 +133,8 @@ static void submit(struct s3_volume *v, struct backend_request *request)
 		r = atomic_load(&v->fenced) ? -EIO : 0;
 	else if (!idle && (r = start(v)) == 0)
 		r = atomic_load(&v->failed);
+	if (r == 0 && request->op == BACKEND_WRITE && atomic_load(&v->refused) == -ENOSPC)
+		r = -ENOSPC;
 	if (r || idle) {
 		request->done(request, r);
 		return;
@@ -238,6 +240,7 @@ static size_t count(struct s3_volume *v, struct backend_counter *counters, size_
 		{"reads_memory", d->reads_memory},
 		{"reads_store", d->reads_store},
 		{"stalls", d->stalls},
+		{"store_full", atomic_load(&v->refused) == -ENOSPC},
 		{"memory_bytes", (uint64_t)d->n_buffers * d->chunk_bytes},
 	};
 	pthread_mutex_unlock(&d->lock);

@@ -12,10 +12,13 @@
 #include "backends/s3/chunked/internal.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 
 /* A chunk that is not written any more is stored after that; and how often that is looked at. */
 #define IDLE_NS UINT64_C(1000000000)
+/* The pause before a chunk is put to a store that refused one. */
+#define RETRY_NS UINT64_C(1000000000)
 
 void s3_direct_fail(struct s3_direct *d, const struct s3_request *req)
 {
@@ -25,17 +28,45 @@ void s3_direct_fail(struct s3_direct *d, const struct s3_request *req)
 		s3_volume_fail(d->v, -EIO, "%s: %s", req->key, req->message);
 }
 
+/* Does the store not take a chunk now, which may change? */
+static bool is_refusal(const struct s3_request *req)
+{
+	return req->result != -ESHUTDOWN && !(req->result == -EIO && req->deadline);
+}
+
+/* The chunk stays dirty and is put again; flushes are told meanwhile. */
+static void refuse(struct s3_direct *d, const struct s3_request *req)
+{
+	bool tell;
+
+	pthread_mutex_lock(&d->lock);
+	tell = s3_space_refused(d->v, req->result);
+	pthread_mutex_unlock(&d->lock);
+	if (tell)
+		s3_space_tell(d->v, req->result, req->message);
+}
+
 static void store_done(struct s3_request *req)
 {
 	struct s3_chunk *c = req->opaque;
 	struct s3_direct *d = c->d;
+	struct s3_volume *v = d->v;
 
-	if (req->result)
+	if (req->result && is_refusal(req))
+		refuse(d, req);
+	else if (req->result)
 		s3_direct_fail(d, req);
 	pthread_mutex_lock(&d->lock);
 	c->state = S3_CHUNK_IDLE;
 	d->storing--;
-	if (req->result == 0) {
+	if (req->result) {
+		/* An attempt may have arrived: so whoever cuts the chunk has to delete it. */
+		s3_chunk_set_present(d, c->index, true);
+		d->retry_ns = s3_now() + RETRY_NS;
+	} else {
+		d->retry_ns = 0;
+		if (req->op == S3_PUT && atomic_load(&v->refused) != -ENOSPC)
+			atomic_store(&v->refused, 0);
 		s3_chunk_mark_clean(d, c);
 		s3_chunk_set_present(d, c->index, req->op == S3_PUT);
 		d->unchecked = true;
@@ -186,17 +217,18 @@ static void begin_store(struct s3_direct *d, struct s3_chunk *c)
 
 void s3_direct_begin_stores(struct s3_direct *d)
 {
+	bool refused = atomic_load(&d->v->refused) != 0;
 	uint64_t now = s3_now();
 	struct s3_chunk *c;
 
-	if (atomic_load(&d->v->failed))
+	if (atomic_load(&d->v->failed) || (refused && now < d->retry_ns))
 		return;
 	TAILQ_FOREACH(c, &d->dirty, dirt)
 	{
 		bool pressed =
 			!TAILQ_EMPTY(&d->stalled) || d->n_dirty - d->storing > d->max_buffers / 2;
 
-		if (d->storing >= d->uploads)
+		if (d->storing >= (refused ? 1 : d->uploads))
 			return;
 		if (c->state == S3_CHUNK_IDLE &&
 			(pressed || c->full || c->dirtied <= d->want_up_to ||

@@ -42,14 +42,19 @@ void s3_space_tell(struct s3_volume *v, int r, const char *why)
 {
 	if (r == -ENOSPC)
 		backend_error(&v->host,
-			"volume=%s: %s; until then writes fail (ENOSPC), trims and userblk-s3 gc "
-			"free "
-			"space, and what was acknowledged waits in memory",
-			v->name, why);
+			"volume=%s: %s; until then writes fail (ENOSPC), %s free space, and what "
+			"was acknowledged waits in memory",
+			v->name, why,
+			v->layout->has_log ? "trims and userblk-s3 gc" : "trims of whole chunks");
 	else
 		backend_error(&v->host,
 			"volume=%s: %s; what was acknowledged waits in memory and is tried again",
 			v->name, why);
+}
+
+void s3_space_tell_again(struct s3_volume *v)
+{
+	backend_error(&v->host, "volume=%s: there is space in the store again", v->name);
 }
 
 bool s3_space_refused(struct s3_volume *v, int r)
@@ -234,5 +239,5 @@ void s3_space_tend(struct s3_volume *v)
 	}
 	pthread_mutex_unlock(&v->lock);
 	if (told)
-		backend_error(&v->host, "volume=%s: there is space in the store again", v->name);
+		s3_space_tell_again(v);
 }

@@ -8,12 +8,14 @@
 struct s3_volume;
 
 /*
- * Under the lock: the store refuses what is put with r. True if that is news, to be told by
- * s3_space_tell() without the lock.
+ * Under the lock (layout=direct has another one): the store refuses what is put with r. True if
+ * that is news, to be told by s3_space_tell() without the lock.
  */
 bool s3_space_refused(struct s3_volume *v, int r);
 /* why: the store's message. */
 void s3_space_tell(struct s3_volume *v, int r, const char *why);
+/* A full store has space again. */
+void s3_space_tell_again(struct s3_volume *v);
 /*
  * Under the lock: has the reserve deleted, after which refused batches are put again. False: there
  * is none any more.
