@@ -115,8 +115,8 @@ void *client_main(void *life);
 /* What userblk-s3 asks of it, now and then. */
 void *tool_main(void *life);
 void run_gc(struct life *l);
-/* As userblk-s3 gc: its result. */
-int ask_gc(struct life *l);
+/* What userblk-s3 asks for by name: its result. */
+int ask_tool(struct life *l, const char *request, const char *name);
 void run_check(struct life *l);
 int run_snapshot(struct life *l, const char *name);
 int run_delete_snapshot(struct life *l, const char *name);

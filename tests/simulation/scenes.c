@@ -11,6 +11,7 @@
 
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"
@@ -21,7 +22,7 @@
 /* Objects of the log after a root, besides those that checkpoint= says: it takes its time. */
 #define RESTART_MOST 400
 /* A promise is 10 s; here the schedule may let who takes over wait, too. */
-#define TAKEOVER_MOST	 (60 * SIM_SECOND)
+#define TAKEOVER_MOST	 (30 * SIM_SECOND)
 #define STORE_LEAST_ROOM (2 * MIB)
 
 static uint64_t draw(uint64_t n)
@@ -192,6 +193,47 @@ static void *busy_client(void *opaque)
 	return NULL;
 }
 
+#define SNAPSHOTS_MOST 40
+
+static unsigned made; /* s0 and so on: they have been acknowledged */
+
+static void *busy_tool(void *opaque)
+{
+	struct life *l = opaque;
+	char name[16];
+
+	for (made = 0; made < SNAPSHOTS_MOST; made++) {
+		snprintf(name, sizeof name, "s%u", made);
+		if (ask_tool(l, "snapshot-create", name))
+			break;
+	}
+	if (--l->clients_running == 0)
+		sim_wake_all(&l->changed);
+	return NULL;
+}
+
+static void look_for_snapshots(struct life *l)
+{
+	struct s3_snapshot_info *list;
+	size_t n;
+	int r = s3_snapshot_list((struct s3_volume *)l->device, &list, &n);
+
+	if (r)
+		sim_fail("error", "snapshots cannot be listed: %s", strerror(-r));
+	for (unsigned i = 0; i < made; i++) {
+		bool there = false;
+		char name[16];
+
+		snprintf(name, sizeof name, "s%u", i);
+		for (size_t k = 0; k < n; k++)
+			there |= strcmp(list[k].name, name) == 0;
+		if (!there)
+			sim_fail("snapshot", "%s was acknowledged, and the next writer has none",
+				name);
+	}
+	free(list);
+}
+
 static void *take_over(void *opaque)
 {
 	struct life *l = opaque;
@@ -209,7 +251,8 @@ static void meet_takeover(void)
 	set_up(1 * MIB);
 	plan.tune = tune_takeover;
 	open_it(busy, true);
-	busy->clients_running = 16;
+	busy->clients_running = 17;
+	sim_spawn(sim_self(), "busy tool", busy_tool, busy);
 	for (unsigned i = 0; i < 16; i++)
 		sim_spawn(sim_self(), "busy client", busy_client, busy);
 	sim_sleep(draw(1000) * SIM_MS);
@@ -218,10 +261,11 @@ static void meet_takeover(void)
 	if (!next->done)
 		sim_wait(&next->changed, sim_now() + TAKEOVER_MOST, "wait for a takeover", next);
 	if (!next->done)
-		sim_fail("starved", "a takeover has not ended after 60 s");
+		sim_fail("starved", "a takeover has not ended after 30 s");
 	/* It is told by its next flush at the latest. */
 	while (busy->clients_running)
 		sim_wait(&busy->changed, SIM_NEVER, "wait for the first writer", busy);
+	look_for_snapshots(next);
 	backend_stop(busy->device);
 	backend_close(busy->device);
 	end(next);
@@ -262,7 +306,7 @@ static void meet_full_store(void)
 	if (r)
 		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
 	for (unsigned i = 0; i < 60; i++) {
-		r = ask_gc(l);
+		r = ask_tool(l, "gc", "");
 		if (r == 0)
 			r = put(l, 0, 64 * KIB);
 		if (r == 0)
@@ -277,10 +321,105 @@ static void meet_full_store(void)
 	end(l);
 }
 
+/* ---- limits: objects of large batches are collected by one that has small ones --------------- */
+
+static uint64_t batch_size;
+
+static void tune_limits(struct s3_config *c)
+{
+	c->batch_size = batch_size;
+	c->uploads = 1;
+	c->memory = 80 * MIB;
+	c->checkpoint = 4 + draw(60);
+	c->gc_delay = 0;
+}
+
+static void meet_limits(void)
+{
+	uint64_t size = 16 * MIB, piece = 256 * KIB;
+	struct life *l = newcomer();
+
+	set_up(size);
+	plan.tune = tune_limits;
+	batch_size = 8 * MIB;
+	open_it(l, true);
+	for (uint64_t at = 0; at < size; at += piece)
+		if (put(l, at, piece))
+			sim_fail("error", "a write fails for no reason");
+	put_all(l, 0, 4 * KIB);
+	for (uint64_t at = 0; at < size; at += piece)
+		if (put(l, at, piece / 4 + draw(16) * 4 * KIB))
+			sim_fail("error", "a write fails for no reason");
+	end(l);
+	batch_size = (16 << draw(2)) * KIB;
+	l = newcomer();
+	open_it(l, false);
+	run_gc(l);
+	end(l);
+	l = newcomer();
+	open_it(l, false);
+	end(l);
+}
+
+/* ---- late deletions: nobody makes again what one is about ------------------------------------ */
+
+static void tune_late(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 2;
+	c->memory = 4 * MIB;
+	c->checkpoint = 4 + draw(16);
+	c->gc_delay = 0;
+}
+
+static void ask_for(struct life *l, const char *request)
+{
+	int r = ask_tool(l, request, "s0");
+
+	if (r)
+		sim_fail("error", "%s s0 fails for no reason: %s", request, strerror(-r));
+}
+
+static void meet_late_deletions(void)
+{
+	unsigned turns = 1 + (unsigned)draw(3);
+	struct life *l;
+	int r;
+
+	set_up(1 * MIB);
+	plan.tune = tune_late;
+	store_deletes_late(2, 20 * SIM_SECOND);
+	for (unsigned turn = 0; turn < turns; turn++) {
+		l = newcomer();
+		open_it(l, turn == 0);
+		for (unsigned i = 0; i < 16; i++)
+			put_all(l, draw(224) * 4 * KIB, (1 + draw(16)) * 4 * KIB);
+		if (turn)
+			ask_for(l, "snapshot-delete");
+		ask_for(l, "snapshot-create");
+		run_gc(l);
+		ask_for(l, "snapshot-delete");
+		ask_for(l, "snapshot-create");
+		end(l);
+	}
+	store_calm();
+	sim_sleep(30 * SIM_SECOND);
+	l = newcomer();
+	l->role = READER;
+	r = life_open(l, "s0", false, &l->device);
+	if (r)
+		sim_fail("snapshot", "s0 was acknowledged, and cannot be opened: %s", strerror(-r));
+	backend_close(l->device);
+	l = newcomer();
+	open_it(l, false);
+	run_check(l);
+	end(l);
+}
+
 void scene_run(void)
 {
-	static void (*const scenes[])(void) = {
-		meet_memory, meet_restart, meet_takeover, meet_full_store};
+	static void (*const scenes[])(void) = {meet_memory, meet_restart, meet_takeover,
+		meet_full_store, meet_limits, meet_late_deletions};
 
 	store_serves();
 	sim_calm();

@@ -208,6 +208,7 @@ static struct {
 	uint64_t late_ns, silence_ns;
 	uint64_t room; /* bytes that the store takes while it is not calm; 0: any */
 	bool full_code;
+	uint64_t late_deletions;
 	bool hostile;  /* listings have keys that were not asked for */
 	bool in_order; /* nothing of a killed sender's takes effect any more */
 	unsigned n_episodes;
@@ -360,6 +361,12 @@ static enum outcome draw_outcome(void)
 	if (sim_once_in(SIM_STORE, faults.failed_after))
 		return FAILED_AFTER;
 	return FINE;
+}
+
+void store_deletes_late(uint64_t once_in, uint64_t ns)
+{
+	faults.late_deletions = once_in;
+	faults.late_ns = ns;
 }
 
 /* ---- the client: requests and attempts
@@ -898,6 +905,9 @@ static void start_attempt(struct flight *f)
 		.number = f->attempt,
 		.outcome = draw_outcome(),
 		.code = ""};
+	if ((f->op == S3_DELETE || f->op == S3_DELETE_MANY) && f->attempt == 0 && !faults.calm &&
+		sim_once_in(SIM_STORE, faults.late_deletions))
+		a->outcome = LATE;
 	if (e && e->kind == EPISODE_SLOW) {
 		there += 5 * SIM_SECOND;
 		back = there + latency();

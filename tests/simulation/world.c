@@ -488,7 +488,7 @@ void world_run(void *unused)
 		meet_odd_store();
 		return;
 	}
-	if (sim_with(SIM_SCENES) && one_in(40)) {
+	if (sim_with(SIM_SCENES) && one_in(30)) {
 		scene_run();
 		return;
 	}
