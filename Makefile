@@ -619,6 +619,11 @@ simulate-s3-twice: ## are schedules the same each time
 	$(MAKE) --no-print-directory SEEDS=$(or $(SEEDS),20) SIMULATION_OPTIONS=--twice simulate-s3
 .PHONY: simulate-s3-asan simulate-s3-twice
 
+# Each for SECONDS= (600) at most; all of them unless MUTANTS= names some.
+simulate-s3-mutants: ## does the simulation find the defects of tests/s3/mutants: MUTANTS=, SECONDS=
+	@$(PYTHON) tests/s3/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(MUTANTS)
+.PHONY: simulate-s3-mutants
+
 # userblk-flow's tests link all of it but main().
 define flow_unit
 UNIT_OBJS_$1 = $$(filter-out %/main.o,$$(FLOW_OBJS))
@@ -828,7 +833,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
