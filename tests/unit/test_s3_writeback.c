@@ -693,6 +693,58 @@ static void test_a_broken_disk_is_not_waited_for(void **state)
 	fake_store_reset();
 }
 
+struct flush {
+	struct device *d;
+	_Atomic bool done;
+	int result;
+};
+
+static void *flush_beside(void *opaque)
+{
+	struct flush *f = opaque;
+
+	f->result = backend_flush(f->d->backend);
+	f->done = true;
+	return NULL;
+}
+
+/* A flush that has to wait for the store is told that it refuses, as it is without a log. */
+static void test_a_broken_disk_and_a_store_that_refuses(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+	struct flush f = {.d = &d};
+	pthread_t thread;
+
+	(void)state;
+	create(&d, path, "");
+	sync_result = -EIO;
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	assert_int_equal(device_counter(&d, "write_back_failed"), 1);
+	sync_result = 0;
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 1000);
+	change(&d, BLOCK, BLOCK, 2);
+	assert_int_equal(pthread_create(&thread, NULL, flush_beside, &f), 0);
+	for (unsigned i = 0; !f.done; i++) {
+		if (i == 2000)
+			fail_msg("it waits for ever");
+		usleep(10000);
+	}
+	pthread_join(thread, NULL);
+	assert_int_equal(f.result, -EIO);
+	fake_store_fail(S3_PUT, "/log/", 0, 0);
+	for (unsigned i = 0; backend_flush(d.backend); i++) {
+		assert_true(i < 2000);
+		usleep(10000);
+	}
+	crash(&d);
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_encrypted(void **state)
 {
 	const char *key = scratch_file("key", 32), *path = new_path();
@@ -743,6 +795,7 @@ int main(void)
 		cmocka_unit_test(test_objects_that_the_store_lost),
 		cmocka_unit_test(test_a_full_log_waits_for_the_store),
 		cmocka_unit_test(test_a_broken_disk_is_not_waited_for),
+		cmocka_unit_test(test_a_broken_disk_and_a_store_that_refuses),
 		cmocka_unit_test(test_encrypted),
 	};
 

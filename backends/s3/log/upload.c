@@ -85,7 +85,8 @@ bool s3_log_is_blocked(const struct s3_volume *v)
 	return v->blocked && !v->keeper_stopping;
 }
 
-/* The flushes that wait for seq or something newer, out of the list, under the lock. */
+/* The flushes that wait for the store, for seq or something newer, out of the list, under the lock.
+ */
 static struct s3_waiter *take_waiters_from(struct s3_volume *v, uint64_t seq)
 {
 	struct s3_waiter *taken = NULL, **link = &v->waiters;
@@ -93,7 +94,7 @@ static struct s3_waiter *take_waiters_from(struct s3_volume *v, uint64_t seq)
 	while (*link) {
 		struct s3_waiter *w = *link;
 
-		if (w->seq < seq) {
+		if (w->seq < seq || !s3_writeback_lacks(v, w->change)) {
 			link = &w->next;
 			continue;
 		}
@@ -126,7 +127,7 @@ static struct s3_write *take_stalled_writes(struct s3_volume *v)
 
 /*
  * The store does not take a batch: now, which may change. It stays in memory and is put again; a
- * flush is told, unless it is in the write-back log. r: negative errno; why: one line.
+ * flush is told, unless the write-back log takes it. r: negative errno; why: one line.
  */
 static void refuse(struct s3_batch *b, int r, const char *why)
 {
@@ -142,8 +143,7 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	v->retry_ns = s3_now() + v->refused_pause;
 	if (r != -ENOSPC || !s3_space_ask(v)) {
 		v->blocked = true;
-		if (!v->writeback)
-			waiters = take_waiters_from(v, b->seq);
+		waiters = take_waiters_from(v, b->seq);
 		if (r == -ENOSPC)
 			writes = take_stalled_writes(v);
 	}

@@ -384,6 +384,13 @@ enum s3_writeback_state s3_writeback_want(struct s3_volume *v, uint64_t change)
 	return S3_WRITEBACK_SOON;
 }
 
+bool s3_writeback_lacks(const struct s3_volume *v, uint64_t change)
+{
+	const struct s3_writeback *w = v->writeback;
+
+	return !w || (change > w->logged && (w->failed || w->full));
+}
+
 void s3_writeback_advance(struct s3_volume *v)
 {
 	struct s3_writeback *w = v->writeback;

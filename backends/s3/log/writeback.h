@@ -49,6 +49,8 @@ enum s3_writeback_state {
 };
 /* Under the volume's lock: everything up to a change (s3_volume.changes) is to be in the log. */
 enum s3_writeback_state s3_writeback_want(struct s3_volume *v, uint64_t change);
+/* Under the volume's lock: does a flush of everything up to a change have to wait for the store? */
+bool s3_writeback_lacks(const struct s3_volume *v, uint64_t change);
 /* Under the volume's lock: the frontier has moved. */
 void s3_writeback_advance(struct s3_volume *v);
 
