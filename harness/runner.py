@@ -668,7 +668,7 @@ class Runner:
                 "throughput_mbps": result.throughput_mbps,
                 **result.metrics,
             }
-            warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp}
+            warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp if result.ramp_s is None else result.ramp_s}
             if result.warm_up.steady is False:
                 warnings.append(f"not steady: {result.warm_up.reason}")
         # Where all of the machine is counted, without the start of the workload's program.

@@ -20,7 +20,8 @@ class Result:
     """What was measured after the ramp and the warm-up. problems: reasons for which the run may not be used.
 
     measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known; what was measured begins warm_up.cut_s
-    later. operations: completed in duration_s. metrics and settings: what only this kind of workload has.
+    later. ramp_s: discarded instead of the profile's, as the work was done early. operations: completed in duration_s.
+    metrics and settings: what only this kind of workload has.
     """
 
     throughput_kops: float
@@ -33,5 +34,6 @@ class Result:
     version: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    ramp_s: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from . import LEAST_RUNTIME, Result, WorkloadError
 
 SCHEMA = 1
 PERCENTILES = (50, 99)
+RAMP_SHARE = 0.2  # of a run whose work is done, at most, is discarded as its ramp
 CREATE_LIMIT = 36000.0  # s: four million files through a slow system
 
 
@@ -40,7 +41,8 @@ def run_options(profile: Profile, results: Path) -> list[str]:
 
 def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float) -> Sequence[dict[str, Any]]:
     """The intervals after the ramp; one that begins a little before its end counts, as clocks of samplers go."""
-    return [one for one in intervals if one["start_s"] >= ramp - interval / 2]
+    least = max(ramp - interval / 2, min(ramp, interval) / 2)
+    return [one for one in intervals if one["start_s"] >= least]
 
 
 def _series(measured: Sequence[dict[str, Any]], begin: float, length: float) -> list[Interval]:
@@ -64,7 +66,10 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
 
 
 def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Result:
-    ramp, planned = profile.files.ramp_s, profile.files.seconds(workload)
+    full, planned = profile.files.ramp_s, profile.files.seconds(workload)
+    done = report["end"] not in ("time", "early", "interrupted")
+    # A fast device may be through all files before the ramp is over, and more files would be more than memory holds.
+    ramp = min(full, RAMP_SHARE * report["duration_s"]) if done and not profile.fixed_warm_up else full
     measured = _measured(report["intervals"], ramp, profile.series_ms / 1e3)
     begin = measured[0]["start_s"] if measured else report["duration_s"]
     warm_up = steady.find(_series(measured, begin, profile.series_ms / 1e3), profile.fixed_warm_up)
@@ -82,13 +87,14 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
 
     problems, warnings = [], []
     end, lost = report["end"], report["threads_without_file"]
-    ran = f"after {report['duration_s']:.1f} s of {ramp + planned} s"
+    ran = f"after {report['duration_s']:.1f} s of {full + planned} s"
     if end == "early":
         problems.append(f"{ran} {lost} threads found no file any more; give it more files")
     elif end == "interrupted":
         problems.append(f"interrupted {ran}")
-    elif end != "time" and report["duration_s"] < ramp + 0.9 * planned:
-        warnings.append(f"early end: {ran} its files were done")
+    elif done and report["duration_s"] < full + 0.9 * planned:
+        instead = f", of which {begin:.1f} s were discarded instead of {full}" if ramp < full else ""
+        warnings.append(f"early end: {ran} its files were done{instead}")
     elif end == "time" and lost:
         warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
     if report["original"]:
@@ -108,6 +114,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
         version=str(report["program"]),
         problems=tuple(problems),
         warnings=tuple(warnings),
+        ramp_s=ramp,
         metrics={
             "files_kops": files / span / 1e3 if workload.files else None,
             **{f"latency_p{percent}_us": percentile(bins, percent) / 1e3 for percent in PERCENTILES},

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from userblk.harness.config import Workload, load_profile, load_suite
+from userblk.harness.config import Workload, load_profile, load_suite, load_system
+from userblk.harness.plan import Device, make_plan
 from userblk.harness.workloads import WorkloadError, flow
 
 QUICK = load_profile("quick")
@@ -85,6 +86,51 @@ def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
     assert "after the ramp" in parse(tmp_path, report(0.4, end="all-done")).problems[0]
     short = parse(tmp_path, report(1.0, 1.4, end="all-done"))
     assert short.problems == ("measured for 0.40 s only; give it more files",)
+
+
+def papers_rates() -> list[tuple[str, str, float]]:
+    """Device, workload and kop/s of what ends when its files are done, native in the paper."""
+    rows = csv.DictReader(Path("configs/paper/table2.csv").open())
+    ends = ("create-", "read-", "delete-", "seq-", "rand-")
+    return [
+        (row["device"].lower(), row["workload"], float(row["tput_kops_native"]))
+        for row in rows
+        if row["workload"].startswith(ends)
+    ]
+
+
+@pytest.mark.parametrize(("device", "name", "kops"), papers_rates())
+def test_every_workload_that_ends_is_valid_at_the_papers_rates(
+    tmp_path: Path, device: str, name: str, kops: float
+) -> None:
+    profile, suite = load_profile("paper"), load_suite("bdus-fs")
+    devices = [Device("sata", "/dev/null", "A"), Device("nvme", "$X", "B")]
+    plan = make_plan(
+        suite=suite, profile=profile, systems=[load_system("native")], devices=devices, campaign="c", build="b"
+    )
+    workload = next(w for w in plan.suite.workloads if w.id == name)
+    values = workload.variables[device]
+    operations = values.get("finish") or values.get("iters", 0) * workload.threads
+    operations = operations or values["nfiles"] * (3 if name.startswith("create") else 1)
+    limit = values["runtime"]
+    seconds = min(limit, operations / kops / 1e3)
+    ends = [*(5.0 * i for i in range(1, int(seconds / 5) + 1)), seconds]
+    value = report(*ends, end="time" if seconds == limit else "all-done")
+    for one in value["intervals"]:
+        one["ops"] = int((one["end_s"] - one["start_s"]) * kops * 1e3)
+    (tmp_path / "flow.json").write_text(json.dumps(value))
+    result = flow.parse(tmp_path / "flow.json", workload, profile)
+    assert result.problems == () and result.throughput_kops == pytest.approx(kops, rel=0.001)
+    assert result.duration_s > 0.7 * min(seconds, profile.files.seconds(workload))
+    if seconds < 100:
+        assert result.ramp_s == pytest.approx(0.2 * seconds)
+        assert f"early end: after {seconds:.1f} s of 900 s" in result.warnings[0]
+
+
+def test_a_ramp_that_the_user_gave_stays(tmp_path: Path) -> None:
+    fixed = dataclasses.replace(load_profile("paper"), fixed_warm_up=True)
+    (tmp_path / "flow.json").write_text(json.dumps(report(5.0, 10.0, 15.0, 20.0, 22.0, end="all-done")))
+    assert "after the ramp" in flow.parse(tmp_path / "flow.json", READ, fixed).problems[0]
 
 
 def test_an_early_end_and_idle_threads_are_warnings(tmp_path: Path) -> None:
