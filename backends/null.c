@@ -45,7 +45,7 @@ static const struct param null_params[] = {
 		.offset = offsetof(struct null_config, block_size),
 		.default_value = "512",
 		.choices = block_size_names,
-		.help = "block size in bytes that is told to clients",
+		.help = "block size in bytes that is reported to clients",
 	},
 	{
 		.name = "fill",

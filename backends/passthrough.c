@@ -352,7 +352,7 @@ static int examine_file(struct passthrough *p, const struct passthrough_config *
 	if (size == 0) {
 		backend_error(host, "file=%s: size is 0; %s", p->file,
 			p->is_device ? "insert a medium or connect the device"
-				     : "remove it and give size= to create it anew");
+				     : "remove it and give size= to create it again");
 		return -EINVAL;
 	}
 	if (c->size && (uint64_t)size != c->size) {

@@ -20,29 +20,29 @@ static const struct {
 	int operands;
 	const char *usage;
 } commands[] = {
-	{"create", NULL, COMMAND_CREATE, 0, "create              make a volume, of size="},
-	{"info", NULL, COMMAND_INFO, 0, "info                what it is and what it holds"},
-	{"list", NULL, COMMAND_LIST, 0, "list                volumes below prefix="},
+	{"create", NULL, COMMAND_CREATE, 0, "create              make a volume of size= bytes"},
+	{"info", NULL, COMMAND_INFO, 0, "info                show its properties and contents"},
+	{"list", NULL, COMMAND_LIST, 0, "list                list the volumes below prefix="},
 	{"check", NULL, COMMAND_CHECK, 0,
-		"check               is everything that it needs in the store, as it was written"},
+		"check               verify that all its data is in the store and undamaged"},
 	{"snapshot", "create", COMMAND_SNAPSHOT_CREATE, 1, "snapshot create SNAPSHOT"},
 	{"snapshot", "list", COMMAND_SNAPSHOT_LIST, 0, "snapshot list"},
 	{"snapshot", "delete", COMMAND_SNAPSHOT_DELETE, 1, "snapshot delete SNAPSHOT"},
 	{"snapshot", "rollback", COMMAND_SNAPSHOT_ROLLBACK, 1,
 		"snapshot rollback SNAPSHOT\n"
-		"                        the volume becomes what the snapshot, the newest one, "
-		"holds"},
+		"                        restore the volume to this snapshot, its newest"},
 	{"clone", NULL, COMMAND_CLONE, 2,
-		"clone SNAPSHOT NEW  make the volume NEW, which begins as the snapshot is"},
-	{"resize", NULL, COMMAND_RESIZE, 0, "resize              give it size="},
+		"clone SNAPSHOT NEW  make the volume NEW from the snapshot"},
+	{"resize", NULL, COMMAND_RESIZE, 0, "resize              change its size to size="},
 	{"rekey", NULL, COMMAND_REKEY, 0,
-		"rekey               give it another key; needs --new-encryption-key"},
+		"rekey               change its encryption key; needs --new-encryption-key"},
 	{"gc", NULL, COMMAND_GC, 0, "gc                  collect all garbage now"},
 	{"delete", NULL, COMMAND_DELETE, 0,
 		"delete              delete it with all its data; needs --confirm"},
-	{"stats", NULL, COMMAND_STATS, 0, "stats               counters of its server"},
+	{"stats", NULL, COMMAND_STATS, 0, "stats               show the counters of its server"},
 	{"abort", NULL, COMMAND_ABORT, 0,
-		"abort               let its server lose what is not uploaded; needs --confirm"},
+		"abort               make its server give up what is not uploaded; needs "
+		"--confirm"},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -70,7 +70,7 @@ static const struct {
 } rules[OPTIONS] = {
 	[OPTION_JSON] = {"json", NULL, ~0u, "print JSON"},
 	[OPTION_TAKE_OVER] = {"take-over", NULL, WRITERS,
-		"also if the last writer did not close the volume; it is fenced if it lives"},
+		"even if the last writer did not close the volume; if it is alive, it is fenced"},
 	[OPTION_CONFIRM] = {"confirm", "NAME", FOR(DELETE) | FOR(ABORT),
 		"the name of the volume once more"},
 	[OPTION_TO_PREFIX] = {"to-prefix", "KEY", FOR(CLONE),
@@ -79,10 +79,10 @@ static const struct {
 		"file with the 32 bytes of the key that opens the volume from now on"},
 	[OPTION_PROMETHEUS] = {"prometheus", NULL, FOR(STATS), "print Prometheus' text format"},
 	[OPTION_PRICE_PUT] = {"price-put", "PRICE", FOR(STATS),
-		"of 1000 requests that write or list (default: 0.005, USD at Amazon S3 Standard "
-		"in us-east-1)"},
+		"price of 1000 requests that write or list (default: 0.005, USD at Amazon S3 "
+		"Standard in us-east-1)"},
 	[OPTION_PRICE_GET] = {"price-get", "PRICE", FOR(STATS),
-		"of 1000 requests that read (default: 0.0004, as above)"},
+		"price of 1000 requests that read (default: 0.0004, as above)"},
 };
 
 void options_help(void)
@@ -90,15 +90,15 @@ void options_help(void)
 	char *help = params_help(&s3_backend);
 
 	printf("Usage: userblk-s3 COMMAND [OPTION]... [[volume=]VOLUME] KEY=VALUE...\n"
-	       "Manages volumes of userblk's S3 device. A volume that is served is reached by its\n"
-	       "server's control=; otherwise the store is.\n\nCommands:\n");
+	       "Manages volumes of userblk's S3 device: through control= if a server has the\n"
+	       "volume open, otherwise directly in the store.\n\nCommands:\n");
 	for (size_t i = 0; i < COMMANDS; i++)
 		printf("    %s\n", commands[i].usage);
 	printf("\nOptions:\n");
 	for (size_t i = 0; i < OPTIONS; i++)
 		printf("    --%s%s%s\n        %s\n", rules[i].name, rules[i].metavar ? "=" : "",
 			rules[i].metavar ? rules[i].metavar : "", rules[i].help);
-	printf("\nParameters, as the device has them:\n%s", help);
+	printf("\nParameters of the device:\n%s", help);
 	free(help);
 }
 

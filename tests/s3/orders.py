@@ -262,7 +262,7 @@ class Orders:
         try:
             self.open(volume=clone).kill()
         except AssertionError as error:
-            if "there is none" not in str(error):
+            if "not found" not in str(error):
                 raise
         else:
             raise Failure(f"clone {clone} is there")

@@ -158,14 +158,14 @@ def test_names(serve_s3: ServeS3) -> None:
     assert all(re.match("snapshot=.*: ", line) for line in lines) and len(lines) == 8
     driver.stop()
     with pytest.raises(
-        AssertionError, match=rf"snapshot=c: volume v has none of that name; there are a.b-1, {'b' * 63}"
+        AssertionError, match=rf"snapshot=c: volume v has no such snapshot; there are a.b-1, {'b' * 63}"
     ):
         serve_s3("v", snapshot="c")
     driver = serve_s3.drive("v")
     for name in names(driver):
         driver("delete", name)
     assert names(driver) == [] and not serve_s3.objects("v", "snap/")
-    with pytest.raises(AssertionError, match="snapshot=c: volume v has none of that name; it has no snapshot at all"):
+    with pytest.raises(AssertionError, match="snapshot=c: volume v has no such snapshot; it has no snapshot at all"):
         serve_s3("v", snapshot="c")
 
 

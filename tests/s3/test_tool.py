@@ -126,8 +126,8 @@ def test_a_store_that_refuses_gets_one_line(tool: Tool, tmp_path: Path) -> None:
     for command in ("info", "list", "gc", "check"):
         assert "bucket=elsewhere" in tool.refused(command, bucket="elsewhere")
         assert "credentials" in tool.refused(command, credentials=str(wrong_key))
-    assert "there is none under prefix=" in tool.refused("info")
-    assert "there is none" in tool.refused("delete", "--confirm=v")
+    assert "not found under prefix=" in tool.refused("info")
+    assert "not found" in tool.refused("delete", "--confirm=v")
     assert "no server is there" in tool.refused("stats", control=str(tmp_path / "none"))
 
 
@@ -137,7 +137,7 @@ def test_a_store_that_refuses_gets_one_line(tool: Tool, tmp_path: Path) -> None:
 def test_create_info_list(tool: Tool, serve_s3: ServeS3) -> None:
     created = tool("create", size="64M", block_size="512")
     assert (created["volume"], created["size_bytes"], created["block_bytes"]) == ("v", 64 << 20, 512)
-    assert "there is one already" in tool.refused("create", size="64M")
+    assert "exists already" in tool.refused("create", size="64M")
     info = tool("info")
     assert info["uuid"] == created["uuid"] and info["was_closed"] is True
     assert (info["mapped_bytes"], info["encrypted"], info["readonly"]) == (0, False, True)
@@ -269,7 +269,7 @@ def test_delete(tool: Tool, serve_s3: ServeS3) -> None:
     assert result["foreign_objects"] == 1 and result["deleted_objects"] > 5
     assert list(serve_s3.objects("v")) == ["log/notes.txt"]
     assert list(serve_s3.objects("vv")) == ["super"]
-    assert "there is none" in tool.refused("info")
+    assert "not found" in tool.refused("info")
 
 
 def kill_at(tool: Tool, proxy: FaultProxy, rule: Rule, *words: str) -> None:
@@ -317,7 +317,7 @@ def test_interrupted_deletion(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy, 
         assert tool("check")["objects"] == 4
     else:
         assert volumes[0]["state"] == "half deleted"
-        assert "there is none" in tool.refused("info")
+        assert "not found" in tool.refused("info")
         assert "userblk-s3 delete" in tool.refused("create", size="64M")
     if left:
         tool("delete", "--confirm=v")

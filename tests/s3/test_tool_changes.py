@@ -166,13 +166,13 @@ def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: Serve
     same_key = {"volume": "w", "encryption_key": str(tmp_path / "key")}
     before = listing(serve_s3)
     refusals: list[tuple[list[str], dict[str, str], str]] = [
-        (["create"], {"size": "64M"}, "volume=v: there is one already; choose another name"),
-        (["snapshot", "create", "monday"], {}, "snapshot=monday: volume v has one of that name; choose another"),
-        (["snapshot", "delete", "friday"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["create"], {"size": "64M"}, "volume=v: exists already; choose another name"),
+        (["snapshot", "create", "monday"], {}, "snapshot=monday: volume v has a snapshot of that name; choose another name"),
+        (["snapshot", "delete", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["snapshot", "delete", "monday"], {}, "snapshot=monday: has 1 clone, such as "),
-        (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["snapshot", "rollback", "monday"], {}, "snapshot=monday: there are younger ones, the last is tuesday;"),
-        (["clone", "friday", "y"], {}, "snapshot=friday: volume v has none of that name; "),
+        (["clone", "friday", "y"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["clone", "monday", "c"], {}, "clone: the bucket holds "),
         (["resize"], {"size": "1000000"}, "size=1000000: "),
         (["resize"], {"size": "4096"}, "size=4096: "),
@@ -184,8 +184,8 @@ def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: Serve
         (["resize", "--take-over"], {"volume": "x", "size": "128M"}, "volume=x: has layout=direct, which has no"),
         (["delete", "--confirm=v"], {}, "volume=v: its snapshot monday has clones, which need its data"),
         (["delete", "--confirm=v", "--take-over"], {}, "volume=v: its snapshot monday has clones"),
-        (["delete", "--confirm=z"], {"volume": "z"}, "volume=z: there is none"),
-        (["gc"], {"volume": "z"}, "volume=z: there is none under prefix="),
+        (["delete", "--confirm=z"], {"volume": "z"}, "volume=z: not found"),
+        (["gc"], {"volume": "z"}, "volume=z: not found under prefix="),
     ]
     for words, more, line in refusals:
         assert tool.refused(*words, **more).startswith(line), (words, more)

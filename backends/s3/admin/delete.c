@@ -126,8 +126,8 @@ static int unmake(struct s3_volume *v)
 		if (r == 0)
 			free(data);
 		if (r == -ENOENT)
-			s3_volume_refuse(v, r,
-				"volume=%s: there is none; correct the name or prefix", v->name);
+			s3_volume_refuse(
+				v, r, "volume=%s: not found; correct the name or prefix", v->name);
 		return r;
 	}
 	if (r)

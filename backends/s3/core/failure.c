@@ -24,8 +24,8 @@ int s3_volume_refuse(struct s3_volume *v, int r, const char *format, ...)
 int s3_volume_refuse_clients(struct s3_volume *v, const char *why)
 {
 	return s3_volume_refuse(v, -ESTALE,
-		"volume=%s: %s, and its clients are still there, counting on writes that may be "
-		"lost; take the disk away from all of them, then create it anew",
+		"volume=%s: %s, and its clients are still connected and may rely on lost writes; "
+		"remove the disk from all of them, then create it again",
 		v->name, why);
 }
 
@@ -41,8 +41,7 @@ void s3_volume_fail(struct s3_volume *v, int r, const char *format, ...)
 		va_end(args);
 		backend_error(&v->host,
 			"volume=%s: %s; all writes fail from now on, and those that were not "
-			"flushed "
-			"may be lost; mend it and start again",
+			"flushed may be lost; fix the cause and restart",
 			v->name, text);
 	}
 	v->layout->give_up(v);

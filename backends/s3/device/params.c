@@ -37,7 +37,7 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, prefix),
 		.default_value = "userblk",
 		.metavar = "KEY",
-		.help = "what the keys of all volumes begin with",
+		.help = "beginning of the keys of all volumes",
 	},
 	S3_STORE_PARAMS(struct s3_config, store),
 	{
@@ -45,7 +45,7 @@ const struct param s3_params[] = {
 		.type = PARAM_BOOL,
 		.offset = offsetof(struct s3_config, create),
 		.default_value = "off",
-		.help = "create the volume, of size= bytes, where there is none yet",
+		.help = "create the volume, with size= bytes, if it does not exist",
 	},
 	{
 		.name = "size",
@@ -54,7 +54,7 @@ const struct param s3_params[] = {
 		.min = 1 << 20,
 		.max = UINT64_C(1) << 50,
 		.metavar = "SIZE",
-		.help = "size of the volume; that of an existing one is known",
+		.help = "size of the volume; not needed if the volume exists",
 	},
 	{
 		.name = "block-size",
@@ -62,7 +62,7 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, block_size),
 		.default_value = "4096",
 		.choices = block_size_names,
-		.help = "block size in bytes of a volume that is created",
+		.help = "block size in bytes of a new volume",
 	},
 	{
 		.name = "layout",
@@ -70,7 +70,7 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, layout),
 		.default_value = "log",
 		.choices = layout_names,
-		.help = "layout of a volume that is created: a log, or an object for each chunk "
+		.help = "layout of a new volume: a log, or an object for each chunk "
 			"of it (for comparisons)",
 	},
 	{
@@ -82,7 +82,7 @@ const struct param s3_params[] = {
 		.min = 64 << 10,
 		.max = 64 << 20,
 		.metavar = "SIZE",
-		.help = "bytes of a chunk of a volume that is created with layout=direct",
+		.help = "bytes of a chunk of a new volume with layout=direct",
 	},
 	{
 		.name = "compress",
@@ -90,16 +90,15 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, compress),
 		.default_value = "off",
 		.choices = compress_names,
-		.help = "compress the data of a volume that is created; an existing one is as it "
-			"is",
+		.help = "compress the data of a new volume; an existing one cannot be changed",
 	},
 	{
 		.name = "encryption-key",
 		.type = PARAM_PATH,
 		.offset = offsetof(struct s3_config, encryption_key),
 		.metavar = "FILE",
-		.help = "file with the 32 bytes of the key with which a volume that is created is "
-			"encrypted (AES-256-GCM), or one that is encrypted is opened",
+		.help = "file with a key of 32 bytes, which encrypts a new volume (AES-256-GCM) or "
+			"opens an encrypted one",
 	},
 	{
 		.name = "batch-size",
@@ -109,7 +108,7 @@ const struct param s3_params[] = {
 		.min = S3_BATCH_MIN,
 		.max = S3_BATCH_MAX,
 		.metavar = "SIZE",
-		.help = "bytes of writes that make an object of the log",
+		.help = "bytes of writes in an object of the log",
 	},
 	{
 		.name = "uploads",
@@ -119,7 +118,7 @@ const struct param s3_params[] = {
 		.min = 1,
 		.max = S3_MAX_UPLOADS,
 		.metavar = "N",
-		.help = "objects of the log that are uploaded at once",
+		.help = "objects of the log that are uploaded in parallel",
 	},
 	{
 		.name = "memory",
@@ -128,15 +127,15 @@ const struct param s3_params[] = {
 		.default_value = "256M",
 		.min = 8 << 20,
 		.metavar = "SIZE",
-		.help = "memory for data that is written and read, without the map",
+		.help = "memory for written and cached data, without the map",
 	},
 	{
 		.name = "cache-file",
 		.type = PARAM_PATH,
 		.offset = offsetof(struct s3_config, cache_file),
 		.metavar = "FILE",
-		.help = "file or block device on this machine that caches what is read, across "
-			"restarts; of this volume alone",
+		.help = "local file or block device that caches reads across restarts; not shared "
+			"with other volumes",
 	},
 	{
 		.name = "cache-size",
@@ -145,15 +144,15 @@ const struct param s3_params[] = {
 		.min = 16 << 20,
 		.max = UINT64_C(64) << 40,
 		.metavar = "SIZE",
-		.help = "size of cache-file; without it 1G, or all of a device",
+		.help = "size of cache-file (default: 1G, or the whole device)",
 	},
 	{
 		.name = "write-back",
 		.type = PARAM_PATH,
 		.offset = offsetof(struct s3_config, write_back),
 		.metavar = "FILE",
-		.help = "file or block device on this machine, of this volume alone, that makes a "
-			"flush as fast as its disk: what is flushed and not yet uploaded is in it",
+		.help = "local file or block device that holds flushed data until it is uploaded, "
+			"so that a flush waits for this disk only; not shared with other volumes",
 	},
 	{
 		.name = "write-back-size",
@@ -162,17 +161,16 @@ const struct param s3_params[] = {
 		.min = S3_WRITEBACK_LEAST,
 		.max = UINT64_C(64) << 40,
 		.metavar = "SIZE",
-		.help = "size of write-back, at least four times batch-size; without it 1G, or all "
-			"of a device",
+		.help = "size of write-back, at least four times batch-size (default: 1G, or the "
+			"whole device)",
 	},
 	{
 		.name = "write-back-discard",
 		.type = PARAM_BOOL,
 		.offset = offsetof(struct s3_config, write_back_discard),
 		.default_value = "off",
-		.help = "open the volume although its write-back log is lost, damaged or not "
-			"given, "
-			"and give up what only that holds",
+		.help = "open the volume even if its write-back log is lost, damaged or not given, "
+			"and give up what only that log holds",
 	},
 	{
 		.name = "flush",
@@ -189,8 +187,8 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, fencing),
 		.default_value = "auto",
 		.choices = fencing_names,
-		.help = "auto: a store that cannot keep a second writer out is refused; none: you "
-			"see to it that there is one writer",
+		.help = "auto: refuse a store that cannot keep a second writer out; none: you "
+			"ensure that there is only one writer",
 	},
 	{
 		.name = "checkpoint",
@@ -210,7 +208,7 @@ const struct param s3_params[] = {
 		.default_value = "60",
 		.max = 86400,
 		.metavar = "SECONDS",
-		.help = "time that an object that is not needed any more is kept",
+		.help = "time for which objects are kept that are no longer needed",
 	},
 	{
 		.name = "close-timeout",
@@ -219,7 +217,7 @@ const struct param s3_params[] = {
 		.default_value = "60",
 		.max = 86400,
 		.metavar = "SECONDS",
-		.help = "time without any answer of the store after which the end of the server "
+		.help = "time without a reply from the store after which a server that is ending "
 			"gives up what is not stored; 0: never",
 	},
 	{
@@ -227,21 +225,21 @@ const struct param s3_params[] = {
 		.type = PARAM_STRING,
 		.offset = offsetof(struct s3_config, snapshot),
 		.metavar = "NAME",
-		.help = "serve this snapshot of the volume, which cannot be changed",
+		.help = "serve this snapshot of the volume, read-only",
 	},
 	{
 		.name = "readonly",
 		.type = PARAM_BOOL,
 		.offset = offsetof(struct s3_config, readonly),
 		.default_value = "off",
-		.help = "refuse all changes; the state of the moment of opening is served",
+		.help = "refuse all changes and serve the state at the time of opening",
 	},
 	{
 		.name = "control",
 		.type = PARAM_PATH,
 		.offset = offsetof(struct s3_config, control),
 		.metavar = "PATH",
-		.help = "Unix socket that is made for userblk-s3 to reach the server by",
+		.help = "Unix socket to make, at which userblk-s3 reaches the server",
 	},
 	{.name = NULL},
 };

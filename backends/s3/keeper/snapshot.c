@@ -89,7 +89,7 @@ bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snap
 int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name)
 {
 	return s3_volume_refuse(v, -ENOENT,
-		"snapshot=%s: volume %s has none of that name; userblk-s3 snapshot list shows "
+		"snapshot=%s: volume %s has no such snapshot; userblk-s3 snapshot list shows "
 		"those that it has",
 		name, v->name);
 }
@@ -97,8 +97,9 @@ int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name)
 static int refuse_existing(struct s3_volume *v, const char *name)
 {
 	return s3_volume_refuse(v, -EEXIST,
-		"snapshot=%s: volume %s has one of that name; choose another, or delete it", name,
-		v->name);
+		"snapshot=%s: volume %s has a snapshot of that name; choose another name, or "
+		"delete it",
+		name, v->name);
 }
 
 /* A root that could not be stored may have been to tell of another snapshot: that first. */

@@ -36,18 +36,18 @@ static void give_up(struct s3_closing *c)
 		s3_log_lag(v, &lag);
 	if (!v->layout->has_log)
 		s3_volume_fail(v, -EIO,
-			"it was to end, and the store has not answered for close-timeout=%" PRIu64,
+			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64,
 			seconds);
 	else if (lag.objects)
 		s3_volume_fail(v, -EIO,
-			"it was to end, and the store has not answered for close-timeout=%" PRIu64
+			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64
 			": %" PRIu64 " objects of the log with %" PRIu64
 			" bytes of writes are not stored",
 			seconds, lag.objects, lag.bytes);
 	else if (!v->backend.readonly)
 		backend_error(&v->host,
-			"volume=%s: ends without a last checkpoint, since the store has not "
-			"answered for close-timeout=%" PRIu64 "; all data is stored",
+			"volume=%s: closed without a last checkpoint: no reply from the store for "
+			"close-timeout=%" PRIu64 "; all data is stored",
 			v->name, seconds);
 	s3_store_stop(v->store);
 }

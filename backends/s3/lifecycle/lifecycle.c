@@ -56,8 +56,8 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	r = s3_volume_get_all(v, key, &data, &length, &req);
 	if (r == 0 && c->exclusive) {
 		free(data);
-		return s3_volume_refuse(v, -EEXIST,
-			"volume=%s: there is one already; choose another name", v->name);
+		return s3_volume_refuse(
+			v, -EEXIST, "volume=%s: exists already; choose another name", v->name);
 	}
 	if (r == -ENOENT && v->host.clients_remain)
 		return s3_volume_refuse_clients(v, "is gone");
@@ -69,7 +69,7 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	}
 	if (r == -ENOENT)
 		return s3_volume_refuse(v, r,
-			"volume=%s: there is none under prefix=%s; correct the name, or create it "
+			"volume=%s: not found under prefix=%s; correct the name, or create it "
 			"with "
 			"create=on and size=",
 			v->name, c->prefix);

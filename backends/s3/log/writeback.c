@@ -273,7 +273,7 @@ static void give_up(struct s3_volume *v, int r)
 	pthread_mutex_unlock(&v->lock);
 	backend_error(&v->host,
 		"write-back=%s: cannot be written: %s; flushes wait for the store until the volume "
-		"is opened anew, with this file; then replace the disk",
+		"is opened again, with this file; then replace the disk",
 		w->file.path, strerror(-r));
 	pthread_mutex_lock(&v->lock);
 }

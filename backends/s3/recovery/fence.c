@@ -115,7 +115,7 @@ static int refuse_in_use(struct s3_volume *v)
 		v->name, when);
 }
 
-/* May the volume be had as it is, which then is known up to its end? */
+/* May we take over the volume? Its log has been read to the end. */
 static int check_end(struct s3_volume *v)
 {
 	bool closed = s3_closed_cleanly(v);
@@ -125,7 +125,7 @@ static int check_end(struct s3_volume *v)
 	if (v->host.clients_remain && !closed)
 		return s3_volume_refuse_clients(v, "its last server did not close it");
 	if (v->host.clients_remain && s3_session(v->predecessor) != v->host.clients_session)
-		return s3_volume_refuse_clients(v, "another server has had it since its last one");
+		return s3_volume_refuse_clients(v, "another server has served it since then");
 	return v->require_clean_close && !closed ? refuse_in_use(v) : 0;
 }
 

@@ -212,7 +212,7 @@ static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
 				used ? ", " : "", names[i].name);
 	}
 	free(names);
-	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has none of that name; %s%s",
+	return s3_volume_refuse(v, -ENOENT, "snapshot=%s: volume %s has no such snapshot; %s%s",
 		snapshot, v->name, used ? "there are " : "it has no snapshot at all", text);
 }
 

@@ -93,7 +93,7 @@ def test_a_disk_does_not_go_on_without_what_a_killed_daemon_held(config: Path) -
         write(lun.disk, 1)  # acknowledged, and nobody asked for more
         first.kill()
         second = stack.enter_context(daemon())
-        refusal = "its last server did not close it, and its clients are still there"
+        refusal = "its last server did not close it, and its clients are still connected"
         await_condition("the disk is not refused", LIMIT, lambda: refusal in second.log)
         run(["dd", f"if={lun.disk}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct"], expect=1)
         lun.__exit__(None, None, None)
