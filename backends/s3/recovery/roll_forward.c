@@ -93,9 +93,12 @@ int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 	return s3_recovery_damaged(v, key, s3_check_text(check));
 }
 
+/* The log ends here; besides S3_RECOVERY_AGAIN. */
+#define END (S3_RECOVERY_AGAIN + 1)
+
 /*
- * Applies what stands at seq, whose beginning has been read. 1: it is the end of the
- * log: nothing there, or left by a fenced writer.
+ * Applies what stands at seq, whose beginning has been read. END: nothing is there, or what a
+ * fenced writer left. Also S3_RECOVERY_AGAIN.
  */
 static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct s3_look *l)
 {
@@ -106,18 +109,18 @@ static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct
 	int r;
 
 	if (l->req.result == -ENOENT)
-		return 1;
+		return END;
 	if (l->req.result)
 		return s3_volume_refuse(v, l->req.result, "%s", l->req.message);
 	if (s3_header_decode(l->iov.iov_base, l->req.bytes, v->super.uuid, &header) != S3_GOOD ||
 		header.id != seq) {
 		r = s3_recovery_look_again(v, seq, &data, &header, &again);
 		if (r)
-			return r == -ENOENT ? 1 : r;
+			return r == -ENOENT ? END : r;
 		size = again.object_size;
 	}
 	if (header.epoch < p->last_epoch)
-		r = 1;
+		r = END;
 	else if (size != (uint64_t)header.header_bytes + header.data_bytes)
 		r = s3_recovery_damaged(v, l->key, "is not as long as it says");
 	else
@@ -150,7 +153,7 @@ int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n)
 		if (r == 0 && windows == ENDLESS && !p->readonly && takes_any(v))
 			r = s3_recovery_stop_writer(v, p);
 	}
-	return r == 1 ? 0 : r;
+	return r == END ? 0 : r;
 }
 
 /* Was the object at seq, which has been looked at, built when that at gap was in the store? 1: yes.
