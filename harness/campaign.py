@@ -23,6 +23,7 @@ from userblk import __version__
 from . import environment, paths
 from .blockdev import identify
 from .config import ConfigError, SystemConfig, load_parameters
+from .durable import write_json
 from .plan import Device, Plan, estimate, write_plan
 from .safety import check, confirmation, first_confirmation
 from .stores import read_access
@@ -166,7 +167,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
     }
     if plan.emulated:  # what the guest cannot see
         asked["machine"] = environment.snapshot()
-    (directory / "campaign.json").write_text(json.dumps(asked, indent=1) + "\n")
+    write_json(directory / "campaign.json", asked)
     write_plan(plan, directory)
     return directory
 

@@ -35,6 +35,7 @@ from .config import (
     Workload,
     load_parameters,
 )
+from .durable import write_json
 
 SCHEMA = 3
 FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, for the estimate only
@@ -375,10 +376,7 @@ def estimate(plan: Plan) -> Estimate:
 def write_plan(plan: Plan, directory: Path) -> Path:
     """Write directory/plan.json, by rename, and return its path."""
     path = directory / "plan.json"
-    temporary = directory / "plan.json.new"
-    value = {"schema": SCHEMA, **dataclasses.asdict(plan)}
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.rename(path)
+    write_json(path, {"schema": SCHEMA, **dataclasses.asdict(plan)})
     return path
 
 

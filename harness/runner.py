@@ -27,6 +27,7 @@ from . import counters, environment, interrupt, repeat
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Process, Recorder, last_line, now
 from .config import ConfigError, Profile, Workload
+from .durable import replace, sync_tree, write_json
 from .environment import meminfo, snapshot
 from .filesystem import (
     FileSystemError,
@@ -73,10 +74,6 @@ EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
 class Stopped(Exception):
     """Going on makes no sense, or would do harm; one line."""
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def valid_summary(directory: Path) -> bool:
@@ -757,9 +754,9 @@ def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
 
 
 def mark_done(directory: Path) -> None:
-    mark = directory / "DONE.new"
-    mark.touch()
-    mark.rename(directory / "DONE")
+    """All that belongs to the run is kept before it counts as done."""
+    sync_tree(directory)
+    replace(directory / "DONE", "")
 
 
 def wait_for(process: Process, memory: Memory, running: Running, limit: float) -> None:

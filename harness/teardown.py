@@ -83,16 +83,20 @@ class Teardown:
         return len(self.steps)
 
     def unwind(self, mark: int = 0) -> None:
-        """Undo everything since mark, in reverse. All steps are tried; TeardownError tells what failed."""
+        """Undo everything since mark, in reverse. All steps are tried; TeardownError tells what failed.
+
+        What failed stays noted: who unwinds further, or begins the next campaign, tries it again.
+        """
         errors = []
         with held():
-            while len(self.steps) > mark:
-                name, arguments = self.steps[-1]
+            for at in reversed(range(mark, len(self.steps))):
+                name, arguments = self.steps[at]
                 try:
                     UNDO[name](**arguments)
                 except Exception as error:  # the other steps must still be taken
                     errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")
-                self.steps.pop()
+                    continue
+                del self.steps[at]
                 self._save()
         if errors:
             raise TeardownError("; ".join(errors))
@@ -107,8 +111,8 @@ class Teardown:
 
 
 def recover() -> list[str]:
-    """Tear down what runners that no longer live left behind; a line for each of them."""
-    told = []
+    """Tear down what runners that no longer live left behind; a line for each of them. Raises TeardownError."""
+    told, errors = [], []
     with _alone():
         for journal in sorted(RUN.glob("journal-*.json")):
             _, pid, started = journal.stem.split("-")
@@ -122,8 +126,14 @@ def recover() -> list[str]:
             teardown.journal = journal
             teardown.steps = [(name, arguments) for name, arguments in steps]
             count = len(teardown.steps)
-            teardown.unwind()
-            told.append(f"tore down {count} things that runner {pid} had left when it was killed")
+            try:
+                teardown.unwind()
+            except TeardownError as error:
+                errors.append(f"{error}; mend that, or remove {journal}")
+                continue
+            told.append(f"tore down {count} things that runner {pid} had left")
+    if errors:
+        raise TeardownError("; ".join(errors))
     return told
 
 

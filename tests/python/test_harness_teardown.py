@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ from pathlib import Path
 import pytest
 from userblk.harness import interrupt, teardown
 from userblk.harness.commands import CommandError, Recorder
+from userblk.harness.durable import write_json
 from userblk.harness.interrupt import Interrupted, held
 from userblk.harness.prepare import dirty_limits, limit_dirty
+from userblk.harness.runner import mark_done
 from userblk.harness.teardown import Teardown, TeardownError, recover, start_time
 
 
@@ -37,7 +40,29 @@ def test_all_steps_are_taken_in_reverse(tmp_path: Path) -> None:
     with pytest.raises(TeardownError, match="Is a directory"):
         stack.unwind()
     assert setting.read_text() == "first"  # the failed step did not keep the others from being taken
-    assert not stack.journal.exists()
+    assert [arguments["value"] for _, arguments in json.loads(stack.journal.read_text())] == ["this is a directory"]
+    with pytest.raises(TeardownError, match="Is a directory"):
+        stack.unwind()  # it stays noted
+
+
+def test_what_cannot_be_torn_down_stops_the_next_campaign_until_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "setting"
+    path.mkdir()
+    steps = [["restore_setting", {"path": str(path), "value": "old"}]]
+    Teardown()  # makes the directory
+    journal = teardown.RUN / f"journal-{1 << 30}-1.json"  # there is no such process
+    other = teardown.RUN / f"journal-{(1 << 30) + 1}-1.json"
+    journal.write_text(json.dumps(steps))
+    setting = tmp_path / "other"
+    setting.write_text("changed")
+    other.write_text(json.dumps([["restore_setting", {"path": str(setting), "value": "original"}]]))
+    for _ in range(2):
+        with pytest.raises(TeardownError, match=f"Is a directory.*; mend that, or remove {journal}"):
+            recover()
+    assert setting.read_text() == "original" and not other.exists()
+    path.rmdir()
+    path.write_text("changed")
+    assert len(recover()) == 1 and path.read_text() == "old" and not journal.exists()
 
 
 def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
@@ -159,3 +184,24 @@ def test_an_interrupt_waits_for_the_step() -> None:
         for number, handler in old.items():
             signal.signal(number, handler)
     assert steps == ["done", "still here"]
+
+
+def test_what_is_replaced_is_kept_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/fio.json").write_text("{}")
+    synced: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, (tmp_path / "run/DONE").exists()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    mark_done(tmp_path / "run")
+    assert synced == [("fio.json", False), ("run", False), ("DONE.new", False), ("run", True)]
+    plan = tmp_path / "plan.json"
+    plan.write_text("old")
+    synced.clear()
+    write_json(plan, {"schema": 1})
+    assert [name for name, _ in synced] == ["plan.json.new", tmp_path.name]
+    assert json.loads(plan.read_text()) == {"schema": 1}

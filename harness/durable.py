@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Files that are whole or not there, also after a loss of power."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Keep a file, or the names in a directory. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace(path: Path, text: str) -> None:
+    """The file with another text; whoever looks finds the old one or the new one. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text)
+    sync(temporary)
+    temporary.rename(path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """The same with a value as JSON."""
+    replace(path, json.dumps(value, indent=1) + "\n")
+
+
+def sync_tree(directory: Path) -> None:
+    """All files below a directory, and their names. Raises OSError."""
+    for path in (*directory.rglob("*"), directory):
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):
+            sync(path)
