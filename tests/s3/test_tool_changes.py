@@ -167,7 +167,7 @@ def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: Serve
     before = listing(serve_s3)
     refusals: list[tuple[list[str], dict[str, str], str]] = [
         (["create"], {"size": "64M"}, "volume=v: exists already; choose another name"),
-        (["snapshot", "create", "monday"], {}, "snapshot=monday: volume v has a snapshot of that name; choose another name"),
+        (["snapshot", "create", "monday"], {}, "snapshot=monday: volume v has a snapshot of that name; choose another"),
         (["snapshot", "delete", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["snapshot", "delete", "monday"], {}, "snapshot=monday: has 1 clone, such as "),
         (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),

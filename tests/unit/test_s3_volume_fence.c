@@ -700,6 +700,31 @@ static void test_store_without_conditions(void **state)
 	fake_store_reset();
 }
 
+/* What a newer program stored may hold what was flushed: nobody is told to delete it. */
+static void test_newer_object_is_not_to_be_deleted(void **state)
+{
+	uint8_t object[64 << 10];
+	struct device a, b;
+	size_t length;
+	char key[64];
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	snprintf(key, sizeof key, "userblk/v/log/%02x/%016llx",
+		(unsigned)(volume_of(&a)->frontier & 0xff),
+		(unsigned long long)volume_of(&a)->frontier);
+	crash(&a);
+	length = fake_store_object(key, object, sizeof object);
+	assert_true(length > 0 && length <= sizeof object);
+	object[8]++; /* the version */
+	fake_store_set(key, object, length);
+	assert_true(device_try(&b, &s3_backend, 0, COMMON) < 0);
+	assert_holds(b.told.error, "use a newer userblk");
+	assert_null(strstr(b.told.error, "delete"));
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -718,6 +743,7 @@ int main(void)
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
+		cmocka_unit_test(test_newer_object_is_not_to_be_deleted),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

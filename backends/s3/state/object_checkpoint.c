@@ -11,11 +11,10 @@
 #include "backends/s3/state/object_table.h"
 
 /*
- * objects; per object: slot - last slot | flags | id - last id (signed) | birth, unless its flag says
- * that it is the number itself | bytes | header units | blocks | with its flag:
- * origin, death (older programs stored 0 of an ancestor's that the clone began without). Then
- * snapshots; per snapshot: seq - last seq | entries; per entry: slot - last slot | count. All
- * varints.
+ * objects; per object: slot - last slot | flags | id - last id (signed) | birth, unless its flag
+ * says that it is the number itself | bytes | header units | blocks | with its flag: origin, death
+ * (older programs stored 0 of an ancestor's that the clone began without). Then snapshots; per
+ * snapshot: seq - last seq | entries; per entry: slot - last slot | count. All varints.
  */
 #define FLAG_GC	    1u
 #define FLAG_ORIGIN 2u
