@@ -39,7 +39,7 @@ from .filesystem import (
     mount_points,
     sync_file_system,
 )
-from .plan import COUNTING, Entry, Plan, extend, read_plan, write_plan
+from .plan import COUNTING, CellId, Entry, Plan, extend, read_plan, write_plan
 from .prepare import (
     DeviceError,
     PrepareError,
@@ -65,8 +65,10 @@ STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
 SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
+NO_SAMPLES = "no samples of the measured window"
 WRITE_BACK_FAILED = "writing back failed"
 SPARE_BYTES = 256 << 20  # that must be free where results are, beside what the largest run took three times
+SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did not outlast; s
 FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
@@ -162,6 +164,7 @@ class Runner:
         self.environment: dict[str, object] = {}
         self.condition: dict[str, object] = {}
         self.cached: set[str] = set()
+        self.ramps: dict[CellId, float] = {}  # s, of cells whose area is done within the profile's
         self.largest_run = 0  # bytes
         self.counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
         self.interrupted = False
@@ -313,7 +316,7 @@ class Runner:
         """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
         profile = self.plan.profile
         if entry.repetition != COUNTING:
-            return profile
+            return dataclasses.replace(profile, ramp_s=self.ramps.get(entry.cell, profile.ramp_s))
         files = dataclasses.replace(profile.files, ramp_s=0)
         return dataclasses.replace(profile, ramp_s=0, files=files, fixed_warm_up=True)
 
@@ -440,10 +443,23 @@ class Runner:
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        if ramp := self.shorter_ramp(entry, workload, summary):
+            self.ramps[entry.cell] = ramp
+            self.emit("note", text=f"{entry.workload} on {entry.device} is over within its ramp: again with {ramp:g} s")
+            return self.run_entry(entry, running, block, not workload.writes)
         self.finish(entry, directory, summary)
         if self.plan.systems[entry.system].kind == "native":
             stop_if_device_failed(summary)
         return workload.engine == "fio" and not workload.writes
+
+    def shorter_ramp(self, entry: Entry, workload: Workload, summary: Mapping[str, Any]) -> float:
+        """With which the run is made again, since the device had done its area before; 0: it is not to be."""
+        profile = self.profile_of(entry)
+        problems = [problem for problem in summary["invalid"] if problem != NO_SAMPLES]
+        if workload.engine != "fio" or profile.fixed_warm_up or not fio.done_in_ramp(problems):
+            return 0.0
+        ramp = round(profile.ramp_s * SHORTER_RAMP, 3)
+        return ramp if ramp >= LEAST_RAMP else 0.0
 
     def prepare_area(
         self, entry: Entry, workload: Workload, running: Running, filled: bool, directory: Path
@@ -577,6 +593,9 @@ class Runner:
         limits = dirty_limits()
         condition = environment.condition(self.disks())
         warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
+        if entry.cell in self.ramps:
+            full = self.plan.profile.ramp_s
+            warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]
@@ -654,7 +673,7 @@ class Runner:
             begin = (result.measured_from or (first_io or origin) + ramp) + result.warm_up.cut_s
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
-                problems.append("no samples of the measured window")
+                problems.append(NO_SAMPLES)
             elif use.steal_percent > STEAL_LIMIT:
                 warnings.append(f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines")
             metrics = {

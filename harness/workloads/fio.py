@@ -16,6 +16,8 @@ from ..steady import Interval
 from . import LEAST_RUNTIME, Result, WorkloadError
 
 REPORTS_ERROR = "fio reports error"
+NOTHING_LEFT = "fio completed no operation after the ramp"
+TOO_SHORT = "s only; use a larger area"
 IOPS_LOG = "fio_iops.log"
 
 
@@ -125,6 +127,11 @@ def series(log: Path, length: float, waiting: float) -> list[Interval]:
     ]
 
 
+def done_in_ramp(problems: Sequence[str]) -> bool:
+    """Is all that is wrong with a run that its area was done before there was something to measure?"""
+    return bool(problems) and all(one == NOTHING_LEFT or one.endswith(TOO_SHORT) for one in problems)
+
+
 def read_report(path: Path) -> dict[str, Any]:
     """What fio wrote to --output: errors go there too, before its JSON. Raises ValueError, OSError."""
     text = path.read_text(errors="replace")
@@ -155,11 +162,11 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     if len(report["jobs"]) != 1:
         problems.append(f"fio reports {len(report['jobs'])} groups instead of one")
     if not operations or not side["lat_ns"]["N"]:
-        problems.append("fio completed no operation after the ramp")
+        problems.append(NOTHING_LEFT)
     if other["total_ios"]:
         problems.append("fio did operations of the other direction")
     if seconds < min(LEAST_RUNTIME, 0.5 * profile.runtime_s):
-        problems.append(f"measured for {seconds:.2f} s only; use a larger area")
+        problems.append(f"measured for {seconds:.2f} {TOO_SHORT}")
     elif seconds < 0.9 * profile.runtime_s:
         warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s:g} s its area was done")
     warm_up = steady.find(intervals, profile.fixed_warm_up)

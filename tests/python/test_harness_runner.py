@@ -18,9 +18,11 @@ import pytest
 from loops import LIMIT, MIB, loop, small_tmpfs
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, make_plan, read_plan, write_plan
+from userblk.harness.plan import Device, Entry, Plan, make_plan, read_plan, write_plan
 from userblk.harness.prepare import dirty_limits
+from userblk.harness.runner import NO_SAMPLES, Runner
 from userblk.harness.teardown import recover
+from userblk.harness.workloads import fio
 
 SIZE = 256 * MIB
 WORKLOADS = ["rand-read-1th-4k", "rand-write-16th-4k", "rand-read-16th-4k"]
@@ -301,6 +303,29 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
         assert code == 1 and "MiB are free for results" in err and "resume" in err
         assert [event["event"] for event in events] == ["start", "note", "end"]
         assert not summaries(small / "c") and not fio_on(device)
+
+
+def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(device, tmp_path / "c", workloads=["seq-read-16th-128k"])
+    paper = load_profile("paper")
+    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, ramp_s=paper.ramp_s))
+    lasts = paper.area["nvme"] / 9.2e9  # s: all of the 30 s
+    ramps = []
+
+    def measure(self: Runner, entry: Entry, *rest: object) -> dict[str, object]:
+        ramps.append(self.profile_of(entry).ramp_s)
+        invalid = [] if lasts - ramps[-1] > 0.5 else [fio.NOTHING_LEFT, NO_SAMPLES]
+        return {"valid": not invalid, "invalid": invalid, "metrics": {}}
+
+    monkeypatch.setattr(Runner, "measure", measure)
+    monkeypatch.setattr(Runner, "look_around", lambda self: None)
+    runner = Runner(plan, tmp_path / "c")
+    assert runner.run() == 0
+    assert ramps == [30, 6.0] and runner.counts["done"] == 1
+    for problems in ([], ["the server died"], [fio.NOTHING_LEFT, "the server died"]):
+        assert not fio.done_in_ramp(problems)
 
 
 def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:
