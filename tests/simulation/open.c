@@ -44,6 +44,12 @@ static void on_error(void *opaque, const char *message)
 	l->volume->log_is_void |= strstr(message, "is older than what volume") && l->volume->lossy;
 	/* It was to end in an outage. */
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
+	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
+	 */
+	if (plan.failing_disk && strstr(message, "is damaged where it says")) {
+		l->volume->log_is_void = true;
+		return;
+	}
 	/* One that only reads may come too late for what it reads; so may a writer overtaken. */
 	if (l->role == READER || l->volume->writers > l->writer_number || l->volume->lossy)
 		return;

@@ -456,6 +456,28 @@ static void test_damaged_states(void **state)
 	fake_store_reset();
 }
 
+/* A machine that crashed while the first state of a new log was written: nothing was in it. */
+static void test_a_torn_first_state(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+	int fd;
+
+	(void)state;
+	create(&d, new_path(), "");
+	change(&d, 0, BLOCK, 1);
+	device_close(&d);
+	fd = open(path, O_RDWR | O_CREAT, 0600);
+	assert_int_equal(ftruncate(fd, LOG), 0);
+	assert_int_equal(pwrite(fd, "ubS3wblg", 8, 0), 8);
+	assert_int_equal(pwrite(fd, "ubS3wbst", 8, 2 * BLOCK), 8);
+	close(fd);
+	reopen(&d, path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_it_is_not_opened_without_the_log(void **state)
 {
 	const char *path = new_path();
@@ -787,6 +809,7 @@ int main(void)
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),
 		cmocka_unit_test(test_damage_before_the_tail_is_refused),
 		cmocka_unit_test(test_damaged_states),
+		cmocka_unit_test(test_a_torn_first_state),
 		cmocka_unit_test(test_it_is_not_opened_without_the_log),
 		cmocka_unit_test(test_a_writer_that_was_overtaken),
 		cmocka_unit_test(test_another_volume_s_log),

@@ -82,7 +82,7 @@ static bool decode_state(const uint8_t *p, struct s3_writeback_stored *s)
 static int read_state(struct s3_writeback *w)
 {
 	struct s3_writeback_stored found;
-	bool blank = true;
+	unsigned written = 0;
 
 	for (uint64_t i = 0; i < S3_WRITEBACK_STATES; i++) {
 		int r = s3_localfile_transfer(&w->file, false, w->block, S3_WRITEBACK_BLOCK,
@@ -93,9 +93,14 @@ static int read_state(struct s3_writeback *w)
 		if (decode_state(w->block, &found) && found.generation > w->state.generation)
 			w->state = found;
 		for (uint32_t at = 0; at < S3_WRITEBACK_BLOCK; at++)
-			blank &= w->block[at] == 0;
+			if (w->block[at]) {
+				written++;
+				break;
+			}
 	}
-	w->damaged = !blank && !w->state.generation;
+	/* The first one names a writer before its log is used, the second one begins it: if only
+	 * one was ever written, and a crash tore it, the log held nothing. */
+	w->damaged = written == S3_WRITEBACK_STATES && !w->state.generation;
 	return 0;
 }
 
