@@ -191,7 +191,6 @@ static bool is_volume(const char *word)
 /* The parameters: all that is left on the command line. */
 static int parse_parameters(char **words, struct options *o, struct params_error *error)
 {
-	static const struct backend_ops *const devices[] = {&s3_backend, NULL};
 	char device[] = "s3", all[] = "volume=all";
 	char **line;
 	size_t n = 0;
@@ -209,7 +208,7 @@ static int parse_parameters(char **words, struct options *o, struct params_error
 	for (; *words; words++)
 		if (o->command != COMMAND_LIST || !is_volume(*words))
 			line[n++] = *words;
-	o->params = params_from_words(devices, line, error);
+	o->params = params_from_words(line, error);
 	free(line);
 	if (!o->params)
 		return -EINVAL;
@@ -309,7 +308,7 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 		o->command = COMMAND_HELP; /* only --help and --version stand alone */
 	}
 	opterr = 0;
-	optind = 0; /* anew */
+	optind = 0; /* again */
 	while ((got = getopt_long(argc, argv, ":", table, &index)) != -1) {
 		if (got == 'h' || got == 'V') {
 			o->command = got == 'h' ? COMMAND_HELP : COMMAND_VERSION;

@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "backends/device.h"
 #include "backends/s3/client/client.h"
 
 struct config {

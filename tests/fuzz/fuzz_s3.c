@@ -189,7 +189,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!size)
 		return 0;
 	target = data[0] % TARGETS;
-	/* Of exactly that size, so that a byte too many is seen. */
+	/* Exactly that size, so that a byte too many is seen. */
 	copy = malloc(size - 1 ? size - 1 : 1);
 	memcpy(copy, data + 1, size - 1);
 	fix_crc(copy, size - 1, crc_at[target]);

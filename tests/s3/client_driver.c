@@ -20,6 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backends/device.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/client/sigv4.h"
 

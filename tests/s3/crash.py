@@ -768,7 +768,7 @@ class Record:
         if seed != str(self.seed):
             raise SystemExit(f"--results={self.path}: is of seed {seed}; give --seed {seed} or another file")
         if build != self.build:
-            print(f"--results={self.path}: is of another build; all is done anew", file=sys.stderr)
+            print(f"--results={self.path}: is of another build; all is done again", file=sys.stderr)
             return {}
         results = map(Result.from_json, lines[:-1])
         return {result.volume: result for result in results if result.failure is None}
@@ -791,7 +791,7 @@ class Record:
 
 
 def crashes_wanted(results: Sequence[Result], points: int, names: Sequence[str]) -> int:
-    """More than points, but not for ever, while there is a name that no crash was at: chance ends a volume's way."""
+    """More than points, but not forever, while there is a name that no crash was at: chance ends a volume's way."""
     return points if points_done(results) < points or not never_reached(results, names) else points * 3 // 2
 
 

@@ -86,7 +86,7 @@ def test_second_writer_at_another_node(serve_s3: ServeS3, store: Store) -> None:
 
 @nodes
 def test_a_node_dies_while_it_flushes(serve_s3: ServeS3, store: Store, node: int) -> None:
-    """What was flushed is there when the device has been killed too and is opened anew."""
+    """What was flushed is there when the device has been killed too and is opened again."""
     server = serve_s3("v", batch_size="1M")
     handle = server.connect()
     written = [0]

@@ -73,7 +73,7 @@ class Failure(Exception):
 class Orders:
     """
     The orders to one volume. parameters(volume, more) are its driver's; objects: where they are; key: the file
-    of its encryption-key, which a rekey writes anew.
+    of its encryption-key, which a rekey writes again.
     """
 
     def __init__(

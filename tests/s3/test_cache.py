@@ -77,7 +77,7 @@ def test_what_memory_cannot_hold_is_got_in_one_piece(serve_s3: ServeS3, proxy: F
     with watched(proxy) as asked:
         read(handle, size, step=size)
     assert asked.objects == size // MIB
-    # Of each object its header, perhaps what there was room for, and the rest.
+    # The header of each object, perhaps what there was room for, and the rest.
     assert asked.gets <= 3 * asked.objects
     assert server.stop() == 0
 

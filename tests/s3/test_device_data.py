@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The S3 device end to end over a real store: what is written is read, now and after it is opened anew."""
+"""The S3 device end to end over a real store: what is written is read, now and after it is opened again."""
 
 from __future__ import annotations
 

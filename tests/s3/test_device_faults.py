@@ -224,7 +224,7 @@ def test_outage(serve_s3: ServeS3, proxy: FaultProxy, silent: bool) -> None:
         assert thread.is_alive(), f"a flush was answered in an outage: {failed}"
         # As much as there are batches: two under way, one that is sealed and one that is filled.
         assert 2 * MIB < sum(taken) <= 4 * MIB
-    # Of which those before have had their share.
+    # The attempts before have had their share of it.
     assert highest - before < 12 * MIB
     for writer, errors in (thread, failed), *floods:
         writer.join(300)

@@ -56,7 +56,7 @@ def test_plaintext_is_nowhere_in_an_encrypted_volume(serve_s3: ServeS3, features
     server.kill()
     data = [path.read_bytes() for path in stored_files(serve_s3, "v")]
     assert len(data) > 3
-    # Of what is compressed the pattern may be gone, of what is not every part is there.
+    # The pattern may be gone where data is compressed; otherwise every part is there.
     parts = [part for i in range(0, len(model), 64 * 997) if any(part := model[i : i + 64])]
     found = [part for part in parts if any(part in body for body in data)]
     if "aes" in features:

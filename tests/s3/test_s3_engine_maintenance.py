@@ -247,7 +247,7 @@ def test_object_that_had_been_stored_is_missed(serve_s3: ServeS3) -> None:
 
 def test_object_that_was_never_stored_ends_the_log(serve_s3: ServeS3, proxy: FaultProxy) -> None:
     """
-    What comes after a gap never comes back, also when the log has grown past it anew. (Defects 12
+    What comes after a gap never comes back, also when the log has grown past it again. (Defects 12
     and 4.)
     """
     server = serve_s3("v", through=proxy)
@@ -287,7 +287,7 @@ def test_object_that_was_never_stored_ends_the_log(serve_s3: ServeS3, proxy: Fau
 
 @pytest.mark.parametrize("features", ["zstd", "zstd aes"])
 def test_garbage_of_a_transformed_volume(serve_s3: ServeS3, features: str) -> None:
-    """Parts of units of many objects are put together anew."""
+    """Parts of units of many objects are put together again."""
     model = Model(8)
     server = serve_s3("v", features=features, gc_delay="0", checkpoint="64")
     handle = server.connect()

@@ -233,7 +233,7 @@ def test_check_finds_missing_objects(tool: Tool, serve_s3: ServeS3) -> None:
     delete(serve_s3, log[0])
     delete(serve_s3, log[2])
     result = tool("check", expect=1)
-    # Of the third, two blocks have been overwritten since.
+    # Two blocks of the third have been overwritten since.
     assert ranges(result) == [(0, 4), (200, 2)]
     assert {d["reason"] for d in result["damages"]} == {"is missing"}
 

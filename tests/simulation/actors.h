@@ -3,7 +3,7 @@
 #ifndef USERBLK_TESTS_SIMULATION_ACTORS_H
 #define USERBLK_TESTS_SIMULATION_ACTORS_H
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/sim.h"
 
@@ -12,6 +12,7 @@ struct s3_config;
 #define PREFIX	  "sim"
 #define VOLUMES	  4
 #define SNAPSHOTS 3 /* names */
+#define KEYS	  4 /* for encrypted volumes */
 
 /* A snapshot of a volume, be it one that only may be there. */
 struct snapshot {
@@ -34,6 +35,8 @@ struct volume {
 	uint32_t sectors;    /* size; 0: not certain */
 	unsigned block_size; /* index of the parameter */
 	bool compress, encrypted, chunked, maybe_logged;
+	unsigned key;	  /* number of the newest that was given to it */
+	bool keys_unsure; /* it may still have the one before it, or one of a writer beside it */
 	struct model_session *current; /* the newest writer that knows what it found */
 	struct snapshot *snapshots;    /* newest first */
 	unsigned writers;	       /* processes that have begun to open it for writing */
@@ -63,6 +66,7 @@ struct life {
 	struct backend *device;
 	struct model_session *session;
 	unsigned writer_number; /* of volume->writers */
+	unsigned key;		/* with which it was opened */
 	bool write_back, discard, aborted, weak, told_failed;
 	bool contended;	    /* another one was opening it when this one began, or shortly before */
 	uint64_t opened_at; /* of the model */
@@ -118,6 +122,8 @@ void run_gc(struct life *l);
 /* What userblk-s3 asks for by name: its result. */
 int ask_tool(struct life *l, const char *request, const char *name);
 void run_check(struct life *l);
+/* Key number of the volume as rekey wants it: hexadecimal digits. */
+void key_digits(unsigned key, char digits[65]);
 int run_snapshot(struct life *l, const char *name);
 int run_delete_snapshot(struct life *l, const char *name);
 int run_clone(struct life *l, const char *name);

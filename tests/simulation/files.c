@@ -10,14 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 
+#include "tests/simulation/memory.h"
 #include "tests/simulation/sched.h"
 #include "tests/simulation/wrap.h"
 
-#define ROOM	  (32u << 20)
 #define SECTOR	  512u
-#define SECTORS	  (ROOM / SECTOR)
+#define SECTORS	  (SIM_ROOM / SECTOR)
+#define CHUNK	  (64u << 10)
+#define CHUNKS	  (SIM_ROOM / CHUNK)
 #define FIRST_FD  100000
 #define FILES	  32
 #define OPEN_MAX_ 256
@@ -28,6 +29,7 @@ struct file {
 	uint64_t size;
 	uint8_t *now, *safe;		 /* as it is read, and as it is after a crash */
 	uint8_t *unsafe;		 /* of each sector: 1 written, 2 and its sync has failed */
+	bool written[CHUNKS];		 /* since it was all zeroes */
 	const struct sim_process *owner; /* of the lock */
 	int owner_fd;
 };
@@ -56,16 +58,6 @@ static struct handle *handle_of(int fd)
 	return &handles[fd - FIRST_FD];
 }
 
-static uint8_t *memory(void)
-{
-	uint8_t *p = mmap(NULL, ROOM, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	if (p == MAP_FAILED)
-		abort();
-	return p;
-}
-
 static struct file *find(const char *path, bool make)
 {
 	struct file *empty = NULL;
@@ -81,19 +73,37 @@ static struct file *find(const char *path, bool make)
 	if (!empty)
 		sim_fail("simulation", "too many files");
 	snprintf(empty->path, sizeof empty->path, "%s", path);
-	empty->now = memory();
-	empty->safe = memory();
+	empty->now = sim_memory_file(2 * (unsigned)(empty - files));
+	empty->safe = sim_memory_file(2 * (unsigned)(empty - files) + 1);
 	empty->unsafe = calloc(1, SECTORS);
 	return empty;
 }
 
 static void clear(struct file *f)
 {
-	memset(f->now, 0, f->size);
-	memset(f->safe, 0, f->size);
-	memset(f->unsafe, 0, f->size / SECTOR + 1);
+	for (unsigned i = 0; i < CHUNKS; i++) {
+		if (!f->written[i])
+			continue;
+		memset(f->now + i * CHUNK, 0, CHUNK);
+		memset(f->safe + i * CHUNK, 0, CHUNK);
+		memset(f->unsafe + i * (CHUNK / SECTOR), 0, CHUNK / SECTOR);
+		f->written[i] = false;
+	}
 	f->size = 0;
 	f->exists = false;
+}
+
+static void note_written(struct file *f, uint64_t at, size_t length)
+{
+	for (uint64_t i = at / CHUNK; length && i <= (at + length - 1) / CHUNK; i++)
+		f->written[i] = true;
+}
+
+void sim_files_reset(void)
+{
+	for (unsigned i = 0; i < FILES; i++)
+		if (files[i].now)
+			clear(&files[i]);
 }
 
 void sim_file_remove(const char *path)
@@ -110,6 +120,7 @@ void sim_file_make(const char *path, const void *data, size_t length)
 
 	f->exists = true;
 	f->size = length;
+	note_written(f, 0, length);
 	memcpy(f->now, data, length);
 	memcpy(f->safe, data, length);
 }
@@ -163,8 +174,9 @@ void sim_files_fail_syncs(unsigned n)
 void sim_files_hash(void)
 {
 	for (unsigned i = 0; i < FILES; i++)
-		if (files[i].now && files[i].exists)
-			sim_hash(files[i].now, files[i].size);
+		for (unsigned k = 0; files[i].exists && k < CHUNKS; k++)
+			if (files[i].written[k])
+				sim_hash(files[i].now + k * CHUNK, CHUNK);
 }
 
 /* ---- the calls ----------------------------------------------------------------------------- */
@@ -277,10 +289,11 @@ static ssize_t get(struct file *f, void *data, size_t length, uint64_t at)
 
 static ssize_t put(struct file *f, const void *data, size_t length, uint64_t at)
 {
-	if (at + length > ROOM) {
+	if (at + length > SIM_ROOM) {
 		errno = ENOSPC;
 		return -1;
 	}
+	note_written(f, at, length);
 	memcpy(f->now + at, data, length);
 	if (at + length > f->size)
 		f->size = at + length;
@@ -361,7 +374,7 @@ int __wrap_ftruncate64(int fd, off_t length)
 		return __real_ftruncate64(fd, length);
 	f = h->file;
 	sim_point("ftruncate", f);
-	if ((uint64_t)length > ROOM) {
+	if ((uint64_t)length > SIM_ROOM) {
 		errno = EFBIG;
 		return -1;
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Runs schedules, each in a process of its own, and shrinks the first one that fails. */
+/* Runs schedules, some in one process after the other, and shrinks the first one that fails. */
 #include <errno.h>
 #include <inttypes.h>
 #include <malloc.h>
@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/simulation/memory.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/sim.h"
 #include "tests/simulation/wrap.h"
@@ -21,22 +21,25 @@
 
 #define JOBS_MAX  64
 #define KIND_MAX  64
-#define MEMORY	  (UINT64_C(2) << 30)
+#define ROUND	  (SIM_KEEPS_MEMORY ? 100u : 1u) /* schedules of a process */
 #define STEPS_MAX 6000000
 
 /* What a schedule leaves. */
 struct result {
 	uint64_t hash, steps;
 	uint64_t counts[COUNTS];
+	bool complete;
 	char kind[KIND_MAX];
 };
 
+/* A process that runs schedules. */
 struct job {
 	pid_t pid;
-	uint64_t seed;
+	uint64_t seed; /* of the first one */
+	unsigned n;
 };
 
-static struct result *results; /* shared, by job */
+static struct result *results; /* shared, by job and place in its round */
 static struct result *mine;
 static int report_fd = -1;
 static int report_fds[JOBS_MAX];
@@ -85,41 +88,51 @@ _Noreturn void runner_failed(const char *kind)
 	_exit(RUNNER_FAILED);
 }
 
-static void run_schedule(unsigned job, const struct sim_options *options)
+static void run_schedule(const struct sim_options *options)
 {
 	const struct itimerval time = {.it_value.tv_sec = limit_s};
-	struct rlimit memory = {MEMORY, MEMORY};
 
-	mine = &results[job];
-	memset(mine, 0, sizeof *mine);
-	report_fd = report_fds[job];
-	/* The trace of one that is looked at is for reading. */
-	if (ftruncate(report_fd, 0) || lseek(report_fd, 0, SEEK_SET))
-		_exit(1);
-#if !defined(__SANITIZE_ADDRESS__)
-	setrlimit(RLIMIT_AS, &memory);
-#else
-	(void)memory;
-#endif
-	/* What is large comes from the kernel as zeroes, and is never touched as a whole. */
-	mallopt(M_MMAP_THRESHOLD, SIM_LARGE);
-	mallopt(M_TRIM_THRESHOLD, 1 << 30);
-	/* Of its own time: other load says nothing about it. */
+	/* Its own CPU time: other load says nothing about it. */
 	setitimer(ITIMER_PROF, &time, NULL);
 	sim_options = *options;
 	sim_run(world_run, NULL);
 	mine->hash = sim_trace_hash();
 	mine->steps = sim_steps();
+	mine->complete = true;
+}
+
+/* n schedules, of seeds that follow each other. */
+_Noreturn static void run_round(unsigned job, const struct sim_options *options, unsigned n)
+{
+	report_fd = report_fds[job];
+	/* The trace of one that is looked at is for reading. */
+	if (ftruncate(report_fd, 0) || lseek(report_fd, 0, SEEK_SET))
+		_exit(1);
+	/* Libraries keep what they have had. */
+	mallopt(M_MMAP_THRESHOLD, 1 << 30);
+	mallopt(M_TRIM_THRESHOLD, 1 << 30);
+	sim_memory_begin();
+	for (unsigned i = 0; i < n; i++) {
+		struct sim_options o = *options;
+
+		if (i)
+			sim_memory_reset();
+		o.seed += i;
+		mine = &results[job * ROUND + i];
+		run_schedule(&o);
+		sim_files_reset();
+	}
 	_exit(0);
 }
 
 /* ---- the runner
  * ------------------------------------------------------------------------------------ */
 
-static pid_t start(unsigned job, const struct sim_options *options)
+static pid_t start(unsigned job, const struct sim_options *options, unsigned n)
 {
 	pid_t pid;
 
+	memset(&results[job * ROUND], 0, n * sizeof *results);
 	fflush(NULL);
 	pid = fork();
 	if (pid < 0) {
@@ -127,16 +140,15 @@ static pid_t start(unsigned job, const struct sim_options *options)
 		exit(2);
 	}
 	if (pid == 0)
-		run_schedule(job, options);
+		run_round(job, options, n);
 	return pid;
 }
 
-/* What came of it: NULL, or what it failed with. */
-static const char *verdict(unsigned job, int status)
+/* What came of a schedule, the last one of its process unless it is complete: NULL, or what it
+ * failed with. */
+static const char *verdict(struct result *r, int status)
 {
-	struct result *r = &results[job];
-
-	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+	if (r->complete)
 		return NULL;
 	if (!r->kind[0] && WIFSIGNALED(status))
 		snprintf(r->kind, sizeof r->kind, "signal %d%s", WTERMSIG(status),
@@ -146,14 +158,20 @@ static const char *verdict(unsigned job, int status)
 	return r->kind;
 }
 
-static const char *run_one(const struct sim_options *options)
+/* n schedules that follow each other; what the last one failed with, or NULL. */
+static const char *run_some(const struct sim_options *options, unsigned n)
 {
 	int status;
-	pid_t pid = start(0, options);
+	pid_t pid = start(0, options, n);
 
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
-	return verdict(0, status);
+	return verdict(&results[n - 1], status);
+}
+
+static const char *run_one(const struct sim_options *options)
+{
+	return run_some(options, 1);
 }
 
 /* Prints a report, with the names of its addresses. */
@@ -285,28 +303,91 @@ struct search {
 	bool quick; /* no shrinking */
 };
 
+/* What a search has come to. */
+struct found {
+	uint64_t next, done, failed;
+	uint64_t counts[COUNTS];
+};
+
+/* Schedules for a job that has none, or the rest of those that it had. */
+static void give_work(const struct search *s, struct found *f, struct job *jobs, unsigned j)
+{
+	struct sim_options o = s->options;
+	uint64_t left = s->seeds - (f->next - o.seed), share = (left + s->jobs - 1) / s->jobs;
+
+	if (!jobs[j].n) {
+		jobs[j].seed = f->next;
+		jobs[j].n = share < ROUND ? (unsigned)share : ROUND;
+		f->next += jobs[j].n;
+	}
+	o.seed = jobs[j].seed;
+	if (jobs[j].n)
+		jobs[j].pid = start(j, &o, jobs[j].n);
+}
+
+/* A job has ended: its schedules up to the first one that failed. False: that was one too many. */
+static bool take_results(const struct search *s, struct found *f, struct job *job, unsigned j,
+	int status, struct sim_options *failed)
+{
+	bool fails = false;
+
+	job->pid = 0;
+	for (struct result *r = &results[j * ROUND]; job->n && !fails; r++) {
+		fails = verdict(r, status) != NULL;
+		for (unsigned i = 0; i < COUNTS; i++)
+			f->counts[i] += r->counts[i];
+		f->done++;
+		if (fails) {
+			printf("\nseed %" PRIu64 " fails: %s\n", job->seed, r->kind);
+			*failed = s->options;
+			failed->seed = job->seed;
+		}
+		job->seed++;
+		job->n--;
+	}
+	if (!fails)
+		return true;
+	f->failed++;
+	if (s->quick)
+		print_report(j);
+	return f->failed <= s->keep_going;
+}
+
+/* Ends a job before its time; what it has completed counts. */
+static void stop_job(struct found *f, struct job *job, unsigned j)
+{
+	if (!job->pid)
+		return;
+	kill(job->pid, SIGKILL);
+	waitpid(job->pid, NULL, 0);
+	for (struct result *r = &results[j * ROUND]; job->n-- && r->complete; r++) {
+		for (unsigned i = 0; i < COUNTS; i++)
+			f->counts[i] += r->counts[i];
+		f->done++;
+	}
+}
+
 /* Many seeds. Number of failures. */
 static uint64_t search(const struct search *s)
 {
 	struct job jobs[JOBS_MAX] = {{0}};
-	uint64_t began = real_ms(), told = began, next = s->options.seed, done = 0, failed = 0;
-	uint64_t counts[COUNTS] = {0}, hash = 0;
-	unsigned running = 0;
+	struct found f = {.next = s->options.seed};
+	uint64_t began = real_ms(), told = began;
+	unsigned running;
 	bool enough = false;
 
 	for (;;) {
+		struct sim_options failed;
 		int status;
 		pid_t pid;
 		unsigned j;
 
-		for (j = 0; j < s->jobs && !enough; j++)
-			if (!jobs[j].pid && next - s->options.seed < s->seeds) {
-				struct sim_options o = s->options;
-
-				o.seed = jobs[j].seed = next++;
-				jobs[j].pid = start(j, &o);
-				running++;
-			}
+		running = 0;
+		for (j = 0; j < s->jobs; j++) {
+			if (!jobs[j].pid && !enough)
+				give_work(s, &f, jobs, j);
+			running += jobs[j].pid != 0;
+		}
 		if (!running)
 			break;
 		pid = waitpid(-1, &status, 0);
@@ -314,46 +395,33 @@ static uint64_t search(const struct search *s)
 			;
 		if (pid < 0 || j == s->jobs)
 			continue;
-		running--;
-		done++;
-		jobs[j].pid = 0;
-		hash = (hash ^ results[j].hash) * 0x9e3779b97f4a7c15u;
-		for (unsigned i = 0; i < COUNTS; i++)
-			counts[i] += results[j].counts[i];
-		if (verdict(j, status)) {
-			struct sim_options o = s->options;
-
-			o.seed = jobs[j].seed;
-			failed++;
-			printf("\nseed %" PRIu64 " fails: %s\n", o.seed, results[j].kind);
-			if (s->quick)
-				print_report(j);
-			if (failed > s->keep_going) {
-				/* The others first, whose places the shrinking uses. */
-				enough = true;
-				while (running && waitpid(-1, &status, 0) > 0)
-					running--;
-				if (!s->quick)
-					shrink(&o, results[j].kind);
-				break;
-			}
+		if (!take_results(s, &f, &jobs[j], j, status, &failed)) {
+			/* The others first, whose places the shrinking uses. */
+			for (j = 0; j < s->jobs; j++)
+				stop_job(&f, &jobs[j], j);
+			if (!s->quick && run_one(&failed))
+				shrink(&failed, results[0].kind);
+			else if (!s->quick)
+				printf("by itself it does not fail: something of the one before it "
+				       "was left\n");
+			break;
 		}
 		if (real_ms() - told >= 10000) {
 			told = real_ms();
-			progress(done, failed, began, "\n");
+			progress(f.done, f.failed, began, "\n");
 		}
 		enough |= s->seconds && real_ms() - began >= s->seconds * 1000;
 	}
-	progress(done, failed, began, "");
-	printf(", seeds %" PRIu64 " to %" PRIu64 "\n", s->options.seed, next - 1);
+	progress(f.done, f.failed, began, "");
+	printf(", seeds %" PRIu64 " to %" PRIu64 "\n", s->options.seed, f.next - 1);
 	for (unsigned i = 0; i < COUNTS; i++)
 		printf("%s%s %" PRIu64,
 			i % 8 ? ", "
 			: i   ? "\n  "
 			      : "  ",
-			count_names[i], counts[i]);
+			count_names[i], f.counts[i]);
 	printf("\n");
-	return failed;
+	return f.failed;
 }
 
 static uint64_t number(const char *text, const char *option)
@@ -395,6 +463,7 @@ static int check_determinism(const struct search *s)
 {
 	for (uint64_t i = 0; i < s->seeds; i++) {
 		struct sim_options o = s->options;
+		unsigned second;
 		uint64_t hash;
 
 		o.seed += i;
@@ -406,12 +475,17 @@ static int check_determinism(const struct search *s)
 						MAP_FAILED
 					? NULL
 					: malloc(k));
-		if (malloc(64 + 16 * (i % 64)) == NULL || run_one(&o) || results[0].hash != hash) {
+		/* And after another one. */
+		second = ROUND > 1 && o.seed;
+		o.seed -= second;
+		if (malloc(64 + 16 * (i % 64)) == NULL || run_some(&o, 1 + second) ||
+			results[second].hash != hash) {
 			printf("seed %" PRIu64 " runs otherwise the second time: %016" PRIx64
 			       " and %016" PRIx64 "\n",
-				o.seed, hash, results[0].hash);
+				o.seed + second, hash, results[second].hash);
 			return 1;
 		}
+		o.seed += second;
 		printf("%" PRIu64 " %016" PRIx64 "\n", o.seed, hash);
 	}
 	return 0;
@@ -473,7 +547,7 @@ int main(int argc, char **argv)
 	if (s.jobs < 1 || s.jobs > JOBS_MAX)
 		s.jobs = 2;
 	unsetenv("USERBLK_S3_FAILPOINT");
-	results = mmap(NULL, JOBS_MAX * sizeof *results, PROT_READ | PROT_WRITE,
+	results = mmap(NULL, JOBS_MAX * ROUND * sizeof *results, PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (results == MAP_FAILED) {
 		perror("mmap");

@@ -135,7 +135,7 @@ static uint64_t soonest(const struct model_session *s, uint32_t sector, uint32_t
 	return best;
 }
 
-/* Of a write under way the first blocks are there, then the others not. */
+/* The first blocks of a write under way are there, the others not. */
 static bool is_head_of_writes(
 	const struct model_session *s, const uint32_t *seen, uint32_t n, uint32_t *bad)
 {

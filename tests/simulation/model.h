@@ -40,6 +40,7 @@ struct model_session {
 	uint32_t *base;		   /* what it found, by sector */
 	struct model_node **nodes; /* of each sector, newest first */
 	uint64_t floor;		   /* calls of the newest answered flush */
+	uint64_t stored;	   /* the same of what does not rest on a write-back log */
 	bool based;		   /* base is known, it may write */
 	bool superseded;	   /* another writer has taken over */
 	uint64_t lost_answer;	   /* soonest answer of a write that the next one has not seen */

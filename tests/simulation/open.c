@@ -14,7 +14,6 @@
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"
 
-#define KEY_FILE   "/sim/key"
 #define READ_BYTES (256u << 10)
 
 static uint64_t draw(uint64_t n)
@@ -116,7 +115,27 @@ static void draw_sizes(struct s3_config *c, const struct volume *v)
 /* ---- opening
  * ------------------------------------------------------------------------------------------ */
 
-int life_open(struct life *l, const char *snapshot, bool create, struct backend **out)
+void key_digits(unsigned key, char digits[65])
+{
+	memset(digits, '1' + (int)key, 64);
+	digits[64] = 0;
+}
+
+/* The file with key number key. */
+static void give_key(struct params *p, unsigned key)
+{
+	char path[16], digits[65];
+	uint8_t bytes[32];
+
+	snprintf(path, sizeof path, "/sim/key%u", key);
+	key_digits(key, digits);
+	memset(bytes, (digits[0] - '0') * 0x11, sizeof bytes);
+	sim_file_make(path, bytes, sizeof bytes);
+	set(p, "encryption-key", path);
+}
+
+static int open_with(
+	struct life *l, unsigned key, const char *snapshot, bool create, struct backend **out)
 {
 	struct volume *v = l->volume;
 	struct params *p = params_new(&s3_backend);
@@ -142,10 +161,8 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		if (v->chunked)
 			set(p, "chunk-size", "64K");
 	}
-	if (v->encrypted) {
-		sim_file_make(KEY_FILE, "0123456789abcdef0123456789abcdef", 32);
-		set(p, "encryption-key", KEY_FILE);
-	}
+	if (v->encrypted)
+		give_key(p, key);
 	if (snapshot)
 		set(p, "snapshot", snapshot);
 	else if (readonly)
@@ -192,8 +209,10 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 		snprintf(v->write_back, sizeof v->write_back, "/sim/log%u", v->writers);
 	if (r && v->log_is_void) {
 		v->log_is_void = false;
-		return life_open(l, snapshot, create, out);
+		return open_with(l, key, snapshot, create, out);
 	}
+	if (!snapshot)
+		l->key = key;
 	if (r) {
 		runner_count(COUNT_failed_opens, 1);
 		return r;
@@ -201,6 +220,20 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 	if (!readonly)
 		backend_start(*out);
 	return 0;
+}
+
+/* With the key that it has; who does not know which of them that is tries one after the other. */
+int life_open(struct life *l, const char *snapshot, bool create, struct backend **out)
+{
+	struct volume *v = l->volume;
+	unsigned first = v->key;
+	int r = open_with(l, first, snapshot, create, out);
+
+	for (unsigned i = 1; r == -EACCES && v->keys_unsure && i < KEYS; i++)
+		r = open_with(l, (first + i) % KEYS, snapshot, create, out);
+	if (r == -EACCES && !may_fail(l))
+		sim_fail("key", "%s cannot be opened with any key that it was given", v->name);
+	return r;
 }
 
 uint32_t device_sectors(struct backend *b)
@@ -251,6 +284,7 @@ int establish(struct life *l)
 	struct model_session *old, *s;
 	uint32_t *seen = calloc(v->capacity, sizeof *seen), bad;
 	const char *why;
+	bool prefix;
 	int r;
 
 	if (!seen)
@@ -270,9 +304,24 @@ int establish(struct life *l)
 	for (old = v->current; old->epoch >= engine->epoch && old->older; old = old->older)
 		;
 	/* What was in a log that somebody gave up is not promised any more. */
-	if (!model_is_prefix(old, seen, v->capacity,
-		    old->weak || l->discard || (old->logged && v->lossy) ? 0 : old->floor,
-		    MODEL_NEVER, v->chunked, &bad, &why)) {
+	prefix = model_is_prefix(old, seen, v->capacity,
+		old->weak				  ? 0
+		: l->discard || (old->logged && v->lossy) ? old->stored
+							  : old->floor,
+		MODEL_NEVER, v->chunked, &bad, &why);
+	/*
+	 * It may be there again, though: an opener that had begun before it was given up replays
+	 * it, until the one who gave it up has flushed.
+	 */
+	for (const struct model_session *o = old; !prefix && v->lossy && o->older && !o->stored;
+		o = o->older) {
+		uint32_t other;
+		const char *reason;
+
+		prefix = model_is_prefix(o->older, seen, v->capacity, o->older->stored, MODEL_NEVER,
+			v->chunked, &other, &reason);
+	}
+	if (!prefix) {
 		char text[400];
 
 		describe(old, bad, text, sizeof text);

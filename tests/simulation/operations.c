@@ -9,6 +9,7 @@
 #include "backends/s3/admin/control.h"
 #include "backends/s3/core/volume.h"
 #include "tests/simulation/actors.h"
+#include "tests/simulation/memory.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"
 
@@ -47,8 +48,8 @@ static void unexpected(struct life *l, const char *what, int r)
 			strerror(-r));
 }
 
-/* Everything that was answered before call is promised to last now. */
-static void promise(struct life *l, uint64_t call, const char *what)
+/* Everything that was answered before call is promised to last now; stored: without any file. */
+static void promise(struct life *l, uint64_t call, bool stored, const char *what)
 {
 	struct model_session *s = l->session;
 
@@ -61,6 +62,8 @@ static void promise(struct life *l, uint64_t call, const char *what)
 			l->volume->name, what, s->epoch);
 	if (call > s->floor)
 		s->floor = call;
+	if (stored && call > s->stored)
+		s->stored = call;
 }
 
 /* A change has been answered. */
@@ -82,7 +85,7 @@ static void answered(struct life *l, struct model_op *op, int r, bool durable)
 	}
 	/* What changes nothing is answered at once, and promises nothing of others. */
 	if (op->durable && !op->lost && op->id)
-		promise(l, op->call, "a durable write");
+		promise(l, op->call, !l->session->logged, "a durable write");
 }
 
 /* ---- device operations --------------------------------------------------------------------------
@@ -120,14 +123,12 @@ static void draw_range(const struct life *l, uint32_t *first, uint32_t *n)
 
 static void do_write(struct life *l, uint32_t first, uint32_t n)
 {
-	struct iovec iov = {malloc((size_t)n * SECTOR), (size_t)n * SECTOR};
+	struct iovec iov = {sim_memory_raw((size_t)n * SECTOR), (size_t)n * SECTOR};
 	bool fua = one_in(16);
 	uint32_t id = ++last_write;
 	struct model_op *op;
 	int r;
 
-	if (!iov.iov_base)
-		abort();
 	model_fill(iov.iov_base, id, first, n);
 	op = model_begin(l->session, id, first, n, NULL);
 	sim_trace("write %u: %u sectors at %u%s", id, n, first, fua ? ", durable" : "");
@@ -177,19 +178,18 @@ static void do_flush(struct life *l)
 	sim_trace("flush: %s", r ? strerror(-r) : "ok");
 	runner_count(COUNT_flushes, 1);
 	if (r == 0)
-		promise(l, call, "a flush");
+		promise(l, call, !l->session->logged, "a flush");
 	else
 		unexpected(l, "flush", r);
 }
 
 static void do_read(struct life *l, uint32_t first, uint32_t n)
 {
-	struct iovec iov = {malloc((size_t)n * SECTOR), (size_t)n * SECTOR};
+	struct iovec iov = {sim_memory_raw((size_t)n * SECTOR), (size_t)n * SECTOR};
 	uint64_t call = model_tick();
 	int r;
 
-	if (!iov.iov_base)
-		abort();
+	memset(iov.iov_base, 0xee, iov.iov_len);
 	r = backend_readv(l->device, &iov, 1, (uint64_t)first * SECTOR);
 	if (r && !(r == -EINVAL && first + n > l->volume->sectors))
 		unexpected(l, "read", r);
@@ -344,7 +344,7 @@ int run_snapshot(struct life *l, const char *name)
 			x->gone |= strcmp(x->name, name) == 0;
 		s->answer = model_tick();
 		s->required = !l->session->weak || true;
-		promise(l, s->call, "a snapshot");
+		promise(l, s->call, true, "a snapshot");
 	} else if (r == -EEXIST && maybe) {
 		s->gone = true;
 	} else if (!may_give_up(l)) {
@@ -408,7 +408,9 @@ int run_clone(struct life *l, const char *name)
 		.sectors = s->sectors,
 		.block_size = parent->block_size,
 		.compress = parent->compress,
-		.encrypted = parent->encrypted};
+		.encrypted = parent->encrypted,
+		.key = l->key,
+		.keys_unsure = parent->keys_unsure || may_fail(l)};
 	snprintf(v->name, sizeof v->name, "v%u", n_volumes - 1);
 	v->current = model_session_new(v->capacity, NULL);
 	memcpy(v->current->base, s->contents, v->capacity * sizeof *s->contents);
@@ -443,7 +445,7 @@ int run_rollback(struct life *l, const char *name)
 	answered(l, op, r, false);
 	runner_count(COUNT_rollbacks, r == 0);
 	if (r == 0) {
-		promise(l, op->answer + 1, "a rollback");
+		promise(l, op->answer + 1, true, "a rollback");
 		v->sectors = device_sectors(l->device);
 	} else if (!may_give_up(l) && r != -EBUSY) {
 		sim_fail("error", "rollback of %s fails for no reason: %s", v->name, strerror(-r));
@@ -471,6 +473,27 @@ static void run_resize(struct life *l)
 		v->sectors = may_fail(l) ? 0 : before;
 	else if (!may_give_up(l))
 		sim_fail("error", "resize of %s fails for no reason: %s", v->name, strerror(-r));
+}
+
+/* Another key; whose request ends without an answer does not know which one there is. */
+static void run_rekey(struct life *l)
+{
+	struct volume *v = l->volume;
+	unsigned key = (l->key + 1 + (unsigned)draw(KEYS - 1)) % KEYS;
+	bool unsure = v->keys_unsure;
+	char digits[65];
+	int r;
+
+	v->keys_unsure = true; /* for whoever looks meanwhile */
+	key_digits(key, digits);
+	r = ask(l, "rekey %s", digits, "", "");
+	runner_count(COUNT_rekeys, r == 0);
+	if (r == 0) {
+		l->key = v->key = key;
+		v->keys_unsure = may_fail(l);
+	} else if (r == -EACCES ? !may_fail(l) && !unsure : !may_give_up(l)) {
+		sim_fail("error", "rekey of %s fails for no reason: %s", v->name, strerror(-r));
+	}
 }
 
 static void name_of(char name[8])
@@ -510,7 +533,10 @@ void *tool_main(void *opaque)
 			run_delete_snapshot(l, name);
 			break;
 		case 7:
-			run_resize(l);
+			if (l->volume->encrypted && one_in(2))
+				run_rekey(l);
+			else
+				run_resize(l);
 			break;
 		default:
 			run_clone(l, name);

@@ -25,6 +25,7 @@
 	X(deletions)                                                                               \
 	X(rollbacks)                                                                               \
 	X(clones)                                                                                  \
+	X(rekeys)                                                                                  \
 	X(resizes)                                                                                 \
 	X(collections)                                                                             \
 	X(verifies)                                                                                \

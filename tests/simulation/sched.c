@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/simulation/memory.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/sched.h"
 #include "tests/simulation/sim.h"
@@ -16,11 +16,7 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-#define STACK (1u << 20)
-#else
-#define STACK (256u << 10)
 #endif
-#define GUARD	    4096u
 #define TRACE_LINES 400
 #define TRACE_WIDTH 200
 #define EPOCH	    (INT64_C(1700000000) * 1000000000)
@@ -75,24 +71,32 @@ uint64_t sim_log_between(enum sim_stream stream, uint64_t low, uint64_t high)
 static char lines[TRACE_LINES][TRACE_WIDTH];
 static uint64_t n_lines, hash = 1, steps;
 
+static uint64_t mixed(uint64_t h, uint64_t word)
+{
+	h = (h ^ word) * 0x9e3779b97f4a7c15u;
+	return h ^ h >> 29;
+}
+
 void sim_hash(const void *data, size_t length)
 {
 	const uint8_t *p = data;
-	uint64_t word;
+	uint64_t word[4] = {0}, lanes[4] = {1, 2, 3, 4};
 
-	for (; length >= 8; p += 8, length -= 8) {
-		memcpy(&word, p, 8);
-		hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-		hash ^= hash >> 29;
+	/* Four at a time, which do not wait for each other. */
+	for (; length >= sizeof word; p += sizeof word, length -= sizeof word) {
+		memcpy(word, p, sizeof word);
+		for (unsigned i = 0; i < 4; i++)
+			lanes[i] = mixed(lanes[i], word[i]);
 	}
-	for (; length; p++, length--)
-		hash = (hash ^ *p) * 0x100000001b3u;
+	memset(word, 0, sizeof word);
+	memcpy(word, p, length);
+	for (unsigned i = 0; i < 4; i++)
+		hash = mixed(mixed(hash, lanes[i]), word[i]);
 }
 
 static void hash_word(uint64_t word)
 {
-	hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-	hash ^= hash >> 29;
+	hash = mixed(hash, word);
 }
 
 uint64_t sim_trace_hash(void)
@@ -108,14 +112,16 @@ uint64_t sim_steps(void)
 void sim_trace(const char *format, ...)
 {
 	char *line = lines[n_lines++ % TRACE_LINES];
+	uint64_t us = (sim_now() + 500) / 1000;
 	va_list args;
-	int n = 0;
+	int n;
 
 	if (sim_current)
-		n = snprintf(line, TRACE_WIDTH, "%12.6f p%u.%u ", (double)sim_now() / 1e9,
-			sim_current->process->id, sim_current->number);
+		n = snprintf(line, TRACE_WIDTH, "%5" PRIu64 ".%06" PRIu64 " p%u.%u ", us / 1000000,
+			us % 1000000, sim_current->process->id, sim_current->number);
 	else
-		n = snprintf(line, TRACE_WIDTH, "%12.6f -    ", (double)sim_now() / 1e9);
+		n = snprintf(line, TRACE_WIDTH, "%5" PRIu64 ".%06" PRIu64 " -    ", us / 1000000,
+			us % 1000000);
 	va_start(args, format);
 	vsnprintf(line + n, TRACE_WIDTH - (size_t)n, format, args);
 	va_end(args);
@@ -168,6 +174,7 @@ __asm__(".text\n"
 
 static struct sim_thread root; /* the context that sim_run() was called in */
 static uint8_t *free_stacks;
+static unsigned n_stacks;
 static struct sim_thread *threads; /* all, newest first */
 static unsigned n_threads, n_processes;
 
@@ -175,14 +182,9 @@ static uint8_t *new_stack(void)
 {
 	uint8_t *stack = free_stacks;
 
-	if (stack) {
-		memcpy(&free_stacks, stack + GUARD, sizeof free_stacks);
-		return stack;
-	}
-	stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (stack == MAP_FAILED || mprotect(stack, GUARD, PROT_NONE))
-		abort();
+	if (!stack)
+		return sim_memory_stack(n_stacks++);
+	memcpy(&free_stacks, stack + SIM_GUARD, sizeof free_stacks);
 	return stack;
 }
 
@@ -197,9 +199,9 @@ static void reap(void)
 		return;
 #if defined(__SANITIZE_ADDRESS__)
 	/* Of frames that were never left. */
-	__asan_unpoison_memory_region(t->stack + GUARD, STACK - GUARD);
+	__asan_unpoison_memory_region(t->stack + SIM_GUARD, SIM_STACK - SIM_GUARD);
 #endif
-	memcpy(t->stack + GUARD, &free_stacks, sizeof free_stacks);
+	memcpy(t->stack + SIM_GUARD, &free_stacks, sizeof free_stacks);
 	free_stacks = t->stack;
 	t->stack = NULL;
 }
@@ -212,7 +214,7 @@ static void switch_to(struct sim_thread *to)
 	sim_current = to == &root ? NULL : to;
 #if defined(__SANITIZE_ADDRESS__)
 	__sanitizer_start_switch_fiber(from->state == SIM_ENDED ? NULL : &from->fake,
-		to == &root ? root.stack : to->stack, to == &root ? root.size : STACK);
+		to == &root ? root.stack : to->stack, to == &root ? root.size : SIM_STACK);
 	sim_switch(&from->sp, to->sp);
 	__sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
 #else
@@ -658,7 +660,7 @@ struct sim_thread *sim_spawn(
 	t->what = "start";
 	t->priority = sim_once_in(SIM_SCHED, 2) ? ++highest : --lowest;
 	t->stack = new_stack();
-	sp = (void **)(void *)(t->stack + STACK);
+	sp = (void **)(void *)(t->stack + SIM_STACK);
 #if defined(__x86_64__)
 	*--sp = NULL; /* whence it would return */
 	*--sp = (void *)(uintptr_t)thread_main;
@@ -693,6 +695,11 @@ void sim_calm(void)
 	for (struct sim_thread *t = threads; t; t = t->next)
 		if (t->process->paused)
 			unpause(t->process, 0);
+}
+
+bool sim_is_fair(void)
+{
+	return how.mode != PRIORITIES && how.step_ns <= SIM_MS / 10;
 }
 
 static void (*world_main)(void *opaque);
@@ -735,7 +742,7 @@ print_stack(const struct sim_thread *t)
 	for (int i = 0; i < 12 && frame; i++) {
 		const uint8_t *at = (const uint8_t *)frame;
 
-		if (at < t->stack || at >= t->stack + STACK - 32)
+		if (at < t->stack || at >= t->stack + SIM_STACK - 32)
 			break;
 		if (frame[1])
 			runner_print_address(frame[1]);

@@ -137,9 +137,13 @@ void sim_wake_all(struct sim_queue *q);
 void sim_at(uint64_t when, void (*fn)(void *a, uint64_t b), void *a, uint64_t b);
 /* Threads that are delayed or processes that are paused are so no more, and no more will be. */
 void sim_calm(void);
+/* Does each thread that can run have its turn before long, and its steps take no time to speak of?
+ */
+bool sim_is_fair(void);
 
 /* ---- files (files.c) ---- */
 
+/* No file is there, and their memory is zero again. */
 void sim_files_reset(void);
 /* The machine has crashed: of each sector that was not synced, the old or the new is there. */
 void sim_files_crash(const char *path);

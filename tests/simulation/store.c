@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <inttypes.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/client/names.h"
 #include "backends/s3/client/reply.h"
+#include "tests/simulation/memory.h"
 #include "tests/simulation/store.h"
 
 /* As in the real client. */
@@ -53,7 +53,7 @@ static void let_go(struct blob *b)
 {
 	if (!b || --b->refs)
 		return;
-	blob_bytes -= b->length < SIM_LARGE ? b->length : 0;
+	blob_bytes -= b->length;
 	free(b);
 }
 
@@ -158,9 +158,7 @@ void store_ignores(bool if_none_match, bool if_match)
 
 static uint64_t allocated(void)
 {
-	/* Not what is large, comes from the kernel as a whole, and stays untouched in most parts.
-	 */
-	return mallinfo2().uordblks - blob_bytes;
+	return sim_memory_used() - blob_bytes;
 }
 
 static void watch(void)
@@ -1022,11 +1020,9 @@ static struct blob *body_of(const struct s3_request *req)
 
 	for (int i = 0; i < req->iovcnt; i++)
 		length += req->iov[i].iov_len;
-	b = malloc(sizeof *b + length);
-	if (!b)
-		abort();
+	b = sim_memory_raw(sizeof *b + length);
 	*b = (struct blob){.refs = 1, .length = length};
-	blob_bytes += length < SIM_LARGE ? length : 0;
+	blob_bytes += length;
 	length = 0;
 	for (int i = 0; i < req->iovcnt; i++) {
 		if (req->iov[i].iov_len)

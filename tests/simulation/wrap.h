@@ -75,4 +75,23 @@ int __real_unlink(const char *path);
 int __wrap_close(int fd);
 int __real_close(int fd);
 
+void *__wrap_malloc(size_t bytes);
+void *__real_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__wrap_aligned_alloc(size_t align, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void __wrap_free(void *p);
+void __real_free(void *p);
+size_t __wrap_malloc_usable_size(void *p);
+size_t __real_malloc_usable_size(void *p);
+void *__wrap_mmap64(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__real_mmap64(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+int __wrap_munmap(void *p, size_t bytes);
+int __real_munmap(void *p, size_t bytes);
+int __wrap_madvise(void *p, size_t bytes, int advice);
+int __real_madvise(void *p, size_t bytes, int advice);
+
 #endif

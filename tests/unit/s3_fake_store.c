@@ -59,11 +59,6 @@ static struct {
 static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
 static uint64_t latency;       /* ns */
-static struct {
-	enum s3_op op;
-	char part[64];
-	unsigned most;
-} watched;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -83,7 +78,6 @@ void fake_store_reset(void)
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
 	stored = limit = latency = 0;
-	watched.part[0] = '\0';
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -170,25 +164,6 @@ void fake_store_latency(unsigned ms)
 	pthread_mutex_lock(&objects_lock);
 	latency = ms * UINT64_C(1000000);
 	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_watch(enum s3_op op, const char *part)
-{
-	pthread_mutex_lock(&objects_lock);
-	watched.op = op;
-	snprintf(watched.part, sizeof watched.part, "%s", part);
-	watched.most = 0;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-unsigned fake_store_watched(void)
-{
-	unsigned most;
-
-	pthread_mutex_lock(&objects_lock);
-	most = watched.most;
-	pthread_mutex_unlock(&objects_lock);
-	return most;
 }
 
 void fake_store_hold(enum s3_op op, const char *part)
@@ -423,6 +398,8 @@ static int serve(struct s3_request *req)
 	if (fault.left && fault.op == req->op && strstr(key_of(req), fault.part)) {
 		fault.left--;
 		r = fault.result;
+		if (r == -EIO && req->op == S3_GET)
+			req->deadline = 1; /* it has been tried up to then */
 	} else if (req->op == S3_GET || req->op == S3_HEAD) {
 		r = get(req, find(req->key));
 	} else if (req->op == S3_PUT) {
@@ -584,6 +561,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->etag[0] = req->message[0] = '\0';
 	req->listing = (struct s3_listing){0};
 	req->retries = 0;
+	req->began = now_ns();
 	*served(req) = false;
 	pthread_mutex_lock(&s->lock);
 	if (!s->started) {
@@ -595,13 +573,6 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	s->queued++;
 	pthread_mutex_lock(&objects_lock);
 	req->due = latency ? now_ns() + latency : 0;
-	if (watched.part[0]) {
-		unsigned n = 0;
-
-		for (const struct s3_request *q = s->queue; q; q = q->next)
-			n += q->op == watched.op && strstr(key_of(q), watched.part) != NULL;
-		watched.most = n > watched.most ? n : watched.most;
-	}
 	pthread_mutex_unlock(&objects_lock);
 	pthread_cond_signal(&s->changed);
 	pthread_mutex_unlock(&s->lock);
@@ -669,8 +640,13 @@ void s3_store_close(struct s3_store *s)
 
 uint64_t s3_store_outage(const struct s3_store *s)
 {
-	(void)s;
-	return 0;
+	uint64_t oldest = UINT64_MAX, now = now_ns();
+
+	pthread_mutex_lock((pthread_mutex_t *)&s->lock);
+	for (const struct s3_request *q = s->queue; q; q = q->next)
+		oldest = q->began < oldest ? q->began : oldest;
+	pthread_mutex_unlock((pthread_mutex_t *)&s->lock);
+	return oldest < now ? now - oldest : 0;
 }
 
 void s3_store_counters(struct s3_store *s, struct s3_store_counters *counters)

@@ -28,9 +28,6 @@ void fake_store_limit(uint64_t bytes);
 uint64_t fake_store_bytes(void);
 /* Each request is answered so many ms after it was made, others meanwhile. */
 void fake_store_latency(unsigned ms);
-/* From now on counts how many such requests there are at once; the most so far. */
-void fake_store_watch(enum s3_op op, const char *part);
-unsigned fake_store_watched(void);
 /* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
 void fake_store_hold(enum s3_op op, const char *part);
 /*

@@ -369,7 +369,7 @@ static void test_more_than_fits(void **state)
 	s3_cachefile_close(f);
 }
 
-/* Of the power that failed nothing is known: any part of the file may be older than the rest. */
+/* After a power failure any part of the file may be older than the rest. */
 static void test_older_parts(void **state)
 {
 	const char *path = new_path();
@@ -496,6 +496,26 @@ static void test_killed_before_it_was_attached(void **state)
 	s3_cachefile_close(f);
 }
 
+/* A machine that crashes leaves the size of a new file, and nothing in it. */
+static void test_a_crash_left_nothing_in_it(void **state)
+{
+	const char *path = scratch_file("blank", SIZE);
+	struct s3_cachefile *f;
+	int fd;
+
+	(void)state;
+	f = open_as(path, &volume);
+	put(f, key(1, 0), ALL);
+	assert_int_equal(get(f, key(1, 0), ALL), ALL);
+	s3_cachefile_close(f);
+	path = scratch_file("image", SIZE);
+	fd = open(path, O_WRONLY);
+	assert_int_equal(pwrite(fd, "x", 1, SIZE - 1), 1);
+	close(fd);
+	assert_int_equal(try_open(path, SIZE, &f), -EEXIST);
+	assert_holds(told.error, "begins with zeroes and holds something else than ");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -511,6 +531,7 @@ int main(void)
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_never_attached),
 		cmocka_unit_test(test_killed_before_it_was_attached),
+		cmocka_unit_test(test_a_crash_left_nothing_in_it),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,7 +19,7 @@
 
 /* ---- signer ------------------------------------------------------------------- */
 
-/* Of the examples in "Signature Calculations for the Authorization Header" of Amazon's S3 API. */
+/* From the examples in "Signature Calculations for the Authorization Header" of Amazon's S3 API. */
 static struct s3_signer s3_example(void)
 {
 	return (struct s3_signer){
@@ -105,7 +105,7 @@ static void signs_the_listing_of_amazons_example(void **state)
 		"34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
 }
 
-/* Of the "Signature Version 4 Test Suite": get-vanilla and get-vanilla-query-order-key-case. */
+/* From the "Signature Version 4 Test Suite": get-vanilla and get-vanilla-query-order-key-case. */
 static void signs_amazons_test_suite(void **state)
 {
 	struct s3_signer signer = {

@@ -17,7 +17,7 @@
 #define CHUNKS 20u /* of a volume; memory holds 8 of them */
 #define SIZE   (CHUNKS * MIB - 3 * 4096)
 
-/* Of the chunk of that number, up to 0xff. */
+/* The key of the chunk with that number, up to 0xff. */
 #define CHUNK(n) "chunk/" n "/00000000000000" n
 /* clang-format off */
 #define COMMON "volume=v;endpoint=http://127.0.0.1;bucket=abc;memory=8M;batch-size=1M;uploads=2;"
@@ -114,7 +114,7 @@ static void test_trim_and_zero(void **state)
 
 	(void)state;
 	create(&d, "");
-	/* Of what is empty they are free. */
+	/* They cost nothing where nothing is stored. */
 	assert_int_equal(backend_trim(d.backend, 0, SIZE, 0), 0);
 	assert_int_equal(backend_zero(d.backend, 4096, SIZE - 8192, BACKEND_FUA), 0);
 	assert_int_equal(fake_store_requests(S3_DELETE, "chunk/"), 0);
@@ -442,6 +442,31 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
+/* Whether another writer took over cannot be read for a while. */
+static void test_a_check_that_fails_is_made_again(void **state)
+{
+	static const int results[] = {-EIO, -EACCES};
+	struct device d;
+
+	(void)state;
+	create(&d, "");
+	for (unsigned i = 0; i < 2; i++) {
+		int errors = d.told.errors;
+
+		fake_store_fail(S3_GET, "/super", results[i], 2);
+		assert_int_equal(device_write(&d, pattern(model, 4096, i), 4096, 0, 0), 0);
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		assert_int_equal(d.told.errors, errors + 1);
+		assert_int_equal(backend_flush(d.backend), 0);
+	}
+	fake_store_fail(S3_GET, "/super", -ENOENT, 1);
+	assert_int_equal(device_write(&d, model, 4096, 4096, BACKEND_FUA), -EIO);
+	assert_int_equal(device_write(&d, model, 4096, 4096, 0), -EIO);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_a_second_writer_stops_the_first(void **state)
 {
 	struct device first, second;
@@ -499,6 +524,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_check_that_fails_is_made_again),
 		cmocka_unit_test(test_a_second_writer_stops_the_first),
 		cmocka_unit_test(test_readonly_changes_nothing),
 	};

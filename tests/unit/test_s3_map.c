@@ -65,7 +65,7 @@ struct world {
 	uint64_t blocks;
 	struct block *flat;
 	uint64_t seq, gc, steps;
-	/* Of the model: objects by the order in which they came. */
+	/* The model's objects, in the order in which they came. */
 	struct model_object *all;
 	size_t n_all;
 };

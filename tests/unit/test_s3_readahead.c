@@ -222,7 +222,7 @@ static void test_a_stream_among_random_reads(void **state)
 	end(&r);
 }
 
-/* Streams that have ended do not keep new ones from being found, nor small, for ever. */
+/* Streams that have ended do not keep new ones from being found, nor small, forever. */
 static void test_ended_streams_are_forgotten(void **state)
 {
 	struct reader r = begin(4096 * MIB, 256 * MIB);

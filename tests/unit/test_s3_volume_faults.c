@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/admin/control.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
@@ -16,6 +17,7 @@
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/log/log.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 
@@ -176,6 +178,31 @@ static void test_a_full_store_is_freed(void **state)
 	fake_store_reset();
 }
 
+static int ignore_line(void *opaque, const char *line)
+{
+	(void)opaque;
+	(void)line;
+	return 0;
+}
+
+/* Without a reserve a collection cannot even begin, and says so. */
+static void test_no_space_for_a_collection(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_limit(fake_store_bytes());
+	assert_int_equal(s3_control_perform(volume_of(&d), "gc", NULL, ignore_line, NULL), -ENOSPC);
+	assert_holds(d.told.error, "volume=v: the store has no space even for what frees some; ");
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* What can be changed where the store is changes its answer: no reason to end. */
 static void test_a_refusal_is_not_the_end(void **state)
 {
@@ -198,6 +225,92 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
+/* One object that is refused, among others that are not, is told once. */
+static void test_a_refusal_is_told_once(void **state)
+{
+	struct device d;
+	int errors;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	errors = d.told.errors;
+	fake_store_fail(S3_PUT, "/log/02/", -EACCES, 2);
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	fake_store_hold(S3_PUT, "/log/02/");
+	fake_store_wait_held(S3_PUT, "/log/02/");
+	/* While it is put again the next one arrives. */
+	assert_int_equal(write_mib(&d, 1, 2), 0);
+	for (unsigned i = 0; fake_store_put_bytes("/log/03/") == 0; i++) {
+		if (i == PATIENCE * 100)
+			fail_msg("the next one does not arrive");
+		pause_ms(10);
+	}
+	pause_ms(100);
+	fake_store_release(S3_PUT, NULL);
+	flush_at_last(&d);
+	assert_int_equal(d.told.errors, errors + 1);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A rollback that is in the log waits for a store that is out of reach. */
+static void test_a_rollback_waits_for_the_store(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	assert_int_equal(write_mib(&d, 0, 1), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	assert_int_equal(write_mib(&d, 0, 2), 0);
+	fake_store_fail(S3_GET, "/snap/s/root", -EIO, 1);
+	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), 0);
+	check_mib(&d, 0, 1);
+	assert_int_equal(write_mib(&d, 1, 3), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static int run_checkpoint(struct s3_volume *v, void *opaque)
+{
+	(void)opaque;
+	return s3_checkpoint(v);
+}
+
+/* What is not stored of an end without a store may be nobody's but ours. */
+static void test_an_end_that_lacks_only_a_checkpoint(void **state)
+{
+	struct device d;
+
+	(void)state;
+	for (int changed = 0; changed < 2; changed++) {
+		fake_store_reset();
+		device_open(&d, &s3_backend,
+			COMMON "uploads=2;memory=16M;create=on;size=64M;close-timeout=1");
+		assert_int_equal(write_mib(&d, 0, 1), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+		/* Before the next one there will be an empty object in the log. */
+		fake_store_fail(S3_PUT, "/root", -EIO, 1);
+		assert_int_equal(s3_keeper_call(volume_of(&d), run_checkpoint, NULL), -EIO);
+		fake_store_hold(S3_PUT, "/log/");
+		if (changed)
+			assert_int_equal(backend_trim(d.backend, 0, MIB / 2, 0), 0);
+		params_free(d.params);
+		assert_int_equal(s3_volume_close(volume_of(&d)), changed ? -EIO : 0);
+		assert_holds(d.told.error,
+			changed ? ": 1 objects of the log with 0 bytes of writes are not stored"
+				: ": closed without a last checkpoint: no reply from the store for "
+				  "close-timeout=1; all data is stored");
+		fake_store_release(S3_PUT, NULL);
+	}
+	fake_store_reset();
+}
+
 /* ---- one request that fails, or never ends ------------------------------------------------------
  */
 
@@ -214,7 +327,7 @@ static void make_sparse(struct device *d, unsigned n)
 	assert_int_equal(backend_flush(d->backend), 0);
 }
 
-/* Compaction that waits for ever holds up no checkpoint. */
+/* Compaction that waits forever holds up no checkpoint. */
 static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 {
 	struct device d;
@@ -280,7 +393,7 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	s3_log_resume(mark.v);
 	for (unsigned i = 0; !mark.done; i++) {
 		if (i == PATIENCE * 100)
-			fail_msg("it waits for ever");
+			fail_msg("it waits forever");
 		pause_ms(10);
 	}
 	pthread_join(thread, NULL);
@@ -318,12 +431,6 @@ static void test_an_unreadable_source_is_passed_over(void **state)
 	}
 	device_close(&d);
 	fake_store_reset();
-}
-
-static int run_checkpoint(struct s3_volume *v, void *opaque)
-{
-	(void)opaque;
-	return s3_checkpoint(v);
 }
 
 /* A checkpoint that failed costs no full one: what the headers hold is kept. */
@@ -531,7 +638,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
+		cmocka_unit_test(test_no_space_for_a_collection),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_refusal_is_told_once),
+		cmocka_unit_test(test_a_rollback_waits_for_the_store),
+		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
 		cmocka_unit_test(test_what_waits_for_a_capture_goes_on),
 		cmocka_unit_test(test_an_unreadable_source_is_passed_over),

@@ -248,7 +248,7 @@ static void test_base_is_deleted_before_the_fence(void **state)
 		assert_int_equal(checkpoint(&b), 0);
 	}
 	assert_int_equal(device_counter(&b, "light_roots"), 3);
-	/* Of the log only what these roots do not need is left. */
+	/* Only what these roots do not need is left of the log. */
 	assert_int_equal(s3_volume_gc(volume_of(&b), NULL, NULL), 0);
 	crash(&b);
 	device_open(&c, &s3_backend, COMMON);
@@ -337,7 +337,7 @@ static void test_reader_behind_whose_root_the_log_goes(void **state)
 	fake_store_reset();
 }
 
-/* So that whoever opens the volume meanwhile need not begin anew, they stay for a while. */
+/* So that whoever opens the volume meanwhile need not begin again, they stay for a while. */
 static void test_old_roots_stay_for_a_while(void **state)
 {
 	static const char *const names[] = {"t", "u", "v"};
@@ -554,6 +554,53 @@ static void test_late_deletion_of_an_orphan(void **state)
 	fake_store_reset();
 }
 
+/* ---- the size -----------------------------------------------------------------------------------
+ */
+
+static int grow(struct device *d)
+{
+	return s3_volume_resize(volume_of(d), 128 << 20);
+}
+
+static int open_it(struct device *d)
+{
+	reopen(d);
+	return 0;
+}
+
+/* A size that was acknowledged is that of who takes over, whatever he had read before. */
+static void test_takeover_beside_a_resize(void **state)
+{
+	struct device a, b;
+	struct job job;
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	fake_store_hold(S3_LIST, "ckpt/");
+	start(&job, &b, open_it);
+	fake_store_wait_held(S3_LIST, "ckpt/");
+	assert_int_equal(grow(&a), 0);
+	fake_store_release(S3_LIST, NULL);
+	assert_int_equal(end(&job), 0);
+	assert_int_equal(b.backend->size, 128 << 20);
+	crash(&a);
+	crash(&b);
+	/* What is stored when he has looked is not acknowledged. */
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	fake_store_hold(S3_PUT, "/super");
+	start(&job, &a, grow);
+	fake_store_wait_held(S3_PUT, "/super");
+	reopen(&b);
+	assert_int_equal(b.backend->size, 64 << 20);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(end(&job), -EIO);
+	crash(&b);
+	crash(&a);
+	fake_store_reset();
+}
+
 /* ---- a writer that does not pause ---------------------------------------------------------------
  */
 
@@ -589,6 +636,72 @@ static void test_each_attempt_may_stop_a_writer(void **state)
 	free(p.gc);
 	device_close(&b);
 	device_close(&a);
+	fake_store_reset();
+}
+
+/* Objects of A are there up to that number. */
+static void write_up_to(struct device *a, uint64_t number)
+{
+	while (volume_of(a)->applied < number)
+		assert_int_equal(write_block(a, (unsigned)(volume_of(a)->applied % 64), 1), 0);
+}
+
+static int open_readonly(struct device *d)
+{
+	device_open(d, &s3_backend, COMMON "readonly=on");
+	return 0;
+}
+
+static int open_with_log(struct device *d)
+{
+	device_open(d, &s3_backend, COMMON "write-back=%s;write-back-size=64M",
+		scratch_path("write-back"));
+	return 0;
+}
+
+/*
+ * Who may not simply stop a writer follows him no further than necessary, even if there is always
+ * one more object when he asks.
+ */
+static void test_a_busy_writer_is_not_followed_for_ever(void **state)
+{
+	const uint64_t horizon = 4 + 15 * 64 + 128;
+	char last[32], next[32];
+	struct device a, b;
+	struct job job;
+
+	(void)state;
+	for (int readonly = 0; readonly < 2; readonly++) {
+		create(&a, "size=64M");
+		fake_store_hold(S3_PUT, "/ckpt/");
+		write_up_to(&a, horizon - 64);
+		snprintf(last, sizeof last, "%s", log_key(horizon - 64));
+		fake_store_hold(S3_GET, last);
+		start(&job, &b, readonly ? open_readonly : open_with_log);
+		fake_store_wait_held(S3_GET, last);
+		for (uint64_t end = horizon; end <= horizon + 64; end += 64) {
+			write_up_to(&a, end);
+			snprintf(next, sizeof next, "%s", log_key(end));
+			if (!readonly || end == horizon)
+				fake_store_hold(S3_GET, next);
+			fake_store_release(S3_GET, last);
+			strcpy(last, next);
+			if (!readonly || end == horizon)
+				fake_store_wait_held(S3_GET, last);
+		}
+		fake_store_release(S3_GET, last);
+		assert_int_equal(end(&job), 0);
+		if (readonly)
+			assert_int_equal(volume_of(&b)->applied, horizon);
+		else
+			assert_int_not_equal(
+				fake_store_object(log_key(horizon + 128), NULL, 0), SIZE_MAX);
+		crash(&a);
+		if (readonly)
+			device_close(&b);
+		else
+			crash(&b);
+	}
 	fake_store_reset();
 }
 
@@ -740,7 +853,9 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
+		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
+		cmocka_unit_test(test_a_busy_writer_is_not_followed_for_ever),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
 		cmocka_unit_test(test_store_without_conditions),
 		cmocka_unit_test(test_newer_object_is_not_to_be_deleted),

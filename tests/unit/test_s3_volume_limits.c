@@ -186,6 +186,7 @@ static void test_header_of_gc_objects_alone(void **state)
 static void test_stale_object_with_a_large_header(void **state)
 {
 	const uint32_t blocks = S3_BATCH_MAX / BLOCK;
+	uint8_t block[BLOCK];
 	struct s3_volume *v;
 	struct made m;
 	struct device d;
@@ -201,7 +202,11 @@ static void test_stale_object_with_a_large_header(void **state)
 			&(struct s3_record){
 				.op = S3_RECORD_WRITE, .lba = i, .count = 1, .offset = i % blocks});
 	store(&m, v);
-	assert_int_equal(device_write(&d, "x", 1, 0, BACKEND_FUA), 0);
+	/* It cannot be read at first, up to the deadline. */
+	fake_store_fail(S3_GET, "/log/", -EIO, 1);
+	fill(block, 0, 3);
+	assert_int_equal(device_write(&d, block, BLOCK, 0, BACKEND_FUA), -EIO);
+	assert_int_equal(device_write(&d, block, BLOCK, 0, BACKEND_FUA), 0);
 	device_close(&d);
 	fake_store_reset();
 }

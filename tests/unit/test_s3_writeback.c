@@ -310,30 +310,6 @@ static void test_a_crash_in_the_middle_of_the_replay(void **state)
 	fake_store_reset();
 }
 
-/* Objects of a replay are on their way side by side. */
-static void test_a_replay_does_not_wait_for_each_object(void **state)
-{
-	const char *path = new_path();
-	struct device d;
-
-	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	for (unsigned i = 0; i < 4; i++) {
-		change(&d, i * MIB, 768 * KIB, i);
-		flush(&d);
-	}
-	crash(&d);
-	fake_store_latency(20);
-	fake_store_watch(S3_PUT, "/log/");
-	reopen(&d, path, "");
-	assert_true(fake_store_watched() >= 3);
-	assert_true(device_counter(&d, "write_back_replayed") >= 3);
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
-}
-
 /* An opening beside the test. */
 struct opening {
 	pthread_t thread;
@@ -348,6 +324,41 @@ static void *open_it(void *opaque)
 
 	o->result = attempt(&o->d, "v", o->path, "");
 	return NULL;
+}
+
+/* Objects of a replay are on their way side by side. */
+static void test_a_replay_does_not_wait_for_each_object(void **state)
+{
+	struct opening opening = {.path = new_path()};
+	struct device d;
+
+	(void)state;
+	create(&d, opening.path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	for (unsigned i = 0; i < 4; i++) {
+		change(&d, i * MIB, 768 * KIB, i);
+		flush(&d);
+	}
+	crash(&d);
+	/* The fence is 2. While the first object waits the others are stored. */
+	fake_store_hold(S3_PUT, NULL);
+	fake_store_hold(S3_PUT, "/log/03/");
+	assert_int_equal(pthread_create(&opening.thread, NULL, open_it, &opening), 0);
+	fake_store_wait_held(S3_PUT, "/log/03/");
+	for (unsigned i = 0; fake_store_object("/log/04/0000000000000004", NULL, 0) == SIZE_MAX ||
+			     fake_store_object("/log/05/0000000000000005", NULL, 0) == SIZE_MAX;
+		i++) {
+		if (i == 20000)
+			fail_msg("the second and the third wait for the first");
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	}
+	fake_store_hold(S3_PUT, NULL);
+	pthread_join(opening.thread, NULL);
+	assert_int_equal(opening.result, 0);
+	assert_true(device_counter(&opening.d, "write_back_replayed") >= 3);
+	holds_model(&opening.d);
+	device_close(&opening.d);
+	fake_store_reset();
 }
 
 /*
@@ -750,7 +761,7 @@ static void test_a_broken_disk_and_a_store_that_refuses(void **state)
 	assert_int_equal(pthread_create(&thread, NULL, flush_beside, &f), 0);
 	for (unsigned i = 0; !f.done; i++) {
 		if (i == 2000)
-			fail_msg("it waits for ever");
+			fail_msg("it waits forever");
 		usleep(10000);
 	}
 	pthread_join(thread, NULL);

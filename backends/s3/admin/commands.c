@@ -465,6 +465,11 @@ static int gc(struct s3_call *c)
 	s3_objects_totals(c->v->objects, &before);
 	r = s3_volume_gc(c->v, progress, c);
 	s3_objects_totals(c->v->objects, &after);
+	if (r == -ENOSPC)
+		return s3_volume_refuse(c->v, r,
+			"volume=%s: the store has no space even for what frees some; free space "
+			"there or raise the quota, then collect again",
+			c->v->name);
 	if (r)
 		return r;
 	say_number(c, "stored_bytes_before", before.bytes);

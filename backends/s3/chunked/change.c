@@ -148,6 +148,7 @@ static void check_done(struct s3_request *req)
 	struct s3_volume *v = d->v;
 	int r = req->result;
 	struct s3_super super;
+	bool again = r && r != -ESHUTDOWN && r != -ENOENT;
 
 	if (r == 0) {
 		if (s3_super_decode(d->check_iov.iov_base, req->bytes, &super) != S3_GOOD)
@@ -155,16 +156,22 @@ static void check_done(struct s3_request *req)
 		if (super.epoch != v->epoch || memcmp(super.uuid, v->super.uuid, S3_UUID))
 			s3_volume_fence(v, "another writer took the volume over");
 		s3_super_free(&super);
-	} else {
+	} else if (!again) {
 		s3_direct_fail(d, req);
+	} else if (!d->check_failing) {
+		backend_error(&v->host,
+			"volume=%s: %s; all is stored, but flushes fail until this can be read",
+			v->name, req->message);
 	}
 	pthread_mutex_lock(&d->lock);
 	d->checking = false;
+	d->check_failing = again;
+	d->unchecked |= again;
 	while (d->checked) {
 		struct s3_io *io = d->checked;
 
 		d->checked = io->next;
-		io->result = atomic_load(&v->failed);
+		io->result = again ? -EIO : atomic_load(&v->failed);
 		s3_io_push(&d->ready, io);
 	}
 	s3_direct_settle(d);

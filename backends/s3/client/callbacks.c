@@ -120,7 +120,7 @@ size_t s3_transfer_on_header(char *line, size_t size, size_t n, void *opaque)
 		curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &t->status);
 	} else if (header_value(line, length, "content-range", value, sizeof value)) {
 		t->has_range = s3_content_range_parse(value, &t->first, &t->last, &t->object_size);
-		/* That of a range behind the end: the size alone. */
+		/* That of a range past the end: the size alone. */
 		if (!t->has_range && strncmp(value, "bytes */", 8) == 0)
 			t->object_size = strtoull(value + 8, NULL, 10);
 	} else if (header_value(line, length, "content-length", value, sizeof value)) {

@@ -47,7 +47,7 @@ struct s3_store_config {
 	bool tls_verify;
 	uint64_t connections;	 /* of each pool */
 	uint64_t timeout;	 /* seconds without progress before an attempt is given up */
-	uint64_t retry_deadline; /* seconds that a request is retried; 0: for ever */
+	uint64_t retry_deadline; /* seconds that a request is retried; 0: forever */
 	uint64_t hedge;		 /* percentile of latencies; 0: none */
 };
 
@@ -284,7 +284,7 @@ int s3_store_submit(struct s3_store *store, struct s3_request *req);
 /* Submits (done and opaque are overwritten) and waits. req->result. Not from a done(). */
 int s3_store_call(struct s3_store *store, struct s3_request *req);
 
-/* Of one kind of request, since the store was opened. */
+/* One kind of request, since the store was opened. */
 struct s3_op_counters {
 	uint64_t requests; /* answered, errors included */
 	uint64_t errors; /* of these, those whose result was an error other than -ENOENT and -EEXIST

@@ -103,7 +103,7 @@ bool s3_hedge_claim(struct s3_transfer *t)
 	if (t->answered || !hedges(p, t->req))
 		return true;
 	t->answered = true;
-	/* Of a first one that lost it is known that it takes longer. */
+	/* A first one that lost is known to take longer. */
 	record(p, t->hedge && t->twin ? t->twin : t);
 	if (!t->twin)
 		return true;

@@ -47,7 +47,7 @@ struct s3_transfer {
 	size_t in_vector;
 	uint64_t moved; /* bytes of the object */
 	unsigned sends; /* how often libcurl sent it */
-	/* Of GETs that may be hedged: */
+	/* For GETs that may be hedged: */
 	uint64_t started;	  /* monotonic ns */
 	struct s3_transfer *twin; /* the other attempt at the same request, or NULL */
 	bool hedge;		  /* it is the second one */
@@ -214,7 +214,7 @@ void s3_transfer_complete(struct s3_transfer *t, CURLcode code);
 void s3_hedge_began(struct s3_transfer *t);
 /* A byte of the object has come. Is it to be taken? False: the other attempt was sooner. */
 bool s3_hedge_claim(struct s3_transfer *t);
-/* Of two attempts there is only the other one from now on. */
+/* From now on only the other one of two attempts is left. */
 void s3_hedge_part(struct s3_transfer *t);
 /* Gives up the other attempt, if there is one. */
 void s3_hedge_cancel_twin(struct s3_transfer *t);

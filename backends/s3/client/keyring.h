@@ -19,7 +19,7 @@ void s3_keyring_close(struct s3_keyring *k); /* NULL is fine */
 int s3_keyring_start(struct s3_keyring *k);
 /* Ends the thread, so that a fork may follow. It may take some seconds. */
 void s3_keyring_park(struct s3_keyring *k);
-/* Of the credentials; from 1 on. */
+/* Number of the credentials, from 1 on. */
 uint64_t s3_keyring_generation(const struct s3_keyring *k);
 /* Replaces *c by a copy of the credentials, of that generation. 0 or -ENOMEM: then *c is empty. */
 int s3_keyring_copy(struct s3_keyring *k, struct s3_credentials *c, uint64_t *generation);

@@ -57,7 +57,7 @@ static struct s3_verdict judge_success(struct s3_transfer *t, struct s3_error_re
 
 	switch (req->op) {
 	case S3_HEAD:
-		/* Of an empty object there is no first byte. */
+		/* An empty object has no first byte. */
 		if (t->status == 200 && t->has_length && t->length == 0)
 			return fine;
 		if (!s3_transfer_range_fits(t) || t->moved != 1)

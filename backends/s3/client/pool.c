@@ -147,7 +147,7 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 	return a && (!b || a < b) ? a : b;
 }
 
-/* Milliseconds until then; 0: for ever. */
+/* Milliseconds until then; 0: forever. */
 static int wait_time(uint64_t soon)
 {
 	uint64_t now = s3_client_now();

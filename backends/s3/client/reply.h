@@ -15,7 +15,7 @@ struct s3_error_reply {
 	char message[200];
 	char region[64];
 	char endpoint[128];
-	uint64_t object_size; /* of a range behind the end; 0: not told */
+	uint64_t object_size; /* of a range past the end; 0: not told */
 };
 
 /*

@@ -38,6 +38,7 @@ struct s3_batch {
 	bool closed;		  /* takes nothing more */
 	bool wanted;		  /* a flush waits for its end */
 	bool relocates;		  /* holds RELOCATE records */
+	bool refused;		  /* by the store, up to now */
 	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
 	_Atomic uint8_t *ready;	  /* of each block: enum s3_copied */
 	uint8_t *data, *header;

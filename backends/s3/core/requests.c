@@ -20,7 +20,7 @@
 /* And what one of a header asks for. */
 #define FIRST_HEADER (16u << 10)
 
-/* Without which a request that never succeeds would hold up its thread for ever. */
+/* Without which a request that never succeeds would hold up its thread forever. */
 static uint32_t waited_deadline(const struct s3_volume *v)
 {
 	return v->deadline ? v->deadline : WAITED_DEADLINE;

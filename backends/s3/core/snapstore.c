@@ -168,11 +168,24 @@ int s3_snapshot_unmark(struct s3_volume *v, const char *name)
 
 void s3_snapshot_unmark_all(struct s3_volume *v)
 {
-	int r = 0;
+	struct s3_name *names;
+	struct s3_request req;
+	char key[S3_KEY_MAX + 1];
+	size_t n;
+	int r = s3_snapshot_look(v, &names, &n, &req);
 
-	for (uint32_t i = 0; i < v->n_snapshots; i++)
-		if (s3_snapshot_unmark(v, v->snapshots[i].name))
+	if (r)
+		return;
+	for (size_t i = 0; i < n; i++) {
+		/* Not those of this writer: what it is about to do takes its own away. */
+		if (names[i].kind != S3_NAME_CHILD || !s3_name_is_mark(&names[i]) ||
+			s3_le_load(names[i].uuid + S3_UUID / 2, 4) >= v->epoch)
+			continue;
+		s3_volume_key(v, &names[i], key);
+		if (s3_volume_delete(v, key, &req))
 			r = -EIO;
+	}
+	free(names);
 	if (r == 0)
 		atomic_store(&v->marked, false);
 }

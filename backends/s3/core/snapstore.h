@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What is stored of snapshots. Of the keeper, or recovery. */
+/* What is stored of snapshots. Used by the keeper and by recovery. */
 #ifndef USERBLK_S3_SNAPSTORE_H
 #define USERBLK_S3_SNAPSTORE_H
 
@@ -22,7 +22,7 @@ int s3_snapshot_look(
 /* Deletes a snapshot's own root, then its marks; and the marks alone. 0 or negative errno. */
 int s3_snapshot_erase(struct s3_volume *v, const char *name, uint64_t seq);
 int s3_snapshot_unmark(struct s3_volume *v, const char *name);
-/* The same of all that the volume has. By the keeper's thread, when no deletion is under way. */
+/* Takes away all marks of earlier writers. By the keeper's thread. */
 void s3_snapshot_unmark_all(struct s3_volume *v);
 /* Older programs would not find what has a number in its key. 0, or negative errno, told. */
 int s3_snapshot_keep_older_out(struct s3_volume *v);
@@ -36,7 +36,7 @@ void s3_snapshot_root_key(const struct s3_volume *v, const char *name, uint64_t 
 /* uuid: the clone's, or of a mark that the snapshot is being deleted. */
 void s3_snapshot_child_key(
 	const char *base, const char *name, const uint8_t uuid[S3_UUID], char *key);
-/* The key of a new mark that the snapshot is being deleted. 0 or -EIO. */
+/* The key of a new mark: the snapshot is being made or deleted. 0 or -EIO. */
 int s3_snapshot_mark_key(const struct s3_volume *v, const char *name, char *key);
 /* What the keys of all marks of a snapshot, and of nothing else, begin with; below the volume's. */
 void s3_snapshot_marks_prefix(const char *name, char prefix[S3_KEY_ROOM]);

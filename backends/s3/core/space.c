@@ -5,7 +5,7 @@
  * trim is an object of the log, behind those that wait, and a deletion needs two roots. So the
  * volume keeps a reserve, an object that means nothing, which is deleted then. From that moment
  * writes are refused, so that what it left is for trims, roots and compaction, until it can be
- * stored anew.
+ * stored again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -212,7 +212,7 @@ void s3_space_tend(struct s3_volume *v)
 	known = v->reserve.state != S3_RESERVE_UNKNOWN;
 	if (full && !bytes)
 		bytes = v->batch_size; /* shows that there is space */
-	due = v->reserve.state != S3_RESERVE_BUSY && !v->refused_batches &&
+	due = v->reserve.state != S3_RESERVE_BUSY && !v->n_refused &&
 	      (full || bytes > v->reserve.bytes) && s3_now() >= v->reserve.due;
 	v->reserve.due = due ? s3_now() + (full ? 1 : 60) * SECOND : v->reserve.due;
 	pthread_mutex_unlock(&v->lock);
@@ -229,7 +229,7 @@ void s3_space_tend(struct s3_volume *v)
 				v->reserve.bytes = bytes;
 		}
 		/* What was refused again meanwhile knows better. */
-		if (full && !v->refused_batches) {
+		if (full && !v->n_refused) {
 			v->refused = 0;
 			/* Who waits does so for what is put now: it is not stored yet. */
 			v->blocked = false;

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/batch.h"
@@ -55,7 +55,7 @@ struct s3_kept {
 	bool unknown; /* its root is damaged or gone: it may name any region */
 };
 
-/* Of one kind of request to the device; the histogram as in struct s3_op_counters. */
+/* One kind of request to the device; the histogram as in struct s3_op_counters. */
 struct s3_device_counters {
 	_Atomic uint64_t requests, errors, bytes, busy_ns, max_ns, histogram[32];
 };
@@ -135,7 +135,7 @@ struct s3_volume {
 	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;
 	uint32_t deadline;	    /* s of requests; 0, once it is open: the store's */
-	uint64_t close_timeout_ns;  /* 0: the end waits for ever */
+	uint64_t close_timeout_ns;  /* 0: the end waits forever */
 	struct s3_closing *closing; /* the end has begun; NULL: not, or nothing bounds it */
 	struct s3_map *map;
 	struct s3_objects *objects;
@@ -157,7 +157,7 @@ struct s3_volume {
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;
 	bool write_back_discard; /* what only a write-back log holds may be lost */
-	/* Of the newest object of the log when it was opened; 0: covered by a root. */
+	/* The newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;
 	uint64_t last_time; /* us since 1970 */
 
@@ -188,18 +188,19 @@ struct s3_volume {
 	pthread_t sealers[S3_MAX_SEALERS], keeper, collector;
 	unsigned n_sealers;
 
-	/* Of a store that refuses what the log puts (space.c), under lock: */
+	/* For a store that refuses what the log puts (space.c), under lock: */
 	_Atomic int refused; /* negative errno with which it does; 0: it does not */
 	bool blocked;	     /* and nothing more can be done about it: nobody is to wait for it */
 	uint64_t refused_since, refused_pause; /* ns; since when, until the next attempt */
 	uint64_t retry_ns;		       /* when that is */
 	struct s3_batch *refused_batches;      /* to be put again then */
+	unsigned n_refused;		       /* of those and of those that are being put again */
 	struct s3_reserve reserve;
 
 	_Atomic int failed;  /* negative errno: no change is accepted any more */
 	_Atomic bool fenced; /* another writer took over: nothing is answered any more */
 
-	/* Of the checkpoints, under lock: */
+	/* The checkpoints, under lock: */
 	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */
 	struct s3_summary_writer summary; /* of the headers after the newest root */
 	uint64_t log_bytes_since_full;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The S3 device as the frameworks see it. docs/s3.md. */
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "backends/s3/admin/control.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/client/client.h"
@@ -154,3 +154,5 @@ const struct backend_ops s3_backend = {
 	.extents = s3_extents,
 	.counters = s3_counters,
 };
+
+BACKEND_REGISTER(s3_backend)

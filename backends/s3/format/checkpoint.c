@@ -364,7 +364,7 @@ static enum s3_check read_columns(struct source *s)
 {
 	enum s3_check check = read_column(&s->r, &s->columns[0], COLUMN_MAX);
 
-	/* Of each record there is more than a byte among the headers. */
+	/* Each record has more than a byte among the headers. */
 	for (unsigned i = 1; !check && i <= S3_SUMMARY_PLANES; i++)
 		check = read_column(&s->r, &s->columns[i], s->columns[0].length);
 	for (unsigned i = 2; !check && i <= S3_SUMMARY_PLANES; i++)

@@ -8,7 +8,7 @@
 
 #include "backends/s3/format/format.h"
 
-/* Of the super object and of objects of the log. */
+/* What the super object and objects of the log share. */
 #define S3_FORMAT_VERSION 1
 
 /* ---- super.c ---- */

@@ -52,7 +52,7 @@ struct checkpoint {
 	uint32_t n_regions;
 };
 
-/* Of several that fail one after the other the first is told. */
+/* If several fail one after the other the first is reported. */
 static void tell_failure(struct s3_volume *v, const char *why)
 {
 	if (!v->checkpoint_failing)
@@ -73,7 +73,7 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 		.iov = &iov,
 		.iovcnt = 1,
 		/* Writes may have to wait for it. At the end nobody does. */
-		.retry_deadline = v->keeper_stopping ? 0 : PART_DEADLINE,
+		.retry_deadline = s3_keeper_is_stopping(v) ? 0 : PART_DEADLINE,
 	};
 	int r = s3_store_call(v->store, &req);
 
@@ -93,7 +93,7 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	uint64_t price;
 
 	s3_objects_totals(v->objects, &totals);
-	/* Of the 8 bytes that a block written at random takes in memory a region has 6. */
+	/* A block written at random takes 8 bytes in memory and 6 in a region. */
 	price = s3_map_memory(v->map) / 4 * 3 + totals.objects * 40;
 	pthread_mutex_lock(&v->lock);
 	c->summary = v->summary;
@@ -556,7 +556,7 @@ static void plan_prune(struct s3_volume *v, struct s3_prune *prune)
 	if (!v->prune) {
 		v->prune = prune;
 	} else {
-		/* Of those in between none is waited for: they go with the others. */
+		/* Nothing waits for those in between: they go with the others. */
 		free_prune(v->next_prune);
 		v->next_prune = prune;
 	}

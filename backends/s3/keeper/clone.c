@@ -22,6 +22,7 @@
 #include "backends/s3/format/transform.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/keeper/snapshot_internal.h"
+#include "backends/s3/recovery/recovery.h"
 
 /* Seconds within which a clone comes into being after its marker, or not at all... */
 #define CLONE_DEADLINE 60
@@ -35,6 +36,7 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	struct s3_name super = {.kind = S3_NAME_SUPER};
 	char key[S3_KEY_MAX + 1], prefix[S3_KEY_ROOM];
 	struct s3_request req;
+	uint64_t stored;
 	int r;
 
 	s3_snapshot_marks_prefix(snapshot->name, prefix);
@@ -42,7 +44,19 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	r = s3_volume_any(parent, key, &req);
 	if (r == 1)
 		return s3_volume_refuse(parent, -EBUSY,
-			"snapshot=%s: is being deleted; choose another", snapshot->name);
+			"snapshot=%s: is being made or deleted; choose another, or try again",
+			snapshot->name);
+	/*
+	 * Who has taken over since need not have it: its mark goes when a root of the new writer is
+	 * there, which tells.
+	 */
+	if (r == 0) {
+		r = s3_snapshot_find_stored(parent, snapshot->name, &stored);
+		if (r)
+			return r;
+		if (stored != snapshot->seq)
+			r = -ENOENT;
+	}
 	if (r == 0) {
 		s3_snapshot_root_key(parent, snapshot->name, snapshot->seq, key);
 		r = s3_snapshot_head(parent, key, &req);

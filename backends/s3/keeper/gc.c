@@ -220,16 +220,6 @@ int s3_gc_cover(struct s3_volume *v)
 	return r;
 }
 
-static bool is_stopping(struct s3_volume *v)
-{
-	bool stopping;
-
-	pthread_mutex_lock(&v->lock);
-	stopping = v->keeper_stopping;
-	pthread_mutex_unlock(&v->lock);
-	return stopping;
-}
-
 /* Compacts as long as it makes less of it, and has two roots cover what died of it. */
 static int compact_all(struct s3_volume *v, void *opaque)
 {
@@ -254,7 +244,8 @@ static int compact_all(struct s3_volume *v, void *opaque)
 			break;
 		blocks = alive;
 		objects = t.objects - t.dead;
-		r = is_stopping(v) ? -ESHUTDOWN : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
+		r = s3_keeper_is_stopping(v) ? -ESHUTDOWN
+					     : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
 		c->full = r == -ENOSPC;
 		if (c->full) {
 			s3_space_make(v, "the store has no space for a compaction; free space "

@@ -26,6 +26,11 @@ struct s3_prune {
 	uint32_t n_regions, n_previous_regions;
 };
 
+/* ---- keeper.c ---- */
+
+/* Is the volume about to end? Without the lock. */
+bool s3_keeper_is_stopping(struct s3_volume *v);
+
 /* ---- checkpointer.c ---- */
 
 /*

@@ -62,6 +62,16 @@ int s3_collector_call(
 	return call(v, &v->collections_tail, &v->collector_work, run, opaque);
 }
 
+bool s3_keeper_is_stopping(struct s3_volume *v)
+{
+	bool stopping;
+
+	pthread_mutex_lock(&v->lock);
+	stopping = v->keeper_stopping;
+	pthread_mutex_unlock(&v->lock);
+	return stopping;
+}
+
 /* Does what was ordered first. Under the lock. */
 static void run_order(struct s3_volume *v, struct s3_order **orders, struct s3_order ***tail)
 {

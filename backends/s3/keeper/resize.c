@@ -2,10 +2,12 @@
 /* The volume's size. */
 #include <errno.h>
 #include <inttypes.h>
+#include <string.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/fence.h"
 #include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -37,8 +39,13 @@ static int store_size(struct s3_volume *v, uint64_t blocks)
 
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_BEFORE);
 	r = s3_volume_change_super(v, change_size, &blocks);
+	/* Who takes over reads the size behind his fence: that may have been before this. */
+	if (r == 0)
+		r = s3_check_not_fenced(v);
+	if (r == -ESTALE)
+		return -EIO; /* told */
 	if (r)
-		return r;
+		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_AFTER);
 	v->super.blocks = blocks;
 	return 0;

@@ -208,6 +208,8 @@ static int create(struct s3_volume *v, void *opaque)
 	struct creation *c = opaque;
 	const struct s3_checkpoint_step step = {
 		.change = enter, .root = store_own_root, .opaque = c};
+	char mark[S3_KEY_MAX + 1];
+	struct s3_request req;
 	int r = settle(v);
 
 	if (r == 0 && s3_snapshot_find(v, c->name, &c->snapshot))
@@ -215,14 +217,22 @@ static int create(struct s3_volume *v, void *opaque)
 	if (r == 0)
 		r = s3_snapshot_keep_older_out(v);
 	if (r == 0)
-		r = s3_checkpoint_with(v, &step);
+		r = s3_snapshot_mark_key(v, c->name, mark);
+	if (r)
+		return r;
+	/* No clone before it is certain that who takes over has it. */
+	r = s3_volume_put(v, mark, "creating\n", 9, false, &req);
+	if (r)
+		return s3_volume_refuse(v, r, "snapshot=%s: %s", c->name, req.message);
+	r = s3_checkpoint_with(v, &step);
 	if (c->stored) {
 		/* It is there, whether the root of the volume could be stored or comes later; but
 		 * not if another writer had begun before. */
 		if (r == 0)
 			s3_failpoint(S3_FAIL_SNAP_LIVE_AFTER);
 		r = s3_check_not_fenced(v);
-		s3_snapshot_unmark(v, c->name);
+		if (r == 0)
+			s3_snapshot_unmark(v, c->name);
 		return r == -ESTALE ? -EIO : r;
 	}
 	if (c->entered && atomic_load(&v->failed) == 0) {
@@ -233,6 +243,8 @@ static int create(struct s3_volume *v, void *opaque)
 		if (c->tried)
 			s3_snapshot_erase(v, c->name, c->snapshot.seq);
 	}
+	if (!c->tried && atomic_load(&v->failed) == 0)
+		s3_snapshot_unmark(v, c->name);
 	return r;
 }
 
@@ -372,6 +384,10 @@ static int delete (struct s3_volume *v, void *opaque)
 	if (r)
 		return r; /* the next root is without it, or this writer ends and it stays */
 	s3_failpoint(S3_FAIL_SNAP_DELETE_BEFORE);
+	/* Another writer that had begun before does not know of it. */
+	r = s3_check_not_fenced(v);
+	if (r)
+		return r == -ESTALE ? -EIO : r;
 	/* What stays because of an error goes when the volume is opened next. */
 	s3_snapshot_erase(v, name, snapshot.seq);
 	return 0;

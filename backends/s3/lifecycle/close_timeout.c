@@ -33,17 +33,17 @@ static void give_up(struct s3_closing *c)
 	struct s3_lag lag = {0};
 
 	if (v->layout->has_log)
-		s3_log_lag(v, &lag);
+		s3_log_end(v, &lag);
 	if (!v->layout->has_log)
 		s3_volume_fail(v, -EIO,
 			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64,
 			seconds);
-	else if (lag.objects)
+	else if (lag.changes)
 		s3_volume_fail(v, -EIO,
 			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64
 			": %" PRIu64 " objects of the log with %" PRIu64
 			" bytes of writes are not stored",
-			seconds, lag.objects, lag.bytes);
+			seconds, lag.changes, lag.bytes);
 	else if (!v->backend.readonly)
 		backend_error(&v->host,
 			"volume=%s: closed without a last checkpoint: no reply from the store for "

@@ -18,14 +18,18 @@
 #include "backends/s3/format/transform.h"
 #include "backends/s3/lifecycle/internal.h"
 
-/* A probe was left by one who ended while he opened the volume. */
+/*
+ * A probe was left by one who ended while he opened the volume; a super object has come since it
+ * was looked for, and is met again when ours is put.
+ */
 static int meet_remains(void *opaque, const struct s3_listed *listed)
 {
 	struct s3_volume *v = opaque;
 	struct s3_name name;
 
 	if (strlen(listed->key) > strlen(v->base) &&
-		s3_name_parse(listed->key + strlen(v->base), &name) && name.kind == S3_NAME_PROBE)
+		s3_name_parse(listed->key + strlen(v->base), &name) &&
+		(name.kind == S3_NAME_PROBE || name.kind == S3_NAME_SUPER))
 		return 0;
 	return s3_volume_refuse(v, -EEXIST,
 		"volume=%s: the bucket holds %s, which is not of a volume; choose another name or "

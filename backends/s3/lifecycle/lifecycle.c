@@ -26,6 +26,7 @@
 #include "backends/s3/lifecycle/close_timeout.h"
 #include "backends/s3/lifecycle/internal.h"
 #include "backends/s3/lifecycle/lifecycle.h"
+#include "backends/s3/log/log.h"
 #include "backends/s3/log/writeback.h"
 #include "backends/s3/read/read.h"
 #include "backends/s3/recovery/recovery.h"
@@ -298,7 +299,7 @@ void s3_volume_stop(struct s3_volume *v)
 
 int s3_volume_finish(struct s3_volume *v)
 {
-	int r;
+	struct s3_lag lag = {0};
 
 	/* Fences add up where a volume is often opened and not written; marks wait for a root. */
 	if (v->layout->has_log && !v->started && !v->backend.readonly &&
@@ -311,10 +312,9 @@ int s3_volume_finish(struct s3_volume *v)
 		s3_writeback_empty(v);
 	if (s3_close_cleanly(v))
 		s3_writeback_unmark(v);
-	pthread_mutex_lock(&v->lock);
-	r = !v->layout->has_log || v->frontier != v->applied ? atomic_load(&v->failed) : 0;
-	pthread_mutex_unlock(&v->lock);
-	return r;
+	if (v->layout->has_log)
+		s3_log_lag(v, &lag);
+	return !v->layout->has_log || lag.changes ? atomic_load(&v->failed) : 0;
 }
 
 int s3_volume_close(struct s3_volume *v)

@@ -31,7 +31,7 @@ int s3_volume_attach(
 	const struct s3_config *config, const struct backend_host *host, struct s3_volume **out);
 void s3_volume_detach(struct s3_volume *v);
 size_t s3_volume_counters(struct s3_volume *v, struct backend_counter *counters, size_t max);
-/* Of layout=log. */
+/* For layout=log. */
 extern const struct s3_layout_ops s3_log_layout;
 
 #endif

@@ -36,21 +36,41 @@ void s3_log_give_up(struct s3_volume *v)
 	}
 }
 
-void s3_log_lag(struct s3_volume *v, struct s3_lag *lag)
+/* Under the lock. */
+static void measure(const struct s3_volume *v, struct s3_lag *lag)
 {
 	*lag = (struct s3_lag){0};
-	pthread_mutex_lock(&v->lock);
 	lag->objects = v->applied - v->frontier;
 	for (uint64_t seq = v->frontier + 1; seq <= v->applied; seq++) {
 		const struct s3_batch *b = v->resident[seq % S3_WINDOW];
 
+		lag->changes += !b || b->change;
 		if (!b || v->uploaded[seq % S3_WINDOW])
 			continue; /* an earlier one is not */
 		lag->bytes += (uint64_t)b->blocks << v->shift;
 		if (!lag->oldest || b->began < lag->oldest)
 			lag->oldest = b->began;
 	}
+}
+
+void s3_log_lag(struct s3_volume *v, struct s3_lag *lag)
+{
+	pthread_mutex_lock(&v->lock);
+	measure(v, lag);
 	pthread_mutex_unlock(&v->lock);
+}
+
+void s3_log_end(struct s3_volume *v, struct s3_lag *lag)
+{
+	int none = 0;
+
+	pthread_mutex_lock(&v->lock);
+	measure(v, lag);
+	if (!lag->changes)
+		atomic_compare_exchange_strong(&v->failed, &none, -EIO);
+	pthread_mutex_unlock(&v->lock);
+	if (!lag->changes)
+		s3_log_give_up(v);
 }
 
 int s3_log_wait(struct s3_volume *v, uint64_t seq)

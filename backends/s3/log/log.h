@@ -20,9 +20,12 @@ void *s3_sealer(void *volume);
 /* What was acknowledged and would be lost with this process. */
 struct s3_lag {
 	uint64_t objects, bytes;
-	uint64_t oldest; /* when the first of it was written, ns, monotonic; 0: nothing */
+	uint64_t changes; /* objects without those that only we have written: none of the user's */
+	uint64_t oldest;  /* when the first of it was written, ns, monotonic; 0: nothing */
 };
 void s3_log_lag(struct s3_volume *v, struct s3_lag *lag);
+/* The same; if there are no changes the volume ends with that, and nothing is told of it. */
+void s3_log_end(struct s3_volume *v, struct s3_lag *lag);
 /*
  * Waits until all that was written is in the store, or has failed; while the keeper runs not for a
  * store that refuses it. 0 or negative errno.

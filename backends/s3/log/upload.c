@@ -39,8 +39,10 @@ static void uploaded(struct s3_batch *b)
 	v->uploaded[b->seq % S3_WINDOW] = true;
 	v->in_flight--;
 	v->blocked = false;
-	/* Of a full store this shows little: s3_space_tend() sees to it. */
-	if (v->refused && v->refused != -ENOSPC && !v->refused_batches)
+	v->n_refused -= b->refused;
+	b->refused = false;
+	/* This says little about a full store, which s3_space_tend() looks after. */
+	if (v->refused && v->refused != -ENOSPC && !v->n_refused)
 		v->refused = 0;
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
@@ -139,6 +141,8 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	pthread_mutex_lock(&v->lock);
 	b->next = v->refused_batches;
 	v->refused_batches = b;
+	v->n_refused += !b->refused;
+	b->refused = true;
 	tell = s3_space_refused(v, r);
 	v->retry_ns = s3_now() + v->refused_pause;
 	if (r != -ENOSPC || !s3_space_ask(v)) {
@@ -229,9 +233,15 @@ static void looked(struct s3_request *req)
 		s3_log_upload(b);
 		return;
 	}
-	if (r) {
+	if (r == -ESHUTDOWN) {
 		free(b->probe.iov_base);
 		not_put(b, req);
+		return;
+	}
+	if (r) {
+		/* Nothing is decided by that, not even at a deadline: it is put, and met, again. */
+		free(b->probe.iov_base);
+		refuse(b, r, req->message);
 		return;
 	}
 	check = s3_header_decode(b->probe.iov_base, bytes, v->super.uuid, &there);

@@ -250,7 +250,7 @@ static void got(struct s3_request *req)
 {
 	struct s3_get *g = req->opaque;
 
-	/* Of a fill it is told if somebody waits for it. */
+	/* A fill reports it if somebody waits for it. */
 	if (req->result && g->read)
 		backend_error(&g->v->host, "volume=%s: cannot read %s: %s", g->v->name, g->key,
 			req->message);
@@ -332,7 +332,7 @@ static void load_done(struct s3_crcs *e, int result)
 	e->waiting = NULL;
 	e->refs--;
 	if (result) {
-		/* Not found again: the next read tries anew. */
+		/* Not found again: the next read tries again. */
 		struct s3_crcs **link = s3_crcs_bucket(c, e->id);
 
 		while (*link != e)

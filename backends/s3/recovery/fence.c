@@ -282,7 +282,7 @@ int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p)
 		r = s3_recovery_follow(v, p, 4);
 		if (r == 0)
 			r = s3_recovery_check_reached(v, p);
-		if (r || p->clean)
+		if (r || p->clean || (p->readonly && p->horizon && v->applied >= p->horizon))
 			break;
 		if (witness && v->applied == before) {
 			r = s3_recovery_newer_root(v, p);
@@ -290,7 +290,7 @@ int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p)
 				r = s3_recovery_tell_lost(v, witness, p->readonly);
 			break;
 		}
-		/* A log that grows may do so for ever. Who only reads sees one of its moments. */
+		/* A log that grows may do so forever. Who only reads sees one of its moments. */
 		grown += witness != 0;
 		if (grown == PATIENCE && p->readonly)
 			break;

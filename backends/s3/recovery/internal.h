@@ -43,6 +43,7 @@ struct s3_recovery {
 	bool fenced;		    /* the end of the log is ours */
 	bool mine;		    /* the last object is our fence */
 	bool stopped;		    /* a fence ahead has been put */
+	uint64_t horizon;	    /* what was flushed before is below that; 0: not looked for */
 	/* Below: of all attempts. */
 	bool readonly;
 	unsigned attempts; /* of one that only reads */
@@ -119,7 +120,7 @@ int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 /* Follows the log to where nothing stands; n: how many are asked for first. */
 int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n);
 /*
- * Looks for an object behind the end of the log whose writer says that what ends it had been
+ * Looks for an object past the end of the log whose writer says that what ends it had been
  * stored; witness: its number, 0: none. Without damage no writer has stored anything as far behind
  * what it had not.
  */

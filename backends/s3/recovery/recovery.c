@@ -43,9 +43,9 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 		return s3_recovery_newer_root(v, p);
 	if (r || p->readonly)
 		return r;
-	/* Before anything is changed. */
+	/* Before anything is changed, in each attempt: it changes nothing itself. */
 	r = s3_writeback_check(v, &p->chain);
-	if (r == 0 && v->before_change && !p->fenced)
+	if (r == 0 && v->before_change)
 		r = v->before_change(v, v->before_change_opaque);
 	if (r == 0)
 		r = s3_recovery_fence(v, p);

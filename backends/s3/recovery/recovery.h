@@ -18,6 +18,11 @@ int s3_recover(struct s3_volume *v, bool readonly);
 /* The same with what a snapshot holds, to be read only. */
 int s3_recover_snapshot(struct s3_volume *v, const char *name);
 /*
+ * Which snapshot of that name is it that the newest root in the store knows, or has not yet come
+ * to? 0 in seq: none. 0 or negative errno, told.
+ */
+int s3_snapshot_find_stored(struct s3_volume *v, const char *name, uint64_t *seq);
+/*
  * The map becomes that of a snapshot, the newest one. No other call meanwhile; after an error the
  * map must not be used. Told through the host.
  */

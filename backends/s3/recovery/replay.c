@@ -494,6 +494,8 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 {
 	const uint8_t *mark = opaque;
 
+	/* As it is behind our fence: it may have been resized since it was read first. */
+	v->super.blocks = super->blocks;
 	if (memcmp(super->write_back, mark, S3_UUID) == 0)
 		return 0;
 	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0)

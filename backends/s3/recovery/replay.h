@@ -19,7 +19,7 @@ int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain);
 int s3_writeback_attach(
 	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery);
 
-/* Everything is in the store: says so, in the log; then, behind the end of the log, in the store.
+/* Everything is in the store: says so, in the log; then, past the end of the log, in the store.
  */
 void s3_writeback_empty(struct s3_volume *v);
 void s3_writeback_unmark(struct s3_volume *v);

@@ -17,7 +17,7 @@
 
 #define FIRST_READ (16u << 10)
 
-/* ...and windows full of headers without an end that make it likely that there is one at work. */
+/* Windows full of headers without an end that make it likely that there is one at work. */
 #define ENDLESS 16
 
 static void look_done(struct s3_request *req)
@@ -142,6 +142,26 @@ static bool takes_any(const struct s3_volume *v)
 	       memcmp(v->super.write_back, nobody, S3_UUID) == 0;
 }
 
+/*
+ * Finds a number that the log has not come to. All that has been flushed by now is below it: who
+ * comes to it follows a writer at work, maybe for ever.
+ */
+static int find_horizon(struct s3_volume *v, struct s3_recovery *p)
+{
+	struct s3_look *l = &p->window->looks[0];
+	uint64_t by = S3_RECOVERY_WINDOW;
+	int r;
+
+	do {
+		by *= 2;
+		r = look_at(v, p->window, v->applied + by, 1);
+	} while (r == 0 && l->req.result == 0);
+	if (r == 0 && l->req.result != -ENOENT)
+		r = s3_volume_refuse(v, l->req.result, "%s", l->req.message);
+	p->horizon = v->applied + by;
+	return r;
+}
+
 int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n)
 {
 	struct s3_window *w = p->window;
@@ -154,8 +174,14 @@ int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n)
 		for (unsigned i = 0; r == 0 && i < n; i++)
 			r = take(v, p, first + i, &w->looks[i]);
 		n = S3_RECOVERY_WINDOW;
+		if (r == 0 && windows == ENDLESS && !p->horizon)
+			r = find_horizon(v, p);
 		if (r == 0 && windows == ENDLESS && !p->readonly && takes_any(v))
 			r = s3_recovery_stop_writer(v, p);
+		if (r || !p->horizon || v->applied < p->horizon)
+			continue;
+		/* He who only reads has seen enough, and who is polite refuses. */
+		r = p->readonly ? END : s3_recovery_stop_writer(v, p);
 	}
 	return r == END ? 0 : r;
 }

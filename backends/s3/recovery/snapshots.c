@@ -92,9 +92,12 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 	while (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq > seq)
 		if (s3_snapshot_drop(v, v->snapshots[v->n_snapshots - 1].seq, v->applied))
 			return -ENOMEM;
+	/* Once the volume is open it has been rolled back: it is waited for the store. */
 	if (v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == seq)
-		r = s3_snapshot_read(v, v->base, v->super.uuid,
-			v->snapshots[v->n_snapshots - 1].name, seq, &data, &root);
+		do
+			r = s3_snapshot_read(v, v->base, v->super.uuid,
+				v->snapshots[v->n_snapshots - 1].name, seq, &data, &root);
+		while (r == -EIO && !v->deadline && !atomic_load(&v->failed));
 	if (r == 0) {
 		r = root.base == seq ? s3_objects_rollback(v->objects, seq) : -ENOENT;
 		if (r == 0) {
@@ -179,14 +182,13 @@ int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bo
 			find_known(v->snapshots, v->n_snapshots, names[i].name, names[i].number);
 
 		/*
-		 * The mark of a deletion that was cut short stays until a root of ours is there:
-		 * that of the writer before us, without the snapshot, may still arrive, and be the
-		 * newest when we end before that. Until then there must be no clone.
+		 * The mark of a creation or deletion that was cut short stays until a root of ours
+		 * is there: that of the writer before us, with or without the snapshot, may still
+		 * arrive, and be the newest when we end before that. Until then there must be no
+		 * clone.
 		 */
-		if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]) && known)
+		if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]))
 			atomic_store(&v->marked, true);
-		else if (names[i].kind == S3_NAME_CHILD && s3_name_is_mark(&names[i]))
-			s3_snapshot_unmark(v, names[i].name);
 		else if (names[i].kind == S3_NAME_SNAPSHOT && !known)
 			r = look_at_snapshot(v, p, &names[i], again);
 	}
@@ -216,8 +218,7 @@ static int refuse_snapshot(struct s3_volume *v, const char *snapshot)
 		snapshot, v->name, used ? "there are " : "it has no snapshot at all", text);
 }
 
-/* Which snapshot of that name is it that the newest root knows, or has not yet come to? 0: none. */
-static int find_snapshot(struct s3_volume *v, const char *snapshot, uint64_t *seq)
+int s3_snapshot_find_stored(struct s3_volume *v, const char *snapshot, uint64_t *seq)
 {
 	struct s3_roots roots = {.v = v};
 	int r = s3_recovery_list_roots(v, &roots);
@@ -279,7 +280,7 @@ int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
 	struct s3_root root;
 	uint64_t seq;
 	void *data;
-	int r = find_snapshot(v, snapshot, &seq);
+	int r = s3_snapshot_find_stored(v, snapshot, &seq);
 
 	if (r == 0)
 		r = seq ? s3_snapshot_read(v, v->base, v->super.uuid, snapshot, seq, &data, &root)

@@ -190,7 +190,9 @@ size_t s3_map_lookup(
 		uint64_t next = part.base + part.b;
 
 		if (!region) {
-			next = ((uint64_t)part.region + 1) << S3_REGION_SHIFT;
+			/* Beyond the last region that was made there is nothing. */
+			next = part.region < m->top ? ((uint64_t)part.region + 1) << S3_REGION_SHIFT
+						    : end;
 			next = next < end ? next : end;
 			if (!lookup_add(&l, lba, next - lba, 0))
 				break;

@@ -76,7 +76,7 @@ int s3_map_relocate(struct s3_map *m, uint64_t seq, uint64_t lba, uint64_t count
  * Changes that are collected and applied together, for recovery: at random in a large map they are
  * many times faster than one by one, and spread over the CPUs. No other call of the map until they
  * are applied; then it is as if each had been made in its order, but the table lists no object
- * anew until s3_objects_settle(). bytes: of memory for them, about. NULL: no memory.
+ * again until s3_objects_settle(). bytes: of memory for them, about. NULL: no memory.
  */
 struct s3_map_batch;
 struct s3_map_batch *s3_map_batch_new(struct s3_map *m, size_t bytes);

@@ -277,7 +277,7 @@ static void open_set(struct applier *a, const struct change *c, s3_leaf_entry fr
 	}
 	if (n_gone)
 		s3_objects_live_unlisted(objects, gone, -n_gone, seq);
-	/* Of an update they have been counted. */
+	/* An update has counted them already. */
 	if (from && n_came)
 		s3_objects_live_unlisted(objects, s3_leaf_slot(c->entry), n_came, seq);
 	a->mapped += n_came - n_gone;

@@ -54,7 +54,8 @@ struct s3_held {
 
 struct s3_objects_snapshot_entry {
 	uint64_t seq;
-	/* What died while it was the newest: ascending by slot. Of the newest: slot.fresh. */
+	/* What died while it was the newest, ascending by slot; of the newest itself, slot.fresh.
+	 */
 	struct s3_held *held;
 	size_t n_held;
 };
@@ -66,7 +67,7 @@ struct s3_objects {
 	uint32_t n_chunks;	 /* those from here on were never used */
 	uint32_t hint;		 /* chunks below have no free slot */
 	_Atomic uint64_t newest; /* seq of the newest snapshot; 0: none */
-	/* Of this volume's objects. */
+	/* For this volume's objects. */
 	_Atomic uint64_t live, held;
 
 	pthread_mutex_t lock; /* guards what follows, and in slots what is not atomic */
@@ -90,7 +91,7 @@ int s3_objects_chunk_make(struct s3_objects *o, uint32_t c);
 void s3_objects_slot_use(struct s3_objects *o, uint32_t n);
 /* Where it is, or where it would be. */
 uint32_t s3_objects_hash_place(const struct s3_objects *o, uint8_t origin, uint64_t id);
-/* Enters all slots anew into a table of size. */
+/* Enters all slots again into a table of size. */
 int s3_objects_hash_rebuild(struct s3_objects *o, uint32_t size);
 /* Counts an object among the dead, or not any more. */
 void s3_objects_set_dead(struct s3_objects *o, struct s3_slot *s, bool dead);

@@ -71,7 +71,7 @@ void s3_objects_unpin(struct s3_objects *o, uint32_t slot);
 void s3_objects_live(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_t seq);
 
 /*
- * The same while a map is built and nobody looks at lists or totals: they are made anew by
+ * The same while a map is built and nobody looks at lists or totals: they are made again by
  * s3_objects_settle(). Calls for one slot may come in any order of their seq.
  */
 void s3_objects_live_unlisted(struct s3_objects *o, uint32_t slot, int32_t delta, uint64_t seq);

@@ -13,7 +13,7 @@
 /* It is a stream after so many requests and bytes, */
 #define PROOF_READS 3
 #define PROOF_BYTES (64u << 10)
-/* if no more than this part of the way was left out. Looked at anew after so many bytes. */
+/* if no more than this part of the way was left out. Looked at again after so many bytes. */
 #define HOLES_SHARE 4
 #define PROOF_WAY   (2 * REORDER)
 /* It has ended when so many other reads came meanwhile. */

@@ -73,6 +73,7 @@ class Verdict:
 
     found: bool
     schedules: int = 0
+    seconds: float = 0.0
     how: str = ""
 
 
@@ -84,9 +85,9 @@ def fails_unpatched(seed: int) -> bool:
 
 def simulate(seed: int, seconds: float) -> Verdict:
     """Searches until a schedule fails. One that only took too long is no finding: the machine may be loaded."""
-    until = time.monotonic() + seconds
+    began = time.monotonic()
     verdict = Verdict(False)
-    while (left := until - time.monotonic()) > 0:
+    while (left := began + seconds - time.monotonic()) > 0:
         argv = [str(TREE / PROGRAM), "--seed", str(seed), "--seconds", str(math.ceil(left))]
         argv += ["--no-shrink", "--jobs", str(os.cpu_count() or 1)]
         done = subprocess.run(argv, cwd=TREE, capture_output=True, text=True, errors="replace", check=False)
@@ -95,11 +96,12 @@ def simulate(seed: int, seconds: float) -> Verdict:
         if not counted or (done.returncode != 0) != (fails is not None):
             raise MutantError(f"{PROGRAM} ends with {done.returncode}: {done.stderr.strip()[-200:]}")
         verdict.schedules += int(counted[-1])
+        verdict.seconds = time.monotonic() - began
         if not fails:
             break
         if "took too long" not in fails[2] and not fails_unpatched(int(fails[1])):
             said = fails[3] if fails[3].startswith(fails[2]) else fails[2]
-            return Verdict(True, verdict.schedules, f"seed {fails[1]}: {said[:150]}")
+            return Verdict(True, verdict.schedules, verdict.seconds, f"seed {fails[1]}: {said[:150]}")
         seed = int(fails[1]) + 1
     return verdict
 
@@ -130,7 +132,8 @@ def main() -> int:
         except MutantError as error:
             verdict = Verdict(False, how=str(error))
         what = "found" if verdict.found else "NOT FOUND"
-        print(f"{name:34} {what} after {verdict.schedules:5} schedules  {verdict.how}", flush=True)
+        spent = f"{verdict.schedules:5} schedules, {verdict.seconds:3.0f} s"
+        print(f"{name:34} {what} after {spent}  {verdict.how}", flush=True)
         if not verdict.found:
             missed.append(name)
     total = len(args.mutants or known)
