@@ -4,13 +4,52 @@
 #include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 
 /* Counters that are told; a device with more tells the first ones. */
 #define MAX_COUNTERS 48
+
+#define MAX_DEVICES 8
+
+/* Bytes of a pattern that are written at once. */
+#define FILL_PIECE (1u << 20)
+
+/* In the order of their names, whatever order they were linked in; the last is NULL. */
+static const struct backend_ops *devices[MAX_DEVICES + 1];
+
+void backend_register(const struct backend_ops *ops)
+{
+	size_t count = 0, at;
+
+	while (devices[count])
+		count++;
+	if (count == MAX_DEVICES)
+		abort();
+	for (at = count; at > 0 && strcmp(devices[at - 1]->name, ops->name) > 0; at--)
+		devices[at] = devices[at - 1];
+	devices[at] = ops;
+}
+
+const struct backend_ops *const *backend_devices(void)
+{
+	return devices;
+}
+
+struct backend_kind backend_kind(const struct backend_ops *ops)
+{
+	return (struct backend_kind){
+		.name = ops->name,
+		.summary = ops->summary,
+		.main_param = ops->main_param,
+		.open_takes_over = ops->open_takes_over,
+		.holds_writes = ops->holds_writes,
+		.answers_later = ops->submit != NULL,
+	};
+}
 
 static void tell(void (*sink)(void *, const char *), void *opaque, const char *format, va_list args)
 	__attribute__((format(printf, 3, 0)));
@@ -122,6 +161,16 @@ int backend_info(struct backend *b, struct backend_info *info)
 	return r;
 }
 
+uint64_t backend_size(const struct backend *b)
+{
+	return atomic_load_explicit(&b->size, memory_order_relaxed);
+}
+
+const struct backend_host *backend_host(const struct backend *b)
+{
+	return &b->host;
+}
+
 int backend_resize(struct backend *b, uint64_t size)
 {
 	uint64_t have = size;
@@ -147,7 +196,7 @@ void backend_resized(struct backend *b, uint64_t size)
 /* Are length bytes at offset inside the device? */
 static bool inside(struct backend *b, uint64_t offset, uint64_t length)
 {
-	uint64_t size = atomic_load_explicit(&b->size, memory_order_relaxed);
+	uint64_t size = backend_size(b);
 
 	return offset <= size && length <= size - offset;
 }
@@ -215,7 +264,7 @@ static int check_request(struct backend *b, struct backend_request *r, bool *not
 	return 0;
 }
 
-/* Of a device without submit. */
+/* For a device without submit. */
 static int call(struct backend *b, const struct backend_request *r)
 {
 	switch (r->op) {
@@ -323,7 +372,7 @@ static void wake(struct backend_request *r, int result)
 	sem_post(&w->done);
 }
 
-static int perform(struct backend *b, struct backend_request *r)
+int backend_perform(struct backend *b, struct backend_request *r)
 {
 	struct waiter w;
 	bool nothing;
@@ -358,7 +407,7 @@ void backend_submit(struct backend *b, struct backend_request *request)
 
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
 {
-	return perform(
+	return backend_perform(
 		b, &(struct backend_request){
 			   .op = BACKEND_READ, .iov = iov, .iovcnt = iovcnt, .offset = offset});
 }
@@ -366,30 +415,67 @@ int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64
 int backend_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
 {
-	return perform(b, &(struct backend_request){.op = BACKEND_WRITE,
-				  .flags = flags,
-				  .iov = iov,
-				  .iovcnt = iovcnt,
-				  .offset = offset});
+	return backend_perform(b, &(struct backend_request){.op = BACKEND_WRITE,
+					  .flags = flags,
+					  .iov = iov,
+					  .iovcnt = iovcnt,
+					  .offset = offset});
 }
 
 int backend_flush(struct backend *b)
 {
-	return perform(b, &(struct backend_request){.op = BACKEND_FLUSH});
+	return backend_perform(b, &(struct backend_request){.op = BACKEND_FLUSH});
 }
 
 int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
 {
-	return perform(
+	return backend_perform(
 		b, &(struct backend_request){
 			   .op = BACKEND_TRIM, .flags = flags, .offset = offset, .length = length});
 }
 
 int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
 {
-	return perform(
+	return backend_perform(
 		b, &(struct backend_request){
 			   .op = BACKEND_ZERO, .flags = flags, .offset = offset, .length = length});
+}
+
+static bool is_zero(const char *bytes, size_t size)
+{
+	return bytes[0] == 0 && memcmp(bytes, bytes + 1, size - 1) == 0;
+}
+
+int backend_fill(struct backend *b, const void *pattern, size_t size, uint64_t offset,
+	uint64_t length, unsigned flags)
+{
+	uint64_t most = size ? FILL_PIECE / size * size : 0;
+	size_t piece = (size_t)(length < most ? length : most);
+	char *buffer;
+	int r;
+
+	if (most == 0 || length % size || flags & ~(BACKEND_FUA | BACKEND_MAY_TRIM))
+		return -EINVAL;
+	if (is_zero(pattern, size)) {
+		r = backend_zero(b, offset, length, flags);
+		if (r != -EOPNOTSUPP)
+			return r;
+	}
+	/* For direct I/O. The size of an aligned allocation must be a multiple of the alignment. */
+	buffer = aligned_alloc(4096, (piece + 4095) / 4096 * 4096);
+	if (!buffer)
+		return -ENOMEM;
+	for (size_t i = 0; i < piece; i += size)
+		memcpy(buffer + i, pattern, size);
+	for (r = 0; r == 0 && length > 0;) {
+		const struct iovec iov = {buffer, length < piece ? (size_t)length : piece};
+
+		r = backend_writev(b, &iov, 1, offset, flags & BACKEND_FUA);
+		offset += iov.iov_len;
+		length -= iov.iov_len;
+	}
+	free(buffer);
+	return r;
 }
 
 /* A walk through extents: an answer of the framework's own is no error of the device. */

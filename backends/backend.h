@@ -2,8 +2,8 @@
 /*
  * The one interface between devices and frameworks.
  *
- * A device (null, passthrough, ...) implements struct backend_ops and knows no
- * framework. A framework (nbdkit, tcmu-runner, ...) has one adapter that calls
+ * A device (null, passthrough, ...) implements struct backend_ops (device.h) and knows
+ * no framework. A framework (nbdkit, tcmu-runner, ...) has one adapter that calls
  * the backend_*() functions below and knows no device.
  *
  * Order of a device's life:
@@ -36,7 +36,6 @@
 #ifndef USERBLK_BACKEND_H
 #define USERBLK_BACKEND_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -157,84 +156,28 @@ struct backend_request {
 };
 
 /*
- * A device. open, close, info and one of readv and submit are mandatory; a call
- * that is NULL is answered by the core with -EOPNOTSUPP (flush: 0). A device with
- * submit gets all requests through it: readv to zero are not looked at, and
- * what it does not offer it answers itself. All calls are thread-safe.
- * Vectors are the caller's; a device may not change them. The core has checked
- * that ranges lie inside the device and that flags are allowed.
+ * A kind of device, before one is open. What is in it is the core's and the device's:
+ * backends/device.h.
  */
-struct backend_ops {
-	const char *name;	    /* "passthrough"; letters and digits only */
-	const char *summary;	    /* one sentence, for --help and man pages */
-	const struct param *params; /* ends with a NULL name */
-	const char *main_param;	    /* parameter that may stand without its key, or NULL */
-	size_t config_size;	    /* bytes of the struct that the params point into */
-	/* open() takes the device away from whoever serves it: not to be done just to look. */
-	bool open_takes_over;
-	/*
-	 * Writes that were acknowledged die with the process, as with a machine, until a flush. Its
-	 * open() looks at the host's clients_remain.
-	 */
-	bool holds_writes;
-	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
-	int (*check)(const void *config, struct params_error *error);
-	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
-	int (*open)(const void *config, uint64_t size, const struct backend_host *host,
-		struct backend **out);
-	/* Threads that are to run although no request has come yet may be made. */
-	void (*start)(struct backend *b);
-	/*
-	 * What waits for something out of reach is to end before long, with an error if need be:
-	 * the framework has been told to end, and waits for it. NULL: nothing ever waits so.
-	 */
-	void (*stop)(struct backend *b);
-	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */
-	/* 0, or negative errno if something that was acknowledged could not be kept. */
-	int (*close)(struct backend *b);
-	int (*info)(struct backend *b, struct backend_info *info);
-	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
-	int (*available)(struct backend *b, uint64_t *size);
-	int (*readv)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
-	int (*writev)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
-		unsigned flags); /* FUA */
-	int (*flush)(struct backend *b);
-	int (*trim)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags); /* FUA */
-	int (*zero)(struct backend *b, uint64_t offset, uint64_t length,
-		unsigned flags); /* FUA, MAY_TRIM, FAST_ZERO */
-	/*
-	 * Starts a request and returns without waiting for it, except for memory that
-	 * the device must get back first. Never one of length 0 but FLUSH.
-	 */
-	void (*submit)(struct backend *b, struct backend_request *request);
-	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
-		backend_extent_fn fn, void *opaque); /* REQ_ONE */
-	int (*map)(struct backend *b, const struct backend_request *request,
-		struct backend_mapping *mapping);
-	/* Fills up to max counters, returns how many there are. */
-	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
-};
-
-struct backend {
-	const struct backend_ops *ops;
-	struct backend_host host;
-	/* Size in bytes that requests are checked against; a device that resizes itself calls
-	 * backend_resized(). */
-	_Atomic uint64_t size;
-	/* The framework's: it demanded a size, and will itself when it wants another. */
-	_Atomic bool size_demanded;
-	/* Set by open(); the core then refuses every change with -EROFS. */
-	bool readonly;
-	/* Set by open() of a device that holds writes: see backend_session(). */
-	uint32_t session;
-	/* The core's: when a failed request of the kind was told of, and how many were not. */
-	_Atomic int64_t failure_told[BACKEND_OPS];
-	_Atomic uint64_t failures_untold[BACKEND_OPS];
-};
+struct backend_ops;
 
 extern const struct backend_ops null_backend;
 extern const struct backend_ops passthrough_backend;
 extern const struct backend_ops s3_backend;
+
+/* The kinds of device that are linked in, by name; ends with NULL. */
+const struct backend_ops *const *backend_devices(void);
+
+/* What a framework plans by before a device is open. */
+struct backend_kind {
+	const char *name;	/* "passthrough" */
+	const char *summary;	/* one sentence, for --help and man pages */
+	const char *main_param; /* parameter that may stand without its key, or NULL */
+	bool open_takes_over;	/* opening takes it away from whoever serves it */
+	bool holds_writes;  /* writes that were acknowledged die with the process until a flush */
+	bool answers_later; /* backend_submit() does not wait for the device */
+};
+struct backend_kind backend_kind(const struct backend_ops *ops);
 
 /*
  * Opens the device described by params (params_complete() must have succeeded).
@@ -258,24 +201,22 @@ int backend_close(struct backend *b);
  */
 uint32_t backend_session(const struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
+/* Its size in bytes now, at little cost. */
+uint64_t backend_size(const struct backend *b);
+/* To whom it tells errors. */
+const struct backend_host *backend_host(const struct backend *b);
 /*
  * The framework demands another size in bytes of the open device. -EINVAL, told
  * through host->error: the device has less. Requests may be in flight.
  */
 int backend_resize(struct backend *b, uint64_t size);
 
-/*
- * Called by a device: it has another size in bytes by now. A framework that demanded a size keeps
- * it as long as the device has that much. Requests may be in flight.
- */
-void backend_resized(struct backend *b, uint64_t size);
-
 /* Reads length(iov) bytes at offset. -EINVAL: beyond the end. */
 int backend_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
 /* Writes length(iov) bytes at offset. -ENOSPC: beyond the end; -EROFS: read-only. */
 int backend_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags);
-/* Makes every write that completed before the call durable. Once that failed, it fails for ever,
+/* Makes every write that completed before the call durable. Once that failed, it fails forever,
  * unless the device still has all of it and a later call makes it durable. */
 int backend_flush(struct backend *b);
 /* Tells that the range's content is no longer needed; parts smaller than the granularity stay.
@@ -284,6 +225,15 @@ int backend_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned f
 /* Makes the range read as zeroes. -EOPNOTSUPP: the caller must write zeroes itself;
  * -ENOSPC: beyond the end; -EROFS. */
 int backend_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags);
+/*
+ * Fills the range with copies of size bytes, of which its length is a multiple: by backend_zero()
+ * where they are zeroes and the device can, else by writes. flags: FUA; MAY_TRIM is for zeroes
+ * only. -EINVAL: no such multiple; -ENOMEM; others as backend_zero() and backend_writev().
+ */
+int backend_fill(struct backend *b, const void *pattern, size_t size, uint64_t offset,
+	uint64_t length, unsigned flags);
+/* Does what the call of the request's name does, and waits for it. done and opaque are not used. */
+int backend_perform(struct backend *b, struct backend_request *request);
 /*
  * Does what the call of the same name does and answers through request->done().
  * A device without submit has it done before this returns.

@@ -33,7 +33,7 @@ struct slot {
 /*
  * A shared lock that serves in order of arrival. pthread_rwlock_t starves
  * either side: a stream of whole-block writes would keep a partial one waiting
- * for ever, or the other way round.
+ * forever, or the other way round.
  */
 struct lock {
 	alignas(CACHE_LINE) pthread_mutex_t mutex;
@@ -277,7 +277,7 @@ static size_t bounce_length(const struct direct *d, struct cursor c, size_t limi
 		/* Finish a begun block first: alignment is looked at where one begins. */
 		if (into_block && n > d->block - into_block)
 			n = d->block - into_block;
-		/* Of an unaligned vector, whole blocks at once. */
+		/* Whole blocks of an unaligned vector at once. */
 		else if (!into_block && n >= d->block)
 			n -= n & (d->block - 1);
 		if (n > limit - length)

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 
 enum fill { FILL_ZERO, FILL_NONE };
 
@@ -179,3 +179,5 @@ const struct backend_ops null_backend = {
 	.zero = null_trim, /* nothing to do either */
 	.extents = null_extents,
 };
+
+BACKEND_REGISTER(null_backend)

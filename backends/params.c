@@ -9,7 +9,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "backends/params.h"
 
 /* Where a value came from: a later source only replaces a weaker one. */
@@ -461,9 +461,9 @@ int params_complete(struct params *p, bool size_given, struct params_error *erro
 	return p->ops->check ? p->ops->check(p->config, error) : 0;
 }
 
-struct params *params_from_words(
-	const struct backend_ops *const *devices, char *const *words, struct params_error *error)
+struct params *params_from_words(char *const *words, struct params_error *error)
 {
+	const struct backend_ops *const *devices = backend_devices();
 	const struct backend_ops *ops = NULL;
 	char names[64] = "";
 	struct params *p;
@@ -551,8 +551,23 @@ char *params_help(const struct backend_ops *ops)
 	return text;
 }
 
-void params_print_devices(const struct backend_ops *const *devices)
+char *params_names(const struct backend_ops *ops)
 {
+	char *names = format_or_abort(CONFIG_KEY);
+
+	for (const struct param *row = ops->params; row->name; row++) {
+		char *longer = format_or_abort("%s %s", names, row->name);
+
+		free(names);
+		names = longer;
+	}
+	return names;
+}
+
+void params_print_devices(void)
+{
+	const struct backend_ops *const *devices = backend_devices();
+
 	for (; *devices; devices++) {
 		char *help = params_help(*devices);
 

@@ -65,11 +65,10 @@ int params_set(struct params *p, const char *key, const char *value, struct para
 int params_set_string(struct params *p, const char *text, struct params_error *error);
 /*
  * A device and its pairs as they stand on a command line: NAME [KEY=VALUE]...,
- * ended by NULL; a word without '=' is the main parameter. devices ends with NULL.
- * The complete params; NULL: error says why. The words are as before when it returns.
+ * ended by NULL; a word without '=' is the main parameter. The complete params; NULL: error says
+ * why. The words are as before when it returns.
  */
-struct params *params_from_words(
-	const struct backend_ops *const *devices, char *const *words, struct params_error *error);
+struct params *params_from_words(char *const *words, struct params_error *error);
 /*
  * Applies defaults, checks required parameters and the device's own check().
  * size_given: the framework tells the size (TCMU), so a required "size" may be absent.
@@ -87,7 +86,10 @@ bool params_given(const struct params *p, const char *name);
  * "    file=<FILE>   (required) what it is". Caller frees.
  */
 char *params_help(const struct backend_ops *ops);
-/* What --help of a program that serves several devices says of them. devices ends with NULL. */
-void params_print_devices(const struct backend_ops *const *devices);
+/* What --help of a program that serves several devices says of them. */
+void params_print_devices(void);
+/* "config file direct": the names of all parameters after config=, for a program to read. Caller
+ * frees. */
+char *params_names(const struct backend_ops *ops);
 
 #endif

@@ -17,7 +17,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 #include "backends/dio.h"
 #include "backends/transfer.h"
 
@@ -378,7 +378,7 @@ static int examine_file(struct passthrough *p, const struct passthrough_config *
 	return 0;
 }
 
-/* Whether the file system can punch holes: asked behind the end, where it changes nothing. */
+/* Whether the file system can punch holes: asked past the end, where it changes nothing. */
 static bool probe_punch(const struct passthrough *p)
 {
 	return fallocate(p->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->backend.size,
@@ -873,3 +873,5 @@ const struct backend_ops passthrough_backend = {
 	.map = passthrough_map,
 	.counters = passthrough_counters,
 };
+
+BACKEND_REGISTER(passthrough_backend)

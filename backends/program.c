@@ -8,8 +8,6 @@
 
 #include "backends/program.h"
 
-const struct backend_ops *const program_devices[] = {&null_backend, &passthrough_backend, NULL};
-
 static _Atomic bool error_told;
 
 void program_error(const char *format, ...)
@@ -65,7 +63,8 @@ int program_open(const struct params *params, struct backend **device)
 	/* A device tells what a user can mend, and only that. */
 	if (error_told)
 		return EXIT_USAGE;
-	program_error("cannot open the %s device: %s", params_ops(params)->name, strerror(-r));
+	program_error("cannot open the %s device: %s", backend_kind(params_ops(params)).name,
+		strerror(-r));
 	return EXIT_FAILED;
 }
 

@@ -12,9 +12,6 @@
 #define EXIT_USAGE  2
 #define EXIT_FAILED 1
 
-/* The devices that these programs offer; ends with NULL. */
-extern const struct backend_ops *const program_devices[];
-
 /* A line on standard error behind the program's name, like printf, without newline. */
 void program_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

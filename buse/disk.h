@@ -34,7 +34,7 @@ int disk_attach(struct disk *disk, const char *path, unsigned timeout,
 int disk_sync(const struct disk *disk);
 /* Asks the kernel to say goodbye; the disk ends once that was served. */
 void disk_disconnect(const struct disk *disk);
-/* Of a disk that has ended or whose socket was shut down. Waits for the kernel. */
+/* For a disk that has ended or whose socket was shut down. Waits for the kernel. */
 void disk_detach(struct disk *disk);
 
 #endif

@@ -46,7 +46,7 @@ static void print_help(void)
 	       "    --json\n        print JSON once the disk can be used\n"
 	       "    --help\n        this text\n"
 	       "    --version\n        the version\n");
-	params_print_devices(program_devices);
+	params_print_devices();
 }
 
 /* Is it "/dev/nbdN"? */
@@ -104,7 +104,7 @@ static int parse(int argc, char **argv, struct options *o)
 			return program_wrong_option(got, argv[optind - 1]);
 		}
 	}
-	o->params = params_from_words(program_devices, argv + optind, &error);
+	o->params = params_from_words(argv + optind, &error);
 	if (!o->params) {
 		program_error("%s", error.text);
 		return EXIT_USAGE;

@@ -10,9 +10,6 @@
 
 #include "buse/serve.h"
 
-/* Bytes of zeroes that are written at once, for a device that cannot make them itself. */
-#define ZEROES (1u << 20)
-
 /* 1: all of it; 0: the other end hung up before the first byte; or negative errno. */
 static int receive(int socket, void *buffer, size_t length)
 {
@@ -55,27 +52,6 @@ static int send_all(int socket, struct iovec *iov, size_t count)
 	return 0;
 }
 
-/* buffer: of ZEROES bytes at least. 0 or negative errno. */
-static int write_zeroes(
-	struct backend *device, uint64_t offset, uint32_t length, unsigned flags, void *buffer)
-{
-	unsigned zero = flags & SERVE_NO_HOLE ? 0 : BACKEND_MAY_TRIM;
-	unsigned fua = flags & SERVE_FUA ? BACKEND_FUA : 0;
-	int r = backend_zero(device, offset, length, zero | fua);
-
-	if (r != -EOPNOTSUPP)
-		return r;
-	memset(buffer, 0, ZEROES);
-	for (r = 0; r == 0 && length;) {
-		struct iovec iov = {buffer, length < ZEROES ? length : ZEROES};
-
-		r = backend_writev(device, &iov, 1, offset, fua);
-		offset += iov.iov_len;
-		length -= (uint32_t)iov.iov_len;
-	}
-	return r;
-}
-
 /* Has the device do it. 0 or negative errno. */
 static int perform(
 	struct backend *device, uint32_t type, uint64_t offset, uint32_t length, void *buffer)
@@ -93,7 +69,8 @@ static int perform(
 	case SERVE_TRIM:
 		return backend_trim(device, offset, length, fua);
 	case SERVE_WRITE_ZEROES:
-		return write_zeroes(device, offset, length, type, buffer);
+		return backend_fill(device, "", 1, offset, length,
+			fua | (type & SERVE_NO_HOLE ? 0 : BACKEND_MAY_TRIM));
 	}
 	return -EINVAL;
 }
@@ -163,7 +140,7 @@ int serve(struct backend *device, int socket)
 	if (buffer != MAP_FAILED)
 		munmap(buffer, SERVE_MAX_TRANSFER);
 	if (r < 0)
-		backend_error(
-			&device->host, "the connection with the kernel ends: %s", strerror(-r));
+		backend_error(backend_host(device), "the connection with the kernel ends: %s",
+			strerror(-r));
 	return r;
 }

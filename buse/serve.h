@@ -8,7 +8,7 @@
 /* Bytes of the largest read or write: the driver's own limit. */
 #define SERVE_MAX_TRANSFER (32u << 20)
 
-/* Of NBD, which the kernel's header has in part, and by names that change. */
+/* NBD's constants: the kernel's header has a part of them, by names that change. */
 enum {
 	SERVE_READ,
 	SERVE_WRITE,

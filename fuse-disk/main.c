@@ -57,7 +57,7 @@ static void print_help(void)
 	       "    --help\n        this text\n"
 	       "    --version\n        the version\n",
 		DEFAULT_THREADS);
-	params_print_devices(program_devices);
+	params_print_devices();
 }
 
 /* What libfuse is told. False: out of memory. */
@@ -125,7 +125,7 @@ static int parse(int argc, char **argv, struct options *o)
 	o->mount_point = argv[optind];
 	if (!check_mount_point(o->mount_point))
 		return EXIT_USAGE;
-	o->params = params_from_words(program_devices, argv + optind + 1, &error);
+	o->params = params_from_words(argv + optind + 1, &error);
 	if (!o->params) {
 		program_error("%s", error.text);
 		return EXIT_USAGE;
@@ -171,7 +171,7 @@ static int loop(struct fuse_session *session, const struct options *o)
 	return r;
 }
 
-/* Of an open device: until it is unmounted, by whomever. An exit code. */
+/* Serves an open device until it is unmounted. Returns an exit code. */
 static int mount_and_serve(struct fuse_session *session, const struct options *o)
 {
 	int r;

@@ -10,15 +10,15 @@
 
 #include "fuse-disk/disk.h"
 
-/* Of memory that is good for direct I/O. */
+/* Aligned for direct I/O. */
 #define ALIGNMENT 4096u
 
 static uint64_t size_of(const struct disk *d)
 {
-	return atomic_load_explicit(&d->device->size, memory_order_relaxed);
+	return backend_size(d->device);
 }
 
-/* Of size bytes at offset those that the device has: as of any file, the rest is behind the end. */
+/* How many of the size bytes at offset the device has; as in any file, the rest is past EOF. */
 static uint64_t within(const struct disk *d, uint64_t size, off_t offset)
 {
 	uint64_t end = size_of(d), begin = (uint64_t)offset;
@@ -187,7 +187,7 @@ static void disk_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offse
 	int r = -EOPNOTSUPP;
 
 	(void)ino, (void)fi;
-	/* Zeroes behind the end change nothing where the size is to be kept. */
+	/* Zeroes past the end change nothing where the size is to be kept. */
 	if (mode & FALLOC_FL_KEEP_SIZE)
 		bytes = within(d, bytes, offset);
 	switch (mode & ~FALLOC_FL_KEEP_SIZE) {

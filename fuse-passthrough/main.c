@@ -43,6 +43,7 @@ static struct options {
 	char *mount_point;
 	char *max_threads;
 	char *timeout;
+	char *passthrough_when;
 	int no_writeback, nocache, nosplice, clone_fd;
 	int passthrough, io_uring;
 	int foreground, debug, help, version;
@@ -69,6 +70,7 @@ static const struct fuse_opt option_table[] = {
 	OPTION("nosplice", nosplice),
 	OPTION("clone-fd", clone_fd),
 	OPTION("passthrough", passthrough),
+	VALUE("passthrough", passthrough_when),
 	OPTION("io-uring", io_uring),
 	VALUE("max-threads", max_threads),
 	VALUE("timeout", timeout),
@@ -96,6 +98,7 @@ static const char help_text[] =
 	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
 	"                         with 0, writes go through at once\n"
 	"    --passthrough        the kernel reads and writes SOURCE itself\n"
+	"    --passthrough=auto   the same where it is granted\n"
 	"    --io-uring           requests and answers through io_uring\n"
 	"    -o OPTION[,...]      the same without dashes, or an option of mount(8)\n"
 	"    -f, --foreground     stay in the foreground\n"
@@ -193,6 +196,10 @@ static bool check_options(struct options *o)
 			return false;
 		}
 		o->thread_count = (unsigned)value;
+	}
+	if (o->passthrough_when && strcmp(o->passthrough_when, "auto") != 0) {
+		complain("passthrough=%s: give auto, or no value", o->passthrough_when);
+		return false;
 	}
 	if (o->passthrough && !HAVE_PASSTHROUGH) {
 		complain("passthrough: this program was built with libfuse %d.%d; build it with "
@@ -308,6 +315,7 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 #endif
 	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
 	granted.protocol = conn->proto_minor;
+	fs.flags_checked = conn->proto_minor >= 34;
 	granted.max_write = conn->max_write;
 	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
 	if (!announcing)
@@ -391,8 +399,7 @@ static void *announce(void *arg)
 		     "clone-fd=%s max-threads=%u passthrough=%s io-uring=%s async-io=%s "
 		     "killpriv-v2=%s acl=%s readdirplus=%s handles=%s ownership=%s max-write=%u\n",
 		fuse_pkgversion(), granted.protocol,
-		state(!options.no_writeback && fs.timeout > 0 && !options.passthrough,
-			fs.writeback),
+		state(!options.no_writeback && fs.timeout > 0 && !fs.passthrough, fs.writeback),
 		fs.timeout, state(!options.nosplice && !options.io_uring, granted.splice),
 		state(options.clone_fd, clones_fd()), options.thread_count,
 		state(options.passthrough, fs.passthrough),
@@ -634,7 +641,9 @@ int main(int argc, char *argv[])
 	fs.timeout = options.timeout_seconds;
 	fs.writeback = !options.no_writeback && fs.timeout > 0;
 	fs.splice = !options.nosplice && !options.io_uring; /* rings have memory, no pipes */
-	fs.passthrough = options.passthrough;
+	/* The kernel opens no file below for one who has no CAP_SYS_ADMIN. */
+	fs.passthrough = options.passthrough ||
+			 (options.passthrough_when && HAVE_PASSTHROUGH && geteuid() == 0);
 	options.foreground = options.foreground || options.debug;
 	if (!open_directories())
 		goto out;
@@ -655,5 +664,6 @@ out:
 	free(options.mount_point);
 	free(options.max_threads);
 	free(options.timeout);
+	free(options.passthrough_when);
 	return status;
 }

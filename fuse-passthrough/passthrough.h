@@ -57,11 +57,12 @@ struct filesystem {
 	bool passthrough;
 	double timeout; /* seconds that the kernel may cache names and attributes; 0: not at all */
 
-	bool is_root;	   /* files can be given to the requesting user */
-	bool killpriv_v2;  /* the kernel says when set-id bits must go */
-	bool direct_mmap;  /* O_DIRECT files may bypass the kernel's cache and still be mapped */
-	bool own_rings;	   /* io_uring is served by rings.c, not by libfuse */
-	atomic_bool rings; /* a request came through io_uring */
+	bool is_root;	    /* files can be given to the requesting user */
+	bool killpriv_v2;   /* the kernel says when set-id bits must go */
+	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
+	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
+	bool own_rings;	    /* io_uring is served by rings.c, not by libfuse */
+	atomic_bool rings;  /* a request came through io_uring */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
 };

@@ -73,13 +73,11 @@ static int adapter_config_complete(void)
 
 static void adapter_dump_plugin(void)
 {
-	const struct param *p;
+	char *names = params_names(plugin_identity.ops);
 
-	printf("userblk_device=%s\n", plugin_identity.ops->name);
-	printf("userblk_parameters=config");
-	for (p = plugin_identity.ops->params; p->name; p++)
-		printf(" %s", p->name);
-	printf("\n");
+	printf("userblk_device=%s\n", backend_kind(plugin_identity.ops).name);
+	printf("userblk_parameters=%s\n", names);
+	free(names);
 }
 
 static void host_error(void *opaque, const char *message)
@@ -136,8 +134,8 @@ static int adapter_get_ready(void)
 		return 0;
 	/* A device tells what a user can mend, and only that. */
 	if (!error_told)
-		nbdkit_error(
-			"cannot open the %s device: %s", plugin_identity.ops->name, strerror(-r));
+		nbdkit_error("cannot open the %s device: %s",
+			backend_kind(plugin_identity.ops).name, strerror(-r));
 	return -1;
 }
 
@@ -261,7 +259,7 @@ static int64_t adapter_get_size(void *handle)
 	int r;
 
 	(void)handle;
-	/* Asked anew for each connection: the s3 device may have been resized. */
+	/* Asked again for each connection: the s3 device may have been resized. */
 	r = backend_info(device, &info);
 	if (r < 0) {
 		errno = -r;
@@ -472,11 +470,13 @@ static struct nbdkit_plugin plugin = {
  */
 __attribute__((constructor)) static void fill_in(void)
 {
+	const struct backend_kind kind = backend_kind(plugin_identity.ops);
+
 	help = params_help(plugin_identity.ops);
 	plugin.name = plugin_identity.name;
 	plugin.longname = plugin_identity.longname;
-	plugin.description = plugin_identity.ops->summary;
-	plugin.magic_config_key = plugin_identity.ops->main_param;
+	plugin.description = kind.summary;
+	plugin.magic_config_key = kind.main_param;
 	plugin.config_help = help;
 }
 

@@ -33,12 +33,11 @@
 /* The runner multiplies the largest transfer by the block size in 32 bits. */
 #define MAX_TRANSFER (32u << 20)
 
-/* Non-zero patterns of WRITE SAME are written in pieces of this size. */
-#define PATTERN_SIZE (1u << 20)
-
 /* Bits of CDB byte 1. */
-#define CDB_FUA	  0x08 /* WRITE, COMPARE AND WRITE */
-#define CDB_UNMAP 0x08 /* WRITE SAME */
+#define CDB_UNMAP   0x08 /* WRITE SAME */
+#define CDB_PROTECT 0xe0 /* READ, WRITE: protection information */
+#define CDB_DPO	    0x10 /* the same, WRITE AND VERIFY */
+#define CDB_FUA	    0x08 /* READ, WRITE */
 
 /*
  * The runner turns WRITE SAME with UNMAP into unmap calls if address and length
@@ -141,12 +140,13 @@ static int open_device(const char *cfgstring, uint64_t size, const struct backen
 	}
 	*backend = NULL;
 	/* With size= the open may create the file: not before LIO's size is known. */
-	if (size == 0 && (params_given(*params, "size") || handler_identity.ops->open_takes_over))
+	if (size == 0 && (params_given(*params, "size") ||
+				 backend_kind(handler_identity.ops).open_takes_over))
 		return 0;
 	r = backend_open(*params, size, host, backend);
 	if (r < 0) {
-		backend_error(host, "cannot open the %s device: %s", handler_identity.ops->name,
-			strerror(-r));
+		backend_error(host, "cannot open the %s device: %s",
+			backend_kind(handler_identity.ops).name, strerror(-r));
 		params_free(*params);
 		*params = NULL;
 	}
@@ -256,7 +256,7 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 
 	if (r < 0)
 		tcmu_dev_warn(dev,
-			"cannot note who serves the disk: %s; a daemon that is started anew "
+			"cannot note who serves the disk: %s; a daemon that is started again "
 			"will refuse it\n",
 			strerror(-r));
 }
@@ -279,7 +279,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		log_error(dev, "size=0: nothing to serve; create the device with a larger size");
 		return -EINVAL;
 	}
-	if (handler_identity.ops->holds_writes) {
+	if (backend_kind(handler_identity.ops).holds_writes) {
 		r = look_for_clients(dev, &host);
 		if (r < 0)
 			return r;
@@ -300,7 +300,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		return r;
 	}
 	announce(dev, &info);
-	if (handler_identity.ops->holds_writes)
+	if (backend_kind(handler_identity.ops).holds_writes)
 		keep_session(dev, d->backend);
 	backend_start(d->backend);
 	atomic_store(&d->write_cache, true);
@@ -350,7 +350,7 @@ static int adapter_reconfig(struct tcmu_device *dev, struct tcmulib_cfg_info *cf
 	case TCMULIB_CFG_DEV_CFGSTR:
 		tcmu_dev_err(dev,
 			"dev_config=%s: cannot be changed while the device exists; "
-			"delete it and create it anew\n",
+			"delete it and create it again\n",
 			cfg->data.dev_cfgstring);
 		return -EOPNOTSUPP;
 	}
@@ -362,7 +362,7 @@ static int adapter_reconfig(struct tcmu_device *dev, struct tcmulib_cfg_info *cf
 /*
  * A worker that is cancelled inside a command, when the device is removed, would
  * keep the backend's locks and leave the command without an end: the runner
- * would wait for it for ever.
+ * would wait for it forever.
  */
 static int begin(void)
 {
@@ -411,10 +411,20 @@ static int to_status(struct tcmur_cmd *cmd, int r, int medium_error)
 	}
 }
 
+/* The runner fills the beginning of an answer, and the initiator gets all of the memory. */
+static void clear_answer(const struct tcmur_cmd *cmd)
+{
+	const struct tcmulib_cmd *lib = cmd->lib_cmd;
+
+	for (size_t i = 0; i < lib->iov_cnt; i++)
+		memset(lib->iovec[i].iov_base, 0, lib->iovec[i].iov_len);
+}
+
 /*
  * Sees each command before the runner does: refuses those that the runner would
- * acknowledge without having done them. Runs in the thread that serves the
- * device's whole queue, so it does no more than that.
+ * acknowledge without having done them, or with bits that it does not look at
+ * and does not announce. Runs in the thread that serves the device's whole queue,
+ * so it does no more than that.
  */
 static int adapter_handle_cmd(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 {
@@ -425,6 +435,22 @@ static int adapter_handle_cmd(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 	case FORMAT_UNIT:
 		/* Errors of all writes but the last are lost; above 2^32 blocks it never ends. */
 		return TCMU_STS_INVALID_CMD;
+	case INQUIRY:
+		clear_answer(cmd);
+		return TCMU_STS_NOT_HANDLED;
+	case READ_10:
+	case READ_12:
+	case READ_16:
+	case WRITE_10:
+	case WRITE_12:
+	case WRITE_16:
+	case COMPARE_AND_WRITE:
+		return cdb[1] & (CDB_PROTECT | CDB_DPO | CDB_FUA) ? TCMU_STS_INVALID_CDB
+								  : TCMU_STS_NOT_HANDLED;
+	case WRITE_VERIFY:
+	case WRITE_VERIFY_16:
+		return cdb[1] & (CDB_PROTECT | CDB_DPO) ? TCMU_STS_INVALID_CDB
+							: TCMU_STS_NOT_HANDLED;
 	case WRITE_SAME:
 	case WRITE_SAME_16:
 		/* Other bits change what is written, and the runner does not look at them. */
@@ -441,7 +467,7 @@ static int adapter_handle_cmd(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 /* Does the runner call from the one thread of the device's queue, which nothing may hold up? */
 static bool answers_later(void)
 {
-	return handler.nr_threads == 0 && handler_identity.ops->submit;
+	return handler.nr_threads == 0 && backend_kind(handler_identity.ops).answers_later;
 }
 
 /* A command under way in a device that answers later. */
@@ -524,24 +550,11 @@ static int adapter_read(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct i
 /* BACKEND_FUA if the command, or the absence of a write cache, demands it. */
 static unsigned write_flags(const struct device *d, const uint8_t *cdb)
 {
-	bool fua = !atomic_load_explicit(&d->write_cache, memory_order_relaxed);
-
-	switch (cdb[0]) {
-	/* The runner does not announce FUA and ignores it; an initiator may send it all the same.
-	 */
-	case WRITE_10:
-	case WRITE_12:
-	case WRITE_16:
-	case COMPARE_AND_WRITE:
-		fua |= (cdb[1] & CDB_FUA) != 0;
-		break;
 	/* What is verified is what is on the medium. */
-	case WRITE_VERIFY:
-	case WRITE_VERIFY_16:
-		fua = true;
-		break;
-	}
-	return fua ? BACKEND_FUA : 0;
+	bool verified = cdb[0] == WRITE_VERIFY || cdb[0] == WRITE_VERIFY_16;
+	bool cached = atomic_load_explicit(&d->write_cache, memory_order_relaxed);
+
+	return verified || !cached ? BACKEND_FUA : 0;
 }
 
 /* The write cache may have been turned off, and flushed, while this write was under way. */
@@ -617,40 +630,6 @@ static int adapter_unmap(
 /* A runner that does not ask for it writes the block again and again, 1 MiB at a time. */
 #ifdef HAVE_WRITESAME
 
-static bool is_zero(const struct iovec *block)
-{
-	const char *bytes = block->iov_base;
-
-	return bytes[0] == 0 && memcmp(bytes, bytes + 1, block->iov_len - 1) == 0;
-}
-
-/* Writes copies of block over the range, whose length is a multiple of the block's. */
-static int write_pattern(struct backend *b, const struct iovec *block, uint64_t offset,
-	uint64_t length, unsigned flags)
-{
-	size_t size = length < PATTERN_SIZE ? (size_t)length : PATTERN_SIZE;
-	struct iovec iov;
-	char *buffer;
-	size_t i;
-	int r = 0;
-
-	/* The size of an aligned allocation must be a multiple of the alignment. */
-	buffer = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
-	if (!buffer)
-		return -ENOMEM;
-	for (i = 0; i < size; i += block->iov_len)
-		memcpy(buffer + i, block->iov_base, block->iov_len);
-	while (r == 0 && length > 0) {
-		iov.iov_base = buffer;
-		iov.iov_len = length < size ? (size_t)length : size;
-		r = backend_writev(b, &iov, 1, offset, flags);
-		offset += iov.iov_len;
-		length -= iov.iov_len;
-	}
-	free(buffer);
-	return r;
-}
-
 /* A WRITE SAME. */
 struct same {
 	struct tcmu_device *dev;
@@ -664,15 +643,10 @@ struct same {
 static int write_same(const struct same *same)
 {
 	struct device *d = tcmur_dev_get_private(same->dev);
-	uint8_t *cdb = same->cmd->lib_cmd->cdb;
-	int r = -EOPNOTSUPP;
+	unsigned trim = same->cmd->lib_cmd->cdb[1] & CDB_UNMAP ? BACKEND_MAY_TRIM : 0;
+	int r = backend_fill(d->backend, same->block.iov_base, same->block.iov_len, same->offset,
+		same->length, same->flags | trim);
 
-	if (is_zero(&same->block))
-		r = backend_zero(d->backend, same->offset, same->length,
-			same->flags | (cdb[1] & CDB_UNMAP ? BACKEND_MAY_TRIM : 0));
-	if (r == -EOPNOTSUPP)
-		r = write_pattern(
-			d->backend, &same->block, same->offset, same->length, same->flags);
 	r = keep_durable(d, same->flags, r);
 	return to_status(same->cmd, r, TCMU_STS_WR_ERR);
 }
@@ -753,7 +727,7 @@ static int threads_wanted(void)
 	long n;
 
 	if (!text)
-		return handler_identity.ops->submit ? 0 : DEFAULT_THREADS;
+		return backend_kind(handler_identity.ops).answers_later ? 0 : DEFAULT_THREADS;
 	errno = 0;
 	n = strtol(text, &end, 10);
 	if (errno || end == text || *end || n < 0 || n > MAX_THREADS) {
@@ -767,8 +741,8 @@ static int threads_wanted(void)
 /* What targetcli shows about the cfgstring. NULL: out of memory. */
 static char *describe(void)
 {
-	const struct backend_ops *ops = handler_identity.ops;
-	char *help = params_help(ops);
+	const struct backend_kind kind = backend_kind(handler_identity.ops);
+	char *help = params_help(handler_identity.ops);
 	char *text;
 
 	if (asprintf(&text,
@@ -776,7 +750,7 @@ static char *describe(void)
 		    "KEY=VALUE pairs with ';' between them; the first may be the value of %s "
 		    "alone.\n"
 		    "The size is that of the backstore.\n%s",
-		    ops->summary, ops->main_param, help) < 0)
+		    kind.summary, kind.main_param, help) < 0)
 		text = NULL;
 	free(help);
 	return text;
@@ -784,7 +758,7 @@ static char *describe(void)
 
 __attribute__((visibility("default"))) int handler_init(void)
 {
-	static char *description; /* the runner keeps the pointer for ever */
+	static char *description; /* the runner keeps the pointer forever */
 
 	handler.nr_threads = threads_wanted();
 	if (handler.nr_threads < 0)
@@ -792,6 +766,6 @@ __attribute__((visibility("default"))) int handler_init(void)
 	handler.name = handler_identity.name;
 	handler.subtype = handler_identity.subtype;
 	description = describe();
-	handler.cfg_desc = description ? description : handler_identity.ops->summary;
+	handler.cfg_desc = description ? description : backend_kind(handler_identity.ops).summary;
 	return tcmur_register_handler(&handler);
 }

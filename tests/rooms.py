@@ -30,6 +30,7 @@ userblk-s3
 """.split()
 # These know frameworks and no device: they include their own headers and those of backends/.
 FRAMEWORKS = "plugins tcmu-handlers ublk buse fuse-disk".split()
+DEVICES_ONLY = "backends/device.h"
 # These share nothing with the others.
 ALONE = "fuse-passthrough harness/flow lab/ssd".split()
 # Tests include whatever they test.
@@ -70,6 +71,8 @@ def look_at(top: Path, name: str) -> list[str]:
             wrong.append(f"{where}: {folder} may not use {other.parent}; see tests/rooms.py")
         elif INTERNAL.search(other.name) and str(other.parent) != folder:
             wrong.append(f"{where}: which is for the files of {other.parent}")
+        elif folder in FRAMEWORKS and str(other) == DEVICES_ONLY:
+            wrong.append(f"{where}: which is for devices; a framework calls backend_*()")
     if name.startswith(MAX_LINES_UNDER) and len(lines) > MAX_LINES:
         wrong.append(f"{name}: {len(lines)} lines, more than {MAX_LINES}: split it")
     return wrong

@@ -15,9 +15,6 @@
 #define MAX_QUEUES	4096 /* UBLK_MAX_NR_QUEUES */
 #define MAX_NUMBER	(1 << 20)
 
-static const struct backend_ops *const devices[] = {
-	&null_backend, &passthrough_backend, &s3_backend, NULL};
-
 static const char *const mode_names[] = {"workers", "uring", NULL};
 static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};
 static const char *const flush_names[] = {"strict", "weak", NULL};
@@ -91,7 +88,7 @@ void options_help(void)
 			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
 		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
 	}
-	params_print_devices(devices);
+	params_print_devices();
 }
 
 int64_t options_disk(const char *text)
@@ -186,24 +183,24 @@ static bool parse_command(const char *word, struct options *o, struct params_err
  */
 static int choose_recovery(struct options *o, struct params_error *error)
 {
-	const struct backend_ops *ops = params_ops(o->params);
+	const struct backend_kind kind = backend_kind(params_ops(o->params));
 	enum recovery *recovery = &o->server.recovery;
 
 	if (*recovery == RECOVERY_AUTO)
-		*recovery = ops->holds_writes ? RECOVERY_NONE : RECOVERY_REISSUE;
-	if (!ops->holds_writes || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
+		*recovery = kind.holds_writes ? RECOVERY_NONE : RECOVERY_REISSUE;
+	if (!kind.holds_writes || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
 		return 0;
 	if (o->command == COMMAND_ADD)
 		params_error_set(error,
 			"--recovery=%s: the %s device holds writes in memory, and the disk would "
 			"go on "
 			"without them; use none",
-			recovery_names[*recovery], ops->name);
+			recovery_names[*recovery], kind.name);
 	else
 		params_error_set(error,
 			"%s: holds writes in memory, and a disk that can be replaced would go on "
 			"without them; delete the disk and add it",
-			ops->name);
+			kind.name);
 	params_free(o->params);
 	o->params = NULL;
 	return -EINVAL;
@@ -224,7 +221,7 @@ static int parse_words(char **words, struct options *o, struct params_error *err
 		words++;
 	}
 	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE) {
-		o->params = params_from_words(devices, words, error);
+		o->params = params_from_words(words, error);
 		return o->params ? choose_recovery(o, error) : -EINVAL;
 	}
 	if (*words) {
@@ -262,7 +259,7 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 		o->command = COMMAND_HELP; /* only --help and --version stand alone */
 	}
 	opterr = 0;
-	optind = 0; /* anew */
+	optind = 0; /* again */
 	while ((got = getopt_long(argc, argv, ":", table, &index)) != -1) {
 		const struct rule *rule;
 		long value = 1;

@@ -161,22 +161,9 @@ static void arm_wake(struct queue *q)
 /* Makes the device's call and waits for it. 0 or negative errno. */
 static int call(struct io *io)
 {
-	const struct backend_request *r = &io->request;
-	struct backend *device = io->queue->service->device;
-
-	switch (r->op) {
-	case BACKEND_READ:
-		return backend_readv(device, &io->iov, 1, r->offset);
-	case BACKEND_WRITE:
-		return backend_writev(device, &io->iov, 1, r->offset, r->flags);
-	case BACKEND_FLUSH:
-		return backend_flush(device);
-	case BACKEND_TRIM:
-		return backend_trim(device, r->offset, r->length, r->flags);
-	case BACKEND_ZERO:
-		return backend_zero(device, r->offset, r->length, r->flags);
-	}
-	return -EINVAL;
+	io->request.iov = &io->iov;
+	io->request.iovcnt = 1;
+	return backend_perform(io->queue->service->device, &io->request);
 }
 
 /* Hands a result to the queue's thread. From any thread; io is not the caller's any more. */
@@ -388,8 +375,8 @@ static void loop(struct queue *q)
 		int r = io_uring_submit_and_wait(&q->ring, 1);
 
 		if (r < 0 && r != -EINTR && r != -EAGAIN && r != -EBUSY) {
-			backend_error(&q->service->device->host, "queue %u: io_uring fails: %s",
-				q->id, strerror(-r));
+			backend_error(backend_host(q->service->device),
+				"queue %u: io_uring fails: %s", q->id, strerror(-r));
 			_exit(1); /* the kernel deals with it as with any dead server */
 		}
 		take_all(q);

@@ -204,8 +204,8 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	}
 	/* A device tells what a user can mend, and only that. */
 	if (!s->error_told) {
-		backend_error(&host, "cannot open the %s device: %s", params_ops(params)->name,
-			strerror(-r));
+		backend_error(&host, "cannot open the %s device: %s",
+			backend_kind(params_ops(params)).name, strerror(-r));
 		return EXIT_FAILED;
 	}
 	return EXIT_USAGE;

@@ -39,7 +39,7 @@ def components() -> None:
 def exits_after_strerror() -> None:
     """
     For tests in which nbdkit ends after it has named an errno. With ASan's library preloaded, glibc
-    2.36 then waits for ever for its locale lock in exit(), also with nbdkit's own plugins.
+    2.36 then waits forever for its locale lock in exit(), also with nbdkit's own plugins.
     """
     if PRELOAD:
         pytest.skip("sanitizer: nbdkit hangs in exit() after strerror() with ASan preloaded")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
 # Libraries that nbdkit, itself built without sanitizers, must have loaded before the plugin.
 PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
-# Of what takes a second, or some: the machine may be slow, or busy.
+# A limit for what takes a second or some: the machine may be slow, or busy.
 START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 300.0
 COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc", "pgrep")

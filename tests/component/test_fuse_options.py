@@ -45,6 +45,7 @@ pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacki
         (["--timeout=-1", "/", "/mnt"], "timeout=-1: give seconds"),
         (["--timeout=nan", "/", "/mnt"], "timeout=nan: give seconds"),
         (["--nocache", "--timeout=5", "/", "/mnt"], "timeout=5: contradicts nocache"),
+        (["--passthrough=on", "/", "/mnt"], "passthrough=on: give auto, or no value"),
         (["--cache", "/", "/mnt"], "--cache: no such option"),
         (["/", "/mnt", "/more"], "/more: one argument too many"),
         (["/"], "MOUNTPOINT is missing"),
@@ -105,6 +106,15 @@ def test_options_work_after_o(fuse_start: FuseStart) -> None:
     assert mount.status["writeback"] == "off"
     assert mount.status["max-threads"] == "3"
     assert mount.status["splice"] == "off"
+
+
+def test_passthrough_where_granted(fuse_start: FuseStart) -> None:
+    granted = lacking_for_mode("passthrough") is None
+    mount = fuse_start("--passthrough=auto")
+    assert mount.status["passthrough"] == ("on" if granted else "off")
+    assert mount.status["writeback"] == ("off" if granted else "on")
+    (mount.point / "file").write_bytes(b"data")
+    assert (mount.point / "file").read_bytes() == b"data"
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "backends/backend.h"
+#include "backends/device.h"
 
 /* What a device told its host. */
 struct told {

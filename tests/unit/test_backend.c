@@ -2,12 +2,14 @@
 /* The core: what frameworks get for what devices answer, with and without submit. */
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "tests/unit/support.h"
 
 #define SIZE 65536u
 
-static int fault; /* what every call answers */
+static int fault;	       /* what every call answers */
+static char written[3u << 20]; /* by those that do not fail */
 static char told[1024];
 static unsigned lines;
 
@@ -27,7 +29,9 @@ static int fake_readv(struct backend *b, const struct iovec *iov, int iovcnt, ui
 static int fake_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
 {
-	(void)b, (void)iov, (void)iovcnt, (void)offset, (void)flags;
+	(void)b, (void)iovcnt, (void)flags;
+	if (fault == 0 && offset + iov->iov_len <= sizeof written)
+		memcpy(written + offset, iov->iov_base, iov->iov_len);
 	return fault;
 }
 
@@ -175,6 +179,35 @@ static void test_a_failure_is_told_once(void **state)
 	assert_string_equal(told, "flush: No data available");
 }
 
+/* A device without zeroes of its own: written piece by piece, of a pattern that divides no piece.
+ */
+static void test_fill(void **state)
+{
+	static const struct backend_ops writes = {.name = "writes", .writev = fake_writev};
+	struct backend b = open_fake(&writes);
+	const uint64_t length = 2 * (1u << 20) + 3 * 5;
+	const uint64_t whole = length / 3 * 3;
+
+	(void)state;
+	b.size = sizeof written;
+	fault = 0;
+	memset(written, 'x', sizeof written);
+	assert_int_equal(backend_fill(&b, "abc", 3, 7, whole, BACKEND_MAY_TRIM | BACKEND_FUA), 0);
+	for (uint64_t i = 0; i < whole; i++)
+		assert_int_equal(written[7 + i], "abc"[i % 3]);
+	assert_int_equal(written[6], 'x');
+	assert_int_equal(written[7 + whole], 'x');
+	assert_int_equal(backend_fill(&b, "", 1, 9, 100, 0), 0);
+	assert_int_equal(written[8], 'b');
+	for (uint64_t i = 9; i < 109; i++)
+		assert_int_equal(written[i], 0);
+	assert_int_equal(written[109], "abc"[102 % 3]);
+	assert_int_equal(backend_fill(&b, "abc", 3, 0, 4, 0), -EINVAL);
+	assert_int_equal(backend_fill(&b, "abc", 3, 0, 3, BACKEND_FAST_ZERO), -EINVAL);
+	fault = -EIO;
+	assert_int_equal(backend_fill(&b, "abc", 3, 0, 3, 0), -EIO);
+}
+
 static void note(struct backend_request *request, int result)
 {
 	*(int *)request->opaque = result;
@@ -204,6 +237,7 @@ int main(void)
 		cmocka_unit_test(test_what_a_device_cannot_do),
 		cmocka_unit_test(test_wrong_requests_are_not_the_device_s_fault),
 		cmocka_unit_test(test_a_failure_is_told_once),
+		cmocka_unit_test(test_fill),
 		cmocka_unit_test(test_requests_can_be_used_again),
 	};
 

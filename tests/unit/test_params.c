@@ -414,10 +414,14 @@ static void test_help(void **state)
  */
 static void test_real_tables(void **state)
 {
-	static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend};
+	const struct backend_ops *const *devices = backend_devices();
 
 	(void)state;
-	for (size_t i = 0; i < 2; i++) {
+	/* By name, whatever order they were linked in. */
+	assert_ptr_equal(devices[0], &null_backend);
+	assert_ptr_equal(devices[1], &passthrough_backend);
+	assert_null(devices[2]);
+	for (size_t i = 0; devices[i]; i++) {
 		bool main_found = false;
 
 		for (const struct param *row = devices[i]->params; row->name; row++) {

@@ -61,7 +61,7 @@ WRAP(ssize_t, pwrite64, int fd, const void *buffer, size_t length, off_t offset)
 	return interrupted() ? -1 : claim(__real_pwrite64(fd, buffer, cut(length), offset));
 }
 
-/* Of a vector call that is cut, only the first vector's beginning is transferred. */
+/* A vector call that is cut transfers only the beginning of the first vector. */
 WRAP(ssize_t, preadv64, int fd, const struct iovec *iov, int n, off_t offset)
 {
 	if (interrupted())

@@ -558,12 +558,8 @@ static void test_fua(void **state)
 	} cases[] = {
 		{WRITE_6, 0x1f, false}, /* that is a part of the address */
 		{WRITE_10, 0, false},
-		{WRITE_10, 0x08, true},
-		{WRITE_12, 0x08, true},
-		{WRITE_16, 0x08, true},
-		{WRITE_16, 0x10, false},
+		{WRITE_16, 0, false},
 		{COMPARE_AND_WRITE, 0, false},
-		{COMPARE_AND_WRITE, 0x08, true},
 		{WRITE_VERIFY, 0, true},
 		{WRITE_VERIFY_16, 0, true},
 		{EXTENDED_COPY, 0x08, false},
@@ -713,8 +709,21 @@ static void test_refused_commands(void **state)
 	(void)state;
 	assert_int_equal(
 		registered->handle_cmd(&dev, command(&c, FORMAT_UNIT, 0)), TCMU_STS_INVALID_CMD);
-	assert_int_equal(
-		registered->handle_cmd(&dev, command(&c, READ_10, 0x08)), TCMU_STS_NOT_HANDLED);
+	static const uint8_t transfers[] = {
+		READ_10, READ_12, READ_16, WRITE_10, WRITE_12, WRITE_16, COMPARE_AND_WRITE};
+
+	/* RDPROTECT or WRPROTECT, DPO and FUA, which are not announced. */
+	for (size_t i = 0; i < sizeof transfers; i++)
+		for (unsigned bit = 0; bit < 8; bit++)
+			assert_int_equal(registered->handle_cmd(&dev,
+						 command(&c, transfers[i], (uint8_t)(1u << bit))),
+				bit >= 3 ? TCMU_STS_INVALID_CDB : TCMU_STS_NOT_HANDLED);
+	cmd = command(&c, WRITE_VERIFY, 0x20);
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
+	cmd = command(&c, WRITE_VERIFY_16, 0x10);
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
+	cmd = command(&c, WRITE_VERIFY_16, 0x02);
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
 	for (unsigned bit = 0; bit < 8; bit++) {
 		int expected = bit == 3 ? TCMU_STS_NOT_HANDLED : TCMU_STS_INVALID_CDB;
 		uint8_t byte1 = (uint8_t)(1u << bit);
@@ -730,6 +739,23 @@ static void test_refused_commands(void **state)
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
 	c.cdb[1] = 0;
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
+}
+
+static void test_an_inquiry_shows_no_other_command_s_data(void **state)
+{
+	char answer[96];
+	struct iovec iov[] = {{answer, 40}, {answer + 40, 56}};
+	struct command c;
+	struct tcmur_cmd *cmd = command(&c, INQUIRY, 0);
+
+	(void)state;
+	memset(answer, 'x', sizeof answer);
+	c.lib.iovec = iov;
+	c.lib.iov_cnt = 2;
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
+	for (size_t i = 0; i < sizeof answer; i++)
+		assert_int_equal(answer[i], 0);
+	assert_int_equal(iov[0].iov_len, 40);
 }
 
 /* Sense key, additional code and its qualifier of the last failed command. */
@@ -1010,6 +1036,7 @@ int main(void)
 		TEST(test_write_same),
 		TEST(test_unmap),
 		TEST(test_refused_commands),
+		TEST(test_an_inquiry_shows_no_other_command_s_data),
 		TEST(test_errors),
 		TEST(test_resize),
 		TEST(test_submit),

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What a device is to the core: for devices, the core and their tests. Frameworks know
+ * backends/backend.h only.
+ */
+#ifndef USERBLK_DEVICE_H
+#define USERBLK_DEVICE_H
+
+#include <stdatomic.h>
+
+#include "backends/backend.h"
+
+/*
+ * A device. open, close, info and one of readv and submit are mandatory; a call
+ * that is NULL is answered by the core with -EOPNOTSUPP (flush: 0). A device with
+ * submit gets all requests through it: readv to zero are not looked at, and
+ * what it does not offer it answers itself. All calls are thread-safe.
+ * Vectors are the caller's; a device may not change them. The core has checked
+ * that ranges lie inside the device and that flags are allowed.
+ */
+struct backend_ops {
+	const char *name;	    /* "passthrough"; letters and digits only */
+	const char *summary;	    /* one sentence, for --help and man pages */
+	const struct param *params; /* ends with a NULL name */
+	const char *main_param;	    /* parameter that may stand without its key, or NULL */
+	size_t config_size;	    /* bytes of the struct that the params point into */
+	/* open() takes the device away from whoever serves it: not to be done just to look. */
+	bool open_takes_over;
+	/*
+	 * Writes that were acknowledged die with the process, as with a machine, until a flush. Its
+	 * open() looks at the host's clients_remain.
+	 */
+	bool holds_writes;
+	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
+	int (*check)(const void *config, struct params_error *error);
+	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
+	int (*open)(const void *config, uint64_t size, const struct backend_host *host,
+		struct backend **out);
+	/* Threads that are to run although no request has come yet may be made. */
+	void (*start)(struct backend *b);
+	/*
+	 * What waits for something out of reach is to end before long, with an error if need be:
+	 * the framework has been told to end, and waits for it. NULL: nothing ever waits so.
+	 */
+	void (*stop)(struct backend *b);
+	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */
+	/* 0, or negative errno if something that was acknowledged could not be kept. */
+	int (*close)(struct backend *b);
+	int (*info)(struct backend *b, struct backend_info *info);
+	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
+	int (*available)(struct backend *b, uint64_t *size);
+	int (*readv)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
+	int (*writev)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,
+		unsigned flags); /* FUA */
+	int (*flush)(struct backend *b);
+	int (*trim)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags); /* FUA */
+	int (*zero)(struct backend *b, uint64_t offset, uint64_t length,
+		unsigned flags); /* FUA, MAY_TRIM, FAST_ZERO */
+	/*
+	 * Starts a request and returns without waiting for it, except for memory that
+	 * the device must get back first. Never one of length 0 but FLUSH.
+	 */
+	void (*submit)(struct backend *b, struct backend_request *request);
+	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
+		backend_extent_fn fn, void *opaque); /* REQ_ONE */
+	int (*map)(struct backend *b, const struct backend_request *request,
+		struct backend_mapping *mapping);
+	/* Fills up to max counters, returns how many there are. */
+	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
+};
+
+struct backend {
+	const struct backend_ops *ops;
+	struct backend_host host;
+	/* Size in bytes that requests are checked against; a device that resizes itself calls
+	 * backend_resized(). */
+	_Atomic uint64_t size;
+	/* The framework's: it demanded a size, and will itself when it wants another. */
+	_Atomic bool size_demanded;
+	/* Set by open(); the core then refuses every change with -EROFS. */
+	bool readonly;
+	/* Set by open() of a device that holds writes: see backend_session(). */
+	uint32_t session;
+	/* The core's: when a failed request of the kind was told of, and how many were not. */
+	_Atomic int64_t failure_told[BACKEND_OPS];
+	_Atomic uint64_t failures_untold[BACKEND_OPS];
+};
+
+/*
+ * Called by a device: it has another size in bytes by now. A framework that demanded a size keeps
+ * it as long as the device has that much. Requests may be in flight.
+ */
+void backend_resized(struct backend *b, uint64_t size);
+
+/* Puts a kind of device among backend_devices(); before main(). */
+void backend_register(const struct backend_ops *ops);
+/* The same, in the file that defines it, for all that it is linked into. */
+#define BACKEND_REGISTER(ops)                                                                      \
+	__attribute__((constructor)) static void register_device(void)                             \
+	{                                                                                          \
+		backend_register(&(ops));                                                          \
+	}
+
+#endif
