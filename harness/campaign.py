@@ -41,7 +41,7 @@ LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
 LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
 LAB_STORE_MIB = 8192
-LAB_MODEL_MIB = 4096  # what modelled disks may hold, beside the guest's own memory
+LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
 LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
@@ -211,8 +211,8 @@ def prepare_lab(plan: Plan) -> None:
         raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
 
 
-def runner_argv(plan: Plan, directory: Path) -> list[str]:
-    """The runner's command line; ends with its parent."""
+def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[str]:
+    """The runner's command line, for one block of the plan or for all; ends with its parent."""
     # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
     guard = ["setpriv", "--pdeathsig", "TERM", "--"]
     module = "userblk.harness.store_runner" if plan.suite.on_store else "userblk.harness.runner"
@@ -221,7 +221,9 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(0 if plan.model else LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
-    limit = LAB_PATIENCE * estimate(plan).seconds * runs + LAB_START
+    each = estimate(plan).each
+    expected = sum(each) * runs if block is None else sum(each[e.index] for e in plan.entries if e.block == block)
+    limit = LAB_PATIENCE * expected + LAB_START
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
@@ -231,8 +233,11 @@ def runner_argv(plan: Plan, directory: Path) -> list[str]:
         lab += ["--memory", str(LAB_VIRTUAL_MIB)]
     elif plan.with_files:  # which no control group limits there
         lab += ["--memory", str((plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0))]
+    if block is not None:
+        lab += ["--seed", str(next(entry.seed for entry in plan.entries if entry.block == block))]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
-    return [*guard, *lab, "python3", "-m", module, f"/results/{directory.name}/plan.json"]
+    words = [] if block is None else ["--block", str(block)]
+    return [*guard, *lab, "python3", "-m", module, *words, f"/results/{directory.name}/plan.json"]
 
 
 class Runner:

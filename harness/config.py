@@ -18,6 +18,8 @@ from .paths import CONFIGS
 FIGURE_AXES = ("block_size", "jobs")
 FIO_MODES = ("read", "randread", "write", "randwrite")
 KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "fuse-disk", "ublk", "command", "store")
+# What the kernel, or somebody else's server, puts between a program and the device: left out where a part is missing.
+LAYERS = ("loop", "dm-linear", "iblock", "nvme-tcp", "vduse")
 ENGINES = ("fio", "flow", "failover", "sweep", "store")
 # What can be done to the server of which kinds of systems, by the best way that each has.
 EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
@@ -599,12 +601,24 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
 
 def load_system(name: str) -> SystemConfig:
     table = _read("systems", name)
-    kind = table.text("kind", KINDS)
+    kind = table.text("kind", (*KINDS, *LAYERS))
     if kind == "native":
         table.end(("name", "kind"))
         return SystemConfig(name, kind)
     if kind == "command":
         return _command_system(name, table)
+    if kind in LAYERS:
+        queue = table.table("queue", optional=True)
+        null = kind == "vduse" and "device" in table.values
+        system = SystemConfig(
+            name=name,
+            kind=kind,
+            device=table.text("device", ("null",)) if null else "",
+            queue={key: queue.text(key) for key in QUEUE_KEYS if key in queue.values},
+        )
+        queue.end(QUEUE_KEYS)
+        table.end(("name", "kind", "queue", *(("device",) if kind == "vduse" else ())))
+        return system
     if kind in ("fuse", "fuse-disk"):
         negotiated = table.table("negotiated")
         # A file is no block device: it holds no data that a workload could have of a device below.

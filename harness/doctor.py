@@ -12,6 +12,7 @@ from . import config, environment, paths
 from .blockdev import identify
 from .config import SystemConfig
 from .safety import Refused, check, confirmation, contents, first_confirmation, signatures
+from .systems import PROGRAMS as OTHERS
 from .systems import modules
 from .systems.command import find_program, module_there
 
@@ -79,7 +80,7 @@ def system_needs(system: SystemConfig) -> list[Need]:
         for name in asked.environment:
             found.append(Need(f"environment variable {name}", bool(os.environ.get(name)), f"export {name}=..."))
         return found
-    found += [program(name, package) for name, package in PROGRAMS.get(system.kind, {}).items()]
+    found += [program(name, package) for name, package in (PROGRAMS | OTHERS).get(system.kind, {}).items()]
     if built := BUILT.get(system.kind):
         target, pattern = built
         path = paths.HOST_BUILD / pattern.format(device=system.device)
@@ -129,7 +130,7 @@ def device_needs(disk: str) -> list[Need]:
 
 def disks() -> list[str]:
     """Whole disks that are no loop, RAM or other devices without hardware."""
-    return sorted(path.name for path in Path("/sys/block").iterdir() if (path / "device").exists())
+    return sorted(path.parent.name for path in Path("/sys/block").glob("*/device"))
 
 
 def examine() -> list[Finding]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -109,18 +110,21 @@ def extended(plan: Plan, event: Event) -> Plan:
 
 
 class Lines:
-    """One line for each run: where standard output is no terminal."""
+    """One line for each run, and the table so far after each round: where standard output is no terminal."""
 
     def __init__(self, plan: Plan) -> None:
         self._pace = Pace(plan)
         self._plan = plan
         self._mixed = mixed(plan)
+        self._runs: list[Run] = []
+        self._left = Counter(entry.repetition for entry in plan.entries)
 
     def event(self, event: Event) -> None:
         kind = event["event"]
         if kind == "start":
             self._pace.start(event["skipped"])
             if event["skipped"]:
+                self._left.clear()  # of what was done before there are no events: the table at the end has all
                 print(f"{event['skipped']} of {self._pace.total} runs were done before", flush=True)
         elif kind == "environment":
             for line in event["warnings"]:
@@ -128,14 +132,28 @@ class Lines:
         elif kind == "extend":
             self._plan = extended(self._plan, event)
             self._pace.extend(self._plan)
+            self._left.update(entry["repetition"] for entry in event["entries"])
             print(event["reason"], flush=True)
         elif kind in ENDS:
             self._pace.end(event["index"])
             entry = self._plan.entries[event["index"]]
             place = f"[{self._pace.done}/{self._pace.total}] {_ids(dataclasses.asdict(entry), self._mixed)}"
             print(f"{place}: {outcome(event)} (left: {duration(self._pace.left())})", flush=True)
+            self._table_so_far(entry, event)
         elif kind == "note":
             print(event["text"], flush=True)
+
+    def _table_so_far(self, entry: Entry, event: Event) -> None:
+        """Shown when all runs of a round have ended, but for the last round's, which the caller shows with all else."""
+        if event["event"] == "entry-done" and entry.repetition != COUNTING:
+            with suppress(SummaryError):  # who makes the final table says so
+                self._runs.append(run_from_summary(event["summary"], f"entry {entry.index}"))
+        self._left[entry.repetition] -= 1
+        if self._left[entry.repetition] or self._pace.done == self._pace.total or self._plan.suite.on_store:
+            return
+        console = Console()
+        for table in make_tables(self._runs):
+            console.print("", Text(f"{table.title}, so far"), grids(table, console), "", sep="\n")
 
     def tick(self) -> None:
         pass

@@ -10,15 +10,16 @@ Standard library only.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from .config import Profile
-from .plan import COUNTING, CellId, Plan
+from .plan import COUNTING, CellId, Entry, Plan, extend, write_plan
 from .student import half_width
 
 FILE = "repetitions.json"
@@ -108,6 +109,26 @@ def write(verdicts: Mapping[CellId, Verdict], profile: Profile, directory: Path)
     temporary = directory / f"{FILE}.new"
     temporary.write_text(json.dumps(value, indent=1) + "\n")
     temporary.rename(directory / FILE)
+
+
+def another_round(
+    plan: Plan, directory: Path, possible: Callable[[CellId], bool]
+) -> tuple[Plan, list[Entry], dict[str, object]]:
+    """
+    The plan with another round of the cells whose intervals are too wide, what that adds, and the event that tells of
+    it; what was decided for each is kept. possible: can the cell be measured here?
+    """
+    verdicts = judge_all(plan, directory)
+    write(verdicts, plan.profile, directory)
+    wanted = {cell for cell, verdict in verdicts.items() if verdict.again and possible(cell)}
+    if not wanted:
+        return plan, [], {}
+    longer = extend(plan, wanted)
+    write_plan(longer, directory)
+    added = list(longer.entries[len(plan.entries) :])
+    shown = [dataclasses.asdict(entry) for entry in added]
+    event: dict[str, object] = {"entries": shown, "reason": summary_line(verdicts)}
+    return longer, added, event
 
 
 def summary_line(verdicts: Mapping[CellId, Verdict]) -> str:

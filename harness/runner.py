@@ -39,7 +39,7 @@ from .filesystem import (
     mount_points,
     sync_file_system,
 )
-from .plan import COUNTING, CellId, Entry, Plan, extend, read_plan, write_plan
+from .plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
 from .prepare import (
     DeviceError,
     PrepareError,
@@ -59,6 +59,7 @@ from .teardown import Teardown, TeardownError, recover, undo
 from .workloads import Result, WorkloadError, failover, fio, flow
 
 SCHEMA = 1
+EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 STEAL_LIMIT = 1.0  # %
@@ -154,10 +155,12 @@ class Job:
 
 
 class Runner:
-    """One execution of a plan."""
+    """One execution of a plan, or of one of its blocks: then others may carry out others beside it, and what is of the
+    whole campaign is left to who started them all."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: Plan, directory: Path, block: int | None = None) -> None:
         self.plan = plan
+        self.block = block
         self.directory = directory
         self.teardown = Teardown()
         self.devices: dict[str, BlockDevice] = {}
@@ -173,8 +176,9 @@ class Runner:
 
     def emit(self, event: str, **values: object) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
-        with (self.directory / "events.jsonl").open("a") as file:
-            file.write(line + "\n")
+        if self.block is None:
+            with (self.directory / EVENTS).open("a") as file:
+                file.write(line + "\n")
         with suppress(BrokenPipeError):  # who listened is gone, and will have ended us
             print(line, flush=True)
 
@@ -227,8 +231,9 @@ class Runner:
             for line in recover():
                 self.emit("note", text=line)
             self.check_devices(stack)
-            pending = [e for e in self.plan.entries if not valid_summary(self.directory / self.plan.directory(e))]
-            skipped = len(self.plan.entries) - len(pending)
+            wanted = [entry for entry in self.plan.entries if self.block in (None, entry.block)]
+            pending = [e for e in wanted if not valid_summary(self.directory / self.plan.directory(e))]
+            skipped = len(wanted) - len(pending)
             self.emit("start", campaign=self.plan.campaign, entries=len(pending), skipped=skipped)
             code = 0
             try:
@@ -267,23 +272,20 @@ class Runner:
         lines = environment.distortions(self.environment, self.condition)
         if self.plan.emulated:
             lines = []  # the lab's are distorted as such, and say so
-        write_json(self.directory / "environment.json", self.environment | {"warnings": lines})
-        self.emit("environment", warnings=lines)
+        found = self.environment | {"warnings": lines}
+        if self.block is None:
+            write_json(self.directory / ENVIRONMENT, found)
+        self.emit("environment", warnings=lines, **({} if self.block is None else {"found": found}))
 
     def more(self) -> list[Entry]:
         """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
-        verdicts = repeat.judge_all(self.plan, self.directory)
-        repeat.write(verdicts, self.plan.profile, self.directory)
-        again = {cell for cell, verdict in verdicts.items() if verdict.again}
-        wanted = {cell for cell in again if not absent(self.plan.systems[cell[2]])}
-        if not wanted:
-            return []
-        known = len(self.plan.entries)
-        self.plan = extend(self.plan, wanted)
-        write_plan(self.plan, self.directory)
-        added = list(self.plan.entries[known:])
-        reason = repeat.summary_line(verdicts)
-        self.emit("extend", entries=[dataclasses.asdict(entry) for entry in added], reason=reason)
+        if self.block is not None:
+            return []  # which whoever has started it for one block sees to
+        self.plan, added, event = repeat.another_round(
+            self.plan, self.directory, lambda cell: not absent(self.plan.systems[cell[2]])
+        )
+        if added:
+            self.emit("extend", **event)
         return added
 
     def set_up(self, pending: list[Entry], stack: ExitStack) -> None:
@@ -641,7 +643,7 @@ class Runner:
         write_json(directory / "queue-after.json", after)
         memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
         facts = self.environment | {"condition": condition, "load": os.getloadavg(), "memory": memory}
-        write_json(directory / "environment.json", facts)
+        write_json(directory / ENVIRONMENT, facts)
         sampler.write_csv(directory / "samples.csv", origin)
 
         if running.server_died() and "the server died" not in problems:
@@ -807,6 +809,7 @@ def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) ->
         prog="userblk.harness.runner", description="Run what is not done yet of a plan; events as JSON lines."
     )
     parser.add_argument("plan", type=Path, help="plan.json in the campaign's directory")
+    parser.add_argument("--block", type=int, metavar="N", help="only this block, and no more rounds")
     parser.add_argument("--until-eof", action="store_true", help="end as after SIGINT when standard input ends")
     args = parser.parse_args(arguments)
     path = args.plan
@@ -814,7 +817,7 @@ def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) ->
     if args.until_eof:
         threading.Thread(target=interrupt_at_eof, daemon=True).start()
     try:
-        return kind(read_plan(path), path.parent.resolve()).run()
+        return kind(read_plan(path), path.parent.resolve(), args.block).run()
     except (ConfigError, Refused, TeardownError) as error:
         print(f"userblk: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -17,6 +17,8 @@ from . import CHECKOUT, KERNELS, RELEASE, RELEASES, LabError, Variant
 from .guest import CLOCKS, EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
 from .rootfs import die_with_parent, ensure_tree, locked
 
+HARNESS = "import userblk.harness.runner, userblk.harness.store_runner"  # what runs in a guest
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
@@ -105,6 +107,14 @@ def run_main(arguments: Sequence[str]) -> int:
         " SSDs: what happens is the same whatever else this machine does (default: $LAB_CLOCK, or real)",
     )
     parser.add_argument(
+        "--seed",
+        type=int,
+        default=Options.seed,
+        metavar="N",
+        help="in virtual time: of what the guest takes for random, so that another N is another boot (default:"
+        " %(default)s)",
+    )
+    parser.add_argument(
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
     )
     parser.add_argument(
@@ -140,6 +150,8 @@ def run_main(arguments: Sequence[str]) -> int:
     virtual = args.clock == "virtual"
     if virtual and args.cpus not in (None, 1):
         parser.error(f"--cpus={args.cpus}: virtual time has one CPU; leave it out, or use --clock real")
+    if not 0 <= args.seed < 1 << 32:
+        parser.error(f"--seed={args.seed}: must be from 0 to {(1 << 32) - 1}")
     if args.cpus is not None and args.cpus < 1:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
     tree = ensure_tree(Variant(args.release, args.kernel))
@@ -156,6 +168,7 @@ def run_main(arguments: Sequence[str]) -> int:
         verbose=args.verbose,
         network=args.network,
         clock=args.clock,
+        seed=args.seed,
     )
     return run(tree, options)
 
@@ -180,6 +193,10 @@ def make_main(arguments: Sequence[str]) -> int:
         env |= {"LAB_EXTRA": str(args.extra), "LAB_RELEASE": args.release}
         if os.access(args.extra / "build", os.X_OK):
             commands.insert(0, ["/extra/build"])
+    # Compiled by the guest's own Python: what stands where its prefix says it reads, and need not be emulated.
+    pycache = f"PYTHONPYCACHEPREFIX=/userblk/build/{args.release}/pycache"
+    path = f"PATH=/usr/local/bin:{env['PATH']}"  # where it is not the release's own
+    commands.append(["env", path, pycache, "PYTHONPATH=/userblk/python", "python3", "-c", HARNESS])
     with locked(f"make-{args.release}"):
         for inside in commands:
             argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]

@@ -72,6 +72,7 @@ class Options:
     verbose: bool = False
     network: bool = False  # on which this machine's loopback interface is HOST
     clock: str = CLOCKS[0]  # virtual: it counts instructions, and the disks are modelled
+    seed: int = 1  # in virtual time: of the CPU's random numbers
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
     memory = f"{options.memory}M,maxmem={options.memory + ROOT_SPACE}M"
     argv += ["-machine", "q35,i8042=off", "-smp", str(options.cpus), "-m", memory]
     argv += ACCELERATORS[accel]
+    if accel == "icount":
+        argv += ["-seed", str(options.seed)]
     argv += ["-kernel", str(tree.vmlinux), "-initrd", fd(wiring.initrd), "-append", cmdline]
     argv += ["-chardev", f"file,id=console,path={fd(wiring.console)}", "-serial", "chardev:console"]
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
-from rich.console import Console, RenderableType
-from userblk.analysis import compare, paper
+from rich.console import Console, Group, RenderableType
+from userblk.analysis import agreement, compare, paper
 from userblk.analysis.summaries import Campaign, read_campaign
 from userblk.analysis.table import make_tables
 
@@ -16,6 +17,8 @@ from .. import paths
 from ..config import ConfigError
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say
 from .results import PAPER
+
+GATE_CLOSED = 3  # exit code
 
 
 def campaign_of(name: str, results: Path) -> Campaign:
@@ -31,20 +34,30 @@ def compare_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"first={PAPER}: name a campaign first: userblk compare CAMPAIGN {PAPER}")
     first = campaign_of(args.first, args.results)
     shown: RenderableType
+    if args.fail_over is not None and (args.second == PAPER or not 0 <= args.fail_over < math.inf):
+        remedy = "compare two campaigns" if args.second == PAPER else "give a percentage from 0 on"
+        raise ConfigError(f"fail-over={args.fail_over:g}: is no limit here; {remedy}")
+    worse: list[compare.Line] = []
     if args.second == PAPER:
         tables = make_tables(first.runs, first.seed, first.choices)
         beside = paper.compare_with_paper(first, tables, paths.CONFIGS)
-        value, text, shown = paper.as_json(beside), paper.as_csv(beside), paper.terminal(beside)
+        found = agreement.agreements(beside.cells)
+        value = paper.as_json(beside) | {"agreement": agreement.as_json(found)}
+        text, shown = paper.as_csv(beside), Group(paper.terminal(beside), agreement.terminal(found))
     else:
         both = compare.compare(first, campaign_of(args.second, args.results))
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
+        if args.fail_over is not None:
+            worse = compare.regressions(both, args.fail_over)
+            value |= {"gate": compare.gate_json(worse, args.fail_over)}
+            shown = Group(shown, "", compare.gate_text(worse, args.fail_over))
     if args.json:
         print_json(value)
     elif args.csv:
         sys.stdout.write(text)
     else:
         Console().print(shown)
-    return 0
+    return GATE_CLOSED if worse else 0
 
 
 def report_command(args: argparse.Namespace) -> int:
@@ -69,6 +82,12 @@ def add_commands(add: Add) -> None:
     sub.add_argument("second", metavar="CAMPAIGN", help=f"another; `{PAPER}`: the paper's numbers and claims")
     sub.add_argument("--all", action="store_true", help="show comparisons without a significant difference as well")
     sub.add_argument("--csv", action="store_true", help="a line for each comparison on standard output")
+    sub.add_argument(
+        "--fail-over",
+        type=float,
+        metavar="PERCENT",
+        help="exit with 3 if a cell of the second is missing, or significantly worse by more than that",
+    )
     add_json(sub)
     add_results(sub)
     sub = add("report", "write a campaign's report: an HTML page, and its figures as PNG and SVG", report_command)

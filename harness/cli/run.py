@@ -40,6 +40,7 @@ from ..campaign import (
     runner_argv,
 )
 from ..config import ConfigError, Hosts, Profile, Suite
+from ..guests import Guests, at_once
 from ..plan import COUNTING, Plan, estimate, make_plan, read_plan
 from ..safety import contents
 from .common import (
@@ -181,6 +182,11 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     return found, plans
 
 
+def beside(plan: Plan) -> int:
+    """How many runs of it are under way at a time on this machine."""
+    return min(at_once(), sum(1 for _ in plan.blocks())) if plan.model else 1
+
+
 def place_line(place: Place, model: str) -> str:
     where = f"on {place.remote or 'this host'}"
     if place.lab:
@@ -204,7 +210,7 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
-        f"duration   about {progress.duration(expected.seconds)} (h:mm:ss)"
+        f"duration   about {progress.duration(expected.seconds / beside(plan))} (h:mm:ss)"
         + (", and the lab's start" if place.lab else ""),
     ]
     for device in plan.devices.values():
@@ -275,7 +281,7 @@ def show_plan(plan: Plan, place: Place, as_json: bool) -> None:
         "place": "lab" if place.lab else "host",
         "reason": place.reason,
         "runs": expected.runs,
-        "seconds": expected.seconds,
+        "seconds": expected.seconds / beside(plan),
         "bytes_written": dict(expected.bytes_written),
         "plan": dataclasses.asdict(plan),
     }
@@ -352,7 +358,7 @@ def prepare(plan: Plan) -> None:
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
     """Run what is left of a campaign and show it. Returns the runner's exit code."""
     expected = estimate(plan)
-    say(f"{expected.runs} runs, about {progress.duration(expected.seconds)} (h:mm:ss), into {directory}")
+    say(f"{expected.runs} runs, about {progress.duration(expected.seconds / beside(plan))} (h:mm:ss), into {directory}")
     console = Console()
     display: progress.Display
     with contextlib.ExitStack() as stack:
@@ -423,7 +429,7 @@ def host_line(event: Event, plan: Plan | None) -> str:
 def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
     """Start the runner, show its events, and end it whatever happens here."""
     others = load.OtherLoad()
-    runner = None
+    runner: Runner | Guests | None = None
     try:
         time.sleep(LOAD_LOOK)
         busy = others.percent()
@@ -432,7 +438,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
         if plan.emulated:
             load.write(directory, busy)
         with interrupt.held():
-            runner = Runner(runner_argv(plan, directory))
+            runner = Guests(plan, directory) if plan.model else Runner(runner_argv(plan, directory))
         for event in runner.events(TICK):
             if event is None:
                 display.tick()

@@ -41,7 +41,7 @@ struct thread_def {
 	uint64_t memsize;
 };
 
-/* Of one instance of a process. */
+/* What one instance of a process has. */
 struct process_count {
 	_Alignas(128) _Atomic uint64_t ops, bytes;
 };

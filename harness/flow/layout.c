@@ -365,7 +365,7 @@ static const char *check_file(const struct fileset *fs, uint32_t file, char *pat
 	if (stat(path, &st) < 0) {
 		if (errno != ENOENT)
 			return strerror(errno);
-		/* Of a file that comes later, the directory must be there. */
+		/* The directory of a file that comes later must be there. */
 		if (!wanted)
 			path[length] = '\0';
 		return wanted || access(path, W_OK | X_OK) < 0 ? "missing" : NULL;

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 
 from ..blockdev import BlockDevice
 from ..commands import Recorder
-from ..config import SystemConfig
+from ..config import LAYERS, SystemConfig
 from ..teardown import Teardown
-from . import buse, command, fuse, fuse_disk, native, nbdkit, tcmu, ublk
+from . import buse, command, dm_linear, fuse, fuse_disk, iblock, loop, native, nbdkit, nvme_tcp, tcmu, ublk, vduse
 from .base import Context, Running, SystemError_, load_modules
 
 __all__ = ["Context", "Running", "SystemError_", "absent", "bring_up", "load_modules", "modules"]
@@ -24,6 +24,11 @@ _UP = {
     "fuse-disk": fuse_disk.up,
     "ublk": ublk.up,
     "command": command.up,
+    "loop": loop.up,
+    "dm-linear": dm_linear.up,
+    "iblock": iblock.up,
+    "nvme-tcp": nvme_tcp.up,
+    "vduse": vduse.up,
 }
 _MODULES = {
     "native": (),
@@ -33,7 +38,14 @@ _MODULES = {
     "fuse": fuse.MODULES,
     "fuse-disk": fuse.MODULES,
     "ublk": ublk.MODULES,
+    "loop": loop.MODULES,
+    "dm-linear": dm_linear.MODULES,
+    "iblock": iblock.MODULES,
+    "nvme-tcp": nvme_tcp.MODULES,
+    "vduse": vduse.MODULES,
 }
+# Of kinds whose server is somebody else's: program -> Debian package.
+PROGRAMS = {"loop": loop.PROGRAMS, "dm-linear": dm_linear.PROGRAMS, "vduse": vduse.PROGRAMS}
 
 
 def modules(config: SystemConfig) -> tuple[str, ...]:
@@ -45,7 +57,14 @@ def modules(config: SystemConfig) -> tuple[str, ...]:
 
 def absent(config: SystemConfig) -> list[str]:
     """Why a system of others cannot run here, a line each: it is left out then. One of ours that cannot is an error."""
-    return command.absent(config) if config.kind == "command" else []
+    if config.kind == "command":
+        return command.absent(config)
+    if config.kind not in LAYERS:
+        return []
+    programs = PROGRAMS.get(config.kind, {})
+    return [f"{name} is not installed" for name in programs if not command.find_program(name)] + [
+        f"the kernel has no {name}" for name in modules(config) if not command.module_there(name)
+    ]
 
 
 @contextmanager

@@ -14,17 +14,21 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from ..teardown import TeardownError, undo
 
 CONFIGFS = Path("/sys/kernel/config")
 TARGET = CONFIGFS / "target"
 LOOPBACK = TARGET / "loopback"
 MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
 MODULES = ("sd_mod", "target_core_user", "tcm_loop")
+IBLOCK_MODULES = ("sd_mod", "target_core_iblock", "tcm_loop")
+NAME = "userblk"  # of the LUN of a system
 
 START_LIMIT = 60.0  # s until tcmu-runner serves
 STOP_LIMIT = 15.0  # s until it has ended by SIGTERM; then SIGKILL
@@ -57,11 +61,11 @@ def write_attribute(path: Path, value: str) -> None:
         raise LioError(f"{path}: writing {value!r}: {error.strerror}") from error
 
 
-def load_modules() -> None:
-    """Load what LIO's user backstores need and mount configfs."""
+def load_modules(names: Sequence[str] = MODULES) -> None:
+    """Load what LIO needs for backstores of a kind and mount configfs."""
     # The kernel refuses to change this directory later, and complains without it.
     Path("/etc/target").mkdir(exist_ok=True)
-    for argv in (["modprobe", "-a", *MODULES], *([] if CONFIGFS.is_mount() else [MOUNT_CONFIGFS])):
+    for argv in (["modprobe", "-a", *names], *([] if CONFIGFS.is_mount() else [MOUNT_CONFIGFS])):
         done = subprocess.run(argv, capture_output=True, text=True, timeout=START_LIMIT, check=False)
         if done.returncode:
             raise LioError(f"{' '.join(argv)}: {done.stderr.strip()}")
@@ -221,7 +225,7 @@ class Lun:
             self._made.append(directory.rmdir)
 
     def _create(self) -> None:
-        load_modules()
+        load_modules(MODULES if self.backstore.kind == "user" else IBLOCK_MODULES)
         self._make(self.hba)
         self._make(self.core)
         write_attribute(self.core / "control", self.backstore.control)
@@ -308,6 +312,15 @@ class Lun:
                 write_attribute(path, value)
             except LioError:
                 pass  # gone already
+
+
+@undo
+def remove_lun(hba: str) -> None:
+    """The disk, its target and its backstore, of whatever kind, in as far as they are there."""
+    try:
+        Lun(Backstore("", ""), NAME, Path(hba)).remove()
+    except LioError as error:
+        raise TeardownError(str(error)) from None
 
 
 def daemon_runs() -> bool:

@@ -6,22 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..blockdev import identify
-from ..teardown import TeardownError, start_time, undo, write_setting
+from ..teardown import start_time, write_setting
 from .base import Context, Running, SystemError_, set_queue, settle
-from .lio import MODULES, Backstore, LioError, Lun, TcmuRunner
+from .lio import MODULES, NAME, Backstore, LioError, Lun, TcmuRunner
 
 __all__ = ["MODULES", "up"]
-
-NAME = "userblk"
-
-
-@undo
-def remove_lun(hba: str) -> None:
-    """The disk, its target and its backstore, in as far as they are there."""
-    try:
-        Lun(Backstore("user", ""), NAME, Path(hba)).remove()
-    except LioError as error:
-        raise TeardownError(str(error)) from None
 
 
 def _running_daemon(handler: Path) -> int:

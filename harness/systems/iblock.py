@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""LIO's own backstore on the device, in the kernel, and a SCSI disk on the loopback fabric: TCMU without user space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..blockdev import identify
+from .base import Context, Running, SystemError_, set_queue, settle
+from .lio import IBLOCK_MODULES as MODULES
+from .lio import NAME, Backstore, LioError, Lun
+
+__all__ = ["MODULES", "up"]
+
+
+def up(context: Context) -> Running:
+    device = context.device
+    try:
+        lun = Lun(Backstore.iblock(Path(device.path)), NAME)
+        context.teardown.push("remove_lun", hba=str(lun.hba))
+        lun.__enter__()  # left by remove_lun, which also works when this process was killed
+    except LioError as error:
+        raise SystemError_(str(error)) from None
+    settle()
+    used = identify(str(lun.disk))
+    if used.size != device.size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {device.size} in blocks of {device.logical_block_size}"
+        )
+    set_queue(context, used)
+    return Running(used=used, backing=device)

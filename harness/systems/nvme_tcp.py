@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The kernel's NVMe target with the device as its namespace, and the kernel's NVMe client, over loopback TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+
+from ..blockdev import identify
+from ..teardown import TeardownError, await_true, undo
+from .base import Context, Running, SystemError_, await_up, set_queue, settle
+
+MODULES = ("nvmet", "nvmet_tcp", "nvme_tcp")
+
+TARGET = Path("/sys/kernel/config/nvmet")
+PORT = TARGET / "ports/20261"  # a number that nobody counts up to
+NQN = "nqn.2026-11.org.userblk:device"
+ADDRESS = {"trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1"}
+SERVICES = range(4420, 4440)  # TCP ports, of which the first free one is taken
+
+
+def _controllers(nqn: str) -> list[Path]:
+    """The client's, in sysfs."""
+    found = []
+    for file in Path("/sys/class/nvme").glob("nvme*/subsysnqn"):
+        with contextlib.suppress(OSError):  # it is just going
+            if file.read_text().strip() == nqn:
+                found.append(file.parent)
+    return found
+
+
+def _disk(nqn: str) -> str:
+    """/dev/nvmeNn1, "" as long as there is none."""
+    for file in Path("/sys/class/nvme-subsystem").glob("nvme-subsys*/subsysnqn"):
+        if file.read_text().strip() == nqn:
+            # With multipath the disk is the subsystem's, else the controller's.
+            tops = [file.parent, *_controllers(nqn)]
+            names = [path.name for top in tops for path in top.glob("nvme*n1") if (path / "size").exists()]
+            for name in names:
+                if Path("/sys/block", name, "size").exists() and Path("/dev", name).is_block_device():
+                    return f"/dev/{name}"
+    return ""
+
+
+@undo
+def disconnect_nvme(nqn: str) -> None:
+    for controller in _controllers(nqn):
+        with contextlib.suppress(OSError):
+            (controller / "delete_controller").write_text("1")
+    await_true(f"the client of {nqn} stays", lambda: not _controllers(nqn) and not _disk(nqn))
+
+
+@undo
+def remove_nvmet(nqn: str) -> None:
+    """What there is of the target, in reverse."""
+    subsystem = TARGET / "subsystems" / nqn
+    try:
+        if (PORT / "subsystems" / nqn).is_symlink():
+            (PORT / "subsystems" / nqn).unlink()
+        if PORT.exists():
+            PORT.rmdir()
+        for namespace in subsystem.glob("namespaces/*"):
+            (namespace / "enable").write_text("0")
+            namespace.rmdir()
+        if subsystem.exists():
+            subsystem.rmdir()
+    except OSError as error:
+        raise TeardownError(f"{subsystem}: {error.strerror}") from None
+
+
+def up(context: Context) -> Running:
+    device, teardown = context.device, context.teardown
+    subsystem = TARGET / "subsystems" / NQN
+    for path in (subsystem, PORT):
+        if path.exists():
+            raise SystemError_(f"{path} is there already: another target runs")
+    teardown.push("remove_nvmet", nqn=NQN)
+    try:
+        namespace = subsystem / "namespaces/1"
+        subsystem.mkdir()
+        (subsystem / "attr_allow_any_host").write_text("1")
+        namespace.mkdir()
+        (namespace / "device_path").write_text(device.path)
+        (namespace / "enable").write_text("1")
+        PORT.mkdir()
+        for name, value in ADDRESS.items():
+            (PORT / f"addr_{name}").write_text(value)
+        service = _listen(subsystem)
+        teardown.push("disconnect_nvme", nqn=NQN)
+        _connect(service)
+    except OSError as error:
+        raise SystemError_(f"nvme over TCP: {error.filename or TARGET}: {error.strerror}") from None
+    await_up("the NVMe disk does not appear", lambda: bool(_disk(NQN)))
+    settle()
+    used = identify(_disk(NQN))
+    if used.size != device.size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {device.size} in blocks of {device.logical_block_size}"
+        )
+    set_queue(context, used)
+    return Running(used=used, backing=device, settings={"port": service, "queues": os.cpu_count() or 1})
+
+
+def _listen(subsystem: Path) -> int:
+    """The TCP port on which the target now listens: the first that nobody else has. Raises OSError."""
+    for service in SERVICES:
+        (PORT / "addr_trsvcid").write_text(str(service))
+        try:
+            (PORT / "subsystems" / subsystem.name).symlink_to(subsystem)
+            return service
+        except OSError:
+            continue
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(PORT))
+
+
+def _connect(service: int) -> None:
+    """What `nvme connect` does."""
+    host = uuid.uuid4()
+    options = {
+        "nqn": NQN,
+        "transport": ADDRESS["trtype"],
+        "traddr": ADDRESS["traddr"],
+        "trsvcid": service,
+        "hostnqn": f"nqn.2014-08.org.nvmexpress:uuid:{host}",
+        "hostid": host,
+        "nr_io_queues": os.cpu_count() or 1,
+    }
+    fd = os.open("/dev/nvme-fabrics", os.O_RDWR)
+    try:
+        os.write(fd, ",".join(f"{key}={value}" for key, value in options.items()).encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""qemu-storage-daemon as a vDPA device in user space, and the kernel's virtio disk on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from ..blockdev import identify
+from ..teardown import PATIENCE, TeardownError, await_true, undo
+from .base import Context, Running, SystemError_, await_up, set_queue, settle
+
+MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
+PROGRAMS = {"qemu-storage-daemon": "qemu-system-common", "vdpa": "iproute2"}
+
+NAME = "userblk"
+DEPTH = 256  # requests of each queue
+
+
+def _disk(name: str) -> str:
+    """/dev/vdX of a vDPA device, "" as long as there is none."""
+    for path in Path("/sys/bus/vdpa/devices", name).glob("virtio*/block/vd*"):
+        if Path("/dev", path.name).is_block_device() and (path / "size").read_text().strip() != "0":
+            return f"/dev/{path.name}"
+    return ""
+
+
+@undo
+def remove_vdpa(name: str) -> None:
+    device = Path("/sys/bus/vdpa/devices", name)
+    if device.exists():
+        argv = ["vdpa", "dev", "del", name]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if done.returncode and device.exists():
+            raise TeardownError(done.stderr.strip() or f"vDPA device {name} stays")
+    await_true(f"vDPA device {name} stays", lambda: not device.exists())
+
+
+def up(context: Context) -> Running:
+    config, device, recorder, teardown = context.config, context.device, context.recorder, context.teardown
+    if Path("/dev/vduse", NAME).exists():
+        raise SystemError_(f"/dev/vduse/{NAME} is there already: another server runs")
+    size = device.size if config.backed else context.area
+    queues = os.cpu_count() or 1
+    below = (
+        f"driver=host_device,node-name=below,filename={device.path},cache.direct=on,aio=native,discard=unmap"
+        if config.backed
+        else f"driver=null-co,node-name=below,size={size},read-zeroes=on"
+    )
+    export = (
+        f"type=vduse-blk,id=export,node-name=below,name={NAME},writable=on,num-queues={queues},queue-size={DEPTH},"
+        f"logical-block-size={device.logical_block_size}"
+    )
+    server = recorder.spawn(["qemu-storage-daemon", "--blockdev", below, "--export", export], teardown=teardown)
+    await_up("qemu-storage-daemon is not ready", Path("/dev/vduse", NAME).exists, server)
+    teardown.push("remove_vdpa", name=NAME)
+    recorder.run(["vdpa", "dev", "add", "name", NAME, "mgmtdev", "vduse"], timeout=PATIENCE)
+    await_up("the virtio disk does not appear", lambda: bool(_disk(NAME)), server)
+    settle()
+    used = identify(_disk(NAME))
+    if used.size != size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {size} in blocks of {device.logical_block_size}"
+        )
+    set_queue(context, used)
+    return Running(
+        used=used,
+        backing=device if config.backed else None,
+        server=server.pid,
+        server_started=server.started,
+        settings={"queues": queues, "depth": DEPTH},
+    )
