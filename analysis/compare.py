@@ -183,6 +183,27 @@ def compare(first: Campaign, second: Campaign) -> Comparison:
     return Comparison(first.name, second.name, differing, tuple(lines), emulated)
 
 
+# ---- a gate ---------------------------------------------------------------------------
+
+
+def regressions(comparison: Comparison, percent: float) -> list[Line]:
+    """Cells that the second campaign lacks, or where it is worse by more than percent (CPU: points), significantly.
+
+    Raises SummaryError where not one cell could be tested: a gate that cannot close says nothing.
+    """
+    if all(line.p_holm is None for line in comparison.lines):
+        raise SummaryError(
+            f"fail-over={percent:g}: no cell has two valid runs in both campaigns, so nothing can be tested;"
+            " run them with --reps 2 or more"
+        )
+    worse = []
+    for line in comparison.lines:
+        lost = line.difference is not None and -line.metric.sign * line.difference.value > percent
+        if line.verdict is Verdict.ONLY_A or (line.verdict is Verdict.WORSE and lost):
+            worse.append(line)
+    return worse
+
+
 # ---- shown --------------------------------------------------------------------------
 
 
@@ -221,13 +242,29 @@ def terminal(comparison: Comparison, everything: bool) -> RenderableType:
     return Group(*parts)
 
 
+def gate_text(worse: Sequence[Line], percent: float) -> RenderableType:
+    """What a gate says, with the cells that close it."""
+    limit = f"{percent:g} % (CPU: points)"
+    if not worse:
+        return Text(f"Gate: open. No cell is missing or significantly worse by more than {limit}.", style="bold")
+    head = f"Gate: closed. {len(worse)} comparisons are missing or significantly worse by more than {limit}:"
+    return Group(Text(head, style="bold"), _grid(worse))
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    value = asdict(line)
+    value["metric"], value["unit"], value["verdict"] = line.metric.id, line.metric.unit, line.verdict.value
+    return value
+
+
+def gate_json(worse: Sequence[Line], percent: float) -> dict[str, Any]:
+    """For programs."""
+    return {"fail_over": percent, "open": not worse, "worse": [_line_json(line) for line in worse]}
+
+
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """For programs; numbers in full precision."""
-    lines = []
-    for line in comparison.lines:
-        value = asdict(line)
-        value["metric"], value["unit"], value["verdict"] = line.metric.id, line.metric.unit, line.verdict.value
-        lines.append(value)
+    lines = [_line_json(line) for line in comparison.lines]
     return {
         "schema": 1,
         "first": comparison.a,

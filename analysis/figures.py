@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLo
 
 from .histogram import distribution
 from .palette import heat, look
+from .paper import SUITES, PaperCell
 from .raw import Band, CellDetails
 from .render import signed
 from .statistics import Interval
@@ -48,7 +49,7 @@ SETTINGS = {
     "path.simplify": True,
     "axes.unicode_minus": True,
 }
-# Of an axis of percentiles: where the distances to 100 % shrink by tens.
+# An axis of percentiles, where the distances to 100 % shrink by tens.
 PERCENTS = tuple(100 * (1 - 10 ** (-step / 16)) for step in range(65))  # 0 to 99.99
 NINES = (0.0, 90.0, 99.0, 99.9, 99.99)
 
@@ -209,6 +210,53 @@ def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
     )  # fmt: skip
 
 
+def scatter(cells: Sequence[PaperCell], number: int, emulated: str) -> Figure:
+    """Differences to native over the paper's: a panel for each metric, a point a cell, the diagonal."""
+    systems = list(dict.fromkeys(cell.system for cell in cells))
+    figure = _figure(78)
+    _title(figure, f"Table {number}: difference to native, ours over the paper's", emulated)
+    all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.28})
+    figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.135)
+    for axes, metric in zip(all_axes, METRICS, strict=True):
+        unit = "points" if metric.points else "%"
+        both: list[float] = [0.0]
+        for system in systems:
+            own = [cell for cell in cells if (cell.system, cell.metric) == (system, metric)]
+            held = [(cell.paper, cell.ours.value) for cell in own if cell.ours]
+            style = look(system, systems)
+            theirs, ours = zip(*held, strict=True) if held else ((), ())
+            axes.plot(theirs, ours, style.marker, color=style.colour, ms=3.4, mec="none", alpha=0.8)
+            both += [value for pair in held for value in pair]
+        room = max(5.0, 0.06 * (max(both) - min(both)))
+        if metric.sign < 0 and not metric.points:  # latency grows without limit
+            ends = -110.0, 1.6 * max(100.0, *both)
+            for set_scale in (axes.set_xscale, axes.set_yscale):
+                set_scale("symlog", linthresh=100, linscale=1.0)
+            ticks = [tick for tick in (-100, 0, 100, 1000, 10000) if tick <= ends[1]]
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(FixedLocator(ticks))
+                axis.set_major_formatter(FixedFormatter([_signed(tick, 0) for tick in ticks]))
+                axis.set_minor_locator(NullLocator())
+        else:
+            ends = min(both) - room, max(both) + room
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(6))
+        axes.plot(ends, ends, color="#000000", lw=0.7)
+        axes.axhline(0, color="#bbbbbb", lw=0.5, zorder=0)
+        axes.axvline(0, color="#bbbbbb", lw=0.5, zorder=0)
+        axes.set_xlim(ends)
+        axes.set_ylim(ends)
+        axes.set_aspect("equal", adjustable="box")
+        axes.set_title(f"{metric.title} ({unit})")
+        axes.set_xlabel("paper")
+    all_axes[0].set_ylabel("ours")
+    figure.legend(
+        handles=[_handle(system, systems, line=False) for system in systems],
+        loc="upper left", bbox_to_anchor=(0.0, 0.955), ncol=8, columnspacing=1.4, handletextpad=0.3,
+    )  # fmt: skip
+    return figure
+
+
 # ---- one workload --------------------------------------------------------------------
 
 
@@ -311,8 +359,16 @@ def table_name(table: Table, several_hosts: bool) -> str:
     return f"{table.host}-{table.suite}" if several_hosts else table.suite
 
 
-def write_figures(tables: Sequence[Table], rows: Sequence[Row], directory: Path) -> list[str]:
-    """All figures of a campaign; returns their names, each with .png and .svg."""
+def beside_paper(cells: Sequence[PaperCell], table: Table) -> list[PaperCell]:
+    """The differences to native of one table that both have: what its scatter shows."""
+    where = (table.host, table.suite)
+    return [c for c in cells if c.ours and c.system != NATIVE and (c.host, SUITES[c.table]) == where]
+
+
+def write_figures(
+    tables: Sequence[Table], rows: Sequence[Row], cells: Sequence[PaperCell], directory: Path
+) -> list[str]:
+    """All figures of a campaign; returns their names, each with .png and .svg. cells: beside the paper."""
     directory.mkdir(parents=True, exist_ok=True)
     several = len({table.host for table in tables}) > 1
     tasks = []
@@ -323,6 +379,9 @@ def write_figures(tables: Sequence[Table], rows: Sequence[Row], directory: Path)
         tasks.append(_Task(f"{name}-heatmap", heat_map, (table,), directory))
         for device in dict.fromkeys(device for device, _ in table.rows):
             tasks.append(_Task(f"{name}-{device}-intervals", whiskers, (table, device), directory))
+        beside = beside_paper(cells, table)
+        if beside:
+            tasks.append(_Task(f"{name}-paper", scatter, (beside, table.number, table.emulated), directory))
     tasks += [_Task(row.name, details, (row,), directory) for row in rows]
     # Processes: matplotlib draws in one thread.
     with ProcessPoolExecutor(max_workers=min(len(tasks) or 1, os.cpu_count() or 1)) as pool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, paper
+from .agreement import agreements
 from .compare import environment_rows, environments
 from .figures import Row, SystemRow
 from .histogram import distribution, supported
@@ -29,7 +30,7 @@ PAGE = "report.html"
 FIGURES = "figures"
 LISTED = 200  # invalid runs, kinds of warnings and problems that are listed; the rest is counted
 SHOWN_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-# Of the page's axis of latency: closer towards 100 %, where the tail is.
+# The page's axis of latency: closer towards 100 %, where the tail is.
 PAGE_PERCENTS = tuple(100 * (1 - 10 ** (-step / 12)) for step in range(49))
 UNITS = {"us": "\N{MICRO SIGN}s"}
 MAP_CELL = 16  # px of a square of the heat map
@@ -132,9 +133,7 @@ def row_names(tables: Sequence[Table]) -> dict[tuple[int, str, str], str]:
     """A name for every row of every table, by the table's place in the list; they are those of files, too."""
     several = len({table.host for table in tables}) > 1
     return {
-        (at, device, workload): "-".join(
-            [*([table.host] if several else []), device, table.suite, workload]
-        )
+        (at, device, workload): "-".join([*([table.host] if several else []), device, table.suite, workload])
         for at, table in enumerate(tables)
         for device, workload in table.rows
     }
@@ -284,10 +283,13 @@ def _facts(campaign: Campaign) -> list[tuple[str, str]]:
 
 
 def render(
-    campaign: Campaign, tables: Sequence[Table], rows: Sequence[Row], problems: Sequence[str], configs: Path
+    campaign: Campaign,
+    tables: Sequence[Table],
+    rows: Sequence[Row],
+    problems: Sequence[str],
+    beside: paper.PaperComparison,
 ) -> str:
     """The page. rows: of all tables in order; problems: raw files that could not be read."""
-    beside = paper.compare_with_paper(campaign, tables, configs)
     names = row_names(tables)
     places: dict[str, Table] = {name: tables[at] for (at, _, _), name in names.items()}
     views, maps = [], []
@@ -311,27 +313,37 @@ def render(
         "rows": [_page_row(places[row.name], row) for row in rows],
     }
     verdicts = paper.ClaimVerdict
-    page: str = templates().get_template("report.html").render(
-        title=f"userblk: {campaign.name}",
-        banner=lab_banner(max(table.emulated for table in tables)),
-        facts=_facts(campaign),
-        summary=_summary(campaign, tables, beside),
-        views=views,
-        maps=maps,
-        claims=beside.claims,
-        holds=verdicts.HOLDS,
-        fails=verdicts.FAILS,
-        cells=[cell for cell in beside.cells if cell.shape is not None],
-        devices=DEVICES,
-        system_names=SYSTEMS,
-        environment=_environment(campaign),
-        campaign_warnings=_campaign_warnings(campaign),
-        warnings=_warnings(campaign),
-        invalid=_invalid(campaign),
-        problems=_limited(Counter(problems)),
-        choices=campaign.choices,
-        figures=FIGURES,
-        data=embedded(data),
+    page: str = (
+        templates()
+        .get_template("report.html")
+        .render(
+            title=f"userblk: {campaign.name}",
+            banner=lab_banner(max(table.emulated for table in tables)),
+            facts=_facts(campaign),
+            summary=_summary(campaign, tables, beside),
+            views=views,
+            maps=maps,
+            claims=beside.claims,
+            agreements=agreements(beside.cells),
+            scatters=[
+                f"{figures.table_name(table, len({one.host for one in tables}) > 1)}-paper"
+                for table in tables
+                if figures.beside_paper(beside.cells, table)
+            ],
+            holds=verdicts.HOLDS,
+            fails=verdicts.FAILS,
+            cells=[cell for cell in beside.cells if cell.shape is not None],
+            devices=DEVICES,
+            system_names=SYSTEMS,
+            environment=_environment(campaign),
+            campaign_warnings=_campaign_warnings(campaign),
+            warnings=_warnings(campaign),
+            invalid=_invalid(campaign),
+            problems=_limited(Counter(problems)),
+            choices=campaign.choices,
+            figures=FIGURES,
+            data=embedded(data),
+        )
     )
     return page
 
@@ -346,7 +358,8 @@ def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     page = output / PAGE
     temporary = page.with_name(f"{PAGE}.new")
-    temporary.write_text(render(campaign, tables, rows, problems, configs), encoding="utf-8")
+    beside = paper.compare_with_paper(campaign, tables, configs)
+    temporary.write_text(render(campaign, tables, rows, problems, beside), encoding="utf-8")
     temporary.rename(page)
-    figures.write_figures(tables, rows, output / FIGURES)
+    figures.write_figures(tables, rows, beside.cells, output / FIGURES)
     return [page, output / FIGURES]

@@ -92,9 +92,7 @@ def _fio(directory: Path, interval_s: float, group: int) -> Details:
 
 def _flow(directory: Path, interval_s: float, group: int, measured_s: float) -> Details:
     found = [one for one in read_json(directory / "flow.json")["intervals"] if one["end_s"] > one["start_s"]]
-    intervals = [
-        Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found
-    ]
+    intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
     # What was measured is the end of it.
     begin = intervals[-1].end - measured_s - interval_s / 2 if intervals else 0.0
     bins = merged(

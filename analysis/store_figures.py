@@ -150,9 +150,7 @@ def _text(interval: Interval | None) -> str:
     return f"{interval.value:.{digits}f}" + ("" if half is None else f" ±{half:.{digits}f}")
 
 
-def _draw(
-    title: str, axis: str, samples: Samples, series: Sequence[Series], store: str, paths: Sequence[Path]
-) -> None:
+def _draw(title: str, axis: str, samples: Samples, series: Sequence[Series], store: str, paths: Sequence[Path]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

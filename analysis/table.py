@@ -34,6 +34,11 @@ SYSTEMS = {
     "tcmu": "TCMU",
     "ublk-workers": "ublk (workers)",
     "ublk-uring": "ublk (io_uring)",
+    "loop": "loop",
+    "dm-linear": "dm-linear",
+    "iblock": "LIO iblock",
+    "nvme-tcp": "NVMe/TCP",
+    "vduse": "VDUSE",
     "bdus": "BDUS",
     "fuse": "FUSE",
     "nbdkit-file": "nbdkit file",
@@ -43,6 +48,7 @@ SYSTEMS = {
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
     "ublk-null": "ublk null",
+    "vduse-null": "VDUSE null",
     "fuse-null": "FUSE null",
 }
 # The paper's order of rows within a device.

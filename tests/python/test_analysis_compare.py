@@ -8,10 +8,21 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from synthetic import ENVIRONMENT, SPEED, make_campaign
-from userblk.analysis.compare import Comparison, Verdict, as_csv, as_json, compare, flat, terminal
-from userblk.analysis.summaries import read_campaign
+from userblk.analysis.compare import (
+    Comparison,
+    Verdict,
+    as_csv,
+    as_json,
+    compare,
+    flat,
+    gate_json,
+    regressions,
+    terminal,
+)
+from userblk.analysis.summaries import SummaryError, read_campaign
 
 WORKLOADS = ["seq-read-16th-4k", "rand-write-1th-4k"]
 SYSTEMS = ["native", "nbdkit"]
@@ -106,3 +117,28 @@ def test_json_and_csv_hold_everything(tmp_path: Path) -> None:
         assert one["verdict"] == record["verdict"] == line.verdict.value
         assert one["metric"] == record["metric"] == line.metric.id
     assert value["emulated"] == "EMULATED (lab)"
+
+
+def test_the_gate_closes_for_a_loss_beyond_its_limit_only(tmp_path: Path) -> None:
+    comparison = pair(tmp_path, slower=0.7)
+    worse = regressions(comparison, 10)
+    assert {(line.system, line.metric.id) for line in worse} == {
+        ("nbdkit", "throughput_kops"),
+        ("nbdkit", "latency_us"),
+    }
+    assert regressions(comparison, 60) == []
+    assert not gate_json(worse, 10)["open"] and len(gate_json(worse, 10)["worse"]) == len(worse)
+
+
+def test_the_gate_stays_open_for_a_gain(tmp_path: Path) -> None:
+    assert regressions(pair(tmp_path, slower=1.4), 0) == []
+
+
+def test_the_gate_closes_for_a_cell_that_is_gone(tmp_path: Path) -> None:
+    worse = regressions(pair(tmp_path, workloads=["seq-read-16th-4k"]), 5)
+    assert {line.workload for line in worse} == {"rand-write-1th-4k"}
+
+
+def test_a_gate_that_cannot_close_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SummaryError, match="fail-over=5: no cell has two valid runs"):
+        regressions(pair(tmp_path, repetitions=1, slower=0.3), 5)

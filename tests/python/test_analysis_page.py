@@ -93,7 +93,7 @@ def test_every_figure_is_there_twice(report: Path) -> None:
     names = {path.name for path in (report / "figures").iterdir()}
     workloads = [f"bdus-block-{name}" for name in WORKLOADS[:2]] + [f"bdus-fs-{name}" for name in WORKLOADS]
     rows = {f"{device}-{name}" for device in ("sata", "nvme") for name in workloads}
-    overviews = ("heatmap", "sata-intervals", "nvme-intervals")
+    overviews = ("heatmap", "sata-intervals", "nvme-intervals", "paper")
     tables = {f"{suite}-{what}" for suite in ("bdus-block", "bdus-fs") for what in overviews}
     assert names == {f"{name}.{kind}" for name in rows | tables for kind in ("png", "svg")}
     for path in (report / "figures").glob("*.svg"):

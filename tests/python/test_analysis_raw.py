@@ -57,7 +57,7 @@ def test_a_step_without_operations_has_no_latency(tmp_path: Path) -> None:
     write_fio(tmp_path, logs, 10, 150e6, 1500)
     details = read_details(tmp_path, a_run("fio", 1.5), 0.5, 1)
     assert details.kops == [0.01, 0.0, 0.01] and details.latency_us == [100_000.0, None, 100_000.0]
-    # Of a step with an interval in which all waited, the wait counts.
+    # A step with an interval in which all waited counts the wait.
     assert read_details(tmp_path, a_run("fio", 1.5), 0.5, 2).latency_us == [200_000.0, 100_000.0]
 
 

@@ -49,6 +49,8 @@ def test_what_is_missing_is_mended_by_a_command() -> None:
     hint = SystemConfig("x", "command", requires=Requires(["no-such-program"], hint="build it"))
     assert [need.mend for need in doctor.system_needs(hint)] == ["build it"]
     assert doctor.system_needs(config.load_system("native")) == []
+    needs = [need.what for need in doctor.system_needs(config.load_system("vduse"))]
+    assert needs[:2] == ["program qemu-storage-daemon", "program vdpa"] and "kernel module vduse" in needs
 
 
 def test_a_disk_that_may_not_be_overwritten() -> None:

@@ -79,7 +79,9 @@ def test_everything_shipped_loads() -> None:
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     unbacked = [name for name, system in systems.items() if not system.backed]
-    assert unbacked == ["buse-null", "fuse-null", "nbdkit-null", "s3-null", "s3backer", "tcmu-null", "ublk-null"]
+    assert unbacked == [
+        "buse-null", "fuse-null", "nbdkit-null", "s3-null", "s3backer", "tcmu-null", "ublk-null", "vduse-null",
+    ]  # fmt: skip
     assert systems["nbdkit"].queue["scheduler"] == "none"
     commands = {name: system for name, system in systems.items() if system.kind == "command"}
     assert {"nbdkit-file", "qemu-nbd", "s3backer", "bdus"} <= commands.keys()
@@ -146,6 +148,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/s3-null", 'client = "fio"', 'client = "file"', 'client=file: must be "file" for s3backer'),
         ("systems/s3", 'device = "s3"', 'device = "s4"', "device=s4: must be one of s3,"),
         ("profiles/quick", "size = 536870912", "size = 536870913", "store.size=536870913: must be a multiple"),
+        ("systems/loop", 'kind = "loop"', 'kind = "loop"\ndevice = "null"', "device=null: unknown key"),
         ("suites/bdus", '"bdus-fs"]', '"bdus-fs"]\nengine = "fio"', "engine=fio: unknown key"),
     ],
 )
@@ -186,7 +189,7 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, buse, buse-null, fuse, fuse-null,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, buse, buse-null, dm-linear, fuse,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")

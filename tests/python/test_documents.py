@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What README and docs point at is there: links, headings, make targets, commands of userblk."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), Path("CHANGELOG.md"), *sorted(Path("docs").glob("*.md"))]
+README_LINES = 120
+
+
+def _prose(page: Path) -> str:
+    """The page without its indented blocks and code spans, in which nothing is a link."""
+    lines = [line for line in page.read_text().splitlines() if not line.startswith("    ")]
+    return re.sub(r"`[^`]*`", "", "\n".join(lines))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that a renderer of Markdown makes of the page's headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.M):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            dead.append(link)
+    assert not dead
+
+
+def _targets() -> set[str]:
+    database = subprocess.run(["make", "-pnrR", "no-such-target"], capture_output=True, text=True).stdout
+    return set(re.findall(r"^([\w.-]+):", database, re.M))
+
+
+def test_make_targets_exist() -> None:
+    targets = _targets()
+    unknown = {}
+    for page in PAGES:
+        text = page.read_text()
+        code = re.findall(r"`(make [^`]+)`", text) + re.findall(r"^    (?:\$ )?(make .+)$", text, re.M)
+        for command in code:
+            for word in command.split("#")[0].split()[1:]:
+                if re.fullmatch(r"[a-z][a-z0-9.-]*", word) and word not in targets:
+                    unknown[word] = str(page)
+    assert not unknown
+
+
+def test_the_readme_is_read_to_its_end() -> None:
+    assert len(Path("README.md").read_text().splitlines()) <= README_LINES
+
+
+def test_each_page_is_reached() -> None:
+    """A page that the site's navigation does not name is found by nobody."""
+    navigation = Path("mkdocs.yml").read_text()
+    assert not [page.name for page in sorted(Path("docs").glob("*.md")) if f": {page.name}" not in navigation]

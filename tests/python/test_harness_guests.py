@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Blocks in guests of their own, played by a program that leaves what a runner of one block leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from userblk.harness import guests
+from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.plan import Device, Plan, make_plan, read_plan, write_plan
+
+SYSTEMS = ["native", "nbdkit", "bdus"]
+TICK = 0.1
+
+# argv: the campaign's directory, the block, the system that is not installed, the block that dies.
+GUEST = """
+import json, pathlib, sys
+directory, block, absent, dies = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+plan = json.loads((directory / "plan.json").read_text())
+def emit(event, **values):
+    print(json.dumps({"event": event, "time": 0, **values}), flush=True)
+emit("start", entries=1, skipped=0, campaign="c")
+emit("environment", warnings=[], found={"kernel": "k", "warnings": []})
+if block == dies:
+    sys.exit(125)
+counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+for entry in plan["entries"]:
+    if entry["block"] != block:
+        continue
+    if entry["system"] == absent:
+        counts["left_out"] += 1
+        emit("entry-left-out", index=entry["index"], reason="not there")
+        continue
+    run = directory / plan["host"] / entry["device"] / entry["suite"] / entry["system"] / entry["workload"]
+    run = run / str(entry["repetition"])
+    run.mkdir(parents=True)
+    value = 100.0 + 40 * (entry["repetition"] % 2)
+    metrics = {"throughput_kops": value, "latency_us": value, "cpu_percent": 1.0}
+    summary = {"schema": 1, "valid": True, "metrics": metrics}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "DONE").touch()
+    counts["done"] += 1
+    emit("entry-done", index=entry["index"], summary=summary)
+emit("end", **counts, interrupted=False)
+"""
+
+
+def plan_in(directory: Path, repetitions: int, most: int) -> Plan:
+    directory.mkdir()
+    profile = dataclasses.replace(load_profile("quick", virtual=True), repetitions=repetitions, max_repetitions=most)
+    plan = make_plan(
+        suite=load_suite("bdus-block"),
+        profile=profile,
+        systems=[load_system(name) for name in SYSTEMS],
+        devices=guests_devices(),
+        campaign="c",
+        build="build/trixie",
+        host="lab",
+        emulated=True,
+        model="cpu-1",
+        seed=1,
+        workloads=["rand-read-1th-4k", "rand-write-1th-4k"],
+    )
+    write_plan(plan, directory)
+    return plan
+
+
+def guests_devices() -> list[Device]:
+    return [Device("sata", "$LAB_SATA", "MODELSATA"), Device("nvme", "$LAB_NVME", "MODELNVME")]
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, plan: Plan, dies: int = -1
+) -> tuple[list[dict[str, object]], int]:
+    """All events, and the exit code."""
+
+    def argv(plan: Plan, directory: Path, block: int) -> list[str]:
+        return [sys.executable, "-c", GUEST, str(directory), str(block), "bdus", str(dies)]
+
+    monkeypatch.setattr(guests, "runner_argv", argv)
+    monkeypatch.setattr(guests, "at_once", lambda: 2)
+    all_of_them = guests.Guests(plan, directory)
+    events = [event for event in all_of_them.events(TICK) if event]
+    return events, all_of_them.wait()
+
+
+def test_one_campaign_of_many_guests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It looks like that of one runner: started, looked at and ended once, and nothing is told twice."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    events, code = play(monkeypatch, directory, plan)
+    kinds = [event["event"] for event in events]
+    assert code == 0 and kinds[0] == "start" and kinds[-1] == "end"
+    assert [kinds.count(kind) for kind in ("start", "environment", "end")] == [1, 1, 1]
+    assert sorted(e["index"] for e in events if "index" in e) == list(range(12))  # type: ignore[type-var]
+    assert {key: events[-1][key] for key in ("done", "left_out", "failed")} == {"done": 8, "left_out": 4, "failed": 0}
+    assert json.loads((directory / "environment.json").read_text())["kernel"] == "k"
+    assert [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()] == events
+    again, code = play(monkeypatch, directory, plan)  # what was done is skipped, what could not be is tried
+    assert code == 0 and (again[0]["entries"], again[0]["skipped"]) == (4, 8)
+
+
+def test_wide_cells_get_another_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    events, _ = play(monkeypatch, directory, plan_in(directory, 2, 3))
+    added = [event for event in events if event["event"] == "extend"]
+    assert len(added) == 1 and len(added[0]["entries"]) == 8  # type: ignore[arg-type]
+    assert len(read_plan(directory / "plan.json").entries) == 12 * 2 + 8
+    assert events[-1]["done"] == 8 * 3
+
+
+def test_a_guest_that_dies_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others come to their end, and the exit code is its own."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    block = next(entry.block for entry in plan.entries if entry.system == "native")
+    events, code = play(monkeypatch, directory, plan, dies=block)
+    assert code == 125 and events[-1]["done"] == 6
