@@ -97,6 +97,17 @@ def up(tmp_path: Path) -> Up:
     return enter
 
 
+@contextmanager
+def mapped(name: str, table: str) -> Iterator[str]:
+    """A disk of the device mapper until the block's end: /dev/dm-N, since no udev names it."""
+    run(["dmsetup", "create", name, "--table", table])
+    try:
+        found = (path for path in Path("/sys/block").glob("dm-*/dm/name") if path.read_text() == f"{name}\n")
+        yield f"/dev/{next(found).parents[1].name}"
+    finally:
+        run(["dmsetup", "remove", "--retry", name])
+
+
 @pytest.fixture
 def mountpoint(tmp_path: Path) -> Iterator[Path]:
     """A directory that is not mounted on any more at the end, whatever happens."""

@@ -173,3 +173,24 @@ def test_a_null_device_as_a_file(up: Up) -> None:
         while stat_errno(Path(running.target)) != errno.ENOTCONN:
             assert time.monotonic() < deadline, "no ENOTCONN"
             time.sleep(0.1)
+
+
+def test_only_who_may_changes_inode_flags(start: Start, source: Path, mountpoint: Path) -> None:
+    """Linux before 5.13 asks nobody."""
+    start()
+    path = mountpoint / "file"
+    path.touch()
+
+    def chattr(uid: int, flag: str) -> str:
+        # In the directory, to which others find no way.
+        argv = ["setpriv", f"--reuid={uid}", "--clear-groups", "chattr", flag, "file"]
+        subprocess.run(argv, cwd=mountpoint, stderr=subprocess.DEVNULL, timeout=LIMIT, check=False)
+        return run(["lsattr", source / "file"]).split()[0]
+
+    for flag in ("+d", "+i", "+a"):
+        assert flag[1] not in chattr(1000, flag), "of somebody else's file"
+    os.chown(path, 1000, 1000)
+    assert "i" not in chattr(1000, "+i"), "which only root may"
+    assert "d" in chattr(1000, "+d")
+    assert "i" in chattr(0, "+i")
+    chattr(0, "-i")

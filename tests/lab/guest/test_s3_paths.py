@@ -28,8 +28,8 @@ FSX_OPERATIONS = 2000
 GONE_S = 45  # more than the 30 s after which the kernel by itself gives a request up
 PATIENCE_S = 86400  # of those who have been told to wait
 
-# What the README tells users to give nbd-client.
-(_line,) = re.findall(r"nbd-client -unix \S+ /dev/nbd0 (-b 4096 .*)", Path("README.md").read_text())
+# What the guide tells users to give nbd-client.
+(_line,) = re.findall(r"nbd-client -unix \S+ /dev/nbd0 (-b 4096 .*)", Path("docs/s3.md").read_text())
 OPTIONS: list[str] = _line.split()
 _marks = itertools.count()
 

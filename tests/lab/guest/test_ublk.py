@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILD, LIMIT, MIB, run
+from conftest import BUILD, LIMIT, MIB, mapped, run
 from test_systems import read
 from userblk.harness.systems.command import module_there
 
@@ -307,7 +307,6 @@ def broken() -> Iterator[tuple[str, Callable[[], None]]]:
     run(["modprobe", "dm-mod"])
     run(["modprobe", "dm-flakey"])
     sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    run(["dmsetup", "create", "broken", "--table", f"0 {sectors} linear {NVME} 0"])
 
     def break_it() -> None:
         table = f"0 {sectors} flakey {NVME} 0 0 60 1 error_writes"
@@ -315,11 +314,8 @@ def broken() -> Iterator[tuple[str, Callable[[], None]]]:
         run(["dmsetup", "suspend", "--noflush", "--nolockfs", "broken"])
         run(["dmsetup", "resume", "broken"])
 
-    try:
-        (disk,) = (path.parent.parent.name for path in Path("/sys/block").glob("dm-*/dm/name"))  # no udev names it
-        yield f"/dev/{disk}", break_it
-    finally:
-        run(["dmsetup", "remove", "--retry", "broken"])
+    with mapped("broken", f"0 {sectors} linear {NVME} 0") as disk:
+        yield disk, break_it
 
 
 def mount_with_file(disk: str, mountpoint: Path) -> bytes:
@@ -434,7 +430,7 @@ def calls_to_start(trace: Path) -> int:
 @pytest.mark.long
 def test_killed_at_each_stage_of_its_life(add: Add, tmp_path: Path) -> None:
     """Whatever is left can be deleted, and the device served again."""
-    # An older kernel looks for partitions within START_DEV, and waits for ever if the server is killed meanwhile.
+    # An older kernel looks for partitions within START_DEV, and waits forever if the server is killed meanwhile.
     scans_later = tuple(map(int, platform.release().split(".")[:2])) >= (6, 19)
     stages = STAGES if scans_later else calls_to_start(tmp_path / "trace") - 1
     assert stages > 3
@@ -488,7 +484,7 @@ def held() -> Iterator[tuple[str, Callable[[], None]]]:
 def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add, event: str) -> None:
     """
     START_DEV waits until the kernel has looked for partitions. (Newer ones look later, and others wait for that.)
-    Not killed: Linux 6.12 then waits for ever for the answer of a server that cannot end before.
+    Not killed: Linux 6.12 then waits forever for the answer of a server that cannot end before.
     """
     device, release = held
     inflight = Path("/sys/block/ublkb5/inflight")

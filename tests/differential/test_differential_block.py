@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Random requests to our devices through nbdkit and FUSE: they hold what a model in memory holds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from block_targets import FileTarget, NbdTarget
+from blocks import Limits, search
+from fuse_mount import DISK_PROGRAM, Mount, ext4, lacking_for_fuse, launch
+from nbdkit_server import Nbdkit, missing_components, nbd, plugin_path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "s3"))
+from device import ServeS3  # noqa: E402
+from servers import KINDS, started  # noqa: E402
+
+SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each way
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def through_nbd(server: Nbdkit, limits: Limits, name: str) -> None:
+    target = NbdTarget(nbd, [server.connect() for _ in range(2)])
+    print(f"{name}: {search(limits, target, SECONDS)} sequences")
+    assert server.stop() == 0, server.output()
+
+
+@pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))
+@pytest.mark.parametrize(
+    ("device", "parameters", "limits"),
+    [
+        ("passthrough", ("direct=off",), Limits(SIZE + 512, unit=1)),
+        ("passthrough", ("direct=on",), Limits(SIZE)),
+        ("passthrough", ("direct=on",), Limits(SIZE, unit=1, largest=MIB + 4096)),  # not as blocks are: bounced
+        ("null", (f"size={SIZE}",), Limits(SIZE, unit=1, keeps=False)),
+    ],
+    ids=["buffered", "direct", "bounced", "null"],
+)
+def test_nbdkit(device: str, parameters: tuple[str, ...], limits: Limits, tmp_path: Path, stack: ExitStack) -> None:
+    if device == "passthrough":
+        disk = tmp_path / "disk"
+        with disk.open("wb") as file:
+            file.truncate(limits.size)
+        parameters = (f"file={disk}", *parameters)
+    server = Nbdkit(tmp_path, plugin_path(device), *parameters)
+    stack.callback(server.kill)
+    through_nbd(server, limits, f"{device} {' '.join(parameters[1:])}")
+
+
+@pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))
+@pytest.mark.parametrize("features", ["", "zstd aes", "direct"])
+def test_nbdkit_s3(features: str, tmp_path: Path, stack: ExitStack) -> None:
+    store = stack.enter_context(started(KINDS["versitygw"]))
+    serve = ServeS3(store, "differential", tmp_path)
+    more = {"size": "8M"} | ({"layout": "direct"} if features == "direct" else {})
+    server = serve("v", features=features if features != "direct" else "", **more)
+    stack.callback(server.kill)
+    through_nbd(server, Limits(SIZE, unit=1), f"s3 {features}")
+
+
+@pytest.mark.skipif(bool(lacking_for_fuse()), reason=str(lacking_for_fuse()))
+@pytest.mark.parametrize("direct", ["on", "off"])
+def test_fuse_disk(direct: str, stack: ExitStack) -> None:
+    top = stack.enter_context(ext4())
+    disk, point = top / "disk", top / "point"
+    with disk.open("wb") as file:
+        file.truncate(SIZE)
+    point.touch()
+    mount: Mount = launch(DISK_PROGRAM, disk, point, [str(point), "passthrough", str(disk), f"direct={direct}"], ())
+    stack.callback(mount.kill)
+    limits = Limits(SIZE, unit=1)
+    with closing(FileTarget(point, limits.at_once, direct=False, disk=False)) as target:
+        print(f"fuse-disk direct={direct}: {search(limits, target, SECONDS)} sequences")
+    mount.unmount()

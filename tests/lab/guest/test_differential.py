@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""
+Random requests through every adapter hold what a model in memory holds, and what a flush or FUA has acknowledged is
+durable below: the disk is one of dm-log-writes, whose log has nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD, LIMIT, MIB, Up, config, run
+from log_writes import SECTOR, Image, entries, logged, mark
+from userblk.harness.config import SystemConfig
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "differential"))
+from block_targets import FileTarget, SgTarget  # noqa: E402
+from blocks import Batch, Limits, Model, Request, search  # noqa: E402
+
+SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
+SIZE = MIB
+LARGEST = 256 * 1024  # emulated CPUs are slow
+
+NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
+
+
+class Durable:
+    """What may be on the disk after a loss of power: what the last flush acknowledged, and anything later."""
+
+    def __init__(self, size: int) -> None:
+        self.sure = bytearray(size)
+        self.later: dict[int, list[bytes]] = {}
+
+    def apply(self, batch: Batch, before: bytes, after: dict[int, bytes]) -> None:
+        """before: the whole disk; after: what the batch has made of the sectors that it changed."""
+        if any(request.op == "flush" for request in batch):
+            self.sure[:] = before
+            self.later.clear()
+        over: dict[int, list[Request]] = {}
+        for request in batch:
+            if request.op in ("write", "trim", "zero"):
+                for at in range(request.offset, request.end, SECTOR):
+                    over.setdefault(at, []).append(request)
+        for at, requests in over.items():
+            if len(requests) == 1 and requests[0].op == "write" and requests[0].fua:
+                self.sure[at : at + SECTOR] = after[at]
+                self.later.pop(at, None)
+                continue
+            allowed = self.later.setdefault(at, [])
+            allowed.append(before[at : at + SECTOR])
+            for request in requests:
+                data = request.data()[at - request.offset :][:SECTOR] if request.op == "write" else bytes(SECTOR)
+                allowed.append(data)
+
+    def check(self, image: Image, name: str) -> None:
+        for at in range(0, len(self.sure), SECTOR):
+            sure = self.sure[at : at + SECTOR]
+            if image.bytes[at : at + SECTOR] == sure:
+                continue
+            if not any(image.may_hold(at, one) for one in (bytes(sure), *self.later.get(at, []))):
+                pytest.fail(f"after batch {name}: what was acknowledged at {at} is not durable: {sure[:16].hex()}...")
+
+
+class Journal:
+    """What search() did, for a look at the log afterwards."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.events: list[tuple[Batch, dict[int, bytes]]] = []
+        self.logged = 0
+
+    def __call__(self, batch: Batch, model: Model) -> None:
+        changed = [request for request in batch if request.op in ("write", "trim", "zero")]
+        sectors = {at for request in changed for at in range(request.offset, request.end, SECTOR)}
+        self.events.append((batch, {at: bytes(model.bytes[at : at + SECTOR]) for at in sectors}))
+        if any(request.op == "flush" or (request.op == "write" and request.fua) for request in batch):
+            mark(str(len(self.events)))
+
+    def check(self, log: str) -> int:
+        """The number of marks at which the log had all that was acknowledged."""
+        image, durable, content = Image(bytearray(self.size), logged={}), Durable(self.size), bytearray(self.size)
+        done = marks = 0
+        for entry in entries(log):
+            if entry.mark is None:
+                image.apply(entry)
+            elif entry.mark.isdigit():
+                for batch, after in self.events[done : int(entry.mark)]:
+                    durable.apply(batch, bytes(content), after)
+                    for at, data in after.items():
+                        content[at : at + SECTOR] = data
+                done = int(entry.mark)
+                durable.check(image, entry.mark)
+                marks += 1
+        return marks
+
+
+@contextmanager
+def below() -> Iterator[str]:
+    """A disk with a log, on the first SIZE bytes of the NVMe disk; the log is on the other."""
+    run(["blkdiscard", "-z", "-l", str(SIZE), NVME])
+    with logged(NVME, SATA, SIZE) as path:
+        yield path
+
+
+def limits_of(disk: str, **more: Any) -> Limits:
+    queue = Path("/sys/block", Path(disk).name, "queue")
+    largest = int((queue / "max_sectors_kb").read_text()) * 1024
+    trims = int((queue / "discard_max_bytes").read_text()) > 0
+    return Limits(SIZE, largest=min(largest, LARGEST), trim=trims, trim_unit=4096 if trims else 0, **more)
+
+
+def compare(up: Up, system: SystemConfig, open_target: Callable[[str, Limits], Any]) -> None:
+    journal = Journal(SIZE)
+    with below() as disk, up(system, disk) as running:
+        limits = limits_of(running.used.path)
+        with closing(open_target(running.used.path, limits)) as target:
+            sequences = search(limits, target, SECONDS, journal)
+        assert not running.server_died()
+    told(f"{system.kind} {system.mode}", sequences, journal, limits)
+
+
+def told(what: str, sequences: int, journal: Journal, limits: Limits) -> None:
+    marks = journal.check(SATA)
+    print(f"{what}: {sequences} sequences, {marks} durable states, {limits}")
+    assert marks > sequences > 0
+
+
+def block_target(path: str, limits: Limits) -> FileTarget:
+    return FileTarget(path, limits.at_once, direct=True, disk=True)
+
+
+@pytest.mark.parametrize("direct", ["on", "off"])
+@pytest.mark.parametrize(("kind", "mode"), [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("ublk", "workers"), ("ublk", "uring")])  # noqa: E501
+def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
+    compare(up, config(kind, mode=mode, direct=direct), block_target)
+
+
+def test_tcmu_by_scsi(up: Up) -> None:
+    compare(up, config("tcmu", direct="on"), lambda path, limits: SgTarget(path, limits.at_once))
+
+
+def test_fuse_disk(tmp_path: Path) -> None:
+    program, point = Path(BUILD, "fuse-disk/userblk-fuse-disk").resolve(), tmp_path / "disk"
+    if not program.exists():
+        pytest.skip("release: its libfuse is too old")
+    point.touch()
+    journal, limits = Journal(SIZE), Limits(SIZE, largest=LARGEST)
+    with below() as disk:
+        server = subprocess.Popen([program, point, "passthrough", disk, "direct=on"])
+        try:
+            end = time.monotonic() + LIMIT
+            while point.stat().st_size != SIZE:
+                assert server.poll() is None and time.monotonic() < end
+                time.sleep(0.05)
+            with closing(FileTarget(point, limits.at_once, direct=False, disk=False)) as target:
+                sequences = search(limits, target, SECONDS, journal)
+        finally:
+            run(["umount", "--lazy", point], expect=None)
+            server.terminate()
+            server.wait(LIMIT)
+    told("fuse-disk", sequences, journal, limits)

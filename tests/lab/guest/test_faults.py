@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What fails below a device fails above it, as the same kind of error in every framework, is told once, and passes."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, MIB, Up, config, mapped, run
+from userblk.harness.config import SystemConfig
+from userblk.harness.systems import Running
+
+NVME = os.environ["LAB_NVME"]
+SECTOR = 512
+SIZE = 64 * MIB
+BAD = 16 * MIB  # where the fault is, as long as this
+GOOD = 32 * MIB
+LENGTH = 64 * 1024
+ANSWER_LIMIT = 60.0  # s: nothing may hang
+
+SYSTEMS = {
+    "nbdkit": config("nbdkit", direct="on"),
+    "buse": config("buse", direct="on"),
+    "tcmu": config("tcmu", direct="on"),
+    "ublk-workers": config("ublk", mode="workers", direct="on"),
+    "ublk-uring": config("ublk", mode="uring", direct="on"),
+}
+# What a reader, a writer and one without room get. Linux's nbd client knows no error but one.
+ERRORS = {
+    "nbdkit": (errno.EIO, errno.EIO, errno.EIO),
+    "buse": (errno.EIO, errno.EIO, errno.EIO),
+    "tcmu": (errno.ENODATA, errno.EIO, errno.ENOSPC),  # sd's words for medium errors of reads
+    "ublk-workers": (errno.EIO, errno.EIO, errno.ENOSPC),
+    "ublk-uring": (errno.EIO, errno.EIO, errno.ENOSPC),
+}
+
+
+def bounded(call: Callable[[], int]) -> int:
+    """errno of a call in a thread of its own, 0: none. Fails when it hangs."""
+    result: list[int] = []
+
+    def body() -> None:
+        try:
+            call()
+            result.append(0)
+        except OSError as error:
+            result.append(error.errno or -1)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(ANSWER_LIMIT)
+    assert result, f"no answer within {ANSWER_LIMIT:g} s"
+    return result[0]
+
+
+class Disk:
+    """Direct I/O of LENGTH bytes, and the errno that it gets."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+        self.memory = mmap.mmap(-1, LENGTH)
+
+    def read(self, offset: int) -> int:
+        return bounded(lambda: os.preadv(self.fd, [self.memory], offset))
+
+    def write(self, offset: int, byte: bytes = b"w") -> int:
+        self.memory[:] = byte * LENGTH
+        return bounded(lambda: os.pwritev(self.fd, [self.memory], offset))
+
+    def holds(self, offset: int, byte: bytes) -> bool:
+        assert self.read(offset) == 0
+        return self.memory[:] == byte * LENGTH
+
+    def flush(self) -> int:
+        return bounded(lambda: os.fsync(self.fd) or 0)
+
+
+@contextmanager
+def opened(running: Running) -> Iterator[Disk]:
+    disk = Disk(running.used.path)
+    try:
+        yield disk
+    finally:
+        os.close(disk.fd)
+
+
+def told(directory: Path, what: str) -> int:
+    """How often the servers of a test told of a failed request: known when they have ended."""
+    texts = [path.read_text(errors="replace") for path in directory.rglob("*") if path.is_file()]
+    return sum(len(re.findall(rf"\b{what} of \d+ bytes at \d+: ", text)) for text in texts)
+
+
+def change(name: str, table: str) -> None:
+    run(["dmsetup", "load", name, "--table", table])
+    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
+    run(["dmsetup", "resume", name])
+
+
+LINEAR = f"0 {SIZE // SECTOR} linear {NVME} 0"
+
+
+def broken(target: str) -> str:
+    """A disk with LENGTH bytes at BAD that are like that; {} in it is where they begin on the NVMe disk."""
+    first, length = BAD // SECTOR, LENGTH // SECTOR
+    rest = first + length
+    return (
+        f"0 {first} linear {NVME} 0\n{first} {length} {target.format(f'{NVME} {first}')}\n"
+        f"{rest} {SIZE // SECTOR - rest} linear {NVME} {rest}"
+    )
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_errors_below(up: Up, name: str, tmp_path: Path) -> None:
+    """dm-error in a part of the disk: requests there fail, others do not, and later all are good again."""
+    reads, writes, _ = ERRORS[name]
+    with mapped("faulty", LINEAR) as path:
+        with up(SYSTEMS[name], path) as running, opened(running) as disk:
+            assert disk.write(BAD, b"a") == disk.write(GOOD, b"g") == disk.flush() == 0
+            change("faulty", broken("error"))
+            assert disk.read(BAD) == reads
+            assert disk.write(BAD) == writes
+            assert disk.holds(GOOD, b"g") and disk.write(GOOD, b"h") == 0 and disk.flush() == 0
+            change("faulty", LINEAR)
+            assert disk.holds(BAD, b"a") and disk.holds(GOOD, b"h")
+            assert disk.write(BAD, b"b") == disk.flush() == 0 and disk.holds(BAD, b"b")
+            assert not running.server_died()
+    # The kernel's SCSI layer and nbd may ask again; a second has one line.
+    assert 1 <= told(tmp_path, "read") <= 5 and 1 <= told(tmp_path, "write") <= 5
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_writes_that_cannot_be_kept(up: Up, name: str) -> None:
+    """dm-flakey fails writes below a page cache: the flush tells of it, and no later one calls them kept."""
+    system = SYSTEMS[name]
+    buffered = config(system.kind, mode=system.mode or "workers", direct="off")
+    run(["modprobe", "dm-flakey"])
+    with mapped("faulty", LINEAR) as path, up(buffered, path) as running, opened(running) as disk:
+        assert disk.write(BAD, b"a") == disk.flush() == 0
+        change("faulty", f"0 {SIZE // SECTOR} flakey {NVME} 0 0 60 1 error_writes")
+        assert disk.write(BAD, b"b") == 0
+        assert disk.flush() != 0
+        change("faulty", LINEAR)
+        assert disk.flush() != 0, "what was lost was acknowledged"
+        assert disk.read(GOOD) == 0
+        assert not running.server_died()
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_device_that_stalls(up: Up, name: str) -> None:
+    with mapped("faulty", LINEAR) as path, up(SYSTEMS[name], path) as running, opened(running) as disk:
+        assert disk.write(BAD, b"a") == 0
+        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "faulty"])
+        resume = threading.Timer(5, lambda: run(["dmsetup", "resume", "faulty"]))
+        began = time.monotonic()
+        resume.start()
+        assert disk.write(BAD, b"b") == disk.flush() == 0
+        assert time.monotonic() - began > 2
+        resume.join()
+        assert disk.holds(BAD, b"b") and not running.server_died()
+
+
+@contextmanager
+def scsi_debug(*parameters: str) -> Iterator[str]:
+    before = set(os.listdir("/sys/block"))
+    run(["modprobe", "scsi_debug", f"dev_size_mb={SIZE // MIB}", "delay=0", *parameters])
+    try:
+        end = time.monotonic() + LIMIT
+        while not (new := [name for name in os.listdir("/sys/block") if name.startswith("sd") and name not in before]):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield f"/dev/{new[0]}"
+    finally:
+        end = time.monotonic() + ANSWER_LIMIT
+        while subprocess.run(["modprobe", "-r", "scsi_debug"], capture_output=True).returncode:
+            assert time.monotonic() < end, "scsi_debug is still in use"
+            time.sleep(0.2)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_medium_error(up: Up, name: str, tmp_path: Path) -> None:
+    reads, _, _ = ERRORS[name]
+    medium = ("opts=2", f"medium_error_start={BAD // SECTOR}", "medium_error_count=8")
+    with scsi_debug(*medium) as path, up(SYSTEMS[name], path) as running, opened(running) as disk:
+        assert disk.read(BAD) == reads
+        assert disk.read(GOOD) == 0 and disk.write(GOOD, b"g") == 0 and disk.holds(GOOD, b"g")
+        assert not running.server_died()
+    assert 1 <= told(tmp_path, "read") <= 5
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_vanished_device(up: Up, name: str) -> None:
+    """No request hangs, none succeeds, and all can be torn down."""
+    with scsi_debug() as path, up(SYSTEMS[name], path) as running, opened(running) as disk:
+        assert disk.write(GOOD, b"g") == 0
+        Path("/sys/block", Path(path).name, "device/delete").write_text("1")
+        assert disk.read(GOOD) != 0
+        assert disk.write(GOOD) != 0
+        assert not running.server_died()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A sparse file of the NVMe disk's size, with room for 1 MiB."""
+    point = tmp_path / "small"
+    point.mkdir()
+    run(["mount", "-t", "tmpfs", "-o", "size=1M", "small", point])
+    try:
+        file = point / "disk"
+        file.touch()
+        os.truncate(file, int(Path("/sys/block", Path(NVME).name, "size").read_text()) * SECTOR)
+        yield file
+    finally:
+        run(["umount", point])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_room(up: Up, name: str, small: Path) -> None:
+    _, _, full = ERRORS[name]
+    system = SYSTEMS[name]
+    served: SystemConfig = config(system.kind, mode=system.mode or "workers", direct="off", file=str(small))
+    with up(served) as running, opened(running) as disk:
+        assert disk.write(0, b"a") == 0
+        results = [disk.write(at) for at in range(MIB, 3 * MIB, LENGTH)]
+        assert set(results) == {0, full}, results
+        assert disk.holds(0, b"a") and disk.write(0, b"b") == 0 and disk.holds(0, b"b")
+        assert not running.server_died()

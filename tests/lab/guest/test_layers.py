@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Systems that the kernel serves, or somebody else's server: a verified disk, and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import MIB, Up, run
+from test_systems import read
+from userblk.harness.config import load_system
+from userblk.harness.systems import absent
+
+NVME = os.environ["LAB_NVME"]
+
+
+@pytest.mark.parametrize("name", ["loop", "dm-linear", "iblock", "nvme-tcp", "vduse"])
+def test_verified_data(up: Up, name: str) -> None:
+    system = load_system(name)
+    if reasons := absent(system):
+        pytest.skip(f"kernel: {'; '.join(reasons)}")
+    with up(system) as running:
+        disk = running.used.path
+        assert running.backing is not None and running.problems() == [] and not running.server_died()
+        run(
+            ["fio", "--name=verify", f"--filename={disk}", "--size=4M", "--rw=randwrite", "--bs=4k", "--direct=1",
+             "--ioengine=libaio", "--iodepth=16", "--fsync=64", "--verify=crc32c", "--verify_fatal=1"]
+        )  # fmt: skip
+        through = read(disk, 0, 4 * MIB)
+        assert any(through)
+    assert read(NVME, 0, 4 * MIB) == through
+
+
+def test_vduse_null(up: Up) -> None:
+    system = load_system("vduse-null")
+    if reasons := absent(system):
+        pytest.skip(f"kernel: {'; '.join(reasons)}")
+    with up(system) as running:
+        assert running.used.size == 256 * MIB and not any(read(running.used.path, 0, MIB))
