@@ -279,14 +279,16 @@ test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 
 # DIFFERENTIAL_SECONDS of each mode; DIFFERENTIAL_SEED repeats a run.
 DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
-test-differential: libfuse-3.18 ## random calls on an ext4 and through userblk-passthrough answer the same
-	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+DIFFERENTIAL_BLOCK_TESTS := tests/differential/test_differential_block.py
+test-differential: libfuse-3.18 plugins s3-server ## random calls on files, and requests to devices, do what an ext4 and a model do
+	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS) $(DIFFERENTIAL_BLOCK_TESTS)
 .PHONY: test-differential
 
-test-differential-long: libfuse-3.18 libfuse-3.17 fuse-passthrough ## the same for half an hour in each mode, with each libfuse
+test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for half an hour in each mode, with each libfuse
 	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
 	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
 	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
 .PHONY: test-differential-long
 
 test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
@@ -587,7 +589,8 @@ S3_SIMULATION_CALLS := $(addprefix pthread_,mutex_init mutex_destroy mutex_lock 
 	cond_init cond_destroy cond_wait cond_timedwait cond_signal cond_broadcast create join sigmask) \
 	sem_init sem_destroy sem_post sem_wait sched_yield sysconf clock_gettime time nanosleep usleep \
 	getrandom RAND_bytes open64 stat64 fstat64 fstatvfs64 flock read pread64 pwrite64 preadv64 pwritev64 \
-	ftruncate64 fallocate64 fdatasync unlink close
+	ftruncate64 fallocate64 fdatasync unlink close \
+	$(if $(findstring -fsanitize,$(OPT)),,malloc calloc aligned_alloc realloc free malloc_usable_size mmap64 munmap madvise)
 $(S3_SIMULATION_OBJS): CFLAGS_ALL += $(shell pkg-config --cflags $(S3_PACKAGES))
 $(S3_SIMULATION): $(S3_SIMULATION_OBJS) $(filter-out $(S3_STORE_OBJS),$(S3_OBJS)) $(BACKEND_OBJS)
 	@mkdir -p $(@D)
@@ -692,7 +695,7 @@ format-check: ## are all C files formatted
 VENV := build/venv
 export PYTHONPATH := $(CURDIR)/python
 
-SPDX_EXEMPT := ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
+SPDX_EXEMPT := ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
 # All checkers, then fails if one did.
 LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check
@@ -819,6 +822,7 @@ test-lab-instructions: ## counts of instructions, which repeat beside other load
 test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
 	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest
+	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=120 $(GUEST_TESTS) tests/lab/guest/test_differential.py
 .PHONY: test-lab-long
 
 test-lab-s3: s3-server fs-suites ## of both what is about the S3 device: mkfs to fsck, fio verify, fsx, a store that goes away
@@ -833,7 +837,7 @@ bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in t
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := test-deb fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
@@ -873,6 +877,23 @@ run-tests: all
 		echo '...'; tail -n 30 build/test/$$t.log; done | cut -c 1-400; \
 	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }; echo "all passed"
 .PHONY: run-tests
+
+SITE := build/site-venv/bin/mkdocs
+$(SITE): docs/requirements.txt
+	$(PYTHON) -m venv $(@D)/..
+	$(@D)/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+docs: $(SITE) ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(SITE) build -q --strict
+docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
+	NO_MKDOCS_2_WARNING=1 $(SITE) serve
+.PHONY: docs docs-serve
+
+deb: deps ## Debian packages of the committed tree, into build/deb (needs debhelper and dh-python)
+	packaging/make-deb
+test-deb: deps ## build them, install them into a bare Debian, use them, remove them
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/packages
+.PHONY: deb test-deb
 
 clean: ## remove what was built, but not the lab's root file system nor results
 	rm -rf $(filter-out build/lab build/deps build/s3-servers build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
