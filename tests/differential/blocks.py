@@ -60,6 +60,7 @@ class Limits:
     trim_unit: int = 0
     keeps: bool = True  # False: the null device, which reads as zeroes
     at_once: int = 16
+    torn: bool = False  # a page cache is below: a read beside a write may see a part of its sector
 
 
 class Target(Protocol):
@@ -138,7 +139,7 @@ class Model:
         for at, until in zip(ordered, ordered[1:], strict=False):
             yield at, until, [r for r in requests if r.offset <= at and until <= r.end and r.length]
 
-    def check(self, what: str, at: int, found: bytes, allowed: list[bytes]) -> None:
+    def check(self, what: str, at: int, found: bytes, allowed: list[bytes], torn: bool = False) -> None:
         if found in allowed:
             return
         for start in range(0, len(found), SECTOR):
@@ -146,7 +147,7 @@ class Model:
             if found[part] in [one[part] for one in allowed]:
                 continue
             # Of one write, of another, or of what was there: never a mixture, unless a byte is the unit.
-            if self.limits.unit < SECTOR and all(
+            if (torn or self.limits.unit < SECTOR) and all(
                 any(one[i] == found[i] for one in allowed) for i in range(start, min(start + SECTOR, len(found)))
             ):
                 continue
@@ -163,7 +164,8 @@ class Model:
         changes = [r for r in batch if r.op in ("write", "trim", "zero")]
         for at, until, over in self._pieces(changes, request.offset, request.end):
             allowed = [bytes(self.bytes[at:until]), *self._outcomes(over, at, until)]
-            self.check(str(request), at, found[at - request.offset : until - request.offset], allowed)
+            piece = found[at - request.offset : until - request.offset]
+            self.check(str(request), at, piece, allowed, torn=self.limits.torn)
 
     def after(self, batch: Batch, read: Callable[[int, int], bytes]) -> None:
         """Takes over what the batch has changed; read(offset, length) tells what is not certain."""
