@@ -853,29 +853,18 @@ test-lab-bullseye: s3-server ## the guest's part of test-lab on Debian 11: nbdki
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
 .PHONY: test-lab-bullseye
 
-# All of them, then fails if one did. Skips are listed; with CI=true tests/conftest.py makes
-# failures of those that an installation would have mended.
+# Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
+# Those of BESIDE have a guest or servers of their own, and run beside the others. RESUME=1: without what has passed
+# at this commit.
+BESIDE := test-lab test-s3
 test: deps ## all tests but the long ones
-	@$(MAKE) --no-print-directory run-tests RUN="$(TESTS)"
-test-long: deps ## the longer tests
+	@$(MAKE) --no-print-directory run-tests RUN="$(filter-out $(BESIDE),$(TESTS))" RUN_BESIDE="$(BESIDE)"
+test-long: deps ## the longer tests; RESUME=1 goes on after an interruption
 	@$(MAKE) --no-print-directory run-tests RUN="$(LONG_TESTS)"
 .PHONY: test test-long
 
-run-tests: all
-	@mkdir -p build/test; rm -f build/test/*.log; failed=; \
-	export PYTEST_ADDOPTS="-rs $$PYTEST_ADDOPTS"; \
-	for t in $(RUN); do \
-		printf '\n======== %s ========\n' $$t; began=$$SECONDS; \
-		$(MAKE) --no-print-directory $$t 2>&1 | tee build/test/$$t.log || failed+=" $$t"; \
-		echo "-------- $$t: $$((SECONDS - began)) s"; done; \
-	printf '\n======== summary ========\n'; \
-	grep -H '^SKIPPED' build/test/*.log | sed 's,^build/test/\(.*\)\.log:,\1: ,' || \
-		echo "nothing was skipped"; \
-	for t in $$failed; do \
-		printf '\n======== what failed in %s ========\n' $$t; \
-		grep -E '^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ' build/test/$$t.log | tail -n 60; \
-		echo '...'; tail -n 30 build/test/$$t.log; done | cut -c 1-400; \
-	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }; echo "all passed"
+run-tests: all s3-server
+	@$(PYTHON) tests/run.py $(if $(RESUME),--resume) $(RUN_BESIDE:%=--beside %) $(RUN)
 .PHONY: run-tests
 
 SITE := build/site-venv/bin/mkdocs

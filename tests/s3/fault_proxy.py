@@ -634,7 +634,9 @@ class FaultProxy:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                select.select([listener], [], [])
+                # Again and again: its number may have become another file's meanwhile.
+                if not select.select([listener], [], [], 0.2)[0]:
+                    continue
                 with self._changed:  # so that none is neither waiting nor known
                     client = Wire(listener.accept()[0])
                     self._connections[client] = _Connections(client)

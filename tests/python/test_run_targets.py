@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""tests/run.py: what it runs, records, leaves out and tells."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from userblk.harness import paths
+
+MAKEFILE = """
+passes:
+\t@echo ran >> passes.ran; echo 'SKIPPED [1] x.py:1: kernel: none'
+fails:
+\t@echo 'E   what went wrong'; test -e mended
+"""
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    assert paths.CHECKOUT is not None
+    (tmp_path / "tests").mkdir()
+    shutil.copy(paths.CHECKOUT / "tests/run.py", tmp_path / "tests")
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / ".gitignore").write_text("build\n*.ran\nmended\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def run(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "tests/run.py", *words], cwd=top, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [("fails", "passes"), ("--beside", "fails", "passes"), ("--beside=passes", "fails")])
+def test_a_failure_ends_nothing_and_is_told(top: Path, words: tuple[str, ...]) -> None:
+    result = run(top, *words)
+    assert result.returncode == 1
+    assert "FAILED: fails" in result.stdout
+    assert "E   what went wrong" in result.stdout.partition("what failed in fails")[2]
+    assert "passes: SKIPPED [1] x.py:1: kernel: none" in result.stdout
+    assert (top / "passes.ran").exists()
+    record = json.loads((top / "build/test/runs.json").read_text())
+    assert record["passes"]["exit"] == 0 and record["fails"]["exit"] == 2
+
+
+def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
+    run(top, "passes", "fails")
+    (top / "mended").touch()
+    result = run(top, "--resume", "passes", "fails")
+    assert result.returncode == 0 and "all passed" in result.stdout
+    assert (top / "passes.ran").read_text() == "ran\n"
+    run(top, "passes")
+    assert (top / "passes.ran").read_text() == "ran\nran\n"
+
+
+def test_another_tree_has_passed_nothing(top: Path) -> None:
+    run(top, "passes")
+    (top / "Makefile").write_text(MAKEFILE + "# changed\n")
+    run(top, "--resume", "passes")
+    assert (top / "passes.ran").read_text() == "ran\nran\n"

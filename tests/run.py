@@ -1,0 +1,140 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""
+Runs make targets one after the other, some beside them, and tells at the end what failed and what was skipped.
+
+    tests/run.py [--beside TARGET]... [--resume] TARGET...
+
+What each printed stays in build/test/TARGET.log; build/test/runs.json has the commit, the seconds and the exit status
+of each. With --resume those that passed at this commit, with this tree, are not run again. Exit status: 0, or 1 if
+one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parents[1]
+LOGS = TOP / "build/test"
+RUNS = LOGS / "runs.json"
+FAILURE = re.compile(r"^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ")
+MOST_LINES, MOST_COLUMNS = 60, 400
+
+
+def tree() -> str:
+    """The commit, and a mark if the files are not as it has them."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=TOP, capture_output=True, text=True, check=False).stdout.strip()
+
+    return (git("rev-parse", "HEAD") or "no repository") + ("-dirty" if git("status", "--porcelain") else "")
+
+
+class Runs:
+    """The record of what was run; each end is written at once, so that an interrupted run can be resumed."""
+
+    def __init__(self, commit: str) -> None:
+        self.commit = commit
+        self.lock = threading.Lock()
+        self.done: dict[str, dict[str, Any]] = json.loads(RUNS.read_text()) if RUNS.exists() else {}
+
+    def passed(self, target: str) -> bool:
+        run = self.done.get(target, {})
+        return run.get("commit") == self.commit and run.get("exit") == 0 and not self.commit.endswith("-dirty")
+
+    def end(self, target: str, seconds: float, status: int) -> None:
+        with self.lock:
+            self.done[target] = {"commit": self.commit, "seconds": round(seconds), "exit": status}
+            new = RUNS.with_suffix(".new")
+            new.write_text(json.dumps(self.done, indent=1, sort_keys=True) + "\n")
+            new.replace(RUNS)
+
+
+def run(target: str, runs: Runs, show: bool) -> None:
+    """show: print what it prints while it runs, else when it has ended."""
+    log = LOGS / f"{target}.log"
+    began = time.monotonic()
+    if show:
+        print(f"\n======== {target} ========", flush=True)
+    argv = ["make", "--no-print-directory", target]
+    env = os.environ | {"PYTEST_ADDOPTS": f"-rs {os.environ.get('PYTEST_ADDOPTS', '')}"}  # lists what was skipped
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            argv, cwd=TOP, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+            if show:
+                print(line, end="", flush=True)
+    seconds = time.monotonic() - began
+    runs.end(target, seconds, process.wait())
+    told = "" if show else f"\n======== {target}, beside the others ========\n{log.read_text()}"
+    print(f"{told}-------- {target}: {seconds:.0f} s", flush=True)
+
+
+def summary(targets: list[str], runs: Runs) -> int:
+    print("\n======== summary ========")
+    for target in targets:
+        one = runs.done[target]
+        print(f"{target}: {'passed' if one['exit'] == 0 else 'FAILED'}, {one['seconds']} s")
+    skips = 0
+    for target in targets:
+        for line in (LOGS / f"{target}.log").read_text(errors="replace").splitlines():
+            if line.startswith("SKIPPED"):
+                print(f"{target}: {line}")
+                skips += 1
+    if not skips:
+        print("nothing was skipped")
+    failed = [target for target in targets if runs.done[target]["exit"]]
+    for target in failed:
+        lines = (LOGS / f"{target}.log").read_text(errors="replace").splitlines()
+        told = [line for line in lines if FAILURE.search(line)][-MOST_LINES:] + ["..."] + lines[-30:]
+        print(f"\n======== what failed in {target} ========")
+        print("\n".join(line[:MOST_COLUMNS] for line in told))
+    if failed:
+        print("FAILED:", *failed)
+        return 1
+    print("all passed")
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Run make targets and tell what failed and what was skipped.")
+    parser.add_argument("--beside", metavar="TARGET", action="append", default=[], help="run it beside the others")
+    parser.add_argument("--resume", action="store_true", help="leave out what passed at this commit")
+    parser.add_argument("targets", metavar="TARGET", nargs="+", help="of the Makefile")
+    args = parser.parse_args(arguments)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    runs = Runs(tree())
+    asked = [*args.targets, *args.beside]
+    left = [target for target in asked if not (args.resume and runs.passed(target))]
+    if len(left) < len(asked):
+        print("passed at this commit already:", *(target for target in asked if target not in left))
+    beside = [target for target in args.beside if target in left]
+
+    def run_beside() -> None:
+        for target in beside:
+            run(target, runs, show=False)
+
+    thread = threading.Thread(target=run_beside)
+    thread.start()
+    for target in args.targets:
+        if target in left:
+            run(target, runs, show=True)
+    thread.join()
+    return summary(asked, runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
