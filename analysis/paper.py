@@ -28,7 +28,6 @@ from .statistics import Interval
 from .summaries import Campaign, SummaryError
 from .table import (
     DEVICES,
-    IMPROVEMENT,
     METRICS,
     NATIVE,
     SYSTEMS,
@@ -42,15 +41,17 @@ from .table import (
 METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2]}
 SUITES = {1: "bdus-block", 2: "bdus-fs"}  # of ours, by the paper's table
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
+MARGIN = 2.0  # of the comparison, in half widths that the paper allows its means
 EXAMPLES = 3  # cells that are named where a claim does not hold
 
 
 class Verdict(Enum):
-    """Of one of the paper's numbers. The first three are also said of cells that cannot be compared, of their shape."""
+    """Of one of the paper's numbers. The first four are also said of cells that cannot be compared, of their shape."""
 
     AGREES = "agrees"
     SAME = "same sign and order"
     DIFFERS = "differs"
+    UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
     NOT_MEASURED = "not measured"
 
@@ -66,6 +67,7 @@ PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
     Verdict.AGREES: "agree",
     Verdict.SAME: "have the same sign and order",
     Verdict.DIFFERS: "differ",
+    Verdict.UNDECIDED: "are undecided",
     ClaimVerdict.HOLDS: "hold",
     ClaimVerdict.FAILS: "do not hold",
     ClaimVerdict.OPEN: "are undecided",
@@ -75,7 +77,7 @@ PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
 
 @dataclass(frozen=True)
 class PaperCell:
-    """A number of the paper's and ours. bound: half width that the paper's may have.
+    """A number of the paper's and ours. bound: half width that the paper's may have; margin: of the comparison.
 
     shape: what the verdict would be if it could be compared, None where nothing was measured. reasons: why it cannot.
     """
@@ -88,6 +90,7 @@ class PaperCell:
     metric: Metric
     paper: float
     bound: float
+    margin: float
     ours: Interval | None
     n: int
     verdict: Verdict
@@ -164,7 +167,7 @@ class PaperComparison:
         measured = len(self.cells) - counts[Verdict.NOT_MEASURED]
         comparable = measured - counts[Verdict.NOT_COMPARABLE]
         missing = sorted({cell.system for cell in self.cells if cell.verdict is Verdict.NOT_MEASURED})
-        told = (Verdict.AGREES, Verdict.SAME, Verdict.DIFFERS)
+        told = (Verdict.AGREES, Verdict.SAME, Verdict.DIFFERS, Verdict.UNDECIDED)
         listed, whatever = (
             ", ".join(f"{count[verdict]:,} {PLURAL[verdict]}" for verdict in told) for count in (counts, shapes)
         )
@@ -260,15 +263,16 @@ class Span:
 
 
 def _span(interval: Interval) -> Span:
+    """What has no interval, such as a single run, may be anywhere."""
     low, high = interval.low, interval.high
-    return Span(interval.value if low is None else low, interval.value, interval.value if high is None else high)
+    if low is None or high is None:
+        return Span(-math.inf, interval.value, math.inf)
+    return Span(low, interval.value, high)
 
 
-def _noticeable(interval: Interval) -> Span:
-    """As _span(); where there is no interval, what the paper calls noticeable stands in for it."""
-    if interval.half is None:
-        return Span(interval.value - IMPROVEMENT, interval.value, interval.value + IMPROVEMENT)
-    return _span(interval)
+def _point(interval: Interval) -> Span:
+    """Of a printed number, as it stands."""
+    return Span(interval.value, interval.value, interval.value)
 
 
 def _bound(metric: Metric, table: int, device: str, workload: str, system: str, value: float) -> float:
@@ -294,31 +298,50 @@ def paper_span(table: Table, device: str, workload: str, system: str, metric: Me
     return Span(interval.value - bound, interval.value, interval.value + bound)
 
 
+def equivalence_margin(metric: Metric, table: int, device: str, workload: str, system: str, value: float) -> float:
+    """How far from one of the paper's numbers a number of ours counts as the same, in the number's unit.
+
+    Twice the half width that the paper allows its means: 10 % of the native value or of what is left of it (writes to
+    NVMe in Table 1: 20 %), 10 points of CPU.
+    """
+    limit = MARGIN * half_width_limit(metric, device, workload, 1.0, files=table == 2)
+    if metric.points:
+        return limit
+    return limit * abs(value if system == NATIVE else 100 + value)
+
+
 ZERO = Span(0.0, 0.0, 0.0)
 
 
-def _shape(ours: Table, paper: Table, device: str, workload: str, system: str, metric: Metric) -> Verdict | None:
-    """Agreement of a cell, whether it can be compared or not; None where we have nothing."""
+def judge_cell(ours: Table, paper: Table, device: str, workload: str, system: str, metric: Metric) -> Verdict | None:
+    """Agreement of a cell, whether it can be compared or not; None where we have nothing.
+
+    Two one-sided tests of half the error each: the interval lies within the margin around the paper's number, or
+    beyond it. What does neither, or is wider than the margin, is undecided.
+    """
     cell = ours.cell(device, workload, system, metric)
     interval = cell.mean if system == NATIVE else cell.difference
     theirs = paper_span(paper, device, workload, system, metric)
     if interval is None or theirs is None:
         return None
-    if interval.half is not None and not _span(interval).clear_of(theirs):
+    mine = _span(interval)
+    margin = equivalence_margin(metric, paper.number, device, workload, system, theirs.value)
+    if theirs.value - margin <= mine.low and mine.high <= theirs.value + margin:
         return Verdict.AGREES
-    if system == NATIVE:
-        return Verdict.DIFFERS
-    mine = _noticeable(interval)
-    if mine.clear_of(ZERO) != theirs.clear_of(ZERO):
+    if not mine.clear_of(Span(theirs.value - margin, theirs.value, theirs.value + margin)):
+        return Verdict.UNDECIDED
+    if system == NATIVE or mine.clear_of(ZERO) * theirs.clear_of(ZERO) < 0:
         return Verdict.DIFFERS
     for other in ours.systems:
         rival = ours.cell(device, workload, other, metric).difference
         theirs_rival = paper_span(paper, device, workload, other, metric)
         if other in (NATIVE, system) or rival is None or theirs_rival is None:
             continue
-        if mine.clear_of(_noticeable(rival)) * theirs.clear_of(theirs_rival) < 0:
+        if mine.clear_of(_span(rival)) * theirs.clear_of(theirs_rival) < 0:
             return Verdict.DIFFERS
-    return Verdict.SAME
+    if interval.half is None or interval.half > margin:
+        return Verdict.UNDECIDED
+    return Verdict.SAME if mine.clear_of(ZERO) == theirs.clear_of(ZERO) else Verdict.DIFFERS
 
 
 # ---- what can be compared --------------------------------------------------------------
@@ -388,6 +411,7 @@ def _compared(
             continue
         metric = next(metric for metric in METRICS if metric.id == name)
         bound = _bound(metric, paper.number, device, workload, system, interval.value)
+        margin = equivalence_margin(metric, paper.number, device, workload, system, interval.value)
         mine: Interval | None = None
         shape: Verdict | None = None
         reasons: tuple[str, ...] = ()
@@ -395,30 +419,42 @@ def _compared(
         if ours is not None:
             own: Cell = ours.cell(device, workload, system, metric)
             mine, n = (own.mean if system == NATIVE else own.difference), own.n
-            shape = _shape(ours, paper, device, workload, system, metric)
+            shape = judge_cell(ours, paper, device, workload, system, metric)
             if shape is not None:
                 reasons = reasons_of(system, device)
                 verdict = Verdict.NOT_COMPARABLE if reasons else shape
         place = (paper.number, host, device, workload, system, metric)
-        yield PaperCell(*place, interval.value, bound, mine, n, verdict, shape, reasons)
+        yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons)
 
 
 # ---- claims ---------------------------------------------------------------------------
 
 
-def _quantity(claim: Claim, cell: Cell, metric: Metric) -> Span | None:
-    if claim.of == "mean":
-        span = None if cell.mean is None else _span(cell.mean)
-    else:
-        span = None if cell.difference is None else _span(cell.difference)
-    if span is None:
+def _quantity(claim: Claim, cell: Cell, metric: Metric, printed: bool) -> Span | None:
+    interval = cell.mean if claim.of == "mean" else cell.difference
+    if interval is None:
         return None
+    span = _point(interval) if printed else _span(interval)
     if claim.of == "size":
         ends = sorted((abs(span.low), abs(span.high)))
         return Span(0.0 if span.low < 0 < span.high else ends[0], abs(span.value), ends[1])
-    if metric.sign > 0:
-        return Span(-span.high, -span.value, -span.low)
-    return span
+    return _negative(span) if metric.sign > 0 else span
+
+
+def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
+    """How far beyond a bound, at, a number of ours satisfies the claim: the half width that the paper allows its means.
+
+    5 % of what the bound leaves of native (writes to NVMe in Table 1: 10 %), 5 points of CPU. The paper's own numbers
+    have none but that they are printed.
+    """
+    if printed or not math.isfinite(at):
+        return EPSILON
+    limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table == 2)
+    if one.metric.points:
+        return limit
+    if claim.of == "mean":
+        return limit * abs(at)
+    return limit * abs(100 - one.metric.sign * at)
 
 
 def _shown(claim: Claim, cell: Cell) -> str:
@@ -474,7 +510,7 @@ def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
 
 
 def _judge(
-    claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None
+    claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
 ) -> tuple[bool | None, str] | None:
     """Whether one cell satisfies the claim (None: may or may not), with what it shows; None if it is not there."""
 
@@ -494,35 +530,42 @@ def _judge(
         other = cell_of(one, METRICS[1])
         if cell.difference is None or other is None or other.difference is None:
             return None
+        if not printed and None in (cell.difference.half, other.difference.half):
+            return None, "one run"
         product = (100 + cell.difference.value) * (100 + other.difference.value) / 1e4
         return abs(product - 1) * 100 <= claim.reciprocal, f"{product:.2f}"
-    span, value = _quantity(claim, cell, one.metric), _shown(claim, cell)
+    span, value = _quantity(claim, cell, one.metric, printed), _shown(claim, cell)
     if span is None:
         return None
     if rival is None:
-        below, above = _at_most(span, claim.most + EPSILON), _at_most(_negative(span), EPSILON - claim.least)
-        return _both(below, above), value
+        most = claim.most + _tolerance(claim, one, claim.most, printed)
+        least = claim.least - _tolerance(claim, one, claim.least, printed)
+        return _both(_at_most(span, most), _at_most(_negative(span), -least)), value
     other = cell_of(rival, rival.metric)
-    against = None if other is None else _quantity(claim, other, rival.metric)
-    if against is None:
+    against = None if other is None else _quantity(claim, other, rival.metric, printed)
+    if other is None or against is None:
         return None
     gap = Span(span.low - against.high, span.value - against.value, span.high - against.low)
-    shown = value if other is None else f"{value} against {_shown(claim, other)}"
+    shown = f"{value} against {_shown(claim, other)}"
+    tolerance = _tolerance(claim, one, against.value, printed)
     if claim.near is not None:
-        limit = claim.near + EPSILON
+        limit = claim.near + tolerance
         return _both(_at_most(gap, limit), _at_most(_negative(gap), limit)), shown
-    return _at_most(gap, claim.margin + EPSILON), shown
+    return _at_most(gap, claim.margin + tolerance), shown
 
 
-def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows) -> ClaimResult:
-    """tables: where it is checked, by number. rows: the paper's, so that what was not measured is counted as such."""
+def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: bool = False) -> ClaimResult:
+    """tables: where it is checked, by number. rows: the paper's, so that what was not measured is counted as such.
+
+    printed: they are the paper's own, to be taken as they stand.
+    """
     counts: Counter[bool | None] = Counter()
     missing = 0
     against = []
     for one in _instances(claim, rows):
         rivals: Iterable[_Instance | None] = (None,) if claim.than is None else _rivals(claim, one)
         for rival in rivals:
-            judged = _judge(claim, tables, one, rival)
+            judged = _judge(claim, tables, one, rival, printed)
             if judged is None:
                 missing += 1
                 continue
@@ -552,7 +595,7 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], configs: Pat
     first = {number: next((t for t in tables if t.suite == SUITES[number]), None) for number in paper}
     checked = {number: table for number, table in first.items() if table is not None}
     rows = {number: table.rows for number, table in paper.items()}
-    results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows)) for claim in claims]
+    results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows, printed=True)) for claim in claims]
     return PaperComparison(tuple(cells), tuple(results))
 
 
@@ -587,6 +630,7 @@ def as_json(comparison: PaperComparison) -> dict[str, Any]:
             "metric": cell.metric.id,
             "paper": cell.paper,
             "paper_half": round(cell.bound, 3),
+            "margin": round(cell.margin, 3),
             "value": cell.ours.value if cell.ours else None,
             "low": cell.ours.low if cell.ours else None,
             "high": cell.ours.high if cell.ours else None,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from userblk.analysis.paper import (
     as_json,
     check_claim,
     compare_with_paper,
+    equivalence_margin,
+    judge_cell,
     load_claims,
     paper_tables,
     terminal,
@@ -52,7 +55,7 @@ UNPRINTED = {"write-nvme-variability", "files-nvme-variability"}  # about interv
 @pytest.mark.parametrize("name", CLAIMS)
 def test_claims_hold_in_the_papers_own_tables(name: str) -> None:
     """They are read rightly, then; with the exceptions that are known."""
-    result = check_claim(CLAIMS[name], PAPER, ROWS)
+    result = check_claim(CLAIMS[name], PAPER, ROWS, printed=True)
     if name in OMITTED | UNPRINTED:
         assert result.verdict is ClaimVerdict.NOT_MEASURED
     elif name in CONTRADICTED:
@@ -60,6 +63,17 @@ def test_claims_hold_in_the_papers_own_tables(name: str) -> None:
     else:
         assert result.verdict is ClaimVerdict.HOLDS, result.against
         assert result.undecided == 0
+
+
+WORDS = {0.0, 5.0}  # bounds that no number of the text states: more than nothing, nothing perceptible
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_bounds_are_the_papers_words(name: str) -> None:
+    """Not what happens to be the extreme cell: what is neither a word's nor in the sentence is no bound."""
+    claim = CLAIMS[name]
+    for bound in (claim.least, claim.most):
+        assert math.isinf(bound) or bound in WORDS or f"{bound:g}" in claim.text, bound
 
 
 def test_every_section_has_claims() -> None:
@@ -80,11 +94,15 @@ def claim(**changes: object) -> Claim:
     return Claim(**fields | changes)  # type: ignore[arg-type]
 
 
-def table_with(values: dict[tuple[str, str], tuple[float, float]], number: int = 1) -> Table:
-    """Cells by workload and system: throughput's difference and its half width."""
+def interval(value: float, half: float | None) -> Interval:
+    return Interval(value) if half is None else Interval(value, value - half, value + half)
+
+
+def table_with(values: dict[tuple[str, str], tuple[float, float | None]], number: int = 1) -> Table:
+    """Cells by workload and system: throughput's difference and its half width, None for a single run."""
     cells = {
         ("sata", workload, system, THROUGHPUT.id): Cell(
-            5, 0, Interval(1.0, 0.9, 1.1), Interval(value, value - half, value + half), frozenset()
+            5 if half else 1, 0, Interval(1.0, 0.9, 1.1), interval(value, half), frozenset()
         )
         for (workload, system), (value, half) in values.items()
     }
@@ -99,18 +117,23 @@ A, B = "seq-read-1th-4k", "seq-read-1th-128k"
 @pytest.mark.parametrize(
     ("values", "changes", "verdict"),
     [
+        # 25 % and the paper's 5 % of the 75 % that are left: 28.75.
         ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-20, 1)}, {"most": 25.0}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-27, 1)}, {"most": 25.0}, ClaimVerdict.HOLDS),
         ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-30, 1)}, {"most": 25.0}, ClaimVerdict.FAILS),
-        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-25, 2)}, {"most": 25.0}, ClaimVerdict.OPEN),
+        ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-28, 2)}, {"most": 25.0}, ClaimVerdict.OPEN),
+        ({(A, "nbdkit"): (-20, None)}, {"most": 25.0}, ClaimVerdict.OPEN),
         ({(A, "nbdkit"): (-20, 1), (B, "nbdkit"): (-30, 1)}, {"most": 25.0, "share": 0.5}, ClaimVerdict.HOLDS),
-        ({(A, "nbdkit"): (-20, 1)}, {"least": 21.5}, ClaimVerdict.FAILS),
+        ({(A, "nbdkit"): (-20, 1)}, {"least": 22.5}, ClaimVerdict.HOLDS),
+        ({(A, "nbdkit"): (-20, 1)}, {"least": 26.5}, ClaimVerdict.FAILS),
         ({(A, "nbdkit"): (20, 1)}, {"most": 0.0}, ClaimVerdict.HOLDS),
         ({(A, "tcmu"): (-20, 1)}, {"most": 25.0}, ClaimVerdict.NOT_MEASURED),
         ({(A, "nbdkit"): (-20, 1), (A, "tcmu"): (-30, 1)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.HOLDS),
         ({(A, "nbdkit"): (-30, 1), (A, "tcmu"): (-20, 1)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.FAILS),
         ({(A, "nbdkit"): (-30, 6), (A, "tcmu"): (-20, 6)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.OPEN),
+        ({(A, "nbdkit"): (-20, 1), (A, "tcmu"): (-50, None)}, {"than": {"systems": ["tcmu"]}}, ClaimVerdict.OPEN),
         (
-            {(A, "nbdkit"): (-23, 1), (A, "tcmu"): (-20, 1)},
+            {(A, "nbdkit"): (-27, 1), (A, "tcmu"): (-20, 1)},
             {"than": {"systems": ["tcmu"]}, "margin": 5.0},
             ClaimVerdict.HOLDS,
         ),
@@ -125,7 +148,7 @@ A, B = "seq-read-1th-4k", "seq-read-1th-128k"
     ],
 )
 def test_claims_by_hand(
-    values: dict[tuple[str, str], tuple[float, float]], changes: dict[str, object], verdict: ClaimVerdict
+    values: dict[tuple[str, str], tuple[float, float | None]], changes: dict[str, object], verdict: ClaimVerdict
 ) -> None:
     table = table_with(values)
     assert check_claim(claim(**changes), {1: table}, {1: table.rows}).verdict is verdict
@@ -243,3 +266,39 @@ def test_what_is_shown(comparison: PaperComparison) -> None:
     assert len(records) == len(value["cells"]) == 1365 and len(value["claims"]) == len(CLAIMS)
     assert {record["verdict"] for record in records} == {"not comparable", "not measured"}
     json.dumps(value)
+
+
+# ---- equivalence --------------------------------------------------------------------------
+
+# The paper: nbdkit -16.9 % there, so that the margin is 10 % of 83.1.
+PLACE = ("sata", A, "nbdkit", THROUGHPUT.id)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "verdict"),
+    [
+        (-16.9, 1.0, Verdict.AGREES),
+        (-16.9, 8.2, Verdict.AGREES),
+        (-16.9, 8.4, Verdict.UNDECIDED),  # too wide to show that it is the same
+        (-22.0, 2.0, Verdict.AGREES),
+        (-22.0, 6.0, Verdict.UNDECIDED),
+        (-60.0, 90.0, Verdict.UNDECIDED),  # two runs that differ: overlap with everything
+        (-16.9, None, Verdict.UNDECIDED),  # one run
+        (-40.0, 2.0, Verdict.SAME),
+        (-60.0, 20.0, Verdict.UNDECIDED),  # not the same, and too wide to say more
+        (20.0, 2.0, Verdict.DIFFERS),
+        (200.0, 100.0, Verdict.DIFFERS),
+    ],
+)
+def test_cells_are_compared_by_equivalence(value: float, half: float | None, verdict: Verdict) -> None:
+    ours = table_with({(A, "nbdkit"): (value, half)})
+    assert judge_cell(ours, PAPER[1], *PLACE[:3], THROUGHPUT) is verdict
+
+
+def test_margins_are_twice_the_papers_limits() -> None:
+    assert equivalence_margin(THROUGHPUT, 1, "sata", A, "nbdkit", -20.0) == pytest.approx(8.0)
+    assert equivalence_margin(LATENCY, 1, "sata", A, "nbdkit", 900.0) == pytest.approx(100.0)
+    assert equivalence_margin(THROUGHPUT, 1, "nvme", "rand-write-1th-4k", "nbdkit", -20.0) == pytest.approx(16.0)
+    assert equivalence_margin(THROUGHPUT, 2, "nvme", "rand-write-1th-4k", "nbdkit", -20.0) == pytest.approx(8.0)
+    assert equivalence_margin(THROUGHPUT, 1, "sata", A, "native", 50.0) == pytest.approx(5.0)
+    assert equivalence_margin(CPU, 1, "sata", A, "nbdkit", 3.0) == 10.0
