@@ -19,6 +19,7 @@ from .rootfs import Tree, die_with_parent, locked
 MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
 MODULE = "userblk_ssd.ko"
+CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be told
 
 # What the module wants of every disk beside its name, serial and size.
@@ -67,8 +68,8 @@ def _read(name: str, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, 
         raise LabError(f"{path}: {error.strerror}; restore it, or use --clock real") from None
     except ValueError as error:
         raise LabError(f"{path}: {error}") from None
-    if odd := sorted({*texts, *numbers} ^ values.keys()):
-        known = ", ".join((*texts, *numbers))
+    if odd := sorted({*texts, *numbers, CALIBRATION} ^ values.keys()):
+        known = ", ".join((*texts, *numbers, CALIBRATION))
         raise LabError(f"{path}: {odd[0]}: {'unknown' if odd[0] in values else 'missing'}; its keys are {known}")
     for key in numbers:
         if type(values[key]) is not int or values[key] < 0:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from userblk.analysis import costs, failover, latex, render, report, store_figures, sweep
+from userblk.analysis import costs, failover, latex, model, render, report, store_figures, sweep
 from userblk.analysis.paper import paper_tables
 from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
@@ -103,11 +103,15 @@ def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
 
 def table_command(args: argparse.Namespace) -> int:
     reports: list[Report] = []
+    if args.model and args.campaign == PAPER:
+        raise ConfigError(f"model: {PAPER} is what models are compared with; name a campaign")
     if args.campaign == PAPER:
         tables = list(paper_tables(paths.CONFIGS).values())
     else:
         directory = find_campaign(args.campaign, args.results)
         tables, reports = tables_of(directory), reports_of(directory)
+        if args.model:
+            reports, tables = [model.beside_paper(read_campaign(directory), tables, paths.CONFIGS)], []
         if not tables and not reports:
             raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
     if args.json:
@@ -239,6 +243,12 @@ def add_commands(add: Add) -> None:
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     table.add_argument("--ci", action="store_true", help="show half widths of the 95 %% confidence intervals")
+    table.add_argument(
+        "--model",
+        action="store_true",
+        help="instead: native throughput of a campaign in virtual time beside the paper's, and which cells the models"
+        " are set from",
+    )
     table.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE")
     counted = add("costs", "print what operations cost in syscalls, context switches, bytes: no timings", costs_command)
     counted.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")
