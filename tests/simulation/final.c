@@ -21,8 +21,9 @@ struct walk {
 	struct s3_volume *engine;
 	size_t base;
 	struct s3_root roots[ROOTS]; /* also of snapshots */
-	unsigned n_roots, light, full;
-	uint64_t oldest_full;
+	unsigned n_roots, full;
+	unsigned old_light; /* before the newest full one */
+	uint64_t oldest_full, newest_full;
 };
 
 /* ---- checkpoints: what the roots and snapshots that there are name ----------------------------
@@ -38,15 +39,30 @@ static void note_root(void *opaque, const char *key, const uint8_t *data, size_t
 		(name.kind != S3_NAME_ROOT && name.kind != S3_NAME_SNAPSHOT) ||
 		s3_root_decode(data, length, w->engine->super.uuid, &root) != S3_GOOD)
 		return;
-	if (name.kind == S3_NAME_ROOT && root.base != root.seq) {
-		w->light += !late;
-	} else if (name.kind == S3_NAME_ROOT) {
+	if (root.base != root.seq)
+		return;
+	if (name.kind == S3_NAME_ROOT) {
 		w->full += !late;
 		if (w->oldest_full == 0 || root.seq < w->oldest_full)
 			w->oldest_full = root.seq;
+		if (!late && root.seq > w->newest_full)
+			w->newest_full = root.seq;
 	}
 	if (w->n_roots < ROOTS)
 		w->roots[w->n_roots++] = root;
+}
+
+static void count_light(
+	void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
+{
+	struct walk *w = opaque;
+	struct s3_name name;
+	struct s3_root root;
+
+	if (!late && s3_name_parse(key + w->base, &name) && name.kind == S3_NAME_ROOT &&
+		name.number < w->newest_full &&
+		s3_root_decode(data, length, w->engine->super.uuid, &root) == S3_GOOD)
+		w->old_light += root.base != root.seq;
 }
 
 static bool is_named(const struct walk *w, const struct s3_name *name)
@@ -77,8 +93,11 @@ static void look_at_other(const struct walk *w, const char *key, const struct s3
 		fine = true;
 		break;
 	case S3_NAME_ROOT:
-		/* The newest and the one before it, and of each the full one. */
-		fine = w->light <= 2 && w->full <= 2;
+		/*
+		 * The newest full one and the one before it, and what is between them that was the
+		 * newest then. Light ones that follow stay until the next full one.
+		 */
+		fine = name->number > w->newest_full || (w->old_light <= 1 && w->full <= 2);
 		break;
 	case S3_NAME_REGION:
 		fine = is_named(w, name);
@@ -208,6 +227,7 @@ void final_check(struct volume *v)
 		run_check(&l);
 		prune(&l);
 		store_each(prefix, note_root, &w);
+		store_each(prefix, count_light, &w);
 		store_each(prefix, look, &w);
 	}
 	r = backend_close(l.device);
