@@ -9,14 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/read/internal.h"
 #include "backends/s3/recovery/internal.h"
+#include "backends/s3/state/cache.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/support.h"
 
@@ -130,6 +134,148 @@ static void test_fence_behind_our_own_object(void **state)
 	device_close(&b);
 	device_close(&a);
 	fake_store_reset();
+}
+
+static int create_other(struct device *d)
+{
+	return s3_snapshot_create(volume_of(d), "t");
+}
+
+/*
+ * A's snapshot is stored when B has taken over, and B does not know of it. A reader that saw it
+ * makes no clone of it once a root of B's is there.
+ */
+static void test_clone_of_what_a_successor_does_not_know(void **state)
+{
+	struct device a, b, reader;
+	struct job snapshot;
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	fake_store_hold(S3_PUT, "/snap/s/root");
+	start(&snapshot, &a, create_snapshot);
+	fake_store_wait_held(S3_PUT, "/snap/s/root");
+	reopen(&b);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_not_equal(end(&snapshot), 0);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "clone"), -EBUSY);
+	assert_int_equal(create_other(&b), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "clone"), -ENOENT);
+	assert_int_equal(fake_store_object("/clone/super", NULL, 0), SIZE_MAX);
+	device_close(&reader);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* Number of the open volume's next object of the log, as the end of its key. */
+static void next_log_key(struct device *d, unsigned skip, char key[64])
+{
+	unsigned long long number = volume_of(d)->next_seq + skip;
+
+	snprintf(key, 64, "log/%02llx/%016llx", number & 0xff, number);
+}
+
+/* Has other data push all that is cached out. */
+static void forget_cached(struct device *d)
+{
+	static const uint8_t other[1 << 20];
+
+	for (uint64_t id = 1000; id < 1100; id++)
+		s3_cache_insert(volume_of(d)->cache, 0, id, other, sizeof other);
+}
+
+/* Waits until an object of the log is stored, and what it holds in the cache. */
+static void wait_until_cached(struct device *d, uint64_t seq)
+{
+	struct s3_volume *v = volume_of(d);
+	bool cached = false;
+
+	while (!cached) {
+		usleep(1000);
+		pthread_mutex_lock(&v->lock);
+		cached = v->uploaded[seq % S3_WINDOW] && !v->resident[seq % S3_WINDOW];
+		pthread_mutex_unlock(&v->lock);
+	}
+}
+
+static void forget_checksums(struct device *d)
+{
+	struct s3_crc_cache *crcs = volume_of(d)->crcs;
+	uint64_t limit = crcs->limit;
+
+	pthread_mutex_lock(&crcs->lock);
+	crcs->limit = 0;
+	s3_crcs_shrink(crcs);
+	crcs->limit = limit;
+	pthread_mutex_unlock(&crcs->lock);
+}
+
+static int write_far_away(struct device *d)
+{
+	return write_block(d, 2, 3);
+}
+
+/* The object of another writer's in place of one: its header, with another epoch. */
+static void replace_object(const char *key, unsigned epoch)
+{
+	char whole[80];
+	uint8_t object[64 << 10];
+	size_t length = fake_store_object(key, object, sizeof object);
+	uint32_t header;
+
+	assert_true(length <= sizeof object);
+	header = (uint32_t)s3_le_load(object + 16, 4);
+	memset(object + header, 0xee, length - header);
+	s3_le_store(object + 48, s3_le_load(object + 48, 8) + epoch, 8);
+	s3_le_store(object + 20, 0, 4);
+	s3_le_store(object + 20, s3_crc32c(0, object, header), 4);
+	snprintf(whole, sizeof whole, "userblk/v/%s", key);
+	fake_store_set(whole, object, length);
+}
+
+/*
+ * A has stored an object behind one that is still on its way, and reads from it when B has put
+ * something else in its place: nothing is damaged. checksums: A still has those of what it wrote.
+ */
+static void read_what_was_replaced(bool checksums)
+{
+	char held[64], key[64];
+	struct job first, second;
+	uint8_t block[BLOCK];
+	struct device a;
+
+	create(&a, "size=64M");
+	next_log_key(&a, 0, held);
+	next_log_key(&a, 1, key);
+	fake_store_hold(S3_PUT, held);
+	start(&first, &a, write_next);
+	fake_store_wait_held(S3_PUT, held);
+	start(&second, &a, write_far_away);
+	wait_until_cached(&a, volume_of(&a)->frontier + 2);
+	replace_object(key, 2);
+	forget_cached(&a);
+	if (!checksums)
+		forget_checksums(&a);
+	assert_int_equal(device_read(&a, block, BLOCK, 2 * (uint64_t)BLOCK), -EIO);
+	assert_null(strstr(a.told.error, "backup"));
+	assert_holds(
+		a.told.error, checksums ? "see whether another server" : "another writer took");
+	s3_volume_fail(volume_of(&a), -EIO, "test");
+	fake_store_release(S3_PUT, NULL);
+	assert_int_not_equal(end(&first), 0);
+	assert_int_not_equal(end(&second), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
+static void test_reading_what_was_replaced(void **state)
+{
+	(void)state;
+	read_what_was_replaced(true);
+	read_what_was_replaced(false);
 }
 
 /* However much is uploaded beside it. */
@@ -554,6 +700,25 @@ static void test_late_deletion_of_an_orphan(void **state)
 	fake_store_reset();
 }
 
+/* A deletion ended between its copy of the super object and the deletion of that. */
+static void test_copy_of_a_deletion_that_did_not_begin(void **state)
+{
+	uint8_t super[4096];
+	struct device a;
+	size_t length;
+
+	(void)state;
+	create(&a, "size=64M;gc-delay=0");
+	length = fake_store_object("/v/super", super, sizeof super);
+	fake_store_set("userblk/v/deleted", super, length);
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(collect(&a), 0);
+	assert_int_equal(fake_store_object("/v/deleted", NULL, 0), SIZE_MAX);
+	assert_int_not_equal(fake_store_object("/v/super", NULL, 0), SIZE_MAX);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /* ---- the size -----------------------------------------------------------------------------------
  */
 
@@ -842,6 +1007,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_fence_behind_our_own_object),
+		cmocka_unit_test(test_clone_of_what_a_successor_does_not_know),
+		cmocka_unit_test(test_reading_what_was_replaced),
 		cmocka_unit_test(test_not_fenced_while_it_writes),
 		cmocka_unit_test(test_base_is_deleted_before_the_fence),
 		cmocka_unit_test(test_reader_whose_roots_are_deleted),
@@ -852,6 +1019,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_snapshot),
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
+		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
 		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),

@@ -19,7 +19,7 @@
 #include "backends/s3/log/log.h"
 #include "backends/s3/state/object_table.h"
 
-/* Orphans in gc/ are looked for that often. */
+/* Orphans are looked for that often. */
 #define SWEEP_NS UINT64_C(86400000000000)
 
 /* ---- garbage: dead objects -------------------------------------------------------------- */
@@ -142,12 +142,33 @@ static int sweep_object(void *opaque, const struct s3_listed *listed)
 	return r;
 }
 
+/*
+ * Deletes the copy of the super object that a deletion left which got no further. The volume is
+ * there and in use: who deletes it now has fenced us first, and who began before we opened it has
+ * ended by now.
+ */
+static int sweep_copy(void *opaque, const struct s3_listed *listed)
+{
+	const struct sweep *s = opaque;
+	struct s3_volume *v = s->v;
+	struct s3_request req;
+	struct s3_name name;
+	int r;
+
+	if (!s3_name_parse(listed->key + strlen(v->base), &name) || name.kind != S3_NAME_DELETED ||
+		listed->modified > s->before)
+		return 0;
+	r = s3_check_not_fenced(v);
+	return r ? r : s3_volume_delete(v, listed->key, &req);
+}
+
 void s3_gc_sweep(struct s3_volume *v)
 {
 	struct sweep s = {.v = v, .before = time(NULL) - (int64_t)(v->gc_delay_ns / 1000000000)};
 	struct s3_request req;
 
 	s3_volume_list(v, "gc/", false, sweep_object, &s, &req);
+	s3_volume_list(v, "deleted", false, sweep_copy, &s, &req);
 	v->next_sweep_ns = s3_now() + SWEEP_NS;
 }
 

@@ -13,6 +13,7 @@
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/base/iov.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/seal.h"
 #include "backends/s3/core/volume.h"
@@ -169,6 +170,28 @@ static int restore(const struct s3_get *g, uint32_t *bad)
 	return r;
 }
 
+/*
+ * An object is not what was written. True: because another writer has taken over, or may have,
+ * which is told. He replaces what he has not seen, and that is beyond what is durable here.
+ */
+static bool is_overtaken(struct s3_volume *v, uint8_t origin, uint64_t id, const char *key)
+{
+	uint64_t durable;
+
+	if (atomic_load(&v->fenced))
+		return true;
+	pthread_mutex_lock(&v->lock);
+	durable = v->frontier;
+	pthread_mutex_unlock(&v->lock);
+	if (origin || id & S3_GC || id <= durable)
+		return false;
+	backend_error(&v->host,
+		"volume=%s: object %s is not what was written; see whether another server has "
+		"taken the volume over",
+		v->name, key);
+	return true;
+}
+
 static void submit_get(struct s3_get *g);
 
 /* Data, or checksums, or both are there. */
@@ -215,10 +238,11 @@ static void end_get_part(struct s3_get *g, int result)
 		submit_get(g);
 		return;
 	}
-	backend_error(&v->host,
-		"volume=%s: block %" PRIu32 " of the data of object %s is damaged; run a check and "
-		"restore it from a backup",
-		v->name, bad, g->key);
+	if (!is_overtaken(v, g->object.origin, g->object.id, g->key))
+		backend_error(&v->host,
+			"volume=%s: block %" PRIu32 " of the data of object %s is damaged; run a "
+			"check and restore it from a backup",
+			v->name, bad, g->key);
 	end_get(g, -EIO);
 }
 
@@ -360,6 +384,12 @@ static void check_header(struct s3_crcs *e)
 
 	check = s3_header_decode(
 		e->iov.iov_base, e->iov.iov_len, s3_volume_origin_uuid(v, e->origin), &header);
+	/* Another one's, in place of ours. */
+	if (check == S3_GOOD && v->ours && e->origin == 0 && header.epoch > v->epoch) {
+		s3_volume_fence(v, "another writer took the volume over");
+		load_done(e, -EIO);
+		return;
+	}
 	if (check == S3_GOOD && (s3_crcs_tag(e->origin, header.id) != e->id ||
 					header.n_crc != e->n || !s3_seal_fits(v, &header)))
 		check = S3_INVALID;
@@ -370,9 +400,11 @@ static void check_header(struct s3_crcs *e)
 		atomic_fetch_add(&v->stats.crc_retries, 1);
 		submit_load(e);
 	} else {
-		backend_error(&v->host,
-			"volume=%s: object %s %s; run a check and restore it from a backup",
-			v->name, e->key, s3_check_text(check));
+		/* The tag of an object of this volume is its number. */
+		if (!is_overtaken(v, e->origin, e->id, e->key))
+			backend_error(&v->host,
+				"volume=%s: object %s %s; run a check and restore it from a backup",
+				v->name, e->key, s3_check_text(check));
 		load_done(e, -EIO);
 	}
 }
