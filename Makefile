@@ -693,7 +693,7 @@ format-check: ## are all C files formatted
 # ---- checkers and Python tests ------------------------------------------------
 
 VENV := build/venv
-export PYTHONPATH := $(CURDIR)/python
+export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
 
 SPDX_EXEMPT := ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
@@ -805,7 +805,7 @@ BENCH_OPTIONS = $(if $(SATA),--sata $(SATA)) $(if $(NVME),--nvme $(NVME)) $(if $
 	$(if $(WHERE),--where $(WHERE)) $(if $(SEED),--seed $(SEED)) $(if $(RESULTS),--results '$(RESULTS)') \
 	$(if $(STORE),--store '$(STORE)') $(if $(DRY_RUN),--dry-run)
 
-GUEST_TESTS = env PYTHONPATH=/userblk/python CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
+GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
 LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot

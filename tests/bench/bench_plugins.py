@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import paired
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
 from nbdkit_server import Nbdkit, plugin_path
 
 SCHEMA = 1

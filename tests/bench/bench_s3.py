@@ -28,10 +28,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import paired
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import BUCKET, REGION, ROOT, Store, Versitygw, started

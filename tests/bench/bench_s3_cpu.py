@@ -29,10 +29,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import paired
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import Store, Versitygw, started

@@ -21,10 +21,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import paired
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import ROOT, Store, Versitygw, started

@@ -20,10 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import paired
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "s3"))
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import Store, Versitygw, started

@@ -25,10 +25,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paired import paired_ratio
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "python"))
+sys.path.insert(0, str(CHECKOUT / "tests/support"))
+from paired import paired_ratio  # noqa: E402
 
 SCHEMA = 1
 MIB = 1 << 20

@@ -164,21 +164,6 @@ def _unlike(*views: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: view.get(key) for key in keys} for view in views]
 
 
-def shrink(calls: Sequence[Call], fails: Callable[[Sequence[Call]], bool]) -> list[Call]:
-    """The fewest of the calls that still fail, as far as leaving some out leads there."""
-    rest, size = list(calls), max(1, len(calls) // 2)
-    while size:
-        start = 0
-        while start < len(rest):
-            fewer = rest[:start] + rest[start + size :]
-            if fails(fewer):
-                rest = fewer
-            else:
-                start += size
-        size //= 2
-    return rest
-
-
 def program(calls: Sequence[Call], options: Sequence[str]) -> str:
     """Python that makes the calls in the directory it is given and prints what they answer."""
     body = "".join(f"    {call!r},\n" for call in calls)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 from block_targets import FileTarget, NbdTarget
 from blocks import Limits, search
+from device import ServeS3
 from fuse_mount import DISK_PROGRAM, Mount, ext4, lacking_for_fuse, launch
 from nbdkit_server import Nbdkit, missing_components, nbd, plugin_path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "s3"))
-from device import ServeS3  # noqa: E402
-from servers import KINDS, started  # noqa: E402
+from servers import KINDS, started
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each way
 MIB = 1 << 20

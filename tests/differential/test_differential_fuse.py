@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
-from sequences import Call, Difference, draw, program, replay, shrink
+from sequences import Call, Difference, draw, program, replay
+from shrinking import shrink
 from world import World
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each mode

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/s3"), str(ROOT / "python")]
+from fault_proxy import FaultProxy
+from servers import BUCKET, Versitygw, started
+from userblk.lab.guest import HOST
 
-from fault_proxy import FaultProxy  # noqa: E402
-from servers import BUCKET, Versitygw, started  # noqa: E402
-from userblk.lab.guest import HOST  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Orders(socketserver.ThreadingTCPServer):

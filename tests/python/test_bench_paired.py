@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from paired import (  # noqa: E402
+from paired import (
     Ratio,
     is_chosen,
     line_of,

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
-
 from device import ServeS3
 from fault_proxy import FaultProxy
 from servers import BUCKET, KINDS, S3Client, Store, client, started

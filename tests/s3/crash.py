@@ -39,7 +39,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "component"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from device import PREFIX, feature_settings, parameters, volume_directory
 from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write

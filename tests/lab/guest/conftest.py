@@ -7,21 +7,18 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY
 from userblk.harness.blockdev import identify
 from userblk.harness.commands import Recorder
 from userblk.harness.config import SystemConfig
 from userblk.harness.systems import Running, bring_up, load_modules, modules
 from userblk.harness.systems.command import module_there
 from userblk.harness.teardown import Teardown
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "s3"))
-from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY  # noqa: E402
 
 RELEASE = os.environ["LAB_RELEASE"]
 BUILD = f"build/{RELEASE}"

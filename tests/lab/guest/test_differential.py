@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from block_targets import FileTarget, SgTarget
+from blocks import Batch, Limits, Model, Request, search
 from conftest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import SECTOR, Image, entries, logged, mark
 from userblk.harness.config import SystemConfig
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "differential"))
-from block_targets import FileTarget, SgTarget  # noqa: E402
-from blocks import Batch, Limits, Model, Request, search  # noqa: E402
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
 SIZE = MIB

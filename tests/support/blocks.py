@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sequences import shrink
+from shrinking import shrink
 
 SECTOR = 512
 POOL = random.Random(1).randbytes(65521)  # prime, so that no shift by whole blocks gives the same data
