@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .render import ends, new_grid, signed
 from .statistics import ALPHA, Interval, difference_interval, holm, mean_interval, ratio_interval, welch_p
-from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
+from .summaries import Campaign, Run, SummaryError, first_environments, lab_banner
 from .table import DEVICES, METRICS, SYSTEMS, Metric, row_order
 
 NOT_COMPARED = ("load", "memory")  # of environment.json: what is different in every run
@@ -90,18 +90,8 @@ def _samples(runs: Sequence[Run], by_host: bool) -> dict[Place, dict[str, list[f
 
 
 def environments(campaign: Campaign) -> dict[str, dict[str, Any]]:
-    """environment.json of the first run on each host; {} where it cannot be read."""
-    first: dict[str, Run] = {}
-    for run in sorted(campaign.runs, key=lambda run: run.order):
-        first.setdefault(run.host, run)
-    found = {}
-    for host, run in sorted(first.items()):
-        try:
-            value = read_json(campaign.directory / run.directory / "environment.json")
-            found[host] = value if isinstance(value, dict) else {}
-        except SummaryError:
-            found[host] = {}
-    return found
+    """environment.json of the first run on each machine; {} where it cannot be read."""
+    return first_environments(campaign.directory, campaign.runs)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -130,7 +120,7 @@ def _facts(campaign: Campaign) -> dict[str, str]:
     }
     facts["repetitions"] = str(campaign.asked.get("repetitions", ""))
     for host, environment in environments(campaign).items():
-        prefix = "" if len({run.host for run in runs}) == 1 else f"{host}: "
+        prefix = "" if len({run.machine or run.host for run in runs}) == 1 else f"{host}: "
         facts |= {prefix + name: value for name, value in environment_rows(environment).items()}
     return facts
 

@@ -7,6 +7,7 @@ they are asked for, so that thousands of runs open as fast as ten. Nothing in it
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -256,12 +257,15 @@ def _environment(campaign: Campaign) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _campaign_warnings(campaign: Campaign) -> list[str]:
-    """What may distort all runs, as found before the first."""
-    try:
-        found = read_json(campaign.directory / "environment.json").get("warnings", [])
-        return [str(line) for line in found]
-    except (SummaryError, AttributeError, TypeError):
-        return []
+    """What may distort all runs, as found before the first; of several hosts each is named."""
+    lines = []
+    for file in sorted(
+        [*campaign.directory.glob("environment.json"), *campaign.directory.glob("hosts/*/environment.json")]
+    ):
+        host = "" if file.parent == campaign.directory else f"{file.parent.name}: "
+        with contextlib.suppress(SummaryError, AttributeError, TypeError):
+            lines += [f"{host}{line}" for line in read_json(file).get("warnings", [])]
+    return lines
 
 
 def _facts(campaign: Campaign) -> list[tuple[str, str]]:

@@ -12,10 +12,9 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from .table import (
     Metric,
     Table,
     half_width_limit,
+    ordered,
     paper_table,
 )
 
@@ -368,8 +368,10 @@ def _models(environment: Mapping[str, Any]) -> dict[str, str]:
 def places(campaign: Campaign) -> dict[str, Place]:
     """By host."""
     found = {}
-    for host, environment in environments(campaign).items():
+    known = environments(campaign)
+    for host in dict.fromkeys(run.host for run in campaign.runs):
         run = next(run for run in campaign.runs if run.host == host)
+        environment = known[run.machine or run.host]
         packages = environment.get("packages", {})
         packages = dict(packages) if isinstance(packages, Mapping) else {}
         found[host] = Place(run.emulated, run.profile, run.kernel, packages, _models(environment))
@@ -402,9 +404,33 @@ def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device:
     return tuple(reasons)
 
 
+def _of_all_hosts(
+    tables: Sequence[Table], reasons_of: Callable[[str, str, str], tuple[str, ...]]
+) -> tuple[Table | None, dict[str, str]]:
+    """One table of those of several hosts, and the host of each device: where least speaks against a comparison."""
+    chosen: dict[str, Table] = {}
+    for table in tables:
+        for device in dict.fromkeys(device for device, _ in table.rows):
+            best = chosen.get(device)
+            if best is None or len(reasons_of(table.host, NATIVE, device)) < len(reasons_of(best.host, NATIVE, device)):
+                chosen[device] = table
+    if not chosen:
+        return None, {}
+    parts = list({table.host: table for table in chosen.values()}.values())
+    cells = {key: cell for table in parts for key, cell in table.cells.items() if chosen[key[0]] is table}
+    rows = tuple(row for table in parts for row in table.rows if chosen[row[0]] is table)
+    systems = ordered((system for table in parts for system in table.systems), SYSTEMS)
+    hosts = {device: table.host for device, table in chosen.items()}
+    return replace(parts[0], rows=rows, systems=systems, cells=cells), hosts
+
+
 def _compared(
-    ours: Table | None, paper: Table, host: str, reasons_of: Callable[[str, str], tuple[str, ...]]
+    ours: Table | None,
+    paper: Table,
+    hosts: Mapping[str, str],
+    reasons_of: Callable[[str, str, str], tuple[str, ...]],
 ) -> Iterator[PaperCell]:
+    """hosts: of ours, by device."""
     for (device, workload, system, name), cell in paper.cells.items():
         interval = cell.mean if system == NATIVE else cell.difference
         if interval is None:
@@ -421,9 +447,9 @@ def _compared(
             mine, n = (own.mean if system == NATIVE else own.difference), own.n
             shape = judge_cell(ours, paper, device, workload, system, metric)
             if shape is not None:
-                reasons = reasons_of(system, device)
+                reasons = reasons_of(hosts[device], system, device)
                 verdict = Verdict.NOT_COMPARABLE if reasons else shape
-        place = (paper.number, host, device, workload, system, metric)
+        place = (paper.number, hosts.get(device, ""), device, workload, system, metric)
         yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons)
 
 
@@ -581,19 +607,22 @@ def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: 
 
 
 def compare_with_paper(campaign: Campaign, tables: Sequence[Table], configs: Path) -> PaperComparison:
-    """Raises SummaryError. Claims are checked on the first host's tables."""
+    """Of several hosts each device's numbers are of one: each of the paper's counts once. Raises SummaryError."""
     paper = paper_tables(configs)
     facts = _toml(configs / "paper" / "environment.toml")
     claims = load_claims(configs / "paper" / "claims.toml")
     where = places(campaign)
+
+    def reasons_of(host: str, system: str, device: str) -> tuple[str, ...]:
+        return _reasons(facts, where.get(host), system, device)
+
     cells: list[PaperCell] = []
+    checked = {}
     for number, theirs in paper.items():
-        ours: list[Table | None] = [table for table in tables if table.suite == SUITES[number]]
-        for table in ours or [None]:
-            host = "" if table is None else table.host
-            cells += _compared(table, theirs, host, partial(_reasons, facts, where.get(host)))
-    first = {number: next((t for t in tables if t.suite == SUITES[number]), None) for number in paper}
-    checked = {number: table for number, table in first.items() if table is not None}
+        ours, hosts = _of_all_hosts([table for table in tables if table.suite == SUITES[number]], reasons_of)
+        cells += _compared(ours, theirs, hosts, reasons_of)
+        if ours is not None:
+            checked[number] = ours
     rows = {number: table.rows for number, table in paper.items()}
     results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows, printed=True)) for claim in claims]
     return PaperComparison(tuple(cells), tuple(results))

@@ -8,7 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class SummaryError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """What the tables need of one run."""
+    """What the tables need of one run. machine: its host, where host names several that are pooled."""
 
     campaign: str
     host: str
@@ -47,6 +47,7 @@ class Run:
     order: int = 0  # its place in the campaign
     duration_s: float = 0.0  # measured
     steady: bool | None = None  # after its warm-up; None: nothing can be said
+    machine: str = ""
 
     @property
     def cell(self) -> tuple[str, str, str]:
@@ -55,7 +56,8 @@ class Run:
     @property
     def directory(self) -> Path:
         """Of its raw files, relative to the campaign's."""
-        return Path(self.host, self.device, self.suite, self.system, self.workload, str(self.repetition))
+        host = self.machine or self.host
+        return Path(host, self.device, self.suite, self.system, self.workload, str(self.repetition))
 
 
 def lab_words(summary: Mapping[str, Any]) -> str:
@@ -162,7 +164,51 @@ def read_campaign(directory: Path) -> Campaign:
         choices = tuple(str(line) for line in asked.get("choices", []))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{file}: not what was asked of a campaign: {type(error).__name__} {error}") from None
-    return Campaign(directory, name, created, seed, choices, asked, tuple(load_campaign(directory)))
+    return Campaign(directory, name, created, seed, choices, asked, tuple(pooled(directory, load_campaign(directory))))
+
+
+# ---- several hosts --------------------------------------------------------------------
+
+SAME = ("kernel", "cpu_model", "cpus", "governor", "turbo", "smt", "virtual", "packages", "distribution")
+
+
+def first_environments(directory: Path, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """environment.json of the first run on each machine; {} where it cannot be read."""
+    first: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda run: run.order):
+        first.setdefault(run.machine or run.host, run)
+    found = {}
+    for machine, run in sorted(first.items()):
+        try:
+            value = read_json(directory / run.directory / "environment.json")
+            found[machine] = value if isinstance(value, dict) else {}
+        except SummaryError:
+            found[machine] = {}
+    return found
+
+
+def _kind(environment: Mapping[str, Any]) -> str:
+    """What machines have to have in common to be pooled; "" if that is not known."""
+    try:
+        devices = {name: (one["model"], one.get("firmware")) for name, one in environment["devices"].items()}
+        memory = round(environment["memory_bytes"] / 2**30)
+        return json.dumps([memory, devices, *(environment[name] for name in SAME)], sort_keys=True)
+    except (LookupError, TypeError, AttributeError):
+        return ""
+
+
+def pooled(directory: Path, runs: Sequence[Run]) -> list[Run]:
+    """The same runs, those on identical machines as if they were of one host, which is called "a+b".
+
+    Identical: kernel, CPUs, memory, packages, the devices' models and firmware, by their first environment.json.
+    """
+    if len({run.host for run in runs}) < 2:
+        return list(runs)
+    kinds: dict[str, list[str]] = {}
+    for machine, environment in first_environments(directory, runs).items():
+        kinds.setdefault(_kind(environment) or machine, []).append(machine)
+    names = {machine: "+".join(machines) for machines in kinds.values() for machine in machines if machines[1:]}
+    return [replace(run, host=names[run.host], machine=run.host) if run.host in names else run for run in runs]
 
 
 def load_campaign(directory: Path) -> list[Run]:

@@ -19,7 +19,7 @@ from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import Table, make_tables
 
-from .. import archive, paths, repeat
+from .. import archive, hosts, paths, repeat
 from ..config import ConfigError
 from ..plan import COUNTING, Plan, read_plan
 from ..runner import valid_summary
@@ -155,8 +155,19 @@ def costs_command(args: argparse.Namespace) -> int:
 
 
 def status(directory: Path) -> dict[str, object]:
-    """How far a campaign is. Raises ConfigError."""
-    plan = read_plan(directory / "plan.json")
+    """How far a campaign is, on all of its hosts. Raises ConfigError."""
+    if not hosts.is_one(directory):
+        return _status(directory, directory)
+    parts = [_status(directory, file.parent) for file in sorted(directory.glob(f"{hosts.DIRECTORY}/*/plan.json"))]
+    total = dict(parts[0]) | {"host": ", ".join(str(part["host"]) for part in parts), "hosts": parts}
+    for name in ("runs", "valid", "invalid", "missing"):
+        total[name] = sum(int(str(part[name])) for part in parts)
+    return total
+
+
+def _status(directory: Path, own: Path) -> dict[str, object]:
+    """Of one host. own: where its plan is."""
+    plan = read_plan(own / "plan.json")
     done = [entry for entry in plan.entries if (directory / plan.directory(entry) / "DONE").exists()]
     valid = [entry for entry in done if valid_summary(directory / plan.directory(entry))]
     return {
@@ -169,15 +180,15 @@ def status(directory: Path) -> dict[str, object]:
         "valid": len(valid),
         "invalid": len(done) - len(valid),
         "missing": len(plan.entries) - len(done),
-        "repetitions": _repetitions(directory, plan),
+        "repetitions": _repetitions(own, plan),
     }
 
 
-def _repetitions(directory: Path, plan: Plan) -> dict[str, object]:
+def _repetitions(own: Path, plan: Plan) -> dict[str, object]:
     """How often cells are measured, and why those are not done whose intervals are wide."""
     counts = [entry.repetition for entry in plan.entries if entry.repetition != COUNTING]
     try:
-        cells = json.loads((directory / repeat.FILE).read_text())["cells"]
+        cells = json.loads((own / repeat.FILE).read_text())["cells"]
     except (OSError, ValueError, LookupError, TypeError):
         cells = []
     wide = [cell for cell in cells if cell["width"] is not None and cell["width"] > plan.profile.half_width]
@@ -185,8 +196,15 @@ def _repetitions(directory: Path, plan: Plan) -> dict[str, object]:
 
 
 def status_lines(found: dict[str, object]) -> str:
-    text = f"{found['campaign']}  {found['suite']} {found['profile']}: {found['valid']} of {found['runs']} runs valid"
-    text += f", {found['invalid']} invalid, {found['missing']} missing"
+    text = f"{found['campaign']}  {found['suite']} {found['profile']}: {_progress(found)}"
+    parts = found.get("hosts")
+    if isinstance(parts, list):
+        return text + "".join(f"\n  {part['host']}: {_progress(part)}" for part in parts)
+    return text
+
+
+def _progress(found: dict[str, object]) -> str:
+    text = f"{found['valid']} of {found['runs']} runs valid, {found['invalid']} invalid, {found['missing']} missing"
     repetitions = found["repetitions"]
     if isinstance(repetitions, dict) and repetitions["cells"]:
         text += f"; {repetitions['wide']} of {repetitions['cells']} cells with wide intervals"
