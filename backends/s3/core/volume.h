@@ -234,7 +234,12 @@ struct s3_volume {
 	uint64_t waiting_memory; /* bytes that a checkpoint that waits for the store may take */
 
 	/* The collector's own. */
-	uint64_t compact_memory;  /* bytes that a round may take, of the cache's */
+	uint64_t compact_memory; /* bytes that a round may take, of the cache's */
+	struct s3_room {
+		uint8_t *memory; /* compact_memory bytes of addresses, or NULL */
+		uint64_t bytes;	 /* that the cache has lent for it */
+		size_t used;
+	} room;
 	struct s3_passed *passed; /* objects that are left alone */
 	size_t n_passed;
 	/*

@@ -20,7 +20,6 @@
 #include "backends/s3/keeper/internal.h"
 #include "backends/s3/log/log.h"
 #include "backends/s3/read/read.h"
-#include "backends/s3/state/cache.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -174,13 +173,13 @@ static int check_piece(const struct s3_volume *v, const struct source *s, const 
 
 /* Restores what the pieces need of a source whose data is transformed, which checks it. */
 static int restore_source(
-	const struct s3_volume *v, struct source *s, const struct piece *pieces, size_t n)
+	struct s3_volume *v, struct source *s, const struct piece *pieces, size_t n)
 {
 	bool *wanted = calloc(s->header.n_crc, sizeof *wanted);
 	uint32_t first = (uint32_t)(((uint64_t)s->from << v->shift) / S3_UNIT);
 	int r = -ENOMEM;
 
-	s->plain = malloc((size_t)(s->to - s->from) << v->shift);
+	s->plain = s3_room_take(v, (size_t)(s->to - s->from) << v->shift);
 	if (wanted && s->plain) {
 		for (size_t i = 0; i < n; i++) {
 			uint64_t from = (uint64_t)pieces[i].offset << v->shift;
@@ -207,7 +206,7 @@ static int begin_read(struct s3_volume *v, struct round *round, struct source *s
 {
 	int r;
 
-	*to = malloc(length);
+	*to = s3_room_take(v, length);
 	if (!*to)
 		return -ENOMEM;
 	s->iov = (struct iovec){*to, length};
@@ -439,7 +438,7 @@ static int make_target(struct s3_volume *v, struct target *t, uint32_t blocks)
 	t->room = s3_header_room(blocks, blocks, v->shift, v->super.features);
 	t->room = (t->room + S3_ALIGN - 1) / S3_ALIGN * S3_ALIGN;
 	t->header = aligned_alloc(S3_ALIGN, t->room);
-	t->data = malloc(bytes);
+	t->data = s3_room_take(v, bytes);
 	t->crcs = malloc(blocks * sizeof *t->crcs);
 	t->records = malloc(blocks * sizeof *t->records);
 	if (s3_stored_init(v, &t->stored, bytes) || !t->header || !t->data || !t->crcs ||
@@ -448,12 +447,12 @@ static int make_target(struct s3_volume *v, struct target *t, uint32_t blocks)
 	return 0;
 }
 
-static void free_target(struct target *t)
+static void free_target(const struct s3_volume *v, struct target *t)
 {
 	s3_stored_free(&t->stored);
 	free(t->records);
 	free(t->crcs);
-	free(t->data);
+	s3_room_give(v, t->data);
 	free(t->header);
 }
 
@@ -464,6 +463,7 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 	struct target targets[GC_TARGETS] = {0}, *t = &targets[0];
 	uint32_t blocks = v->batch_blocks;
 	unsigned n = 0, next = 0;
+	size_t used = v->room.used;
 	uint64_t left = 0;
 	int r = 0;
 
@@ -510,7 +510,8 @@ static int move_pieces(struct s3_volume *v, struct round *round)
 		r = r ? r : entered;
 	}
 	for (unsigned i = 0; i < n; i++)
-		free_target(&targets[i]);
+		free_target(v, &targets[i]);
+	v->room.used = used;
 	return r;
 }
 
@@ -553,19 +554,23 @@ static uint64_t source_bytes(const struct s3_volume *v, const struct s3_object *
 	       object->blocks * sizeof(struct piece);
 }
 
-static void free_source(struct source *s)
+static void free_source(const struct s3_volume *v, struct source *s)
 {
-	free(s->raw);
-	free(s->window);
-	free(s->plain);
+	s3_room_give(v, s->raw);
+	s3_room_give(v, s->window);
+	s3_room_give(v, s->plain);
 	s->raw = s->window = s->plain = NULL;
 }
 
-/* Forgets what a source has had in memory of it, and moves its window on. False: that was all. */
-static bool next_window(struct source *s, uint32_t blocks)
+/*
+ * Forgets what a source has had in memory of it behind the first used bytes of the room, and moves
+ * its window on. False: that was all.
+ */
+static bool next_window(struct s3_volume *v, size_t used, struct source *s, uint32_t blocks)
 {
-	free(s->window);
-	free(s->plain);
+	s3_room_give(v, s->window);
+	s3_room_give(v, s->plain);
+	v->room.used = used;
 	s->window = s->plain = NULL;
 	s->from = s->to;
 	s->to = s->header.blocks - s->from > blocks ? s->from + blocks : s->header.blocks;
@@ -652,7 +657,7 @@ static void end_flight(struct flight *f)
 /* Reads all sources at once and moves what is alive of those that are as they should be. */
 static int compact_sources(struct s3_volume *v, struct round *round, bool passed[])
 {
-	int r = 0;
+	int r = 0, fenced;
 
 	for (size_t i = 0; r == 0 && i < round->n_sources; i++) {
 		struct source *s = &round->sources[i];
@@ -660,7 +665,10 @@ static int compact_sources(struct s3_volume *v, struct round *round, bool passed
 		s->length = s->object.bytes;
 		r = begin_read(v, round, s, &s->raw, 0, s->length);
 	}
+	/* Meanwhile: nothing has been changed yet. */
+	fenced = s3_check_not_fenced(v);
 	wait_all(&round->reads);
+	r = fenced ? fenced : r;
 	for (size_t i = 0; r == 0 && i < round->n_sources; i++) {
 		struct source *s = &round->sources[i];
 		int read = s->req.result ? s->req.result : check_source(v, s);
@@ -692,13 +700,17 @@ static int compact_large(struct s3_volume *v, struct round *round, bool *passed)
 	uint64_t bytes = round->memory / 2 / (v->transforms ? 3 : 2);
 	uint32_t blocks =
 		(uint32_t)(bytes / S3_UNIT ? bytes / S3_UNIT : 1) * (uint32_t)(S3_UNIT >> v->shift);
-	int r;
+	int r = s3_check_not_fenced(v);
+	size_t used;
 
+	if (r)
+		return r;
 	s->length = s->object.header_bytes;
 	r = read_part(v, round, s, &s->raw, 0, s->length);
+	used = v->room.used;
 	if (r == 0)
 		r = check_source(v, s);
-	while (r == 0 && next_window(s, blocks)) {
+	while (r == 0 && next_window(v, used, s, blocks)) {
 		uint64_t from = stored_at(v, s, s->from), to = stored_at(v, s, s->to);
 		int moved = 0;
 
@@ -726,7 +738,7 @@ int s3_gc_compact(struct s3_volume *v, unsigned percent, bool small)
 	size_t n =
 		round ? s3_objects_take_sparse(v->objects, percent, small, slots, GC_OBJECTS) : 0;
 	uint64_t bytes = 0;
-	int r;
+	int r = 0;
 
 	if (!round)
 		return -ENOMEM;
@@ -734,10 +746,9 @@ int s3_gc_compact(struct s3_volume *v, unsigned percent, bool small)
 	init_flight(&round->writes);
 	n = keep_stored(v, slots, n);
 	worth = worth_moving(v, slots, n, percent);
-	r = worth ? s3_check_not_fenced(v) : 0;
-	if (r == 0 && worth)
-		round->memory = s3_cache_lend(v->cache, v->compact_memory);
-	for (size_t i = 0; r == 0 && worth && i < n; i++) {
+	if (worth)
+		round->memory = s3_room_enter(v);
+	for (size_t i = 0; worth && i < n; i++) {
 		struct source *s = &round->sources[round->n_sources];
 
 		s->slot = slots[i];
@@ -756,9 +767,8 @@ int s3_gc_compact(struct s3_volume *v, unsigned percent, bool small)
 		if (!passed[i])
 			s3_objects_put_back(v->objects, slots[i]);
 	for (size_t i = 0; i < round->n_sources; i++)
-		free_source(&round->sources[i]);
+		free_source(v, &round->sources[i]);
 	n = round->n_sources;
-	s3_cache_return(v->cache, round->memory);
 	end_flight(&round->reads);
 	end_flight(&round->writes);
 	free(round->pieces);
@@ -775,6 +785,8 @@ void s3_gc_compact_if_needed(struct s3_volume *v)
 	small = t.small > GC_SMALL + 2 * t.live / v->batch_blocks;
 	/* What is dead goes without our help. */
 	sparse = (t.live + t.held) * 100 < (t.blocks - t.dead_blocks) * GC_USED;
-	if (small || sparse)
+	if (!small && !sparse)
+		s3_room_leave(v);
+	else
 		s3_gc_compact(v, sparse ? S3_GC_SPARSE : 0, small);
 }

@@ -247,6 +247,7 @@ static int compact_all(struct s3_volume *v, void *opaque)
 	struct collection *c = opaque;
 	uint64_t blocks = UINT64_MAX, objects = UINT64_MAX;
 	int r = s3_log_drain(v); /* what is only in memory cannot be moved */
+	bool drained = true;
 
 	if (r)
 		return r;
@@ -261,8 +262,16 @@ static int compact_all(struct s3_volume *v, void *opaque)
 		s3_objects_totals(v->objects, &t);
 		c->stored = t.bytes;
 		alive = t.blocks - t.dead_blocks;
-		if (alive >= blocks && t.objects - t.dead >= objects)
-			break;
+		if (alive >= blocks && t.objects - t.dead >= objects) {
+			if (drained)
+				break;
+			/* An open batch counts as a full one. */
+			r = s3_log_drain(v);
+			if (r)
+				return r;
+			drained = true;
+			continue;
+		}
 		blocks = alive;
 		objects = t.objects - t.dead;
 		r = s3_keeper_is_stopping(v) ? -ESHUTDOWN
@@ -277,12 +286,15 @@ static int compact_all(struct s3_volume *v, void *opaque)
 			return r;
 		if (r == 0)
 			break;
-		r = s3_log_drain(v);
-		if (r == 0 && checkpoint_due_now(v))
-			r = s3_keeper_call(v, order_checkpoint, NULL);
+		drained = false;
+		r = checkpoint_due_now(v) ? s3_keeper_call(v, order_checkpoint, NULL) : 0;
 		if (r)
 			return r;
 	}
+	s3_room_leave(v);
+	r = c->full ? 0 : s3_log_drain(v);
+	if (r)
+		return r;
 	s3_gc_sweep(v);
 	r = s3_gc_cover(v);
 	if (r)

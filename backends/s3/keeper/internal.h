@@ -50,6 +50,17 @@ bool s3_checkpoint_due(const struct s3_volume *v);
 /* Has two roots cover what has died. */
 int s3_gc_cover(struct s3_volume *v);
 
+/* ---- room.c ---- */
+
+/* Memory for a round, all of which is free: how many bytes. */
+uint64_t s3_room_enter(struct s3_volume *v);
+/* No round follows soon: gives the memory back, if there is any. */
+void s3_room_leave(struct s3_volume *v);
+/* Takes bytes, from elsewhere if the room is full; NULL: no memory. */
+void *s3_room_take(struct s3_volume *v, size_t bytes);
+/* Frees what came from elsewhere; in the room v->room.used is set back instead. NULL is fine. */
+void s3_room_give(const struct s3_volume *v, void *memory);
+
 /* ---- compaction.c ---- */
 
 /* Those whose time has come may be compacted again; all: every one. */

@@ -184,5 +184,6 @@ void *s3_collector(void *volume)
 	while (v->collections)
 		run_order(v, &v->collections, &v->collections_tail);
 	pthread_mutex_unlock(&v->lock);
+	s3_room_leave(v);
 	return NULL;
 }
