@@ -35,23 +35,24 @@ help: ## list the targets
 
 # ---- what the machine needs -----------------------------------------------------
 
-HOST_PACKAGES = $(shell sed 's/#.*//' configs/host-packages.txt)
-DEPS := build/deps.stamp
+# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, test, package.
+deps-%: build/deps/%.stamp
+	@:
 
-deps: $(DEPS) ## install what everything here needs, from Debian's packages (root)
+build/deps/%.stamp: configs/packages.csv packaging/install-packages
+	@mkdir -p $(@D)
+	@packaging/install-packages $*
+	$(if $(filter build,$*),@command -v tcmu-runner >/dev/null && tcmu-handlers/get-headers build/host >/dev/null || \
+		echo "deps: the tcmu-runner handlers are left out: its headers could not be fetched" >&2)
+	@touch $@
+
+.PRECIOUS: build/deps/%.stamp
+
+CHECKERS := build/deps/checkers.stamp
+deps: deps-build deps-bench deps-report deps-lab deps-s3 deps-test deps-package $(CHECKERS) ## install what everything here needs, from Debian's packages (root)
 .PHONY: deps
 
-$(DEPS): configs/host-packages.txt tests/requirements.txt
-	@mkdir -p $(@D)
-	@command -v dpkg-query >/dev/null || { echo "deps: this is no Debian; install the like of: $(HOST_PACKAGES)" >&2; exit 2; }
-	@missing=; for p in $(HOST_PACKAGES); do \
-		dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing+=" $$p"; done; \
-	if [ -n "$$missing" ]; then \
-		if [ $$(id -u) != 0 ]; then \
-			echo "deps: needs root; run \`make deps\` as root once, or: apt-get install$$missing" >&2; exit 2; fi; \
-		echo "deps: installing$$missing"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; fi
+$(CHECKERS): tests/requirements.txt build/deps/test.stamp
 	$(PYTHON) -m venv --system-site-packages build/venv
 	build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
 	@touch $@
@@ -174,21 +175,22 @@ HANDLER_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard tcmu-handlers/*.c))
 # The headers of exactly the tcmu-runner that is installed: its structs change
 # between versions, so that another version rebuilds everything that includes them.
 TCMU_BUILD := build/$(if $(filter asan tsan,$(TARGET)),host,$(TARGET))
-TCMU_VERSION = $(shell dpkg-query -W -f '$${source:Version}' tcmu-runner 2>/dev/null)
-TCMU_HEADERS = $(TCMU_BUILD)/tcmu-$(TCMU_VERSION)
+TCMU_VERSION := $(shell dpkg-query -W -f '$${source:Version}' tcmu-runner 2>/dev/null)
+TCMU_HEADERS := $(TCMU_BUILD)/tcmu-$(TCMU_VERSION)
 TCMU_STAMP := $(TCMU_BUILD)/tcmu-version
 CPPFLAGS_tcmu-handlers = -isystem $(TCMU_HEADERS) \
 	$(if $(shell grep -s '(\*writesame)' $(TCMU_HEADERS)/tcmu-runner.h),-DHAVE_WRITESAME)
 
 $(TCMU_STAMP): FORCE
-	@tcmu-handlers/get-headers $(TCMU_BUILD) >/dev/null
+	@mkdir -p $(@D)
 	@echo "$(TCMU_VERSION)" | cmp -s - $@ || echo "$(TCMU_VERSION)" >$@
 FORCE:
 .PHONY: FORCE
 
 $(HANDLER_OBJS): $(TCMU_STAMP)
 
-tcmu-headers: $(TCMU_STAMP) ## get the headers of the installed tcmu-runner
+tcmu-headers: ## fetch the headers of the installed tcmu-runner, from Debian's source package
+	@tcmu-handlers/get-headers $(TCMU_BUILD) >/dev/null
 .PHONY: tcmu-headers
 
 # The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
@@ -207,7 +209,18 @@ $(HANDLER_LINKS): tcmu-handlers/%.so: $(B)/tcmu-handlers/%.so
 
 handlers: $(HANDLER_LIBS) $(HANDLER_LINKS) ## build the tcmu-runner handlers
 .PHONY: handlers
-all: handlers
+
+# A build fetches nothing.
+HANDLERS_HERE := $(if $(wildcard $(TCMU_HEADERS)/VERSION),handlers)
+$(HANDLER_OBJS): | tcmu-headers-there
+tcmu-headers-there:
+	@test -e $(TCMU_HEADERS)/VERSION || { \
+		echo "handlers: no headers of tcmu-runner $(TCMU_VERSION) in $(TCMU_HEADERS); run make tcmu-headers" >&2; exit 2; }
+.PHONY: tcmu-headers-there
+all: $(or $(HANDLERS_HERE),without-handlers)
+without-handlers:
+	@echo "left out: the tcmu-runner handlers, whose headers are not in $(TCMU_HEADERS) (make tcmu-headers)" >&2
+.PHONY: without-handlers
 
 # ---- userblk-flow -------------------------------------------------------------
 
@@ -420,7 +433,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins install-handlers $(FUSE_HERE:%=install-%) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins $(HANDLERS_HERE:%=install-%) $(FUSE_HERE:%=install-%) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -830,7 +843,7 @@ test-lab-s3: s3-server fs-suites ## of both what is about the S3 device: mkfs to
 	$(LAB_WITH_STORE) --timeout 3600 -- $(GUEST_TESTS) tests/lab/guest/test_s3_paths.py tests/lab/guest/test_tcmu_s3.py
 .PHONY: test-lab-s3
 
-bench: deps ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
+bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) --no-print-directory all
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
@@ -885,7 +898,7 @@ test-deb: deps ## build them, install them into a bare Debian, use them, remove 
 .PHONY: deb test-deb
 
 clean: ## remove what was built, but not the lab's root file system nor results
-	rm -rf $(filter-out build/lab build/deps build/s3-servers build/deps.stamp build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
+	rm -rf $(filter-out build/lab build/deps build/s3-servers build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
 .PHONY: clean
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The table of packages by purpose, and what installs them."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+import pytest
+from userblk.harness import paths
+
+assert paths.CHECKOUT is not None
+CHECKOUT = paths.CHECKOUT
+ESSENTIAL = {"gcc", "make", "libc6-dev", "dpkg-dev"}  # of Debian's build-essential
+
+
+@pytest.fixture
+def installer() -> ModuleType:
+    loader = SourceFileLoader("install_packages", str(CHECKOUT / "packaging/install-packages"))
+    spec = importlib.util.spec_from_loader("install_packages", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_each_package_stands_once(installer: ModuleType) -> None:
+    rows = installer.read_table()
+    assert all(row["purpose"] and row["debian"] and row["fedora"] for row in rows)
+    names = [row["debian"] for row in rows]
+    assert len(names) == len(set(names))
+
+
+def test_the_package_is_built_with_what_a_build_needs(installer: ModuleType) -> None:
+    text = (CHECKOUT / "packaging/debian/control").read_text().partition("Build-Depends:")[2].partition("Standards-")[0]
+    declared = {word.split()[0] for word in text.replace("\n", " ").split(",") if word.strip()}
+    needed = {row["debian"] for row in installer.read_table() if row["purpose"] == "build"}
+    assert needed - declared <= ESSENTIAL
+
+
+def test_another_distribution_is_told_what_to_install(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installer, "distribution", lambda: "arch")
+    assert installer.main(["bench"]) == 2
+    error = capsys.readouterr().err
+    assert "arch" in error and "nbd-client" in error and error.count("\n") == 1
+
+
+def test_without_root_one_line_says_the_command(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installer, "distribution", lambda: "fedora")
+    monkeypatch.setattr(installer, "is_installed", lambda system, package: package == "fio")
+    monkeypatch.setattr(installer.os, "geteuid", lambda: 1000)
+    assert installer.main(["bench"]) == 2
+    error = capsys.readouterr().err
+    assert "dnf install" in error and " procps-ng" in error and " fio" not in error
+
+
+def test_a_purpose_that_is_none(installer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        installer.main(["benches"])
+    assert end.value.code == 2
+    assert "benches" in capsys.readouterr().err
+
+
+def test_nothing_is_missing_twice(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(installer, "distribution", lambda: "debian")
+    monkeypatch.setattr(installer, "is_installed", lambda system, package: False)
+    assert installer.main(["--dry-run", "build", "report"]) == 0
+    told = capsys.readouterr().out.split()
+    assert "gcc" in told and "python3-jinja2" in told and "chromium" not in told
+    assert len(told) == len(set(told))
