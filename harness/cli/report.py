@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""compare, report: what a campaign says beside another, beside the paper, and as a whole."""
+"""compare, history, report: what a campaign says beside others, beside the paper, and as a whole."""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import math
 import sys
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from userblk.analysis import agreement, compare, paper
+from userblk.analysis import agreement, compare, history, paper, report
 from userblk.analysis.summaries import Campaign, read_campaign
 from userblk.analysis.table import make_tables
 
@@ -19,6 +21,7 @@ from .common import Add, add_json, add_results, find_campaign, how_to_resume, pr
 from .results import PAPER
 
 GATE_CLOSED = 3  # exit code
+FIGURES = (".png", ".svg")
 
 
 def campaign_of(name: str, results: Path) -> Campaign:
@@ -60,6 +63,28 @@ def compare_command(args: argparse.Namespace) -> int:
     return GATE_CLOSED if worse else 0
 
 
+def history_command(args: argparse.Namespace) -> int:
+    if args.output and args.output.suffix not in FIGURES:
+        raise ConfigError(f"output={args.output}: name a file that ends in {' or '.join(FIGURES)}")
+    campaigns = [campaign_of(name, args.results) for name in args.campaigns]
+    one = history.history(campaigns, history.SHOWN_METRICS[args.metric], args.device, args.workload)
+    if args.json:
+        print_json(list(csv.DictReader(io.StringIO(report.as_csv(one)))))
+    elif args.csv:
+        sys.stdout.write(report.as_csv(one))
+    else:
+        Console().print(report.terminal(one))
+    if args.output:
+        (draw,) = one.figures.values()
+        try:
+            draw([args.output])
+        except ImportError:
+            raise ConfigError("output: figures need matplotlib; run: apt-get install python3-matplotlib") from None
+        except OSError as error:
+            raise ConfigError(f"output={args.output}: {error.strerror}; name a file that can be written") from None
+    return 0
+
+
 def report_command(args: argparse.Namespace) -> int:
     from userblk.analysis.page import write_report  # what draws figures takes long to load
 
@@ -88,6 +113,15 @@ def add_commands(add: Add) -> None:
         metavar="PERCENT",
         help="exit with 3 if a cell of the second is missing, or significantly worse by more than that",
     )
+    add_json(sub)
+    add_results(sub)
+    sub = add("history", "show how one cell, or the mean of all, went over several campaigns", history_command)
+    sub.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="as for compare, in any order")
+    sub.add_argument("--device", metavar="DEVICE", help="only of this device, as in nvme")
+    sub.add_argument("--workload", metavar="WORKLOAD", help="only this one, as in rand-read-1th-4k")
+    sub.add_argument("--metric", choices=history.SHOWN_METRICS, default="throughput", help="default: %(default)s")
+    sub.add_argument("--csv", action="store_true", help="a line for each campaign and system on standard output")
+    sub.add_argument("--output", type=Path, metavar="FILE", help="draw it, too: a file that ends in .png or .svg")
     add_json(sub)
     add_results(sub)
     sub = add("report", "write a campaign's report: an HTML page, and its figures as PNG and SVG", report_command)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Campaigns one after the other: one cell, or the geometric mean of all that they have in common, per system."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, geometric_mean
+
+from .palette import look
+from .report import NO_VALUE, Report, interval_fields, interval_text
+from .statistics import Interval, mean_interval
+from .summaries import Campaign, SummaryError
+from .table import DEVICES, METRICS, SYSTEMS, Metric, ordered
+
+HEADS = "campaign created commit measured system metric unit cells value ci_low ci_high change_percent"
+SHOWN_METRICS = {"throughput": METRICS[0], "latency": METRICS[1]}
+REAL = "measured on real devices"
+COMMIT = 8  # digits of one that tables show
+
+Cell = tuple[str, str, str]  # suite, device, workload
+
+
+@dataclass(frozen=True)
+class Point:
+    """A system in a campaign. cells: of which value is the geometric mean; one: value is its mean, with an interval.
+
+    change: to the first campaign that has the system, %.
+    """
+
+    cells: int
+    value: Interval
+    change: float
+
+
+def _samples(campaign: Campaign, metric: Metric, device: str | None, workload: str | None) -> Mapping[
+    str, Mapping[Cell, list[float]]
+]:
+    """Positive values of valid runs, by system and cell."""
+    found: dict[str, dict[Cell, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in campaign.runs:
+        value = run.metrics.get(metric.id, 0.0)
+        if run.valid and value > 0 and device in (None, run.device) and workload in (None, run.workload):
+            found[run.system][run.suite, run.device, run.workload].append(value)
+    return found
+
+
+def points(
+    campaigns: Sequence[Campaign], metric: Metric, device: str | None = None, workload: str | None = None
+) -> dict[str, list[Point | None]]:
+    """By system, one for each campaign: None where it has none of the cells.
+
+    Only cells that all campaigns have which have the system at all. Raises SummaryError if there is none.
+    """
+    samples = [_samples(campaign, metric, device, workload) for campaign in campaigns]
+    found: dict[str, list[Point | None]] = {}
+    for system in ordered({name for one in samples for name in one}, SYSTEMS):
+        having = [set(one[system]) for one in samples if system in one]
+        common = sorted(set.intersection(*having))
+        if not common:
+            continue
+        line: list[Point | None] = []
+        first = 0.0
+        for one in samples:
+            if system not in one:
+                line.append(None)
+                continue
+            cells = [one[system][cell] for cell in common]
+            mean = geometric_mean([fmean(cell) for cell in cells])
+            first = first or mean
+            value = mean_interval(cells[0]) if len(cells) == 1 else Interval(mean)
+            line.append(Point(len(common), value, 100 * (mean / first - 1)))
+        found[system] = line
+    if not found:
+        what = " ".join(name for name in (device, workload) if name)
+        raise SummaryError(f"cell={what or 'any'}: no system has a valid run of it in each of these campaigns")
+    return found
+
+
+def _commit(campaign: Campaign) -> str:
+    source = campaign.asked.get("userblk")
+    if not isinstance(source, Mapping) or not source.get("commit"):
+        return NO_VALUE
+    return str(source["commit"])[:COMMIT] + "+" * bool(source.get("modified"))
+
+
+def _measured(campaign: Campaign) -> str:
+    return max((run.emulated for run in campaign.runs), default="") or REAL
+
+
+def history(
+    campaigns: Sequence[Campaign], metric: Metric, device: str | None = None, workload: str | None = None
+) -> Report:
+    """The campaigns in the order of their beginnings. Raises SummaryError if they have no cell in common."""
+    campaigns = sorted(campaigns, key=lambda campaign: (campaign.created, campaign.name))
+    found = points(campaigns, metric, device, workload)
+    what = " ".join((DEVICES.get(device, device) if device else "", workload or "")).strip() or "all cells"
+    several = any(point and point.cells > 1 for line in found.values() for point in line)
+    title = f"{metric.title} ({metric.unit}) of {what}" + ", geometric mean" * several
+    rows, records = [], []
+    for at, campaign in enumerate(campaigns):
+        row = [campaign.name, _commit(campaign)]
+        for system, line in found.items():
+            point = line[at]
+            if point is None:
+                row.append(NO_VALUE)
+                continue
+            row.append(f"{interval_text(point.value, 2)} ({point.change:+.1f} %)")
+            place = (campaign.name, campaign.created, _commit(campaign), _measured(campaign), system)
+            value = (str(point.cells), *interval_fields(point.value), repr(point.change))
+            records.append((*place, metric.id, metric.unit, *value))
+        rows.append(tuple(row))
+    notes = ["In brackets: change to the first campaign that has the system."]
+    if several:
+        cells = {SYSTEMS.get(name, name): next(p.cells for p in line if p) for name, line in found.items()}
+        counted = ", ".join(f"{name} {count}" for name, count in cells.items())
+        notes.append(f"Geometric mean over the cells that all campaigns have of a system: {counted}.")
+    kinds = sorted({_measured(campaign) for campaign in campaigns})
+    if len(kinds) > 1:
+        notes.append(f"NOT measured alike: {'; '.join(kinds)}.")
+    return Report(
+        "history",
+        f"{title}, {kinds[0]}" if len(kinds) == 1 else title,
+        tuple(notes),
+        ("Campaign", "Commit", *(SYSTEMS.get(name, name) for name in found)),
+        tuple(rows),
+        tuple(HEADS.split()),
+        tuple(records),
+        emulated="" if kinds == [REAL] else kinds[0],
+        figures={"history": partial(_draw, title, [campaign.name for campaign in campaigns], found)},
+    )
+
+
+def _draw(title: str, names: Sequence[str], found: Mapping[str, Sequence[Point | None]], paths: Sequence[Path]) -> None:
+    """A line for each system, a place for each campaign."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(5.0, 0.5 * len(names) + 2), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for system, line in found.items():
+        style = look(system, list(found))
+        held = [(at, point.value) for at, point in enumerate(line) if point]
+        axes.errorbar(
+            [at for at, _ in held],
+            [value.value for _, value in held],
+            [value.half or 0.0 for _, value in held],
+            marker=style.marker, markersize=4, capsize=3, color=style.colour, label=SYSTEMS.get(system, system),
+        )  # fmt: skip
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=7)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    for path in paths:
+        figure.savefig(path, dpi=150)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Campaigns one after the other: userblk history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import SPEED, make_campaign
+from test_cli import userblk
+from userblk.analysis import history, report
+from userblk.analysis.summaries import Campaign, SummaryError, read_campaign
+
+WORKLOADS = ["seq-read-16th-4k", "rand-write-1th-4k"]
+
+
+def campaigns(tmp_path: Path, *speeds: float, **options: object) -> list[Campaign]:
+    """A day apart, with nbdkit so many times as fast as in the first; the same seed, so that nothing else differs."""
+    found = []
+    for day, speed in enumerate(speeds, 1):
+        directory = make_campaign(
+            tmp_path,
+            f"day{day}",
+            **{"suite": "bdus-block", "systems": ["native", "nbdkit"], "workloads": WORKLOADS} | options,  # type: ignore[arg-type]
+            speed=SPEED | {"nbdkit": SPEED["nbdkit"] * speed},
+        )
+        file = directory / "campaign.json"
+        value = json.loads(file.read_text())
+        value |= {"created": f"2026-01-0{day}T00:00:00Z", "userblk": {"commit": f"{day}" * 40, "modified": day == 2}}
+        file.write_text(json.dumps(value))
+        found.append(read_campaign(directory))
+    return found
+
+
+def test_a_mean_follows_what_its_cells_do(tmp_path: Path) -> None:
+    one = history.history(list(reversed(campaigns(tmp_path, 1.0, 0.8, 1.2))), history.SHOWN_METRICS["throughput"])
+    assert [row[:2] for row in one.rows] == [("day1", "11111111"), ("day2", "22222222+"), ("day3", "33333333")]
+    rows = list(csv.DictReader(io.StringIO(report.as_csv(one))))
+    changes = {(row["campaign"], row["system"]): float(row["change_percent"]) for row in rows}
+    for day, change in ((1, 0), (2, -20), (3, 20)):
+        assert changes[f"day{day}", "nbdkit"] == pytest.approx(change, abs=1e-9)
+        assert changes[f"day{day}", "native"] == pytest.approx(0, abs=1e-9)
+    assert {row["cells"] for row in rows} == {"4"} and "geometric mean" in one.title
+
+
+def test_one_cell_has_its_interval(tmp_path: Path) -> None:
+    found = history.points(
+        campaigns(tmp_path, 1.0, 0.5), history.SHOWN_METRICS["latency"], "nvme", "rand-write-1th-4k"
+    )
+    first, second = found["nbdkit"]
+    assert first and second and first.cells == 1 and first.value.half
+    assert second.change == pytest.approx(100)
+
+
+def test_only_what_all_have_is_compared(tmp_path: Path) -> None:
+    first = campaigns(tmp_path, 1.0)
+    second = campaigns(tmp_path / "b", 1.0, systems=["native"], workloads=WORKLOADS[:1])
+    found = history.points([*first, *second], history.SHOWN_METRICS["throughput"])
+    assert found["nbdkit"][1] is None
+    assert [point and point.cells for point in found["native"]] == [2, 2]
+    with pytest.raises(SummaryError, match="cell=nvme nosuch: no system"):
+        history.points(first, history.SHOWN_METRICS["throughput"], "nvme", "nosuch")
+
+
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
+    campaigns(tmp_path, 1.0, 0.8)
+    figure = tmp_path / "history.svg"
+    done = userblk("history", "day1", "day2", "--results", str(tmp_path), "--output", str(figure))
+    assert done.returncode == 0, done.stderr
+    assert "-20.0 %" in done.stdout and "day1" in figure.read_text()
+    shown = userblk("history", "day1", "day2", "--results", str(tmp_path), "--json", "--device", "nvme")
+    assert {row["system"] for row in json.loads(shown.stdout)} == {"native", "nbdkit"}
+    wrong = userblk("history", "day1", "--results", str(tmp_path), "--output", "history.pdf")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and ".png or .svg" in wrong.stderr
