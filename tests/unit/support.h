@@ -60,9 +60,15 @@ const char *scratch_file(const char *name, uint64_t size);
  */
 int run(const char *const *argv);
 
-/* Attaches a loop device with that sector size to file: its path in device. False, and said why, if
- * not. */
-bool loop_attach(const char *file, unsigned sector, char *device, size_t room);
+/*
+ * Ends the running test as skipped, in a line that the summary of `make test` lists. With CI=true
+ * only what the kernel lacks may be skipped ("kernel: ..."); anything else fails the test.
+ */
+__attribute__((noreturn, format(printf, 1, 2))) void skip_test(const char *why, ...);
+
+/* Attaches a loop device with that sector size to file: its path in device. Skips the test if it
+ * cannot. */
+void loop_attach(const char *file, unsigned sector, char *device, size_t room);
 void loop_detach(const char *device);
 
 #endif

@@ -25,12 +25,10 @@ static void fill(void *buffer, size_t length, unsigned seed)
 		((unsigned char *)buffer)[i] = (unsigned char)(seed + i * 7 + (i >> 8));
 }
 
-static bool is_root(const char *for_what)
+static void need_root(const char *for_what)
 {
-	if (geteuid() == 0)
-		return true;
-	print_message("SKIP: root is needed for %s\n", for_what);
-	return false;
+	if (geteuid() != 0)
+		skip_test("root is needed for %s", for_what);
 }
 
 /* ---- open ------------------------------------------------------------------- */
@@ -149,13 +147,11 @@ static void test_direct_refused(void **state)
 	struct device d;
 
 	(void)state;
-	if (!is_root("mounting a ramfs"))
-		return;
+	need_root("mounting a ramfs");
 	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("ramfs"));
 	assert_int_equal(mkdir(mount_point, 0700), 0);
 	if (mount("ramfs", mount_point, "ramfs", 0, NULL) < 0) {
-		print_message("SKIP: no ramfs can be mounted: %s\n", strerror(errno));
-		return;
+		skip_test("kernel: no ramfs can be mounted: %s", strerror(errno));
 	}
 	snprintf(text, sizeof text, "%s/f;size=1m", mount_point);
 
@@ -321,8 +317,7 @@ static void test_model_on_files(void **state)
 	FILE *shm = fopen("/dev/shm/userblk-unit-model", "we");
 
 	if (!shm) {
-		print_message("SKIP: no /dev/shm\n");
-		return;
+		skip_test("no /dev/shm");
 	}
 	assert_int_equal(ftruncate(fileno(shm), MODEL_SIZE), 0);
 	fclose(shm);
@@ -337,9 +332,7 @@ static void test_model_on_devices(void **state)
 
 	(void)state;
 	for (int i = 0; i < 2; i++) {
-		if (!loop_attach(
-			    scratch_file("disk", MODEL_SIZE), sectors[i], device, sizeof device))
-			return;
+		loop_attach(scratch_file("disk", MODEL_SIZE), sectors[i], device, sizeof device);
 		for (int direct = 0; direct < 2; direct++) {
 			snprintf(text, sizeof text, "%s;direct=%s", device, direct ? "on" : "off");
 			compare_with_model(text, 10 + (unsigned)(2 * i + direct), 700);
@@ -357,8 +350,7 @@ static void test_device_limits(void **state)
 	struct backend_info info;
 
 	(void)state;
-	if (!loop_attach(scratch_file("disk", MODEL_SIZE), 4096, device, sizeof device))
-		return;
+	loop_attach(scratch_file("disk", MODEL_SIZE), 4096, device, sizeof device);
 	for (int direct = 0; direct < 2; direct++) {
 		device_open(
 			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
@@ -404,17 +396,15 @@ static void test_partition(void **state)
 	struct backend_info info;
 
 	(void)state;
-	if (!loop_attach(scratch_file("disk", 8 * MIB), 512, device, sizeof device))
-		return;
+	loop_attach(scratch_file("disk", 8 * MIB), 512, device, sizeof device);
 
 	const char *const add[] = {"addpart", device, "1", "2048", "8192", NULL};
 	const char *const remove_it[] = {"delpart", device, "1", NULL};
 
 	snprintf(partition, sizeof partition, "%sp1", device);
 	if (run(add) != 0) {
-		print_message("SKIP: addpart cannot make a partition of %s\n", device);
 		loop_detach(device);
-		return;
+		skip_test("addpart cannot make a partition of %s", device);
 	}
 	for (int i = 0; i < 100 && access(partition, F_OK); i++)
 		usleep(20000);
@@ -429,8 +419,7 @@ static void test_partition(void **state)
 	assert_int_equal(run(remove_it), 0);
 	loop_detach(device);
 	if (!node) {
-		print_message("SKIP: nobody makes the node %s\n", partition);
-		return;
+		skip_test("nobody makes the node %s", partition);
 	}
 	assert_int_equal(r, 0);
 	assert_int_equal(info.size, 4 * MIB);
@@ -444,8 +433,7 @@ static void test_zero_and_page_cache(void **state)
 	char device[64];
 
 	(void)state;
-	if (!loop_attach(scratch_file("disk", MODEL_SIZE), 512, device, sizeof device))
-		return;
+	loop_attach(scratch_file("disk", MODEL_SIZE), 512, device, sizeof device);
 	for (unsigned flags = 0; flags < 8; flags++) {
 		struct device d;
 		/* Not on pages, not on sectors: each has its edges. */
@@ -668,15 +656,13 @@ static void test_file_shrinks(void **state)
 static void test_device_fails(void **state)
 {
 	const char *path = scratch_file("disk", MODEL_SIZE);
-	char *buffer = aligned_alloc(4096, 4096);
+	char *buffer;
 	char device[64];
 	struct device d;
 
 	(void)state;
-	if (!loop_attach(path, 512, device, sizeof device)) {
-		free(buffer);
-		return;
-	}
+	loop_attach(path, 512, device, sizeof device);
+	buffer = aligned_alloc(4096, 4096);
 	device_open(&d, &passthrough_backend, "%s", device);
 
 	const char *const shrink[] = {"losetup", "--set-capacity", device, NULL};
@@ -703,13 +689,11 @@ static void test_no_space(void **state)
 	struct device d;
 
 	(void)state;
-	if (!is_root("mounting a small tmpfs"))
-		return;
+	need_root("mounting a small tmpfs");
 	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("small"));
 	assert_int_equal(mkdir(mount_point, 0700), 0);
 	if (mount("tmpfs", mount_point, "tmpfs", 0, "size=1m") < 0) {
-		print_message("SKIP: no tmpfs can be mounted: %s\n", strerror(errno));
-		return;
+		skip_test("no tmpfs can be mounted: %s", strerror(errno));
 	}
 	snprintf(path, sizeof path, "%s/f", mount_point);
 	fill(buffer, sizeof buffer, 5);
