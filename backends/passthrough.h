@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * An open block device, partition or regular file, as the two halves of the device see it:
+ * passthrough_open.c finds out what it is and can do, passthrough.c serves it.
+ */
+#ifndef USERBLK_PASSTHROUGH_H
+#define USERBLK_PASSTHROUGH_H
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "backends/device.h"
+
+struct passthrough_config {
+	char *file;
+	bool direct;
+	bool readonly;
+	uint64_t size;
+};
+
+struct passthrough {
+	struct backend backend;
+	int fd;
+	char *file;
+	bool is_device;
+	dev_t disk;	       /* the device itself or the one below the file; may be anonymous */
+	uint32_t sector;       /* logical block size of a device; 1 for a file */
+	uint32_t block;	       /* what info tells: of direct I/O, or sector */
+	uint32_t memory;       /* alignment of addresses, for direct I/O; otherwise 1 */
+	struct direct *direct; /* NULL with direct=off */
+	struct backend_info info;
+	pthread_mutex_t seek_lock; /* the file offset, which lseek() needs and nothing else uses */
+	/* What the kernel has not refused yet. */
+	_Atomic bool has_dsync, has_punch, has_zero_range, has_zeroout;
+	_Atomic bool shrink_told;
+	_Atomic int flush_error; /* errno of the first failed flush; see sync_data() */
+};
+
+/* As backend_ops.open and close. */
+int passthrough_open(
+	const void *config, uint64_t size, const struct backend_host *host, struct backend **out);
+int passthrough_close(struct backend *b);
+
+/* Bytes that the file has now; negative errno. */
+int64_t passthrough_current_size(const struct passthrough *p);
+
+/* A number from the queue directory of a disk or of the disk of a partition. */
+uint64_t passthrough_queue_limit(dev_t disk, const char *name, uint64_t otherwise);
+
+#endif
