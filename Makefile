@@ -171,6 +171,7 @@ test-component-asan: plugins-asan ## the same with the plugins under ASan and UB
 HANDLERS := null passthrough $(if $(NO_S3),,s3)
 HANDLER_LIBS := $(HANDLERS:%=$(B)/tcmu-handlers/handler_userblk_%.so)
 HANDLER_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard tcmu-handlers/*.c))
+TCMU_ADAPTER_OBJS := $(B)/tcmu-handlers/tcmu.o $(B)/tcmu-handlers/commands.o
 
 # The headers of exactly the tcmu-runner that is installed: its structs change
 # between versions, so that another version rebuilds everything that includes them.
@@ -195,7 +196,7 @@ tcmu-headers: ## fetch the headers of the installed tcmu-runner, from Debian's s
 
 # The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
 $(HANDLER_LIBS): $(B)/tcmu-handlers/handler_userblk_%.so: $(B)/tcmu-handlers/%.o \
-		$(B)/tcmu-handlers/tcmu.o $(BACKEND_OBJS)
+		$(TCMU_ADAPTER_OBJS) $(BACKEND_OBJS)
 	$(COMPILE) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
 	@missing=$$(comm -23 <(nm -D --undefined-only $@ | awk '$$2 ~ /^tcmu/ { print $$2 }' | sort) \
 		<(nm -D --defined-only /usr/bin/tcmu-runner "$$($(CC) -print-file-name=libtcmu.so.2)" | \
@@ -534,7 +535,7 @@ UNIT_PROGRAMS := $(UNIT_TESTS:%=$(B)/tests/unit/%)
 # The disks of the lab are a header and the C library's logarithm.
 UNIT_LDFLAGS_test_lab_ssd := -lm
 
-UNIT_OBJS_test_tcmu = $(B)/tcmu-handlers/tcmu.o
+UNIT_OBJS_test_tcmu = $(TCMU_ADAPTER_OBJS)
 UNIT_LDFLAGS_test_tcmu := -l:libtcmu.so.2
 $(B)/tests/unit/test_tcmu.o: CPPFLAGS_tests = $(CPPFLAGS_tcmu-handlers)
 $(B)/tests/unit/test_tcmu.o: $(TCMU_STAMP)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * What one tcmu-runner handler adds to the adapter in tcmu.c: each
- * tcmu-handlers/NAME.c defines handler_identity, and is linked with tcmu.o and
+ * tcmu-handlers/NAME.c defines handler_identity, and is linked with the adapter and
  * the backends.
  */
 #ifndef USERBLK_TCMU_ADAPTER_H

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * The two halves of the adapter to each other: tcmu.c has a device from its configuration to its
+ * end, commands.c does what initiators ask of it.
+ */
+#ifndef USERBLK_TCMU_COMMANDS_H
+#define USERBLK_TCMU_COMMANDS_H
+
+#include <stdatomic.h>
+
+#include <tcmu-runner.h>
+#include <libtcmu.h>
+#include <tcmur_device.h>
+
+#include "tcmu-handlers/tcmu_adapter.h"
+
+/*
+ * The runner turns WRITE SAME with UNMAP into unmap calls if address and length
+ * are multiples of this (0, its default, ends the daemon by SIGFPE), and then
+ * loses their errors, although it announces that unmapped blocks read as
+ * zeroes. So the alignment is one that no length has; see command_look(). The
+ * field is one of 31 bits, so that initiators see 0, which is true.
+ */
+#define UNMAP_ALIGNMENT (1u << 31)
+
+/* What the runner keeps for us with each of its devices. */
+struct device {
+	struct params *params;
+	struct backend *backend;
+	_Atomic bool write_cache; /* off: a write is durable when it is acknowledged */
+};
+
+extern struct tcmur_handler tcmu_handler;
+
+/* As in struct tcmur_handler; command_look() is its handle_cmd. */
+int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd);
+int command_read(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct iovec *iov, size_t iov_cnt,
+	size_t length, off_t offset);
+int command_write(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct iovec *iov, size_t iov_cnt,
+	size_t length, off_t offset);
+int command_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd);
+int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset, uint64_t length);
+#ifdef HAVE_WRITESAME
+int command_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset,
+	uint64_t length, struct iovec *iov, size_t iov_cnt);
+#endif
+
+#endif
