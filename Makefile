@@ -851,7 +851,7 @@ bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(f
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := test-deb fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := test-packages fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
@@ -894,9 +894,9 @@ docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
 
 deb: deps ## Debian packages of the committed tree, into build/deb (needs debhelper and dh-python)
 	packaging/make-deb
-test-deb: deps ## build them, install them into a bare Debian, use them, remove them
+test-packages: deps ## Debian packages and pip: build them, install them elsewhere, use them, remove them
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/packages
-.PHONY: deb test-deb
+.PHONY: deb test-packages
 
 clean: ## remove what was built, but not the lab's root file system nor results
 	rm -rf $(filter-out build/lab build/deps build/s3-servers build/venv,$(wildcard build/*)) $(PLUGIN_LINKS) $(HANDLER_LINKS)
