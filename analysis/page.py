@@ -344,7 +344,7 @@ def render(
             warnings=_warnings(campaign),
             invalid=_invalid(campaign),
             problems=_limited(Counter(problems)),
-            choices=campaign.choices,
+            choices=campaign.block_choices + campaign.choices,
             figures=FIGURES,
             data=embedded(data),
         )
@@ -354,7 +354,7 @@ def render(
 
 def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
     """The page and the figures; returns the page and the figures' directory. Raises SummaryError, OSError."""
-    tables = make_tables(campaign.runs, campaign.seed, campaign.choices)
+    tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
     if not tables:
         raise SummaryError(f"{campaign.directory}: has no run that Tables 1 and 2 hold, so there is nothing to report")
     cells, problems = cell_details(campaign)

@@ -355,6 +355,7 @@ class Place:
     profile: str
     kernel: str
     packages: Mapping[str, str]
+    cpus: int
     models: Mapping[str, str]
 
 
@@ -374,7 +375,8 @@ def places(campaign: Campaign) -> dict[str, Place]:
         environment = known[run.machine or run.host]
         packages = environment.get("packages", {})
         packages = dict(packages) if isinstance(packages, Mapping) else {}
-        found[host] = Place(run.emulated, run.profile, run.kernel, packages, _models(environment))
+        cpus = int(environment.get("cpus") or 0)
+        found[host] = Place(run.emulated, run.profile, run.kernel, packages, cpus, _models(environment))
     return found
 
 
@@ -396,7 +398,12 @@ def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device:
         reasons.append(f"profile {place.profile}")
     if not place.kernel.startswith(tuple(paper["kernel_same"])):
         reasons.append(f"Linux {place.kernel}, not {paper['kernel']}")
-    if framework := paper["framework"].get(system):
+    cpus = paper["cpus"].get(device, place.cpus)
+    if place.cpus != cpus and not place.emulated:
+        reasons.append(f"{place.cpus or 'unknown'} CPUs, not {cpus}")
+    if system in paper["instead"]:
+        reasons.append(paper["instead"][system])
+    elif framework := paper["framework"].get(system):
         found = [_upstream(place.packages[name]) for name in framework["packages"] if name in place.packages]
         if not any(version.startswith(tuple(framework["same"])) for version in found):
             shown = found[0] if found else "of unknown version"

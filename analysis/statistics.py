@@ -127,7 +127,23 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def share_interval(hits: int, trials: int) -> Interval:
+def clustered_share(clusters: Sequence[tuple[int, int]]) -> Interval:
+    """Share of hits over clusters of (trials, hits) whose trials resemble each other: Korn's and Graubard's interval.
+
+    Clopper's and Pearson's, of as many independent trials as would scatter as much: never fewer than clusters, nor
+    more than trials. Without a hit, or with nothing else, as if each cluster were one trial.
+    """
+    count, trials, hits = len(clusters), sum(n for n, _ in clusters), sum(k for _, k in clusters)
+    share = hits / trials
+    scatter = sum((k - share * n) ** 2 for n, k in clusters)
+    effective = float(count)
+    if count > 1 and scatter:
+        error = scatter * count / (count - 1) / trials**2
+        effective = min(float(trials), max(float(count), share * (1 - share) / error))
+    return share_interval(share * effective, effective)
+
+
+def share_interval(hits: float, trials: float) -> Interval:
     """Share of hits and its Clopper-Pearson interval. trials is at least 1."""
     tail = ALPHA / 2
     low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0

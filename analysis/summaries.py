@@ -134,13 +134,15 @@ def _run_directories(directory: str, depth: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What was asked, and what is done of it. choices: where the paper is silent, a line each."""
+    """What was asked, and what is done of it. choices: where the paper is silent, a line each; block_choices: the
+    same of Table 1."""
 
     directory: Path
     name: str
     created: str
     seed: int
     choices: tuple[str, ...]
+    block_choices: tuple[str, ...]
     asked: Mapping[str, Any]
     runs: tuple[Run, ...]
 
@@ -161,10 +163,13 @@ def read_campaign(directory: Path) -> Campaign:
     asked = read_json(file)
     try:
         name, created, seed = str(asked["campaign"]), str(asked["created"]), int(asked["seed"])
-        choices = tuple(str(line) for line in asked.get("choices", []))
+        choices, of_blocks = (
+            tuple(str(line) for line in asked.get(name, [])) for name in ("choices", "block_choices")
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{file}: not what was asked of a campaign: {type(error).__name__} {error}") from None
-    return Campaign(directory, name, created, seed, choices, asked, tuple(pooled(directory, load_campaign(directory))))
+    runs = tuple(pooled(directory, load_campaign(directory)))
+    return Campaign(directory, name, created, seed, choices, of_blocks, asked, runs)
 
 
 # ---- several hosts --------------------------------------------------------------------

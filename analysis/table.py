@@ -13,11 +13,11 @@ from pathlib import Path
 from .statistics import (
     ALPHA,
     Interval,
+    clustered_share,
     difference_interval,
     holm,
     mean_interval,
     ratio_interval,
-    share_interval,
     welch_p,
 )
 from .summaries import Run, warnings_note
@@ -253,15 +253,19 @@ def _tested(cells: Mapping[CellKey, Cell]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Control:
-    """Native measured against native: how many of the tests found a difference, before and after Holm's correction."""
+    """Native measured against native: how many of the tests found a difference, before and after Holm's correction.
+
+    cells: tests and alarms of each workload, whose throughput, latency and CPU rise and fall together.
+    """
 
     tests: int
     alarms: int
     alarms_holm: int
+    cells: tuple[tuple[int, int], ...]
 
     @property
     def text(self) -> str:
-        rate = share_interval(self.alarms, self.tests).scaled(100, 0)
+        rate = clustered_share(self.cells).scaled(100, 0)
         return (
             f"A/A control: native differs from native in {self.alarms} of {self.tests} tests, {rate.value:.1f} %"
             f" [{rate.low:.1f}, {rate.high:.1f}], where {100 * ALPHA:.0f} % are to be expected;"
@@ -271,12 +275,18 @@ class Control:
 
 def control(tables: Iterable[Table]) -> Control | None:
     """What the control of a campaign says; None without one that can be tested."""
-    cells = [cell for table in tables for key, cell in table.cells.items() if key[2] == CONTROL]
-    tested = [cell for cell in cells if cell.p_holm is not None]
+    tested: dict[tuple[str, str, str, str], list[Cell]] = defaultdict(list)
+    for table in tables:
+        for key, cell in table.cells.items():
+            if key[2] == CONTROL and cell.p_holm is not None and cell.p is not None:
+                tested[table.host, table.suite, key[0], key[1]].append(cell)
     if not tested:
         return None
-    alarms = sum(cell.p <= ALPHA for cell in tested if cell.p is not None)
-    return Control(len(tested), alarms, sum(cell.significant for cell in tested))
+    counts = tuple(
+        (len(cells), sum(cell.p is not None and cell.p <= ALPHA for cell in cells)) for cells in tested.values()
+    )
+    significant = sum(cell.significant for cells in tested.values() for cell in cells)
+    return Control(sum(n for n, _ in counts), sum(alarms for _, alarms in counts), significant, counts)
 
 
 def ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
@@ -305,10 +315,12 @@ def _one(runs: Sequence[Run], name: str) -> str:
     return ", ".join(sorted({str(getattr(run, name)) for run in runs if getattr(run, name)}))
 
 
-def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = ()) -> Table:
+def make_table(
+    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
+) -> Table:
     """Table 1, or 2, of runs of one host and suite. runs is not empty; invalid ones are counted only.
 
-    choices: what was chosen where the paper is silent about Table 2.
+    choices: what was chosen where the paper is silent about Table 2, of_blocks: about Table 1.
     """
     files = any(run.engine == "flow" for run in runs)
     samples: dict[CellKey, list[float]] = defaultdict(list)
@@ -347,7 +359,8 @@ def make_table(runs: Sequence[Run], seed: int | None = None, choices: Sequence[s
     emulated = max(run.emulated for run in runs)
     notes = _notes(runs, valid, seed) + _tested(cells)
     if files:
-        notes += (FLOWOPS, *(f"The paper does not state it: {choice}." for choice in choices))
+        notes += (FLOWOPS,)
+    notes += tuple(f"The paper does not state it: {choice}." for choice in (choices if files else of_blocks))
     return Table(
         2 if files else 1,
         _title(runs, emulated, files),
@@ -394,13 +407,15 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
     return tuple(notes)
 
 
-def make_tables(runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = ()) -> list[Table]:
+def make_tables(
+    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
+) -> list[Table]:
     """One table for each host and suite that runs were made on; other engines have reports of their own."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         if run.engine in ENGINES:
             groups[run.host, run.suite].append(run)
-    return [make_table(group, seed, choices) for _, group in sorted(groups.items())]
+    return [make_table(group, seed, choices, of_blocks) for _, group in sorted(groups.items())]
 
 
 def column_name(metric: Metric, system: str) -> str:

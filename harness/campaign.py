@@ -163,6 +163,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         "model": plan.model,
         "command": list(command),
         "choices": choices(plan),
+        "block_choices": block_choices(plan),
         "userblk": environment.source(paths.CHECKOUT) | {"version": __version__},
     }
     if plan.emulated:  # what the guest cannot see
@@ -188,6 +189,35 @@ def choices(plan: Plan) -> list[str]:
         full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"
         lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
     return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in others]
+
+
+def block_choices(plan: Plan) -> list[str]:
+    """The same of the workloads on block devices, for below Table 1."""
+    workloads = [workload for workload in plan.suite.workloads if workload.engine == "fio"]
+    if not workloads:
+        return []
+    profile = plan.profile
+    areas = ", ".join(f"{plan.used_bytes(name)} bytes of {name}" for name in plan.devices)
+    memory = f"{profile.memory_bytes} bytes, the page cache with it" if profile.memory_bytes else "all of the machine's"
+    if plan.emulated:
+        memory = "all of the guest's"
+    limits = "the kernel's own"
+    if profile.dirty_bytes:
+        limits = f"{profile.dirty_bytes} bytes, in the background from {profile.dirty_background_bytes} on"
+    lines = [
+        f"memory of the programs: {memory} (the paper limited its machines to 4 GiB)",
+        f"dirty pages: at most {limits} (the paper does not say)",
+        f"state of the device: {areas} are discarded before writes, the area is zero-filled before reads (so that"
+        " all systems find the same)",
+        "engine: fio, buffered, synchronous calls, no fsync within the run (the paper's description of its workloads)",
+        "queue settings: those of the native device are given to each system's (so that the same requests are merged)",
+    ]
+    for system in plan.systems.values():
+        if system.kind == "nbdkit":
+            lines.append(f"{system.name}: {system.connections} connections, {system.threads} threads")
+        elif system.kind == "tcmu":
+            lines.append(f"{system.name}: one ring, {system.threads} threads")
+    return lines
 
 
 def lab_release(plan: Plan) -> list[str]:

@@ -167,7 +167,8 @@ class Profile:
     intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what harness/steady.py
     finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up says,
     instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
-    interval_ms: of the samples of the machine; series_ms: of the workload's own series.
+    interval_ms: of the samples of the machine; series_ms: of the workload's own series. memory_bytes: what the
+    programs of block workloads may use, their page cache with it; 0: all that there is.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Profile:
     area: Mapping[str, int]
     files: FilesProfile
     store: StoreProfile
+    memory_bytes: int = 0
     fixed_warm_up: bool = False
     instructions: bool = False
 
@@ -557,6 +559,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         keep_up=table.boolean("keep_up"),
         dirty_bytes=table.integer("dirty_bytes", 0),
         dirty_background_bytes=table.integer("dirty_background_bytes", 0),
+        memory_bytes=table.integer("memory_bytes", 0),
         overhead_s=table.number("overhead_s"),
         bring_up_s=table.number("bring_up_s"),
         area={key: area.integer(key, 1 << 20) for key in list(area.values)},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How much CPU time others take on this machine while a guest measures.
+"""How much CPU time others take on this machine, during a run, or while a guest measures.
 
 A guest sees its own processes only. So the host writes host-load.json (docs/results.md) beside the
 results, the runner reads it around every run, and a run made under load says so in its warnings.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 FILE = "host-load.json"
@@ -70,6 +71,34 @@ class OtherLoad:
         seconds, ticks = now[0] - self._last[0], now[1] - self._last[1]
         self._last = now
         return max(0.0, 100.0 * ticks / self._tick / seconds) if seconds > 0 else 0.0
+
+
+KERNEL_THREADS = 2  # their parent's pid
+
+
+class OtherPrograms:
+    """CPU time of all programs but ours and their descendants, 100 = one CPU; not of the kernel's threads."""
+
+    def __init__(self, ours: Collection[int]) -> None:
+        self._ours = frozenset(ours) | {KERNEL_THREADS}
+        self._began = time.monotonic()
+        self._ticks = self._now()
+
+    def _now(self) -> int:
+        processes = _process_ticks()
+        total = 0
+        for pid, (_, ticks) in processes.items():
+            ancestor = pid
+            while ancestor not in self._ours and ancestor in processes:
+                ancestor = processes[ancestor][0]
+            total += ticks if ancestor not in self._ours else 0
+        return total
+
+    def percent(self) -> float:
+        """Since the object was made."""
+        seconds = time.monotonic() - self._began
+        ticks = self._now() - self._ticks
+        return max(0.0, 100.0 * ticks / os.sysconf("SC_CLK_TCK") / seconds) if seconds > 0 else 0.0
 
 
 def write(directory: Path, percent: float) -> None:

@@ -38,7 +38,7 @@ from .config import (
 from .durable import write_json
 
 SCHEMA = 3
-FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, for the estimate only
+FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, and of what writes to files: for the estimate only
 STORE_FILL_BYTES_PER_S = 60_000_000  # of filling a volume over a store, the same
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -133,8 +133,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds in all and of each entry; the most bytes that are written to each device, by device id: by the
-    block workloads, since what file systems write depends on their speed."""
+    """seconds in all and of each entry; the most bytes that are written to each device, by device id: what
+    workloads on file systems write depends on their speed, which is taken to be FILL_BYTES_PER_S."""
 
     runs: int
     seconds: float
@@ -362,7 +362,11 @@ def estimate(plan: Plan) -> Estimate:
         for entry in entries:
             workload = plan.workload(entry)
             if workload.engine == "flow":
-                each.append(files.ramp_s + files.seconds(workload) + files.overhead_s)
+                seconds = float(files.ramp_s + files.seconds(workload))
+                each.append(seconds + files.overhead_s)
+                if backed:  # it makes its files, and may write as long as it runs
+                    running = 0 if "-read-" in workload.id or workload.id.startswith("read-") else seconds
+                    written[first.device] += files.size[first.device] + int(running * FILL_BYTES_PER_S)
             else:
                 times = workload.timing.get(profile.name)
                 seconds = sum(times.values()) if times else profile.ramp_s + profile.runtime_s

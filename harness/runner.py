@@ -23,7 +23,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from . import counters, environment, interrupt, repeat
+from . import counters, environment, interrupt, load, paths, repeat
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Process, Recorder, last_line, now
 from .config import ConfigError, Profile, Workload
@@ -59,6 +59,8 @@ from .teardown import Teardown, TeardownError, recover, undo
 from .workloads import Result, WorkloadError, failover, fio, flow
 
 SCHEMA = 1
+RESUMED = "resumed on something else:"  # a warning
+IDENTITY = ("kernel", "cpu_model", "cpus", "memory_bytes", "packages", "userblk")  # of all runs of a campaign
 EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
@@ -272,10 +274,25 @@ class Runner:
         lines = environment.distortions(self.environment, self.condition)
         if self.plan.emulated:
             lines = []  # the lab's are distorted as such, and say so
+        self.environment["userblk"] = environment.source(paths.CHECKOUT)
+        lines += self.since_the_beginning()
         found = self.environment | {"warnings": lines}
         if self.block is None:
             write_json(self.directory / ENVIRONMENT, found)
         self.emit("environment", warnings=lines, **({} if self.block is None else {"found": found}))
+
+    def since_the_beginning(self) -> list[str]:
+        """What is not as it was when the campaign began, and what was found so before; a line each."""
+        try:
+            first = json.loads((self.directory / ENVIRONMENT).read_text())
+        except (OSError, ValueError):
+            return []
+        lines = [line for line in first.get("warnings", []) if line.startswith(RESUMED)]
+        for name in IDENTITY:
+            if first.get(name) != self.environment.get(name):
+                line = f"{RESUMED} {name} is {self.environment.get(name)} instead of {first.get(name)}"
+                lines += [line] * (line not in lines)
+        return lines
 
     def more(self) -> list[Entry]:
         """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
@@ -475,12 +492,15 @@ class Runner:
             recheck(device, self.plan.devices[entry.device].confirm, running.server)
             for used in devices:  # what the last run left dirty must not be written over the new state
                 flush_cache(used.path)
-            if workload.writes:
-                found |= discard_area(device, area, entry.seed)
-            elif not filled and not self.plan.model:  # a modelled disk takes as long for what was never written
+            whole = self.plan.used_bytes(entry.device)  # file systems lie beyond the area, too
+            if workload.writes or (whole > area and not filled and not self.plan.model):
+                found |= discard_area(device, whole, entry.seed)
+            # A modelled disk takes as long for what was never written.
+            if not workload.writes and not filled and not self.plan.model:
                 fill_area(device, area, entry.seed)
         if workload.event:
             return self.failover_job(entry, workload, running, directory), found | drop_caches(devices, area)
+        memory = limit_memory(profile.memory_bytes, self.plan.emulated, self.teardown) if profile.memory_bytes else None
         job = Job(
             argv=fio.argv(workload, profile, area, running.target, entry.seed, directory),
             seconds=profile.ramp_s + profile.runtime_s,
@@ -488,6 +508,8 @@ class Runner:
             synced=(running.target,),
             sync=os.fsync,
             area=area,
+            memory=memory,
+            problems=memory.problems if memory else list,
         )
         return job, found | drop_caches(devices, area)
 
@@ -535,7 +557,7 @@ class Runner:
         try:
             for used in devices_of(running):
                 flush_cache(used.path)
-            found = discard_area(device, size, entry.seed)
+            found = discard_area(device, self.plan.used_bytes(entry.device), entry.seed)
             for used in devices_of(running):  # pages of what was there before
                 flush_cache(used.path)
             found |= make_ext4(running.used, size, recorder)
@@ -598,6 +620,8 @@ class Runner:
         if entry.cell in self.ramps:
             full = self.plan.profile.ramp_s
             warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
+        if preparation.get("discarded") is False:
+            warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")
         recorder = Recorder(directory)
         started = now()
         names = [device.name for device in devices]
@@ -608,6 +632,7 @@ class Runner:
             events = entry.repetition == COUNTING and not profile.instructions  # which counting syscalls takes itself
             counted = stack.enter_context(counters.counting(server, events))
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
+            others = load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
             origin = time.monotonic()
             process = recorder.spawn(job.argv)
             problems = []
@@ -713,7 +738,7 @@ class Runner:
             "duration_s": result.duration_s if result else 0.0,
             "valid": not problems,
             "invalid": problems,
-            "warnings": warnings + self.busy_warnings(quiet=False),
+            "warnings": warnings + self.busy_warnings(others),
             "metrics": metrics,
             "warm_up": warm_up,
             "costs": cost,
@@ -723,16 +748,19 @@ class Runner:
             "device_used": used_by(running, job.area),
         }
 
-    def busy_warnings(self, quiet: bool = True) -> list[str]:
-        """What else keeps this machine, or a guest's host, busy. quiet: nothing of ours runs at the moment."""
+    def busy_warnings(self, others: load.OtherPrograms | None = None) -> list[str]:
+        """What else keeps this machine, or a guest's host, busy. others: what ran during the run, None before it."""
         if self.plan.profile.instructions or self.plan.model:
             return []  # it does not matter
         try:
-            load = json.loads((self.directory / "host-load.json").read_text())
-            other = float(load["other_cpu_percent"])
+            found = json.loads((self.directory / load.FILE).read_text())
+            other = float(found["other_cpu_percent"])
         except FileNotFoundError:
-            if self.plan.emulated or not quiet:
+            if self.plan.emulated:
                 return []
+            if others is not None:
+                other = others.percent()
+                return [f"load: other programs took {other:.0f} % of a CPU during the run"] * (other > OTHER_CPU_LIMIT)
             a = read_sample([], None)
             time.sleep(QUIET_S)
             other = use_between(a, read_sample([], None)).cpu_percent * (os.cpu_count() or 1)
@@ -740,7 +768,7 @@ class Runner:
             return [f"host-load.json cannot be read: {error}"]
         if other <= OTHER_CPU_LIMIT:
             return []
-        return [f"load: other programs took {other:.0f} % of a CPU {'before' if quiet else 'after'} the run"]
+        return [f"load: other programs took {other:.0f} % of a CPU {'before' if others is None else 'after'} the run"]
 
 
 def devices_of(running: Running) -> list[BlockDevice]:

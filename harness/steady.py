@@ -9,8 +9,9 @@ fewer than ten intervals nothing can be said.
 
 MSER finds a cut in every series, so a verdict is needed beside it. A cut in the very middle, the last that can be
 chosen, is none: so end series that drift to their end, and now and then pure noise. A run is steady if the
-least-squares line through what is left rises or falls by no more than 10 % of the mean over its length, as SNIA's
-Performance Test Specification asks. If it does by more, the run is not steady, unless it could be chance (95 %):
+least-squares line through what is left rises or falls by no more than 10 % of the mean over its length, and
+the means of its five fifths differ by no more than 20 %, as SNIA's Performance Test Specification 2.0.2 asks of the
+rounds of a measurement window. If the line does by more, the run is not steady, unless it could be chance (95 %):
 then it is too noisy to tell.
 
 Standard library only; all functions are pure.
@@ -27,6 +28,8 @@ from .student import t_quantile
 
 GROUP = 5
 LEAST_GROUPS = 10
+PARTS = 5  # as many as SNIA's rounds of a measurement window
+EXCURSION_LIMIT = 20.0  # % of the mean, between the highest and the lowest of them
 DRIFT_LIMIT = 10.0  # % of the mean, from the first to the last interval that is used
 
 FIXED = "fixed"
@@ -87,6 +90,26 @@ def drift(values: Sequence[float]) -> tuple[float, bool]:
     return 100 * slope * (count - 1) / mean, abs(slope) > t_quantile(count - 2) * error
 
 
+def excursion(values: Sequence[float]) -> tuple[float, bool]:
+    """Between the highest and the lowest of the means of five equal parts, % of the mean, and whether beyond chance.
+
+    By Tukey's studentised range at 95 %, of which 3.86 + 9 / degrees of freedom is within 3 % for five means.
+    """
+    length = len(values) // PARTS
+    left = values[len(values) - length * PARTS :]
+    mean = fmean(left) if left else 0.0
+    if mean == 0:
+        return 0.0, False
+    parts = [left[at : at + length] for at in range(0, len(left), length)]
+    means = [fmean(part) for part in parts]
+    between = max(means) - min(means)
+    degrees = PARTS * (length - 1)
+    if not degrees:
+        return 100 * between / mean, False
+    within = sum((value - middle) ** 2 for part, middle in zip(parts, means, strict=True) for value in part) / degrees
+    return 100 * between / mean, between > (3.86 + 9 / degrees) * math.sqrt(within / length)
+
+
 def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     """The warm-up of a series of intervals of equal length. fixed: nothing is cut, as the user said how much to."""
     rates = [one.operations / (one.end - one.start) for one in series]
@@ -103,10 +126,15 @@ def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     percent, real = drift(means[cut:])
     steady: bool | None = True
     reason = ""
+    between, beyond = excursion(means[cut:])
+    if between > EXCURSION_LIMIT:
+        steady = False if beyond else None
+        chance = "" if beyond else ", which may be chance: it is too noisy to tell"
+        reason = f"throughput of its fifths differs by {between:.0f} % of the mean{chance}"
     if abs(percent) > DRIFT_LIMIT:
         steady = False if real else None
-        lasts = "it still warms up when half of the time is over: " if late and real else ""
         chance = "" if real else ", which may be chance: it is too noisy to tell"
+        lasts = "it still warms up when half of the time is over: " if late and real else ""
         reason = f"{lasts}throughput drifts by {percent:+.0f} % over the measured time{chance}"
     cut_s = series[cut * group].start if cut else 0.0
     return WarmUp(rule, round(cut_s, 6), steady, reason, round(percent, 3), len(rates))

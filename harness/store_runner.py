@@ -7,6 +7,7 @@ one system has filled; every run starts that system anew over the volume as it w
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from . import interrupt
 from .commands import CommandError, Recorder, last_line, now
 from .config import ConfigError, SystemConfig, Workload
+from .load import OtherPrograms
 from .plan import Entry, needs_store
 from .runner import (
     FLUSH_PATIENCE,
@@ -138,6 +140,7 @@ class StoreRunner(Runner):
         argv = load.argv(workload, profile.store.runtime_s, profile.store.size, served.target, entry.seed, directory)
         try:
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
+                others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
                 process = recorder.spawn(argv)
                 try:
@@ -189,7 +192,7 @@ class StoreRunner(Runner):
             "duration_s": duration,
             "valid": not problems,
             "invalid": problems,
-            "warnings": warnings + self.busy_warnings(quiet=False),
+            "warnings": warnings + self.busy_warnings(others),
             "metrics": metrics,
             "device_io": None,
             "backing_io": None,

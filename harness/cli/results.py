@@ -34,7 +34,7 @@ PAPER = "paper"
 def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError."""
     campaign = read_campaign(directory)
-    return make_tables(campaign.runs, campaign.seed, campaign.choices)
+    return make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
 
 
 def reports_of(directory: Path) -> list[Report]:

@@ -41,7 +41,7 @@ from ..campaign import (
 )
 from ..config import ConfigError, Hosts, Profile, Suite
 from ..guests import Guests, at_once
-from ..plan import COUNTING, Plan, estimate, make_plan, read_plan
+from ..plan import COUNTING, FILL_BYTES_PER_S, Plan, estimate, make_plan, read_plan
 from ..safety import contents
 from .common import (
     Add,
@@ -218,9 +218,9 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
             lines.append(stores.device_line(device))
             continue
         blocks_write = expected.bytes_written[device.id]
-        written = f"at most {show_bytes(blocks_write)} written" + " by block workloads" * plan.with_files
-        if not blocks_write:
-            written = "file systems made anew"
+        written = f"at most {show_bytes(blocks_write)} written"
+        if plan.with_files:
+            written += f" (file systems: at {FILL_BYTES_PER_S / 1e6:.0f} MB/s)"
         lines.append(
             f"device     {device.id} {device.path}: {written},"
             f" all within its first {show_bytes(plan.used_bytes(device.id))}, whose contents are LOST"

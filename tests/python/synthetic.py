@@ -20,7 +20,7 @@ from userblk.harness.plan import Device, Entry, Plan, make_plan, write_plan
 DEVICES = (Device("sata", "$LAB_SATA", "MADEUP1"), Device("nvme", "$LAB_NVME", "MADEUP2"))
 SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 SPEED = {"native": 1.0, "nbdkit": 0.6, "tcmu": 0.75, "fuse": 0.9}  # of native's throughput
-CPU = {"native": 20.0, "nbdkit": 35.0, "tcmu": 30.0, "fuse": 28.0}
+CPU = {"native": 20.0, "nbdkit": 35.0, "tcmu": 30.0, "fuse": 28.0, "buse": 40.0}
 NOISE = 0.03  # standard deviation between runs, of the mean
 ENVIRONMENT = {
     "kernel": "0.0.0-made-up",

@@ -208,6 +208,7 @@ def papers_own(tmp_path: Path, **changes: object) -> dict[tuple[str, str, str], 
         emulated=False,
     )
     environment = ENVIRONMENT | {
+        "cpus": 4,
         "packages": {"nbdkit": "1.22.1-1", "tcmu-runner": "1.5.2-5"},
         "devices": {"sata": {"model": "SAMSUNG MZ7LN128"}, "nvme": {"model": "Dell Express Flash PM1725b 1.6TB"}},
     }
@@ -254,6 +255,16 @@ def test_another_order_of_systems_differs(tmp_path: Path) -> None:
     # The paper: nbdkit -28.6, TCMU -70.9 there.
     cell = papers_own(tmp_path, rand_read_16th_4k=-90.0)["rand-read-16th-4k", "nbdkit", THROUGHPUT.id]
     assert cell.verdict is Verdict.DIFFERS
+
+
+def test_what_stands_in_for_the_papers_programs_is_not_compared(tmp_path: Path) -> None:
+    """And neither are other CPUs."""
+    wanted = {"suite": "bdus-block", "systems": ["native", "buse"], "workloads": [A], "emulated": False}
+    speed = {"native": 1.0, "buse": 0.5}
+    campaign = read_campaign(make_campaign(tmp_path, repetitions=2, speed=speed, **wanted))  # type: ignore[arg-type]
+    cells = compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS).cells
+    reasons = {cell.system: cell.reasons for cell in cells if cell.shape is not None and cell.device == "nvme"}
+    assert {"userblk-buse, not BUSE", "2 CPUs, not 72"} <= set(reasons["buse"])
 
 
 def test_what_is_shown(comparison: PaperComparison) -> None:

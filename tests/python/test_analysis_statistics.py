@@ -12,6 +12,7 @@ from scipy import stats
 from userblk.analysis.statistics import (
     ALPHA,
     Interval,
+    clustered_share,
     difference_interval,
     holm,
     mean_interval,
@@ -134,6 +135,15 @@ def test_holm_by_hand() -> None:
     assert holm([0.04, 0.04]) == pytest.approx([0.08, 0.08])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_clusters_that_agree_count_as_one_trial() -> None:
+    """Three tests of each of 40 cells that alarm together are worth 40; independent ones 120."""
+    together = clustered_share([(3, 3)] * 4 + [(3, 0)] * 36)
+    assert together.low == pytest.approx(share_interval(4, 40).low, rel=0.05)
+    alone = clustered_share([(3, 1)] * 12 + [(3, 0)] * 28)
+    assert alone.high == pytest.approx(share_interval(12, 120).high, rel=0.05)
+    assert clustered_share([(3, 0)] * 40) == share_interval(0, 40)
 
 
 def test_share_interval_is_scipys() -> None:

@@ -15,7 +15,15 @@ import pytest
 from loops import LIMIT
 from test_analysis_tables import summary
 from userblk.harness import load, paths
-from userblk.harness.campaign import choices, choose_place, create, host_devices, lab_devices, runner_argv
+from userblk.harness.campaign import (
+    block_choices,
+    choices,
+    choose_place,
+    create,
+    host_devices,
+    lab_devices,
+    runner_argv,
+)
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
 from userblk.harness.plan import Plan, make_plan, read_plan
 from userblk.harness.progress import Lines, Pace, duration
@@ -195,6 +203,13 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
     assert not any("nfiles" in line for line in lines) and any(line.startswith("discard: ") for line in lines)
     full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
     assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
+
+
+def test_what_table_1_chose_is_kept() -> None:
+    lines = block_choices(small_plan(profile=load_profile("paper"), emulated=False))
+    assert lines[0].startswith("memory of the programs: 4294967296 bytes") and "858993459 bytes" in lines[1]
+    assert any(line.startswith("nbdkit: ") for line in lines)
+    assert block_choices(small_plan(suite=load_suite("bdus-fs"))) == []
 
 
 # ---- campaigns ---------------------------------------------------------------------------

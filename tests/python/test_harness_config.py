@@ -98,7 +98,11 @@ def test_the_paper_profile_is_the_papers() -> None:
     assert paper.area == {"sata": 64 << 30, "nvme": 256 << 30}
     files = paper.files
     assert (files.ramp_s + files.runtime_s, files.ramp_s + files.macro_runtime_s) == (900, 3600)
-    assert files.memory_bytes == 4 << 30 and all(files.size[name] > paper.area[name] for name in paper.area)
+    # The kernel's defaults are 20 and 10 % of what is there.
+    for limits in (paper, files):
+        assert limits.memory_bytes == 4 << 30
+        assert (limits.dirty_bytes, limits.dirty_background_bytes) == ((4 << 30) // 5, (4 << 30) // 10)
+    assert all(files.size[name] > paper.area[name] for name in paper.area)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, estimate, make_plan, read_plan, write_plan
+from userblk.harness.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
 
 DEVICES = [Device("sata", "/dev/null", "A"), Device("nvme", "$X", "B")]
 SYSTEMS = [load_system(name) for name in ("native", "nbdkit", "tcmu")]
@@ -159,3 +159,12 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
         read_plan(path)
     with pytest.raises(ConfigError, match="No such file"):
         read_plan(tmp_path / "none.json")
+
+
+def test_what_file_systems_write_counts() -> None:
+    options = {"workloads": ["seq-write-1th-4k", "read-1th"], "systems": SYSTEMS[:1], "repetitions": 1}
+    arguments: dict[str, object] = {"devices": DEVICES[:1], "campaign": "c", "build": "build/host", **options}
+    plan = make_plan(suite=load_suite("bdus-fs"), profile=load_profile("quick"), **arguments)  # type: ignore[arg-type]
+    seconds = plan.profile.files.ramp_s + plan.profile.files.runtime_s
+    expected = 2 * plan.profile.files.size["sata"] + seconds * FILL_BYTES_PER_S
+    assert estimate(plan).bytes_written == {"sata": expected}

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 import pytest
 from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
 from userblk.harness.plan import COUNTING, Device, Plan, extend, make_plan
-from userblk.harness.repeat import judge, judge_all, summary_line, widest, write
+from userblk.harness.repeat import another_round, judge, judge_all, summary_line, widest, write
+from userblk.harness.student import half_width
 
 PROFILE = dataclasses.replace(load_profile("paper"), repetitions=5, max_repetitions=8)
 NARROW = [100.0, 100.5, 99.5, 100.2, 99.8]
@@ -154,3 +156,55 @@ def test_invalid_and_half_done_runs_do_not_count(tmp_path: Path) -> None:
         path.write_text("half")
     assert not any(verdict.again for verdict in judge_all(plan, tmp_path).values())
     assert summary_line(judge_all(plan, tmp_path)) == ""
+
+
+# ---- what is compared, and what is too few ---------------------------------------------------
+
+
+def write_summaries(plan: Plan, directory: Path, wide: str, invalid: int = 0) -> None:
+    """Runs of all entries: those of a system are wide, so many of the first cell's are invalid."""
+    for entry in plan.entries:
+        place = directory / plan.directory(entry)
+        place.mkdir(parents=True)
+        values = WIDE if entry.system == wide else NARROW
+        value = values[(entry.repetition - 1) % len(values)]
+        found = {"throughput_kops": value, "latency_us": 1e5 / value, "cpu_percent": 20.0}
+        bad = entry.cell == plan.entries[0].cell and entry.repetition <= invalid
+        (place / "summary.json").write_text(json.dumps({"valid": not bad, "metrics": found}))
+        (place / "DONE").touch()
+
+
+def test_native_is_measured_again_beside_a_wide_cell(tmp_path: Path) -> None:
+    plan = small_plan()
+    write_summaries(plan, tmp_path, "nbdkit")
+    _, added, _ = another_round(plan, tmp_path, lambda cell: True)
+    assert {(entry.device, entry.workload, entry.system) for entry in added} == {
+        (device, workload, system)
+        for device in ("sata", "nvme")
+        for workload in ("rand-read-1th-4k", "rand-write-1th-4k")
+        for system in ("native", "nbdkit")
+    }
+
+
+def test_valid_runs_count(tmp_path: Path) -> None:
+    plan = small_plan()
+    write_summaries(plan, tmp_path, "none", invalid=2)
+    _, added, _ = another_round(plan, tmp_path, lambda cell: True)
+    assert plan.entries[0].cell in {entry.cell for entry in added}
+    assert judge(PROFILE, metrics(NARROW[:3]), 5).reason.startswith("3 valid of 5, fewer than 5: ")
+
+
+def test_intervals_of_adaptive_repetition_are_hardly_too_narrow() -> None:
+    """From 5 to 15 runs until the half width is 5 %: docs/statistics.md has the figures."""
+    rng = random.Random(3)
+    profile = load_profile("paper")
+    covered = {}
+    for deviation in (2.0, 6.0, 12.0):
+        hits = 0
+        for _ in range(600):
+            sample = [rng.gauss(100.0, deviation) for _ in range(profile.repetitions)]
+            while judge(profile, {"throughput_kops": sample}, len(sample)).again:
+                sample.append(rng.gauss(100.0, deviation))
+            hits += abs(sum(sample) / len(sample) - 100.0) <= half_width(sample)
+        covered[deviation] = hits / 600
+    assert all(0.9 < share < 0.97 for share in covered.values()), covered

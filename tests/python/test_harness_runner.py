@@ -37,6 +37,9 @@ def device(tmp_path: Path) -> Iterator[str]:
         yield path
 
 
+MEMORY = 256 * MIB  # of fio and its page cache
+
+
 def plan_for(
     device: str,
     directory: Path,
@@ -59,6 +62,7 @@ def plan_for(
         "repetitions": repetitions,
         "max_repetitions": max_repetitions,
         "half_width": half_width,
+        "memory_bytes": MEMORY,
     }
     plan = make_plan(
         suite=load_suite(suite),
@@ -137,6 +141,8 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         assert (summary["schema"], summary["system"], summary["seed"]) == (1, "native", entry.seed)
         assert summary["settings"]["cached_area_share"] == 0
         assert summary["settings"]["dirty_bytes"] == plan.profile.dirty_bytes
+        assert (summary["settings"]["memory_limit"], summary["settings"]["memory_bytes"]) == ("cgroup", MEMORY)
+        assert summary["settings"]["memory_peak_bytes"] > 0
         metrics, use = summary["metrics"], summary["device_io"]
         assert metrics["throughput_kops"] > 0 and metrics["latency_us"] > 0 and 0 < metrics["cpu_percent"] <= 100
         assert metrics["server_cpu_percent"] is None
@@ -157,6 +163,15 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     code, events, _ = finish(start(tmp_path / "c"))
     assert code == 0 and [event["event"] for event in events] == ["start", "end"] and events[0]["skipped"] == 3
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c/here").rglob("*")} == before
+
+    # On another kernel it says so, and goes on saying so.
+    environment = tmp_path / "c/environment.json"
+    first_found = json.loads(environment.read_text())
+    environment.write_text(json.dumps(first_found | {"kernel": "another"}))
+    for _ in range(2):
+        finish(start(tmp_path / "c"))
+        told = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("resumed on")]
+        assert len(told) == 1 and told[0].endswith(" instead of another")
 
     # A run without DONE, and one that is not valid, are run again; the third is not.
     first, second, _ = (tmp_path / "c" / plan.directory(entry) for entry in plan.entries)

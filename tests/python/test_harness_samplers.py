@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from userblk.harness.load import OtherPrograms
 from userblk.harness.runner import costs
 from userblk.harness.samplers import TICKS, Sample, Sampler, at, use_between
 
@@ -74,3 +77,16 @@ def test_where_an_instruction_takes_a_nanosecond() -> None:
     assert use.idle_s == 0.5
     assert costs(use, 1000, speed=3000) == {"machine_instructions_per_op": 4.5e6}
     assert "machine_instructions_per_op" not in costs(use, 1000)
+
+
+def test_what_other_programs_take_during_a_run() -> None:
+    """A program that is not ours counts, ours do not, nor what they start."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(spin) as program:
+        try:
+            strange, own = OtherPrograms([1 << 22]), OtherPrograms([os.getpid()])
+            time.sleep(1.0)
+            ours, others = own.percent(), strange.percent()
+        finally:
+            program.kill()
+    assert others - ours > 15  # of its own CPU, on a machine that others use as well

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 from scipy.special import stdtrit
-from userblk.harness.steady import FIXED, Interval, drift, find, mser
+from userblk.harness.steady import FIXED, Interval, drift, excursion, find, mser
 from userblk.harness.student import half_width, t_quantile
 
 
@@ -123,3 +123,17 @@ def test_quantiles_are_scipys() -> None:
 def test_half_width_by_hand() -> None:
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / math.sqrt(3))
     assert half_width([5.0, 5.0]) == 0
+
+
+def test_a_hump_is_not_steady() -> None:
+    """It drifts nowhere, but SNIA's other rule sees it: fifths differ by more than 20 %."""
+    hump = [1000 + 600 * math.sin(math.pi * i / 99) + value - 1000 for i, value in enumerate(noise(100, 5, 1000, 20))]
+    found = find(series(hump), fixed=True)
+    assert found.steady is False and "fifths differs" in found.reason
+    assert excursion([100.0] * 50) == (0.0, False) and excursion([0.0] * 50) == (0.0, False)
+    assert excursion([100.0, 130.0, 100.0, 100.0, 100.0])[1] is False  # nothing tells it from chance
+
+
+def test_an_excursion_by_chance_is_none() -> None:
+    called = sum(excursion(noise(50, seed, 1000, 400))[1] for seed in range(400))
+    assert called / 400 < 0.07
