@@ -452,7 +452,7 @@ struct snapshot *snapshot_learn(struct life *l, const char *name)
 	/* Deleted or made anew while it was read: not to be known. */
 	if (r == 0 && snapshot_find(v, name) == s && s->delete_call == MODEL_NEVER)
 		snapshot_check(v, name, seen, sectors);
-	else if (l->final && s->required)
+	else if (r && l->final && s->required)
 		sim_fail("snapshot", "%s of %s cannot be read: %s", name, v->name, strerror(-r));
 	free(seen);
 	return s->contents && !s->gone ? s : NULL;

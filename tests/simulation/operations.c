@@ -343,7 +343,8 @@ int run_snapshot(struct life *l, const char *name)
 		for (struct snapshot *x = s->older; x; x = x->older)
 			x->gone |= strcmp(x->name, name) == 0;
 		s->answer = model_tick();
-		s->required = !l->session->weak || true;
+		/* Somebody may have asked for its deletion meanwhile. */
+		s->required = s->delete_call == MODEL_NEVER;
 		promise(l, s->call, true, "a snapshot");
 	} else if (r == -EEXIST && maybe) {
 		s->gone = true;

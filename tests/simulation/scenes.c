@@ -273,6 +273,100 @@ static void meet_takeover(void)
 	end(next);
 }
 
+/* ---- a snapshot whose root comes late is not acknowledged to who has been overtaken ---------- */
+
+static void tune_late_snapshot(struct s3_config *c)
+{
+	c->batch_size = 16 * KIB;
+	c->uploads = 2 + draw(7);
+	c->memory = 4 * MIB;
+	c->checkpoint = 64;
+	c->gc_delay = 0;
+}
+
+static void *create_late(void *opaque)
+{
+	struct life *l = opaque;
+
+	made = ask_tool(l, "snapshot-create", "s0") == 0;
+	if (--l->clients_running == 0)
+		sim_wake_all(&l->changed);
+	return NULL;
+}
+
+static void *write_beside(void *opaque)
+{
+	struct life *l = opaque;
+
+	if (put(l, 0, 4 * KIB) == 0)
+		backend_flush(l->device);
+	if (--l->clients_running == 0)
+		sim_wake_all(&l->changed);
+	return NULL;
+}
+
+/* What the first writer finds behind its frontier is its own, and the fence is behind that. */
+static void meet_late_snapshot(void)
+{
+	struct life *first = newcomer(), *next;
+	char key[24];
+
+	set_up(1 * MIB);
+	plan.tune = tune_late_snapshot;
+	open_it(first, true);
+	put_all(first, 0, 4 * KIB);
+	store_slows(S3_PUT, "/snap/s0/root", draw(10 * SIM_SECOND), 0);
+	first->clients_running = 2;
+	sim_spawn(sim_self(), "late tool", create_late, first);
+	sim_sleep(500 * SIM_MS + draw(SIM_SECOND));
+	snprintf(key, sizeof key, "/%016" PRIx64, ((struct s3_volume *)first->device)->next_seq);
+	store_slows(S3_PUT, key, 0, draw(20 * SIM_SECOND));
+	sim_spawn(sim_self(), "writer beside", write_beside, first);
+	sim_sleep(draw(2 * SIM_SECOND));
+	next = newcomer();
+	open_it(next, false);
+	while (first->clients_running)
+		sim_wait(&first->changed, SIM_NEVER, "wait for the first writer", first);
+	look_for_snapshots(next);
+	backend_stop(first->device);
+	backend_close(first->device);
+	end(next);
+}
+
+/* ---- an object of the log that cannot be read is not the log's end --------------------------- */
+
+static void meet_unreadable(void)
+{
+	unsigned n = 4 + (unsigned)draw(40);
+	struct life *l = newcomer(), *reader;
+	static uint8_t block[4 * KIB];
+	char key[24];
+	int r = 0;
+
+	set_up(1 * MIB);
+	plan.tune = tune_late_snapshot;
+	open_it(l, true);
+	for (unsigned i = 0; i < n; i++)
+		put_all(l, i * 4 * KIB, 4 * KIB);
+	snprintf(key, sizeof key, "/%016" PRIx64,
+		((struct s3_volume *)l->device)->frontier - draw(n));
+	store_refuses(S3_GET, key);
+	reader = newcomer();
+	reader->role = READER;
+	if (life_open(reader, NULL, false, &reader->device) == 0) {
+		for (unsigned i = 0; r == 0 && i < n; i++) {
+			struct iovec iov = {block, sizeof block};
+
+			r = backend_readv(reader->device, &iov, 1, i * 4 * KIB);
+			if (r == 0 && !block[0])
+				sim_fail("contents", "a reader misses what had been flushed");
+		}
+		backend_close(reader->device);
+	}
+	store_calm();
+	end(l);
+}
+
 /* ---- a full store: it is had again after a little more quota, a trim and a collection
  * ----------------------------------------- */
 
@@ -421,7 +515,8 @@ static void meet_late_deletions(void)
 void scene_run(void)
 {
 	static void (*const scenes[])(void) = {meet_memory, meet_restart, meet_takeover,
-		meet_full_store, meet_limits, meet_late_deletions};
+		meet_late_snapshot, meet_unreadable, meet_full_store, meet_limits,
+		meet_late_deletions};
 
 	store_serves();
 	sim_calm();

@@ -192,9 +192,10 @@ enum outcome { FINE, REQUEST_LOST, REPLY_LOST, LATE, REFUSED, FAILED_AFTER };
 struct episode {
 	uint64_t from, until;
 	enum { EPISODE_503, EPISODE_SILENT, EPISODE_SLOW } kind;
-	unsigned ops;	  /* bits of enum s3_op */
-	const char *part; /* of the key; "" all */
-	uint64_t one_of;  /* one key of so many; 0: all of them */
+	unsigned ops;		/* bits of enum s3_op */
+	const char *part;	/* of the key; "" all */
+	uint64_t one_of;	/* one key of so many; 0: all of them */
+	uint64_t before, after; /* EPISODE_SLOW: ns until the effect, and from there to the reply */
 };
 
 static struct {
@@ -223,6 +224,8 @@ static void draw_episode(struct episode *e)
 			   ? SIM_NEVER
 			   : e->from + sim_log_between(SIM_STORE, 100 * SIM_MS, 60 * SIM_SECOND);
 	e->kind = sim_below(SIM_STORE, 3);
+	e->before = 5 * SIM_SECOND;
+	e->after = 0;
 	e->ops = sim_once_in(SIM_STORE, 3) ? ~0u : 1u << sim_below(SIM_STORE, S3_OPS);
 	e->part = parts[sim_below(SIM_STORE, sizeof parts / sizeof *parts)];
 	e->one_of = sim_once_in(SIM_STORE, 2) ? sim_log_between(SIM_STORE, 2, 30) : 0;
@@ -289,6 +292,16 @@ void store_refuses(enum s3_op op, const char *part_of_key)
 	faults.episodes[0] = (struct episode){
 		.until = SIM_NEVER, .kind = EPISODE_503, .ops = 1u << op, .part = part_of_key};
 	faults.n_episodes = 1;
+}
+
+void store_slows(enum s3_op op, const char *part_of_key, uint64_t before, uint64_t after)
+{
+	faults.episodes[faults.n_episodes++] = (struct episode){.until = SIM_NEVER,
+		.kind = EPISODE_SLOW,
+		.ops = 1u << op,
+		.part = part_of_key,
+		.before = before,
+		.after = after};
 }
 
 void store_in_order(void)
@@ -907,8 +920,8 @@ static void start_attempt(struct flight *f)
 		sim_once_in(SIM_STORE, faults.late_deletions))
 		a->outcome = LATE;
 	if (e && e->kind == EPISODE_SLOW) {
-		there += 5 * SIM_SECOND;
-		back = there + latency();
+		there += e->before;
+		back = there + e->after + latency();
 	} else if (e) {
 		a->outcome = e->kind == EPISODE_503 ? REFUSED : REQUEST_LOST;
 	}
