@@ -19,12 +19,16 @@ CC       ?= gcc
 ifeq ($(origin CC),default)
 CC       := gcc
 endif
-OPT      ?= -O2 -g
+HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+OPT      ?= -O2 -g $(HARDENING)
+RELRO    := -Wl,-z,relro,-z,now
 WARNINGS := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
 CFLAGS_ALL = -std=c17 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DUSERBLK_VERSION='"$(VERSION)"' \
 	$(WARNINGS) $(OPT) -fPIC -fvisibility=hidden -pthread -I. $(CFLAGS)
+# What is built with other flags is built again.
+FLAGS = $(filter-out ccache,$(CC)) $(VERSION) $(WARNINGS) $(OPT) $(CFLAGS) $(LDFLAGS)
 # A line per file, so that what goes wrong is not lost among them; V=1 shows the commands.
-COMPILE = $(if $(V),,@echo '  $(if $(filter %.o,$@),CC,LD)  $@';)$(CC) $(CFLAGS_ALL)
+COMPILE = $(if $(V),,@echo '  $(if $(filter %.o,$@),CC,LD)  $@';)$(CC) $(CFLAGS_ALL) $(if $(filter %.o,$@),,$(RELRO))
 
 all: ## build everything for this machine
 .PHONY: all
@@ -63,7 +67,11 @@ BACKEND_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out backends/program.c,$(wildca
 # What only programs of their own need, not what others load.
 PROGRAM_OBJ := $(B)/backends/program.o
 
-$(B)/%.o: %.c
+$(B)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' >$@
+
+$(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) $(CPPFLAGS_$(firstword $(subst /, ,$*))) -MMD -MP -c $< -o $@
 
@@ -136,7 +144,7 @@ PLUGIN_LIBS := $(PLUGINS:%=$(B)/plugins/%.so)
 
 # Without -z defs: the nbdkit_ functions are in the server. RTLD_NOW finds what is missing.
 $(PLUGIN_LIBS): $(B)/plugins/%.so: $(B)/plugins/%.o $(B)/plugins/nbdkit.o $(BACKEND_OBJS)
-	$(COMPILE) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) $(LIBS_$*)
+	$(COMPILE) -shared $^ -o $@ $(LDFLAGS) $(LIBS_$*)
 
 # Where `nbdkit ./plugins/NAME.so` looks in a checkout.
 PLUGIN_LINKS := $(if $(filter host,$(TARGET)),$(PLUGINS:%=plugins/%.so))
@@ -197,7 +205,7 @@ tcmu-headers: ## fetch the headers of the installed tcmu-runner, from Debian's s
 # The tcmur_ functions are in the daemon, which only logs what it cannot resolve: look here.
 $(HANDLER_LIBS): $(B)/tcmu-handlers/handler_userblk_%.so: $(B)/tcmu-handlers/%.o \
 		$(TCMU_ADAPTER_OBJS) $(BACKEND_OBJS)
-	$(COMPILE) -shared -Wl,-z,now $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
+	$(COMPILE) -shared $^ -o $@ $(LDFLAGS) -l:libtcmu.so.2 $(LIBS_$*)
 	@missing=$$(comm -23 <(nm -D --undefined-only $@ | awk '$$2 ~ /^tcmu/ { print $$2 }' | sort) \
 		<(nm -D --defined-only /usr/bin/tcmu-runner "$$($(CC) -print-file-name=libtcmu.so.2)" | \
 			awk 'NF == 3 { print $$3 }' | sort)); \
