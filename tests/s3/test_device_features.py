@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from device import KEY, ServeS3
-from fault_proxy import FaultProxy, Rule, flipped_byte, shortened_reply
+from fault_proxy import Exchange, FaultProxy, Rule, flipped_byte, flipped_byte_sent, shortened_reply
 from nbdkit_server import Handle, NbdError, fio_random_verify
 from servers import BUCKET, Versitygw
 
@@ -202,3 +202,25 @@ def test_damage_on_the_way_is_read_again(serve_s3: ServeS3, proxy: FaultProxy, f
     for first in range(0, 512, 16):
         assert handle.pread(16 * BLOCK, first * BLOCK) == text(512)[first * BLOCK :][: 16 * BLOCK]
     assert all(rule.taken == rule.times for rule in rules)
+
+
+@pytest.mark.parametrize("signing", ["sha256", "crc32c"])
+def test_damage_of_what_is_uploaded_is_refused(serve_s3: ServeS3, proxy: FaultProxy, signing: str) -> None:
+    """The store does it, by the digest or by the checksum; then the device sends it again."""
+    heads: list[tuple[bool, bool]] = []
+
+    def damaged(exchange: Exchange) -> None:
+        digest = exchange.request.get("x-amz-content-sha256")
+        heads.append((digest == "UNSIGNED-PAYLOAD", exchange.request.get("x-amz-checksum-crc32c") is not None))
+        flipped_byte_sent(-1)(exchange)
+
+    server = serve_s3("v", through=proxy, payload_signing=signing)
+    handle = server.connect()
+    proxy.add(Rule(damaged, method="PUT", key="/log/", times=1))
+    handle.pwrite(text(64), 0)
+    handle.flush()
+    assert heads == [(signing == "crc32c",) * 2]
+    assert [p.status for p in proxy.passed if p.method == "PUT" and "/log/" in p.key][-2:] == [400, 200]
+    server.stop()
+    assert "payload-signing" not in server.output()
+    assert serve_s3("v").connect().pread(64 * BLOCK, 0) == text(64)

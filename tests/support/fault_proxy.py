@@ -218,10 +218,10 @@ class Exchange:
     def upstream(self) -> Wire:
         return self.proxy.upstream_of(self.client)
 
-    def forward(self, body_limit: int | None = None) -> Head:
+    def forward(self, body_limit: int | None = None, change: Callable[[int, bytes], bytes] | None = None) -> Head:
         """
         Sends the request to the store and returns the head of its reply. body_limit: leave off after
-        about so many bytes of the body, which is the end of the exchange.
+        about so many bytes of the body, which is the end of the exchange. change: as of relay().
         """
         sent = 0
 
@@ -230,8 +230,8 @@ class Exchange:
             if body_limit is not None and sent + len(data) >= body_limit:
                 upstream.send(data[: body_limit - sent])
                 raise Broken("cut in the request")
+            upstream.send(data if change is None else change(sent, bytes(data)))
             sent += len(data)
-            upstream.send(data)
 
         self._expect()
         upstream = self.upstream
@@ -391,21 +391,36 @@ def shortened_reply(length: int) -> Action:
     return action
 
 
+def _flip(at: int, length: int | None) -> Callable[[int, bytes], bytes]:
+    """Of a body of that length."""
+    place = at if at >= 0 else (length or 0) + at
+
+    def change(offset: int, data: bytes) -> bytes:
+        if not offset <= place < offset + len(data):
+            return data
+        changed = bytearray(data)
+        changed[place - offset] ^= 0xFF
+        return bytes(changed)
+
+    return change
+
+
 def flipped_byte(at: int) -> Action:
     """One byte of the reply's body, counted from its end if negative, has another value."""
 
     def action(exchange: Exchange) -> None:
         reply = exchange.forward()
-        place = at if at >= 0 else (reply.length or 0) + at
+        exchange.relay(_flip(at, reply.length))
 
-        def change(offset: int, data: bytes) -> bytes:
-            if not offset <= place < offset + len(data):
-                return data
-            changed = bytearray(data)
-            changed[place - offset] ^= 0xFF
-            return bytes(changed)
+    return action
 
-        exchange.relay(change)
+
+def flipped_byte_sent(at: int) -> Action:
+    """The same of the request's body."""
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward(change=_flip(at, exchange.request.length))
+        exchange.relay()
 
     return action
 

@@ -687,6 +687,7 @@ static void judges_answers(void **state)
 		{409, "ConditionalRequestConflict", true, S3_RETRY, -EIO},
 		{400, "RequestTimeout", false, S3_RETRY, -EIO},
 		{400, "BadDigest", false, S3_RETRY, -EIO},
+		{400, "XAmzContentChecksumMismatch", false, S3_RETRY, -EIO},
 		{412, "PreconditionFailed", true, S3_FINAL, -EEXIST},
 		{412, "", true, S3_FINAL, -EEXIST},
 		{412, "PreconditionFailed", false, S3_FINAL, -EINVAL},

@@ -266,6 +266,10 @@ static void test_crc(void **state)
 	assert_int_equal(s3_crc32c(0, "123456789", 9), 0xe3069283);
 	assert_int_equal(s3_crc32c(0, (uint8_t[32]){0}, 32), 0x8a9136aa);
 	assert_int_equal(s3_crc32c(s3_crc32c(0, "1234", 4), "56789", 5), 0xe3069283);
+	assert_int_equal(s3_crc32c_join(s3_crc32c(0, "1234", 4), s3_crc32c(0, "56789", 5),
+				 s3_crc32c_shift(5)),
+		0xe3069283);
+	assert_int_equal(s3_crc32c_join(0, 0xe3069283, s3_crc32c_shift(9)), 0xe3069283);
 }
 
 static void test_varints(void **state)

@@ -343,6 +343,22 @@ static void test_deadline_of_an_open(void **state)
 	fake_store_reset();
 }
 
+/* The store of these tests takes whatever checksum. */
+static void test_checksums_that_the_store_does_not_check(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M;payload-signing=crc32c");
+	assert_holds(d.told.error, "payload-signing=crc32c: this store does not check a CRC32C");
+	assert_false(((struct s3_volume *)d.backend)->checksums);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/probe/"), 2); /* and of conditions */
+	assert_int_equal(device_write(&d, "x", 1, 0, BACKEND_FUA), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -354,6 +370,7 @@ int main(void)
 		cmocka_unit_test(test_failed_root_keeps_its_number),
 		cmocka_unit_test(test_what_was_written_is_not_got),
 		cmocka_unit_test(test_deadline_of_an_open),
+		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,37 @@ uint32_t s3_crc32c(uint32_t crc, const void *data, size_t length)
 	return ~crc;
 }
 
+/* In this polynomial's field, bits reversed: the highest bit is the constant term. */
+#define POLYNOMIAL 0x82f63b78u
+
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+	uint32_t product = 0;
+
+	for (; a; a <<= 1) {
+		product ^= b & -(a >> 31);
+		b = (b >> 1) ^ (POLYNOMIAL & -(b & 1));
+	}
+	return product;
+}
+
+uint32_t s3_crc32c_shift(size_t length)
+{
+	uint32_t power = 1u << 23, shift = 1u << 31; /* x^8, and 1 */
+
+	for (; length; length >>= 1) {
+		if (length & 1)
+			shift = multiply(shift, power);
+		power = multiply(power, power);
+	}
+	return shift;
+}
+
+uint32_t s3_crc32c_join(uint32_t first, uint32_t second, uint32_t shift)
+{
+	return multiply(first, shift) ^ second;
+}
+
 /* ---- writing ------------------------------------------------------------------- */
 
 void s3_buffer_free(struct s3_buffer *b)

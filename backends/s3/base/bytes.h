@@ -27,6 +27,10 @@ static inline uint64_t s3_le_load(const uint8_t *p, size_t bytes)
 
 /* CRC32C (Castagnoli) of length bytes; crc: of what precedes them, 0 at the beginning. */
 uint32_t s3_crc32c(uint32_t crc, const void *data, size_t length);
+/* What s3_crc32c_join() needs to know of a length. */
+uint32_t s3_crc32c_shift(size_t length);
+/* The CRC32C of two pieces in a row, from that of each; shift: of the second one's length. */
+uint32_t s3_crc32c_join(uint32_t first, uint32_t second, uint32_t shift);
 
 /* A buffer that grows. After a failed allocation it stays failed and takes nothing more. */
 struct s3_buffer {

@@ -59,6 +59,7 @@ struct s3_chunk {
 	struct s3_request request;
 	struct iovec *iov; /* of a load */
 	struct iovec body;
+	uint32_t crc32c; /* of it, with s3_volume.checksums */
 	char key[S3_KEY_MAX + 1];
 };
 

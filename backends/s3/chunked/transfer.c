@@ -8,6 +8,7 @@
 #include <sys/queue.h>
 
 #include "backends/backend.h"
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/chunked/internal.h"
 #include "backends/s3/client/client.h"
@@ -103,6 +104,9 @@ void s3_chunk_put(struct s3_direct *d, struct s3_chunk *c)
 	if (is_zero(c->data, bytes)) {
 		c->request.op = S3_DELETE;
 		c->request.iovcnt = 0;
+	} else if (d->v->checksums) {
+		c->crc32c = s3_crc32c(0, c->data, bytes);
+		c->request.crc32c = &c->crc32c;
 	}
 	r = s3_store_submit(d->v->store, &c->request);
 	if (r) {

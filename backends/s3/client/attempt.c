@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include <curl/curl.h>
+#include <openssl/evp.h>
 
 #include "backends/backend.h"
 #include "backends/s3/client/client.h"
@@ -122,6 +123,11 @@ bool s3_transfer_protected(const struct s3_store *s)
 	return s->endpoint.tls && s->tls_verify;
 }
 
+bool s3_transfer_summed(const struct s3_request *req)
+{
+	return req->op == S3_PUT && req->crc32c;
+}
+
 static const char *const methods[S3_OPS] = {"GET", "GET", "PUT", "DELETE", "POST", "GET"};
 
 /* Puts the headers together, signed. 0 or negative errno. */
@@ -130,7 +136,7 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	const struct s3_store *s = t->pool->store;
 	const struct s3_request *req = t->req;
 	const struct s3_credentials *c = &t->pool->credentials;
-	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64];
+	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64], sum[9];
 	char authorization[S3_AUTHORIZATION_MAX];
 	struct headers h = {.n = 0};
 	int r;
@@ -138,7 +144,7 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	t->signed_at = time(NULL) + (time_t)atomic_load(&s->clock_offset);
 	s3_timestamp(t->signed_at, timestamp);
 	/* What TLS protects needs no digest; elsewhere it shows what others did on the way. */
-	if (s3_transfer_protected(s))
+	if (s3_transfer_protected(s) || s3_transfer_summed(req))
 		snprintf(payload, sizeof payload, S3_UNSIGNED_PAYLOAD);
 	else
 		s3_hex(req->digest, sizeof req->digest, payload);
@@ -146,6 +152,13 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	add_header(&h, "host", s->authority);
 	add_header(&h, "x-amz-content-sha256", payload);
 	add_header(&h, "x-amz-date", timestamp);
+	if (s3_transfer_summed(req)) {
+		uint8_t bytes[4] = {(uint8_t)(*req->crc32c >> 24), (uint8_t)(*req->crc32c >> 16),
+			(uint8_t)(*req->crc32c >> 8), (uint8_t)*req->crc32c};
+
+		EVP_EncodeBlock((unsigned char *)sum, bytes, sizeof bytes);
+		add_header(&h, "x-amz-checksum-crc32c", sum);
+	}
 	if (c->token)
 		add_header(&h, "x-amz-security-token", c->token);
 	if (req->op == S3_GET || req->op == S3_HEAD) {

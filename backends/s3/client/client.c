@@ -141,6 +141,8 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 		for (size_t i = 0; i < req->n_keys; i++)
 			req->key_results[i] = -EIO; /* until the store says otherwise */
 		r = make_delete_body(req);
+	} else if (s3_transfer_summed(req)) {
+		/* which the caller has */
 	} else if (!s3_transfer_protected(s) && req->op == S3_PUT && req->sha256)
 		memcpy(req->digest, req->sha256, sizeof req->digest);
 	else if (!s3_transfer_protected(s) && req->op == S3_PUT)

@@ -196,8 +196,12 @@ struct s3_request {
 	uint64_t offset;  /* GET: bytes */
 	bool allow_short; /* GET */
 	bool if_none_match;
-	const char *if_match;	 /* etag with its quotes, or NULL */
-	const uint8_t *sha256;	 /* PUT: the body's digest (32 bytes) if at hand, or NULL */
+	const char *if_match;  /* etag with its quotes, or NULL */
+	const uint8_t *sha256; /* PUT: the body's digest (32 bytes) if at hand, or NULL */
+	/* PUT: its CRC32C, signed, for the store to check the body by instead of a digest; or NULL
+	 */
+	const uint32_t *crc32c;
+	bool crc32c_once; /* PUT: a body that it does not fit is -EBADMSG, and not tried again */
 	const char *const *keys; /* DELETE_MANY */
 	int *key_results;	 /* DELETE_MANY */
 	size_t n_keys;		 /* DELETE_MANY: 1 to S3_DELETE_MAX */
@@ -223,6 +227,7 @@ struct s3_request {
 	 * -EREMCHG	the bucket is in another region or at another endpoint
 	 * -ENOSPC	the store is full
 	 * -EOPNOTSUPP	the store does not know this kind of request
+	 * -EBADMSG	PUT with crc32c_once: the body does not fit it
 	 * -EPROTO	what answers is no S3 store, or its certificate is not trusted
 	 * -EINVAL	the store found the request wrong in another way
 	 * -EIO		still failing at the deadline

@@ -191,6 +191,8 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque);
 
 /* Can nobody but the store itself have a part in what is sent? */
 bool s3_transfer_protected(const struct s3_store *s);
+/* Does a CRC32C stand for the body? */
+bool s3_transfer_summed(const struct s3_request *req);
 /* The transfer has no request any more: puts it among the idle ones. */
 void s3_transfer_release(struct s3_transfer *t);
 /* Begins an attempt at a request, on an idle transfer. NULL: no memory. */

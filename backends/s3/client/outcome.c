@@ -103,6 +103,10 @@ static struct s3_verdict judge_answer(struct s3_transfer *t, struct s3_error_rep
 		return judge_success(t, e);
 	if (s3_parse_error(t->text, t->text_length, e))
 		e->code[0] = '\0';
+	if (req->crc32c_once && t->status == 400 &&
+		(strcmp(e->code, "BadDigest") == 0 ||
+			strcmp(e->code, "XAmzContentChecksumMismatch") == 0))
+		return (struct s3_verdict){S3_FINAL, -EBADMSG};
 	v = s3_judge(t->status, e, req->op == S3_PUT && (req->if_none_match || req->if_match));
 	/* The keys of an absent bucket are absent, but so might be what was never a bucket. */
 	if (v.result == -ENOENT && !needs_key(req->op))

@@ -450,6 +450,7 @@ static const struct {
 	{"ConditionalRequestConflict", S3_RETRY, -EIO},
 	{"IncompleteBody", S3_RETRY, -EIO},
 	{"BadDigest", S3_RETRY, -EIO},
+	{"XAmzContentChecksumMismatch", S3_RETRY, -EIO}, /* MinIO's, of a checksum */
 	{"XAmzContentSHA256Mismatch", S3_RETRY, -EIO},
 };
 

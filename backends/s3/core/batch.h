@@ -52,6 +52,7 @@ struct s3_batch {
 	struct s3_volume *volume;
 	struct s3_request request;
 	struct iovec iov[2];
+	uint32_t crc32c;    /* of these, with s3_volume.checksums */
 	struct iovec probe; /* to look at what is there in its place */
 	char key[S3_KEY_MAX + 1];
 	char stale[S3_ETAG_MAX + 1]; /* of the object that is to be replaced; "": none */

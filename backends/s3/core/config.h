@@ -14,6 +14,7 @@ struct s3_volume;
 
 enum s3_flush_mode { S3_FLUSH_DURABLE, S3_FLUSH_WEAK };
 enum s3_fencing { S3_FENCING_AUTO, S3_FENCING_NONE };
+enum s3_payload_signing { S3_PAYLOAD_SHA256, S3_PAYLOAD_CRC32C };
 enum s3_compress { S3_COMPRESS_OFF, S3_COMPRESS_ZSTD };
 
 struct s3_config {
@@ -29,7 +30,7 @@ struct s3_config {
 	uint64_t close_timeout;
 	uint64_t write_back_size;
 	unsigned block_size; /* index; s3_config_block_size() */
-	unsigned flush, fencing, layout, compress;
+	unsigned flush, fencing, layout, compress, payload_signing;
 	/* No parameters: the tool's. */
 	bool require_clean_close;  /* only if the last writer has closed the volume */
 	bool exclusive;		   /* with create: only if there is none yet */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/core/seal.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -60,6 +61,18 @@ int s3_seal(const struct s3_volume *v, struct s3_header_writer *w, void *data, c
 	iov[0] = (struct iovec){w->buffer, bytes};
 	iov[1] = (struct iovec){data, length};
 	return 0;
+}
+
+uint32_t s3_seal_crc32c(const struct s3_volume *v, const struct iovec iov[2], const uint32_t *crcs)
+{
+	uint32_t crc = s3_crc32c(0, iov[0].iov_base, iov[0].iov_len);
+	uint32_t shift = s3_crc32c_shift(v->block_size);
+
+	if (v->transforms)
+		return s3_crc32c(crc, iov[1].iov_base, iov[1].iov_len);
+	for (size_t i = 0; i < iov[1].iov_len >> v->shift; i++)
+		crc = s3_crc32c_join(crc, crcs[i], shift);
+	return crc;
 }
 
 bool s3_seal_fits(const struct s3_volume *v, const struct s3_object_header *header)

@@ -31,6 +31,8 @@ void s3_stored_free(struct s3_stored *s);
  */
 int s3_seal(const struct s3_volume *v, struct s3_header_writer *w, void *data, const uint32_t *crcs,
 	struct s3_stored *s, struct iovec iov[2], struct s3_object_header *header);
+/* The CRC32C of what s3_seal() has made, of the same crcs. */
+uint32_t s3_seal_crc32c(const struct s3_volume *v, const struct iovec iov[2], const uint32_t *crcs);
 /* Has the object's data the form that this volume's objects have? Else it is not of this device. */
 bool s3_seal_fits(const struct s3_volume *v, const struct s3_object_header *header);
 /*

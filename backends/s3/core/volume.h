@@ -131,6 +131,7 @@ struct s3_volume {
 	unsigned uploads, max_batches;
 	enum s3_flush_mode flush_mode;
 	bool conditional; /* PUTs carry If-None-Match */
+	bool checksums;	  /* PUTs of data carry a CRC32C, which the store checks */
 	uint8_t instance[S3_UUID];
 	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;

@@ -20,6 +20,7 @@ static const char *const layout_names[] = {
 	[S3_LAYOUT_LOG] = "log", [S3_LAYOUT_DIRECT] = "direct", NULL};
 static const char *const flush_names[] = {"durable", "weak", NULL};
 static const char *const fencing_names[] = {"auto", "none", NULL};
+static const char *const payload_signing_names[] = {"sha256", "crc32c", NULL};
 static const char *const compress_names[] = {"off", "zstd", NULL};
 
 const struct param s3_params[] = {
@@ -189,6 +190,16 @@ const struct param s3_params[] = {
 		.choices = fencing_names,
 		.help = "auto: refuse a store that cannot keep a second writer out; none: you "
 			"ensure that there is only one writer",
+	},
+	{
+		.name = "payload-signing",
+		.type = PARAM_CHOICE,
+		.offset = offsetof(struct s3_config, payload_signing),
+		.default_value = "sha256",
+		.choices = payload_signing_names,
+		.help = "what of uploaded data is signed: sha256: all of it, where no TLS protects "
+			"it; crc32c: a checksum, which the store checks, which takes less CPU time "
+			"and shows errors, but not what somebody on the way changes on purpose",
 	},
 	{
 		.name = "checkpoint",

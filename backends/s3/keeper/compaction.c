@@ -277,6 +277,7 @@ struct target {
 	struct flight *flight;
 	bool sent, landed;
 	struct iovec iov[2];
+	uint32_t crc32c;
 	struct s3_request req;
 	char key[S3_KEY_MAX + 1];
 };
@@ -321,6 +322,8 @@ static int send_target(struct s3_volume *v, struct target *t)
 	r = s3_seal(v, &t->writer, t->data, t->crcs, &t->stored, t->iov, &t->sealed);
 	if (r)
 		return r;
+	if (v->checksums)
+		t->crc32c = s3_seal_crc32c(v, t->iov, t->crcs);
 	s3_volume_object_key(v, t->sealed.id, t->key);
 	t->req = (struct s3_request){
 		.op = S3_PUT,
@@ -328,6 +331,7 @@ static int send_target(struct s3_volume *v, struct target *t)
 		.key = t->key,
 		.iov = t->iov,
 		.iovcnt = 2,
+		.crc32c = v->checksums ? &t->crc32c : NULL,
 		.if_none_match = v->conditional,
 		.retry_deadline = S3_GC_DEADLINE,
 		.done = target_stored,

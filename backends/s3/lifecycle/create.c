@@ -143,3 +143,38 @@ int s3_probe_conditional_put(struct s3_volume *v)
 		"writer, or readonly=on",
 		lacks[none_match + 2 * match]);
 }
+
+int s3_probe_checksums(struct s3_volume *v)
+{
+	struct s3_name name = {.kind = S3_NAME_PROBE};
+	struct iovec iov = {(void *)"probe", 5};
+	uint32_t wrong = ~s3_crc32c(0, iov.iov_base, iov.iov_len);
+	char key[S3_KEY_MAX + 1];
+	struct s3_request last, req = {
+					.op = S3_PUT,
+					.pool = S3_POOL_BACKGROUND,
+					.key = key,
+					.iov = &iov,
+					.iovcnt = 1,
+					.crc32c = &wrong,
+					.crc32c_once = true,
+					.retry_deadline = v->deadline,
+				};
+	int r = s3_random(name.uuid);
+
+	if (r)
+		return r;
+	s3_volume_key(v, &name, key);
+	r = s3_store_call(v->store, &req);
+	v->checksums = r == -EBADMSG;
+	if (v->checksums)
+		return 0;
+	if (r && r != -EINVAL && r != -EOPNOTSUPP)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	if (r == 0)
+		s3_volume_delete(v, key, &last);
+	backend_error(&v->host,
+		"payload-signing=crc32c: this store does not check a CRC32C; what is uploaded is "
+		"signed with SHA-256 instead; leave payload-signing= out");
+	return 0;
+}

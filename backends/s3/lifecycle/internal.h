@@ -20,6 +20,10 @@ int s3_volume_create(
  */
 int s3_probe_conditional_put(struct s3_volume *v);
 
+/* Sets v->checksums if the store refuses data that does not fit its checksum; says if it does not.
+ * 0 or negative errno, told. */
+int s3_probe_checksums(struct s3_volume *v);
+
 /* ---- features.c ---- */
 
 /* Reads the file of encryption-key= into v->key. 0 or negative errno, told. */

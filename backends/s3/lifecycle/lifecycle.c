@@ -158,6 +158,8 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 		r = s3_writeback_open(c->write_back, c->write_back_size, &v->host, &v->writeback);
 	if (r == 0 && !readonly && v->conditional)
 		r = s3_probe_conditional_put(v);
+	if (r == 0 && !readonly && c->payload_signing == S3_PAYLOAD_CRC32C)
+		r = s3_probe_checksums(v);
 	if (r == 0)
 		r = read_super(v, c, size);
 	if (r == 0)

@@ -47,6 +47,8 @@ static void seal(struct s3_volume *v, struct s3_batch *b)
 		s3_volume_fail(v, r == -ENOMEM ? r : -EIO, "object %llu cannot be built: %s",
 			(unsigned long long)b->seq, strerror(-r));
 	} else {
+		if (v->checksums)
+			b->crc32c = s3_seal_crc32c(v, b->iov, b->crcs);
 		bytes = b->sealed.header_bytes + b->sealed.data_bytes;
 		s3_volume_object_key(v, b->seq, b->key);
 		s3_objects_size(

@@ -179,6 +179,7 @@ void s3_log_upload(struct s3_batch *b)
 		.key = b->key,
 		.iov = b->iov,
 		.iovcnt = b->iov[1].iov_len ? 2 : 1,
+		.crc32c = v->checksums ? &b->crc32c : NULL,
 		.if_none_match = v->conditional && !b->stale[0],
 		.if_match = b->stale[0] ? b->stale : NULL,
 		.done = put_done,
