@@ -340,8 +340,17 @@ static void use(struct s3_cache *c, struct s3_line *l, uint16_t pages)
 
 /* ---- the interface ---------------------------------------------------------------------- */
 
+/* The kernel has them back. */
+static void release_frames(const struct s3_cache *c, uint32_t first, uint32_t end)
+{
+	if (first < end)
+		madvise(c->memory + (size_t)first * S3_PAGE, (size_t)(end - first) * S3_PAGE,
+			MADV_DONTNEED);
+}
+
 uint64_t s3_cache_lend(struct s3_cache *c, uint64_t bytes)
 {
+	uint32_t first = 0, end = 0; /* frames in a row */
 	uint64_t lent = 0;
 
 	pthread_mutex_lock(&c->lock);
@@ -349,11 +358,18 @@ uint64_t s3_cache_lend(struct s3_cache *c, uint64_t bytes)
 	while (lent * S3_PAGE < bytes && c->n_lent < c->pages / 2 && make_room(c, 1, false)) {
 		uint32_t frame = take_frame(c);
 
-		/* The kernel has it back. */
-		madvise(c->memory + (size_t)frame * S3_PAGE, S3_PAGE, MADV_DONTNEED);
 		c->lent[c->n_lent++] = frame;
 		lent++;
+		/* Those of a line come one after the other, the last one first. */
+		if (frame + 1 == first) {
+			first = frame;
+			continue;
+		}
+		release_frames(c, first, end);
+		first = frame;
+		end = frame + 1;
 	}
+	release_frames(c, first, end);
 	pthread_mutex_unlock(&c->lock);
 	return lent * S3_PAGE;
 }
