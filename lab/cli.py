@@ -112,8 +112,7 @@ def run_main(arguments: Sequence[str]) -> int:
         type=int,
         default=Options.seed,
         metavar="N",
-        help="in virtual time: of what the guest takes for random, so that another N is another boot (default:"
-        " %(default)s)",
+        help="in virtual time: seed of the guest's random numbers; another N is another boot (default: %(default)s)",
     )
     parser.add_argument(
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
@@ -122,13 +121,13 @@ def run_main(arguments: Sequence[str]) -> int:
         "--share", type=directory_argument, metavar="DIR", help="directory to mount read-write at /results"
     )
     parser.add_argument(
-        "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="of each disk (default: %(default)s)"
+        "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="size of each disk (default: %(default)s)"
     )
     parser.add_argument(
         "--disk-dir",
         type=Path,
         metavar="DIR",
-        help="where the disks' sparse files lie, nameless (default: /dev/shm if it has room, else build/lab)",
+        help="directory of the disks' sparse, nameless files (default: /dev/shm if it has room, else build/lab)",
     )
     parser.add_argument(
         "--timeout",
@@ -137,8 +136,8 @@ def run_main(arguments: Sequence[str]) -> int:
         metavar="S",
         help="end the command after this many seconds; 0: never (default: %(default)g)",
     )
-    parser.add_argument("-t", "--tty", action="store_true", help="give the command a terminal: this one")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say how long the boot took")
+    parser.add_argument("-t", "--tty", action="store_true", help="give the command this terminal")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print how long the boot took")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND [ARG...]")
     args = parser.parse_args(arguments)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -26,15 +26,18 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="userblk",
-        description="Measures what it costs to serve a block device or a file system from user space: the 16 block and"
-        " 25 file-system workloads of the BDUS paper on the native device, nbdkit, tcmu-runner and FUSE, and the"
-        " paper's Tables 1 and 2 with confidence intervals.",
+        description="Measure what it costs to serve a block device or a file system from user space: the 16 block and"
+        " 25 file-system workloads of the BDUS paper, on the native device and behind nbdkit, tcmu-runner, ublk and"
+        " FUSE. Prints the paper's Tables 1 and 2 with confidence intervals.",
         epilog="Exit codes: 0 done; 3 some runs are missing or invalid; 1 all are; 2 wrong usage or a refused device;"
-        " 130 interrupted (everything is torn down; userblk resume goes on).",
+        " 130 interrupted (everything was torn down; continue with userblk resume).",
     )
     parser.add_argument("--version", action="version", version=f"userblk {__version__}")
     parser.add_argument(
-        "--log-level", choices=LOG_LEVELS, default="info", help="least that is said on standard error (default: info)"
+        "--log-level",
+        choices=LOG_LEVELS,
+        default="info",
+        help="minimum severity of messages on standard error (default: info)",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

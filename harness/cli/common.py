@@ -51,18 +51,22 @@ def show_bytes(number: float) -> str:
     return f"{number / 1e9:,.1f} GB"
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "JSON on standard output") -> None:
+def add_json(parser: argparse.ArgumentParser, what: str = "print JSON on standard output") -> None:
     parser.add_argument("--json", action="store_true", help=what)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="of all campaigns (default: results)"
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="directory that holds all campaigns (default: results)",
     )
 
 
 def how_to_resume(directory: Path) -> str:
-    return f"Go on with: userblk resume {directory}"
+    return f"Continue with: userblk resume {directory}"
 
 
 def find_campaign(name: str, results: Path) -> Path:

@@ -95,7 +95,7 @@ def add_commands(add: Add) -> None:
     systems = add("systems", "list the systems that can be measured", systems_command)
     add_json(systems)
     workloads = add("workloads", "list the workloads", workloads_command)
-    workloads.add_argument("--suite", metavar="NAME", help="of one suite (default: all)")
+    workloads.add_argument("--suite", metavar="NAME", help="list those of one suite only (default: all)")
     add_json(workloads)
     lab = add("lab", "build the lab, run a command in it, or get a shell in it", lab_command)
     lab.add_argument("action", choices=("build", "shell", "run"))

@@ -102,30 +102,37 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def add_commands(add: Add) -> None:
-    sub = add("compare", "tell where two campaigns, or a campaign and the paper, differ", compare_command)
+    sub = add("compare", "show where two campaigns, or a campaign and the paper, differ", compare_command)
     sub.add_argument("first", metavar="CAMPAIGN", help="directory of a campaign, or its name below --results")
-    sub.add_argument("second", metavar="CAMPAIGN", help=f"another; `{PAPER}`: the paper's numbers and claims")
-    sub.add_argument("--all", action="store_true", help="show comparisons without a significant difference as well")
-    sub.add_argument("--csv", action="store_true", help="a line for each comparison on standard output")
+    sub.add_argument(
+        "second", metavar="CAMPAIGN", help=f"another campaign, or `{PAPER}` for the paper's numbers and claims"
+    )
+    sub.add_argument("--all", action="store_true", help="also show comparisons without a significant difference")
+    sub.add_argument("--csv", action="store_true", help="print a line for each comparison")
     sub.add_argument(
         "--fail-over",
         type=float,
         metavar="PERCENT",
-        help="exit with 3 if a cell of the second is missing, or significantly worse by more than that",
+        help="exit with 3 if the second campaign lacks a cell, or is significantly worse in one by more than PERCENT",
     )
     add_json(sub)
     add_results(sub)
     sub = add("history", "show how one cell, or the mean of all, went over several campaigns", history_command)
-    sub.add_argument("campaigns", nargs="+", metavar="CAMPAIGN", help="as for compare, in any order")
-    sub.add_argument("--device", metavar="DEVICE", help="only of this device, as in nvme")
-    sub.add_argument("--workload", metavar="WORKLOAD", help="only this one, as in rand-read-1th-4k")
+    sub.add_argument(
+        "campaigns",
+        nargs="+",
+        metavar="CAMPAIGN",
+        help="directories of campaigns, or their names below --results, in any order",
+    )
+    sub.add_argument("--device", metavar="DEVICE", help="show this device only, for example nvme")
+    sub.add_argument("--workload", metavar="WORKLOAD", help="show this workload only, for example rand-read-1th-4k")
     sub.add_argument("--metric", choices=history.SHOWN_METRICS, default="throughput", help="default: %(default)s")
-    sub.add_argument("--csv", action="store_true", help="a line for each campaign and system on standard output")
-    sub.add_argument("--output", type=Path, metavar="FILE", help="draw it, too: a file that ends in .png or .svg")
+    sub.add_argument("--csv", action="store_true", help="print a line for each campaign and system")
+    sub.add_argument("--output", type=Path, metavar="FILE", help="also draw it into FILE, which ends in .png or .svg")
     add_json(sub)
     add_results(sub)
     sub = add("report", "write a campaign's report: an HTML page, and its figures as PNG and SVG", report_command)
-    sub.add_argument("campaign", metavar="CAMPAIGN", help="as for compare")
+    sub.add_argument("campaign", metavar="CAMPAIGN", help="directory of a campaign, or its name below --results")
     sub.add_argument("--output", type=Path, metavar="DIR", help="directory to write it to (default: CAMPAIGN/report)")
     add_json(sub)
     add_results(sub)

@@ -257,26 +257,40 @@ def import_command(args: argparse.Namespace) -> int:
 def add_commands(add: Add) -> None:
     table = add("table", "print the tables of a campaign", table_command)
     table.add_argument(
-        "campaign", metavar="CAMPAIGN", help=f"as for resume; `{PAPER}`: the paper's own tables, to compare with"
+        "campaign",
+        metavar="CAMPAIGN",
+        help=f"directory of the campaign, or its name below --results; `{PAPER}` for the paper's own tables",
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     table.add_argument("--ci", action="store_true", help="show half widths of the 95 %% confidence intervals")
     table.add_argument(
         "--model",
         action="store_true",
-        help="instead: native throughput of a campaign in virtual time beside the paper's, and which cells the models"
-        " are set from",
+        help="show instead the native throughput of a simulated campaign beside the paper's, and which cells the models"
+        " were calibrated with",
     )
-    table.add_argument("--output", type=Path, metavar="FILE", help="write it to FILE")
-    counted = add("costs", "print what operations cost in syscalls, context switches, bytes: no timings", costs_command)
-    counted.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")
-    counted.add_argument("--csv", action="store_true", help="a line for each cell and cost")
-    about = add("status", "tell how far campaigns are", status_command)
-    about.add_argument("campaign", nargs="?", metavar="CAMPAIGN", help="as for resume (default: all)")
+    table.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the tables to FILE instead of standard output"
+    )
+    counted = add("costs", "print the costs of operations: system calls, context switches, bytes", costs_command)
+    counted.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
+    counted.add_argument("--csv", action="store_true", help="print a line for each cell and cost")
+    about = add("status", "show the progress of campaigns", status_command)
+    about.add_argument(
+        "campaign",
+        nargs="?",
+        metavar="CAMPAIGN",
+        help="directory of the campaign, or its name below --results (default: all)",
+    )
     pack = add("export", "pack a campaign into one file", export_command)
-    pack.add_argument("campaign", metavar="CAMPAIGN", help="as for resume")
-    pack.add_argument("--output", type=Path, metavar="FILE", help="ends in .tar.zst or .tar.gz (default: by its name)")
-    unpack = add("import", "unpack a campaign that was exported", import_command)
+    pack.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
+    pack.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to FILE, which ends in .tar.zst or .tar.gz (default: the campaign's name)",
+    )
+    unpack = add("import", "unpack an exported campaign", import_command)
     unpack.add_argument("file", type=Path, metavar="FILE")
     for sub in (table, counted, about, pack, unpack):
         add_results(sub)

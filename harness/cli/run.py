@@ -460,53 +460,63 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", default="bdus-block", help="one of configs/suites (default: %(default)s)")
+    parser.add_argument("--suite", default="bdus-block", help="a suite of configs/suites (default: %(default)s)")
     parser.add_argument(
-        "--profile", default="quick", help="quick or paper; see configs/profiles (default: %(default)s)"
+        "--profile", default="quick", help="a profile of configs/profiles: quick or paper (default: %(default)s)"
     )
     parser.add_argument(
-        "--reps", type=count, metavar="N", help="just N runs of each cell (default: the profile's, more where needed)"
+        "--reps",
+        type=count,
+        metavar="N",
+        help="run each cell N times (default: as the profile says, more often where intervals are too wide)",
     )
     parser.add_argument(
         "--max-reps",
         type=count,
         metavar="N",
-        help="at most N runs of a cell whose intervals are too wide (default: the profile's)",
+        help="stop after N runs of a cell whose intervals are too wide (default: as the profile says)",
     )
     parser.add_argument(
-        "--warm-up", type=count, metavar="SECONDS", help="discard just so much of each run (default: what is found)"
+        "--warm-up",
+        type=count,
+        metavar="SECONDS",
+        help="fixed warm-up to discard from each run (default: found in the run's own data)",
     )
     parser.add_argument(
-        "--control", action="store_true", help="also measure native against native, which shows false alarms"
+        "--control", action="store_true", help="also measure native against native, to show false alarms"
     )
     parser.add_argument(
-        "--costs", action="store_true", help="also count what operations cost, in a run of each cell of its own"
+        "--costs",
+        action="store_true",
+        help="also count system calls and context switches per operation, in an extra run of each cell",
     )
     parser.add_argument(
         "--instructions",
         action="store_true",
-        help="instead of measuring, count the instructions that an operation takes on the whole machine: in the lab,"
-        " whose emulated CPU counts them, over a disk in memory; other load does not matter",
+        help="count instructions per operation instead of time: in the lab, over a disk in memory; other load on this"
+        " machine does not matter",
     )
     parser.add_argument(
         "--clock",
         choices=CLOCKS,
-        help="in the lab: virtual: its clock counts instructions and its SSDs are modelled, so that the same campaign"
+        help="clock of the lab. virtual: the clock counts instructions and the SSDs are modelled, so that a campaign"
         " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK; else virtual"
         " for workloads on disks, real for file systems, scaling and failover)",
     )
     parser.add_argument(
         "--systems",
         metavar="LIST",
-        help=f"of configs/systems (default: those that the suite names; else {SYSTEMS}, and {FILE_SYSTEMS} where it has"
-        " file systems)",
+        help=f"systems of configs/systems to measure (default: those that the suite names; else {SYSTEMS}, and"
+        f" {FILE_SYSTEMS} for file systems)",
     )
-    parser.add_argument("--workloads", metavar="LIST", help="of the suite, as in seq-read-1th-4k (default: all)")
+    parser.add_argument(
+        "--workloads", metavar="LIST", help="workloads of the suite, for example seq-read-1th-4k (default: all)"
+    )
     parser.add_argument(
         "--store",
         type=Path,
         metavar="FILE",
-        help="suite s3: a store of yours: lines endpoint=, region=, bucket=, credentials= (default: one started here)",
+        help="suite s3: file with your store's endpoint=, region=, bucket=, credentials= (default: a local store)",
     )
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
     parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")
@@ -514,30 +524,32 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--confirm",
         default="",
         metavar='"SERIAL SERIAL"',
-        help="repeat the serial of each named device, SATA first; of one without, its size in bytes and what it holds",
+        help="repeat the serial of each named device, SATA first; without a serial, its size in bytes and its contents",
     )
     parser.add_argument(
-        "--hosts", metavar="NAME", help="run on several machines: of configs/hosts, or a file that ends in .toml"
+        "--hosts", metavar="NAME", help="run on several machines: a name in configs/hosts, or a file that ends in .toml"
     )
-    parser.add_argument("--seed", type=count, metavar="N", help="of the order and of every run (default: a new one)")
+    parser.add_argument(
+        "--seed", type=count, metavar="N", help="random seed of the order and of every run (default: a new one)"
+    )
     parser.add_argument(
         "--where",
         choices=("auto", "host", "lab"),
         default="auto",
-        help="auto: this host if its kernel has what is needed and devices are named, else the lab (default)",
+        help="where to measure; auto: on this host if devices are named and its kernel can, else in the lab (default)",
     )
 
 
 def add_commands(add: Add) -> None:
-    plan = add("plan", "print what would run, how long it takes and what it writes", plan_command)
+    plan = add("plan", "print what would run, how long it takes and how much it writes", plan_command)
     run = add("run", "run a campaign and print its table", run_command)
     resume = add("resume", "run what is missing or invalid in a campaign", resume_command)
     for sub in (plan, run):
         add_plan_options(sub)
-    run.add_argument("--dry-run", action="store_true", help="as userblk plan")
-    run.add_argument("--detach", action="store_true", help="leave it to a process that a logout does not end")
+    run.add_argument("--dry-run", action="store_true", help="print the plan and stop, like userblk plan")
+    run.add_argument("--detach", action="store_true", help="continue in the background; a logout does not end it")
     resume.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
     for sub in (plan, run, resume):
-        add_json(sub, "JSON on standard output: the plan, or a line per event")
+        add_json(sub, "print JSON: the plan, or a line for each event")
     for sub in (run, resume):
         add_results(sub)
