@@ -105,9 +105,20 @@ static void tune_memory(struct s3_config *c)
 	c->gc_delay = 0;
 }
 
+static void check_memory(const struct life *l, const char *of)
+{
+	uint64_t limit = ((const struct s3_config *)params_config(l->params))->memory;
+	uint64_t most = store_watched();
+
+	if (most > limit)
+		sim_fail("memory",
+			"%" PRIu64 " bytes were allocated by %s, where %" PRIu64 " are the limit",
+			most, of, limit);
+}
+
 static void meet_memory(void)
 {
-	uint64_t size = 16 * MIB, piece = 256 * KIB, limit, most;
+	uint64_t size = 16 * MIB, piece = 256 * KIB;
 	struct life *l = newcomer();
 
 	set_up(size);
@@ -124,13 +135,45 @@ static void meet_memory(void)
 			store_watch();
 		run_gc(l);
 	}
-	limit = ((const struct s3_config *)params_config(l->params))->memory;
-	most = store_watched();
-	if (most > limit)
-		sim_fail("memory",
-			"%" PRIu64 " bytes were allocated by a collection, where %" PRIu64
-			" are the limit",
-			most, limit);
+	check_memory(l, "a collection");
+	end(l);
+}
+
+/* ---- memory: writes wait for a store that does not take them -------------------------------- */
+
+static bool outage;
+
+static void *write_in_outage(void *opaque)
+{
+	struct life *l = opaque;
+
+	while (outage && put(l, draw(64) * 256 * KIB, 256 * KIB) == 0)
+		sim_sleep(draw(100) * SIM_MS);
+	if (--l->clients_running == 0)
+		sim_wake_all(&l->changed);
+	return NULL;
+}
+
+static void meet_outage(void)
+{
+	struct life *l = newcomer();
+
+	set_up(16 * MIB);
+	plan.tune = tune_memory;
+	open_it(l, true);
+	put_all(l, 0, 256 * KIB);
+	store_watch();
+	store_refuses(S3_PUT, "/log/");
+	outage = true;
+	l->clients_running = 8;
+	for (unsigned i = 0; i < l->clients_running; i++)
+		sim_spawn(sim_self(), "client", write_in_outage, l);
+	sim_sleep(60 * SIM_SECOND);
+	outage = false;
+	check_memory(l, "writes in an outage");
+	store_calm();
+	while (l->clients_running)
+		sim_wait(&l->changed, SIM_NEVER, "wait for writes", l);
 	end(l);
 }
 
@@ -514,8 +557,8 @@ static void meet_late_deletions(void)
 
 void scene_run(void)
 {
-	static void (*const scenes[])(void) = {meet_memory, meet_restart, meet_takeover,
-		meet_late_snapshot, meet_unreadable, meet_full_store, meet_limits,
+	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
+		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_limits,
 		meet_late_deletions};
 
 	store_serves();

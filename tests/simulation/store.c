@@ -179,6 +179,7 @@ void store_watch(void)
 
 uint64_t store_watched(void)
 {
+	watch();
 	return watched_most;
 }
 

@@ -33,7 +33,8 @@ void store_refuses(enum s3_op op, const char *part_of_key);
 void store_slows(enum s3_op op, const char *part_of_key, uint64_t before, uint64_t after);
 /* Once in so many times the first attempt of a deletion takes effect up to so much later. */
 void store_deletes_late(uint64_t once_in, uint64_t ns);
-/* Notes what memory is allocated, besides the store's, at each PUT from now on; most of it. */
+/* Notes what memory is allocated, besides the store's, at each PUT from now on; most of it up to
+ * now. */
 void store_watch(void);
 uint64_t store_watched(void);
 /* Calls fn for each object whose key begins with prefix. late: put by an attempt that had been
