@@ -36,7 +36,7 @@ NOTES = (
     " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"
     " the server had, or it is quiesced (Linux 6.16) when it is replaced.",
     "FUSE and BUSE are not in the table, for there is nothing to measure. When the FUSE daemon is gone all open files"
-    " fail (ENOTCONN), until the file system is mounted anew and they are opened again; the disk of BUSE ends with its"
+    " fail (ENOTCONN), until the file system is mounted again and they are opened again; the disk of BUSE ends with its"
     " server.",
 )
 BEFORE_S, BIN_S = 5.0, 0.25  # of the figures

@@ -139,7 +139,7 @@ def _kept(file: Path, stamp: list[object]) -> Details | None:
 
 
 def _keep(file: Path, stamp: list[object], details: Details) -> None:
-    """A campaign that cannot be written to is read anew each time."""
+    """A campaign that cannot be written to is read again each time."""
     value = {"stamp": stamp, "kops": details.kops, "latency_us": details.latency_us, "bins": details.bins}
     temporary = file.with_name(f"{file.name}.{os.getpid()}.new")
     with contextlib.suppress(OSError):

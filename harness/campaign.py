@@ -142,7 +142,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
         results.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
     except FileExistsError:
-        raise ConfigError(f"{directory}: exists; wait a second and begin again") from None
+        raise ConfigError(f"{directory}: exists; wait a second, then try again") from None
     except OSError as error:
         raise ConfigError(f"results={results}: {error.strerror}; name a directory that can be written") from None
     asked: dict[str, object] = {

@@ -84,7 +84,7 @@ def system_needs(system: SystemConfig) -> list[Need]:
     if built := BUILT.get(system.kind):
         target, pattern = built
         path = paths.HOST_BUILD / pattern.format(device=system.device)
-        mend = f"make {target}" if paths.CHECKOUT else "install userblk anew (make install)"
+        mend = f"make {target}" if paths.CHECKOUT else "install userblk again (make install)"
         found.append(Need(f"file {path}", path.exists(), mend))
     return found + [module(name) for name in modules(system)]
 
@@ -103,7 +103,7 @@ def base_needs() -> list[Need]:
     return [
         Need("root", os.geteuid() == 0, "sudo userblk ..."),
         *(program(name, package) for name, package in WORKLOADS.items()),
-        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else "install userblk anew (make install)"),
+        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else "install userblk again (make install)"),
     ]
 
 

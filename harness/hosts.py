@@ -106,7 +106,7 @@ def read_hosts(directory: Path) -> Hosts:
     try:
         value = json.loads(file.read_text())
         if value.pop("schema") != SCHEMA:
-            raise ConfigError(f"{file}: another schema than {SCHEMA}; begin the campaign anew")
+            raise ConfigError(f"{file}: another schema than {SCHEMA}; start a new campaign")
         return Hosts(**value | {"hosts": [Host(**host) for host in value["hosts"]]})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None

@@ -389,7 +389,7 @@ def read_plan(path: Path) -> Plan:
     try:
         value = json.loads(path.read_text())
         if value.pop("schema") != SCHEMA:
-            raise ConfigError(f"{path}: another schema than {SCHEMA}; plan the campaign anew")
+            raise ConfigError(f"{path}: another schema than {SCHEMA}; start a new campaign")
         suite, profile = value.pop("suite"), value.pop("profile")
         return Plan(
             suite=Suite(
@@ -415,4 +415,4 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name the plan.json of a campaign") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not a plan: {error}; plan the campaign anew") from None
+        raise ConfigError(f"{path}: not a plan: {error}; start a new campaign") from None

@@ -210,7 +210,7 @@ class Runner:
             if device.identity and found.identity != device.identity:
                 raise Refused(
                     f"{path}: is not the device that the campaign was planned for ({device.identity}), but another"
-                    f" ({found.identity}); find that one, or begin anew"
+                    f" ({found.identity}); find that one, or start a new campaign"
                 )
             self.devices[name] = found
         self.keep_identities()
@@ -390,7 +390,7 @@ class Runner:
     # ---- one run ----------------------------------------------------------------------
 
     def begin(self, entry: Entry) -> Path:
-        """Announce a run and make its directory anew."""
+        """Announce a run and make its directory, empty."""
         directory = self.directory / self.plan.directory(entry)
         self.check_space()
         shutil.rmtree(directory, ignore_errors=True)

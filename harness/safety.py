@@ -367,7 +367,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
 def recheck(device: BlockDevice, confirm: str, server: int | None) -> None:
     """Right before a destructive act: is it still the same, and still free? server: as for check()."""
     if check(device.path, confirm, server=server) != device:
-        raise Refused(f"{device.path}: is not the device that it was when the campaign began; begin anew")
+        raise Refused(f"{device.path}: is not the device that it was when the campaign began; start a new one")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 """Runs the plan of a suite over a store: python3 -m userblk.harness.store_runner results/CAMPAIGN/plan.json
 
 As runner.py, of which it is a kind, with a store in place of a block device: a block is a store with a volume that
-one system has filled; every run starts that system anew over the volume as it was filled.
+one system has filled; every run starts that system again over the volume as it was filled.
 """
 
 from __future__ import annotations

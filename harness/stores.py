@@ -151,7 +151,7 @@ class GivenStore:
         pass
 
     def reset(self) -> bool:
-        """Delete all. False: the volume has to be filled anew. Raises SystemError_."""
+        """Delete all. False: the volume has to be filled again. Raises SystemError_."""
         try:
             import boto3  # only here, since the runner needs nothing but Python's standard library
             from botocore.exceptions import BotoCoreError, ClientError

@@ -434,7 +434,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
         time.sleep(LOAD_LOOK)
         busy = others.percent()
         if busy > load.BUSY and not (plan.profile.instructions or plan.model):
-            say(f"Other programs take {busy:.0f} % of a CPU: results are worth little, runs made so get a warning.")
+            say(f"Other programs take {busy:.0f} % of a CPU: results are unreliable, and these runs get a warning.")
         if plan.emulated:
             load.write(directory, busy)
         with interrupt.held():

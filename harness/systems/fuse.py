@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Our FUSE programs. userblk-passthrough, over the ext4 of the native device: mounted anew for every run."""
+"""Our FUSE programs. userblk-passthrough, over the ext4 of the native device: mounted again for every run."""
 
 from __future__ import annotations
 

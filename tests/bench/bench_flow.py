@@ -4,7 +4,7 @@
 
 The sizes are those of Filebench's own fileserver.f (10,000 files of 128 KiB, 50 threads), varmail.f
 (3,000 of 16 KiB, 16) and webserver.f (3,000 of 16 KiB, 100), so that the figures can be put beside
-Filebench's, measured by the same clocks. Order of the runs is random, the tree is made anew for
+Filebench's, measured by the same clocks. Order of the runs is random, the tree is made again for
 each, and making it is not in the figures.
 """
 

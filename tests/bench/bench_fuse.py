@@ -5,7 +5,7 @@
 A cell is COMPARISON/WORKLOAD/JOBS. The first five comparisons are modes, in which our program runs against
 passthrough_hp of the same libfuse (3.18, `make libfuse-3.18`); `native` is our kernel passthrough against
 the ext4 below, `rings` our io_uring against our /dev/fuse. In every round both sides of a comparison are
-mounted anew and every cell is run on each of them, in random order. The result of a cell is the
+mounted again and every cell is run on each of them, in random order. The result of a cell is the
 Hodges-Lehmann estimate of first/second with its 95 % interval; it is ok when the lower end is at least the
 cell's limit, slower when the upper end is below it.
 

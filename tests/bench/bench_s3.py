@@ -5,7 +5,7 @@
 A cell compares two sides, each run with a versitygw in memory and a volume of its own, in random order, once in
 every round: the device under nbdkit with the bare client (raw), with nbdkit's null plugin, with itself under
 another load, with Debian's s3backer and with nbdkit's S3 plugin. fio's nbd engine puts the load on (s3backer, which
-serves a FUSE file: libaio with O_DIRECT). Volumes are written in full beforehand and served anew, so that nothing is
+serves a FUSE file: libaio with O_DIRECT). Volumes are written in full beforehand and served again, so that nothing is
 cached. A run's figure is bytes per second until all is flushed; s3backer 1.5 flushes nothing before it ends, so
 there it is until its end. A cell's result is the Hodges-Lehmann estimate of the ratio with its 95 % interval, which
 takes six pairs, and ok if all of the interval is on the right side of the limit. The CPU time of our server for

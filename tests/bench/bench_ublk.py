@@ -10,7 +10,7 @@ passthrough device against rublk's loop target on the same device, both with O_D
 `zero-copy` is the latter on the client's own pages, where the kernel can (Linux 6.16). Both sides have a queue per
 CPU, the same depth and the same largest request: what the kernel tells of both disks is compared at every bring-up.
 
-In every round both sides of a comparison are brought up anew, one beside the other, and every cell is run on each
+In every round both sides of a comparison are brought up again, one beside the other, and every cell is run on each
 of them, in random order: fio's psync engine, direct. The result of a cell is the Hodges-Lehmann estimate of
 first/second with its 95 % interval; it is ok when the lower end is at least the cell's limit, slower when the
 upper end is below it. Needs nothing but Python's standard library.

@@ -40,7 +40,7 @@ def test_made_mounted_and_gone(image: Path, tmp_path: Path) -> None:
             assert SIZE // 2 < status.f_blocks * status.f_frsize < SIZE  # not the whole device
             assert filesystem.ext4_errors(device) == 0
             with pytest.raises(CommandError, match=r"mounted|in use"):
-                make_ext4(device, SIZE, recorder)  # a mounted one is never made anew
+                make_ext4(device, SIZE, recorder)  # a mounted one is never made again
         finally:
             undo.unwind()
         assert mounted_type(point) == "" and not point.parent.exists() and not undo.journal.exists()

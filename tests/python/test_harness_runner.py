@@ -400,7 +400,7 @@ def test_the_end_of_its_input_ends_the_runner(device: str, tmp_path: Path) -> No
 
 
 def test_after_a_reboot_the_campaign_goes_on(device: str, tmp_path: Path) -> None:
-    """A reboot takes /run with it: there is nothing to tear down, but a half-done run to make anew."""
+    """A reboot takes /run with it: there is nothing to tear down, but a half-done run to make again."""
     plan = plan_for(device, tmp_path / "c")
     code, *_ = finish(start(tmp_path / "c"))
     assert code == 0

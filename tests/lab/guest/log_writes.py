@@ -31,7 +31,7 @@ class Entry:
 
 @contextmanager
 def logged(data: str, log: str, size: int) -> Iterator[str]:
-    """A disk over the first size bytes of data, which must be zeroes; its log begins anew on log."""
+    """A disk over the first size bytes of data, which must be zeroes; its log starts again on log."""
     run(["modprobe", "dm-log-writes"])
     with mapped(NAME, f"0 {size // SECTOR} log-writes {data} {log}") as path:
         yield path
