@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 Bins = Mapping[int, int]
+TAIL = (50.0, 90.0, 99.0, 99.9, 99.99)  # the percentiles of a run's latency that its summary has
 BEYOND = 10  # operations that must lie beyond a percentile for it to say anything
 
 
@@ -38,6 +39,20 @@ def supported(bins: Bins, percent: float) -> float | None:
     if sum(bins.values()) * (1 - percent / 100) < BEYOND - 1e-9:
         return None
     return percentile(bins, percent)
+
+
+def tail_metric(percent: float) -> str:
+    """The name of a percentile in summary.json."""
+    return f"latency_p{percent:g}_us"
+
+
+def tails(bins: Bins) -> dict[str, float | None]:
+    """The percentiles of TAIL in us, of bins in ns, by their names in summary.json; None without enough beyond."""
+    found = distribution(merged([bins]), TAIL)
+    return {
+        tail_metric(percent): None if value is None else value / 1e3
+        for percent, value in zip(TAIL, found, strict=True)
+    }
 
 
 def distribution(bins: Bins, percents: Sequence[float]) -> list[float | None]:

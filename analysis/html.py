@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .render import half_text, legend, shade, sign_text, unit_text, value_text
-from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Table
+from .table import DEVICES, NATIVE, SYSTEMS, Table
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def table_view(table: Table, names: Mapping[tuple[str, str], str] | None = None)
     rows, last = [], ""
     for device, workload in table.rows:
         cells = []
-        for metric in METRICS:
+        for metric in table.metrics:
             for system in table.systems:
                 cell = table.cell(device, workload, system, metric)
                 colours = shade(metric, system, cell)
@@ -71,8 +71,8 @@ def table_view(table: Table, names: Mapping[tuple[str, str], str] | None = None)
         name = (names or {}).get((device, workload), "")
         rows.append(RowView("" if device == last else DEVICES.get(device, device), workload, name, tuple(cells)))
         last = device
-    heads = tuple((SYSTEMS.get(s, s), unit_text(metric, s)) for metric in METRICS for s in table.systems)
-    groups = tuple(metric.title for metric in METRICS)
+    heads = tuple((SYSTEMS.get(s, s), unit_text(metric, s)) for metric in table.metrics for s in table.systems)
+    groups = tuple(metric.title for metric in table.metrics)
     notes = (*table.notes, *legend(table))
     return TableView(table.title, table.emulated, groups, heads, len(table.systems), tuple(rows), notes)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .render import half_text, legend, shade, sign_text, value_text
-from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Cell, Metric, Table
+from .table import DEVICES, NATIVE, SYSTEMS, Cell, Metric, Table
 
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -66,16 +66,16 @@ def _table(table: Table, ci: bool) -> list[str]:
         r"\centering",
         rf"\setlength{{\tabcolsep}}{{{NARROW}}}",
         r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{ll{'r' * count * len(METRICS)}}}",
+        rf"\begin{{tabular}}{{ll{'r' * count * len(table.metrics)}}}",
         r"\toprule",
     ]
-    groups = [rf"\multicolumn{{{count}}}{{c}}{{{metric.title}}}" for metric in METRICS]
+    groups = [rf"\multicolumn{{{count}}}{{c}}{{{metric.title}}}" for metric in table.metrics]
     lines.append(" & & " + " & ".join(groups) + r" \\")
-    rules = [rf"\cmidrule(lr){{{3 + count * at}-{2 + count * (at + 1)}}}" for at in range(len(METRICS))]
+    rules = [rf"\cmidrule(lr){{{3 + count * at}-{2 + count * (at + 1)}}}" for at in range(len(table.metrics))]
     lines.append(" ".join(rules))
-    heads = [SYSTEMS.get(system, system) for _ in METRICS for system in table.systems]
+    heads = [SYSTEMS.get(system, system) for _ in table.metrics for system in table.systems]
     lines.append("Device & Workload & " + " & ".join(map(escape, heads)) + r" \\")
-    units = [f"({_unit(metric, system == NATIVE)})" for metric in METRICS for system in table.systems]
+    units = [f"({_unit(metric, system == NATIVE)})" for metric in table.metrics for system in table.systems]
     lines += [" & & " + " & ".join(units) + r" \\", r"\midrule"]
     last = ""
     for device, workload in table.rows:
@@ -85,7 +85,7 @@ def _table(table: Table, ci: bool) -> list[str]:
         last = device
         texts += [
             _cell(table, metric, system, table.cell(device, workload, system, metric), ci)
-            for metric in METRICS
+            for metric in table.metrics
             for system in table.systems
         ]
         lines.append(" & ".join(texts) + r" \\")

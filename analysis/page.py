@@ -25,7 +25,19 @@ from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text
 from .statistics import Interval
 from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
-from .table import CONTROL, DEVICES, METRICS, NATIVE, SYSTEMS, Mark, Table, control, make_tables
+from .table import (
+    CONTROL,
+    DEVICES,
+    METRICS,
+    NATIVE,
+    PAPERS,
+    SYSTEMS,
+    Mark,
+    Table,
+    control,
+    make_tables,
+    tail_table,
+)
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -239,7 +251,7 @@ def _summary(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperCom
             " correction over each table)."
         )
         wide = sum(Mark.WIDE in cell.marks for table in tables for cell in table.cells.values())
-        total = sum(cell.n > 1 for table in tables for cell in table.cells.values())
+        total = sum(cell.n > 1 for table in tables for key, cell in table.cells.items() if key[3] in PAPERS)
         lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
     else:
         lines.append("No cell has two runs of a system and of native: there are neither intervals nor tests.")
@@ -326,6 +338,7 @@ def render(
             facts=_facts(campaign),
             summary=_summary(campaign, tables, beside),
             views=views,
+            tail_views=[table_view(tail) for table in tables if (tail := tail_table(table))],
             maps=maps,
             claims=beside.claims,
             agreements=agreements(beside.cells),

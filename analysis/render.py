@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import DEVICES, FILES, MARK_TEXT, METRICS, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
+from .table import ALL_METRICS, DEVICES, MARK_TEXT, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
 SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
 
@@ -90,7 +90,7 @@ def legend(table: Table, ci: bool = True) -> list[str]:
         lines.append("Native: absolute. Others: difference to native in % (throughput, latency) or points (CPU).")
     if ci and any(interval.half is not None for system, cell in cells if (interval := shown(cell, system))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
-    if ci and any(half_text(table, METRICS[0], system, cell) == NO_INTERVAL for system, cell in cells):
+    if ci and any(half_text(table, table.metrics[0], system, cell) == NO_INTERVAL for system, cell in cells):
         lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or cannot be told from 0.")
     used = {mark for _, cell in cells for mark in cell.marks}
     if table.single:
@@ -183,31 +183,33 @@ def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str
     return grid
 
 
-def _layouts(systems: Sequence[str], narrow_metrics: int) -> Iterable[list[list[Column]]]:
+def _layouts(
+    systems: Sequence[str], metrics: Sequence[Metric], narrow_metrics: int | None
+) -> Iterable[list[list[Column]]]:
     """Ways to cut the columns into grids, the widest first."""
-    yield [[(metric, system) for metric in METRICS for system in systems]]
+    yield [[(metric, system) for metric in metrics for system in systems]]
     others = [system for system in systems if system != NATIVE]
     head = [system for system in systems if system == NATIVE]
     for size in range(max(1, len(others)), 0, -1):
         chunks = [head + others[at : at + size] for at in range(0, max(1, len(others)), size)]
-        yield [[(metric, system) for system in chunk] for metric in METRICS[:narrow_metrics] for chunk in chunks]
+        yield [[(metric, system) for system in chunk] for metric in metrics[:narrow_metrics] for chunk in chunks]
 
 
 def grids(
     table: Table,
     console: Console,
     rows: Sequence[tuple[str, str]] | None = None,
-    narrow_metrics: int = len(METRICS),
+    narrow_metrics: int | None = None,
     ci: bool = False,
 ) -> RenderableType:
     """The table's rows (all of them by default) in one grid, or in several where the console is narrow.
 
-    narrow_metrics: how many of the metrics are shown then. ci: with half widths of intervals.
+    narrow_metrics: how many of the metrics are shown then, None: all. ci: with half widths of intervals.
     """
     chosen = table.rows if rows is None else rows
     unbounded = console.options.update(max_width=10_000)
     parts: list[Grid] = []
-    for layout in _layouts(table.systems, narrow_metrics):
+    for layout in _layouts(table.systems, table.metrics, narrow_metrics):
         parts = [_grid(table, columns, chosen, ci) for columns in layout]
         if all(Measurement.get(console, unbounded, part).maximum <= console.width for part in parts):
             break
@@ -231,7 +233,7 @@ def markdown(tables: Sequence[Table], ci: bool = False) -> str:
     """Every table as a heading, a pipe table and its notes."""
     lines: list[str] = []
     for table in tables:
-        columns = [(metric, system) for metric in METRICS for system in table.systems]
+        columns = [(metric, system) for metric in table.metrics for system in table.systems]
         heads = ["Device", "Workload"]
         for metric, system in columns:
             heads.append(f"{metric.title} {SYSTEMS.get(system, system)} ({unit_text(metric, system)})")
@@ -260,7 +262,8 @@ def csv_wide(tables: Sequence[Table], ci: bool = False) -> str:
     placed = any(table.emulated for table in tables) or len(tables) > 1
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    columns = [(metric, system) for metric in METRICS for system in systems]
+    metrics = dict.fromkeys(metric for table in tables for metric in table.metrics)
+    columns = [(metric, system) for metric in metrics for system in systems]
     heads = ["device", "workload", *(column_name(metric, system) for metric, system in columns)]
     halves = [f"{column_name(metric, system)}_half" for metric, system in columns] if ci else []
     writer.writerow(heads + halves + ["measured"] * placed)
@@ -296,7 +299,7 @@ def csv_long(tables: Sequence[Table]) -> str:
     writer.writerow(heads.split())
     for table in tables:
         for (device, workload, system, name), cell in table.cells.items():
-            metric = next(metric for metric in (*METRICS, FILES) if metric.id == name)
+            metric = next(metric for metric in ALL_METRICS if metric.id == name)
             place = [table.title, device, workload, system, name, metric.unit]
             value, low, high = ends(cell.difference)
             unit = "" if cell.difference is None else "points" if metric.points else "%"

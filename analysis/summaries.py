@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .histogram import TAIL, tail_metric
+
 SCHEMA = 1
-METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops")
+TAILS = tuple(map(tail_metric, TAIL))
+METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS)
 COUNTING = "0"  # the repetition in which costs were counted, and no timing is used
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 

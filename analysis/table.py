@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from .histogram import TAIL, tail_metric
 from .statistics import (
     ALPHA,
     Interval,
@@ -89,6 +90,7 @@ MARK_TEXT = {
 }
 
 
+PAPERS = frozenset({"throughput_kops", "latency_us", "cpu_percent"})  # metrics of its tables
 CellKey = tuple[str, str, str, str]  # device, workload, system, metric id
 
 
@@ -113,6 +115,13 @@ METRICS = (
 
 # Not in the paper's tables: where an operation is a flowop, files per second are in the long CSV.
 FILES = Metric("files_kops", "files_kops", "Files", "kfile/s", False, 1)
+
+
+# Nor are the percentiles of latency: each is the mean over runs of the percentile of a run.
+TAILS = tuple(
+    Metric(tail_metric(percent), f"p{percent:g}_us", f"Latency p{percent:g}", "us", False, -1) for percent in TAIL
+)
+ALL_METRICS = (*METRICS, FILES, *TAILS)
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ EMPTY = Cell(0, 0, None, None, frozenset())
 class Table:
     """title and notes say where it was measured. number: which of the paper's tables it is laid out as.
 
-    cells: by (device, workload, system, metric id).
+    cells: by (device, workload, system, metric id). metrics: those that are shown as groups of columns.
     """
 
     number: int
@@ -158,6 +167,7 @@ class Table:
     decimals_cpu: int = 1
     host: str = ""
     suite: str = ""
+    metrics: tuple[Metric, ...] = METRICS
 
     @property
     def single(self) -> bool:
@@ -231,7 +241,7 @@ def _corrected(cells: Mapping[CellKey, Cell]) -> dict[CellKey, Cell]:
         tested = [
             key
             for key, cell in cells.items()
-            if cell.p is not None and (key[2] == CONTROL) is control and key[3] != FILES.id
+            if cell.p is not None and (key[2] == CONTROL) is control and key[3] in PAPERS
         ]
         adjusted = holm([cells[key].p or 0.0 for key in tested])
         for key, p_holm in zip(tested, adjusted, strict=True):
@@ -345,13 +355,16 @@ def make_table(
     cells = {}
     for device, workload in rows:
         for system in systems:
-            for metric in (*METRICS, FILES) if files else METRICS:
+            for metric in ALL_METRICS:
                 key = (device, workload, system, metric.id)
                 native = None if system == NATIVE else samples.get((device, workload, NATIVE, metric.id))
                 bad = invalid.get(key[:3], 0)
-                if metric is FILES and key not in samples:
+                if metric not in METRICS and key not in samples:
                     continue
                 cell = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
+                if metric in TAILS:
+                    cells[key] = replace(cell, marks=cell.marks & {Mark.INVALID, Mark.SINGLE})
+                    continue
                 if key[:3] in unsteady:
                     cell = replace(cell, marks=cell.marks | {Mark.UNSTEADY})
                 cells[key] = cell
@@ -372,6 +385,19 @@ def make_table(
         host=_one(runs, "host"),
         suite=_one(runs, "suite"),
     )
+
+
+def tail_table(table: Table) -> Table | None:
+    """The percentiles of latency of a table's cells, laid out as it is; None where no run has them."""
+    cells = {key: cell for key, cell in table.cells.items() if key[3] in {metric.id for metric in TAILS}}
+    if not cells:
+        return None
+    notes = (
+        table.notes[0],
+        "Mean over runs of each run's percentile, nearest rank; - where fewer than ten operations lie beyond it.",
+    )
+    title = f"Percentiles of latency: {table.title}"
+    return replace(table, title=title, notes=notes, cells=cells, metrics=TAILS)
 
 
 FLOWOPS = (

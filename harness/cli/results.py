@@ -17,7 +17,7 @@ from userblk.analysis import costs, failover, latex, model, render, report, stor
 from userblk.analysis.paper import paper_tables
 from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import Table, make_tables
+from userblk.analysis.table import Table, make_tables, tail_table
 
 from .. import archive, hosts, paths, repeat
 from ..config import ConfigError
@@ -114,6 +114,10 @@ def table_command(args: argparse.Namespace) -> int:
             reports, tables = [model.beside_paper(read_campaign(directory), tables, paths.CONFIGS)], []
         if not tables and not reports:
             raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
+        if args.tails:
+            tables = [tail for table in tables if (tail := tail_table(table))]
+            if not tables:
+                raise ConfigError(f"{directory}: no run has percentiles of latency; run the campaign anew")
     if args.json:
         args.format = "json"
     if args.format != "terminal":
@@ -271,6 +275,9 @@ def add_commands(add: Add) -> None:
     )
     table.add_argument(
         "--output", type=Path, metavar="FILE", help="write the tables to FILE instead of standard output"
+    )
+    table.add_argument(
+        "--tails", action="store_true", help="show percentiles of latency, p50 to p99.99, instead of the tables"
     )
     counted = add("costs", "print the costs of operations: system calls, context switches, bytes", costs_command)
     counted.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")

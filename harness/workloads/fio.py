@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from userblk.analysis.histogram import tails
+
 from .. import steady
 from ..config import Profile, Workload
 from ..steady import Interval
@@ -154,6 +156,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
         waiting = under_way(side)
+        bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
         intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
@@ -185,4 +188,5 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),
+        metrics=tails(bins),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from userblk.analysis.histogram import percentile
+from userblk.analysis.histogram import tails
 
 from .. import steady
 from ..config import Profile, Workload
@@ -19,7 +19,6 @@ from ..steady import Interval
 from . import LEAST_RUNTIME, Result, WorkloadError
 
 SCHEMA = 1
-PERCENTILES = (50, 99)
 RAMP_SHARE = 0.2  # of a run whose work is done, at most, is discarded as its ramp
 CREATE_LIMIT = 36000.0  # s: four million files through a slow system
 
@@ -117,7 +116,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
         ramp_s=ramp,
         metrics={
             "files_kops": files / span / 1e3 if workload.files else None,
-            **{f"latency_p{percent}_us": percentile(bins, percent) / 1e3 for percent in PERCENTILES},
+            **tails(bins),
         },
         settings={
             "end": end,

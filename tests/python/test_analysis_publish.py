@@ -8,6 +8,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from test_analysis_tables import made_up, runs
 from userblk.analysis import latex, render
 from userblk.analysis.html import html
 from userblk.analysis.paper import paper_tables
-from userblk.analysis.table import METRICS, Mark, Table, make_table
+from userblk.analysis.summaries import Run
+from userblk.analysis.table import METRICS, TAILS, Mark, Table, make_table, tail_table
 from userblk.harness.paths import CONFIGS
 
 PAPER = list(paper_tables(CONFIGS).values())
@@ -76,6 +78,30 @@ def test_the_control_is_a_family_of_its_own() -> None:
     key = ("sata", "seq-read-1th-4k", "nbdkit", "throughput_kops")
     assert alone.cells[key].p_holm == with_control.cells[key].p_holm
     assert with_control.systems == ("native", "native-control", "nbdkit")
+
+
+# ---- tails ----------------------------------------------------------------------------------
+
+
+def with_tails(system: str, factor: float) -> list[Run]:
+    return [
+        replace(run, metrics={**run.metrics, "latency_p50_us": 10.0 * factor + n, "latency_p99_us": 100.0 * factor + n})
+        for n, run in enumerate(runs(system, [10.0, 10.2, 9.8]))
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tails_are_tables_of_their_own(form: str) -> None:
+    table = make_table(with_tails("native", 1.0) + with_tails("nbdkit", 2.0))
+    plain = make_table(runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [10.0, 10.2, 9.8]))
+    assert FORMS[form]([table], True) == FORMS[form]([plain], True)  # the paper's layout stays as it is
+    tails = tail_table(table)
+    assert tails is not None and tail_table(plain) is None
+    cell = tails.cell("sata", "seq-read-1th-4k", "nbdkit", TAILS[2])
+    assert cell.mean is not None and cell.mean.value == 201.0 and cell.mean.half is not None
+    assert cell.difference is not None and cell.difference.value == pytest.approx(100 * (201 / 101 - 1))
+    assert "99.0" in FORMS[form]([tails], True)
+    assert "latency_p99_us" in render.csv_long([table]) and "latency_p99_us" not in render.csv_long([plain])
 
 
 # ---- LaTeX ----------------------------------------------------------------------------------

@@ -137,3 +137,11 @@ def test_errors_before_the_report(tmp_path: Path) -> None:
     out.write_text("fio: cannot open /dev/x\n")
     with pytest.raises(ValueError):
         fio.read_report(out)
+
+
+def test_the_tail_is_kept_where_enough_lies_beyond(tmp_path: Path) -> None:
+    bins = {"1000": 3000, "2000": 900, "50000": 90, "900000": 10}
+    metrics = parse(tmp_path, report(clat_ns={"bins": bins})).metrics
+    found = [metrics[f"latency_p{percent}_us"] for percent in ("50", "90", "99", "99.9", "99.99")]
+    assert found == [1.0, 2.0, 50.0, None, None]
+    assert parse(tmp_path, report()).metrics["latency_p50_us"] is None  # an old fio tells none

@@ -59,7 +59,7 @@ def test_figures_are_of_the_time_after_the_ramp(tmp_path: Path) -> None:
     assert result.latency_us == 2.0
     assert result.measured_from == pytest.approx(100.98)
     assert result.metrics["files_kops"] == pytest.approx(0.2 / 2.02)
-    assert (result.metrics["latency_p50_us"], result.metrics["latency_p99_us"]) == (1.0, 92.672)
+    assert (result.metrics["latency_p50_us"], result.metrics["latency_p99_us"]) == (1.0, None)  # 6 lie beyond
     assert result.settings["operations"] == {"open1": 200, "read1": 200, "close1": 200, "finish1": 14}
     assert (result.problems, result.warnings) == ((), ())
 
@@ -155,12 +155,6 @@ def test_the_series_is_kept(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "series.csv").open()))
     assert [float(row["time_s"]) for row in rows] == [0.5, 1.0]
     assert float(rows[1]["kops"]) == pytest.approx(0.6) and float(rows[1]["latency_us"]) == 2.0
-
-
-def test_percentiles() -> None:
-    assert flow.percentile({10: 98, 20: 1, 30: 1}, 99) == 20
-    assert flow.percentile({10: 1}, 50) == 10
-    assert flow.percentile({}, 50) == 0
 
 
 def test_both_phases_get_the_same_seed_and_variables() -> None:
