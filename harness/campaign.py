@@ -44,6 +44,7 @@ LAB_STORE_MIB = 8192
 LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
 LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
+LAB_BUSY = 4.0  # times as long again in virtual time, which is worth as much on a machine that others keep busy
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
 
 Event = dict[str, Any]
@@ -253,7 +254,7 @@ def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[s
     runs = plan.profile.max_repetitions / plan.profile.repetitions
     each = estimate(plan).each
     expected = sum(each) * runs if block is None else sum(each[e.index] for e in plan.entries if e.block == block)
-    limit = LAB_PATIENCE * expected + LAB_START
+    limit = (LAB_PATIENCE * expected + LAB_START) * (LAB_BUSY if plan.model else 1)
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]

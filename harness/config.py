@@ -6,6 +6,7 @@ Every error is one line: "FILE: KEY=VALUE: what is wrong; remedy". What the keys
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import string
 import tomllib
@@ -159,6 +160,9 @@ class StoreProfile:
     overhead_s: float
 
 
+NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s")  # at the top of a profile
+
+
 @dataclass(frozen=True)
 class Profile:
     """How long and how often; see configs/profiles. files: for workloads on a file system; store: over a store.
@@ -169,6 +173,7 @@ class Profile:
     instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
     interval_ms: of the samples of the machine; series_ms: of the workload's own series. memory_bytes: what the
     programs of block workloads may use, their page cache with it; 0: all that there is.
+    read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
     """
 
     name: str
@@ -190,6 +195,14 @@ class Profile:
     memory_bytes: int = 0
     fixed_warm_up: bool = False
     instructions: bool = False
+    read_ramp_s: float | None = None
+    read_runtime_s: float | None = None
+
+    def of(self, workload: Workload) -> Profile:
+        """With the times of a workload on the device in ramp_s and runtime_s."""
+        if workload.writes or self.read_ramp_s is None or self.read_runtime_s is None:
+            return self
+        return dataclasses.replace(self, ramp_s=self.read_ramp_s, runtime_s=self.read_runtime_s)
 
 
 @dataclass(frozen=True)
@@ -546,6 +559,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
     if virtual:
         for part, key in ((area, "area"), (files, "files")):
             part.values.update(instead.table(key, optional=True).values)
+        reads = instead.table("reads", optional=True)
         table.values.update(instead.values)
     profile = Profile(
         name=name,
@@ -580,7 +594,11 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
             overhead_s=store.number("overhead_s"),
         ),
     )
-    table.end([name for name in Profile.__dataclass_fields__ if name not in ("fixed_warm_up", "instructions")])
+    if virtual:
+        ramp_s, runtime_s = reads.number("ramp_s"), reads.number("runtime_s", 0.1)
+        profile = dataclasses.replace(profile, read_ramp_s=ramp_s, read_runtime_s=runtime_s)
+        reads.end(("ramp_s", "runtime_s"))
+    table.end([name for name in Profile.__dataclass_fields__ if name not in NOT_IN_FILES])
     if profile.max_repetitions < profile.repetitions:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
     files.end(tuple(FilesProfile.__dataclass_fields__))

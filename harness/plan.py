@@ -204,6 +204,8 @@ def make_plan(
     if warm_up_s is not None:
         files = dataclasses.replace(profile.files, ramp_s=warm_up_s)
         profile = dataclasses.replace(profile, ramp_s=warm_up_s, files=files, fixed_warm_up=True)
+        if profile.read_ramp_s is not None:
+            profile = dataclasses.replace(profile, read_ramp_s=warm_up_s)
     chosen = _pick("workload", workloads, list(dict.fromkeys(w.id for w in suite.workloads)))
     parameters, _ = load_parameters()
     suite = dataclasses.replace(
@@ -259,6 +261,7 @@ def _of_counted(profile: Profile, suite: Suite, devices: Sequence[Device]) -> Pr
         profile,
         ramp_s=0,
         runtime_s=COUNTED_RUNTIME_S,
+        read_ramp_s=None,
         overhead_s=COUNTED_SLOWDOWN * profile.overhead_s,
         bring_up_s=COUNTED_SLOWDOWN * profile.bring_up_s,
         area={device.id: COUNTED_AREA for device in devices},
@@ -369,7 +372,8 @@ def estimate(plan: Plan) -> Estimate:
                     written[first.device] += files.size[first.device] + int(running * FILL_BYTES_PER_S)
             else:
                 times = workload.timing.get(profile.name)
-                seconds = sum(times.values()) if times else profile.ramp_s + profile.runtime_s
+                own = profile.of(workload)
+                seconds = sum(times.values()) if times else own.ramp_s + own.runtime_s
                 seconds *= COUNTED_SLOWDOWN if profile.instructions or plan.model else 1
                 each.append(seconds + profile.overhead_s)
                 written[first.device] += area if backed and workload.writes else 0

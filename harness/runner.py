@@ -333,7 +333,7 @@ class Runner:
 
     def profile_of(self, entry: Entry) -> Profile:
         """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
-        profile = self.plan.profile
+        profile = self.plan.profile.of(self.plan.workload(entry))
         if entry.repetition != COUNTING:
             return dataclasses.replace(profile, ramp_s=self.ramps.get(entry.cell, profile.ramp_s))
         files = dataclasses.replace(profile.files, ramp_s=0)
@@ -618,7 +618,7 @@ class Runner:
         condition = environment.condition(self.disks())
         warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
         if entry.cell in self.ramps:
-            full = self.plan.profile.ramp_s
+            full = self.plan.profile.of(workload).ramp_s
             warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
         if preparation.get("discarded") is False:
             warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")

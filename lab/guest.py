@@ -26,7 +26,7 @@ from . import CACHE, CHECKOUT, LabError
 from .models import MODULE, cpu_model, disk_models, ensure_module, module_parameter
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
-BOOT_LIMIT = 300.0  # s until the command starts
+BOOT_LIMIT = 900.0  # s until the command starts: 30 in virtual time, on a machine that does nothing else
 # Emulated CPUs now and then trip over code that the kernel patches while it boots ("Oops:
 # int3"). The command has not started then, so that a second boot changes nothing.
 BOOT_TRIES = 3

@@ -56,7 +56,9 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
         f"--bs={workload.block_size}",
         f"--size={size}",
         f"--offset_increment={size}",
-        "--invalidate=1",
+        # The caches were dropped. Each thread would write back the whole device when it begins, and would wait for the
+        # writers that began before it: they would not run at the same time.
+        "--invalidate=0",
         "--allow_file_create=0",
         f"--ramp_time={fio_time(profile.ramp_s)}",
         f"--runtime={fio_time(profile.runtime_s)}",

@@ -168,3 +168,32 @@ def test_what_file_systems_write_counts() -> None:
     seconds = plan.profile.files.ramp_s + plan.profile.files.runtime_s
     expected = 2 * plan.profile.files.size["sata"] + seconds * FILL_BYTES_PER_S
     assert estimate(plan).bytes_written == {"sata": expected}
+
+
+def test_reads_have_times_of_their_own_in_virtual_time() -> None:
+    """Of a run, and of the estimate; --warm-up is of all."""
+    profile = load_profile("quick", virtual=True)
+    read, write = (w for w in load_suite("bdus-block").workloads if w.id in ("rand-read-1th-4k", "rand-write-1th-4k"))
+    assert (profile.of(read).ramp_s, profile.of(read).runtime_s) == (profile.read_ramp_s, profile.read_runtime_s)
+    assert profile.of(read).runtime_s < profile.runtime_s and profile.of(write) == profile
+    assert load_profile("quick").of(read) == load_profile("quick")
+
+    def seconds(workload: str, **options: object) -> float:
+        made = make_plan(
+            suite=load_suite("bdus-block"),
+            profile=profile,
+            systems=[load_system("nbdkit-null")],
+            devices=[Device("nvme", "$LAB_NVME", "MODELNVME")],
+            campaign="c",
+            build="b",
+            workloads=[workload],
+            repetitions=1,
+            **options,  # type: ignore[arg-type]
+        )
+        assert not options or (made.profile.of(read).ramp_s, made.profile.of(write).ramp_s) == (1, 1)
+        return estimate(made).seconds
+
+    times = profile.ramp_s + profile.runtime_s, profile.of(read).ramp_s + profile.of(read).runtime_s
+    difference = seconds("rand-write-1th-4k") - seconds("rand-read-1th-4k")
+    assert difference == pytest.approx(times[0] - times[1])
+    seconds("rand-read-1th-4k", warm_up_s=1)
