@@ -27,7 +27,10 @@ from .plan import ID
 SUFFIXES = (".tar.zst", ".tar.gz")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 NEEDED = ("campaign.json", "plan.json")
+# What tables and comparisons are made of.
+OF_TABLES = (*NEEDED, "environment.json", "summary.json", "DONE")
 TEMPORARY = ".new"
+BLOCKS, RAW = "blocks", ("commands", "preparation")  # directories
 
 
 def _zstd() -> str:
@@ -66,8 +69,16 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def export(directory: Path, file: Path) -> None:
-    """Pack a campaign's directory into a new file. Raises ConfigError."""
+def _of_tables(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """As _plain(), without files that tables are not made of, and what holds only such."""
+    path = PurePosixPath(member.name)
+    if (member.isfile() and path.name not in OF_TABLES) or path.parts[1:2] == (BLOCKS,) or path.name in RAW:
+        return None
+    return _plain(member)
+
+
+def export(directory: Path, file: Path, only_tables: bool = False) -> None:
+    """Pack a campaign's directory into a new file. only_tables: without raw files. Raises ConfigError."""
     if not file.name.endswith(SUFFIXES):
         raise ConfigError(f"output={file}: name a file that ends in {' or '.join(SUFFIXES)}")
     if file.exists():
@@ -79,7 +90,7 @@ def export(directory: Path, file: Path) -> None:
                 fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT
             ) as tar:
                 # add() goes into directories in the order of their sorted names.
-                tar.add(directory, arcname=directory.name, filter=_plain)
+                tar.add(directory, arcname=directory.name, filter=_of_tables if only_tables else _plain)
             packed.flush()
             os.fsync(packed.fileno())
         temporary.rename(file)

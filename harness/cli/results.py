@@ -241,7 +241,7 @@ def status_command(args: argparse.Namespace) -> int:
 def export_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
     file = args.output or Path(f"{directory.name}{archive.SUFFIXES[0]}")
-    archive.export(directory, file)
+    archive.export(directory, file, args.tables)
     if args.json:
         print_json({"campaign": directory.name, "file": str(file.absolute()), "bytes": os.path.getsize(file)})
     else:
@@ -296,6 +296,9 @@ def add_commands(add: Add) -> None:
         type=Path,
         metavar="FILE",
         help="write to FILE, which ends in .tar.zst or .tar.gz (default: the campaign's name)",
+    )
+    pack.add_argument(
+        "--tables", action="store_true", help="pack only what tables and comparisons are made of, without raw files"
     )
     unpack = add("import", "unpack an exported campaign", import_command)
     unpack.add_argument("file", type=Path, metavar="FILE")

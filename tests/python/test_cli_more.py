@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from loops import LIMIT, MIB, loop
 from test_cli import make_campaign, userblk
-from userblk.harness import completion, config, doctor, paths
+from userblk.harness import archive, completion, config, doctor, paths
 from userblk.harness.cli import make_parser
 from userblk.harness.cli.run import endurance_text
 from userblk.harness.config import Requires, SystemConfig
@@ -97,6 +97,7 @@ def test_table_as_json(tmp_path: Path) -> None:
 
 def test_a_campaign_travels(tmp_path: Path) -> None:
     directory = make_campaign(tmp_path / "results")
+    next(directory.rglob("DONE")).with_name("fio.json").write_text("{}")
     packed = value_of("export", directory.name, "--output", "a.tar.gz", cwd=tmp_path)
     assert isinstance(packed, dict) and Path(packed["file"]).stat().st_size == packed["bytes"]
     table = userblk("table", directory.name, "--format", "csv", cwd=tmp_path).stdout
@@ -104,6 +105,11 @@ def test_a_campaign_travels(tmp_path: Path) -> None:
     assert again.returncode == 2 and "exists" in again.stderr
     assert userblk("import", "a.tar.gz", "--results", "other", cwd=tmp_path).returncode == 0
     assert userblk("table", directory.name, "--format", "csv", "--results", "other", cwd=tmp_path).stdout == table
+    small = value_of("export", directory.name, "--tables", "--output", "b.tar.gz", cwd=tmp_path)
+    assert isinstance(small, dict) and small["bytes"] < packed["bytes"]
+    assert userblk("import", "b.tar.gz", "--results", "small", cwd=tmp_path).returncode == 0
+    assert userblk("table", directory.name, "--format", "csv", "--results", "small", cwd=tmp_path).stdout == table
+    assert {path.name for path in (tmp_path / "small").rglob("*") if path.is_file()} <= set(archive.OF_TABLES)
 
 
 # ---- completion and log level ------------------------------------------------------------------
