@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks which folders include headers of which: arrows go in one direction, as declared here.
 
-tests/rooms.py [TOP]: exit status 1 and a line for each #include that goes up, 2 for a folder that is not declared.
+tests/rooms.py [--write] [TOP]: exit status 1 and a line for each #include that goes up, 2 for a folder that is not
+declared. docs/architecture.md has a drawing of the folders, C and Python; exit status 1, too, if the code has other
+arrows, which --write draws.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -78,21 +81,104 @@ def look_at(top: Path, name: str) -> list[str]:
     return wrong
 
 
-def main() -> int:
-    top = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+Arrows = dict[str, set[str]]  # what each folder uses
+
+PYTHON = ("harness/", "analysis/", "lab/")
+DRAWN_IN = "docs/architecture.md"
+DRAWING = re.compile(r"(?<=<!-- drawn by tests/rooms.py -->\n).*?(?=<!-- end of the drawing -->)", re.S)
+
+
+def c_arrows(top: Path, names: list[str]) -> Arrows:
+    arrows: Arrows = {}
+    for name in names:
+        folder = str(PurePosixPath(name).parent)
+        used = arrows.setdefault(folder, set())
+        for match in map(INCLUDE.match, (top / name).read_text().splitlines()):
+            if match and "/" in match[1] and (top / match[1]).is_file():
+                used.add(str(PurePosixPath(match[1]).parent))
+        used.discard(folder)
+    return arrows
+
+
+def python_arrows(top: Path, names: list[str]) -> Arrows:
+    """Imports between the folders of the package userblk, whose links lead to the folders of the same names."""
+    arrows: Arrows = {}
+    for name in names:
+        package = PurePosixPath(name).parent
+        used = arrows.setdefault(str(package), set())
+        for node in ast.walk(ast.parse((top / name).read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            module = PurePosixPath(*(node.module or "").split("."))
+            if node.level:
+                module = PurePosixPath(*package.parts[: len(package.parts) - node.level + 1]) / module
+            elif module.parts[:1] == ("userblk",):
+                module = PurePosixPath(*module.parts[1:])
+            else:
+                continue
+            for target in (module / alias.name for alias in node.names):
+                places = [place for place in (target, *target.parents) if (top / place).is_dir() and place.parts]
+                if places:
+                    used.add(str(places[0]))
+        used.discard(str(package))
+    return arrows
+
+
+def without_detours(arrows: Arrows) -> Arrows:
+    """The arrows that no way over other folders stands for; all of them where there is a circle."""
+
+    def reached(start: str, leave_out: str) -> set[str]:
+        seen: set[str] = set()
+        left = [folder for folder in arrows.get(start, set()) if folder != leave_out]
+        while left:
+            folder = left.pop()
+            if folder not in seen:
+                seen.add(folder)
+                left += arrows.get(folder, set())
+        return seen
+
+    return {one: {other for other in used if other not in reached(one, other)} for one, used in arrows.items()}
+
+
+def drawing(arrows: Arrows) -> str:
+    lines = ["```mermaid", "flowchart TD"]
+    name = {
+        folder: re.sub(r"\W", "_", folder) for folder in {*arrows, *(one for used in arrows.values() for one in used)}
+    }
+    lines += [f"    {name[folder]}[{folder}/]" for folder in sorted(name)]
+    lines += [f"    {name[folder]} --> {name[other]}" for folder in sorted(arrows) for other in sorted(arrows[folder])]
+    return "\n".join([*lines, "```", ""])
+
+
+def tracked(top: Path, *patterns: str) -> list[str]:
     listed = subprocess.run(
-        ["git", "-C", str(top), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.c", "*.h"],
+        ["git", "-C", str(top), "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
-    names = [n for n in listed.split("\0") if n and not n.startswith(TESTS) and (top / n).is_file()]
+    return [n for n in listed.split("\0") if n and not n.startswith(TESTS) and (top / n).is_file()]
+
+
+def main() -> int:
+    write = "--write" in sys.argv[1:]
+    places = [word for word in sys.argv[1:] if word != "--write"]
+    top = Path(places[0] if places else ".")
+    names = tracked(top, "*.c", "*.h")
     folders = {str(PurePosixPath(n).parent) for n in names}
     unknown = sorted(folders.difference(ORDER, FRAMEWORKS, ALONE))
     if unknown or not names:
         print("rooms: not declared in tests/rooms.py:", *unknown, file=sys.stderr)
         return 2
     wrong = [line for name in names for line in look_at(top, name)]
+    python = [name for name in tracked(top, "*.py") if name.startswith(PYTHON)]
+    drawn = drawing(without_detours(c_arrows(top, names))) + "\n" + drawing(python_arrows(top, python))
+    page = top / DRAWN_IN
+    text = page.read_text() if page.exists() else ""
+    if write:
+        page.write_text(DRAWING.sub(lambda _: drawn, text))
+    elif (found := DRAWING.search(text)) is None or found[0] != drawn:
+        wrong.append(f"{DRAWN_IN}: the code has other arrows than its drawing; run tests/rooms.py --write, look at it")
     for line in wrong:
         print(line, file=sys.stderr)
     return 1 if wrong else 0
