@@ -33,7 +33,7 @@ EXPORTS = {  # of the kernel, which opens a device without being a program: the 
     "nvmet/subsystems/*/namespaces/*/device_path": "NVMe target",
     "target/core/*/*/udev_path": "SCSI target",
 }
-MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd")  # beside what is called so
+MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd", "DM_snapshot_cow")  # beside what is called so
 UNKNOWN = "something that wipefs cannot tell"
 AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE = -100, 0x4000, 1  # linux/stat.h
 
@@ -318,6 +318,17 @@ def _refuse_used(device: BlockDevice) -> None:
             raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
 
 
+def _refuse_member(device: BlockDevice) -> None:
+    """Of something that is not in use now: nobody holds it, and yet it is somebody's."""
+    for one in signatures(device):
+        if one.member:
+            where = "" if one.where == device.name else f" in {one.where}"
+            raise Refused(
+                f"{device.path}: it holds {one.kind}{where}, a part of a volume group, array, pool or encrypted disk;"
+                f" look whose, and wipe it with wipefs -a {one.where if where else device.path}, or name another device"
+            )
+
+
 def _refuse_unconfirmed(device: BlockDevice, confirm: str, first: bool) -> None:
     answer, what = first_confirmation(device) if first else confirmation(device)
     if confirm == answer:
@@ -336,7 +347,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
 
     confirm: what confirmation() says, or first_confirmation() where it is asked for the first time. server: of this
     campaign, which has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None:
-    nothing of ours.
+    nothing of ours. first: no campaign has used it yet, so that what is on it is not ours either.
     """
     try:
         device = identify(path)
@@ -360,6 +371,8 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
             _refuse_open(device, server)  # which tells by whom
             raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
     _refuse_open(device, server)
+    if first:
+        _refuse_member(device)
     _refuse_unconfirmed(device, confirm, first)
     return device
 

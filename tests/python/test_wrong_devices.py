@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""More than forty devices that must not be overwritten: each is refused, in one line, and not a byte of it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from loops import LIMIT, MIB, loop, run
+from test_harness_safety import HOLD, KEEP, MAP, UNSHARE, holder, write_table
+from userblk.harness import safety
+from userblk.harness.blockdev import identify
+from userblk.harness.campaign import host_devices
+from userblk.harness.config import ConfigError
+from userblk.harness.safety import Refused, check, claimed, recheck
+
+SIZE = 32 * MIB
+CONFIRM = str(SIZE)
+
+Wrong = Callable[[ExitStack, Path, str], "str | tuple[str, str] | None"]  # of a free device: the path, its confirmation
+MATRIX: dict[str, tuple[Wrong, str]] = {}
+
+
+def wrong(says: str) -> Callable[[Wrong], Wrong]:
+    """A row: how a device becomes a wrong one, and what is said of it. It is confirmed as it asks to be."""
+
+    def add(make: Wrong) -> Wrong:
+        MATRIX[make.__name__] = make, says
+        return make
+
+    return add
+
+
+def mounted(stack: ExitStack, directory: Path, device: str, *options: str, kind: str = "ext4") -> Path:
+    run(f"mkfs.{kind}", "-q", *(["-F"] if kind == "ext4" else []), device)
+    point = directory / "point"
+    point.mkdir()
+    run("mount", *options, device, str(point))
+    stack.callback(run, "umount", str(point))
+    return point
+
+
+def partitions(stack: ExitStack, device: str) -> tuple[str, str]:
+    write_table(device)
+    run("partx", "--add", device)
+    stack.callback(run, "partx", "--delete", device)
+    if not Path(f"{device}p1").exists():
+        pytest.skip("kernel: no partitions of loop devices")
+    return f"{device}p1", f"{device}p2"
+
+
+def upper(stack: ExitStack, below: str) -> str:
+    device = run("losetup", "--find", "--show", below)
+    stack.callback(run, "losetup", "--detach", device)
+    return device
+
+
+def swap(stack: ExitStack, path: str) -> None:
+    run("mkswap", path)
+    done = subprocess.run(["swapon", path], capture_output=True, text=True, timeout=LIMIT, check=False)
+    if done.returncode:
+        pytest.skip(f"kernel: swapon is refused: {done.stderr.strip()}")
+    stack.callback(run, "swapoff", path)
+
+
+def write(device: str, *parts: tuple[int, bytes]) -> None:
+    with Path(device).open("r+b") as disk:
+        for offset, data in parts:
+            disk.seek(offset)
+            disk.write(data)
+
+
+# ---- in use --------------------------------------------------------------------------------
+
+
+@wrong("is mounted at")
+def mounted_ext4(stack: ExitStack, directory: Path, device: str) -> None:
+    mounted(stack, directory, device)
+
+
+@wrong("is mounted at")
+def mounted_for_reading(stack: ExitStack, directory: Path, device: str) -> None:
+    mounted(stack, directory, device, "-o", "ro")
+
+
+@wrong("is mounted at")
+def mounted_below_another_name(stack: ExitStack, directory: Path, device: str) -> str:
+    mounted(stack, directory, device)
+    (directory / "name").symlink_to(device)
+    return str(directory / "name")
+
+
+@wrong("is mounted at")
+def mounted_through_another_node(stack: ExitStack, directory: Path, device: str) -> None:
+    os.mknod(directory / "node", 0o600 | stat.S_IFBLK, identify(device).number)
+    run("mkfs.ext4", "-q", "-F", device)
+    (directory / "point").mkdir()
+    run("mount", str(directory / "node"), str(directory / "point"))
+    stack.callback(run, "umount", str(directory / "point"))
+
+
+@wrong("is mounted at|is in use")
+def mounted_and_bound_elsewhere(stack: ExitStack, directory: Path, device: str) -> None:
+    point = mounted(stack, directory, device)
+    (directory / "bound").mkdir()
+    run("mount", "--bind", str(point), str(directory / "bound"))
+    stack.callback(run, "umount", str(directory / "bound"))
+
+
+@wrong("is in use by another program")
+def unmounted_lazily_but_open(stack: ExitStack, directory: Path, device: str) -> None:
+    run("mkfs.ext4", "-q", "-F", device)
+    (directory / "point").mkdir()
+    run("mount", device, str(directory / "point"))
+    stack.enter_context((directory / "point/file").open("w"))
+    run("umount", "--lazy", str(directory / "point"))
+
+
+@wrong("is mounted at")
+def mounted_in_another_namespace(stack: ExitStack, directory: Path, device: str) -> None:
+    run("mkfs.ext4", "-q", "-F", device)
+    script = f"mount {device} {directory} && echo ready && read line"
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    stack.callback(other.communicate, b"\n", timeout=LIMIT)
+    assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+
+
+@wrong("p1 is mounted at")
+def partition_mounted(stack: ExitStack, directory: Path, device: str) -> None:
+    first, _ = partitions(stack, device)
+    mounted(stack, directory, first)
+
+
+@wrong("is swap")
+def swap_disk(stack: ExitStack, directory: Path, device: str) -> None:
+    swap(stack, device)
+
+
+@wrong("p1 is swap")
+def swap_partition(stack: ExitStack, directory: Path, device: str) -> None:
+    swap(stack, partitions(stack, device)[0])
+
+
+@wrong("lies on it")
+def loop_on_it(stack: ExitStack, directory: Path, device: str) -> None:
+    upper(stack, device)
+
+
+@wrong("lies on it")
+def loop_on_its_partition(stack: ExitStack, directory: Path, device: str) -> None:
+    upper(stack, partitions(stack, device)[0])
+
+
+@wrong("lies on it")
+def loop_on_the_disk_of_the_partition(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    first, _ = partitions(stack, device)
+    upper(stack, device)
+    return first, str(identify(first).size)
+
+
+@wrong("lies on it")
+def loop_on_a_loop_on_it(stack: ExitStack, directory: Path, device: str) -> None:
+    upper(stack, upper(stack, device))
+
+
+@wrong("lies on it|is below")
+def mounted_loop_on_it(stack: ExitStack, directory: Path, device: str) -> None:
+    mounted(stack, directory, upper(stack, device))
+
+
+def opened_by(code: str, *prefix: str) -> Wrong:
+    def make(stack: ExitStack, directory: Path, device: str) -> None:
+        stack.enter_context(holder(code, device, *prefix))
+
+    return make
+
+
+for _name, _code in {
+    "open_for_writing": KEEP,
+    "open_for_reading": KEEP.replace("O_RDWR", "O_RDONLY"),
+    "open_past_the_cache": KEEP.replace("O_RDWR", "O_RDWR | os.O_DIRECT"),
+    "mapped_and_closed": MAP,
+    "mapped_for_reading": HOLD.format(
+        flags="os.O_RDONLY", then="m = mmap.mmap(fd, 4096, prot=mmap.PROT_READ); os.close(fd)"
+    ),
+}.items():
+    MATRIX[_name] = opened_by(_code), "is open in"
+MATRIX["open_in_other_namespaces"] = opened_by(KEEP, *UNSHARE), "is open in"
+MATRIX["open_exclusively"] = opened_by(KEEP.replace("O_RDWR", "O_RDWR | os.O_EXCL")), "is open in|is in use"
+
+
+@wrong("is open in")
+def open_as_another_node(stack: ExitStack, directory: Path, device: str) -> None:
+    os.mknod(directory / "node", 0o600 | stat.S_IFBLK, identify(device).number)
+    stack.enter_context(holder(KEEP, str(directory / "node")))
+
+
+@wrong("p2 is open in")
+def partition_open(stack: ExitStack, directory: Path, device: str) -> None:
+    stack.enter_context(holder(KEEP, partitions(stack, device)[1]))
+
+
+@wrong("is open in")
+def disk_of_the_partition_open(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    first, _ = partitions(stack, device)
+    stack.enter_context(holder(KEEP, device))
+    return first, str(identify(first).size)
+
+
+@wrong("is in use by another campaign")
+def used_by_another_campaign(stack: ExitStack, directory: Path, device: str) -> None:
+    code = (
+        "import sys; from userblk.harness.safety import check, claimed\n"
+        "with claimed(check(sys.argv[1], sys.argv[2])): print('ready', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, device, CONFIRM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    stack.callback(other.communicate, b"\n", timeout=LIMIT)
+    assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+
+
+# ---- no device, or none that can be written ---------------------------------------------------
+
+
+@wrong("is read-only")
+def read_only(stack: ExitStack, directory: Path, device: str) -> None:
+    run("blockdev", "--setro", device)
+    stack.callback(run, "blockdev", "--setrw", device)  # else its next user would have it so
+
+
+@wrong("has no medium|No such device")
+def without_a_medium(stack: ExitStack, directory: Path, device: str) -> str:
+    free = run("losetup", "--find")
+    return free
+
+
+@wrong("does not exist")
+def nothing(stack: ExitStack, directory: Path, device: str) -> str:
+    return str(directory / "none")
+
+
+@wrong("does not exist")
+def dangling_link(stack: ExitStack, directory: Path, device: str) -> str:
+    (directory / "link").symlink_to(directory / "none")
+    return str(directory / "link")
+
+
+@wrong("not a block device")
+def file(stack: ExitStack, directory: Path, device: str) -> str:
+    (directory / "file").write_bytes(bytes(4096))
+    return str(directory / "file")
+
+
+@wrong("not a block device")
+def link_to_a_file(stack: ExitStack, directory: Path, device: str) -> str:
+    (directory / "link").symlink_to(file(stack, directory, device))  # type: ignore[arg-type]
+    return str(directory / "link")
+
+
+@wrong("not a block device")
+def folder(stack: ExitStack, directory: Path, device: str) -> str:
+    return str(directory)
+
+
+@wrong("not a block device")
+def terminal(stack: ExitStack, directory: Path, device: str) -> str:
+    return "/dev/zero"
+
+
+@wrong("not a block device")
+def pipe(stack: ExitStack, directory: Path, device: str) -> str:
+    os.mkfifo(directory / "pipe")
+    return str(directory / "pipe")
+
+
+@wrong("not a block device")
+def unix_socket(stack: ExitStack, directory: Path, device: str) -> str:
+    here = os.open(directory, os.O_RDONLY)  # a socket's path is short
+    stack.callback(os.close, here)
+    stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"/proc/self/fd/{here}/s")
+    return str(directory / "s")
+
+
+@wrong("No such file|cannot be opened|No such device|does not exist")
+def node_of_no_device(stack: ExitStack, directory: Path, device: str) -> str:
+    os.mknod(directory / "node", 0o600 | stat.S_IFBLK, os.makedev(240, 77))
+    return str(directory / "node")
+
+
+# ---- not the one that was meant -----------------------------------------------------------------
+
+
+@wrong("not confirmed")
+def unconfirmed(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    return device, ""
+
+
+@wrong("is not its size")
+def confirmed_as_another(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    return device, str(SIZE + 512)
+
+
+@wrong("is not its size")
+def partition_confirmed_as_its_disk(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    return partitions(stack, device)[0], CONFIRM
+
+
+@wrong("it holds ext4 photos")
+def file_system_confirmed_by_its_size(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    run("mkfs.ext4", "-q", "-F", "-L", "photos", device)
+    return device, CONFIRM
+
+
+@wrong("p2: ext4")
+def partition_with_files_confirmed_by_size(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
+    run("mkfs.ext4", "-q", "-F", partitions(stack, device)[1])
+    return device, CONFIRM
+
+
+# ---- members of what is not in use now -----------------------------------------------------------
+
+
+def lvm() -> tuple[int, bytes]:
+    body = struct.pack("<I8s", 32, b"LVM2 001") + b"0" * 32 + bytes(512 - 20 - 12 - 32)
+    crc = zlib.crc32(body, 0xF597A6CF ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return 512, struct.pack("<8sQI", b"LABELONE", 1, crc) + body
+
+
+def raid() -> tuple[int, bytes]:
+    block = bytearray(256)
+    struct.pack_into("<II", block, 0, 0xA92B4EFC, 1)
+    struct.pack_into("<Q", block, 144, 8)  # where it is, in sectors
+    total = sum(struct.unpack("<64I", bytes(block)))
+    struct.pack_into("<I", block, 216, ((total & 0xFFFFFFFF) + (total >> 32)) & 0xFFFFFFFF)
+    return 4096, bytes(block)
+
+
+MEMBERS: dict[str, list[tuple[int, bytes]]] = {
+    "LVM2_member": [lvm()],
+    "linux_raid_member": [raid()],
+    "crypto_LUKS": [(0, b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")],
+    "ceph_bluestore": [(0, b"bluestore block device\n")],
+    "DM_verity_hash": [(0, b"verity\0\0" + struct.pack("<I", 1))],
+    "DM_snapshot_cow": [(0, b"SnAp")],
+}
+
+
+def member(parts: list[tuple[int, bytes]]) -> Wrong:
+    def make(stack: ExitStack, directory: Path, device: str) -> None:
+        write(device, *parts)
+
+    return make
+
+
+for _name, _parts in MEMBERS.items():
+    MATRIX[f"member_{_name}"] = member(_parts), f"it holds {_name}"
+
+
+# ---- the matrix --------------------------------------------------------------------------------
+
+
+@contextmanager
+def unchanged(directory: Path) -> Iterator[None]:
+    """The disk below it has the same bytes afterwards."""
+    disk = directory / "disk0"
+    before = hashlib.sha256(disk.read_bytes()).digest()
+    yield
+    assert hashlib.sha256(disk.read_bytes()).digest() == before
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_wrong_devices_are_refused_and_not_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safety, "OPEN_PATIENCE", 0.3)
+    make, says = MATRIX[name]
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "else").mkdir()
+    with loop(tmp_path / "disk", SIZE) as device, ExitStack() as stack:
+        made = make(stack, tmp_path / "else", device)
+        path, confirm = made if isinstance(made, tuple) else (made or device, None)
+        os.sync()
+        with unchanged(tmp_path / "disk"):
+            for _ in range(1 if confirm is not None else 2):
+                with pytest.raises(Refused) as refused:
+                    (found,) = host_devices({"sata": path}, confirm or "")
+                    with claimed(identify(found.path)):
+                        pass
+                text = str(refused.value)
+                if confirm is None and (asked := re.search(r"confirm it with .*, (\S+)$", text)):
+                    confirm = asked[1]  # what a user would do next
+                    continue
+                break
+        assert re.search(says, text), text
+        assert text.startswith(f"{path}: ") and "; " in text and "\n" not in text
+
+
+def test_one_device_named_twice(tmp_path: Path) -> None:
+    with loop(tmp_path, SIZE) as device, unchanged(tmp_path):
+        (tmp_path / "other").symlink_to(device)
+        with pytest.raises(ConfigError, match="named for two devices"):
+            host_devices({"sata": device, "nvme": str(tmp_path / "other")}, f"{CONFIRM} {CONFIRM}")
+
+
+def test_devices_of_equal_size_swapped_between_plan_and_resume(tmp_path: Path) -> None:
+    """Loop devices have no serial: what is behind the name changes, as it does when cables are changed."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with loop(tmp_path / "a", SIZE) as device:
+        planned = check(device, CONFIRM)
+        if not planned.sequence:
+            pytest.skip("kernel: does not count disks")
+        (tmp_path / "b/disk0").write_bytes(os.urandom(4096))
+        os.truncate(tmp_path / "b/disk0", SIZE)
+        run("losetup", "--detach", device)
+        run("losetup", device, str(tmp_path / "b/disk0"))
+        with unchanged(tmp_path / "b"), pytest.raises(Refused, match="is not the device that it was"):
+            recheck(planned, CONFIRM, None)
+
+
+def test_there_are_at_least_forty() -> None:
+    assert len(MATRIX) + 2 >= 40
