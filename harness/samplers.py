@@ -105,6 +105,10 @@ def use_between(a: Sample, b: Sample) -> Use:
     seconds = b.time - a.time
     cpu = [y - x for x, y in zip(a.cpu, b.cpu, strict=True)]
     total = sum(cpu) or 1.0
+    if CPUS == 1:
+        # Idle time is measured, but what a CPU does is looked at once a tick, with which the requests of a guest in
+        # virtual time may keep step: then it is hit always or never.
+        total = max(cpu[IDLE] + cpu[IOWAIT] + cpu[STEAL], seconds * TICKS) or 1.0
     server = None
     if a.server is not None and b.server is not None:
         server = 100 * (b.server - a.server) / TICKS / seconds

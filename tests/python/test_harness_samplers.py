@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from userblk.harness import samplers
 from userblk.harness.load import OtherPrograms
 from userblk.harness.runner import costs
 from userblk.harness.samplers import TICKS, Sample, Sampler, at, use_between
@@ -35,6 +36,16 @@ def test_use_between_two_samples() -> None:
     assert (disk.read_kops, disk.read_mbps, disk.read_request_kib) == (0.5, 2.048, 4)
     assert disk.write_request_kib is None  # no request has no size, not size 0
     assert (disk.queue_depth, disk.utilisation_percent) == (2.5, 50)
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_one_cpu_is_busy_when_it_is_not_idle(hit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it that each tick finds it at work, or none."""
+    a, b = sample(0, 0, 0, 0), sample(1, hit * TICKS, 0.6 * TICKS, 0)
+    monkeypatch.setattr(samplers, "CPUS", 1)
+    assert use_between(a, b).cpu_percent == pytest.approx(40)
+    monkeypatch.setattr(samplers, "CPUS", 2)
+    assert use_between(a, b).cpu_percent == pytest.approx(100 * hit / (hit + 0.6))
 
 
 def test_counters_between_samples_lie_on_a_line() -> None:
