@@ -673,6 +673,16 @@ test-unit: ## C unit tests, under the sanitizers
 		UNIT_TESTS="$(UNIT_THREAD_TESTS)" run-unit
 .PHONY: test-unit
 
+# In the program alone: what runs as another process (FUSE, nbdkit, the CLI of most tests) is not counted.
+coverage: flow $(FUSE_HERE) ## how much of the C code unit tests run, and how much of the Python code pytest
+	find build/coverage -name '*.gcda' -delete 2>/dev/null || true
+	$(MAKE) --no-print-directory TARGET=coverage OPT="-O1 -g --coverage -fprofile-update=atomic" run-unit
+	gcovr --root . --object-directory build/coverage --filter '(backends|harness/flow|tcmu-handlers|ublk|lab/ssd)/' \
+		--exclude-unreachable-branches --print-summary --output build/coverage/c.txt
+	$(PYTHON) -m coverage run --data-file build/coverage/python --source harness,analysis,lab -m pytest -q -p no:cacheprovider tests/python
+	$(PYTHON) -m coverage report --data-file build/coverage/python --skip-covered --sort cover
+.PHONY: coverage
+
 # libFuzzer on the decoders of what the S3 device stores. What it has learnt stays in build/fuzz.
 FUZZ_S3 := build/fuzz/s3
 FUZZ_S3_SOURCES := $(filter-out %/transform.c,$(S3_FORMAT)) $(S3_MAP) \
@@ -859,7 +869,7 @@ bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(f
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := test-packages fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 test-lab-backports: ## test-lab on the newer kernel
