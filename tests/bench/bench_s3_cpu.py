@@ -7,7 +7,8 @@ of its own; the S3 device has a versitygw in memory, whose time does not count. 
 for a write: user and system time from /proc from before the first write until all is flushed, divided by the writes.
 The ratio is the Hodges-Lehmann estimate with its 95 % interval, which takes six pairs. Other load on the machine costs
 both sides alike, so that it need not be quiet. Before, as much is written as the device has memory for. With --tls the
-store is one of https, where no body is hashed for a signature, but all is encrypted.
+store is one of https, where no body is hashed for a signature, but all is encrypted; with --crc32c bodies carry a
+signed checksum instead of a digest.
 
 --callgrind counts instructions instead, once for each side: those of twice as many writes less those of as many, so
 that open and close do not count. They are the program's own and its libraries', not the kernel's. Valgrind's processor
@@ -86,10 +87,12 @@ def served(device: str, more: Sequence[str], wrapper: tuple[str, ...] = ()) -> I
             server.kill()
 
 
-def settings(device: str, store: Store, size: int) -> list[str]:
+def settings(device: str, store: Store, size: int, crc32c: bool = False) -> list[str]:
     if device == "null":
         return [f"size={size}"]
     more = {"create": "on", "size": str(size), "memory": f"{MEMORY_MIB}M"}
+    if crc32c:
+        more["payload-signing"] = "crc32c"
     if isinstance(store, Https):
         more["ca-file"] = str(store.directory / "cert.pem")
     return parameters(store.url, store.credentials, "bench", **more)
@@ -104,7 +107,7 @@ def write(server: Nbdkit, size: int, writes: int, seed: int) -> None:
 def microseconds(device: str, options: argparse.Namespace, seed: int) -> float:
     size = options.size * MIB
     kind = Https if options.tls else Versitygw
-    with started(kind) as store, served(device, settings(device, store, size)) as server:
+    with started(kind) as store, served(device, settings(device, store, size, options.crc32c)) as server:
         write(server, size, MEMORY_MIB * MIB // 4096, seed)  # all memory has been touched
         before = cpu_seconds(server.pid)
         write(server, size, options.writes, seed)
@@ -117,7 +120,7 @@ def instructions(device: str, options: argparse.Namespace, writes: int) -> dict[
     with started(Versitygw) as store, tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
         out = Path(directory) / "callgrind"
         wrapper = ("valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}")
-        with served(device, settings(device, store, size), wrapper) as server:
+        with served(device, settings(device, store, size, options.crc32c), wrapper) as server:
             write(server, size, writes, 1)
         result = subprocess.run(
             ["callgrind_annotate", "--threshold=100", str(out)], capture_output=True, text=True, check=True
@@ -166,6 +169,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--writes", type=int, help="of a run (default 200000, with --callgrind 20000)")
     parser.add_argument("--size", type=int, default=512, help="of the volume in MiB (default 512)")
     parser.add_argument("--tls", action="store_true", help="a store of https")
+    parser.add_argument("--crc32c", action="store_true", help="payload-signing=crc32c")
     parser.add_argument("--callgrind", action="store_true", help="count instructions")
     parser.add_argument("--functions", type=int, default=30, help="that --callgrind shows (default 30)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
