@@ -56,7 +56,7 @@ from .samplers import DiskUse, Sampler, Use, read_sample, use_between
 from .systems import Running, SystemError_, absent, bring_up, load_modules, modules
 from .systems.base import built
 from .teardown import Teardown, TeardownError, recover, undo
-from .workloads import Result, WorkloadError, failover, fio, flow
+from .workloads import Result, WorkloadError, failover, fio, flow, replay
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
@@ -623,6 +623,15 @@ class Runner:
         if preparation.get("discarded") is False:
             warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")
         recorder = Recorder(directory)
+        if job.argv[0] == "fio":
+            comments = (
+                f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
+                f"WRITES to {running.target}." if workload.writes else f"Reads {running.target}.",
+                "Before writes userblk discards the area, before reads it fills it with zeroes; then it drops caches.",
+                f"area {job.area} bytes, vm.dirty_bytes {limits['dirty_bytes']},"
+                f" memory {job.memory.limit if job.memory else 'not limited'}",
+            )
+            (directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
         started = now()
         names = [device.name for device in devices]
         with ExitStack() as stack:

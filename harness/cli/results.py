@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from userblk.analysis import costs, failover, latex, model, render, report, store_figures, sweep
+from userblk.analysis import costs, export, failover, latex, model, render, report, store_figures, sweep
 from userblk.analysis.paper import paper_tables
 from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
@@ -29,6 +29,8 @@ FORMATS = ("terminal", "markdown", "csv", "csv-long", "latex", "html", "json")
 TYPESET = ("latex", "html")
 FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
 PAPER = "paper"
+ARCHIVE = "archive"
+EXPORTS = {ARCHIVE: archive.SUFFIXES[0], "openmetrics": ".openmetrics", "json": ".json"}  # and how their names end
 
 
 def tables_of(directory: Path) -> list[Table]:
@@ -240,8 +242,18 @@ def status_command(args: argparse.Namespace) -> int:
 
 def export_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
-    file = args.output or Path(f"{directory.name}{archive.SUFFIXES[0]}")
-    archive.export(directory, file, args.tables)
+    file = args.output or Path(f"{directory.name}{EXPORTS[args.format]}")
+    if args.format == ARCHIVE:
+        archive.export(directory, file, args.tables)
+    elif args.tables:
+        raise ConfigError(f"format={args.format}: holds no files; leave --tables out")
+    else:
+        campaign = read_campaign(directory)
+        if args.format == "json":
+            tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
+            write_file(file, export.json_text(campaign, tables))
+        else:
+            write_file(file, export.openmetrics(campaign))
     if args.json:
         print_json({"campaign": directory.name, "file": str(file.absolute()), "bytes": os.path.getsize(file)})
     else:
@@ -292,10 +304,16 @@ def add_commands(add: Add) -> None:
     pack = add("export", "pack a campaign into one file", export_command)
     pack.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
     pack.add_argument(
+        "--format",
+        choices=EXPORTS,
+        default=ARCHIVE,
+        help="all files, or the numbers of all runs as OpenMetrics or as one JSON object (default: %(default)s)",
+    )
+    pack.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="write to FILE, which ends in .tar.zst or .tar.gz (default: the campaign's name)",
+        help="write to FILE, which for an archive ends in .tar.zst or .tar.gz (default: the campaign's name)",
     )
     pack.add_argument(
         "--tables", action="store_true", help="pack only what tables and comparisons are made of, without raw files"

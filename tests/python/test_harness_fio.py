@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import LIMIT
 from userblk.harness.config import Workload, load_profile
-from userblk.harness.workloads import fio
+from userblk.harness.workloads import fio, replay
 
 READ = Workload("rand-read-16th-4k", "randread", 16, 4096)
 QUICK = load_profile("quick")
@@ -145,3 +147,33 @@ def test_the_tail_is_kept_where_enough_lies_beyond(tmp_path: Path) -> None:
     found = [metrics[f"latency_p{percent}_us"] for percent in ("50", "90", "99", "99.9", "99.99")]
     assert found == [1.0, 2.0, 50.0, None, None]
     assert parse(tmp_path, report()).metrics["latency_p50_us"] is None  # an old fio tells none
+
+
+def options_of(arguments: list[str], directory: Path) -> dict[str, str]:
+    """What fio says it was asked."""
+    done = subprocess.run(
+        ["fio", *arguments], cwd=directory, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    text = (directory / "fio.json").read_text() if (directory / "fio.json").exists() else done.stdout
+    report = json.loads(text[text.index("{") :])
+    (job,) = report["jobs"]
+    asked = report.get("global options", {}) | job["job options"] | {"name": job["jobname"]}
+    return {name: value for name, value in asked.items() if not name.startswith("write_")}
+
+
+def test_a_run_is_repeated_by_its_job_file_alone(tmp_path: Path) -> None:
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    (tmp_path / "disk").write_bytes(bytes(1 << 20))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "again").mkdir()
+    profile = dataclasses.replace(QUICK, ramp_s=0)
+    argv = fio.argv(READ, profile, 1 << 20, str(tmp_path / "disk"), 7, tmp_path / "run")
+    job = replay.job_file(argv, ["two\nlines", "of a head"])
+    assert job.splitlines()[1:4] == ["# two lines", "# of a head", ""]
+    (tmp_path / "again" / replay.FILE).write_text(job)
+    first = options_of(argv[1:], tmp_path / "run")
+    again = options_of(["--output-format=json", replay.FILE], tmp_path / "again")
+    assert first == again and first["randseed"] == "7"
+    assert (tmp_path / "again/replay_iops.log").exists()

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a run asked of fio as a job file: `fio replay.fio` asks the same again, without userblk.
+
+It neither brings a system up nor prepares a device: what it wants of both is in the comments at its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FILE = "replay.fio"
+LOGS = ("write_bw_log", "write_iops_log", "write_lat_log")
+ON_COMMAND_LINES = ("output", "output-format", "eta")  # which job files do not know
+
+
+def job_file(argv: Sequence[str], comments: Sequence[str]) -> str:
+    """Of fio's command line, whose options are all of the form --name=value."""
+    head = ["# SPDX-License-Identifier: BSD-3-Clause"]
+    head += [f"# {' '.join(comment.split())}" for comment in comments]
+    lines: list[str] = []
+    for word in argv[1:]:
+        name, _, value = word.removeprefix("--").partition("=")
+        if name in ON_COMMAND_LINES:
+            continue
+        if name == "name":
+            lines += ["", f"[{value}]"]
+        elif name in LOGS:
+            lines.append(f"{name}=replay")  # beside where it is started, not over the run's own
+        else:
+            lines.append(f"{name}={value}")
+    if lines and lines[0]:
+        lines = ["", "[global]", *lines]
+    return "\n".join([*head, *lines]) + "\n"

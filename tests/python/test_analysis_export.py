@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A campaign for other programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import make_campaign
+from test_cli import userblk
+from userblk.analysis import export
+from userblk.analysis.summaries import Campaign, read_campaign
+from userblk.analysis.table import make_tables
+from userblk.harness.paths import CONFIGS
+
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} ([-+0-9.e]+)')
+
+
+def is_a(value: object, kind: str) -> bool:
+    if kind in ("integer", "number"):
+        return isinstance(value, int if kind == "integer" else (int, float)) and not isinstance(value, bool)
+    return isinstance(value, KINDS[kind])
+
+
+def fits(value: Any, schema: Mapping[str, Any], place: str = "$") -> None:
+    """The part of JSON Schema that ours uses."""
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(is_a(value, kind) for kind in kinds), f"{place}: {value!r} is no {kinds}"
+    assert value in schema.get("enum", [value]), place
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema["additionalProperties"]
+        assert set(schema.get("required", ())) <= value.keys(), place
+        for name, one in value.items():
+            assert name in known or others, f"{place}.{name}: is not in the schema"
+            fits(one, known.get(name, others), f"{place}.{name}")
+    for number, one in enumerate(value if isinstance(value, list) else ()):
+        fits(one, schema["items"], f"{place}[{number}]")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    changes = {
+        0: {"valid": False, "invalid": ['a "quoted" reason']},
+        1: {"metrics": {"throughput_kops": 2.0, "latency_us": 500.0, "cpu_percent": 50.0, "latency_p99.9_us": 900.0}},
+    }
+    directory = make_campaign(
+        tmp_path_factory.mktemp("export"), repetitions=2, suite="bdus-block", changes=changes,
+        systems=["native", "nbdkit"], workloads=["seq-read-1th-4k"],
+    )  # fmt: skip
+    return read_campaign(directory)
+
+
+def test_the_json_is_as_its_schema_says(campaign: Campaign) -> None:
+    schema = json.loads((CONFIGS / "export.schema.json").read_text())
+    value = json.loads(export.json_text(campaign, make_tables(campaign.runs)))
+    fits(value, schema)
+    assert len(value["runs"]) == 8 and sum(run["valid"] for run in value["runs"]) == 7
+    with pytest.raises(AssertionError):
+        fits(value | {"more": 1}, schema)
+
+
+def test_openmetrics(campaign: Campaign) -> None:
+    lines = export.openmetrics(campaign).splitlines()
+    assert lines[-1] == "# EOF" and "" not in lines
+    families: list[str] = []
+    values: dict[str, list[float]] = {}
+    for line in lines[:-1]:
+        if line.startswith("# TYPE "):
+            families.append(line.split()[2])
+        elif not line.startswith("#"):
+            found = SAMPLE.fullmatch(line)
+            assert found and found[1] == families[-1], line
+            values.setdefault(found[1], []).append(float(found[3]))
+    assert len(families) == len(set(families)) == len(values)
+    assert sorted(values["userblk_run_valid"]) == [0.0] + [1.0] * 7
+    assert len(values["userblk_run_latency_seconds"]) == 7 and 0.0005 in values["userblk_run_latency_seconds"]
+    assert values["userblk_run_latency_quantile_seconds"] == [pytest.approx(0.0009)]
+    assert any('quantile="0.999"' in line and "EMULATED" not in line for line in lines)
+
+
+def test_the_command(campaign: Campaign, tmp_path: Path) -> None:
+    for form in ("openmetrics", "json"):
+        done = userblk("export", str(campaign.directory), "--format", form, cwd=tmp_path)
+        assert done.returncode == 0 and (tmp_path / f"made-up.{form}").stat().st_size > 100, done.stderr
+    both = userblk("export", str(campaign.directory), "--format", "json", "--tables", cwd=tmp_path)
+    assert both.returncode == 2 and "leave --tables out" in both.stderr
