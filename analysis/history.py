@@ -36,9 +36,9 @@ class Point:
     change: float
 
 
-def _samples(campaign: Campaign, metric: Metric, device: str | None, workload: str | None) -> Mapping[
-    str, Mapping[Cell, list[float]]
-]:
+def _samples(
+    campaign: Campaign, metric: Metric, device: str | None, workload: str | None
+) -> Mapping[str, Mapping[Cell, list[float]]]:
     """Positive values of valid runs, by system and cell."""
     found: dict[str, dict[Cell, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in campaign.runs:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, variance
 
-from scipy.special import betaincinv, stdtr, stdtrit
+from scipy.special import bdtr, betaincinv, stdtr, stdtrit
 
 LEVEL = 0.95
 ALPHA = 1 - LEVEL  # of tests
@@ -141,6 +141,22 @@ def clustered_share(clusters: Sequence[tuple[int, int]]) -> Interval:
         error = scatter * count / (count - 1) / trials**2
         effective = min(float(trials), max(float(count), share * (1 - share) / error))
     return share_interval(share * effective, effective)
+
+
+def quantile_interval(sample: Sequence[float], share: float) -> Interval:
+    """The sample's quantile, and order statistics between which the population's lies; no end where it has too few.
+
+    sample is not empty. Of any distribution: the number of values below its quantile is binomial.
+    """
+    ordered, n = sorted(sample), len(sample)
+    below = [float(bdtr(rank, n, share)) for rank in range(n)]  # that at most so many are
+    low = max((rank for rank in range(n) if below[rank] <= ALPHA / 2), default=None)
+    high = min((rank for rank in range(n) if below[rank] >= 1 - ALPHA / 2), default=None)
+    return Interval(
+        ordered[min(n - 1, math.ceil(share * n) - 1)],
+        None if low is None else ordered[low],
+        None if high is None else ordered[high],
+    )
 
 
 def share_interval(hits: float, trials: float) -> Interval:

@@ -86,9 +86,10 @@ def export(directory: Path, file: Path, only_tables: bool = False) -> None:
     temporary = file.with_name(file.name + TEMPORARY)
     try:
         with temporary.open("wb") as packed:
-            with _compressed(file, packed) as stream, tarfile.open(
-                fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT
-            ) as tar:
+            with (
+                _compressed(file, packed) as stream,
+                tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+            ):
                 # add() goes into directories in the order of their sorted names.
                 tar.add(directory, arcname=directory.name, filter=_of_tables if only_tables else _plain)
             packed.flush()

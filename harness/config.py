@@ -21,7 +21,9 @@ FIO_MODES = ("read", "randread", "write", "randwrite")
 KINDS = ("native", "buse", "nbdkit", "tcmu", "fuse", "fuse-disk", "ublk", "command", "store")
 # What the kernel, or somebody else's server, puts between a program and the device: left out where a part is missing.
 LAYERS = ("loop", "dm-linear", "iblock", "nvme-tcp", "vduse")
-ENGINES = ("fio", "flow", "failover", "sweep", "store")
+ENGINES = ("fio", "flow", "failover", "sweep", "store", "attach")
+# What harness/attach.py has come and go.
+ATTACHED = ("buse", "fuse-disk", "loop", "nbdkit", "tcmu", "ublk", "vduse")
 # What can be done to the server of which kinds of systems, by the best way that each has.
 EVENTS = {"kill": ("nbdkit", "tcmu", "ublk"), "replace": ("ublk",)}
 TIMES = ("before_s", "spread_s", "after_s")
@@ -52,6 +54,7 @@ class Workload:
     engine failover: fio while the server ends by event, with the seconds of timing (by profile).
     engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
     on line, 0: all.
+    engine attach: threads disks come and go at once, until there are depth samples of each measure.
     """
 
     id: str
@@ -255,6 +258,8 @@ class SystemConfig:
         """A null device holds no file system nor data, FUSE is no block device, and a store holds no other workload."""
         if (self.kind == "store") != (workload.engine == "store"):
             return False
+        if workload.engine == "attach":
+            return self.kind in ATTACHED and (not self.backed or self.kind == "loop")
         if workload.event:
             return self.backed and self.kind in EVENTS[workload.event]
         return self.backed if workload.engine == "flow" else self.kind != "fuse"
@@ -437,6 +442,8 @@ def load_suite(name: str, profile: str = "quick") -> Suite:
         return Suite(name, tuple(_failover_workloads(name, table)), systems)
     if engine == "sweep":
         return Suite(name, tuple(_sweep_workloads(name, table, profile)), systems)
+    if engine == "attach":
+        return Suite(name, tuple(_attach_workloads(name, table, profile)), systems)
     if engine == "store":
         return _store_suite(table, name, profile, systems)
     counts = _counts(table, "threads")
@@ -453,7 +460,7 @@ def load_suite(name: str, profile: str = "quick") -> Suite:
                 block_size = _block_size(table, "block_sizes", size)
                 workloads.append(Workload(f"{mode}-{count}th-{size}", rw, count, block_size, name, engine))
     if not workloads:
-        raise ConfigError(f"{table.file}: modes is empty; add a line such as seq-read = \"read\"")
+        raise ConfigError(f'{table.file}: modes is empty; add a line such as seq-read = "read"')
     for mode in list(metadata.values):
         files = metadata.text(mode, FILE_OPERATIONS)
         workloads += [Workload(f"{mode}-{n}th", threads=n, suite=name, engine=engine, files=files) for n in counts]
@@ -476,6 +483,15 @@ def _failover_workloads(suite: str, table: Table) -> Iterator[Workload]:
         if event not in EVENTS:
             raise table.error("events", event, f"must be of {', '.join(EVENTS)}")
         yield Workload(event, "randwrite", suite=suite, engine="failover", event=event, timing=timing)
+
+
+def _attach_workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
+    """Of the rest of a suite's table: one for each number of disks."""
+    disks, part = _counts(table, "disks"), table.table("samples")
+    samples = part.integer(profile, 1)
+    table.end(("name", "engine", "systems", "disks", "samples"))
+    for count in disks:
+        yield Workload(f"{count}-disks", threads=count, suite=suite, engine="attach", depth=samples)
 
 
 def _counts(table: Table, key: str) -> list[int]:

@@ -26,7 +26,7 @@ from typing import Any
 from . import counters, environment, interrupt, load, paths, repeat
 from .blockdev import BlockDevice, flush_cache, opened, queue_attributes
 from .commands import CommandError, Process, Recorder, last_line, now
-from .config import ConfigError, Profile, Workload
+from .config import ConfigError, Profile, SystemConfig, Workload
 from .durable import replace, sync_tree, write_json
 from .environment import meminfo, snapshot
 from .filesystem import (
@@ -56,7 +56,7 @@ from .samplers import DiskUse, Sampler, Use, read_sample, use_between
 from .systems import Running, SystemError_, absent, bring_up, load_modules, modules
 from .systems.base import built
 from .teardown import Teardown, TeardownError, recover, undo
-from .workloads import Result, WorkloadError, failover, fio, flow, replay
+from .workloads import Result, WorkloadError, attach, failover, fio, flow, replay
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
@@ -329,7 +329,7 @@ class Runner:
     def programs(self, pending: list[Entry]) -> list[str]:
         """What the workloads run."""
         engines = dict.fromkeys(self.plan.workload(entry).engine for entry in pending)
-        return [str(self.flow()) if engine == "flow" else "fio" for engine in engines]
+        return [str(self.flow()) if engine == "flow" else "fio" for engine in engines if engine != "attach"]
 
     def profile_of(self, entry: Entry) -> Profile:
         """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
@@ -360,6 +360,8 @@ class Runner:
             if reason := environment.failing(facts) or environment.throttling(facts):
                 raise Stopped(f"{device.path}: {reason}")
             system = self.plan.systems[first.system]
+            if self.plan.workload(first).engine == "attach":
+                system = SystemConfig("native", "native")  # the program brings its disks up itself, on no device
             profile = self.plan.profile
             area = profile.area[first.device]
             on_files = self.plan.workload(first).engine == "flow"
@@ -445,6 +447,9 @@ class Runner:
                 began = time.monotonic()
                 if workload.engine == "flow":
                     job, running, preparation = self.prepare_files(entry, workload, running, directory)
+                elif workload.engine == "attach":
+                    kind = self.plan.systems[entry.system].kind
+                    job, preparation = self.attach_job(workload, kind, directory), {}
                 else:
                     job, preparation = self.prepare_area(entry, workload, running, filled, directory)
                 preparation["preparation_s"] = round(time.monotonic() - began, 3)
@@ -512,6 +517,17 @@ class Runner:
             problems=memory.problems if memory else list,
         )
         return job, found | drop_caches(devices, area)
+
+    def attach_job(self, workload: Workload, kind: str, directory: Path) -> Job:
+        """Disks that come and go. It has modules loaded, and touches no device."""
+        return Job(
+            argv=attach.argv(workload, kind, self.plan.build, directory),
+            seconds=attach.limit(workload),
+            parse=lambda: attach.parse(directory, workload),
+            synced=(),
+            sync=os.fsync,
+            area=0,
+        )
 
     def failover_job(self, entry: Entry, workload: Workload, running: Running, directory: Path) -> Job:
         """fio, while the server's end comes at its time."""

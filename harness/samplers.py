@@ -119,9 +119,7 @@ def use_between(a: Sample, b: Sample) -> Use:
         steal_percent=100 * cpu[STEAL] / total,
         server_cpu_percent=server,
         disks=tuple(_disk_use(x, y, seconds) for x, y in zip(a.disks, b.disks, strict=True)),
-        counts={
-            name: y - x for name, x, y in zip(NAMES, a.counts, b.counts, strict=False) if not math.isnan(y - x)
-        },
+        counts={name: y - x for name, x, y in zip(NAMES, a.counts, b.counts, strict=False) if not math.isnan(y - x)},
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from userblk.analysis import costs, export, failover, latex, model, render, report, store_figures, sweep
+from userblk.analysis import attach, costs, export, failover, latex, model, render, report, store_figures, sweep
 from userblk.analysis.paper import paper_tables
 from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
@@ -41,7 +41,7 @@ def tables_of(directory: Path) -> list[Table]:
 
 def reports_of(directory: Path) -> list[Report]:
     """Of the suites that are not in the tables. Raises SummaryError."""
-    return [one for module in (failover, sweep, store_figures) for one in module.reports(directory)]
+    return [one for module in (attach, failover, sweep, store_figures) for one in module.reports(directory)]
 
 
 def print_reports(reports: Sequence[Report], console: Console) -> None:

@@ -20,6 +20,8 @@ from ..config import SystemConfig
 from ..paths import CHECKOUT
 from ..teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
 
+# Of kernel modules: as many disks as suite attach has at once.
+PARAMETERS = {"nbd": ("nbds_max=64",)}
 PATIENCE = 60.0  # s for every step of a bring-up
 
 
@@ -139,7 +141,8 @@ def load_modules(names: tuple[str, ...], teardown: Teardown) -> None:
         if module_loaded(name):
             continue
         teardown.push("remove_module", name=name)
-        result = subprocess.run(["modprobe", name], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        argv = ["modprobe", name, *PARAMETERS.get(name, ())]
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if result.returncode:
             raise SystemError_(f"kernel module {name} cannot be loaded: {result.stderr.strip() or 'no message'}")
 

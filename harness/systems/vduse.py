@@ -18,7 +18,7 @@ NAME = "userblk"
 DEPTH = 256  # requests of each queue
 
 
-def _disk(name: str) -> str:
+def disk_of(name: str) -> str:
     """/dev/vdX of a vDPA device, "" as long as there is none."""
     for path in Path("/sys/bus/vdpa/devices", name).glob("virtio*/block/vd*"):
         if Path("/dev", path.name).is_block_device() and (path / "size").read_text().strip() != "0":
@@ -56,9 +56,9 @@ def up(context: Context) -> Running:
     await_up("qemu-storage-daemon is not ready", Path("/dev/vduse", NAME).exists, server)
     teardown.push("remove_vdpa", name=NAME)
     recorder.run(["vdpa", "dev", "add", "name", NAME, "mgmtdev", "vduse"], timeout=PATIENCE)
-    await_up("the virtio disk does not appear", lambda: bool(_disk(NAME)), server)
+    await_up("the virtio disk does not appear", lambda: bool(disk_of(NAME)), server)
     settle()
-    used = identify(_disk(NAME))
+    used = identify(disk_of(NAME))
     if used.size != size or used.logical_block_size != device.logical_block_size:
         raise SystemError_(
             f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"

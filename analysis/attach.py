@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How long disks took to come and go: suite attach, as a table and as distributions."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from .report import NO_VALUE, Report, place, summaries_of
+from .statistics import Interval, quantile_interval
+from .summaries import SummaryError, lab_words
+from .table import SYSTEMS, ordered
+
+SUITE = "attach"
+MEASURES = {"there": "Disk there", "read": "First 4 KiB read", "gone": "Gone"}
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+NOTES = (
+    "Milliseconds. All disks are asked for at the same moment, each of a server of its own with the null device (TCMU:"
+    " one daemon for all, started then; loop: a file in memory), and taken away at the same moment.",
+    "In brackets: 95 % confidence interval of the quantile between order statistics; - where there are too few samples"
+    " for that end.",
+)
+
+Samples = dict[str, list[float]]  # ms, by measure
+
+
+def _samples(path: Path) -> Mapping[str, Sequence[float]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: [float(value) * 1e3 for value in found[name]] for name in MEASURES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SummaryError(f"{path}: cannot be read: {error}") from None
+
+
+def _text(interval: Interval) -> str:
+    low, high = (NO_VALUE if end is None else f"{end:.1f}" for end in (interval.low, interval.high))
+    return f"{interval.value:.1f} [{low}, {high}]"
+
+
+def reports(directory: Path) -> list[Report]:
+    """Of a campaign, none without a finished run. Raises SummaryError."""
+    found = list(summaries_of(directory, SUITE))
+    if not found:
+        return []
+    cells: dict[tuple[str, int], Samples] = defaultdict(lambda: {name: [] for name in MEASURES})
+    for path, summary in found:
+        if summary["valid"]:
+            cell = cells[summary["system"], int(summary["settings"][SUITE]["disks"])]
+            for name, values in _samples(path / "attach.json").items():
+                cell[name] += values
+    where, facts = place([summary for _, summary in found])
+    systems = ordered({system for system, _ in cells}, SYSTEMS)
+    rows, records = [], []
+    for system in systems:
+        for disks in sorted(count for name, count in cells if name == system):
+            cell = cells[system, disks]
+            texts = []
+            for name in MEASURES:
+                for label, share in QUANTILES.items():
+                    interval = quantile_interval(cell[name], share)
+                    texts.append(_text(interval))
+                    ends = ("" if end is None else repr(end) for end in (interval.low, interval.high))
+                    fields = (system, str(disks), name, label, str(len(cell[name])), repr(interval.value), *ends)
+                    records.append(fields)
+            rows.append((SYSTEMS.get(system, system), str(disks), str(len(cell["gone"])), *texts))
+    return [
+        Report(
+            name=SUITE,
+            title=f"Disks that come and go, {where}",
+            notes=(*facts, *NOTES),
+            columns=(
+                "System",
+                "Disks",
+                "Samples",
+                *(f"{title}, {q}" for title in MEASURES.values() for q in QUANTILES),
+            ),
+            rows=tuple(rows),
+            heads=("system", "disks", "measure", "quantile", "n", "ms", "ci_low", "ci_high"),
+            records=tuple(records),
+            emulated=max(lab_words(summary) for _, summary in found),
+            figures={SUITE: partial(_draw, where, dict(cells), systems)} if cells else {},
+        )
+    ]
+
+
+def _draw(where: str, cells: Mapping[tuple[str, int], Samples], systems: Sequence[str], paths: Sequence[Path]) -> None:
+    """The share of disks by time, a row a measure and a column a number of disks."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = sorted({disks for _, disks in cells})
+    figure = Figure(figsize=(3.2 * len(counts) + 1.5, 2.2 * len(MEASURES) + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(MEASURES), len(counts), squeeze=False)
+    for row, (name, title) in enumerate(MEASURES.items()):
+        for axis, disks in zip(axes[row], counts, strict=True):
+            for number, system in enumerate(systems):
+                if (system, disks) in cells:
+                    values = sorted(cells[system, disks][name])
+                    shares = [rank / len(values) for rank in range(1, len(values) + 1)]
+                    axis.step(values, shares, where="post", label=SYSTEMS.get(system, system), color=f"C{number}")
+            axis.set_xscale("log")
+            axis.set_title(f"{title}, " + ("1 disk" if disks == 1 else f"{disks} disks"), loc="left", fontsize=9)
+            axis.set_xlabel("ms")
+    axes[0][0].legend(fontsize=7)
+    figure.suptitle(f"Disks that come and go, {where}", fontsize=10)
+    for path in paths:
+        figure.savefig(path, dpi=150)

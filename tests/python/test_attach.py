@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suite attach, as far as it goes without disks: its workloads, what its program leaves, its table and figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from userblk.analysis import attach as analysis
+from userblk.analysis.statistics import quantile_interval
+from userblk.analysis.summaries import SummaryError
+from userblk.harness.config import load_suite, load_system
+from userblk.harness.workloads import WorkloadError, attach
+
+
+def test_quantiles_between_order_statistics() -> None:
+    sample = [float(value) for value in range(100, 0, -1)]
+    median = quantile_interval(sample, 0.5)
+    assert (median.value, median.low, median.high) == (50.0, 40.0, 61.0)  # as tables of the binomial have it
+    rare = quantile_interval(sample, 0.99)
+    assert (rare.value, rare.low, rare.high) == (99.0, 97.0, None)
+    one = quantile_interval([3.0], 0.5)
+    assert (one.value, one.low, one.high) == (3.0, None, None)
+
+
+def test_each_system_has_each_number_of_disks() -> None:
+    suite = load_suite("attach", "paper")
+    assert [(one.id, one.threads, one.depth) for one in suite.workloads] == [
+        ("1-disks", 1, 100), ("8-disks", 8, 100), ("64-disks", 64, 100),
+    ]  # fmt: skip
+    assert all(load_system(name).runs(one) for name in suite.systems for one in suite.workloads)
+    assert not load_system("ublk-uring").runs(suite.workloads[0])
+    assert not load_system("native").runs(suite.workloads[0])
+
+
+def test_what_the_program_leaves_is_read(tmp_path: Path) -> None:
+    (workload, *_) = load_suite("attach").workloads
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        attach.parse(tmp_path, workload)
+    few = {name: [0.5] for name in attach.MEASURES}
+    (tmp_path / attach.SAMPLES).write_text(json.dumps(few))
+    with pytest.raises(WorkloadError, match="fewer than 16 samples"):
+        attach.parse(tmp_path, workload)
+    (tmp_path / attach.SAMPLES).write_text(json.dumps({name: values * 16 for name, values in few.items()}))
+    result = attach.parse(tmp_path, workload)
+    assert (result.latency_us, result.operations, result.duration_s) == (5e5, 16.0, 16.0)
+
+
+def write_run(campaign: Path, system: str, disks: int, valid: bool = True) -> Path:
+    directory = campaign / "lab/nvme/attach" / system / f"{disks}-disks" / "1"
+    directory.mkdir(parents=True)
+    summary = {
+        "schema": 1, "campaign": "c", "host": "lab", "device": "nvme", "suite": "attach", "engine": "attach",
+        "system": system, "workload": f"{disks}-disks", "repetition": 1, "profile": "quick", "emulated": True,
+        "kernel": "6.12", "valid": valid, "invalid": [] if valid else ["no"], "warnings": [], "metrics": {},
+        "settings": {"attach": {"disks": disks}},
+    }  # fmt: skip
+    (directory / "summary.json").write_text(json.dumps(summary))
+    samples = {name: [number * 0.001 * disks for number in range(1, 101)] for name in attach.MEASURES}
+    (directory / attach.SAMPLES).write_text(json.dumps(samples))
+    (directory / "DONE").touch()
+    return directory
+
+
+def test_the_table_and_the_figure(tmp_path: Path) -> None:
+    for system, disks in (("ublk-null", 8), ("ublk-null", 1), ("loop", 1)):
+        write_run(tmp_path, system, disks)
+    broken = write_run(tmp_path, "nbdkit-null", 1, valid=False)
+    (one,) = analysis.reports(tmp_path)
+    assert [row[:3] for row in one.rows] == [("loop", "1", "100"), ("ublk null", "1", "100"), ("ublk null", "8", "100")]
+    assert one.rows[0][3:5] == ("50.0 [40.0, 61.0]", "99.0 [97.0, -]")
+    assert len(one.records) == 18 and {len(record) for record in one.records} == {len(one.heads)}
+    paths = [tmp_path / "attach.png", tmp_path / "attach.svg"]
+    one.figures["attach"](paths)
+    assert paths[0].read_bytes()[1:4] == b"PNG" and "<svg" in paths[1].read_text()
+    (broken / "summary.json").write_text("{}")
+    with pytest.raises(SummaryError):
+        analysis.reports(tmp_path)
+    assert analysis.reports(tmp_path / "none") == []
