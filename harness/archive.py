@@ -77,13 +77,23 @@ def _of_tables(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return _plain(member)
 
 
-def export(directory: Path, file: Path, only_tables: bool = False) -> None:
-    """Pack a campaign's directory into a new file. only_tables: without raw files. Raises ConfigError."""
+def export(directory: Path, file: Path, only_tables: bool = False, beside: Path | None = None) -> None:
+    """Pack a campaign's directory into a new file. only_tables: without raw files. Raises ConfigError.
+
+    beside: a directory whose files go into the campaign's, in place of those of the same name.
+    """
     if not file.name.endswith(SUFFIXES):
         raise ConfigError(f"output={file}: name a file that ends in {' or '.join(SUFFIXES)}")
     if file.exists():
         raise ConfigError(f"output={file}: exists; name another file")
     temporary = file.with_name(file.name + TEMPORARY)
+    more = sorted(beside.iterdir()) if beside else []
+    names = {path.name for path in more}
+
+    def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        parts = PurePosixPath(member.name).parts
+        return None if parts[1:2] and parts[1] in names else (_of_tables if only_tables else _plain)(member)
+
     try:
         with temporary.open("wb") as packed:
             with (
@@ -91,7 +101,9 @@ def export(directory: Path, file: Path, only_tables: bool = False) -> None:
                 tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
             ):
                 # add() goes into directories in the order of their sorted names.
-                tar.add(directory, arcname=directory.name, filter=_of_tables if only_tables else _plain)
+                tar.add(directory, arcname=directory.name, filter=chosen)
+                for path in more:
+                    tar.add(path, arcname=f"{directory.name}/{path.name}", filter=_plain)
             packed.flush()
             os.fsync(packed.fileno())
         temporary.rename(file)

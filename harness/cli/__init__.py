@@ -16,10 +16,10 @@ from userblk.analysis.summaries import SummaryError
 from .. import interrupt
 from ..config import ConfigError
 from ..safety import Refused
-from . import host, report, results, run
+from . import bundle, host, report, results, run
 from .common import EXIT_SIGNAL, EXIT_USAGE
 
-MODULES = (run, results, report, host)
+MODULES = (run, results, report, bundle, host)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,24 @@ def test_the_command(campaign: Campaign, tmp_path: Path) -> None:
         assert done.returncode == 0 and (tmp_path / f"made-up.{form}").stat().st_size > 100, done.stderr
     both = userblk("export", str(campaign.directory), "--format", "json", "--tables", cwd=tmp_path)
     assert both.returncode == 2 and "leave --tables out" in both.stderr
+
+
+def test_an_artefact_tells_how_each_part_is_made(campaign: Campaign, tmp_path: Path) -> None:
+    (campaign.directory / "report").mkdir()
+    (campaign.directory / "report/old.html").touch()  # of an earlier userblk report
+    done = userblk("bundle", str(campaign.directory), "--output", "a.tar.gz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "a.tar.gz") as packed:
+        names = packed.getnames()
+        file = packed.extractfile("made-up/README.md")
+        assert file is not None
+        text = file.read().decode()
+    assert len(names) == len(set(names)) and "made-up/report/old.html" not in names
+    for name in ("campaign.json", "export.json", "tables/table.md", "tables/paper.csv", "report/report.html"):
+        assert f"made-up/{name}" in names
+    assert sum(name.endswith("/summary.json") for name in names) == 8
+    assert "EMULATED" in text and "cpu_model: Made-up CPU" in text
+    assert text.count("\n| ") > 80 and "userblk compare made-up paper" in text
+    assert userblk("import", "a.tar.gz", cwd=tmp_path).returncode == 0
+    again = read_campaign(tmp_path / "results/made-up")
+    assert again.runs == campaign.runs

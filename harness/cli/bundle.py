@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""bundle: a campaign as the artefact of a paper: what was measured, what was made of it, and how to make it again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from userblk.analysis import export, paper
+from userblk.analysis.compare import environments
+from userblk.analysis.summaries import Campaign, lab_banner
+from userblk.analysis.table import Table, make_tables
+
+from .. import archive, paths
+from ..config import ConfigError
+from .common import Add, add_json, add_results, find_campaign, print_json
+from .report import campaign_of
+from .results import write_tables
+
+FACTS = ("kernel", "distribution", "cpu_model", "cpus", "memory_bytes", "governor", "turbo", "smt", "virtual")
+
+
+def _machine(environment: dict[str, Any]) -> list[str]:
+    lines = [f"- {name}: {environment[name]}" for name in FACTS if environment.get(name) not in (None, "")]
+    devices = environment.get("devices", {})
+    lines += [f"- device {name}: {one.get('model', 'unknown')}" for name, one in sorted(devices.items())]
+    packages = environment.get("packages", {})
+    return [*lines, "- packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))]
+
+
+def readme(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperComparison) -> str:
+    """What is in the artefact, which command makes each part of it, and what it says of each of the paper's claims."""
+    name, version = campaign.name, campaign.asked.get("userblk", {})
+    lines = [f"# {name}", ""]
+    if banner := lab_banner(max((run.emulated for run in campaign.runs), default="")):
+        lines += [f"**{banner}**", ""]
+    commit = f", commit {version['commit']}" if version.get("commit") else ""
+    commit += " (modified)" * bool(version.get("modified"))
+    lines += [
+        f"Measured with userblk {version.get('version', 'of unknown version')}{commit}, begun {campaign.created}, seed"
+        f" {campaign.seed}: {len(campaign.runs)} runs, {sum(run.valid for run in campaign.runs)} of them valid.",
+        "",
+        f"Unpack it with `userblk import FILE`; it becomes the campaign {name} below `results`. Without userblk: it is"
+        " a tar file.",
+        "",
+        "| part | made by |",
+        "|---|---|",
+        f"| `*/*/*/*/*/*/`: raw output, commands, environment and summary of each run | `{_command(campaign)}` |",
+        f"| `tables/table.md`, `table.csv`, `table-long.csv` | `userblk table {name} --format markdown --ci`, `csv`,"
+        " `csv-long` |",
+        f"| `report/`: the report with its figures | `userblk report {name}` |",
+        f"| `export.json`: all numbers | `userblk export {name} --format json` |",
+        "| a run once more, without userblk | `fio replay.fio` in its directory; its head says of which state |",
+        "",
+    ]
+    for machine, environment in environments(campaign).items():
+        lines += [f"## Machine {machine}", "", *_machine(environment), ""]
+    lines += ["## Tables", "", *(f"- {table.title}" for table in tables), ""]
+    lines += [
+        f"## The paper's claims: `userblk compare {name} paper`",
+        "",
+        *(f"- {line}" for line in beside.summary),
+        "",
+        "| claim | section | here | cells |",
+        "|---|---|---|---|",
+    ]
+    for ours, _ in beside.claims:
+        lines.append(f"| {ours.claim.text} | {ours.claim.section} | {ours.verdict.value} | {ours.counted} |")
+    return "\n".join(lines) + "\n"
+
+
+def _command(campaign: Campaign) -> str:
+    command = campaign.asked.get("command", [])
+    return shlex.join(["userblk", *map(str, command[1:])]) if command else "userblk run"
+
+
+def bundle_command(args: argparse.Namespace) -> int:
+    from userblk.analysis.page import write_report  # what draws figures takes long to load
+
+    directory = find_campaign(args.campaign, args.results)
+    campaign = campaign_of(args.campaign, args.results)
+    tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
+    if not tables:
+        raise ConfigError(f"{directory}: has no run that Tables 1 and 2 hold; use userblk export")
+    file = args.output or Path(f"{directory.name}-artefact{archive.SUFFIXES[0]}")
+    with tempfile.TemporaryDirectory(prefix="userblk-") as place:
+        made = Path(place)
+        (made / "tables").mkdir()
+        write_tables(tables, made / "tables")
+        write_report(campaign, made / "report", paths.CONFIGS)
+        (made / "export.json").write_text(export.json_text(campaign, tables))
+        beside = paper.compare_with_paper(campaign, tables, paths.CONFIGS)
+        (made / "README.md").write_text(readme(campaign, tables, beside))
+        (made / "tables/paper.csv").write_text(paper.as_csv(beside))
+        archive.export(directory, file, beside=made)
+    if args.json:
+        print_json({"campaign": directory.name, "file": str(file.absolute()), "bytes": os.path.getsize(file)})
+    else:
+        print(f"{file}: {os.path.getsize(file)} bytes")
+    return 0
+
+
+def add_commands(add: Add) -> None:
+    sub = add("bundle", "pack a campaign as the artefact of a paper", bundle_command)
+    sub.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
+    sub.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write to FILE, which ends in .tar.zst or .tar.gz (default: CAMPAIGN-artefact.tar.zst)",
+    )
+    add_json(sub)
+    add_results(sub)
