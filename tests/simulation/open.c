@@ -40,7 +40,9 @@ static void on_error(void *opaque, const char *message)
 	struct life *l = opaque;
 
 	sim_trace("told: %s", message);
-	l->volume->log_is_void |= strstr(message, "is older than what volume") && l->volume->lossy;
+	/* Lossy, or what said whose it is was not synced by a disk that fails to. */
+	l->volume->log_is_void |= strstr(message, "is older than what volume") &&
+				  (l->volume->lossy || plan.failing_disk);
 	/* It was to end in an outage. */
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
 	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
