@@ -59,6 +59,7 @@ static struct {
 static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
 static uint64_t latency;       /* ns */
+static unsigned page = PAGE;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -78,6 +79,7 @@ void fake_store_reset(void)
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
 	stored = limit = latency = 0;
+	page = PAGE;
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -163,6 +165,13 @@ void fake_store_latency(unsigned ms)
 {
 	pthread_mutex_lock(&objects_lock);
 	latency = ms * UINT64_C(1000000);
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_page(unsigned n)
+{
+	pthread_mutex_lock(&objects_lock);
+	page = n;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -352,7 +361,7 @@ static void list(struct s3_request *req)
 	struct s3_listing *l = &req->listing;
 	const char *last = req->token;
 
-	l->objects = calloc(PAGE, sizeof *l->objects);
+	l->objects = calloc(page, sizeof *l->objects);
 	for (struct object *o = objects; o; o = o->next) {
 		size_t length = entry_length(req, o->key);
 		char *key;
@@ -360,7 +369,7 @@ static void list(struct s3_request *req)
 		if (strncmp(o->key, req->key, strlen(req->key)) != 0 ||
 			(last && strncmp(o->key, last, length) <= 0))
 			continue;
-		if (l->n_objects == PAGE) {
+		if (l->n_objects == page) {
 			l->token = strdup(last);
 			return;
 		}

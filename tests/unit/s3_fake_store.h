@@ -28,6 +28,8 @@ void fake_store_limit(uint64_t bytes);
 uint64_t fake_store_bytes(void);
 /* Each request is answered so many ms after it was made, others meanwhile. */
 void fake_store_latency(unsigned ms);
+/* That many objects in a page of a listing, instead of a few. */
+void fake_store_page(unsigned n);
 /* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
 void fake_store_hold(enum s3_op op, const char *part);
 /*
