@@ -137,8 +137,8 @@ def _run_directories(directory: str, depth: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What was asked, and what is done of it. choices: where the paper is silent, a line each; block_choices: the
-    same of Table 1."""
+    """What was asked, and what is done of it. choices: where the paper is silent, a line each; block_choices: how
+    Table 1 is measured."""
 
     directory: Path
     name: str

@@ -330,7 +330,8 @@ def make_table(
 ) -> Table:
     """Table 1, or 2, of runs of one host and suite. runs is not empty; invalid ones are counted only.
 
-    choices: what was chosen where the paper is silent about Table 2, of_blocks: about Table 1.
+    choices: what was chosen where the paper is silent about Table 2, of_blocks: how Table 1 is
+    measured.
     """
     files = any(run.engine == "flow" for run in runs)
     samples: dict[CellKey, list[float]] = defaultdict(list)
@@ -373,7 +374,9 @@ def make_table(
     notes = _notes(runs, valid, seed) + _tested(cells)
     if files:
         notes += (FLOWOPS,)
-    notes += tuple(f"The paper does not state it: {choice}." for choice in (choices if files else of_blocks))
+        notes += tuple(f"The paper does not state it: {choice}." for choice in choices)
+    else:
+        notes += tuple(f"How it is done: {choice}." for choice in of_blocks)
     return Table(
         2 if files else 1,
         _title(runs, emulated, files),

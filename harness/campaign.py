@@ -193,31 +193,31 @@ def choices(plan: Plan) -> list[str]:
 
 
 def block_choices(plan: Plan) -> list[str]:
-    """The same of the workloads on block devices, for below Table 1."""
+    """How what the paper states, or leaves open, of the workloads on block devices is done, for below Table 1."""
     workloads = [workload for workload in plan.suite.workloads if workload.engine == "fio"]
     if not workloads:
         return []
     profile = plan.profile
     areas = ", ".join(f"{plan.used_bytes(name)} bytes of {name}" for name in plan.devices)
-    memory = f"{profile.memory_bytes} bytes, the page cache with it" if profile.memory_bytes else "all of the machine's"
+    memory = "all of the machine's"
+    if profile.memory_bytes:
+        memory = f"{profile.memory_bytes} bytes for fio and its page cache, by a control group"
     if plan.emulated:
         memory = "all of the guest's"
     limits = "the kernel's own"
     if profile.dirty_bytes:
         limits = f"{profile.dirty_bytes} bytes, in the background from {profile.dirty_background_bytes} on"
     lines = [
-        f"memory of the programs: {memory} (the paper limited its machines to 4 GiB)",
+        f"memory: {memory} (the paper limited its machines to 4 GiB)",
         f"dirty pages: at most {limits} (the paper does not say)",
-        f"state of the device: {areas} are discarded before writes, the area is zero-filled before reads (so that"
-        " all systems find the same)",
-        "engine: fio, buffered, synchronous calls, no fsync within the run (the paper's description of its workloads)",
-        "queue settings: those of the native device are given to each system's (so that the same requests are merged)",
+        f"discarded before writes: {areas}, whatever part a workload uses (the paper: its partition)",
+        "fio: psync, buffered, no fsync (its defaults; the paper does not say)",
+        "queue settings of each system's device: the native device's (the paper: no I/O scheduler)",
     ]
-    for system in plan.systems.values():
-        if system.kind == "nbdkit":
-            lines.append(f"{system.name}: {system.connections} connections, {system.threads} threads")
-        elif system.kind == "tcmu":
-            lines.append(f"{system.name}: one ring, {system.threads} threads")
+    threads = {s.name: s.threads for s in plan.systems.values() if s.kind in ("nbdkit", "tcmu")}
+    if threads:
+        listed = ", ".join(f"{name} {count}" for name, count in threads.items())
+        lines.append(f"threads: {listed} (the paper: 16, of nbdkit for each of min(16, CPUs) connections)")
     return lines
 
 

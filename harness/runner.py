@@ -60,7 +60,7 @@ from .workloads import Result, WorkloadError, attach, failover, fio, flow, repla
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
-IDENTITY = ("kernel", "cpu_model", "cpus", "memory_bytes", "packages", "userblk")  # of all runs of a campaign
+IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk")  # of all runs of a campaign
 EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine

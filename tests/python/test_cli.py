@@ -207,8 +207,8 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
 
 def test_what_table_1_chose_is_kept() -> None:
     lines = block_choices(small_plan(profile=load_profile("paper"), emulated=False))
-    assert lines[0].startswith("memory of the programs: 4294967296 bytes") and "858993459 bytes" in lines[1]
-    assert any(line.startswith("nbdkit: ") for line in lines)
+    assert lines[0].startswith("memory: 4294967296 bytes") and "858993459 bytes" in lines[1]
+    assert any(line.startswith("threads: nbdkit ") for line in lines)
     assert block_choices(small_plan(suite=load_suite("bdus-fs"))) == []
 
 
