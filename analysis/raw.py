@@ -25,7 +25,7 @@ from userblk.harness.workloads import fio
 from .histogram import Bins, merged
 from .summaries import Campaign, Run, SummaryError, read_json
 
-SCHEMA = 2
+SCHEMA = 3
 POINTS = 200  # at most, of a series
 CACHE = "cache"
 PARALLEL = 200  # runs to read from which on it is worth processes of its own

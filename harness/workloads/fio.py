@@ -21,6 +21,7 @@ REPORTS_ERROR = "fio reports error"
 NOTHING_LEFT = "fio completed no operation after the ramp"
 TOO_SHORT = "s only; use a larger area"
 IOPS_LOG = "fio_iops.log"
+GAP = 1.5  # lengths between two lines of a log that are more than a late line
 
 
 def subrange(workload: Workload, area: int) -> int:
@@ -90,13 +91,21 @@ def _threads(path: Path) -> list[list[tuple[float, float]]]:
     return threads
 
 
-def _spread(threads: Sequence[Sequence[tuple[float, float]]], length: float, count: int) -> list[float]:
-    """Amounts in each of count intervals: a value is a rate since the time before it."""
+def _spread(
+    threads: Sequence[Sequence[tuple[float, float]]], length: float, count: int, amount: float | None
+) -> list[float]:
+    """
+    Amounts in each of count intervals of a log that fio wrote once a length: a value is a rate since the time before
+    it. What fio does not write are lengths in which nothing completed, so that after such a gap it is of the last one.
+    amount: of all of the log together, where it is known, since times are whole milliseconds.
+    """
     sums = [0.0] * count
+    total = 0.0
     for thread in threads:
         begin = 0.0
         for end, rate in thread:
-            at = begin
+            at = end - length if begin and end - begin > GAP * length else begin
+            total += rate * (end - at)
             while at < end:
                 index = int(at / length + 1e-9)
                 if index >= count:
@@ -105,7 +114,8 @@ def _spread(threads: Sequence[Sequence[tuple[float, float]]], length: float, cou
                 sums[index] += rate * (until - at)
                 at = until
             begin = end
-    return sums
+    scale = 1.0 if amount is None or not total else amount / total
+    return [scale * value for value in sums]
 
 
 def under_way(side: dict[str, Any]) -> float:
@@ -114,20 +124,20 @@ def under_way(side: dict[str, Any]) -> float:
     return float(side["lat_ns"]["mean"] / 1e9 * side["total_ios"] / seconds) if seconds else 0.0
 
 
-def series(log: Path, length: float, waiting: float) -> list[Interval]:
+def series(log: Path, length: float, waiting: float, operations: float | None = None) -> list[Interval]:
     """What all threads did in each interval (length: s) after the ramp, as far as the parts of the log of all go.
 
     A thread's log ends up to an interval before the thread does, and threads whose part is done end early: the series
     ends with the first log of those that lasted. Latencies are by Little's law, with waiting operations under way
     at any time: those that fio logs weigh operations wrongly where some are a thousand times as long as others, as
-    buffered writes are.
+    buffered writes are. operations: that fio counted, in all.
     """
     rates = _threads(log)
     lasting = max((thread[-1][0] for thread in rates), default=0.0)
     count = int(min((t[-1][0] for t in rates if t[-1][0] > lasting - 2 * length), default=0.0) / length + 1e-9)
     return [
         Interval(i * length, (i + 1) * length, done, waiting * length * 1e6)
-        for i, done in enumerate(_spread(rates, length, count))
+        for i, done in enumerate(_spread(rates, length, count, operations))
     ]
 
 
@@ -159,7 +169,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         errors = [j["error"] for j in report["jobs"]]
         waiting = under_way(side)
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
-        intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting)
+        intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting, operations)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]

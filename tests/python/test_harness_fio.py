@@ -76,6 +76,19 @@ def test_the_series_adds_threads_up(tmp_path: Path) -> None:
     assert series[-1].waited_us == pytest.approx(3 * 0.1 * 1e6)  # three under way, for 0.1 s
 
 
+def test_a_burst_is_not_spread_over_the_pause_before_it(tmp_path: Path) -> None:
+    """fio writes no line for a length in which nothing completed: as of writers that pause at the dirty limit."""
+    steady = [(100 * i, 1000) for i in range(1, 21)]
+    bursts = [(100, 5000), (600, 5000), (1100, 5000), (1600, 5000)]
+    write_log(tmp_path, steady, bursts)
+    length = QUICK.series_ms / 1e3
+    operations = [one.operations for one in fio.series(tmp_path / fio.IOPS_LOG, length, 2)]
+    assert operations[:6] == pytest.approx([600, 100, 100, 100, 100, 600])
+    # Lines may be late: what fio counted is what the whole is.
+    scaled = fio.series(tmp_path / fio.IOPS_LOG, length, 2, operations=2000)
+    assert [one.operations for one in scaled] == pytest.approx([value / 2 for value in operations])
+
+
 def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
     whole = [(100 * i, 1000) for i in range(1, 21)]
     write_log(tmp_path, whole, whole[:-1])  # its last interval is never logged
