@@ -1,4 +1,17 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * Inodes, and which of them have a descriptor open. What inode.fd says of one, in a single word:
+ *
+ *   state    users  CLOSING  descriptor  becomes
+ *   closed   0      no       none        in use: a user opens it again, by its handle
+ *   idle     0      no       open        in use: a user comes; leaving: close_fd_of() chose it
+ *   in use   1...   no       open        idle: the last user goes
+ *   leaving  0      yes      open        closed: nobody came; in use: a user, who clears CLOSING
+ *
+ * One that was unlinked meanwhile, or has no handle, stays in leaving until it is used or chosen
+ * again: no handle opens it, so that its descriptor is never closed before it is forgotten. A
+ * descriptor that is not on the list (slot is NO_SLOT) is not chosen, as that of the root.
+ */
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>

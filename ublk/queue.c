@@ -36,6 +36,8 @@ struct io {
 
 struct queue {
 	const struct service *service;
+	/* For requests with data and for the others: the same for all that the queue gets. */
+	void (*start_data)(struct io *io), (*start_other)(struct io *io);
 	uint16_t id;
 	cpu_set_t cpus;
 	pthread_t thread;
@@ -278,6 +280,42 @@ static void transferred(struct io *io, int result)
 	}
 }
 
+static void start_call(struct io *io)
+{
+	finish(io, call(io));
+}
+
+static void start_submit(struct io *io)
+{
+	io->request.iov = &io->iov;
+	io->request.iovcnt = 1;
+	io->request.done = done_later;
+	io->request.opaque = io;
+	backend_submit(io->queue->service->device, &io->request);
+}
+
+static void start_transfer(struct io *io)
+{
+	int r = transfer(io);
+
+	if (r == -EOPNOTSUPP && !io->queue->service->zero_copy)
+		to_workers(io);
+	else if (r)
+		finish(io, r);
+}
+
+static void choose_handlers(struct queue *q)
+{
+	const struct service *s = q->service;
+
+	q->start_other = to_workers;
+	if (s->mode == MODE_URING && s->info.never_waits)
+		q->start_other = start_call;
+	else if (s->mode == MODE_URING && s->info.answers_later)
+		q->start_other = start_submit;
+	q->start_data = q->start_other == to_workers && s->mapped ? start_transfer : q->start_other;
+}
+
 /* A request has come. */
 static void serve(struct io *io)
 {
@@ -293,25 +331,12 @@ static void serve(struct io *io)
 	io->moved = 0;
 	io->flush_after = false;
 	io->iov.iov_len = io->request.length;
-	if (r || (s->weak_flush && io->request.op == BACKEND_FLUSH)) {
+	if (r || (s->weak_flush && io->request.op == BACKEND_FLUSH))
 		finish(io, r);
-	} else if (s->mode == MODE_URING && s->info.never_waits) {
-		finish(io, call(io));
-	} else if (s->mode == MODE_URING && s->info.answers_later) {
-		io->request.iov = &io->iov;
-		io->request.iovcnt = 1;
-		io->request.done = done_later;
-		io->request.opaque = io;
-		backend_submit(s->device, &io->request);
-	} else if (s->mapped && has_data) {
-		r = transfer(io);
-		if (r == -EOPNOTSUPP && !s->zero_copy)
-			to_workers(io);
-		else if (r)
-			finish(io, r);
-	} else {
-		to_workers(io);
-	}
+	else if (has_data)
+		q->start_data(io);
+	else
+		q->start_other(io);
 }
 
 static void take_finished(struct queue *q)
@@ -489,6 +514,7 @@ int queue_start(
 	if (!q)
 		return -ENOMEM;
 	q->service = service;
+	choose_handlers(q);
 	q->id = id;
 	q->last_for_workers = &q->for_workers;
 	sem_init(&q->started, 0, 0);
