@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,94 +15,21 @@
 #include <syslog.h>
 #include <unistd.h>
 
+#include "options.h"
 #include "passthrough.h"
 #include "rings.h"
-
-#define NAME "userblk-passthrough"
 
 /* Exit statuses. */
 #define EXIT_WRONG_USE 2
 
-/* passthrough_hp 3.9.3, which the paper measured, starts a thread whenever all are busy. */
-#define DEFAULT_MAX_THREADS 1000
-#define LIBFUSE_MAX_THREADS 100000
-/* And keeps as many of them idle. */
+/* passthrough_hp 3.9.3, which the paper measured, keeps as many threads idle. */
 #define IDLE_THREADS 10
 
-#define DEFAULT_TIMEOUT 86400.0 /* seconds */
 /* How long io_uring may take to come up before it counts as refused. */
 #define RINGS_SECONDS 3.0
 #define POLL_USEC     20000
 
 struct filesystem fs;
-
-static struct options {
-	char *source;
-	char *mount_point;
-	char *max_threads;
-	char *timeout;
-	char *passthrough_when;
-	int no_writeback, nocache, nosplice, clone_fd;
-	int passthrough, io_uring;
-	int foreground, debug, help, version;
-	/* What they say. */
-	unsigned thread_count;
-	double timeout_seconds;
-} options;
-
-#define OPTION(name, member)                                                                       \
-	{"--" name, offsetof(struct options, member), 1},                                          \
-	{                                                                                          \
-		name, offsetof(struct options, member), 1                                          \
-	}
-#define VALUE(name, member)                                                                        \
-	{"--" name "=%s", offsetof(struct options, member), 0},                                    \
-	{                                                                                          \
-		name "=%s", offsetof(struct options, member), 0                                    \
-	}
-
-/* Each as --NAME, and as -o NAME for mount(8) and fstab(5). */
-static const struct fuse_opt option_table[] = {
-	OPTION("no-writeback", no_writeback),
-	OPTION("nocache", nocache),
-	OPTION("nosplice", nosplice),
-	OPTION("clone-fd", clone_fd),
-	OPTION("passthrough", passthrough),
-	VALUE("passthrough", passthrough_when),
-	OPTION("io-uring", io_uring),
-	VALUE("max-threads", max_threads),
-	VALUE("timeout", timeout),
-	{"-f", offsetof(struct options, foreground), 1},
-	{"--foreground", offsetof(struct options, foreground), 1},
-	{"-d", offsetof(struct options, debug), 1},
-	{"--debug", offsetof(struct options, debug), 1},
-	{"-h", offsetof(struct options, help), 1},
-	{"--help", offsetof(struct options, help), 1},
-	{"-V", offsetof(struct options, version), 1},
-	{"--version", offsetof(struct options, version), 1},
-	FUSE_OPT_END,
-};
-
-static const char help_text[] =
-	"usage: " NAME " [options] SOURCE MOUNTPOINT\n"
-	"\n"
-	"Shows the directory SOURCE at MOUNTPOINT, through FUSE.\n"
-	"\n"
-	"    --no-writeback       write through to SOURCE at once\n"
-	"    --nocache            cache nothing: the same as --timeout=0\n"
-	"    --nosplice           copy data through memory instead of pipes\n"
-	"    --clone-fd           a connection to the kernel for each thread\n"
-	"    --max-threads=N      at most N threads (1000)\n"
-	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
-	"                         with 0, writes go through at once\n"
-	"    --passthrough        the kernel reads and writes SOURCE itself\n"
-	"    --passthrough=auto   the same where it is granted\n"
-	"    --io-uring           requests and answers through io_uring\n"
-	"    -o OPTION[,...]      the same without dashes, or an option of mount(8)\n"
-	"    -f, --foreground     stay in the foreground\n"
-	"    -d, --debug          the same, and show every request\n"
-	"    -h, --help           this text\n"
-	"    -V, --version        the version\n";
 
 static bool in_background; /* complaints go to syslog */
 
@@ -130,94 +55,6 @@ static void log_libfuse(enum fuse_log_level level, const char *format, va_list a
 		vsyslog(LOG_DAEMON | (int)level, format, args);
 	else
 		vfprintf(stderr, format, args);
-}
-
-/* ---- options ---- */
-
-static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
-{
-	struct options *o = data;
-
-	(void)rest;
-	if (key != FUSE_OPT_KEY_NONOPT) {
-		/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
-		if (arg[0] != '-')
-			return 1;
-		complain("%s: no such option; see " NAME " --help", arg);
-		return -1;
-	}
-	if (!o->source)
-		return fuse_opt_add_opt(&o->source, arg);
-	if (!o->mount_point)
-		return fuse_opt_add_opt(&o->mount_point, arg);
-	complain("%s: one argument too many; SOURCE and MOUNTPOINT are enough", arg);
-	return -1;
-}
-
-/* A number of seconds, or -1. */
-static double parse_seconds(const char *text)
-{
-	char *end;
-	double value = strtod(text, &end);
-
-	return end == text || *end || !isfinite(value) || value < 0 || value > 1e9 ? -1 : value;
-}
-
-static bool check_options(struct options *o)
-{
-	o->timeout_seconds = o->nocache ? 0 : DEFAULT_TIMEOUT;
-	if (o->timeout) {
-		o->timeout_seconds = parse_seconds(o->timeout);
-		if (o->timeout_seconds < 0) {
-			complain("timeout=%s: give seconds from 0 to 1000000000", o->timeout);
-			return false;
-		}
-		if (o->nocache && o->timeout_seconds > 0) {
-			complain("timeout=%s: contradicts nocache; leave one of them out",
-				o->timeout);
-			return false;
-		}
-	}
-	o->thread_count = HAVE_THREAD_LIMIT ? DEFAULT_MAX_THREADS : 0;
-	if (o->max_threads && !HAVE_THREAD_LIMIT) {
-		complain("max-threads=%s: this program was built with libfuse %d.%d; build it with "
-			 "3.12 or later",
-			o->max_threads, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
-		return false;
-	}
-	if (o->max_threads) {
-		char *end;
-		unsigned long value = strtoul(o->max_threads, &end, 10);
-
-		if (end == o->max_threads || *end || strchr(o->max_threads, '-') || value < 1 ||
-			value > LIBFUSE_MAX_THREADS) {
-			complain("max-threads=%s: give a number from 1 to %d", o->max_threads,
-				LIBFUSE_MAX_THREADS);
-			return false;
-		}
-		o->thread_count = (unsigned)value;
-	}
-	if (o->passthrough_when && strcmp(o->passthrough_when, "auto") != 0) {
-		complain("passthrough=%s: give auto, or no value", o->passthrough_when);
-		return false;
-	}
-	if (o->passthrough && !HAVE_PASSTHROUGH) {
-		complain("passthrough: this program was built with libfuse %d.%d; build it with "
-			 "3.17 or later",
-			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
-		return false;
-	}
-	if (o->io_uring && !HAVE_OWN_RINGS && !HAVE_LIBFUSE_RINGS) {
-		complain("io-uring: this program was built with libfuse %d.%d and without "
-			 "liburing; install liburing-dev and build it again",
-			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
-		return false;
-	}
-	if (!o->source || !o->mount_point) {
-		complain("%s is missing; see " NAME " --help", o->source ? "MOUNTPOINT" : "SOURCE");
-		return false;
-	}
-	return true;
 }
 
 /* ---- what the kernel grants ---- */
@@ -627,17 +464,13 @@ int main(int argc, char *argv[])
 	int status = EXIT_WRONG_USE;
 
 	fuse_set_log_func(log_libfuse);
-	if (fuse_opt_parse(&args, &options, option_table, take_argument) == -1)
+	if (!options_read(&args))
 		goto out;
 	if (options.help || options.version) {
-		fputs(options.help ? help_text : NAME " " USERBLK_VERSION "\n", stdout);
-		if (options.version && !options.help)
-			printf("libfuse %s\n", fuse_pkgversion());
+		options_print_help();
 		status = EXIT_SUCCESS;
 		goto out;
 	}
-	if (!check_options(&options))
-		goto out;
 	fs.timeout = options.timeout_seconds;
 	fs.writeback = !options.no_writeback && fs.timeout > 0;
 	fs.splice = !options.nosplice && !options.io_uring; /* rings have memory, no pipes */
@@ -660,10 +493,6 @@ int main(int argc, char *argv[])
 out:
 	inodes_destroy();
 	fuse_opt_free_args(&args);
-	free(options.source);
-	free(options.mount_point);
-	free(options.max_threads);
-	free(options.timeout);
-	free(options.passthrough_when);
+	options_free();
 	return status;
 }
