@@ -359,11 +359,14 @@ int run_delete_snapshot(struct life *l, const char *name)
 	struct volume *v = l->volume;
 	struct snapshot *s = snapshot_find(v, name);
 	bool clones = false, still = false;
+	uint64_t call = model_tick();
 	int r;
 
 	for (struct snapshot *x = s; x; x = x->older)
 		if (!x->gone && strcmp(x->name, name) == 0) {
-			x->delete_call = model_tick();
+			/* One before, of which nobody knows what came of it, may have done it. */
+			if (x->delete_call == MODEL_NEVER)
+				x->delete_call = call;
 			x->required = false;
 			clones |= x->clones > 0;
 		}
@@ -382,7 +385,7 @@ int run_delete_snapshot(struct life *l, const char *name)
 	} else if (r == -EBUSY || r == -ENOENT) {
 		/* It has done nothing; one that was overtaken may not know it. */
 		for (struct snapshot *x = s; x; x = x->older)
-			if (!x->gone && strcmp(x->name, name) == 0) {
+			if (!x->gone && x->delete_call == call) {
 				x->delete_call = MODEL_NEVER;
 				x->required = x->answer != MODEL_NEVER;
 			}
