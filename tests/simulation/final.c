@@ -201,8 +201,9 @@ void final_check(struct volume *v)
 	l.writer_number = ++v->writers;
 	l.write_back = *v->write_back;
 	r = life_open(&l, NULL, false, &l.device);
-	if (r == -EBUSY && v->lossy) {
-		/* Which of its logs is the one is not known after all that. */
+	if (r == -EBUSY && (v->lossy || plan.failing_disk)) {
+		/* Which of its logs is the one is not known after all that, or its disk has lost
+		 * it. */
 		l.write_back = false;
 		l.discard = true;
 		r = life_open(&l, NULL, false, &l.device);

@@ -112,7 +112,8 @@ static bool between(
 	const struct model_session *s, uint32_t sector, uint64_t from, uint64_t until, bool durable)
 {
 	for (const struct model_node *n = s->nodes[sector]; n; n = n->older)
-		if (n->op->call > from && (n->op->answer < until || (durable && n->op->durable)))
+		if (n->op->call > from &&
+			(n->op->answer < until || (durable && n->op->durable && !s->given_up)))
 			return true;
 	return false;
 }

@@ -305,11 +305,11 @@ int establish(struct life *l)
 	/* The newest writer before this one that knows what it found. */
 	for (old = v->current; old->epoch >= engine->epoch && old->older; old = old->older)
 		;
-	/* What was in a log that somebody gave up is not promised any more. */
+	old->given_up = old->logged && (l->discard || v->lossy);
 	prefix = model_is_prefix(old, seen, v->capacity,
-		old->weak				  ? 0
-		: l->discard || (old->logged && v->lossy) ? old->stored
-							  : old->floor,
+		old->weak		      ? 0
+		: l->discard || old->given_up ? old->stored
+					      : old->floor,
 		MODEL_NEVER, v->chunked, &bad, &why);
 	/*
 	 * It may be there again, though: an opener that had begun before it was given up replays
