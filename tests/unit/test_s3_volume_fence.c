@@ -92,6 +92,12 @@ static int create_snapshot(struct device *d)
 	return s3_snapshot_create(volume_of(d), "s");
 }
 
+static int open_it(struct device *d)
+{
+	reopen(d);
+	return 0;
+}
+
 static int write_next(struct device *d)
 {
 	return write_block(d, 1, 2);
@@ -614,6 +620,45 @@ static void test_late_deletion_of_a_mark(void **state)
 }
 
 /*
+ * B lists the roots when A has stored the parts of one, and that comes before B's fence: B begins
+ * again with it, and knows of the deletion that A acknowledged.
+ */
+static void test_root_that_comes_after_its_parts(void **state)
+{
+	struct s3_snapshot_info *list;
+	struct job deletion, takeover;
+	struct device a, b;
+	unsigned long long number;
+	char key[64];
+	size_t n;
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(create_snapshot(&a), 0);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	fake_store_hold(S3_PUT, "/root");
+	start(&deletion, &a, delete_snapshot);
+	fake_store_wait_held(S3_PUT, "/root");
+	/* B has tried the roots, and reads the log. */
+	number = volume_of(&a)->frontier;
+	snprintf(key, sizeof key, "log/%02llx/%016llx", number & 0xff, number);
+	fake_store_hold(S3_GET, key);
+	start(&takeover, &b, open_it);
+	fake_store_wait_held(S3_GET, key);
+	fake_store_release(S3_PUT, "/root");
+	assert_int_equal(end(&deletion), 0);
+	fake_store_release(S3_GET, key);
+	assert_int_equal(end(&takeover), 0);
+	assert_int_equal(s3_snapshot_list(volume_of(&b), &list, &n), 0);
+	assert_int_equal(n, 0);
+	free(list);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/*
  * Two snapshots of one name, one after the other, and the root that tells of the second is damaged:
  * it is that one that there is.
  */
@@ -725,12 +770,6 @@ static void test_copy_of_a_deletion_that_did_not_begin(void **state)
 static int grow(struct device *d)
 {
 	return s3_volume_resize(volume_of(d), 128 << 20);
-}
-
-static int open_it(struct device *d)
-{
-	reopen(d);
-	return 0;
 }
 
 /* A size that was acknowledged is that of who takes over, whatever he had read before. */
@@ -1020,6 +1059,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
+		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
 		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),

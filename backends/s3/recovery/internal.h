@@ -101,6 +101,8 @@ int s3_recovery_check_error(enum s3_check check);
 int s3_recovery_load_full(struct s3_volume *v, const char *base, struct s3_root *root);
 /* Begins with the newest root that can be used, or with nothing. 0 or negative errno, told. */
 int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p);
+/* Is the root at seq in the store? 1: yes; errors are told. */
+int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq);
 
 /* ---- snapshots.c ---- */
 

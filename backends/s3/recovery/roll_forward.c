@@ -280,8 +280,11 @@ int s3_recovery_newer_root(struct s3_volume *v, const struct s3_recovery *p)
 	struct s3_roots roots = {.v = v};
 	int r = s3_recovery_list_roots(v, &roots);
 
-	if (r == 0 && roots.n && roots.seqs[0] > p->newest_root)
-		r = S3_RECOVERY_AGAIN;
+	for (size_t i = 0; r == 0 && i < roots.n && roots.seqs[i] > p->newest_root; i++) {
+		r = s3_recovery_root_is_there(v, roots.seqs[i]);
+		if (r == 1)
+			r = S3_RECOVERY_AGAIN;
+	}
 	free(roots.seqs);
 	return r;
 }

@@ -9,6 +9,7 @@
 #include "backends/backend.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
@@ -446,26 +447,58 @@ static void begin(struct s3_recovery *p)
 		.window = p->window};
 }
 
+int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_name name = {.kind = S3_NAME_ROOT, .number = seq};
+	char key[S3_KEY_MAX + 1];
+	struct s3_request req;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_any(v, key, &req);
+	return r < 0 ? s3_volume_refuse(v, r, "%s", req.message) : r;
+}
+
+/*
+ * Loads the root at seq, or says why not: 0: it is not there, and may still come, for its parts
+ * are stored before it; 1: it cannot be used; 2: it is loaded.
+ */
+static int try_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
+{
+	int there = 0;
+
+	/* Again if it has come meanwhile. */
+	for (unsigned i = 0; i < 2; i++) {
+		int r = load_root(v, seq, p);
+
+		if (r != -ENOENT)
+			return r ? r : 2;
+		r = start_over(v);
+		begin(p);
+		there = r || i ? there : s3_recovery_root_is_there(v, seq);
+		if (r || there <= 0)
+			return r ? r : there;
+	}
+	return there;
+}
+
 int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p)
 {
 	struct s3_roots roots = {.v = v};
 	int r = s3_recovery_list_roots(v, &roots);
-	size_t i;
+	uint64_t newest = 0;
 
 	if (r == 0)
 		r = start_over(v);
 	begin(p);
-	for (i = 0; r == 0 && i < roots.n; i++) {
-		r = load_root(v, roots.seqs[i], p);
-		if (r == 0)
-			break;
-		if (r == -ENOENT)
-			r = start_over(v);
-		begin(p);
+	for (size_t i = 0; (r == 0 || r == 1) && i < roots.n; i++) {
+		r = try_root(v, roots.seqs[i], p);
+		if (r > 0 && !newest)
+			newest = roots.seqs[i];
 	}
-	if (r == 0 && i == roots.n)
+	if (r == 0 || r == 1)
 		r = load_beginning(v);
-	p->newest_root = roots.n ? roots.seqs[0] : 0;
+	p->newest_root = newest;
 	free(roots.seqs);
-	return r;
+	return r < 0 ? r : 0;
 }
