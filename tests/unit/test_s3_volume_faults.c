@@ -571,7 +571,7 @@ static void test_memory_of_a_compaction(void **state)
 
 	(void)state;
 	if (heap() == 0)
-		skip(); /* another allocator: a sanitizer's */
+		skip(); /* a sanitizer's allocator: test-unit runs it once more without */
 	fake_store_reset();
 	device_open(&d, &s3_backend,
 		"endpoint=http://127.0.0.1;bucket=abc;gc-delay=0;volume=v;batch-size=8M;"
