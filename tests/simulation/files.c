@@ -125,13 +125,14 @@ void sim_file_make(const char *path, const void *data, size_t length)
 	memcpy(f->safe, data, length);
 }
 
-void sim_files_crash(const char *path)
+void sim_files_crash(const char *path, const struct sim_process *p)
 {
 	struct file *f = find(path, false);
 	unsigned lost = 0, kept = 0;
 	uint64_t how;
 
-	if (!f)
+	/* It is on the machine of who uses it. */
+	if (!f || (f->owner && f->owner != p))
 		return;
 	how = sim_below(SIM_DISK, 4); /* all old, all new, or of each sector one or the other */
 	for (uint32_t i = 0; i <= (f->size - 1) / SECTOR && f->size; i++) {

@@ -146,7 +146,7 @@ bool sim_is_fair(void);
 /* No file is there, and their memory is zero again. */
 void sim_files_reset(void);
 /* The machine has crashed: of each sector that was not synced, the old or the new is there. */
-void sim_files_crash(const char *path);
+void sim_files_crash(const char *path, const struct sim_process *p);
 /* The locks of a killed process. */
 void sim_files_close_all(const struct sim_process *p);
 void sim_file_remove(const char *path);

@@ -69,8 +69,8 @@ static void on_kill(struct sim_process *p)
 	if (p->crash) {
 		runner_count(COUNT_crashes, 1);
 		if (*l->volume->write_back)
-			sim_files_crash(l->volume->write_back);
-		sim_files_crash("/sim/cache");
+			sim_files_crash(l->volume->write_back, p);
+		sim_files_crash("/sim/cache", p);
 	}
 	end_life(l);
 }
