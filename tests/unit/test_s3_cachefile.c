@@ -496,9 +496,28 @@ static void test_killed_before_it_was_attached(void **state)
 	s3_cachefile_close(f);
 }
 
+/* The disk writes whole sectors: after a crash the header is there or not. */
+static void test_the_header_is_in_one_sector(void **state)
+{
+	const char *path = new_path();
+	struct s3_cachefile *f = open_as(path, &volume);
+	uint8_t header[4096];
+	int fd;
+
+	(void)state;
+	s3_cachefile_close(f);
+	fd = open(path, O_RDONLY);
+	assert_int_equal(pread(fd, header, sizeof header, 0), sizeof header);
+	close(fd);
+	assert_memory_equal(header, "ubS3cach", 8);
+	for (size_t i = 512; i < sizeof header; i++)
+		assert_int_equal(header[i], 0);
+}
+
 /* A machine that crashes leaves the size of a new file, and nothing in it. */
 static void test_a_crash_left_nothing_in_it(void **state)
 {
+	static const char zeroes[3584];
 	const char *path = scratch_file("blank", SIZE);
 	struct s3_cachefile *f;
 	int fd;
@@ -507,6 +526,13 @@ static void test_a_crash_left_nothing_in_it(void **state)
 	f = open_as(path, &volume);
 	put(f, key(1, 0), ALL);
 	assert_int_equal(get(f, key(1, 0), ALL), ALL);
+	s3_cachefile_close(f);
+	/* Nor if some sectors of its header were written, without the first. */
+	path = scratch_file("torn", SIZE);
+	fd = open(path, O_WRONLY);
+	assert_int_equal(pwrite(fd, zeroes, sizeof zeroes, 512), sizeof zeroes);
+	close(fd);
+	f = open_as(path, &volume);
 	s3_cachefile_close(f);
 	path = scratch_file("image", SIZE);
 	fd = open(path, O_WRONLY);
@@ -531,6 +557,7 @@ int main(void)
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_never_attached),
 		cmocka_unit_test(test_killed_before_it_was_attached),
+		cmocka_unit_test(test_the_header_is_in_one_sector),
 		cmocka_unit_test(test_a_crash_left_nothing_in_it),
 	};
 

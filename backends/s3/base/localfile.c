@@ -118,9 +118,8 @@ static int choose_size(struct s3_localfile *f, const struct stat *st, uint64_t a
 static int look_inside(struct s3_localfile *f, const struct stat *st)
 {
 	bool device = S_ISBLK(st->st_mode);
-	size_t length = device ? BEGINNING : sizeof f->kind->magic;
-	uint8_t *data = calloc(1, length);
-	ssize_t n = data ? pread(f->fd, data, length, 0) : -1;
+	uint8_t *data = calloc(1, BEGINNING);
+	ssize_t n = data ? pread(f->fd, data, BEGINNING, 0) : -1;
 	bool ours, empty = true;
 	char text[MESSAGE];
 
@@ -134,9 +133,10 @@ static int look_inside(struct s3_localfile *f, const struct stat *st)
 	for (ssize_t i = 0; i < n; i++)
 		empty &= data[i] == 0;
 	free(data);
-	/* Of its size without any data: a crash of the machine has left it so when it was new. */
-	f->was_empty = n == 0 || (!device && (uint64_t)st->st_size == f->size &&
-					 lseek(f->fd, 0, SEEK_DATA) < 0 && errno == ENXIO);
+	/* Of its size, without any data but zeroes at its beginning: a crash of the machine has
+	 * left it so when it was new. */
+	f->was_empty = n == 0 || (!device && empty && (uint64_t)st->st_size == f->size &&
+					 lseek(f->fd, n, SEEK_DATA) < 0 && errno == ENXIO);
 	if (ours || f->was_empty || (device && empty))
 		return 0;
 	snprintf(text, sizeof text, "%s something else than %s; %s",

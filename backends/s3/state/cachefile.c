@@ -15,12 +15,13 @@
 #include "backends/s3/state/cache.h"
 #include "backends/s3/state/cachefile.h"
 
-#define BLOCK	   4096u
-#define VERSION	   1u
-#define ENTRY	   128u
-#define ENTRIES	   (BLOCK / ENTRY) /* of a block of the index */
-#define SALT	   16
-#define HEADER_CRC (BLOCK - 4)
+#define BLOCK	4096u
+#define VERSION 2u
+#define ENTRY	128u
+#define ENTRIES (BLOCK / ENTRY) /* of a block of the index */
+#define SALT	16
+/* In the first sector, which is there as a whole or not at all after a crash. */
+#define HEADER_CRC (512 - 4)
 #define ENTRY_CRC  (ENTRY - 4)
 #define THREADS	   4
 /* Lines that wait to be written. */
