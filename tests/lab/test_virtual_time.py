@@ -58,8 +58,9 @@ def test_modelled_disks_keep_data_and_time_is_whole() -> None:
     assert in_guest(USE) == ["MODELSATA", "MODELNVME"]
 
 
-@pytest.mark.parametrize("jobs", ["1", "16"])
-def test_boots_agree_beside_other_load(jobs: str) -> None:
+# 16 threads: a run of 0.2 s ends somewhere in a burst of theirs. No cell of a campaign may differ by more than 3 %.
+@pytest.mark.parametrize(("jobs", "apart"), [("1", 0.01), ("16", 0.03)])
+def test_boots_agree_beside_other_load(jobs: str, apart: float) -> None:
     alone = [float(word) for word in in_guest(MEASURE, jobs)]
     assert len(alone) == 2 and min(alone) > 1000
     loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
@@ -70,4 +71,4 @@ def test_boots_agree_beside_other_load(jobs: str) -> None:
             load.kill()
             load.wait()
     for a, b in zip(alone, loaded, strict=True):
-        assert b == pytest.approx(a, rel=0.01), json.dumps([alone, loaded])
+        assert b == pytest.approx(a, rel=apart), json.dumps([alone, loaded])
