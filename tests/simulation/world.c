@@ -464,9 +464,10 @@ static void finish_removal(struct volume *v)
 	l.writer_number = ++v->writers;
 	l.write_back = *v->write_back;
 	r = life_open(&l, NULL, false, &l.device);
-	if (r == 0) {
-		/* It was not even begun, or it has clones. */
+	if (r == 0)
 		backend_close(l.device);
+	if (r == 0 || (r == -EBUSY && (v->lossy || plan.failing_disk))) {
+		/* It was not even begun, or it has clones. */
 		final_check(v);
 		return;
 	}
