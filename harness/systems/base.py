@@ -153,6 +153,15 @@ def settle() -> None:
         subprocess.run(["udevadm", "settle", "--timeout=10"], check=False, timeout=PATIENCE)
 
 
+def expect_size(used: BlockDevice, size: int, device: BlockDevice) -> None:
+    """Is a disk of ours as large as it is to be, in blocks as the device below has? Raises SystemError_."""
+    if used.size != size or used.logical_block_size != device.logical_block_size:
+        raise SystemError_(
+            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
+            f" not {size} in blocks of {device.logical_block_size}"
+        )
+
+
 def set_queue(context: Context, used: BlockDevice) -> None:
     """Set the queue of a device of ours as configured; "native": as the device below has it. Raises SystemError_."""
     values = {}

@@ -7,7 +7,7 @@ import json
 
 from ..blockdev import identify
 from ..interrupt import held
-from .base import Context, Running, SystemError_, await_up, set_queue, settle
+from .base import Context, Running, await_up, expect_size, set_queue, settle
 from .nbdkit import MODULES, connected, hang_up
 
 __all__ = ["MODULES", "up"]
@@ -31,11 +31,7 @@ def up(context: Context) -> Running:
     settle()
     used = identify(disk)
     size = device.size if config.backed else context.area
-    if used.size != size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, size, device)
     set_queue(context, used)
     return Running(
         used=used,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..blockdev import identify
-from .base import Context, Running, SystemError_, set_queue, settle
+from .base import Context, Running, SystemError_, expect_size, set_queue, settle
 from .lio import IBLOCK_MODULES as MODULES
 from .lio import NAME, Backstore, LioError, Lun
 
@@ -23,10 +23,6 @@ def up(context: Context) -> Running:
         raise SystemError_(str(error)) from None
     settle()
     used = identify(str(lun.disk))
-    if used.size != device.size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {device.size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, device.size, device)
     set_queue(context, used)
     return Running(used=used, backing=device)

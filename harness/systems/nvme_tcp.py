@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..blockdev import identify
 from ..teardown import TeardownError, await_true, undo
-from .base import Context, Running, SystemError_, await_up, set_queue, settle
+from .base import Context, Running, SystemError_, await_up, expect_size, set_queue, settle
 
 MODULES = ("nvmet", "nvmet_tcp", "nvme_tcp")
 
@@ -96,11 +96,7 @@ def up(context: Context) -> Running:
     await_up("the NVMe disk does not appear", lambda: bool(_disk(NQN)))
     settle()
     used = identify(_disk(NQN))
-    if used.size != device.size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {device.size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, device.size, device)
     set_queue(context, used)
     return Running(used=used, backing=device, settings={"port": service, "queues": os.cpu_count() or 1})
 

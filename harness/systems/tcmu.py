@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..blockdev import identify
 from ..teardown import start_time, write_setting
-from .base import Context, Running, SystemError_, set_queue, settle
+from .base import Context, Running, SystemError_, expect_size, set_queue, settle
 from .lio import MODULES, NAME, Backstore, LioError, Lun, TcmuRunner
 
 __all__ = ["MODULES", "up"]
@@ -65,11 +65,7 @@ def up(context: Context) -> Running:
         raise SystemError_(str(error)) from None
     settle()
     used = identify(str(lun.disk))
-    if used.size != size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, size, device)
     write_setting(used.queue.parent / "device/timeout", str(config.timeout_s))
     set_queue(context, used)
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..blockdev import identify
 from ..commands import Process
 from ..teardown import PATIENCE, TeardownError, undo
-from .base import Context, Running, SystemError_, await_up, set_queue, settle
+from .base import Context, Running, await_up, expect_size, set_queue, settle
 
 MODULES = ("ublk_drv",)
 
@@ -51,11 +51,7 @@ def up(context: Context) -> Running:
     settle()
     used = identify(told["disk"])
     size = device.size if config.backed else context.area
-    if used.size != size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, size, device)
     set_queue(context, used)
 
     def change(command: str, *words: str) -> int:

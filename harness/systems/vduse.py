@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..blockdev import identify
 from ..teardown import PATIENCE, TeardownError, await_true, undo
-from .base import Context, Running, SystemError_, await_up, set_queue, settle
+from .base import Context, Running, SystemError_, await_up, expect_size, set_queue, settle
 
 MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
 PROGRAMS = {"qemu-storage-daemon": "qemu-system-common", "vdpa": "iproute2"}
@@ -59,11 +59,7 @@ def up(context: Context) -> Running:
     await_up("the virtio disk does not appear", lambda: bool(disk_of(NAME)), server)
     settle()
     used = identify(disk_of(NAME))
-    if used.size != size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
-            f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
-            f" not {size} in blocks of {device.logical_block_size}"
-        )
+    expect_size(used, size, device)
     set_queue(context, used)
     return Running(
         used=used,
