@@ -537,10 +537,12 @@ static int adopt(struct s3_volume *v)
 	struct s3_writeback *w = v->writeback;
 	/* Everything is in the store. */
 	struct s3_writeback_stored state = {.entry = 1};
+	uint8_t before[S3_UUID]; /* who was about to take it over */
 	int r = allocate(v);
 
 	if (r)
 		return r;
+	memcpy(before, w->state.next, S3_UUID);
 	memcpy(state.uuid, v->super.uuid, S3_UUID);
 	memcpy(state.owner, v->super.write_back, S3_UUID);
 	memcpy(state.next, v->instance, S3_UUID);
@@ -554,6 +556,12 @@ static int adopt(struct s3_volume *v)
 		return s3_localfile_refuse_errno(&w->file, r, "give another path");
 	s3_failpoint(S3_FAIL_WB_MARK_BEFORE);
 	r = set_mark(v, v->instance);
+	if (r == -EBUSY) {
+		/* He may have been named meanwhile, by a request that outlived him: the next
+		 * opening is to know that this log is his. */
+		memcpy(state.next, before, S3_UUID);
+		s3_writeback_write_state(w, &state);
+	}
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_WB_MARK_AFTER);
