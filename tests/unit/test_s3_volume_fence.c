@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backends/s3/admin/verify.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
@@ -658,6 +659,40 @@ static void test_root_that_comes_after_its_parts(void **state)
 	fake_store_reset();
 }
 
+static void count_damage(void *opaque, const struct s3_damage *damage)
+{
+	(void)damage;
+	++*(unsigned *)opaque;
+}
+
+/* What another writer has deleted since it took over is not damaged. */
+static void test_check_of_a_volume_taken_over(void **state)
+{
+	unsigned damaged = 0;
+	struct s3_verify verify = {.opaque = &damaged, .damage = count_damage};
+	struct device a, b;
+	unsigned long long number;
+	char key[64];
+
+	(void)state;
+	create(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	number = volume_of(&a)->frontier;
+	snprintf(key, sizeof key, "log/%02llx/%016llx", number & 0xff, number);
+	fake_store_fail(S3_GET, key, -ENOENT, 1000);
+	assert_int_equal(s3_verify(volume_of(&a), &verify), 0);
+	assert_true(damaged > 0);
+	fake_store_fail(S3_GET, key, -ENOENT, 0);
+	reopen(&b);
+	fake_store_fail(S3_GET, key, -ENOENT, 1000);
+	damaged = 0;
+	assert_int_equal(s3_verify(volume_of(&a), &verify), -EIO);
+	assert_int_equal(damaged, 0);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /*
  * Two snapshots of one name, one after the other, and the root that tells of the second is damaged:
  * it is that one that there is.
@@ -1060,6 +1095,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
+		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
 		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),

@@ -8,6 +8,7 @@
 #include "backends/s3/admin/verify.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
@@ -351,6 +352,12 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 		run.result = -r;
 	while (n)
 		pthread_join(threads[--n], NULL);
+	/* What another writer has deleted or replaced since it took over is not damaged. */
+	if (run.result == 0 && run.n_damaged && !v->backend.readonly) {
+		s3_check_not_fenced(v);
+		if (atomic_load(&v->fenced))
+			run.result = -EIO;
+	}
 	if (run.result == 0 && run.n_damaged)
 		tell_ranges(&run);
 	while (run.n_damaged)
