@@ -49,7 +49,7 @@ def delayed(store: Store, work: Path, *how: str) -> Iterator[str]:
     """The URL of a proxy before the store."""
     port_file = work / "delay-port"
     port_file.unlink(missing_ok=True)
-    argv = [sys.executable, "-m", "userblk.harness.delay", "--to", store.url.removeprefix("http://")]
+    argv = [sys.executable, "-m", "userblk.harness.stores.latency_proxy", "--to", store.url.removeprefix("http://")]
     with subprocess.Popen(
         [*argv, "--port-file", str(port_file), *how], env={"PYTHONPATH": str(ROOT / "python")}
     ) as proxy:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from device import KEY, ServeS3
-from fault_proxy import Exchange, FaultProxy, Rule, flipped_byte, flipped_byte_sent, shortened_reply
+from fault_proxy import Exchange, FaultProxy, Rule, flipped_byte, flipped_byte_sent, passed_on, shortened_reply
 from nbdkit_server import Handle, NbdError, fio_random_verify
 from servers import BUCKET, Versitygw
 
@@ -224,3 +225,24 @@ def test_damage_of_what_is_uploaded_is_refused(serve_s3: ServeS3, proxy: FaultPr
     server.stop()
     assert "payload-signing" not in server.output()
     assert serve_s3("v").connect().pread(64 * BLOCK, 0) == text(64)
+
+
+def test_reserve_is_stored_with_a_checksum(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """With payload-signing=crc32c it is not hashed either, and is what its checksum says."""
+    put: list[tuple[str | None, bool, int]] = []
+
+    def noted(exchange: Exchange) -> None:
+        digest = exchange.request.get("x-amz-content-sha256")
+        passed_on(exchange)
+        put.append((digest, exchange.request.get("x-amz-checksum-crc32c") is not None, exchange.answered or 0))
+
+    server = serve_s3("v", through=proxy, payload_signing="crc32c", batch_size="1M", uploads="1", memory="16M")
+    handle = server.connect()
+    proxy.add(Rule(noted, method="PUT", key="/probe/"))
+    for place in range(40):
+        handle.pwrite(random.Random(place).randbytes(MIB), place * MIB)
+    handle.flush()
+    deadline = time.monotonic() + 30
+    while not put and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert put == [("UNSIGNED-PAYLOAD", True, 200)]

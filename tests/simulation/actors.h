@@ -70,6 +70,7 @@ struct life {
 	bool write_back, discard, aborted, weak, told_failed;
 	bool contended;	    /* another one was opening it when this one began, or shortly before */
 	uint64_t opened_at; /* of the model */
+	uint64_t asked_at;  /* the tool, the last time */
 	uint32_t *seen;	    /* of one that only reads */
 	uint32_t sectors;
 	struct sim_queue changed;

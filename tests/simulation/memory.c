@@ -25,6 +25,8 @@ size_t __sanitizer_get_current_allocated_bytes(void);
 #define COARSE 64u
 /* What a block holds that nobody has written to: the same in each schedule. */
 #define FRESH 0xa5
+/* Processes share an entry only if there are more than that in a schedule; 0: nobody's. */
+#define OWNERS 64u
 /* From here on zeroes come from the kernel, for what is touched here and there only. */
 #define ZEROED_LARGE (128u << 10)
 
@@ -108,12 +110,19 @@ uint64_t sim_memory_used(void)
 	return __sanitizer_get_current_allocated_bytes();
 }
 
+uint64_t sim_memory_of(const struct sim_process *p)
+{
+	(void)p;
+	return 0;
+}
+
 #else
 
 /* In front of what malloc() returns. */
 struct header {
 	uint16_t class;
 	bool taken;	 /* large: it has not been given back */
+	uint8_t owner;	 /* of a process */
 	uint32_t before; /* bytes from the beginning of the block */
 	uint64_t bytes;
 };
@@ -128,6 +137,7 @@ static uint64_t small_used, slots_used[HUGE + 1];
 static void *free_slots[HUGE]; /* lead to the next one */
 static void *free_blocks[FINE + COARSE];
 static uint64_t used;
+static uint64_t used_by[OWNERS]; /* of what is small */
 
 static bool is_small(const void *p)
 {
@@ -161,6 +171,14 @@ static uint32_t class_of(size_t bytes, size_t *room)
 	return class;
 }
 
+/* Who allocates. The first process is the simulation's own. */
+static uint8_t owner(void)
+{
+	const struct sim_process *p = sim_self();
+
+	return p ? (uint8_t)(p->id % OWNERS) : 0;
+}
+
 static struct header *header_of(void *p)
 {
 	return (struct header *)p - 1;
@@ -189,7 +207,7 @@ static void *take_large(size_t bytes, enum pool pool)
 		p = slot_of(pool, slots_used[pool]) + PAGE;
 		slots_used[pool] += slots;
 	}
-	*header_of(p) = (struct header){.taken = true, .bytes = bytes};
+	*header_of(p) = (struct header){.taken = true, .owner = owner(), .bytes = bytes};
 	return p;
 }
 
@@ -247,6 +265,17 @@ uint64_t sim_memory_used(void)
 	return n;
 }
 
+uint64_t sim_memory_of(const struct sim_process *p)
+{
+	uint64_t n = used_by[p->id % OWNERS];
+
+	for (enum pool pool = 0; pool < HUGE; pool++)
+		for (uint64_t i = 0; i < slots_used[pool]; i++)
+			if (header_of(slot_of(pool, i) + PAGE)->owner == p->id % OWNERS)
+				n += used_of(slot_of(pool, i));
+	return n;
+}
+
 void sim_memory_reset(void)
 {
 	for (enum pool pool = 0; pool < HUGE; pool++)
@@ -262,7 +291,7 @@ void sim_memory_reset(void)
 	memcpy(__data_start, kept->image, kept->image_bytes);
 }
 
-static void *take_small(size_t align, size_t bytes)
+static void *take_small(size_t align, size_t bytes, uint8_t owner)
 {
 	size_t room, before = sizeof(struct header);
 	uint32_t class = class_of(bytes + (align > 16 ? align : 0) + before, &room);
@@ -278,9 +307,12 @@ static void *take_small(size_t align, size_t bytes)
 	}
 	if (align > 16)
 		before += -(uintptr_t)(block + before) & (align - 1);
-	*header_of(block + before) = (struct header){
-		.class = (uint16_t) class, .before = (uint32_t)before, .bytes = bytes};
+	*header_of(block + before) = (struct header){.class = (uint16_t) class,
+		.owner = owner,
+		.before = (uint32_t)before,
+		.bytes = bytes};
 	used += bytes;
+	used_by[owner] += bytes;
 	return block + before;
 }
 
@@ -306,6 +338,7 @@ static void give(void *p)
 		return;
 	}
 	used -= h.bytes;
+	used_by[h.owner] -= h.bytes;
 	p = (uint8_t *)p - h.before;
 	memcpy(p, &free_blocks[h.class], sizeof(void *));
 	free_blocks[h.class] = p;
@@ -316,7 +349,7 @@ static void *take(size_t align, size_t bytes, bool zeroed)
 	uint8_t *p;
 	bool large = bytes >= (zeroed ? ZEROED_LARGE : 4 * SIM_LARGE);
 
-	p = large ? take_large(bytes, ALLOCATED) : take_small(align, bytes);
+	p = large ? take_large(bytes, ALLOCATED) : take_small(align, bytes, owner());
 	if (!p)
 		return NULL;
 	if (!large)
@@ -326,7 +359,7 @@ static void *take(size_t align, size_t bytes, bool zeroed)
 
 void *sim_memory_raw(size_t bytes)
 {
-	void *p = take_small(16, bytes);
+	void *p = take_small(16, bytes, 0);
 
 	if (!p)
 		abort();
@@ -390,7 +423,7 @@ void *__wrap_mmap64(void *at, size_t bytes, int protection, int flags, int fd, o
 	if (!kept || !(flags & MAP_ANONYMOUS))
 		return __real_mmap64(at, bytes, protection, flags, fd, offset);
 	if (bytes < SIM_LARGE) {
-		p = take_small(PAGE, bytes);
+		p = take_small(PAGE, bytes, owner());
 		if (p)
 			memset(p, 0, bytes);
 	} else {

@@ -29,7 +29,10 @@ void sim_memory_reset(void);
 /* Bytes that are allocated and were not freed; of what is large, those of pages that hold anything.
  * What was mapped is not among them. */
 uint64_t sim_memory_used(void);
-/* malloc() for what is filled at once; it ends the program if there is none. */
+struct sim_process;
+/* The same of one process, and of what it mapped; 0 under sanitizers. */
+uint64_t sim_memory_of(const struct sim_process *p);
+/* malloc() for what is filled at once and is no process's; it ends the program if there is none. */
 void *sim_memory_raw(size_t bytes);
 /* Stack i of a thread: SIM_STACK bytes, of which the lowest SIM_GUARD are the guard. */
 uint8_t *sim_memory_stack(unsigned i);

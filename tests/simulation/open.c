@@ -145,7 +145,7 @@ static int open_with(
 	bool readonly = l->role == READER || snapshot;
 	struct params_error error;
 	struct s3_config *c;
-	uint64_t began;
+	uint64_t began, memory;
 	int r;
 
 	set(p, "volume", v->name);
@@ -198,7 +198,12 @@ static int open_with(
 	runner_count(COUNT_transformed, v->compress || v->encrypted);
 	runner_count(COUNT_direct, v->chunked);
 	began = sim_now();
+	/* Headers, twice, for each batch; map, tables, requests; an object that is checked. */
+	memory = c->memory + (c->uploads + 2) * (400 << 10) + (4 << 20);
+	sim_self()->memory_limit += memory;
 	r = backend_open(p, 0, &host, out);
+	if (r)
+		sim_self()->memory_limit -= memory;
 	sim_trace("opened %s: %s", v->name, r ? strerror(-r) : "ok");
 	/* A request of an open has 20 s; there are some dozens at most that follow each other. */
 	if (l->final && sim_now() - began > 300 * SIM_SECOND)
@@ -430,6 +435,7 @@ struct snapshot *snapshot_learn(struct life *l, const char *name)
 {
 	struct volume *v = l->volume;
 	struct snapshot *s = snapshot_find(v, name);
+	uint64_t limit = sim_self()->memory_limit;
 	enum role role = l->role;
 	uint32_t *seen, sectors;
 	struct backend *b;
@@ -451,6 +457,7 @@ struct snapshot *snapshot_learn(struct life *l, const char *name)
 		sim_fail("size", "a snapshot of %u sectors", sectors);
 	r = read_all(b, seen, sectors, name);
 	backend_close(b);
+	sim_self()->memory_limit = limit;
 	/* Deleted or made anew while it was read: not to be known. */
 	if (r == 0 && snapshot_find(v, name) == s && s->delete_call == MODEL_NEVER)
 		snapshot_check(v, name, seen, sectors);

@@ -270,7 +270,7 @@ void *client_main(void *opaque)
 /* What is not for clients is given up after a while, and may be asked for again. */
 static bool may_give_up(const struct life *l)
 {
-	return may_fail(l) || store_troubled();
+	return may_fail(l) || store_troubled(l->asked_at);
 }
 
 /* Answers of check: damage, where nothing was damaged. */
@@ -290,6 +290,7 @@ static int ask(struct life *l, const char *format, const char *a, const char *b,
 	int r;
 
 	snprintf(request, sizeof request, format, a, b, c);
+	l->asked_at = sim_now();
 	sim_trace("%s: %s", l->volume->name, request);
 	r = s3_control_perform((struct s3_volume *)l->device, request, &stop, on_line, l);
 	sim_trace("%s: %s: %s", l->volume->name, request, r ? strerror(-r) : "ok");

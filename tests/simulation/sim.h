@@ -103,6 +103,7 @@ struct sim_process {
 	uint64_t pause_at; /* and paused */
 	uint64_t pause_ns;
 	bool crash;			/* the kill is one of the machine */
+	uint64_t memory_limit;		/* bytes of what it has open; 0: none */
 	unsigned running, threads_made; /* threads that have not ended; and ever */
 	void (*on_kill)(struct sim_process *p);
 	void *opaque;

@@ -201,6 +201,8 @@ struct episode {
 
 static struct {
 	bool calm;
+	uint64_t calm_at;      /* since when */
+	uint64_t given_up_at;  /* a request that began before, for the last time */
 	uint64_t base_ns;      /* latency */
 	uint64_t tail, far;    /* once in so many requests it is 10 or 100 times that */
 	uint64_t lost_request; /* once in so many; 0: never */
@@ -316,13 +318,18 @@ bool store_may_be_full(void)
 	return faults.room != 0;
 }
 
-bool store_troubled(void)
+bool store_troubled(uint64_t since)
 {
-	return !faults.calm && (faults.n_episodes || faults.refused || faults.lost_request);
+	bool fails = faults.n_episodes || faults.refused || faults.lost_request || faults.late;
+
+	/* A lost request is given up long after faults have ceased. */
+	return fails && (!faults.calm || since < faults.calm_at || since <= faults.given_up_at);
 }
 
 void store_calm(void)
 {
+	if (!faults.calm)
+		faults.calm_at = sim_now();
 	faults.calm = true;
 }
 
@@ -405,6 +412,7 @@ struct s3_store {
 	uint64_t retry_deadline, failing_since;
 	struct s3_store_counters counters;
 	bool stopping;
+	unsigned watched;
 };
 
 /* A request as the network sees it: it may outlive the sender's. */
@@ -601,6 +609,8 @@ static void retry(struct flight *f, const char *why)
 	snprintf(req->message, sizeof req->message, "endpoint=simulation: %s of %s: %s",
 		op_names[f->op], f->key, why);
 	if (req->deadline && sim_now() + pause >= req->deadline) {
+		if (faults.calm && req->began <= faults.calm_at)
+			faults.given_up_at = sim_now();
 		finish(f, -EIO);
 		return;
 	}
@@ -1027,6 +1037,20 @@ static void cancel(void *opaque, uint64_t unused)
 	drop_flight(f);
 }
 
+/* Now and then: to look costs some system calls. */
+static void watch_process(struct s3_store *s)
+{
+	const struct sim_process *p = s->process;
+	uint64_t bytes;
+
+	if (!p->id || !p->memory_limit || s->watched++ % 32)
+		return;
+	bytes = sim_memory_of(p);
+	if (bytes > p->memory_limit)
+		sim_fail("memory", "a process has %" PRIu64 " bytes, and %" PRIu64 " are its limit",
+			bytes, p->memory_limit);
+}
+
 static struct blob *body_of(const struct s3_request *req)
 {
 	size_t length = 0;
@@ -1083,6 +1107,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	s->flights = f;
 	if (req->op == S3_PUT)
 		watch();
+	watch_process(s);
 	sim_trace("%s %s%s%s %zu", op_names[f->op], f->key, f->if_none_match ? " if none" : "",
 		f->if_match ? " if match" : "", f->body ? f->body->length : (size_t)req->offset);
 	if (f->body)

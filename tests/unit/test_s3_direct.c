@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* layout=direct over a store in this process: what is asked of the store, and what is kept. */
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backends/s3/client/client.h"
 #include "tests/unit/s3_fake_store.h"
@@ -135,6 +138,58 @@ static void test_trim_and_zero(void **state)
 	memset(model, 0, MIB);
 	assert_int_equal(device_write(&d, model, MIB, 0, BACKEND_FUA), 0);
 	assert_int_equal(fake_store_object(CHUNK("00"), there, 0), SIZE_MAX);
+	device_close(&d);
+	fake_store_reset();
+}
+
+struct call {
+	pthread_t thread;
+	struct device *d;
+	int result;
+	_Atomic bool answered;
+};
+
+static void *trim_first_chunk(void *opaque)
+{
+	struct call *c = opaque;
+
+	c->result = backend_trim(c->d->backend, 0, MIB, 0);
+	return NULL;
+}
+
+static void *flush_all(void *opaque)
+{
+	struct call *c = opaque;
+
+	c->result = backend_flush(c->d->backend);
+	c->answered = true;
+	return NULL;
+}
+
+/* Until the object of a chunk that was changed is gone the store has what was before both. */
+static void test_a_flush_waits_for_a_deletion(void **state)
+{
+	struct device d;
+	struct call trim = {.d = &d}, flush = {.d = &d};
+
+	(void)state;
+	create(&d, "");
+	assert_int_equal(device_write(&d, pattern(model, MIB, 5), MIB, 0, BACKEND_FUA), 0);
+	/* Not all of the chunk is in memory then, so that it is not stored at once. */
+	device_close(&d);
+	reopen(&d);
+	assert_int_equal(device_write(&d, pattern(model, 4096, 6), 4096, 0, 0), 0);
+	fake_store_hold(S3_DELETE, "chunk/");
+	assert_int_equal(pthread_create(&trim.thread, NULL, trim_first_chunk, &trim), 0);
+	fake_store_wait_held(S3_DELETE, "chunk/");
+	assert_int_equal(pthread_create(&flush.thread, NULL, flush_all, &flush), 0);
+	usleep(100000);
+	assert_false(flush.answered);
+	fake_store_release(S3_DELETE, "chunk/");
+	pthread_join(trim.thread, NULL);
+	pthread_join(flush.thread, NULL);
+	assert_int_equal(trim.result, 0);
+	assert_int_equal(flush.result, 0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -514,6 +569,7 @@ int main(void)
 		cmocka_unit_test(test_a_part_of_a_chunk_is_read_changed_and_written),
 		cmocka_unit_test(test_reads_fetch_what_is_asked_for),
 		cmocka_unit_test(test_trim_and_zero),
+		cmocka_unit_test(test_a_flush_waits_for_a_deletion),
 		cmocka_unit_test(test_extents_are_chunks),
 		cmocka_unit_test(test_model),
 		cmocka_unit_test(test_memory_is_bounded),

@@ -397,6 +397,132 @@ static void test_a_late_root_beside_a_replay(void **state)
 	fake_store_reset();
 }
 
+/* Puts the file's bytes back to what they were. */
+static void put_back(const char *path, uint8_t *data)
+{
+	int fd = open(path, O_WRONLY);
+
+	assert_int_equal(pwrite(fd, data, LOG, 0), LOG);
+	close(fd);
+	free(data);
+}
+
+/*
+ * A server is named in the super object after another one, without a log, has taken the volume over
+ * and closed it: it is refused, and its log holds nothing that later ones lack.
+ */
+static void test_named_after_a_takeover(void **state)
+{
+	struct opening late = {.path = new_path()};
+	struct device d;
+
+	(void)state;
+	create(&d, late.path, "");
+	change(&d, 0, MIB, 1);
+	device_close(&d);
+	fake_store_hold(S3_PUT, "/v/super");
+	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
+	fake_store_wait_held(S3_PUT, "/v/super");
+	reopen(&d, NULL, "");
+	change(&d, MIB, MIB, 2);
+	device_close(&d);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(late.thread, NULL);
+	assert_int_equal(late.result, -EIO);
+	reopen(&d, late.path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Two servers are killed when they have asked to be named, and only the first is, in the end. */
+static void test_the_first_of_two_names_arrives(void **state)
+{
+	struct opening first = {.path = new_path()}, second = {.path = first.path};
+	uint8_t before[KIB], named[KIB], *file;
+	size_t length_before, length_named;
+	struct device d;
+
+	(void)state;
+	create(&d, first.path, "");
+	change(&d, 0, MIB, 1);
+	device_close(&d);
+	length_before = fake_store_object("/v/super", before, sizeof before);
+	fake_store_hold_answers(S3_PUT, "/v/super", false);
+	assert_int_equal(pthread_create(&first.thread, NULL, open_it, &first), 0);
+	fake_store_wait_held(S3_PUT, "/v/super");
+	file = whole(first.path);
+	length_named = fake_store_object("/v/super", named, sizeof named);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(first.thread, NULL);
+	assert_int_equal(first.result, 0);
+	crash(&first.d);
+	put_back(first.path, file);
+	fake_store_set("userblk/v/super", before, length_before);
+
+	fake_store_hold_answers(S3_PUT, "/v/super", false);
+	assert_int_equal(pthread_create(&second.thread, NULL, open_it, &second), 0);
+	fake_store_wait_held(S3_PUT, "/v/super");
+	file = whole(second.path);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(second.thread, NULL);
+	crash(&second.d);
+	put_back(second.path, file);
+	fake_store_set("userblk/v/super", named, length_named);
+	reopen(&d, first.path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/*
+ * A server is killed when it has asked to be named in the super object, and is named only while the
+ * next one is about to be, who has to see that.
+ */
+static void test_a_name_that_arrives_late(void **state)
+{
+	struct opening killed = {.path = new_path()}, next = {.path = killed.path};
+	uint8_t before[KIB], named[KIB], *file;
+	size_t length_before, length_named;
+	struct device d;
+
+	(void)state;
+	create(&d, killed.path, "");
+	change(&d, 0, MIB, 1);
+	device_close(&d);
+	length_before = fake_store_object("/v/super", before, sizeof before);
+	assert_in_range(length_before, 1, sizeof before);
+
+	fake_store_hold_answers(S3_PUT, "/v/super", false);
+	assert_int_equal(pthread_create(&killed.thread, NULL, open_it, &killed), 0);
+	fake_store_wait_held(S3_PUT, "/v/super");
+	file = whole(killed.path);
+	length_named = fake_store_object("/v/super", named, sizeof named);
+	assert_in_range(length_named, 1, sizeof named);
+	assert_memory_not_equal(named, before, length_before);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(killed.thread, NULL);
+	assert_int_equal(killed.result, 0);
+	crash(&killed.d);
+	put_back(killed.path, file);
+	fake_store_set("userblk/v/super", before, length_before);
+
+	fake_store_hold(S3_PUT, "/v/super");
+	assert_int_equal(pthread_create(&next.thread, NULL, open_it, &next), 0);
+	fake_store_wait_held(S3_PUT, "/v/super");
+	fake_store_set("userblk/v/super", named, length_named);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(next.thread, NULL);
+	assert_int_equal(next.result, 0);
+	holds_model(&next.d);
+	device_close(&next.d);
+
+	reopen(&d, killed.path, "");
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_a_torn_tail_is_cut_off(void **state)
 {
 	const char *path = new_path();
@@ -817,6 +943,9 @@ int main(void)
 		cmocka_unit_test(test_a_crash_in_the_middle_of_the_replay),
 		cmocka_unit_test(test_a_replay_does_not_wait_for_each_object),
 		cmocka_unit_test(test_a_late_root_beside_a_replay),
+		cmocka_unit_test(test_a_name_that_arrives_late),
+		cmocka_unit_test(test_named_after_a_takeover),
+		cmocka_unit_test(test_the_first_of_two_names_arrives),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),
 		cmocka_unit_test(test_damage_before_the_tail_is_refused),
 		cmocka_unit_test(test_damaged_states),

@@ -178,7 +178,6 @@ void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c)
 
 void s3_chunk_release_memory(struct s3_direct *d, struct s3_chunk *c)
 {
-	s3_chunk_mark_clean(d, c);
 	if (!c->data)
 		return;
 	TAILQ_REMOVE(&d->used, c, used);

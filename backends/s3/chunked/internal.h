@@ -128,7 +128,7 @@ void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c);
 void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c);
 /* It need not be stored any more. */
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c);
-/* What the chunk has in memory is worth nothing any more. */
+/* The chunk needs what it has in memory no more; it may stay dirty while it is deleted. */
 void s3_chunk_release_memory(struct s3_direct *d, struct s3_chunk *c);
 /* Can a chunk get memory now? */
 bool s3_direct_memory_left(struct s3_direct *d);

@@ -251,6 +251,7 @@ static void delete_done(struct s3_request *req)
 		s3_direct_fail(d, req);
 	pthread_mutex_lock(&d->lock);
 	c->state = S3_CHUNK_IDLE;
+	s3_chunk_mark_clean(d, c);
 	if (req->result == 0) {
 		s3_chunk_set_present(d, c->index, false);
 		d->unchecked = true;
@@ -264,8 +265,9 @@ static void delete_done(struct s3_request *req)
 
 void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece *p)
 {
-	s3_chunk_release_memory(d, c);
 	if (!s3_chunk_is_present(d, c->index)) {
+		s3_chunk_mark_clean(d, c);
+		s3_chunk_release_memory(d, c);
 		s3_io_end_piece(d, p, 0);
 		s3_chunk_drop_idle(d, c);
 		return;
@@ -280,9 +282,12 @@ void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece
 		.opaque = c,
 	};
 	if (s3_store_submit(d->v->store, &c->request)) {
-		/* What was in memory is gone, and was to go; what is stored stays. */
 		c->state = S3_CHUNK_IDLE;
 		s3_io_end_piece(d, p, -ENOMEM);
 		s3_chunk_drop_idle(d, c);
+		return;
 	}
+	/* If it was dirty it is until the object is gone: a flush is not to be answered while
+	 * the store has neither what was written nor what overwrote it. */
+	s3_chunk_release_memory(d, c);
 }

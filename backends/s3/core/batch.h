@@ -42,7 +42,7 @@ struct s3_batch {
 	_Atomic unsigned writers; /* copies under way, and 1 until it is closed */
 	_Atomic uint8_t *ready;	  /* of each block: enum s3_copied */
 	uint8_t *data, *header;
-	uint32_t *crcs;
+	uint32_t *crcs; /* of each block, by who copies it; not where data is transformed */
 	struct s3_stored stored; /* reads are answered from data */
 	uint64_t began;		 /* ns, monotonic */
 	struct s3_record last;	 /* not yet in the header: may still grow */

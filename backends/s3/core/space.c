@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/keys.h"
@@ -154,6 +155,7 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 	uint8_t *pattern = malloc(PATTERN);
 	uint64_t x = s3_now() | 1;
 	char key[S3_KEY_MAX + 1];
+	uint32_t crc32c = 0;
 	int r = -ENOMEM;
 
 	for (size_t i = 0; pattern && i < PATTERN; i++) {
@@ -165,6 +167,8 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 	}
 	for (size_t i = 0; iov && i < n; i++)
 		iov[i] = (struct iovec){pattern, PATTERN};
+	for (size_t i = 0; pattern && v->checksums && i < n; i++)
+		crc32c = s3_crc32c(crc32c, pattern, PATTERN);
 	if (iov && pattern) {
 		struct s3_request req = {
 			.op = S3_PUT,
@@ -172,6 +176,7 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 			.key = key,
 			.iov = iov,
 			.iovcnt = (int)n,
+			.crc32c = v->checksums ? &crc32c : NULL,
 			.retry_deadline = PATIENCE,
 		};
 

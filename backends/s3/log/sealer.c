@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/core/batch.h"
@@ -28,9 +27,6 @@ static int complete(struct s3_volume *v, struct s3_batch *b)
 {
 	struct timespec now;
 
-	if (!v->transforms)
-		for (uint32_t i = 0; i < b->blocks; i++)
-			b->crcs[i] = s3_crc32c(0, b->data + ((size_t)i << v->shift), v->block_size);
 	clock_gettime(CLOCK_REALTIME, &now);
 	b->writer.header.blocks = b->blocks;
 	b->writer.header.time = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "backends/backend.h"
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/base/iov.h"
 #include "backends/s3/core/batch.h"
 #include "backends/s3/core/failure.h"
@@ -40,6 +41,22 @@ static void set_copied(const struct place *place, enum s3_copied copied)
 	for (uint32_t i = 0; i < place->count; i++)
 		atomic_store_explicit(
 			&place->batch->ready[place->first + i], copied, memory_order_release);
+}
+
+static uint8_t *place_data(const struct s3_volume *v, const struct place *place)
+{
+	return place->batch->data + ((size_t)place->first << v->shift);
+}
+
+/* Sums the blocks of a place, while they still are in the caches of this processor. */
+static void sum(const struct s3_volume *v, const struct place *place)
+{
+	const uint8_t *data = place_data(v, place);
+
+	if (v->transforms)
+		return; /* what is stored is summed */
+	for (uint32_t i = 0; i < place->count; i++, data += v->block_size)
+		place->batch->crcs[place->first + i] = s3_crc32c(0, data, v->block_size);
 }
 
 /*
@@ -72,8 +89,10 @@ static int reserve(struct s3_volume *v, uint64_t lba, uint64_t count, const stru
 		r = s3_map_update(v->map, b->seq, lba, place->count, b->slot, place->first);
 		/* Also if the map has got but a part of them: it is not to find others there. */
 		b->blocks += place->count;
-		if (r)
+		if (r) {
 			set_copied(place, S3_COPIED_NEVER);
+			sum(v, place);
+		}
 	}
 	if (r == S3_LOG_DONE) {
 		s3_log_add_record(b, &(struct s3_record){.op = S3_RECORD_WRITE,
@@ -94,17 +113,13 @@ static void publish(struct s3_volume *v, const struct place *place)
 	struct s3_batch *b = place->batch;
 
 	set_copied(place, S3_COPIED);
+	sum(v, place);
 	if (!s3_batch_drop_writer(b))
 		return;
 	/* It has been closed meanwhile. */
 	pthread_mutex_lock(&v->lock);
 	pthread_cond_signal(&v->sealer_work);
 	pthread_mutex_unlock(&v->lock);
-}
-
-static uint8_t *place_data(const struct s3_volume *v, const struct place *place)
-{
-	return place->batch->data + ((size_t)place->first << v->shift);
 }
 
 /* A record that makes count blocks read as zeroes. */

@@ -313,6 +313,7 @@ struct parcel {
 	struct s3_header_writer writer;
 	struct s3_object_header sealed;
 	uint8_t *header, *data;
+	size_t room; /* of the header */
 	uint32_t *crcs;
 	struct s3_stored stored;
 	struct iovec iov[2];
@@ -327,11 +328,40 @@ struct replay {
 	struct s3_recovery *recovery;
 	struct parcel *parcels; /* a ring */
 	unsigned n, now;	/* the one that is filled */
-	size_t room;
-	uint64_t next; /* number of the next object */
-	uint64_t last; /* entry */
+	uint64_t next;		/* number of the next object */
+	uint64_t last;		/* entry */
 	bool failed;
 };
+
+static void free_parcel(struct parcel *p)
+{
+	s3_stored_free(&p->stored);
+	free(p->header);
+	free(p->data);
+	free(p->crcs);
+}
+
+/* What a parcel has room for, but for an entry that is larger. */
+static uint32_t max_records(const struct s3_volume *v)
+{
+	return v->batch_blocks + S3_EXTRA_RECORDS;
+}
+
+/* Gives a parcel, of which nothing is on its way, memory for so much in place of what it has. */
+static int size_parcel(
+	const struct s3_volume *v, struct parcel *p, uint32_t blocks, uint32_t records)
+{
+	size_t bytes = (size_t)blocks << v->shift;
+	int r;
+
+	free_parcel(p);
+	r = s3_stored_init(v, &p->stored, bytes);
+	p->room = s3_header_room(records, blocks, v->shift, v->super.features);
+	p->header = aligned_alloc(S3_ALIGN, p->room);
+	p->data = malloc(bytes);
+	p->crcs = malloc(blocks * sizeof *p->crcs);
+	return r || !p->header || !p->data || !p->crcs ? -ENOMEM : 0;
+}
 
 static void begin(struct replay *c)
 {
@@ -350,7 +380,7 @@ static void begin(struct replay *c)
 
 	memcpy(header.uuid, v->super.uuid, S3_UUID);
 	memcpy(header.instance, v->instance, S3_UUID);
-	s3_header_begin(&p->writer, &header, p->header, c->room);
+	s3_header_begin(&p->writer, &header, p->header, p->room);
 	p->blocks = p->records = 0;
 }
 
@@ -401,19 +431,50 @@ static int put(struct replay *c)
 	return r;
 }
 
+/* Waits for all that was sent, in order. */
+static int arrive_all(struct replay *c)
+{
+	int r = 0;
+
+	for (unsigned i = 0; i < c->n; i++) {
+		int arrived = arrive(c, &c->parcels[(c->now + i) % c->n]);
+
+		r = r ? r : arrived;
+	}
+	return r;
+}
+
+/* The parcel that is to be filled, which is empty, gets room for so much. */
+static int resize(struct replay *c, uint32_t blocks, uint32_t records)
+{
+	int r = size_parcel(c->v, &c->parcels[c->now], blocks, records);
+
+	if (r)
+		return r;
+	c->next--;
+	begin(c);
+	return 0;
+}
+
 static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 {
 	struct replay *c = opaque;
 	struct s3_volume *v = c->v;
 	struct parcel *p = &c->parcels[c->now];
 	const struct s3_object_header *h = &e->header;
+	bool large = h->blocks > v->batch_blocks || h->n_records > max_records(v);
 	struct s3_record record;
 	size_t cursor = 0;
 	int r = 0;
 
 	if (p->records && (p->blocks + h->blocks > v->batch_blocks ||
-				  p->records + h->n_records > S3_RECORDS_MAX))
+				  p->records + h->n_records > max_records(v)))
 		r = put(c);
+	/* Of larger batches than ours, which memory= does not provide for: it goes alone. */
+	if (r == 0 && large)
+		r = arrive_all(c);
+	if (r == 0 && large)
+		r = resize(c, h->blocks, h->n_records);
 	if (r)
 		return r;
 	p = &c->parcels[c->now];
@@ -427,27 +488,12 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 	p->records += h->n_records;
 	c->last = e->number;
 	v->writeback->counters.replayed++;
-	return 0;
-}
-
-/* Memory for one; of what entries of larger batches than ours would take only what is used. */
-static int make_parcel(const struct s3_volume *v, size_t room, struct parcel *p)
-{
-	size_t bytes = S3_BATCH_MAX;
-	int r = s3_stored_init(v, &p->stored, bytes);
-
-	p->header = aligned_alloc(S3_ALIGN, room);
-	p->data = malloc(bytes);
-	p->crcs = malloc((bytes >> v->shift) * sizeof *p->crcs);
-	return r || !p->header || !p->data || !p->crcs ? -ENOMEM : 0;
-}
-
-static void free_parcel(struct parcel *p)
-{
-	s3_stored_free(&p->stored);
-	free(p->header);
-	free(p->data);
-	free(p->crcs);
+	if (!large)
+		return 0;
+	r = put(c);
+	if (r == 0)
+		r = arrive_all(c);
+	return r ? r : size_parcel(v, p, v->batch_blocks, max_records(v));
 }
 
 /* Puts what the store lacks behind the log. */
@@ -458,17 +504,15 @@ static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_r
 		.recovery = recovery,
 		/* As many as batches would be: their memory is not yet in use. */
 		.n = v->uploads + 1,
-		.room = s3_header_room(S3_RECORDS_MAX, (uint32_t)(S3_BATCH_MAX >> v->shift),
-			v->shift, v->super.features),
 		.next = v->applied + 1,
 	};
-	int r = 0;
+	int r = 0, arrived;
 
 	c.parcels = calloc(c.n, sizeof *c.parcels);
 	if (!c.parcels)
 		return -ENOMEM;
 	for (unsigned i = 0; r == 0 && i < c.n; i++)
-		r = make_parcel(v, c.room, &c.parcels[i]);
+		r = size_parcel(v, &c.parcels[i], v->batch_blocks, max_records(v));
 	if (r == 0) {
 		begin(&c);
 		r = walk(v, chain, true, collect, &c);
@@ -476,15 +520,11 @@ static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_r
 	if (r == 0)
 		r = put(&c);
 	c.failed |= r != 0;
-	for (unsigned i = 0; i < c.n; i++) {
-		int arrived = arrive(&c, &c.parcels[(c.now + i) % c.n]);
-
-		r = r ? r : arrived;
-	}
+	arrived = arrive_all(&c);
 	for (unsigned i = 0; i < c.n; i++)
 		free_parcel(&c.parcels[i]);
 	free(c.parcels);
-	return r;
+	return r ? r : arrived;
 }
 
 /* ---- open and close ----------------------------------------------------------------------- */
@@ -540,9 +580,13 @@ static int adopt(struct s3_volume *v)
 	uint8_t before[S3_UUID]; /* who was about to take it over */
 	int r = allocate(v);
 
+	memcpy(before, w->state.next, S3_UUID);
+	/* His request may still arrive, and the log can name one only: it is made void. */
+	if (r == 0 && memcmp(w->state.uuid, v->super.uuid, S3_UUID) == 0 &&
+		memcmp(before, s3_writeback_nobody, S3_UUID) != 0)
+		r = set_mark(v, before);
 	if (r)
 		return r;
-	memcpy(before, w->state.next, S3_UUID);
 	memcpy(state.uuid, v->super.uuid, S3_UUID);
 	memcpy(state.owner, v->super.write_back, S3_UUID);
 	memcpy(state.next, v->instance, S3_UUID);
@@ -556,15 +600,16 @@ static int adopt(struct s3_volume *v)
 		return s3_localfile_refuse_errno(&w->file, r, "give another path");
 	s3_failpoint(S3_FAIL_WB_MARK_BEFORE);
 	r = set_mark(v, v->instance);
-	if (r == -EBUSY) {
-		/* He may have been named meanwhile, by a request that outlived him: the next
-		 * opening is to know that this log is his. */
-		memcpy(state.next, before, S3_UUID);
-		s3_writeback_write_state(w, &state);
-	}
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_WB_MARK_AFTER);
+	/* Whoever took over before the super object named us does not know of the log: nothing may
+	 * be expected of it. */
+	r = s3_check_not_fenced(v);
+	if (r == -ESTALE)
+		return -EIO; /* told */
+	if (r)
+		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
 	state.live = true;
 	state.epoch = v->epoch;
 	state.frontier = v->frontier;
@@ -575,11 +620,7 @@ static int adopt(struct s3_volume *v)
 		return s3_localfile_refuse_errno(&w->file, r, "give another path");
 	w->entry = 1;
 	w->freed = (struct s3_writeback_end){.seq = v->frontier, .entry = 1};
-	/* Whoever took over before the super object named us does not know of the log. */
-	r = s3_check_not_fenced(v);
-	if (r == -ESTALE)
-		return -EIO; /* told */
-	return r ? s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r)) : 0;
+	return 0;
 }
 
 int s3_writeback_attach(
@@ -587,8 +628,14 @@ int s3_writeback_attach(
 {
 	int r = examine(v, chain, true);
 
-	if (r == REPLAY)
-		r = replay(v, chain, recovery);
+	/* Behind our fence: who gave the log up meanwhile has had its mark changed. */
+	if (r == REPLAY) {
+		uint8_t mark[S3_UUID];
+
+		memcpy(mark, v->super.write_back, S3_UUID);
+		r = set_mark(v, mark);
+		r = r ? r : replay(v, chain, recovery);
+	}
 	if (r < 0)
 		return r;
 	/* Nobody else's opening may have gone unnoticed, so this is done without a log, too. */

@@ -360,9 +360,13 @@ uint64_t s3_cache_lend(struct s3_cache *c, uint64_t bytes)
 
 		c->lent[c->n_lent++] = frame;
 		lent++;
-		/* Those of a line come one after the other, the last one first. */
+		/* Those of a line come one after the other, from its end or from its beginning. */
 		if (frame + 1 == first) {
 			first = frame;
+			continue;
+		}
+		if (frame == end) {
+			end++;
 			continue;
 		}
 		release_frames(c, first, end);
