@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/param.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -11,9 +12,11 @@
 /* How often it is looked whether a command has become pointless. */
 #define LOOK_NS 100000000
 
-/* For how long a device that was deleted may be seen, and how often that is looked at. */
-#define GONE_NS	     1000000000
-#define GONE_STEP_NS 10000000
+/* For how long a device that was deleted may be seen, and how often that is looked at: ever more
+ * seldom. */
+#define GONE_NS	      1000000000
+#define FIRST_STEP_NS 500000
+#define LAST_STEP_NS  10000000
 
 static struct io_uring_sqe *new_sqe(struct control *c)
 {
@@ -212,10 +215,11 @@ int control_delete(struct control *c, uint32_t id)
 			&at_once);
 		r = r == -ECANCELED ? 0 : r;
 	}
-	for (long waited = 0; r == 0 && waited < GONE_NS; waited += GONE_STEP_NS) {
+	for (long waited = 0, step = FIRST_STEP_NS; r == 0 && waited < GONE_NS; waited += step) {
 		if (control_info(c, id, &info) < 0)
 			break;
-		nanosleep(&(struct timespec){.tv_nsec = GONE_STEP_NS}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = step}, NULL);
+		step = MIN(2 * step, LAST_STEP_NS);
 	}
 	return r;
 }

@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -58,22 +60,29 @@ static uint64_t writes_ended(uint32_t id)
 /* The end of the process that writes, as disk_sync() answers it. */
 static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opaque)
 {
+	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
 	uint64_t before = writes_ended(id);
-	int status;
+	int status, r = -ETIME;
 
 	for (int waited = 0; waited < SYNC_LIMIT_MS; waited += STEP_MS) {
 		uint64_t now = writes_ended(id);
 
-		if (waitpid(child, &status, WNOHANG) != 0)
-			return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EIO;
-		if (over && over(opaque))
-			return -ECANCELED;
+		if (waitpid(child, &status, WNOHANG) != 0) {
+			r = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EIO;
+			break;
+		}
+		if (over && over(opaque)) {
+			r = -ECANCELED;
+			break;
+		}
 		if (now != before)
 			waited = 0;
 		before = now;
-		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+		poll(&end, 1, STEP_MS); /* without a descriptor it sleeps as long */
 	}
-	return -ETIME;
+	if (end.fd >= 0)
+		close(end.fd);
+	return r;
 }
 
 /*

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* userblk-ublk: serves, lists and removes disks of Linux's ublk driver. */
 #include <dirent.h>
+#include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,19 +30,6 @@
 #define PATIENCE_MS 3000
 #define STEP_MS	    20
 
-static void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-static void complain(const char *format, ...)
-{
-	va_list args;
-
-	fputs("userblk-ublk: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-}
-
 static int open_control(struct control *c)
 {
 	int r = control_open(c);
@@ -53,17 +40,17 @@ static int open_control(struct control *c)
 	case ENOENT:
 	case ENXIO:
 	case ENODEV:
-		complain(CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
+		warnx(CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
 		break;
 	case EACCES:
 	case EPERM:
-		complain(CONTROL_PATH ": %s; run as root", strerror(-r));
+		warnx(CONTROL_PATH ": %s; run as root", strerror(-r));
 		break;
 	case EOPNOTSUPP:
-		complain(CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
+		warnx(CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
 		break;
 	default:
-		complain(CONTROL_PATH ": %s", strerror(-r));
+		warnx(CONTROL_PATH ": %s", strerror(-r));
 	}
 	return EXIT_FAILED;
 }
@@ -211,7 +198,7 @@ static int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info 
 	int r = control_info(c, id, info);
 
 	if (r < 0)
-		complain("ublk%u: %s", id,
+		warnx("ublk%u: %s", id,
 			r == -ENODEV ? "no such disk; see userblk-ublk list" : strerror(-r));
 	return r < 0 ? EXIT_USAGE : 0;
 }
@@ -239,6 +226,8 @@ static int features(const struct control *c, bool json)
 		{UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"},
 		{UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"},
 		{UBLK_F_QUIESCE, "QUIESCE"},
+		{UBLK_F_BATCH_IO, "BATCH_IO"},
+		{UBLK_F_SAFE_STOP_DEV, "SAFE_STOP_DEV"},
 	};
 
 	printf(json ? "{\"features\": \"0x%" PRIx64 "\"" : "0x%" PRIx64, c->features);
@@ -267,10 +256,10 @@ static int write_back(const struct options *o, bool in_use, bool *lost)
 	if (r == 0)
 		return 0;
 	if (o->force)
-		complain("/dev/ublkb%u: what was written last is lost: %s", id, strerror(-r));
+		warnx("/dev/ublkb%u: what was written last is lost: %s", id, strerror(-r));
 	else
-		complain("/dev/ublkb%u: not removed, for what was written last cannot be written "
-			 "back: %s; mend that, or use --force",
+		warnx("/dev/ublkb%u: not removed, for what was written last cannot be written "
+		      "back: %s; mend that, or use --force",
 			id, strerror(-r));
 	return o->force ? 0 : EXIT_FAILED;
 }
@@ -298,8 +287,8 @@ static int delete_disk(struct control *c, const struct options *o)
 		claim = disk_claim(id);
 		in_use = claim == -EBUSY;
 		if (in_use && !o->force) {
-			complain("/dev/ublkb%u: in use; unmount or release it first, or use "
-				 "--force",
+			warnx("/dev/ublkb%u: in use; unmount or release it first, or use "
+			      "--force",
 				id);
 			return EXIT_USAGE;
 		}
@@ -314,13 +303,13 @@ static int delete_disk(struct control *c, const struct options *o)
 			r = control_delete(c, id);
 		r = r == -ENODEV ? 0 : r;
 		if (r < 0) {
-			complain("ublk%u: cannot be removed: %s", id, strerror(-r));
+			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));
 			return EXIT_FAILED;
 		}
 		record_remove(id, info.ublksrv_flags);
 		if (!has_ended(pidfd)) {
-			complain("ublk%u: removed, but its server (process %d) does not end; kill "
-				 "it",
+			warnx("ublk%u: removed, but its server (process %d) does not end; kill "
+			      "it",
 				id, info.ublksrv_pid);
 			return EXIT_FAILED;
 		}
@@ -382,7 +371,7 @@ static void notify_ready(void)
 	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (fd < 0 || sendto(fd, message, sizeof message - 1, MSG_NOSIGNAL, (struct sockaddr *)&to,
 			      (socklen_t)length) < 0)
-		complain("NOTIFY_SOCKET=%s: %s", path, strerror(errno));
+		warnx("NOTIFY_SOCKET=%s: %s", path, strerror(errno));
 	if (fd >= 0)
 		close(fd);
 }
@@ -397,9 +386,9 @@ static void ready(void *opaque, uint32_t id)
 	dismiss_keeper(start);
 	start->id = id;
 	if (start->code)
-		complain("ublk%u: goes on as before", id);
+		warnx("ublk%u: goes on as before", id);
 	if (r < 0)
-		complain(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
+		warnx(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
 	if (start->options->json && control_info(start->control, id, &info) == 0) {
 		print_disk(&info, true);
@@ -445,7 +434,7 @@ static int go_to_background(void)
 	pid_t child;
 
 	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0) {
-		complain("cannot start a process: %s", strerror(errno));
+		warnx("cannot start a process: %s", strerror(errno));
 		exit(EXIT_FAILED);
 	}
 	if (child == 0) {
@@ -458,7 +447,7 @@ static int go_to_background(void)
 		_exit(code);
 	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status))
 		_exit(WEXITSTATUS(status));
-	complain("the server died before the disk was ready");
+	warnx("the server died before the disk was ready");
 	_exit(EXIT_FAILED);
 }
 
@@ -475,7 +464,7 @@ static int add(const struct options *o, char *const *words)
 	if (r)
 		return r;
 	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
-		complain("no random numbers: %s", strerror(errno));
+		warnx("no random numbers: %s", strerror(errno));
 		return EXIT_FAILED;
 	}
 	return forget(&start, server_add(&c, o->params, &o->server, start.cookie, ready, &start));
@@ -491,13 +480,12 @@ static int serve_record(
 	int r = record_read(info->dev_id, info->ublksrv_flags, &record);
 
 	if (r < 0) {
-		complain(
-			"ublk%u: nothing is known of what it was added with; use replace or delete",
+		warnx("ublk%u: nothing is known of what it was added with; use replace or delete",
 			info->dev_id);
 		return EXIT_USAGE;
 	}
 	if (chdir(record.directory) < 0) {
-		complain("%s: %s", record.directory, strerror(errno));
+		warnx("%s: %s", record.directory, strerror(errno));
 		return EXIT_USAGE;
 	}
 
@@ -511,7 +499,7 @@ static int serve_record(
 	r = options_parse(record.count + 1, argv, &old, &error);
 	free(argv);
 	if (r < 0) {
-		complain("%s", error.text);
+		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	old.server.id = info->dev_id;
@@ -535,8 +523,8 @@ static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 		return r;
 	if (info->flags & UBLK_F_USER_RECOVERY)
 		return 0;
-	complain("ublk%u: was added with --recovery=none, so that it ends with its server; "
-		 "delete it",
+	warnx("ublk%u: was added with --recovery=none, so that it ends with its server; "
+	      "delete it",
 		info->dev_id);
 	return EXIT_USAGE;
 }
@@ -553,7 +541,7 @@ static int recover(const struct options *o)
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
 		if (waited >= PATIENCE_MS) {
-			complain("ublk%u: has a server (process %d); end it first, or use replace",
+			warnx("ublk%u: has a server (process %d); end it first, or use replace",
 				info.dev_id, info.ublksrv_pid);
 			return EXIT_USAGE;
 		}
@@ -574,21 +562,20 @@ static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *inf
 	if (info->flags & UBLK_F_QUIESCE) {
 		r = control_quiesce(c, info->dev_id);
 		if (r < 0) {
-			complain("ublk%u: its server does not go: %s", info->dev_id, strerror(-r));
+			warnx("ublk%u: its server does not go: %s", info->dev_id, strerror(-r));
 			return EXIT_FAILED;
 		}
 		return 0;
 	}
 	/* Older kernels know no other way; what it had is issued again. */
 	if (!(info->flags & UBLK_F_USER_RECOVERY_REISSUE)) {
-		complain("ublk%u: this kernel would fail the requests under way; "
-			 "replace needs --recovery=reissue",
+		warnx("ublk%u: this kernel would fail the requests under way; "
+		      "replace needs --recovery=reissue",
 			info->dev_id);
 		return EXIT_USAGE;
 	}
 	if (kill(info->ublksrv_pid, SIGKILL) < 0 && errno != ESRCH) {
-		complain(
-			"ublk%u: process %d: %s", info->dev_id, info->ublksrv_pid, strerror(errno));
+		warnx("ublk%u: process %d: %s", info->dev_id, info->ublksrv_pid, strerror(errno));
 		return EXIT_FAILED;
 	}
 	return 0;
@@ -638,7 +625,7 @@ static int replace(const struct options *o, char *const *words)
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
 		(start.keeper = keep_the_old(
 			 &start, &info, outcome, o->foreground ? ends[1] : start.report)) < 0) {
-		complain("cannot start a process: %s", strerror(errno));
+		warnx("cannot start a process: %s", strerror(errno));
 		return EXIT_FAILED;
 	}
 	close(outcome[0]);
@@ -655,7 +642,7 @@ static int replace(const struct options *o, char *const *words)
 		return r;
 	code = (unsigned char)r;
 	if (write(start.outcome, &code, 1) == 1 && o->foreground && read(ends[0], &code, 1) != 1)
-		complain("ublk%u: has no server; use recover", info.dev_id);
+		warnx("ublk%u: has no server; use recover", info.dev_id);
 	return r;
 }
 
@@ -675,7 +662,7 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++)
 		words[i - 1] = argv[i];
 	if (options_parse(argc, argv, &o, &error) < 0) {
-		complain("%s", error.text);
+		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	switch (o.command) {

@@ -45,8 +45,8 @@ struct queue {
 	int error; /* of the start */
 
 	struct io_uring ring;
-	const struct ublksrv_io_desc *descriptions; /* one a tag, written by the kernel */
-	size_t descriptions_size;
+	const struct ublksrv_io_desc *iods; /* one a tag, written by the kernel */
+	size_t iods_size;
 	char *buffers; /* NULL with zero copy */
 	size_t buffers_size;
 	struct io *ios;
@@ -120,8 +120,8 @@ static uint64_t user_data(enum event event, uint16_t tag)
 	return (uint64_t)event << 32 | tag;
 }
 
-/* Offers the tag to the kernel, with the result of its request if there was one. */
-static void offer(struct queue *q, struct io *io, uint32_t op, int result)
+/* Fetches the tag's next request, after the result of the last one, if any, is committed. */
+static void fetch(struct queue *q, struct io *io, uint32_t op, int result)
 {
 	struct io_uring_sqe *sqe = get_sqe(q);
 	struct ublksrv_io_cmd *command = (struct ublksrv_io_cmd *)sqe->cmd;
@@ -147,7 +147,7 @@ static void finish(struct io *io, int result)
 	struct queue *q = io->queue;
 
 	q->in_service--;
-	offer(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, queue_answer(&io->request, result));
+	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, queue_answer(&io->request, result));
 }
 
 static void arm_wake(struct queue *q)
@@ -169,7 +169,7 @@ static int call(struct io *io)
 }
 
 /* Hands a result to the queue's thread. From any thread; io is not the caller's any more. */
-static void hand_back(struct io *io, int result)
+static void complete(struct io *io, int result)
 {
 	struct queue *q = io->queue;
 	struct io *newest = atomic_load(&q->finished);
@@ -188,12 +188,12 @@ static void run_in_worker(struct work *work)
 	struct io *io = (struct io *)work;
 
 	/* After a transfer of its own, the queue wants only this. */
-	hand_back(io, io->flush_after ? backend_flush(io->queue->service->device) : call(io));
+	complete(io, io->flush_after ? backend_flush(io->queue->service->device) : call(io));
 }
 
 static void done_later(struct backend_request *request, int result)
 {
-	hand_back(request->opaque, result);
+	complete(request->opaque, result);
 }
 
 static void to_workers(struct io *io)
@@ -321,7 +321,7 @@ static void serve(struct io *io)
 {
 	struct queue *q = io->queue;
 	const struct service *s = q->service;
-	int r = queue_translate(&q->descriptions[io->tag], &io->request);
+	int r = queue_translate(&q->iods[io->tag], &io->request);
 	bool has_data = io->request.op == BACKEND_READ || io->request.op == BACKEND_WRITE;
 
 	/* What was acknowledged is in the device's hands: in order, if not durable. */
@@ -349,7 +349,7 @@ static void take_finished(struct queue *q)
 	}
 }
 
-static void take(struct queue *q, uint64_t data, int result)
+static void handle_cqe(struct queue *q, uint64_t data, int result)
 {
 	struct io *io = &q->ios[data & 0xffff];
 
@@ -371,14 +371,14 @@ static void take(struct queue *q, uint64_t data, int result)
 }
 
 /* Everything that has completed. Were there any? */
-static bool take_all(struct queue *q)
+static bool handle_cqes(struct queue *q)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head, count = 0;
 
 	io_uring_for_each_cqe(&q->ring, head, cqe)
 	{
-		take(q, cqe->user_data, cqe->res);
+		handle_cqe(q, cqe->user_data, cqe->res);
 		count++;
 	}
 	io_uring_cq_advance(&q->ring, count);
@@ -404,11 +404,11 @@ static void loop(struct queue *q)
 				"queue %u: io_uring fails: %s", q->id, strerror(-r));
 			_exit(1); /* the kernel deals with it as with any dead server */
 		}
-		take_all(q);
+		handle_cqes(q);
 	} while (!q->stopping || q->in_service > 0);
 	do
 		io_uring_submit_and_get_events(&q->ring);
-	while (take_all(q) || q->in_service > 0);
+	while (handle_cqes(q) || q->in_service > 0);
 }
 
 /* ---- start and end --------------------------------------------------------------- */
@@ -426,12 +426,12 @@ static int map_memory(struct queue *q)
 	size_t stride = page_multiple(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
 	void *memory;
 
-	q->descriptions_size = page_multiple(s->depth * sizeof(struct ublksrv_io_desc));
-	memory = mmap(NULL, q->descriptions_size, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd,
+	q->iods_size = page_multiple(s->depth * sizeof(struct ublksrv_io_desc));
+	memory = mmap(NULL, q->iods_size, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd,
 		(off_t)(UBLKSRV_CMD_BUF_OFFSET + q->id * stride));
 	if (memory == MAP_FAILED)
 		return -errno;
-	q->descriptions = memory;
+	q->iods = memory;
 	if (s->zero_copy)
 		return 0;
 	q->buffers_size = (size_t)s->depth * s->buffer_size;
@@ -475,7 +475,7 @@ static void *run(void *opaque)
 
 	if (r == 0) {
 		for (uint16_t tag = 0; tag < s->depth; tag++)
-			offer(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
+			fetch(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
 		arm_wake(q);
 		r = io_uring_submit(&q->ring);
 		if (r < 0)
@@ -493,8 +493,8 @@ static void *run(void *opaque)
 
 void queue_free(struct queue *q)
 {
-	if (q->descriptions)
-		munmap((void *)q->descriptions, q->descriptions_size);
+	if (q->iods)
+		munmap((void *)q->iods, q->iods_size);
 	if (q->buffers)
 		munmap(q->buffers, q->buffers_size);
 	if (q->wake >= 0)

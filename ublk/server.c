@@ -179,8 +179,8 @@ static bool can_map(struct backend *device, const struct backend_info *info, uin
 	return true;
 }
 
-/* patience: ms to wait for a device that is claimed. 0 or an exit code. */
-static int open_device(struct server *s, const struct params *params, uint64_t size, int patience)
+/* timeout_ms: how long to wait for a device that is claimed. 0 or an exit code. */
+static int open_device(struct server *s, const struct params *params, uint64_t size, int timeout_ms)
 {
 	const struct backend_host host = {.opaque = s, .error = host_error};
 	int r;
@@ -189,7 +189,7 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	for (int waited = 0;; waited += STEP_MS) {
 		s->kept[0] = 0;
 		r = backend_open(params, size, &host, &s->service.device);
-		if (r != -EBUSY || waited >= patience)
+		if (r != -EBUSY || waited >= timeout_ms)
 			break;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 	}

@@ -56,6 +56,14 @@
 #define UBLK_F_QUIESCE (1ULL << 12)
 #endif
 
+/* Not used here, but told: 7.0. */
+#ifndef UBLK_F_BATCH_IO
+#define UBLK_F_BATCH_IO (1ULL << 15)
+#endif
+#ifndef UBLK_F_SAFE_STOP_DEV
+#define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
+#endif
+
 #ifndef UBLK_S_DEV_FAIL_IO
 #define UBLK_S_DEV_FAIL_IO 3
 #endif
