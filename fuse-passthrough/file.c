@@ -216,7 +216,7 @@ static void finish_open(
 		begin_passthrough(req, inode, fi);
 #endif
 	if (may_dirty(fi))
-		atomic_fetch_add(&inode->dirtiers, 1);
+		atomic_fetch_add(&inode->writers, 1);
 #if HAVE_PARALLEL_WRITES
 	/* Only so do direct writes to one file run side by side. */
 	if (fs.direct_mmap && !fs.passthrough && direct_fd != -1) {
@@ -234,7 +234,7 @@ static void undo_open(fuse_req_t req, struct inode *inode, const struct fuse_fil
 		end_passthrough(req, inode);
 #endif
 	if (may_dirty(fi))
-		atomic_fetch_sub(&inode->dirtiers, 1);
+		atomic_fetch_sub(&inode->writers, 1);
 	close_files(file_fd(fi), file_direct_fd(fi));
 }
 
@@ -579,7 +579,7 @@ void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct f
 	 * Before the last of them is released, all that was written through any has arrived.
 	 * What the kernel passes through (backing_id lasts as long as an open file) needs no cache.
 	 */
-	if (atomic_load(&inode->dirtiers) > 0 && inode->backing_id == 0) {
+	if (atomic_load(&inode->writers) > 0 && inode->backing_id == 0) {
 		fuse_reply_err(req, EINVAL);
 		return;
 	}

@@ -34,7 +34,7 @@ struct inode {
 	struct file_handle *handle; /* constant once set, which is before fd goes */
 	uint32_t slot;		    /* in the list of open descriptors */
 	atomic_bool used;	    /* since the search for victims came by */
-	atomic_uint dirtiers;	    /* open files through which the kernel's cache gets new data */
+	atomic_uint writers;	    /* open files through which the kernel's cache gets new data */
 	uint32_t opens;		    /* open files, under inode_lock() */
 	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */
 };

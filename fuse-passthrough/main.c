@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <unistd.h>
@@ -20,7 +23,10 @@
 #include "rings.h"
 
 /* Exit statuses. */
-#define EXIT_WRONG_USE 2
+#define EXIT_USAGE 2
+
+/* What libfuse has room for before the data of a request. */
+#define REQUEST_HEADER 4096
 
 /* passthrough_hp 3.9.3, which the paper measured, keeps as many threads idle. */
 #define IDLE_THREADS 10
@@ -110,6 +116,23 @@ static void *announce(void *arg);
 static pthread_t announcer;
 static bool announcing;
 
+/*
+ * Whether a pipe can hold what a thread receives at most. Otherwise (SIZE is above
+ * /proc/sys/fs/pipe-max-size, and CAP_SYS_RESOURCE is missing, as in many containers) libfuse makes
+ * and closes a pipe in vain for each request, before it reads that all the same.
+ */
+static bool pipes_suffice(size_t size)
+{
+	int ends[2], kept;
+
+	if (pipe2(ends, O_CLOEXEC) == -1)
+		return false;
+	kept = fcntl(ends[0], F_SETPIPE_SZ, (int)size);
+	close(ends[0]);
+	close(ends[1]);
+	return kept != -1;
+}
+
 static void fs_init(void *data, struct fuse_conn_info *conn)
 {
 	(void)data;
@@ -119,9 +142,12 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 		do_not_want(conn, FUSE_CAP_OVER_IO_URING);
 #endif
 	if (fs.splice) {
-		granted.splice = want(conn, FUSE_CAP_SPLICE_READ);
-		granted.splice = want(conn, FUSE_CAP_SPLICE_WRITE) && granted.splice;
+		granted.splice = want(conn, FUSE_CAP_SPLICE_WRITE);
 		granted.splice = want(conn, FUSE_CAP_SPLICE_MOVE) && granted.splice;
+		if (pipes_suffice(conn->max_write + REQUEST_HEADER))
+			granted.splice = want(conn, FUSE_CAP_SPLICE_READ) && granted.splice;
+		else
+			do_not_want(conn, FUSE_CAP_SPLICE_READ);
 		fs.splice = granted.splice;
 	} else {
 		do_not_want(conn, FUSE_CAP_SPLICE_READ);
@@ -153,6 +179,8 @@ static void fs_init(void *data, struct fuse_conn_info *conn)
 	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
 	granted.protocol = conn->proto_minor;
 	fs.flags_checked = conn->proto_minor >= 34;
+	if (options.write_limit && options.write_limit < conn->max_write)
+		conn->max_write = options.write_limit;
 	granted.max_write = conn->max_write;
 	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
 	if (!announcing)
@@ -345,6 +373,45 @@ static bool add_session_options(struct fuse_args *args)
 	return ok && (!options.debug || fuse_opt_add_arg(args, "-odebug") == 0);
 }
 
+#if HAVE_WRITE_LIMIT
+static ssize_t read_request(int fd, void *buffer, size_t size, void *data)
+{
+	(void)data;
+	return read(fd, buffer, size);
+}
+
+/*
+ * libfuse answers the first request with as many pages as a write may have, which limits reads,
+ * too. Without a number the kernel takes 32, as it did before there was one.
+ */
+static ssize_t write_answer(int fd, struct iovec *iov, int count, void *data)
+{
+	static atomic_bool past_init;
+
+	(void)data;
+	if (!atomic_exchange(&past_init, true) && count == 2 &&
+		iov[1].iov_len >= sizeof(struct fuse_init_out))
+		((struct fuse_init_out *)iov[1].iov_base)->flags &= ~(unsigned)FUSE_MAX_PAGES;
+	return writev(fd, iov, count);
+}
+#endif
+
+/* Has writes be as small as asked for, and reads as large as ever. */
+static bool limit_writes(void)
+{
+#if HAVE_WRITE_LIMIT
+	static const struct fuse_custom_io io = {.read = read_request, .writev = write_answer};
+
+	/* Mounting sets the descriptor that counts. */
+	if (options.write_limit && fuse_session_custom_io(fs.session, &io, STDIN_FILENO) != 0) {
+		complain(
+			"max-write: libfuse %s does not let answers be changed", fuse_pkgversion());
+		return false;
+	}
+#endif
+	return true;
+}
+
 /* Finds out who can serve io_uring, if it is wanted: rings.c, libfuse, or nobody. */
 static bool choose_rings(void)
 {
@@ -399,10 +466,10 @@ static int serve(struct fuse_args *args)
 	fill_operations(&ops);
 	fs.session = fuse_session_new(args, &ops, sizeof(ops), NULL);
 	if (!fs.session)
-		return EXIT_WRONG_USE; /* libfuse has said why */
-	if (!choose_rings()) {
+		return EXIT_USAGE; /* libfuse has said why */
+	if (!choose_rings() || !limit_writes()) {
 		fuse_session_destroy(fs.session);
-		return EXIT_WRONG_USE;
+		return EXIT_USAGE;
 	}
 	if (fuse_set_signal_handlers(fs.session) != 0) {
 		complain("cannot start: out of memory");
@@ -461,7 +528,7 @@ static int fork_to_background(void)
 int main(int argc, char *argv[])
 {
 	struct fuse_args args = FUSE_ARGS_INIT(argc, argv);
-	int status = EXIT_WRONG_USE;
+	int status = EXIT_USAGE;
 
 	fuse_set_log_func(log_libfuse);
 	if (!options_read(&args))

@@ -10,6 +10,8 @@
 /* passthrough_hp 3.9.3, which the paper measured, starts a thread whenever all are busy. */
 #define DEFAULT_MAX_THREADS 1000
 #define LIBFUSE_MAX_THREADS 100000
+#define LEAST_WRITE	    4096
+#define MOST_WRITE	    1048576
 #define DEFAULT_TIMEOUT	    86400.0 /* seconds */
 
 struct options options;
@@ -36,6 +38,7 @@ static const struct fuse_opt option_table[] = {
 	OPTION("io-uring", io_uring),
 	VALUE("max-threads", max_threads),
 	VALUE("timeout", timeout),
+	VALUE("max-write", max_write),
 	{"-f", offsetof(struct options, foreground), 1},
 	{"--foreground", offsetof(struct options, foreground), 1},
 	{"-d", offsetof(struct options, debug), 1},
@@ -59,6 +62,7 @@ static const char help_text[] =
 	"    --max-threads=N      at most N threads (1000)\n"
 	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
 	"                         with 0, writes go through at once\n"
+	"    --max-write=BYTES    write at most so much with one request (1048576)\n"
 	"    --passthrough        the kernel reads and writes SOURCE itself\n"
 	"    --passthrough=auto   the same where it is granted\n"
 	"    --io-uring           requests and answers through io_uring\n"
@@ -97,6 +101,36 @@ static double parse_seconds(const char *text)
 	return end == text || *end || !isfinite(value) || value < 0 || value > 1e9 ? -1 : value;
 }
 
+static bool check_write_limit(struct options *o)
+{
+	char *end;
+	unsigned long value;
+
+	if (!o->max_write)
+		return true;
+	if (!HAVE_WRITE_LIMIT) {
+		complain("max-write=%s: this program was built with libfuse %d.%d; build it with "
+			 "3.14 or later",
+			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	value = strtoul(o->max_write, &end, 10);
+	if (end == o->max_write || *end || strchr(o->max_write, '-') || value < LEAST_WRITE ||
+		value > MOST_WRITE || value % LEAST_WRITE) {
+		complain("max-write=%s: give bytes from %d to %d, a multiple of %d", o->max_write,
+			LEAST_WRITE, MOST_WRITE, LEAST_WRITE);
+		return false;
+	}
+	if (o->io_uring || !o->nosplice) {
+		complain("max-write=%s: %s", o->max_write,
+			o->io_uring ? "contradicts io-uring; leave one of them out"
+				    : "needs nosplice; add it");
+		return false;
+	}
+	o->write_limit = (unsigned)value;
+	return true;
+}
+
 static bool check_options(struct options *o)
 {
 	o->timeout_seconds = o->nocache ? 0 : DEFAULT_TIMEOUT;
@@ -131,6 +165,8 @@ static bool check_options(struct options *o)
 		}
 		o->thread_count = (unsigned)value;
 	}
+	if (!check_write_limit(o))
+		return false;
 	if (o->passthrough_when && strcmp(o->passthrough_when, "auto") != 0) {
 		complain("passthrough=%s: give auto, or no value", o->passthrough_when);
 		return false;
@@ -174,5 +210,6 @@ void options_free(void)
 	free(options.mount_point);
 	free(options.max_threads);
 	free(options.timeout);
+	free(options.max_write);
 	free(options.passthrough_when);
 }

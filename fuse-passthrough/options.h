@@ -14,6 +14,7 @@ extern struct options {
 	char *mount_point;
 	char *max_threads;
 	char *timeout;
+	char *max_write;
 	char *passthrough_when;
 	int no_writeback, nocache, nosplice, clone_fd;
 	int passthrough, io_uring;
@@ -21,6 +22,7 @@ extern struct options {
 	/* What they say. */
 	unsigned thread_count;
 	double timeout_seconds;
+	unsigned write_limit; /* bytes; 0: the kernel's */
 } options;
 
 /*

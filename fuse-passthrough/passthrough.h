@@ -36,6 +36,7 @@
 
 #define HAVE_NOFLUSH	     LIBFUSE_AT_LEAST(3, 11, 0)
 #define HAVE_THREAD_LIMIT    LIBFUSE_AT_LEAST(3, 12, 0)
+#define HAVE_WRITE_LIMIT     LIBFUSE_AT_LEAST(3, 14, 0) /* custom I/O, which passes answers by */
 #define HAVE_PARALLEL_WRITES LIBFUSE_AT_LEAST(3, 17, 0) /* with FOPEN_DIRECT_IO and mmap */
 #define HAVE_PASSTHROUGH     LIBFUSE_AT_LEAST(3, 17, 0)
 #define HAVE_TMPFILE	     LIBFUSE_AT_LEAST(3, 17, 0)

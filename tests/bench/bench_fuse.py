@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compares userblk-passthrough with libfuse's passthrough_hp, in pairs of runs, by hand on a quiet machine.
 
-A cell is COMPARISON/WORKLOAD/JOBS. The first five comparisons are modes, in which our program runs against
+A cell is COMPARISON/WORKLOAD/JOBS. The first six comparisons are modes, in which our program runs against
 passthrough_hp of the same libfuse (3.18, `make libfuse-3.18`); `native` is our kernel passthrough against
 the ext4 below, `rings` our io_uring against our /dev/fuse. In every round both sides of a comparison are
 mounted again and every cell is run on each of them, in random order. The result of a cell is the
@@ -11,7 +11,8 @@ cell's limit, slower when the upper end is below it.
 
 Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one file wait
 for each other in the kernel, whoever passes the file on), and cold: before each run the caches of the mount
-and of the file below are emptied. A run takes --runtime; a sequential read is one pass. fio does neither
+and of the file below are emptied, except where a reader is `cached`: it has read all once.
+A run takes --runtime; a sequential read is one pass. fio does neither
 advise nor invalidate, which would reach the file below on one side only. Files of the metadata workloads
 (create, stat, open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
 """
@@ -50,14 +51,17 @@ METADATA = CHECKOUT / "build/host/tests/bench/metadata"
 NOT_SLOWER = 0.95
 COLD_TIMEOUT_S = 20.0
 JOBS = (1, 8)
+READERS = (1, 4)  # of cold and cached passes
+RING_JOBS = (1, 2, 4, 8)
+BLOCKS = ("4k", "128k")
 
-READ_BYTES = 1024 * MIB  # of all jobs together
-WRITE_BYTES = 256 * MIB  # what is dirty afterwards must be written before the next run
+WRITTEN = 4  # that part of what is read: what is dirty afterwards must be written before the next run
 
 # mode -> passthrough_hp's options; ours are those of the tests.
 MODE_OPTIONS = {
     "nocache": ("--nopassthrough", "--nocache"),
     "default": ("--nopassthrough",),
+    "nosplice": ("--nopassthrough", "--nosplice", "--clone-fd"),
     "passthrough": (),
     "io-uring": ("--nopassthrough", "-o", "io_uring"),
     "io-uring+passthrough": ("-o", "io_uring"),
@@ -66,6 +70,11 @@ MOUNT_OPTIONS = ("-o", "allow_other,dev,suid")
 
 DATA_WORKLOADS = tuple(f"{kind}-{mode}" for kind in ("direct", "buffered") for mode in
                        ("randread", "randwrite", "read", "write"))  # fmt: skip
+READER_WORKLOADS = tuple(f"{kind}-read-{block}" for kind in ("cold", "cached") for block in ("4k", "128k", "1m"))
+RING_WORKLOADS = tuple(
+    f"{kind}-{mode}-{block}" for kind in ("direct", "buffered") for mode in
+    ("randread", "randwrite", "read", "write") for block in BLOCKS
+)  # fmt: skip
 METADATA_WORKLOADS = ("create", "stat", "open", "unlink")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -85,12 +94,17 @@ class Side:
 class Comparison:
     first: Side
     second: Side
-    workloads: Sequence[str] = DATA_WORKLOADS + METADATA_WORKLOADS
+    workloads: Sequence[str] = DATA_WORKLOADS + READER_WORKLOADS + METADATA_WORKLOADS
+
+    def jobs(self, workload: str) -> Sequence[int]:
+        if workload in READER_WORKLOADS:
+            return READERS
+        return RING_JOBS if workload in RING_WORKLOADS else JOBS
 
 
 COMPARISONS = {mode: Comparison(Side("ours", mode), Side("passthrough_hp", mode)) for mode in MODE_OPTIONS} | {
     "native": Comparison(Side("ours", "passthrough"), Side("native"), DATA_WORKLOADS),
-    "rings": Comparison(Side("ours", "io-uring"), Side("ours", "default"), METADATA_WORKLOADS),
+    "rings": Comparison(Side("ours", "io-uring"), Side("ours", "default"), RING_WORKLOADS + METADATA_WORKLOADS),
 }
 
 
@@ -111,7 +125,9 @@ class Cell:
         if self.comparison == "native":
             return 0.85
         if self.comparison == "rings":
-            return 1.5
+            return 1.5 if self.workload in METADATA_WORKLOADS else NOT_SLOWER
+        if self.comparison == "nosplice" and self.workload in READER_WORKLOADS:
+            return 1.0
         if self.workload == "buffered-randwrite":
             # passthrough_hp is asked for an attribute before every write: all there is to it in
             # kernel passthrough, a part of it elsewhere.
@@ -127,11 +143,11 @@ class Refused(RuntimeError):
 
 
 def expected_status(mode: str) -> dict[str, str]:
-    writeback = mode in ("default", "io-uring")
+    writeback = mode in ("default", "nosplice", "io-uring")
     return {
         "writeback": "on" if writeback else "off",
         "timeout": "0" if mode == "nocache" else "86400",
-        "splice": "off" if "io-uring" in mode else "on",
+        "splice": "off" if "io-uring" in mode or mode == "nosplice" else "on",
         "passthrough": "on" if "passthrough" in mode else "off",
         "io-uring": "on" if "io-uring" in mode else "off",
         "killpriv-v2": "on",
@@ -187,7 +203,7 @@ def check_requests(mode: str) -> None:
     writers = re.findall(r"opcode: WRITE\b.* pid: (\d+)$", printed, re.M)
     # The kernel itself, pid 0, writes its cache back.
     seen = (transports, "kernel passthrough" if not writers else "write-back" if writers == ["0"] else "write-through")
-    data = {"nocache": "write-through", "default": "write-back", "io-uring": "write-back"}
+    data = {"nocache": "write-through"} | dict.fromkeys(("default", "nosplice", "io-uring"), "write-back")
     expected = (["cqe" if "io-uring" in mode else "dev"], data.get(mode, "kernel passthrough"))
     if seen != expected:
         raise Refused(f"{side.name}: requests come as {seen}, not {expected}")
@@ -229,7 +245,7 @@ def ours(side: Side, source: Path, point: Path) -> Iterator[int]:
         expected = expected_status(side.mode)
         wrong = {key: mount.status[key] for key in expected if mount.status[key] != expected[key]}
         if wrong:
-            raise Refused(f"{side.name}: negotiated {wrong}, not {({key: expected[key] for key in wrong})}")
+            raise Refused(f"{side.name}: negotiated {wrong}, not { ({key: expected[key] for key in wrong}) }")
         yield mount.process.pid
         mount.unmount()
     finally:
@@ -269,8 +285,12 @@ def sync_file_system(path: Path) -> None:
 
 
 def data_files(directory: Path, jobs: int) -> list[Path]:
-    """Of that many jobs: together READ_BYTES."""
-    return [directory / f"data{jobs}.{job}" for job in range(jobs)]
+    """Of that many jobs: one has the whole size, each of several as much as if they were the most."""
+    return [directory / f"data{jobs if jobs == 1 else max(JOBS)}.{job}" for job in range(jobs)]
+
+
+def file_bytes(jobs: int, options: argparse.Namespace) -> int:
+    return options.size * MIB // (jobs if jobs == 1 else max(JOBS))
 
 
 def empty_cache(*paths: Path) -> None:
@@ -283,18 +303,35 @@ def empty_cache(*paths: Path) -> None:
         os.close(descriptor)
 
 
+def resident_pages(path: Path) -> int:
+    """Of a file, in the page cache."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
+        pages = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(view)  # which writes nothing
+        failed = libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(view)), pages)
+        del start
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore", str(path))
+    return sum(page & 1 for page in pages)
+
+
 def make_cold(above: Sequence[Path], below: Sequence[Path]) -> None:
     """What is still being read ahead cannot be dropped: tried until nothing of the files below is cached."""
     deadline = time.monotonic() + COLD_TIMEOUT_S
     while True:
         empty_cache(*above, *below)
-        argv = ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, below)]
-        resident = sum(map(int, checked(argv).split()))
+        resident = sum(map(resident_pages, below))
         if not resident:
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{below[0].parent}: {resident} bytes stay cached")
+            raise RuntimeError(f"{below[0].parent}: {resident} pages stay cached")
         time.sleep(0.01)
+
+
+def read_all(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(MIB):
+            pass
 
 
 def warm_memory(size: int) -> None:
@@ -302,25 +339,28 @@ def warm_memory(size: int) -> None:
     mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
-def run_data(cell: Cell, directory: Path, source: Path, runtime: float, seed: int) -> float:
+def run_data(cell: Cell, directory: Path, source: Path, seed: int, options: argparse.Namespace) -> float:
     """Operations a second."""
     files = data_files(directory, cell.jobs)
     make_cold(files, data_files(source, cell.jobs))
-    kind, mode = cell.workload.split("-")
-    if kind == "buffered":
-        warm_memory(2 * READ_BYTES)  # for the caches of the mount and of the file below
+    kind, mode, *block = cell.workload.split("-")
+    if kind != "direct":
+        warm_memory(2 * options.size * MIB)  # for the caches of the mount and of the file below
+    if kind == "cached":
+        for file in files:
+            read_all(file)
     argv = ["fio", f"--name={cell.workload}", "--ioengine=psync", "--thread", f"--directory={directory}"]
     argv += [f"--filename_format={files[0].name.removesuffix('0')}$jobnum", f"--rw={mode}"]
     argv += [f"--direct={int(kind == 'direct')}", f"--numjobs={cell.jobs}", "--group_reporting"]
     argv += ["--invalidate=0", "--fadvise_hint=0", "--allow_file_create=0"]
-    size = (READ_BYTES if mode.endswith("read") else WRITE_BYTES) // cell.jobs
-    if mode.startswith("rand"):
-        argv += ["--bs=4k", f"--size={size}", "--norandommap", "--randrepeat=0", f"--randseed={seed}"]
-    else:
-        argv += ["--bs=128k", f"--size={size}"]
+    size = file_bytes(cell.jobs, options) if mode.endswith("read") else options.size * MIB // WRITTEN // cell.jobs
+    random_mode = mode.startswith("rand")
+    argv += [f"--size={size}", f"--bs={block[0] if block else '4k' if random_mode else '128k'}"]
+    if random_mode:
+        argv += ["--norandommap", "--randrepeat=0", f"--randseed={seed}"]
     if mode != "read":
-        argv += ["--time_based", f"--runtime={round(runtime * 1000)}ms"]
-    job = run_fio(argv, cell.name, timeout=runtime + 120)
+        argv += ["--time_based", f"--runtime={round(options.runtime * 1000)}ms"]
+    job = run_fio(argv, cell.name, timeout=options.runtime + 120)
     side = job["read"] if mode.endswith("read") else job["write"]
     return float(side["iops"])
 
@@ -350,7 +390,7 @@ def measure_round(
     """One pair for each of the cells, which are all of one comparison."""
     comparison = COMPARISONS[cells[0].comparison]
     sides = (comparison.first, comparison.second)
-    data = [cell for cell in cells if cell.workload in DATA_WORKLOADS]
+    data = [cell for cell in cells if cell.workload not in METADATA_WORKLOADS]
     if data:
         with ExitStack() as stack:
             tops = [
@@ -359,7 +399,7 @@ def measure_round(
             ]
             for cell in rng.sample(data, len(data)):
                 seed = rng.randrange(1 << 31)  # the same offsets for both sides
-                figures = {i: run_data(cell, tops[i], sources.disk, options.runtime, seed)
+                figures = {i: run_data(cell, tops[i], sources.disk, seed, options)
                            for i in rng.sample((0, 1), 2)}  # fmt: skip
                 cell.pairs.append((figures[0], figures[1]))
                 tell(number, [cell])
@@ -388,7 +428,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Sources]:
         for jobs in JOBS:
             for path in data_files(disk, jobs):
                 with path.open("wb") as file:
-                    for _ in range(READ_BYTES // jobs // MIB):
+                    for _ in range(file_bytes(jobs, options) // MIB):
                         file.write(block)
         data_files(memory, 1)[0].write_bytes(block)
         stack.enter_context(rings_enabled())
@@ -416,7 +456,7 @@ def choose_cells(patterns: Sequence[str]) -> list[Cell]:
         Cell(name, workload, jobs)
         for name, comparison in COMPARISONS.items()
         for workload in comparison.workloads
-        for jobs in JOBS
+        for jobs in comparison.jobs(workload)
     ]
     return [cell for cell in cells if is_chosen(cell.name, patterns)]
 
@@ -433,6 +473,7 @@ def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]
         "schema": SCHEMA,
         "seed": options.seed,
         "runtime_s": options.runtime,
+        "size_mib": options.size,
         "files": options.files,
         "libfuse": ".".join(map(str, LIBFUSE)),
         "cells": [
@@ -458,8 +499,13 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         default=[],
         metavar="PATTERN",
         help="regular expressions for the beginning of COMPARISON/WORKLOAD/JOBS, such as io-uring/stat; "
-        f"comparisons: {', '.join(COMPARISONS)}; workloads: {', '.join(DATA_WORKLOADS + METADATA_WORKLOADS)} "
+        f"comparisons: {', '.join(COMPARISONS)}; "
+        f"workloads: {', '.join(DATA_WORKLOADS + READER_WORKLOADS + METADATA_WORKLOADS)}, "
+        "and with a size as in rings/direct-read-4k/2 "
         "(default all)",
+    )
+    parser.add_argument(
+        "--size", type=int, default=1024, metavar="MIB", help="of what the jobs of a cell read (default 1024)"
     )
     parser.add_argument("--files", type=int, default=4000, help="of the metadata workloads (default 4000)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
@@ -472,13 +518,13 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
-    for name in ("pairs", "runtime", "files"):
+    for name in ("pairs", "runtime", "size", "files"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
     return options
 
 
-def lacking() -> str | None:
+def lacking(cells: Sequence[Cell]) -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     if LIBFUSE < (3, 18, 3):
@@ -487,7 +533,7 @@ def lacking() -> str | None:
         if not path.exists():
             return f"{path} is not built; run make bench-fuse-programs"
     dirty = Path("/proc/sys/vm/dirty_bytes").read_text().strip()
-    if dirty != "0":
+    if dirty != "0" and any("write" in cell.workload for cell in cells):
         return f"vm.dirty_bytes={dirty}: buffered writes would wait for it; set vm.dirty_ratio=20"
     return None
 
@@ -498,7 +544,7 @@ def main(argv: list[str]) -> int:
     if not cells:
         print(f"--cells={' '.join(options.cells)}: no such cell; try io-uring, native", file=sys.stderr)
         return 2
-    reason = lacking()
+    reason = lacking(cells)
     if reason:
         print(f"bench_fuse: {reason}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,10 @@ pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacki
         (["-o", "max-threads=1x", "/", "/mnt"], "max-threads=1x: give a number"),
         (["--timeout=-1", "/", "/mnt"], "timeout=-1: give seconds"),
         (["--timeout=nan", "/", "/mnt"], "timeout=nan: give seconds"),
+        (["--max-write=4095", "/", "/mnt"], "max-write=4095: give bytes from 4096 to 1048576"),
+        (["--max-write=4096k", "/", "/mnt"], "max-write=4096k: give bytes"),
+        (["--max-write=4096", "/", "/mnt"], "max-write=4096: needs nosplice; add it"),
+        (["--max-write=4096", "--io-uring", "/", "/mnt"], "max-write=4096: contradicts io-uring"),
         (["--nocache", "--timeout=5", "/", "/mnt"], "timeout=5: contradicts nocache"),
         (["--passthrough=on", "/", "/mnt"], "passthrough=on: give auto, or no value"),
         (["--cache", "/", "/mnt"], "--cache: no such option"),
@@ -69,7 +74,8 @@ def test_help_names_every_option() -> None:
     manual = (ROOT / "docs/man/userblk-passthrough.1").read_text()
     assert result.returncode == 0
     for option in (
-        "no-writeback nocache nosplice clone-fd max-threads timeout passthrough io-uring foreground debug help version"
+        "no-writeback nocache nosplice clone-fd max-threads timeout max-write passthrough io-uring foreground debug"
+        " help version"
     ).split():
         assert f"--{option}" in result.stdout
         assert f"Fl -{option}" in manual
@@ -90,6 +96,22 @@ def test_defaults_are_those_of_the_paper(fuse_default: Mount) -> None:
     assert status["handles"] == "on"
     assert status["ownership"] == "caller"
     assert status["libfuse"] == ".".join(map(str, LIBFUSE))
+
+
+def test_small_writes_leave_reads_as_they_are(fuse_start: FuseStart) -> None:
+    """By what libfuse tells of each request."""
+    mount = fuse_start("--no-writeback", "--nosplice", "--max-write=4096", "--debug")
+    assert mount.status["max-write"] == "4096"
+    data = os.urandom(1 << 20)
+    (mount.source / "file").write_bytes(data)
+    (mount.point / "copy").write_bytes(data)
+    assert (mount.point / "file").read_bytes() == data == (mount.source / "copy").read_bytes()
+    told = mount.errors.read_text(errors="replace")
+    writes = re.findall(r"opcode: WRITE .*insize: (\d+)", told)
+    assert len(writes) == 256 and len(set(writes)) == 1 and int(writes[0]) < 8192
+    assert max(map(int, re.findall(r"outsize: (\d+)", told))) > 65536
+    unmount(mount.point)
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
 
 
 def test_status_says_what_each_option_changed(fuse_start: FuseStart) -> None:
