@@ -18,7 +18,7 @@ from .guest import CLOCKS, EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
 from .rootfs import die_with_parent, ensure_tree, locked
 
 HEADERS = "tcmu-headers"  # the only target that fetches something
-HARNESS = "import userblk.harness.runner, userblk.harness.store_runner"  # what runs in a guest
+HARNESS = "import userblk.harness.running.runner, userblk.harness.running.store_runner"  # what runs in a guest
 
 
 class Parser(argparse.ArgumentParser):

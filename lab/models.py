@@ -24,7 +24,7 @@ LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel
 
 # What the module wants of every disk beside its name, serial and size.
 NUMBERS = (
-    *("queues", "depth", "max_kib", "channels", "command_ns", "read_ns", "read_ps", "stream_ns"),
+    *("queues", "depth", "max_kib", "channels", "command_ns", "read_ns", "read_ps", "stream_ns", "stream_ps"),
     *("read_link_ps", "write_link_ps", "duplex", "write_ns", "buffer_bytes", "drain_ps", "flush_ns", "discard_ns"),
 )
 

@@ -6,7 +6,7 @@
  *   controller  takes one request at a time, command_ns each
  *   channels    reads: the first byte's page decides which one; a request holds it for read_ns and
  *               read_ps a byte. A read that continues one of the last SSD_STREAMS sequential
- *               streams was prefetched: it takes stream_ns and no channel
+ *               streams was prefetched: it takes stream_ns and stream_ps instead, and no channel
  *   link        moves read_link_ps or write_link_ps a byte, one request after the other;
  *               with duplex reads and writes do not wait for each other
  *   buffer      writes end write_ns after they are in it; it holds buffer_bytes and empties at
@@ -39,7 +39,7 @@ enum ssd_operation { SSD_READ, SSD_WRITE, SSD_FLUSH, SSD_DISCARD };
 struct ssd_parameters {
 	u64 channels;
 	u64 command_ns;
-	u64 read_ns, read_ps, stream_ns;
+	u64 read_ns, read_ps, stream_ns, stream_ps;
 	u64 read_link_ps, write_link_ps, duplex;
 	u64 write_ns, buffer_bytes, drain_ps;
 	u64 flush_ns, discard_ns;
@@ -115,7 +115,7 @@ static inline u64 ssd_arrive(
 	switch (operation) {
 	case SSD_READ:
 		if (ssd_continues(m, offset, bytes)) {
-			at += p->stream_ns;
+			at += p->stream_ns + ssd_transfer(bytes, p->stream_ps);
 		} else {
 			u64 *channel = &m->channel_free[ssd_channel(m, offset)];
 

@@ -262,6 +262,7 @@ static int parse(struct ssd *d, char *text)
 		{"read_ns", &p->read_ns},
 		{"read_ps", &p->read_ps},
 		{"stream_ns", &p->stream_ns},
+		{"stream_ps", &p->stream_ps},
 		{"read_link_ps", &p->read_link_ps},
 		{"write_link_ps", &p->write_link_ps},
 		{"duplex", &p->duplex},

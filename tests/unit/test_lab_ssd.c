@@ -148,12 +148,13 @@ static void test_reads_in_order_are_prefetched(void **state)
 	(void)state;
 	m.p.read_ns = 80 * US;
 	m.p.stream_ns = 10 * US;
+	m.p.stream_ps = 500;
 	/* Two streams in turns; the first read of each is a random one. */
 	for (u64 i = 0; i < 20; i++)
 		for (u64 stream = 1; stream <= 2; stream++) {
 			u64 end = ssd_arrive(&m, SSD_READ, (stream << 30) + i * 65536, 65536, now);
 
-			assert_int_equal(end - now, (i ? 10 : 80) * US);
+			assert_int_equal(end - now, i ? 10 * US + 32768 : 80 * US);
 			now = end;
 		}
 }
