@@ -489,12 +489,14 @@ install-s3-tool: $(S3_TOOL)
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 completiondir = $(prefix)/share/bash-completion/completions
+COMPLETED = userblk-buse userblk-flow userblk-fuse-disk userblk-passthrough userblk-s3 userblk-ublk
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
 
 install-python:
 	install -D -m 755 bin/userblk $(DESTDIR)$(prefix)/bin/userblk
 	install -d $(DESTDIR)$(completiondir)
 	$(PYTHON) bin/userblk completion bash > $(DESTDIR)$(completiondir)/userblk
+	for p in $(COMPLETED); do install -m 644 packaging/completion/userblk-programs $(DESTDIR)$(completiondir)/$$p; done
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR) python/userblk/*.py
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis analysis/*.py
 	install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/analysis/templates analysis/templates/*
@@ -519,7 +521,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(DESTDIR)$(completiondir)/userblk $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-fuse-disk userblk-flow userblk-s3) \
+	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(completiondir)/,userblk $(COMPLETED)) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-fuse-disk userblk-flow userblk-s3) \
 		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall
@@ -730,7 +732,7 @@ format-check: ## are all C files formatted
 VENV := build/venv
 export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
 
-SPDX_EXEMPT := ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
+SPDX_EXEMPT := ':!docs/data/*' ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
 # All checkers, then fails if one did.
 LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check
@@ -753,6 +755,7 @@ rooms-check: ## do folders of the C code include those below them only
 
 mypy-check: ## are the types right
 	mypy --cache-dir build/mypy
+	mypy --cache-dir build/mypy-tests --config-file tests/mypy.ini
 .PHONY: mypy-check
 
 ruff-check: ## is the Python code clean
@@ -870,6 +873,11 @@ bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(f
 	bin/userblk run $(BENCH_OPTIONS)
 .PHONY: bench
 
+bench-gate: ## is this checkout slower than BASE=REVISION? a few cells of both in virtual time (GATE: options of tests/bench/bench_gate.py)
+	@test -n "$(BASE)" || { echo "BASE= is missing: name a revision, as in make bench-gate BASE=origin/main" >&2; exit 2; }
+	$(PYTHON) tests/bench/bench_gate.py --base '$(BASE)' $(GATE)
+.PHONY: bench-gate
+
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
 LONG_TESTS := test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
@@ -909,6 +917,9 @@ $(SITE): docs/requirements.txt
 	@touch $@
 docs: $(SITE) ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE) build -q --strict
+docs-tables: ## the tables and figures in docs anew, from the campaigns in docs/data
+	docs/make-tables
+.PHONY: docs-tables
 docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(SITE) serve
 .PHONY: docs docs-serve

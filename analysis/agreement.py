@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
-from scipy.stats import spearmanr
 
 from .paper import PaperCell
 from .render import new_grid
@@ -65,6 +64,8 @@ def _agreement(cells: Sequence[PaperCell]) -> Agreement:
     rho = None
     theirs = [cell.paper for cell in cells]
     if len(cells) >= LEAST_RANKED and len(set(values)) > 1 and len(set(theirs)) > 1:
+        from scipy.stats import spearmanr  # which takes long to load
+
         rho = float(spearmanr(values, theirs).statistic)
     worst = cells[distances.index(max(distances))]
     signs = None

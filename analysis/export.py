@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .histogram import TAIL, tail_metric
+from userblk.harness.observing.histogram import TAIL, tail_metric
+
 from .statistics import Interval
 from .summaries import Campaign, Run
 from .table import ALL_METRICS, Table

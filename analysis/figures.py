@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ import matplotlib.patches
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from userblk.harness.observing.histogram import distribution
 
-from .histogram import distribution
 from .palette import heat, look
-from .paper import SUITES, PaperCell
+from .paper import PaperCell
 from .raw import Band, CellDetails
 from .render import signed
 from .statistics import Interval
@@ -100,6 +100,14 @@ def _signed(value: float, decimals: int) -> str:
 # ---- overview of a table ------------------------------------------------------------
 
 
+LETTER = 0.0078  # of a workload's name, of the width of a figure
+
+
+def _longest(names: Iterable[str]) -> int:
+    """Letters."""
+    return max(map(len, names), default=0)
+
+
 def heat_map(table: Table) -> Figure:
     """Every difference to native: a panel for each metric, a column for each system."""
     systems = [system for system in table.systems if system != NATIVE]
@@ -108,10 +116,11 @@ def heat_map(table: Table) -> Figure:
     slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if len(systems) > SIDE_BY_SIDE else {}
     head = 10 if slant else 0
     figure = _figure(20 + head + 3.9 * count)
-    _title(figure, f"Table {table.number}: difference to native, darker red is worse, blue is better", table.emulated)
+    _title(figure, f"{table.label}: difference to native, darker red is worse, blue is better", table.emulated)
     height = figure.get_figheight() * INCH
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.04})
-    figure.subplots_adjust(left=0.205, right=0.93 if slant else 0.995, top=1 - (15 + head) / height, bottom=3 / height)
+    left = max(0.205, 0.045 + LETTER * _longest(workload for _, workload in table.rows))
+    figure.subplots_adjust(left=left, right=0.93 if slant else 0.995, top=1 - (15 + head) / height, bottom=3 / height)
     devices = [device for device, _ in table.rows]
     borders = [y for y in range(1, count) if devices[y] != devices[y - 1]]
     for axes, metric in zip(all_axes, METRICS, strict=True):
@@ -149,10 +158,11 @@ def whiskers(table: Table, device: str) -> Figure:
     figure = _figure(26 + 6.2 * len(rows))
     height = figure.get_figheight() * INCH
     known = any(cell.difference is not None and cell.difference.half is not None for cell in table.cells.values())
-    title = f"Table {table.number}, {DEVICES.get(device, device)}: difference to native"
+    title = f"{table.label}, {DEVICES.get(device, device)}: difference to native"
     _title(figure, title + (", 95 % confidence intervals" if known else ", single runs"), table.emulated)
     all_axes = figure.subplots(1, len(METRICS), sharey=True, gridspec_kw={"wspace": 0.07})
-    figure.subplots_adjust(left=0.155, right=0.985, top=1 - 16 / height, bottom=10 / height)
+    left = max(0.155, LETTER * _longest(rows))
+    figure.subplots_adjust(left=left, right=0.985, top=1 - 16 / height, bottom=10 / height)
     step = 0.7 / max(1, len(systems))
     for axes, metric in zip(all_axes, METRICS, strict=True):
         values: list[float] = []
@@ -210,11 +220,11 @@ def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
     )  # fmt: skip
 
 
-def scatter(cells: Sequence[PaperCell], number: int, emulated: str) -> Figure:
+def scatter(cells: Sequence[PaperCell], label: str, emulated: str) -> Figure:
     """Differences to native over the paper's: a panel for each metric, a point a cell, the diagonal."""
     systems = list(dict.fromkeys(cell.system for cell in cells))
     figure = _figure(78)
-    _title(figure, f"Table {number}: difference to native, ours over the paper's", emulated)
+    _title(figure, f"{label}: difference to native, ours over the paper's", emulated)
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.28})
     figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.135)
     for axes, metric in zip(all_axes, METRICS, strict=True):
@@ -362,7 +372,7 @@ def table_name(table: Table, several_hosts: bool) -> str:
 def beside_paper(cells: Sequence[PaperCell], table: Table) -> list[PaperCell]:
     """The differences to native of one table that both have: what its scatter shows."""
     where = (table.host, table.suite)
-    return [c for c in cells if c.ours and c.system != NATIVE and (c.host, SUITES[c.table]) == where]
+    return [c for c in cells if c.ours and c.system != NATIVE and (c.host, c.suite) == where]
 
 
 def write_figures(
@@ -381,7 +391,7 @@ def write_figures(
             tasks.append(_Task(f"{name}-{device}-intervals", whiskers, (table, device), directory))
         beside = beside_paper(cells, table)
         if beside:
-            tasks.append(_Task(f"{name}-paper", scatter, (beside, table.number, table.emulated), directory))
+            tasks.append(_Task(f"{name}-paper", scatter, (beside, table.label, table.emulated), directory))
     tasks += [_Task(row.name, details, (row,), directory) for row in rows]
     # Processes: matplotlib draws in one thread.
     with ProcessPoolExecutor(max_workers=min(len(tasks) or 1, os.cpu_count() or 1)) as pool:

@@ -18,7 +18,7 @@ from .table import DEVICES, METRICS, SYSTEMS, Metric, ordered
 
 HEADS = "campaign created commit measured system metric unit cells value ci_low ci_high change_percent"
 SHOWN_METRICS = {"throughput": METRICS[0], "latency": METRICS[1]}
-REAL = "measured on real devices"
+REAL = "measured on a host's devices"
 COMMIT = 8  # digits of one that tables show
 
 Cell = tuple[str, str, str]  # suite, device, workload

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The lab's models beside the machine that they stand for: native throughput, ours and the BDUS paper's, cell by cell.
+"""The lab's models beside the machine that they stand for: native throughput, ours and the paper's, cell by cell.
 
 The models (configs/models) are set from some of the paper's native cells, which they list; the other native cells, and
 everything about any other system, are predictions.
@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from .paper import paper_tables
+from .papers import Paper, papers_of
 from .report import NO_VALUE, Report, interval_fields, interval_text
 from .summaries import Campaign, SummaryError
 from .table import DEVICES, METRICS, NATIVE, Table
@@ -41,12 +41,12 @@ def calibration(models: Path) -> tuple[frozenset[tuple[str, str]], str]:
     return frozenset(cells), " ".join(names)
 
 
-def _notes(campaign: Campaign, models: str, distances: Sequence[tuple[float, bool]]) -> list[str]:
+def _notes(campaign: Campaign, source: str, models: str, distances: Sequence[tuple[float, bool]]) -> list[str]:
     within = sum(abs(distance) <= LIMIT for distance, _ in distances)
     predicted = [distance for distance, calibrated in distances if not calibrated]
     predicted_within = sum(abs(distance) <= LIMIT for distance in predicted)
     notes = [
-        f"campaign {campaign.name}; kop/s; paper: Table 1 of Faria et al., SYSTOR 2021, column native",
+        f"campaign {campaign.name}; kop/s; paper: Table 1 of {source}, column native",
         f"{within} of {len(distances)} cells are within {LIMIT:g} % of the paper's; of the {len(predicted)} that no"
         f" model was set from {predicted_within} are.",
     ]
@@ -64,16 +64,17 @@ def beside_paper(campaign: Campaign, tables: Sequence[Table], configs: Path) -> 
             " behind it"
         )
     calibrated, models = calibration(configs / "models")
-    return _report(campaign, found, paper_tables(configs)[1], calibrated, models)
+    paper = papers_of([found.suite], configs)[0]
+    return _report(campaign, found, paper, calibrated, models)
 
 
 def _report(
-    campaign: Campaign, ours: Table, paper: Table, calibrated: Collection[tuple[str, str]], models: str
+    campaign: Campaign, ours: Table, paper: Paper, calibrated: Collection[tuple[str, str]], models: str
 ) -> Report:
     rows, records, distances = [], [], []
     for device, workload in ours.rows:
         mean = ours.cell(device, workload, NATIVE, THROUGHPUT).mean
-        theirs = paper.cell(device, workload, NATIVE, THROUGHPUT).mean
+        theirs = paper.tables[1].cell(device, workload, NATIVE, THROUGHPUT).mean
         if mean is None or theirs is None:
             continue
         distance = 100 * (mean.value / theirs.value - 1)
@@ -96,7 +97,7 @@ def _report(
     return Report(
         "model",
         f"Native throughput beside the paper's, {ours.emulated}",
-        tuple(_notes(campaign, models, distances)),
+        tuple(_notes(campaign, paper.source, models, distances)),
         ("Device", "Workload", "Model", "Paper", "Difference", f"Within {LIMIT:g} %", "Calibration"),
         tuple(rows),
         tuple(HEADS.split()),

@@ -14,30 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import figures, paper
-from .agreement import agreements
+from userblk.harness.observing.histogram import distribution, supported
+
+from . import figures
+from .agreement import Agreement, agreements
 from .compare import environment_rows, environments
 from .figures import Row, SystemRow
-from .histogram import distribution, supported
-from .html import embedded, table_view, templates
+from .html import TableView, embedded, table_view, templates
 from .palette import heat, look
+from .paper import ClaimResult, ClaimVerdict, PaperCell, PaperComparison, classes, compare_with_papers
+from .papers import Paper
 from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text
 from .statistics import Interval
 from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
-from .table import (
-    CONTROL,
-    DEVICES,
-    METRICS,
-    NATIVE,
-    PAPERS,
-    SYSTEMS,
-    Mark,
-    Table,
-    control,
-    make_tables,
-    tail_table,
-)
+from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control, make_tables, tail_table
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -107,7 +98,7 @@ def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMa
                     place = begin + x * wide, top + y * MAP_CELL
                     squares.append(Square(*place, fill, hint, names[device, workload]))
         rows = [(workload, top + y * MAP_CELL) for y, workload in enumerate(workloads)]
-        title = f"Table {table.number}, {DEVICES.get(device, device)}"
+        title = f"{table.label}, {DEVICES.get(device, device)}"
         width = left + len(METRICS) * (len(systems) * wide + gap) + 2 * MAP_CELL  # a column's name hangs over
         size = width, top + len(workloads) * MAP_CELL + 4
         maps.append(HeatMap(title, *size, wide - 1, tuple(squares), tuple(rows), tuple(columns), tuple(groups)))
@@ -239,7 +230,7 @@ def _steadiness(campaign: Campaign) -> str:
     return f"{len(told) - len(unsteady)} of {len(told)} runs that are long enough to tell were steady once warm."
 
 
-def _summary(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperComparison) -> list[str]:
+def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[PaperComparison]) -> list[str]:
     valid = sum(run.valid for run in campaign.runs)
     lines = [f"{len(campaign.runs):,} runs, {valid:,} of them valid."]
     cells = [cell for table in tables for key, cell in table.cells.items() if key[2] not in (NATIVE, CONTROL)]
@@ -259,7 +250,7 @@ def _summary(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperCom
         lines.append(steady)
     alarm = control(tables)
     lines.append(alarm.text if alarm else "Without an A/A control the rate of false alarms was not measured.")
-    return lines + beside.summary
+    return lines + [line for beside in besides for line in beside.summary]
 
 
 def _environment(campaign: Campaign) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -298,12 +289,36 @@ def _facts(campaign: Campaign) -> list[tuple[str, str]]:
     ]
 
 
+@dataclass(frozen=True)
+class BesideView:
+    """One paper: cells are those that are measured, scatters the names of figures."""
+
+    paper: Paper
+    claims: Sequence[tuple[ClaimResult, ClaimResult]]
+    agreements: Sequence[Agreement]
+    scatters: Sequence[str]
+    classes: Sequence[TableView]
+    cells: Sequence[PaperCell]
+
+
+def _beside(beside: PaperComparison, tables: Sequence[Table]) -> BesideView:
+    several = len({one.host for one in tables}) > 1
+    return BesideView(
+        beside.paper,
+        beside.claims,
+        agreements(beside.cells),
+        [f"{figures.table_name(t, several)}-paper" for t in tables if figures.beside_paper(beside.cells, t)],
+        [table_view(table) for table in classes(beside)],
+        [cell for cell in beside.cells if cell.shape is not None],
+    )
+
+
 def render(
     campaign: Campaign,
     tables: Sequence[Table],
     rows: Sequence[Row],
     problems: Sequence[str],
-    beside: paper.PaperComparison,
+    besides: Sequence[PaperComparison],
 ) -> str:
     """The page. rows: of all tables in order; problems: raw files that could not be read."""
     names = row_names(tables)
@@ -328,7 +343,7 @@ def render(
         },
         "rows": [_page_row(places[row.name], row) for row in rows],
     }
-    verdicts = paper.ClaimVerdict
+    verdicts = ClaimVerdict
     page: str = (
         templates()
         .get_template("report.html")
@@ -336,20 +351,13 @@ def render(
             title=f"userblk: {campaign.name}",
             banner=lab_banner(max(table.emulated for table in tables)),
             facts=_facts(campaign),
-            summary=_summary(campaign, tables, beside),
+            summary=_summary(campaign, tables, besides),
             views=views,
             tail_views=[table_view(tail) for table in tables if (tail := tail_table(table))],
             maps=maps,
-            claims=beside.claims,
-            agreements=agreements(beside.cells),
-            scatters=[
-                f"{figures.table_name(table, len({one.host for one in tables}) > 1)}-paper"
-                for table in tables
-                if figures.beside_paper(beside.cells, table)
-            ],
+            besides=[_beside(beside, tables) for beside in besides],
             holds=verdicts.HOLDS,
             fails=verdicts.FAILS,
-            cells=[cell for cell in beside.cells if cell.shape is not None],
             devices=DEVICES,
             system_names=SYSTEMS,
             environment=_environment(campaign),
@@ -375,8 +383,8 @@ def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     page = output / PAGE
     temporary = page.with_name(f"{PAGE}.new")
-    beside = paper.compare_with_paper(campaign, tables, configs)
-    temporary.write_text(render(campaign, tables, rows, problems, beside), encoding="utf-8")
+    besides = compare_with_papers(campaign, tables, configs)
+    temporary.write_text(render(campaign, tables, rows, problems, besides), encoding="utf-8")
     temporary.rename(page)
-    figures.write_figures(tables, rows, beside.cells, output / FIGURES)
+    figures.write_figures(tables, rows, [cell for one in besides for cell in one.cells], output / FIGURES)
     return [page, output / FIGURES]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A campaign beside the BDUS paper: its numbers cell by cell, and what its text says of them.
+"""A campaign beside a paper (papers.py): its numbers cell by cell, and what its text says of them.
 
-The paper prints no intervals, only bounds on their half widths: those are what its numbers are taken to be worth here.
+Where a paper prints no intervals, its numbers are taken to be worth the half widths that it allows its means.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from . import render
 from .compare import environments
+from .papers import Claim, Paper, PaperDevice, load_paper, papers_of
 from .render import new_grid, signed
 from .statistics import Interval
 from .summaries import Campaign, SummaryError
@@ -31,15 +32,16 @@ from .table import (
     NATIVE,
     SYSTEMS,
     Cell,
+    Grade,
     Metric,
     Table,
+    grade_of,
+    graded,
     half_width_limit,
     ordered,
-    paper_table,
 )
 
-METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2]}
-SUITES = {1: "bdus-block", 2: "bdus-fs"}  # of ours, by the paper's table
+ANY = "paper"  # on the command line: whichever has the campaign's suites
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
 MARGIN = 2.0  # of the comparison, in half widths that the paper allows its means
 EXAMPLES = 3  # cells that are named where a claim does not hold
@@ -79,10 +81,12 @@ PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
 class PaperCell:
     """A number of the paper's and ours. bound: half width that the paper's may have; margin: of the comparison.
 
+    suite: of ours, with the table; device: the paper's; host: where ours was measured.
     shape: what the verdict would be if it could be compared, None where nothing was measured. reasons: why it cannot.
     """
 
     table: int
+    suite: str
     host: str
     device: str
     workload: str
@@ -96,30 +100,6 @@ class PaperCell:
     verdict: Verdict
     shape: Verdict | None
     reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper's text as a predicate; configs/paper/claims.toml says what the fields mean."""
-
-    id: str
-    section: str
-    text: str
-    tables: tuple[int, ...]
-    devices: tuple[str, ...]
-    workloads: tuple[str, ...]
-    systems: tuple[str, ...]
-    metrics: tuple[Metric, ...]
-    left_out: tuple[str, ...] = ()
-    of: str = "loss"
-    least: float = -math.inf
-    most: float = math.inf
-    than: Mapping[str, Any] | None = None
-    margin: float = 0.0
-    near: float | None = None
-    half_width: float | None = None
-    reciprocal: float | None = None
-    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -154,10 +134,12 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """claims: each with our result and that of the paper's own tables."""
+    """claims: each with our result and that of the paper's own tables. ours: our tables of its devices, by number."""
 
+    paper: Paper
     cells: tuple[PaperCell, ...]
     claims: tuple[tuple[ClaimResult, ClaimResult], ...]
+    ours: Mapping[int, Table]
 
     @property
     def summary(self) -> list[str]:
@@ -171,14 +153,18 @@ class PaperComparison:
         listed, whatever = (
             ", ".join(f"{count[verdict]:,} {PLURAL[verdict]}" for verdict in told) for count in (counts, shapes)
         )
-        lines = [f"Of the paper's {len(self.cells):,} numbers {measured:,} are measured, {comparable:,} comparable"]
-        lines[0] += f": {listed}." if comparable else "."
+        lines = []
+        if self.cells:
+            line = f"Of the paper's {len(self.cells):,} numbers {measured:,} are measured, {comparable:,} comparable"
+            lines.append(line + (f": {listed}." if comparable else "."))
         if comparable < measured:
             why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
             lines.append(f"Not comparable: {why}.")
             lines.append(f"Whatever that means for them, of all that are measured: {whatever}.")
         if missing:
             lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
+        if not self.claims:
+            return lines
         verdicts = Counter(ours.verdict for ours, _ in self.claims)
         said = ", ".join(f"{verdicts[verdict]} {PLURAL[verdict]}" for verdict in ClaimVerdict)
         whose = "" if comparable else ", of what cannot be compared"
@@ -188,62 +174,6 @@ class PaperComparison:
             f" ({contradicted} do not hold in the paper's own tables as they are read here)."
         )
         return lines
-
-
-# ---- files ------------------------------------------------------------------------
-
-
-def paper_tables(configs: Path) -> dict[int, Table]:
-    """The paper's own, by number."""
-    tables = (paper_table(configs / "paper" / f"table{number}.csv") for number in (1, 2))
-    return {table.number: table for table in tables}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SummaryError(f"{path}: cannot be read: {error}") from None
-
-
-CLAIM_KEYS = {
-    "id", "section", "text", "tables", "devices", "workloads", "systems", "metrics", "except", "of", "least", "most",
-    "than", "margin", "near", "half_width", "reciprocal", "share",
-}  # fmt: skip
-QUANTITIES = ("loss", "size", "mean")
-
-
-def load_claims(path: Path) -> list[Claim]:
-    """Raises SummaryError, which names the claim and the key."""
-    claims = []
-    for number, one in enumerate(_toml(path).get("claim", []), 1):
-        name = one.get("id", number)
-
-        def wrong(key: str, text: str, name: object = name) -> SummaryError:
-            return SummaryError(f"{path}: claim {name}: {key}: {text}")
-
-        for key in one.keys() - CLAIM_KEYS:
-            raise wrong(key, f"unknown key; known are {', '.join(sorted(CLAIM_KEYS))}")
-        for key in ("id", "section", "text", "tables", "devices", "workloads", "systems", "metrics"):
-            if not one.get(key, key == "devices"):
-                raise wrong(key, "is missing; add it")
-        if bad := set(one["metrics"]) - METRIC_NAMES.keys():
-            raise wrong("metrics", f"{', '.join(sorted(bad))} is none of {', '.join(METRIC_NAMES)}")
-        if one.get("of", "loss") not in QUANTITIES:
-            raise wrong("of", f"must be one of {', '.join(QUANTITIES)}")
-        values = {key: value for key, value in one.items() if key not in ("except", "devices")}
-        values["left_out"] = tuple(one.get("except", ()))
-        values["devices"] = tuple(one.get("devices", DEVICES))
-        values["metrics"] = tuple(METRIC_NAMES[metric] for metric in one["metrics"])
-        for key in ("tables", "workloads", "systems"):
-            values[key] = tuple(values[key])
-        claim = Claim(**values)
-        bounded = math.isfinite(claim.least) or math.isfinite(claim.most)
-        alone = sum((bounded, claim.than is not None, claim.half_width is not None, claim.reciprocal is not None))
-        if alone != 1 or (claim.near is not None and claim.than is None):
-            raise wrong("predicate", "must be one of least/most, than (with margin or near), half_width, reciprocal")
-        claims.append(claim)
-    return claims
 
 
 # ---- numbers ------------------------------------------------------------------------
@@ -289,11 +219,13 @@ def _bound(metric: Metric, table: int, device: str, workload: str, system: str, 
 
 
 def paper_span(table: Table, device: str, workload: str, system: str, metric: Metric) -> Span | None:
-    """One of the paper's numbers with the half width that it may have."""
+    """One of the paper's numbers with its interval, or the half width that it may have."""
     cell = table.cell(device, workload, system, metric)
     interval = cell.mean if system == NATIVE else cell.difference
     if interval is None:
         return None
+    if interval.half is not None:
+        return _span(interval)
     bound = _bound(metric, table.number, device, workload, system, interval.value)
     return Span(interval.value - bound, interval.value, interval.value + bound)
 
@@ -349,7 +281,7 @@ def judge_cell(ours: Table, paper: Table, device: str, workload: str, system: st
 
 @dataclass(frozen=True)
 class Place:
-    """What decides whether a host's numbers can be compared. models: of the devices, by id."""
+    """What decides whether a host's numbers can be compared. models: of the devices, by id. turning: the hard disks."""
 
     emulated: str  # as Run.emulated
     profile: str
@@ -357,6 +289,7 @@ class Place:
     packages: Mapping[str, str]
     cpus: int
     models: Mapping[str, str]
+    turning: frozenset[str]
 
 
 def _models(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -376,8 +309,15 @@ def places(campaign: Campaign) -> dict[str, Place]:
         packages = environment.get("packages", {})
         packages = dict(packages) if isinstance(packages, Mapping) else {}
         cpus = int(environment.get("cpus") or 0)
-        found[host] = Place(run.emulated, run.profile, run.kernel, packages, cpus, _models(environment))
+        models = _models(environment)
+        # A virtual disk says that it turns; a real one has a model.
+        turning = {name for name, model in models.items() if model and not run.emulated and _turns(environment, name)}
+        found[host] = Place(run.emulated, run.profile, run.kernel, packages, cpus, models, frozenset(turning))
     return found
+
+
+def _turns(environment: Mapping[str, Any], device: str) -> bool:
+    return environment["devices"][device].get("rotational") is True
 
 
 def _upstream(version: str) -> str:
@@ -385,15 +325,16 @@ def _upstream(version: str) -> str:
     return version.split(":", 1)[-1]
 
 
-def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device: str) -> tuple[str, ...]:
-    """Why a system's numbers from a place cannot be compared with the paper's."""
+def _reasons(whole: Paper, place: Place | None, system: str, device: str) -> tuple[str, ...]:
+    """Why a system's numbers from a place cannot be compared with the paper's on its device."""
     if place is None:
         return ("unknown host",)
     reasons = []
+    paper, stand_in = whole.environment, whole.devices[device]
     if place.emulated:
         reasons.append("simulated" if place.emulated.startswith("SIMULATED") else "emulated device")
-    elif system == NATIVE and paper["device"].get(device, "?") not in place.models.get(device, ""):
-        reasons.append(f"another {DEVICES.get(device, device)} device")
+    elif system == NATIVE and paper["device"].get(device, "?") not in place.models.get(stand_in.ours, ""):
+        reasons.append(f"another {stand_in.title} device")
     if place.profile != paper["profile"]:
         reasons.append(f"profile {place.profile}")
     if not place.kernel.startswith(tuple(paper["kernel_same"])):
@@ -411,21 +352,44 @@ def _reasons(paper: Mapping[str, Any], place: Place | None, system: str, device:
     return tuple(reasons)
 
 
+def _stands_for(device: str, theirs: PaperDevice, place: Place | None) -> bool:
+    """Is a device of ours at a place what one of the paper's is compared with?"""
+    turning = place is not None and device in place.turning
+    return device == theirs.ours and theirs.rotational in (None, turning)
+
+
 def _of_all_hosts(
-    tables: Sequence[Table], reasons_of: Callable[[str, str, str], tuple[str, ...]]
+    tables: Sequence[Table],
+    devices: Mapping[str, PaperDevice],
+    where: Mapping[str, Place],
+    reasons_of: Callable[[str, str, str], tuple[str, ...]],
 ) -> tuple[Table | None, dict[str, str]]:
-    """One table of those of several hosts, and the host of each device: where least speaks against a comparison."""
+    """One table of the paper's devices, and the host of each: where least speaks against a comparison."""
     chosen: dict[str, Table] = {}
     for table in tables:
-        for device in dict.fromkeys(device for device, _ in table.rows):
+        for device, theirs in devices.items():
+            place = where.get(table.host)
+            if not any(_stands_for(own, theirs, place) for own in dict.fromkeys(own for own, _ in table.rows)):
+                continue
             best = chosen.get(device)
             if best is None or len(reasons_of(table.host, NATIVE, device)) < len(reasons_of(best.host, NATIVE, device)):
                 chosen[device] = table
     if not chosen:
         return None, {}
     parts = list({table.host: table for table in chosen.values()}.values())
-    cells = {key: cell for table in parts for key, cell in table.cells.items() if chosen[key[0]] is table}
-    rows = tuple(row for table in parts for row in table.rows if chosen[row[0]] is table)
+    names = {(table.host, devices[device].ours): device for device, table in chosen.items()}
+    cells = {
+        (names[table.host, key[0]], *key[1:]): cell
+        for table in parts
+        for key, cell in table.cells.items()
+        if (table.host, key[0]) in names
+    }
+    rows = tuple(
+        (names[table.host, own], workload)
+        for table in parts
+        for own, workload in table.rows
+        if (table.host, own) in names
+    )
     systems = ordered((system for table in parts for system in table.systems), SYSTEMS)
     hosts = {device: table.host for device, table in chosen.items()}
     return replace(parts[0], rows=rows, systems=systems, cells=cells), hosts
@@ -434,29 +398,32 @@ def _of_all_hosts(
 def _compared(
     ours: Table | None,
     paper: Table,
+    suite: str,
     hosts: Mapping[str, str],
     reasons_of: Callable[[str, str, str], tuple[str, ...]],
 ) -> Iterator[PaperCell]:
-    """hosts: of ours, by device."""
+    """hosts: of ours, by device. suite: of ours."""
     for (device, workload, system, name), cell in paper.cells.items():
         interval = cell.mean if system == NATIVE else cell.difference
         if interval is None:
             continue
         metric = next(metric for metric in METRICS if metric.id == name)
-        bound = _bound(metric, paper.number, device, workload, system, interval.value)
+        bound = interval.half
+        if bound is None:
+            bound = _bound(metric, paper.number, device, workload, system, interval.value)
         margin = equivalence_margin(metric, paper.number, device, workload, system, interval.value)
         mine: Interval | None = None
         shape: Verdict | None = None
         reasons: tuple[str, ...] = ()
         n, verdict = 0, Verdict.NOT_MEASURED
-        if ours is not None:
+        if ours is not None and device in hosts:
             own: Cell = ours.cell(device, workload, system, metric)
             mine, n = (own.mean if system == NATIVE else own.difference), own.n
             shape = judge_cell(ours, paper, device, workload, system, metric)
             if shape is not None:
                 reasons = reasons_of(hosts[device], system, device)
                 verdict = Verdict.NOT_COMPARABLE if reasons else shape
-        place = (paper.number, hosts.get(device, ""), device, workload, system, metric)
+        place = (paper.number, suite, hosts.get(device, ""), device, workload, system, metric)
         yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons)
 
 
@@ -538,8 +505,9 @@ def _instances(claim: Claim, rows: Rows) -> Iterator[_Instance]:
 def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
     """What a cell is measured against."""
     than = claim.than or {}
+    place = (than.get("table", one.table), than.get("device", one.device), than.get("workload", one.workload))
     for system in than.get("systems", (one.system,)):
-        yield _Instance(than.get("table", one.table), than.get("device", one.device), one.workload, system, one.metric)
+        yield _Instance(*place, system, one.metric)
 
 
 def _judge(
@@ -613,33 +581,64 @@ def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: 
     return ClaimResult(claim, counts[True], counts[False], counts[None], missing, tuple(against))
 
 
-def compare_with_paper(campaign: Campaign, tables: Sequence[Table], configs: Path) -> PaperComparison:
+def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper) -> PaperComparison:
     """Of several hosts each device's numbers are of one: each of the paper's counts once. Raises SummaryError."""
-    paper = paper_tables(configs)
-    facts = _toml(configs / "paper" / "environment.toml")
-    claims = load_claims(configs / "paper" / "claims.toml")
     where = places(campaign)
 
     def reasons_of(host: str, system: str, device: str) -> tuple[str, ...]:
-        return _reasons(facts, where.get(host), system, device)
+        return _reasons(paper, where.get(host), system, device)
 
     cells: list[PaperCell] = []
     checked = {}
-    for number, theirs in paper.items():
-        ours, hosts = _of_all_hosts([table for table in tables if table.suite == SUITES[number]], reasons_of)
-        cells += _compared(ours, theirs, hosts, reasons_of)
+    for number, theirs in paper.tables.items():
+        suites = paper.suites[number]
+        suite = next((suite for suite in suites if any(table.suite == suite for table in tables)), suites[0])
+        own = [table for table in tables if table.suite == suite]
+        ours, hosts = _of_all_hosts(own, paper.devices, where, reasons_of)
+        cells += _compared(ours, theirs, suite, hosts, reasons_of)
         if ours is not None:
             checked[number] = ours
-    rows = {number: table.rows for number, table in paper.items()}
-    results = [(check_claim(claim, checked, rows), check_claim(claim, paper, rows, printed=True)) for claim in claims]
-    return PaperComparison(tuple(cells), tuple(results))
+    rows = {number: table.rows for number, table in paper.tables.items()}
+    results = [
+        (check_claim(claim, checked, rows), check_claim(claim, paper.tables, rows, printed=True))
+        for claim in paper.claims
+    ]
+    return PaperComparison(paper, tuple(cells), tuple(results), checked)
+
+
+def compare_with_papers(campaign: Campaign, tables: Sequence[Table], configs: Path) -> list[PaperComparison]:
+    """With each paper that has a table of one of the campaign's suites. Raises SummaryError."""
+    found = papers_of({run.suite for run in campaign.runs}, configs)
+    return [compare_with_paper(campaign, tables, one) for one in found]
+
+
+def paper_for(campaign: Campaign, configs: Path, name: str = ANY) -> Paper:
+    """The paper of that name; for `paper` that with most numbers for the campaign's suites. Raises SummaryError."""
+    if name != ANY:
+        return load_paper(name, configs)
+    suites = {run.suite for run in campaign.runs}
+    found = papers_of(suites, configs)
+    if not found:
+        raise SummaryError(
+            f"{ANY}: none has suite {', '.join(sorted(suites))}; userblk papers lists those that there are"
+        )
+    return found[0]
 
 
 # ---- shown ------------------------------------------------------------------------------
 
 
-def terminal(comparison: PaperComparison) -> RenderableType:
-    """The summary and the list of claims."""
+def classes(comparison: PaperComparison) -> list[Table]:
+    """Ours and the paper's own, in its classes; none where it has none."""
+    paper = comparison.paper
+    if not paper.grades:
+        return []
+    own = [table for table in paper.tables.values() if table.cells]
+    return [graded(table, paper.grades, paper.source) for table in (*comparison.ours.values(), *own)]
+
+
+def terminal(comparison: PaperComparison, console: Console) -> RenderableType:
+    """The summary, the classes and the list of claims."""
     grid = new_grid("Section", "Verdict", "Paper's table", "Cells")
     grid.add_column("Claim", no_wrap=False, overflow="fold")
     for ours, theirs in comparison.claims:
@@ -650,8 +649,14 @@ def terminal(comparison: PaperComparison) -> RenderableType:
         text = "\n".join([claim.text, *against])
         verdicts = (ours.verdict.value, theirs.verdict.value)
         grid.add_row(claim.section, *verdicts, f"{ours.true}/{ours.true + ours.false + ours.undecided}", text)
+    title = Text(f"{comparison.paper.title} ({comparison.paper.source})", style="bold")
     summary = Text("\n".join(comparison.summary), style="bold")
-    return Group(summary, "", grid)
+    parts: list[RenderableType] = [title, summary]
+    for table in classes(comparison):
+        parts += ["", render.terminal(table, console)]
+    if comparison.claims:
+        parts += ["", grid]
+    return Group(*parts)
 
 
 def as_json(comparison: PaperComparison) -> dict[str, Any]:
@@ -659,6 +664,7 @@ def as_json(comparison: PaperComparison) -> dict[str, Any]:
     cells = [
         {
             "table": cell.table,
+            "suite": cell.suite,
             "host": cell.host,
             "device": cell.device,
             "workload": cell.workload,
@@ -675,6 +681,7 @@ def as_json(comparison: PaperComparison) -> dict[str, Any]:
             "shape": cell.shape.value if cell.shape else None,
             "reasons": list(cell.reasons),
         }
+        | _graded_json(cell, comparison.paper.grades)
         for cell in comparison.cells
     ]
     claims = [
@@ -692,14 +699,29 @@ def as_json(comparison: PaperComparison) -> dict[str, Any]:
         }
         for ours, theirs in comparison.claims
     ]
-    return {"schema": 1, "summary": comparison.summary, "cells": cells, "claims": claims}
+    return {
+        "schema": 1,
+        "paper": comparison.paper.name,
+        "summary": comparison.summary,
+        "cells": cells,
+        "claims": claims,
+    }
+
+
+def _graded_json(cell: PaperCell, grades: Sequence[Grade]) -> dict[str, Any]:
+    """Our class of a cell and the paper's; nothing where it has no classes."""
+    if not grades:
+        return {}
+    of_throughput = cell.metric is METRICS[0] and cell.system != NATIVE
+    ours = grade_of(cell.ours.value + 100, grades).name if of_throughput and cell.ours else None
+    return {"class": ours, "paper_class": grade_of(cell.paper + 100, grades).name if of_throughput else None}
 
 
 def as_csv(comparison: PaperComparison) -> str:
     """A line for each of the paper's numbers."""
     rows = as_json(comparison)["cells"]
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
         empty = {name: "" if value is None else value for name, value in row.items()}

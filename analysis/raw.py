@@ -19,15 +19,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from userblk.harness.steady import Interval
-from userblk.harness.workloads import fio
+from userblk.harness.engines import fio
+from userblk.harness.observing.histogram import Bins, merged
+from userblk.harness.observing.warmup import Interval
+from userblk.harness.running.archive import CACHE
 
-from .histogram import Bins, merged
 from .summaries import Campaign, Run, SummaryError, read_json
 
 SCHEMA = 3
 POINTS = 200  # at most, of a series
-CACHE = "cache"
 PARALLEL = 200  # runs to read from which on it is worth processes of its own
 SOURCES = {"fio": ("fio.json", fio.IOPS_LOG), "flow": ("flow.json",)}
 

@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import ALL_METRICS, DEVICES, MARK_TEXT, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
+from .table import ALL_METRICS, DEVICES, MARK_TEXT, NATIVE, RELATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
 SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
 
@@ -53,6 +53,8 @@ def value_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
     if interval is None:
         return ""
     decimals = _decimals(table, metric, system != NATIVE)
+    if cell.grade:
+        return f"{interval.value:.{decimals}f}"
     return signed(interval.value, decimals) if system != NATIVE else f"{interval.value:.{decimals}f}"
 
 
@@ -69,7 +71,8 @@ def sign_text(table: Table, cell: Cell) -> str:
     """The marks that follow a value, and the number of invalid runs."""
     single = f" {Mark.SINGLE.value}" if cell.n == 1 and not table.single else ""
     bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
-    return single + "".join(mark.value for mark in SIGNS if mark in cell.marks) + bad
+    grade = f" {cell.grade.sign}" if cell.grade else ""
+    return grade + single + "".join(mark.value for mark in SIGNS if mark in cell.marks) + bad
 
 
 def cell_text(table: Table, metric: Metric, system: str, cell: Cell, ci: bool = True) -> str:
@@ -86,7 +89,7 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     """What the numbers and the marks that occur mean, a line each."""
     lines = []
     cells = [(key[2], cell) for key, cell in table.cells.items()]
-    if len(table.systems) > 1:
+    if NATIVE in table.systems and len(table.systems) > 1:
         lines.append("Native: absolute. Others: difference to native in % (throughput, latency) or points (CPU).")
     if ci and any(interval.half is not None for system, cell in cells if (interval := shown(cell, system))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
@@ -134,6 +137,8 @@ def shade(metric: Metric, system: str, cell: Cell) -> Shade | None:
     """The darker the worse; white for an improvement, as in the paper; bold if that is significant."""
     if system == NATIVE or cell.difference is None:
         return None
+    if cell.grade:
+        return Shade(cell.grade.colour, BLACK)
     if Mark.BETTER in cell.marks:
         return Shade(WHITE, BLACK, cell.p_holm is None or cell.significant)
     loss = badness(metric, cell.difference.value)
@@ -253,7 +258,7 @@ def markdown(tables: Sequence[Table], ci: bool = False) -> str:
 
 
 def csv_wide(tables: Sequence[Table], ci: bool = False) -> str:
-    """The paper's layout and rounding, with the column names of configs/paper.
+    """The paper's layout and rounding, with the column names of the BDUS paper's own.
 
     The first two columns are the paper's. ci: half widths are in columns of their own behind the values; where there
     are several tables or the numbers are emulated, the place is in a last column.
@@ -299,11 +304,13 @@ def csv_long(tables: Sequence[Table]) -> str:
     writer.writerow(heads.split())
     for table in tables:
         for (device, workload, system, name), cell in table.cells.items():
-            metric = next(metric for metric in ALL_METRICS if metric.id == name)
+            metric = next(metric for metric in (*ALL_METRICS, RELATIVE) if metric.id == name)
             place = [table.title, device, workload, system, name, metric.unit]
             value, low, high = ends(cell.difference)
             unit = "" if cell.difference is None else "points" if metric.points else "%"
-            marks = " ".join(mark.name.lower() for mark in Mark if mark in cell.marks)
+            marks = " ".join(
+                [mark.name.lower() for mark in Mark if mark in cell.marks] + ([cell.grade.name] if cell.grade else [])
+            )
             tests = ["" if p is None else repr(p) for p in (cell.p, cell.p_holm)]
             row = [*place, cell.n, cell.invalid, *ends(cell.mean), value, unit, low, high, *tests]
             writer.writerow([*row, marks])

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, variance
 
-from scipy.special import bdtr, betaincinv, stdtr, stdtrit
-
 LEVEL = 0.95
 ALPHA = 1 - LEVEL  # of tests
 
@@ -50,6 +48,8 @@ class Interval:
 @lru_cache(maxsize=4096)
 def t_quantile(degrees: float) -> float:
     """Two-sided 95 % quantile of Student's t."""
+    from scipy.special import stdtrit  # which takes long to load
+
     return float(stdtrit(degrees, 0.5 + LEVEL / 2))
 
 
@@ -114,6 +114,8 @@ def welch_p(sample: Sequence[float], baseline: Sequence[float]) -> float | None:
     a, b = variance(sample) / n, variance(baseline) / m
     if a + b == 0:
         return 1.0 if difference == 0 else 0.0
+    from scipy.special import stdtr  # which takes long to load
+
     return 2 * float(stdtr(_degrees(a, n, b, m), -abs(difference) / math.sqrt(a + b)))
 
 
@@ -149,6 +151,8 @@ def quantile_interval(sample: Sequence[float], share: float) -> Interval:
     sample is not empty. Of any distribution: the number of values below its quantile is binomial.
     """
     ordered, n = sorted(sample), len(sample)
+    from scipy.special import bdtr  # which takes long to load
+
     below = [float(bdtr(rank, n, share)) for rank in range(n)]  # that at most so many are
     low = max((rank for rank in range(n) if below[rank] <= ALPHA / 2), default=None)
     high = min((rank for rank in range(n) if below[rank] >= 1 - ALPHA / 2), default=None)
@@ -162,6 +166,8 @@ def quantile_interval(sample: Sequence[float], share: float) -> Interval:
 def share_interval(hits: float, trials: float) -> Interval:
     """Share of hits and its Clopper-Pearson interval. trials is at least 1."""
     tail = ALPHA / 2
+    from scipy.special import betaincinv  # which takes long to load
+
     low = float(betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
     high = float(betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
     return Interval(hits / trials, low, high)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .histogram import TAIL, tail_metric
+from userblk.harness.observing.histogram import TAIL, tail_metric
 
 SCHEMA = 1
 TAILS = tuple(map(tail_metric, TAIL))

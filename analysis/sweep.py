@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
 from .report import (
     INTERVALS,

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from .histogram import TAIL, tail_metric
+from userblk.harness.observing.histogram import TAIL, tail_metric
+
 from .statistics import (
     ALPHA,
     Interval,
@@ -42,6 +44,8 @@ SYSTEMS = {
     "vduse": "VDUSE",
     "bdus": "BDUS",
     "fuse": "FUSE",
+    "stackfs": "StackFS",
+    "stackfs-opt": "StackFS opt",
     "nbdkit-file": "nbdkit file",
     "qemu-nbd": "qemu-nbd",
     "s3backer": "s3backer",
@@ -117,11 +121,25 @@ METRICS = (
 FILES = Metric("files_kops", "files_kops", "Files", "kfile/s", False, 1)
 
 
+# What a system leaves of native's throughput: of tables in a paper's classes.
+RELATIVE = Metric("relative_percent", "relative", "Throughput relative to native", "%", False, 1)
+
+
 # Nor are the percentiles of latency: each is the mean over runs of the percentile of a run.
 TAILS = tuple(
     Metric(tail_metric(percent), f"p{percent:g}_us", f"Latency p{percent:g}", "us", False, -1) for percent in TAIL
 )
 ALL_METRICS = (*METRICS, FILES, *TAILS)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A class of a paper's for what a system leaves of native's throughput: over so many %. sign: in tables."""
+
+    name: str
+    sign: str
+    over: float
+    colour: str
 
 
 @dataclass(frozen=True)
@@ -140,6 +158,7 @@ class Cell:
     marks: frozenset[Mark]
     p: float | None = None
     p_holm: float | None = None
+    grade: Grade | None = None  # of a table in a paper's classes
 
     @property
     def significant(self) -> bool:
@@ -168,6 +187,12 @@ class Table:
     host: str = ""
     suite: str = ""
     metrics: tuple[Metric, ...] = METRICS
+
+    @property
+    def label(self) -> str:
+        """What figures call it: by its number where it has the rows of Tables 1 and 2."""
+        known = {workload for _, workload in self.rows} <= {*WORKLOADS, *FILE_WORKLOADS}
+        return f"Table {self.number}" if known else f"Suite {self.suite}"
 
     @property
     def single(self) -> bool:
@@ -299,10 +324,21 @@ def control(tables: Iterable[Table]) -> Control | None:
     return Control(sum(n for n, _ in counts), sum(alarms for _, alarms in counts), significant, counts)
 
 
+SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+def natural(name: str) -> list[object]:
+    """What ids are sorted by: 4k before 128k before 1m, 1th before 32th."""
+    key: list[object] = []
+    for text, number, unit, plain in re.findall(r"(\D*)(?:(\d+)([km]?)(?![a-z0-9])|(\d+))?", name):
+        key += [text, int(number) * SIZES[unit] if number else int(plain or 0)]
+    return key
+
+
 def ordered(found: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """Known ids in their order, then the others by name."""
     found, known = set(found), list(known)
-    return tuple([name for name in known if name in found] + sorted(found - set(known)))
+    return tuple([name for name in known if name in found] + sorted(found - set(known), key=natural))
 
 
 def row_order(device: str, workload: str, system: str) -> tuple[object, ...]:
@@ -312,7 +348,7 @@ def row_order(device: str, workload: str, system: str) -> tuple[object, ...]:
     return tuple(
         part
         for name, names in zip(place, known, strict=True)
-        for part in (names.index(name) if name in names else len(names), name)
+        for part in (names.index(name) if name in names else len(names), natural(name))
     )
 
 
@@ -349,7 +385,7 @@ def make_table(
     rows = tuple(
         (device, workload)
         for device in ordered((run.device for run in runs), DEVICES)
-        for workload in ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS)
+        for workload in ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS if _known(runs) else ())
         if (device, workload) in pairs
     )
     systems = ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
@@ -374,7 +410,8 @@ def make_table(
     notes = _notes(runs, valid, seed) + _tested(cells)
     if files:
         notes += (FLOWOPS,)
-        notes += tuple(f"The paper does not state it: {choice}." for choice in choices)
+        head = "The paper does not state it" if _known(runs) else "How it is done"
+        notes += tuple(f"{head}: {choice}." for choice in choices)
     else:
         notes += tuple(f"How it is done: {choice}." for choice in of_blocks)
     return Table(
@@ -403,15 +440,52 @@ def tail_table(table: Table) -> Table | None:
     return replace(table, title=title, notes=notes, cells=cells, metrics=TAILS)
 
 
+def grade_of(share: float, grades: Sequence[Grade]) -> Grade:
+    """The class of what is left of native's throughput, in %."""
+    return next((one for one in grades if share > one.over), grades[-1])
+
+
+def graded(table: Table, grades: Sequence[Grade], source: str) -> Table:
+    """What each system of a table leaves of native's throughput, in a paper's classes."""
+    throughput = METRICS[0]
+    cells, counts = {}, defaultdict[tuple[str, str], Counter[Grade]](Counter)
+    for (device, workload, system, name), cell in table.cells.items():
+        if name != throughput.id or system == NATIVE:
+            continue
+        marks = cell.marks & {Mark.INVALID, Mark.SINGLE}
+        share = cell.difference.scaled(1, 100) if cell.difference else None
+        grade = None
+        if share:
+            grade = grade_of(share.value, grades)
+            counts[device, system][grade] += 1
+        cells[device, workload, system, RELATIVE.id] = replace(
+            cell, mean=None, difference=share, marks=marks, p=None, p_holm=None, grade=grade
+        )
+    *known, worst = [f"{one.sign} {one.name}" for one in grades]
+    classes = ", ".join(f"{text} over {one.over:g} %" for text, one in zip(known, grades, strict=False))
+    notes = [f"Throughput in % of native's, in the classes of {source}: {classes}, {worst} less."]
+    for (device, system), found in counts.items():
+        listed = ", ".join(f"{found[one]} {one.name}" for one in grades)
+        notes.append(f"{DEVICES.get(device, device)}, {SYSTEMS.get(system, system)}: {listed}.")
+    systems = tuple(system for system in table.systems if system != NATIVE)
+    return replace(table, notes=(*table.notes[:1], *notes), systems=systems, cells=cells, metrics=(RELATIVE,))
+
+
 FLOWOPS = (
     "An operation is a flowop of the workload file, such as open, read, close. Files per second (created, opened or"
     " deleted) are in table-long.csv as files_kops."
 )
 
 
+def _known(runs: Sequence[Run]) -> bool:
+    """Are they of the rows of Tables 1 and 2?"""
+    return {run.workload for run in runs} <= {*WORKLOADS, *FILE_WORKLOADS}
+
+
 def _title(runs: Sequence[Run], emulated: str, files: bool) -> str:
-    place = emulated or "measured on real devices"
-    what = "Table 2: file system workloads" if files else "Table 1: block device workloads"
+    place = emulated or "measured on a host's devices"
+    what = "file system workloads" if files else "block device workloads"
+    what = f"Table {2 if files else 1}: {what}" if _known(runs) else what.capitalize()
     return f"{what}, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"
 
 
@@ -452,14 +526,15 @@ def column_name(metric: Metric, system: str) -> str:
     return f"{metric.column}_{system if system == NATIVE else SYSTEMS.get(system, system)}"
 
 
-def paper_table(path: Path) -> Table:
-    """One of the paper's own tables, from its CSV: means only, and native's where they are absolute."""
+def paper_table(path: Path, number: int, title: str, notes: tuple[str, ...] = (), decimals_cpu: int = 1) -> Table:
+    """One of a paper's own tables, from its CSV: means only, and native's where they are absolute."""
     devices = {title: name for name, title in DEVICES.items()}
     columns = {column_name(metric, system): (metric, system) for metric in METRICS for system in SYSTEMS}
     rows, systems, cells = [], [], {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):
-            device, workload = devices[record.pop("device")], record.pop("workload")
+            named, workload = record.pop("device"), record.pop("workload")
+            device = devices.get(named, named)
             rows.append((device, workload))
             for column, text in record.items():
                 metric, system = columns[column]
@@ -471,13 +546,4 @@ def paper_table(path: Path) -> Table:
                 mean, difference = (value, None) if system == NATIVE else (None, value)
                 marks = _marks(metric, device, workload, 0, 0, mean, difference)
                 cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
-    number = 2 if rows[-1][1] in FILE_WORKLOADS else 1
-    return Table(
-        number,
-        f"Table {number} of the BDUS paper (Faria et al., SYSTOR 2021), as published",
-        ("at least 5 runs per cell; the paper prints no intervals",),
-        tuple(rows),
-        tuple(systems),
-        cells,
-        decimals_cpu=0,
-    )
+    return Table(number, title, notes, tuple(rows), tuple(systems), cells, decimals_cpu=decimals_cpu)

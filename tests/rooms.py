@@ -39,6 +39,20 @@ ALONE = "fuse-passthrough harness/flow lab/ssd".split()
 # Tests include whatever they test.
 TESTS = "tests/"
 
+# A folder of the Python package imports from those above it in this list.
+PYTHON_ORDER = """
+harness/observing
+harness/machine
+harness/model
+harness/systems
+harness/engines
+harness/stores
+harness/running
+analysis
+lab
+harness/cli
+""".split()
+
 # Headers that are for the files of their own folder.
 INTERNAL = re.compile(r"(^|_)internal\.h$")
 # In quotes, or in brackets what is in this tree.
@@ -140,6 +154,17 @@ def without_detours(arrows: Arrows) -> Arrows:
     return {one: {other for other in used if other not in reached(one, other)} for one, used in arrows.items()}
 
 
+def circles(arrows: Arrows) -> list[str]:
+    """Imports that go up in PYTHON_ORDER, a line each."""
+    place = {folder: number for number, folder in enumerate(PYTHON_ORDER)}
+    return [
+        f"{one} imports from {other}, which is not above it in tests/rooms.py"
+        for one, used in sorted(arrows.items())
+        for other in sorted(used)
+        if place.get(other, len(place)) >= place.get(one, -1)
+    ]
+
+
 def drawing(arrows: Arrows) -> str:
     lines = ["```mermaid", "flowchart TD"]
     name = {
@@ -172,7 +197,9 @@ def main() -> int:
         return 2
     wrong = [line for name in names for line in look_at(top, name)]
     python = [name for name in tracked(top, "*.py") if name.startswith(PYTHON)]
-    drawn = drawing(without_detours(c_arrows(top, names))) + "\n" + drawing(python_arrows(top, python))
+    imports = python_arrows(top, python)
+    wrong += circles(imports)
+    drawn = drawing(without_detours(c_arrows(top, names))) + "\n" + drawing(without_detours(imports))
     page = top / DRAWN_IN
     text = page.read_text() if page.exists() else ""
     if write:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from userblk import __version__
 from userblk.analysis.summaries import SummaryError
 
-from .. import interrupt
-from ..config import ConfigError
-from ..safety import Refused
+from ..machine import interrupt
+from ..machine.safety import Refused
+from ..model.tables import ConfigError
 from . import bundle, host, report, results, run
 from .common import EXIT_SIGNAL, EXIT_USAGE
 

@@ -16,8 +16,9 @@ from userblk.analysis.compare import environments
 from userblk.analysis.summaries import Campaign, lab_banner
 from userblk.analysis.table import Table, make_tables
 
-from .. import archive, paths
-from ..config import ConfigError
+from ..machine import paths
+from ..model.tables import ConfigError
+from ..running import archive
 from .common import Add, add_json, add_results, find_campaign, print_json
 from .report import campaign_of
 from .results import write_tables
@@ -33,7 +34,7 @@ def _machine(environment: dict[str, Any]) -> list[str]:
     return [*lines, "- packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))]
 
 
-def readme(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperComparison) -> str:
+def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.PaperComparison]) -> str:
     """What is in the artefact, which command makes each part of it, and what it says of each of the paper's claims."""
     name, version = campaign.name, campaign.asked.get("userblk", {})
     lines = [f"# {name}", ""]
@@ -61,16 +62,18 @@ def readme(campaign: Campaign, tables: Sequence[Table], beside: paper.PaperCompa
     for machine, environment in environments(campaign).items():
         lines += [f"## Machine {machine}", "", *_machine(environment), ""]
     lines += ["## Tables", "", *(f"- {table.title}" for table in tables), ""]
-    lines += [
-        f"## The paper's claims: `userblk compare {name} paper`",
-        "",
-        *(f"- {line}" for line in beside.summary),
-        "",
-        "| claim | section | here | cells |",
-        "|---|---|---|---|",
-    ]
-    for ours, _ in beside.claims:
-        lines.append(f"| {ours.claim.text} | {ours.claim.section} | {ours.verdict.value} | {ours.counted} |")
+    for beside in besides:
+        lines += [
+            f"## The claims of {beside.paper.source}: `userblk compare {name} {beside.paper.name}`",
+            "",
+            *(f"- {line}" for line in beside.summary),
+            "",
+            "| claim | section | here | cells |",
+            "|---|---|---|---|",
+        ]
+        for ours, _ in beside.claims:
+            lines.append(f"| {ours.claim.text} | {ours.claim.section} | {ours.verdict.value} | {ours.counted} |")
+        lines.append("")
     return "\n".join(lines) + "\n"
 
 
@@ -94,9 +97,10 @@ def bundle_command(args: argparse.Namespace) -> int:
         write_tables(tables, made / "tables")
         write_report(campaign, made / "report", paths.CONFIGS)
         (made / "export.json").write_text(export.json_text(campaign, tables))
-        beside = paper.compare_with_paper(campaign, tables, paths.CONFIGS)
-        (made / "README.md").write_text(readme(campaign, tables, beside))
-        (made / "tables/paper.csv").write_text(paper.as_csv(beside))
+        besides = paper.compare_with_papers(campaign, tables, paths.CONFIGS)
+        (made / "README.md").write_text(readme(campaign, tables, besides))
+        for beside in besides:
+            (made / f"tables/{beside.paper.name}.csv").write_text(paper.as_csv(beside))
         archive.export(directory, file, beside=made)
     if args.json:
         print_json({"campaign": directory.name, "file": str(file.absolute()), "bytes": os.path.getsize(file)})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ..config import ConfigError
+from ..model.tables import ConfigError
 
 EXIT_USAGE = 2
 EXIT_SIGNAL = 128  # and the signal's number: 130 after Ctrl-C

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""doctor, systems, workloads, lab, completion: about this machine and the configuration, not about a campaign."""
+"""doctor, systems, workloads, papers, lab, completion: about this machine and the configuration, no campaign."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import argparse
 import dataclasses
 import os
 import sys
+from typing import Any
 
-from .. import completion, config, doctor, paths
-from ..config import ConfigError
+from userblk.analysis import papers
+
+from ..machine import paths
+from ..model import config, tables
+from ..model.tables import ConfigError
+from . import completion, doctor
 from .common import Add, add_json, print_json
 
 EXIT_MISSING = 3  # doctor: something is missing for what was asked about
@@ -33,10 +38,10 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 def systems_command(args: argparse.Namespace) -> int:
     rows = []
-    for name in config.names("systems"):
+    for name in tables.names("systems"):
         system = config.load_system(name)
         missing = [need.what for need in doctor.system_needs(system) if not need.met]
-        about = config.description("systems", name)
+        about = tables.description("systems", name)
         rows.append({"name": name, "kind": system.kind, "about": about, "missing_here": missing})
     if args.json:
         print_json(rows)
@@ -51,7 +56,7 @@ def systems_command(args: argparse.Namespace) -> int:
 
 def workloads_command(args: argparse.Namespace) -> int:
     """Of one suite, or of those that are made of no others."""
-    suites = [args.suite] if args.suite else config.names("suites")
+    suites = [args.suite] if args.suite else tables.names("suites")
     found = {
         (workload.suite, workload.id): workload for name in suites for workload in config.load_suite(name).workloads
     }
@@ -71,6 +76,46 @@ def workloads_command(args: argparse.Namespace) -> int:
         return 0
     for row in rows:
         print(f"{row['suite']:12} {row['id']:24} {row['engine']}")
+    return 0
+
+
+def papers_command(args: argparse.Namespace) -> int:
+    """What there is to compare with, and what of it this machine can measure."""
+    rows: list[dict[str, Any]] = []
+    for paper in papers.load_papers(paths.CONFIGS):
+        missing = {}
+        for name in paper.systems:
+            if name not in tables.names("systems"):
+                missing[name] = "no such system here"
+                continue
+            needs = [need for need in doctor.system_needs(config.load_system(name)) if not need.met]
+            if needs:
+                missing[name] = "; ".join(f"{need.what} ({need.mend})" for need in needs)
+        rows.append(
+            {
+                "name": paper.name,
+                "title": paper.title,
+                "source": paper.source,
+                "suites": paper.all_suites,
+                "numbers": paper.numbers,
+                "claims": len(paper.claims),
+                "systems": paper.systems,
+                "missing_here": missing,
+                "stand_ins": dict(paper.environment["instead"]),
+                "absent": dict(paper.absent),
+            }
+        )
+    if args.json:
+        print_json(rows)
+        return 0
+    for row in rows:
+        print(f"{row['name']}: {row['title']} ({row['source']})")
+        print(f"  compare    {row['numbers']:,} numbers, {row['claims']} claims; suites {', '.join(row['suites'])}")
+        ready = [name for name in row["systems"] if name not in row["missing_here"]]
+        print(f"  runs here  {', '.join(ready) or 'none of its systems'}")
+        for head, what in (("not here", "missing_here"), ("stand-in", "stand_ins"), ("nowhere", "absent")):
+            for name, reason in row[what].items():
+                print(f"  {head:10} {name}: {reason}")
     return 0
 
 
@@ -97,6 +142,10 @@ def add_commands(add: Add) -> None:
     workloads = add("workloads", "list the workloads", workloads_command)
     workloads.add_argument("--suite", metavar="NAME", help="list those of one suite only (default: all)")
     add_json(workloads)
+    known = add(
+        "papers", "list the papers that campaigns are compared with, and what of each can run here", papers_command
+    )
+    add_json(known)
     lab = add("lab", "build the lab, run a command in it, or get a shell in it", lab_command)
     lab.add_argument("action", choices=("build", "shell", "run"))
     lab.add_argument("arguments", nargs=argparse.REMAINDER, help="see lab/build --help, lab/run --help")

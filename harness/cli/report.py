@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from userblk.analysis import agreement, compare, history, paper, report
+from userblk.analysis.papers import paper_names
 from userblk.analysis.summaries import Campaign, read_campaign
 from userblk.analysis.table import make_tables
 
-from .. import paths
-from ..config import ConfigError
+from ..machine import paths
+from ..model.tables import ConfigError
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say
-from .results import PAPER
 
 GATE_CLOSED = 3  # exit code
 FIGURES = (".png", ".svg")
@@ -33,20 +33,22 @@ def campaign_of(name: str, results: Path) -> Campaign:
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    if args.first == PAPER:
-        raise ConfigError(f"first={PAPER}: name a campaign first: userblk compare CAMPAIGN {PAPER}")
+    papers = (paper.ANY, *paper_names(paths.CONFIGS))
+    if args.first in papers:
+        raise ConfigError(f"first={args.first}: name a campaign first: userblk compare CAMPAIGN {args.first}")
     first = campaign_of(args.first, args.results)
+    with_paper = args.second in papers
     shown: RenderableType
-    if args.fail_over is not None and (args.second == PAPER or not 0 <= args.fail_over < math.inf):
-        remedy = "compare two campaigns" if args.second == PAPER else "give a percentage from 0 on"
+    if args.fail_over is not None and (with_paper or not 0 <= args.fail_over < math.inf):
+        remedy = "compare two campaigns" if with_paper else "give a percentage from 0 on"
         raise ConfigError(f"fail-over={args.fail_over:g}: is no limit here; {remedy}")
     worse: list[compare.Line] = []
-    if args.second == PAPER:
+    if with_paper:
         tables = make_tables(first.runs, first.seed, first.choices)
-        beside = paper.compare_with_paper(first, tables, paths.CONFIGS)
+        beside = paper.compare_with_paper(first, tables, paper.paper_for(first, paths.CONFIGS, args.second))
         found = agreement.agreements(beside.cells)
         value = paper.as_json(beside) | {"agreement": agreement.as_json(found)}
-        text, shown = paper.as_csv(beside), Group(paper.terminal(beside), agreement.terminal(found))
+        text, shown = paper.as_csv(beside), Group(paper.terminal(beside, Console()), agreement.terminal(found))
     else:
         both = compare.compare(first, campaign_of(args.second, args.results))
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
@@ -102,10 +104,12 @@ def report_command(args: argparse.Namespace) -> int:
 
 
 def add_commands(add: Add) -> None:
-    sub = add("compare", "show where two campaigns, or a campaign and the paper, differ", compare_command)
+    sub = add("compare", "show where two campaigns, or a campaign and a paper, differ", compare_command)
     sub.add_argument("first", metavar="CAMPAIGN", help="directory of a campaign, or its name below --results")
     sub.add_argument(
-        "second", metavar="CAMPAIGN", help=f"another campaign, or `{PAPER}` for the paper's numbers and claims"
+        "second",
+        metavar="CAMPAIGN",
+        help=f"another campaign, or a paper (userblk papers lists them); `{paper.ANY}`: that which has the suite",
     )
     sub.add_argument("--all", action="store_true", help="also show comparisons without a significant difference")
     sub.add_argument("--csv", action="store_true", help="print a line for each comparison")

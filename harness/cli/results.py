@@ -14,21 +14,22 @@ from pathlib import Path
 
 from rich.console import Console
 from userblk.analysis import attach, costs, export, failover, latex, model, render, report, store_figures, sweep
-from userblk.analysis.paper import paper_tables
+from userblk.analysis.paper import ANY, compare_with_paper, paper_for
+from userblk.analysis.papers import Paper, load_paper, load_papers, paper_names
 from userblk.analysis.report import Report
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import Table, make_tables, tail_table
+from userblk.analysis.table import Table, graded, make_tables, tail_table
 
-from .. import archive, hosts, paths, repeat
-from ..config import ConfigError
-from ..plan import COUNTING, Plan, read_plan
-from ..runner import valid_summary
+from ..machine import paths
+from ..model.plan import COUNTING, Plan, read_plan
+from ..model.tables import ConfigError
+from ..running import archive, hosts, stopping
+from ..running.runner import valid_summary
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say, write_file
 
 FORMATS = ("terminal", "markdown", "csv", "csv-long", "latex", "html", "json")
 TYPESET = ("latex", "html")
 FILES = {"table.md": "markdown", "table.csv": "csv", "table-long.csv": "csv-long"}
-PAPER = "paper"
 ARCHIVE = "archive"
 EXPORTS = {ARCHIVE: archive.SUFFIXES[0], "openmetrics": ".openmetrics", "json": ".json"}  # and how their names end
 
@@ -103,12 +104,34 @@ def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
     return list(FILES)
 
 
+def paper_named(name: str) -> Paper | None:
+    """The paper of that name, for `paper` that with most numbers; None if it is the name of none."""
+    if name == ANY:
+        return load_papers(paths.CONFIGS)[0]
+    return load_paper(name, paths.CONFIGS) if name in paper_names(paths.CONFIGS) else None
+
+
+def with_classes(paper: Paper) -> Paper:
+    """Raises ConfigError where it has none."""
+    if not paper.grades:
+        raise ConfigError(f"classes={paper.name}: the paper has no classes; name another (userblk papers)")
+    return paper
+
+
 def table_command(args: argparse.Namespace) -> int:
     reports: list[Report] = []
-    if args.model and args.campaign == PAPER:
-        raise ConfigError(f"model: {PAPER} is what models are compared with; name a campaign")
-    if args.campaign == PAPER:
-        tables = list(paper_tables(paths.CONFIGS).values())
+    own = paper_named(args.campaign)
+    if args.model and own:
+        raise ConfigError(f"model: {args.campaign} is what models are compared with; name a campaign")
+    if own:
+        tables = [table for table in own.tables.values() if table.cells]
+        if not tables:
+            raise ConfigError(
+                f"campaign={args.campaign}: the paper gives no numbers; compare a campaign with its claims"
+            )
+        if args.classes:
+            grading = with_classes(load_paper(args.classes, paths.CONFIGS))
+            tables = [graded(table, grading.grades, grading.source) for table in tables]
     else:
         directory = find_campaign(args.campaign, args.results)
         tables, reports = tables_of(directory), reports_of(directory)
@@ -116,6 +139,15 @@ def table_command(args: argparse.Namespace) -> int:
             reports, tables = [model.beside_paper(read_campaign(directory), tables, paths.CONFIGS)], []
         if not tables and not reports:
             raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
+        if args.classes:
+            campaign = read_campaign(directory)
+            grading = with_classes(paper_for(campaign, paths.CONFIGS, args.classes))
+            found = compare_with_paper(campaign, tables, grading).ours
+            tables, reports = [graded(table, grading.grades, grading.source) for table in found.values()], []
+            if not tables:
+                raise ConfigError(
+                    f"classes={args.classes}: {directory} has none of the paper's workloads on its devices"
+                )
         if args.tails:
             tables = [tail for table in tables if (tail := tail_table(table))]
             if not tables:
@@ -194,7 +226,7 @@ def _repetitions(own: Path, plan: Plan) -> dict[str, object]:
     """How often cells are measured, and why those are not done whose intervals are wide."""
     counts = [entry.repetition for entry in plan.entries if entry.repetition != COUNTING]
     try:
-        cells = json.loads((own / repeat.FILE).read_text())["cells"]
+        cells = json.loads((own / stopping.FILE).read_text())["cells"]
     except (OSError, ValueError, LookupError, TypeError):
         cells = []
     wide = [cell for cell in cells if cell["width"] is not None and cell["width"] > plan.profile.half_width]
@@ -275,7 +307,13 @@ def add_commands(add: Add) -> None:
     table.add_argument(
         "campaign",
         metavar="CAMPAIGN",
-        help=f"directory of the campaign, or its name below --results; `{PAPER}` for the paper's own tables",
+        help=f"directory of the campaign, or its name below --results; the name of a paper (userblk papers) for its own"
+        f" tables, `{ANY}` for that with most numbers",
+    )
+    table.add_argument(
+        "--classes",
+        metavar="PAPER",
+        help="show what each system leaves of native's throughput, in the classes of PAPER",
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     table.add_argument("--ci", action="store_true", help="show half widths of the 95 %% confidence intervals")

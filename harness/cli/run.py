@@ -17,10 +17,18 @@ from typing import Any
 from rich.console import Console
 from userblk.analysis import costs
 
-from .. import config, environment, hosts, interrupt, load, paths, progress
-from .. import store_commands as stores
-from ..blockdev import identify
-from ..campaign import (
+from ..machine import interrupt, paths
+from ..machine.blockdev import identify
+from ..machine.safety import contents
+from ..model import config
+from ..model.config import Profile, Suite
+from ..model.hosts import Hosts, load_hosts
+from ..model.parts import ENGINES, FILL_BYTES_PER_S
+from ..model.plan import COUNTING, Plan, estimate, make_plan, read_plan
+from ..model.tables import ConfigError
+from ..observing import environment, host_load
+from ..running import hosts
+from ..running.campaign import (
     CLOCKS,
     CONTROL,
     LAB_BUILD,
@@ -29,7 +37,7 @@ from ..campaign import (
     VIRTUAL,
     Event,
     Place,
-    Runner,
+    RunnerProcess,
     choose_place,
     create,
     host_devices,
@@ -39,10 +47,9 @@ from ..campaign import (
     prepare_lab,
     runner_argv,
 )
-from ..config import ConfigError, Hosts, Profile, Suite
-from ..guests import Guests, at_once
-from ..plan import COUNTING, FILL_BYTES_PER_S, Plan, estimate, make_plan, read_plan
-from ..safety import contents
+from ..running.guests import Guests, at_once
+from . import progress
+from . import store as stores
 from .common import (
     Add,
     add_json,
@@ -81,7 +88,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
     profile = config.load_profile(args.profile)
     if args.store and not suite.on_store:
         raise ConfigError(f"store={args.store}: suite {suite.name} is not over a store; leave --store out")
-    default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.engine == "flow" for workload in suite.workloads)
+    default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.on_files for workload in suite.workloads)
     wanted = list_of(default if args.systems is None else args.systems)
     if args.systems is None and suite.systems:
         wanted = list(suite.systems)
@@ -114,7 +121,7 @@ def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite) -> tuple[
         raise ConfigError(f"LAB_CLOCK={asked}: must be one of {', '.join(CLOCKS)}")
     if not place.lab:
         return "real", ""
-    of_disks = all(workload.engine == "fio" and not workload.event for workload in suite.workloads)
+    of_disks = all(ENGINES[workload.engine].modelled for workload in suite.workloads)
     clock = asked or (VIRTUAL if of_disks and args.profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
@@ -167,7 +174,7 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     options = make_options(args)
     if options["suite"].on_store:
         raise ConfigError(f"hosts={args.hosts}: suite {args.suite} needs no devices; run it on each host")
-    found = config.load_hosts(args.hosts)
+    found = load_hosts(args.hosts)
     seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
     suite, profile, systems = (options.pop(name) for name in ("suite", "profile", "systems"))
     plans = hosts.make_plans(
@@ -406,7 +413,7 @@ def carry_out_hosts(directory: Path, as_json: bool) -> int:
 
     plans = hosts.plans_of(directory)
     try:
-        codes = hosts.Campaign(hosts.read_hosts(directory), directory, show).run()
+        codes = hosts.MultiHostCampaign(hosts.read_hosts(directory), directory, show).run()
     except BaseException:
         say(how_to_resume(directory))
         raise
@@ -428,24 +435,24 @@ def host_line(event: Event, plan: Plan | None) -> str:
 
 def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
     """Start the runner, show its events, and end it whatever happens here."""
-    others = load.OtherLoad()
-    runner: Runner | Guests | None = None
+    others = host_load.OtherLoad()
+    runner: RunnerProcess | Guests | None = None
     try:
         time.sleep(LOAD_LOOK)
         busy = others.percent()
-        if busy > load.BUSY and not (plan.profile.instructions or plan.model):
+        if busy > host_load.BUSY and not (plan.profile.instructions or plan.model):
             say(f"Other programs take {busy:.0f} % of a CPU: results are unreliable, and these runs get a warning.")
         if plan.emulated:
-            load.write(directory, busy)
+            host_load.write(directory, busy)
         with interrupt.held():
-            runner = Guests(plan, directory) if plan.model else Runner(runner_argv(plan, directory))
+            runner = Guests(plan, directory) if plan.model else RunnerProcess(runner_argv(plan, directory))
         for event in runner.events(TICK):
             if event is None:
                 display.tick()
             else:
                 display.event(event)
             if plan.emulated and others.due():
-                load.write(directory, others.percent())
+                host_load.write(directory, others.percent())
         return runner.wait()
     except BaseException:
         if runner:

@@ -9,31 +9,35 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..blockdev import BlockDevice
-from ..commands import CommandError, Process, Recorder, last_line
-from ..config import SystemConfig
-from ..paths import CHECKOUT
-from ..teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
+from ..machine.blockdev import BlockDevice
+from ..machine.paths import CHECKOUT
+from ..machine.subprocesses import CommandError, Process, Recorder, last_line
+from ..machine.teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
+from ..model.config import SystemConfig, parameters_of, queue_of
+from ..model.parts import KINDS, Kind
+from ..model.tables import Table
 
 # Of kernel modules: as many disks as suite attach has at once.
 PARAMETERS = {"nbd": ("nbds_max=64",)}
 PATIENCE = 60.0  # s for every step of a bring-up
+ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+OUR_DEVICES = ("passthrough", "null")
 
 
-class SystemError_(Exception):
+class BringUpError(Exception):
     """A system cannot be brought up; one line."""
 
 
 def built(build: str, *parts: str) -> Path:
-    """A file that make built. Raises SystemError_."""
+    """A file that make built. Raises BringUpError."""
     path = (CHECKOUT or Path()).joinpath(build, *parts)
     if not path.exists():
-        raise SystemError_(f"{path} is missing; build it with make")
+        raise BringUpError(f"{path} is missing; build it with make")
     return path
 
 
@@ -56,7 +60,7 @@ class Context:
     outlives: bool = False
 
     def library(self, *parts: str) -> Path:
-        """A file that make built. Raises SystemError_."""
+        """A file that make built. Raises BringUpError."""
         return built(self.build, *parts)
 
     def parameters(self) -> dict[str, str]:
@@ -94,15 +98,19 @@ class Running:
         """What a workload on the device opens."""
         return str(self.file or self.used.path)
 
+    def devices(self) -> list[BlockDevice]:
+        """The device that the workload uses, and the one below; none where it uses a file."""
+        return [] if self.file else [self.used] + ([self.backing] if self.backing else [])
+
     def server_died(self) -> bool:
         started = start_time(self.server)
         return bool(self.server) and (not started or started != self.server_started)
 
     def change_server(self, event: str) -> None:
-        """Let another server take the place of this one: "kill" it first, or "replace" it. Raises SystemError_."""
+        """Let another server take the place of this one: "kill" it first, or "replace" it. Raises BringUpError."""
         change = self.replace if event == "replace" else self.restart
         if change is None:
-            raise SystemError_(f"{self.used.path}: its framework can do no {event}")
+            raise BringUpError(f"{self.used.path}: its framework can do no {event}")
         old, started = self.server, self.server_started
         self.server = 0  # its end is no failure
         try:
@@ -116,15 +124,117 @@ class Running:
         self.server_started = start_time(self.server)
 
 
+class SystemKind(Kind):
+    """A kind of system as it is brought up; a file of its own adds one to KINDS.
+
+    needs: kernel modules. packages: of programs that it runs, Debian's package by program. made: what make builds for
+    it, target and file, with {device} for the device's name. foreign: a server of somebody else's.
+    """
+
+    needs: tuple[str, ...] = ()
+    packages: Mapping[str, str] = {}
+    made: tuple[str, str] | None = None
+    foreign = False
+
+    def up(self, context: Context) -> Running:
+        """Bring it up; what is made is noted in the context's teardown. Raises BringUpError, CommandError."""
+        raise NotImplementedError
+
+    def modules(self, config: SystemConfig) -> tuple[str, ...]:
+        """Kernel modules that a system needs."""
+        return self.needs
+
+    def programs(self, config: SystemConfig) -> Mapping[str, str]:
+        """Programs that a system needs, and the packages that bring them."""
+        return self.packages
+
+    def absent(self, config: SystemConfig) -> list[str]:
+        """Why a system of others cannot run here, a line each: it is left out then. Ours that cannot is an error."""
+        return []
+
+
+class Served(SystemKind):
+    """One of our devices behind a framework. with_connections, with_timeout, modes: further keys of its file."""
+
+    with_connections = False
+    with_timeout = True
+    with_threads = True
+    modes: tuple[str, ...] = ()
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        system = SystemConfig(
+            name=name,
+            kind=self.name,
+            device=table.text("device", OUR_DEVICES),
+            connections=table.integer("connections", 1) if self.with_connections else 0,
+            threads=table.integer("threads", 1) if self.with_threads else 1,
+            timeout_s=table.integer("timeout_s", 1) if self.with_timeout else 0,
+            mode=table.text("mode", self.modes) if self.modes else "",
+            queue=queue_of(table),
+            parameters=parameters_of(table),
+        )
+        own = {
+            "connections": self.with_connections,
+            "threads": self.with_threads,
+            "timeout_s": self.with_timeout,
+            "mode": bool(self.modes),
+        }
+        table.end(("name", "kind", "device", *(key for key, has in own.items() if has), "queue", "parameters"))
+        return system
+
+    def attaches(self, system: SystemConfig) -> bool:
+        return not system.backed
+
+
+class Layer(SystemKind):
+    """What the kernel, or somebody else's server, puts between a program and the device. with_null: or over none."""
+
+    with_null = False
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        null = self.with_null and "device" in table.values
+        device = table.text("device", ("null",)) if null else ""
+        system = SystemConfig(name=name, kind=self.name, device=device, queue=queue_of(table))
+        table.end(("name", "kind", "queue", *(("device",) if self.with_null else ())))
+        return system
+
+    def absent(self, config: SystemConfig) -> list[str]:
+        return [f"{name} is not installed" for name in self.packages if not find_program(name)] + [
+            f"the kernel has no {name}" for name in self.needs if not module_there(name)
+        ]
+
+
+def kind_of(config: SystemConfig) -> SystemKind:
+    kind = KINDS[config.kind]
+    assert isinstance(kind, SystemKind)
+    return kind
+
+
+def find_program(name: str) -> str | None:
+    """Also where only root's PATH leads."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{ADMIN_PATH}")
+
+
+def module_there(name: str) -> bool:
+    """Is it loaded, built in, or can it be loaded?"""
+    if module_loaded(name):
+        return True
+    modprobe = find_program("modprobe")
+    if not modprobe:
+        return False
+    argv = [modprobe, "--dry-run", "--quiet", name]
+    return not subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False).returncode
+
+
 def await_up(what: str, condition: Callable[[], bool], process: Process | None = None) -> None:
-    """Poll condition. Raises SystemError_ after PATIENCE seconds, CommandError as soon as process has ended."""
+    """Poll condition. Raises BringUpError after PATIENCE seconds, CommandError as soon as process has ended."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if process and process.poll() is not None:
             name, code = process.record["name"], process.poll()
             raise CommandError(f"{name}: exit code {code}: {last_line(process.errors)}")
         if time.monotonic() > end:
-            raise SystemError_(f"{what} within {PATIENCE:.0f} s")
+            raise BringUpError(f"{what} within {PATIENCE:.0f} s")
         time.sleep(0.02)
 
 
@@ -136,7 +246,7 @@ def scratch(teardown: Teardown) -> Path:
 
 
 def load_modules(names: tuple[str, ...], teardown: Teardown) -> None:
-    """Load what is not there yet, and note to unload it. Raises SystemError_."""
+    """Load what is not there yet, and note to unload it. Raises BringUpError."""
     for name in names:
         if module_loaded(name):
             continue
@@ -144,7 +254,7 @@ def load_modules(names: tuple[str, ...], teardown: Teardown) -> None:
         argv = ["modprobe", name, *PARAMETERS.get(name, ())]
         result = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if result.returncode:
-            raise SystemError_(f"kernel module {name} cannot be loaded: {result.stderr.strip() or 'no message'}")
+            raise BringUpError(f"kernel module {name} cannot be loaded: {result.stderr.strip() or 'no message'}")
 
 
 def settle() -> None:
@@ -154,16 +264,16 @@ def settle() -> None:
 
 
 def expect_size(used: BlockDevice, size: int, device: BlockDevice) -> None:
-    """Is a disk of ours as large as it is to be, in blocks as the device below has? Raises SystemError_."""
+    """Is a disk of ours as large as it is to be, in blocks as the device below has? Raises BringUpError."""
     if used.size != size or used.logical_block_size != device.logical_block_size:
-        raise SystemError_(
+        raise BringUpError(
             f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"
             f" not {size} in blocks of {device.logical_block_size}"
         )
 
 
 def set_queue(context: Context, used: BlockDevice) -> None:
-    """Set the queue of a device of ours as configured; "native": as the device below has it. Raises SystemError_."""
+    """Set the queue of a device of ours as configured; "native": as the device below has it. Raises BringUpError."""
     values = {}
     for name, wanted in context.config.queue.items():
         value = read_setting(context.device.queue / name) if wanted == "native" else wanted
@@ -173,7 +283,7 @@ def set_queue(context: Context, used: BlockDevice) -> None:
         try:
             write_setting(used.queue / name, value)
         except OSError as error:
-            raise SystemError_(f"{used.path}: {name}={value} cannot be set: {error.strerror}") from None
+            raise BringUpError(f"{used.path}: {name}={value} cannot be set: {error.strerror}") from None
     for name, value in values.items():  # one may have changed another
         if (found := read_setting(used.queue / name)) != value:
-            raise SystemError_(f"{used.path}: {name} became {found} after it was set to {value}")
+            raise BringUpError(f"{used.path}: {name} became {found} after it was set to {value}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 
-from ..blockdev import identify
-from ..interrupt import held
-from .base import Context, Running, await_up, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.interrupt import held
+from ..model.parts import KINDS
+from .base import Context, Running, Served, await_up, expect_size, set_queue, settle
 from .nbdkit import MODULES, connected, hang_up
-
-__all__ = ["MODULES", "up"]
 
 
 def up(context: Context) -> Running:
@@ -42,3 +41,16 @@ def up(context: Context) -> Running:
         problems=lambda: [] if connected(disk) else [f"{disk} is no longer connected"],
         fail_io=lambda: hang_up(disk),
     )
+
+
+class Buse(Served):
+    name = "buse"
+    needs = MODULES
+    made = "buse", "buse/userblk-buse"
+    with_threads = False
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Buse())

@@ -10,46 +10,38 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import string
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..blockdev import BlockDevice, identify
-from ..commands import CommandError, Process
-from ..config import SystemConfig
-from ..filesystem import mount_points
-from ..interrupt import held
-from ..teardown import PATIENCE, await_true, module_loaded, start_time, undo
+from ..machine.blockdev import BlockDevice, identify
+from ..machine.filesystem import mount_points
+from ..machine.interrupt import held
+from ..machine.subprocesses import CommandError, Process
+from ..machine.teardown import PATIENCE, await_true, start_time, undo
+from ..model.config import Requires, SystemConfig, queue_of
+from ..model.parts import KINDS
+from ..model.tables import Table
 from . import nbdkit
-from .base import Context, Running, SystemError_, await_up, scratch, set_queue, settle
+from .base import (
+    BringUpError,
+    Context,
+    Running,
+    SystemKind,
+    await_up,
+    find_program,
+    module_there,
+    scratch,
+    set_queue,
+    settle,
+)
 
+DISKS = ("nbd", "output", "loop")  # how the server becomes a disk
+# What its commands may hold in braces, beside the environment variables that it requires.
+PLACEHOLDERS = ("device", "directory", "socket", "pidfile", "mount", "size", "block_size", "threads", "connections")
 DAEMON_PATIENCE = 2.0  # s from the disk's name to the end of the process that started the daemon
-ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
-
-
-def find_program(name: str) -> str | None:
-    """Also where only root's PATH leads."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{ADMIN_PATH}")
-
-
-def module_there(name: str) -> bool:
-    """Is it loaded, built in, or can it be loaded?"""
-    if module_loaded(name):
-        return True
-    modprobe = find_program("modprobe")
-    if not modprobe:
-        return False
-    argv = [modprobe, "--dry-run", "--quiet", name]
-    return not subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False).returncode
-
-
-def absent(config: SystemConfig) -> list[str]:
-    """What the system requires and this machine has not."""
-    needs = config.requires
-    found = [f"{program} is not installed" for program in needs.programs if not find_program(program)]
-    found += [f"the kernel has no {module}" for module in needs.modules if not module_there(module)]
-    return found + [f"{name} is not set in the environment" for name in needs.environment if not os.environ.get(name)]
 
 
 def _serves(disk: str) -> bool:
@@ -81,7 +73,7 @@ def _first_line(path: Path) -> str:
 
 
 def _daemon(server: Process, argv: list[str]) -> tuple[int, int]:
-    """pid and start of the server itself, or of the process that it left serving. Raises SystemError_."""
+    """pid and start of the server itself, or of the process that it left serving. Raises BringUpError."""
     if server.poll() is None:
         return server.pid, server.started
     program = os.path.realpath(find_program(argv[0]) or argv[0])
@@ -94,7 +86,7 @@ def _daemon(server: Process, argv: list[str]) -> tuple[int, int]:
             continue  # it has just ended
     started, pid = max(found, default=(0, 0))
     if started < server.started:
-        raise SystemError_(f"{argv[0]} has ended, and no process of it serves")
+        raise BringUpError(f"{argv[0]} has ended, and no process of it serves")
     return pid, started
 
 
@@ -152,7 +144,7 @@ def up(context: Context) -> Running:
         used = identify(loop)
         set_queue(context, used)
     if used.size != size:
-        raise SystemError_(f"{used.path}: has {used.size} bytes, not {size}")
+        raise BringUpError(f"{used.path}: has {used.size} bytes, not {size}")
 
     pid, started = _daemon(server, argv)
     connections = int(values["connections"])
@@ -173,3 +165,79 @@ def up(context: Context) -> Running:
         problems=problems,
         fail_io=fail_io,
     )
+
+
+COMMAND_KEYS = ("name", "kind", "server", "disk", "backed", "connections", "threads", "timeout_s", "file", "stop")
+
+
+def _read(name: str, table: Table) -> SystemConfig:
+    """A system that is commands only."""
+    server, disk = table.texts("server"), table.text("disk", DISKS)
+    asked = table.table("requires", optional=True)
+    requires = Requires(
+        programs=asked.texts("programs", optional=True) or [server[0]],
+        modules=asked.texts("modules", optional=True),
+        environment=asked.texts("environment", optional=True),
+        packages=asked.texts("packages", optional=True),
+        hint=asked.text("hint") if "hint" in asked.values else "",
+    )
+    asked.end(tuple(Requires.__dataclass_fields__))
+    system = SystemConfig(
+        name=name,
+        kind="command",
+        device="passthrough" if table.boolean("backed") else "null",
+        connections=table.integer("connections", 1) if disk == "nbd" else 0,
+        threads=table.integer("threads", 1) if "threads" in table.values else 1,
+        timeout_s=table.integer("timeout_s", 1) if disk == "nbd" else 0,
+        queue=queue_of(table),
+        server=server,
+        stop=table.texts("stop", optional=True),
+        file=table.text("file") if disk == "loop" else "",
+        disk=disk,
+        requires=requires,
+    )
+    table.end((*COMMAND_KEYS, "queue", "requires"))
+    allowed = (*PLACEHOLDERS, *requires.environment)
+    for key, words, more in (("server", server, ()), ("stop", system.stop, ("disk",)), ("file", [system.file], ())):
+        for word in words:
+            for used in _placeholders(table, key, word):
+                if used not in (*allowed, *more):
+                    known = ", ".join(f"{{{one}}}" for one in (*allowed, *more))
+                    raise table.error(key, word, f"{{{used}}} is unknown; use one of {known}")
+    if disk == "nbd" and not any("{socket}" in word for word in server):
+        raise table.error("server", server, "disk=nbd needs {socket} in it")
+    return system
+
+
+def _placeholders(table: Table, key: str, word: str) -> list[str]:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
+    except ValueError as error:
+        raise table.error(key, word, f"{error}; write {{{{ and }}}} for braces of its own") from None
+
+
+class Command(SystemKind):
+    name = "command"
+    foreign = True
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        return _read(name, table)
+
+    def modules(self, config: SystemConfig) -> tuple[str, ...]:
+        return tuple(config.requires.modules)
+
+    def programs(self, config: SystemConfig) -> Mapping[str, str]:
+        return dict.fromkeys(config.requires.programs, " ".join(config.requires.packages))
+
+    def absent(self, config: SystemConfig) -> list[str]:
+        needs = config.requires
+        found = [f"{program} is not installed" for program in needs.programs if not find_program(program)]
+        found += [f"the kernel has no {module}" for module in needs.modules if not module_there(module)]
+        unset = (name for name in needs.environment if not os.environ.get(name))
+        return found + [f"{name} is not set in the environment" for name in unset]
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Command())

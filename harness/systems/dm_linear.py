@@ -6,12 +6,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from ..blockdev import identify
-from ..teardown import PATIENCE, TeardownError, undo
-from .base import Context, Running, SystemError_, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.teardown import PATIENCE, TeardownError, undo
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Layer, Running, set_queue, settle
 
 MODULES = ("dm_mod",)
-PROGRAMS = {"dmsetup": "dmsetup"}
 
 NAME = "userblk"
 SECTOR = 512
@@ -38,7 +38,7 @@ def remove_mapped(name: str) -> None:
 def up(context: Context) -> Running:
     device = context.device
     if _node(NAME):
-        raise SystemError_(f"a dm disk {NAME} is there already; remove it with: dmsetup remove {NAME}")
+        raise BringUpError(f"a dm disk {NAME} is there already; remove it with: dmsetup remove {NAME}")
     context.teardown.push("remove_mapped", name=NAME)
     table = f"0 {device.size // SECTOR} linear {device.path} 0"
     context.recorder.run(["dmsetup", "create", NAME, "--table", table], timeout=PATIENCE)
@@ -46,3 +46,15 @@ def up(context: Context) -> Running:
     used = identify(_node(NAME))
     set_queue(context, used)
     return Running(used=used, backing=device)
+
+
+class DmLinear(Layer):
+    name = "dm-linear"
+    needs = MODULES
+    packages = {"dmsetup": "dmsetup"}
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(DmLinear())

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ..commands import Process, Recorder
-from ..filesystem import mounted_type
-from ..interrupt import held
-from ..teardown import Teardown
-from .base import Context, Running, SystemError_, await_up
+from ..machine.filesystem import mounted_type
+from ..machine.interrupt import held
+from ..machine.subprocesses import Process, Recorder
+from ..machine.teardown import Teardown
+from ..model.config import SystemConfig
+from ..model.parts import KINDS
+from ..model.tables import Table
+from .base import BringUpError, Context, Running, SystemKind, await_up
 
 MODULES = ("fuse",)
 PROGRAM = "userblk-passthrough"
@@ -47,7 +51,7 @@ def mount(
     output = recorder.directory / str(daemon.record["stdout"])
     await_up(f"{program} is not ready", lambda: bool(status(output.read_text(errors="replace"), program)), daemon)
     if not mounted_type(point).startswith("fuse"):
-        raise SystemError_(f"{point}: is no FUSE file system although {program} is ready")
+        raise BringUpError(f"{point}: is no FUSE file system although {program} is ready")
     found = status(output.read_text(errors="replace"), program)
 
     def problems() -> list[str]:
@@ -55,6 +59,15 @@ def mount(
         return fallbacks(found, negotiated, program) + gone
 
     return daemon, found, problems
+
+
+def negotiation(table: Table) -> dict[str, Any]:
+    """The daemon's options, and what its status line must say."""
+    negotiated = table.table("negotiated")
+    return {
+        "options": table.texts("options", optional=True),
+        "negotiated": {key: negotiated.text(key) for key in list(negotiated.values)},
+    }
 
 
 def up(context: Context) -> Running:
@@ -74,3 +87,21 @@ def up(context: Context) -> Running:
         )
 
     return Running(used=context.device, serve=serve)
+
+
+class Fuse(SystemKind):
+    name = "fuse"
+    needs = MODULES
+    made = "fuse-passthrough", "fuse-passthrough/userblk-passthrough"
+    blocks = False
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        system = SystemConfig(name, self.name, **negotiation(table))
+        table.end(("name", "kind", "options", "negotiated"))
+        return system
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Fuse())

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from .base import Context, Running, SystemError_, scratch
-from .fuse import mount
+from ..model.config import SystemConfig
+from ..model.parts import KINDS
+from ..model.tables import Table
+from .base import BringUpError, Context, Running, SystemKind, scratch
+from .fuse import MODULES, mount, negotiation
 
 PROGRAM = "userblk-fuse-disk"
 
@@ -19,7 +22,7 @@ def up(context: Context) -> Running:
     argv += [f"{key}={value}" for key, value in parameters.items()]
     daemon, found, problems = mount(argv, file, config.negotiated, context.recorder, context.teardown)
     if (size := file.stat().st_size) != context.area:
-        raise SystemError_(f"{file}: has {size} bytes, not {context.area}")
+        raise BringUpError(f"{file}: has {size} bytes, not {context.area}")
     return Running(
         used=context.device,
         file=file,
@@ -28,3 +31,25 @@ def up(context: Context) -> Running:
         settings={"threads": config.threads, "negotiated": found, "options": list(config.options), **parameters},
         problems=problems,
     )
+
+
+class FuseDisk(SystemKind):
+    name = "fuse-disk"
+    needs = MODULES
+    made = "fuse-disk", "fuse-disk/userblk-fuse-disk"
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        # A file is no block device: it holds no data that a workload could have of a device below.
+        device, threads = table.text("device", ("null",)), table.integer("threads", 1)
+        system = SystemConfig(name, self.name, device, threads=threads, **negotiation(table))
+        table.end(("name", "kind", "device", "threads", "options", "negotiated"))
+        return system
+
+    def attaches(self, system: SystemConfig) -> bool:
+        return not system.backed
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(FuseDisk())

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..blockdev import identify
-from .base import Context, Running, SystemError_, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Layer, Running, expect_size, set_queue, settle
 from .lio import IBLOCK_MODULES as MODULES
 from .lio import NAME, Backstore, LioError, Lun
-
-__all__ = ["MODULES", "up"]
 
 
 def up(context: Context) -> Running:
@@ -20,9 +19,20 @@ def up(context: Context) -> Running:
         context.teardown.push("remove_lun", hba=str(lun.hba))
         lun.__enter__()  # left by remove_lun, which also works when this process was killed
     except LioError as error:
-        raise SystemError_(str(error)) from None
+        raise BringUpError(str(error)) from None
     settle()
     used = identify(str(lun.disk))
     expect_size(used, device.size, device)
     set_queue(context, used)
     return Running(used=used, backing=device)
+
+
+class Iblock(Layer):
+    name = "iblock"
+    needs = MODULES
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Iblock())

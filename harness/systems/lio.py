@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ..teardown import TeardownError, undo
+from ..machine.teardown import TeardownError, undo
 
 CONFIGFS = Path("/sys/kernel/config")
 TARGET = CONFIGFS / "target"

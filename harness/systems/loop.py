@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..blockdev import identify
-from ..interrupt import held
-from ..teardown import PATIENCE
-from .base import Context, Running, SystemError_, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.interrupt import held
+from ..machine.teardown import PATIENCE
+from ..model.config import SystemConfig
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Layer, Running, set_queue, settle
 
 MODULES = ("loop",)
-PROGRAMS = {"losetup": "mount"}
 
 
 def up(context: Context) -> Running:
@@ -21,8 +22,23 @@ def up(context: Context) -> Running:
         path = context.recorder.run(argv, timeout=PATIENCE).strip()
         context.teardown.push("detach_loop", device=path)
     if Path("/sys/block", Path(path).name, "loop/dio").read_text().strip() != "1":
-        raise SystemError_(f"{path}: refuses direct I/O on {device.path}")
+        raise BringUpError(f"{path}: refuses direct I/O on {device.path}")
     settle()
     used = identify(path)
     set_queue(context, used)
     return Running(used=used, backing=device, settings={"direct_io": 1})
+
+
+class Loop(Layer):
+    name = "loop"
+    needs = MODULES
+    packages = {"losetup": "mount"}
+
+    def attaches(self, system: SystemConfig) -> bool:
+        return True  # over a file in memory
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Loop())

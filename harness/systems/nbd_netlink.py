@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from .base import SystemError_
+from .base import BringUpError
 
 PATIENCE = 60.0  # s for an answer of the server or of the kernel
 
@@ -37,14 +37,14 @@ SOCKET_ITEM, SOCKET_FD = 1, 1
 
 
 def open_export(path: Path) -> tuple[socket.socket, int, int]:
-    """A connection that is ready for requests, the size in bytes and NBD's flags. Raises OSError, SystemError_."""
+    """A connection that is ready for requests, the size in bytes and NBD's flags. Raises OSError, BringUpError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(PATIENCE)
         connection.connect(str(path))
         hello = _receive(connection, 18)
         if hello[:16] != MAGIC + OPTION_MAGIC or not hello[17] & FIXED_NEWSTYLE:
-            raise SystemError_(f"{path}: is no NBD server of the newstyle")
+            raise BringUpError(f"{path}: is no NBD server of the newstyle")
         client = FIXED_NEWSTYLE | (NO_ZEROES if hello[17] & NO_ZEROES else 0)
         connection.sendall(struct.pack(">I8sII", client, OPTION_MAGIC, OPTION_EXPORT_NAME, 0))
         size, flags = struct.unpack(">QH", _receive(connection, 10))
@@ -62,7 +62,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     while len(data) < length:
         part = connection.recv(length - len(data))
         if not part:
-            raise SystemError_("the NBD server hung up during the handshake")
+            raise BringUpError("the NBD server hung up during the handshake")
         data += part
     return data
 
@@ -118,13 +118,13 @@ def _family() -> int:
     try:
         found = _ask(CTRL_TYPE, CTRL_GET_FAMILY, attribute(CTRL_FAMILY_NAME, b"nbd\0"))
     except OSError as error:
-        raise SystemError_(f"the kernel's nbd driver has no netlink interface: {error.strerror}") from None
+        raise BringUpError(f"the kernel's nbd driver has no netlink interface: {error.strerror}") from None
     (family,) = struct.unpack("=H", found[CTRL_FAMILY_ID])
     return int(family)
 
 
 def attach(path: Path, count: int, block_size: int, timeout_s: int, dead_timeout_s: int) -> str:
-    """A disk of count connections to the server at path: /dev/nbdN. Raises SystemError_.
+    """A disk of count connections to the server at path: /dev/nbdN. Raises BringUpError.
 
     timeout_s: after which a request is sent again, over another connection if its own is dead; dead_timeout_s: for
     which requests wait for a new connection when there is none.
@@ -140,7 +140,7 @@ def attach(path: Path, count: int, block_size: int, timeout_s: int, dead_timeout
         answer = _ask(_family(), CONNECT, body + connections_attribute(opened))
         (index,) = struct.unpack("=I", answer[INDEX])
     except (OSError, KeyError, struct.error) as error:
-        raise SystemError_(f"{path}: cannot be given to the kernel's nbd driver: {error}") from None
+        raise BringUpError(f"{path}: cannot be given to the kernel's nbd driver: {error}") from None
     finally:
         for connection in opened:
             connection.close()  # the kernel has its own reference
@@ -148,7 +148,7 @@ def attach(path: Path, count: int, block_size: int, timeout_s: int, dead_timeout
 
 
 def reconnect(device: str, path: Path, count: int) -> None:
-    """Give new connections to a disk whose old ones are dead. Raises SystemError_."""
+    """Give new connections to a disk whose old ones are dead. Raises BringUpError."""
     opened: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -156,7 +156,7 @@ def reconnect(device: str, path: Path, count: int) -> None:
         index = struct.pack("=I", int(device.removeprefix("/dev/nbd")))
         _ask(_family(), RECONFIGURE, attribute(INDEX, index) + connections_attribute(opened))
     except OSError as error:
-        raise SystemError_(f"{device}: cannot be connected again: {error}") from None
+        raise BringUpError(f"{device}: cannot be connected again: {error}") from None
     finally:
         for connection in opened:
             connection.close()

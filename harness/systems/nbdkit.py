@@ -8,12 +8,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..blockdev import BlockDevice, forget_errors, identify
-from ..commands import CommandError, Process, Recorder
-from ..interrupt import held
-from ..teardown import PATIENCE, Teardown, await_true, undo
+from ..machine.blockdev import BlockDevice, forget_errors, identify
+from ..machine.interrupt import held
+from ..machine.subprocesses import CommandError, Process, Recorder
+from ..machine.teardown import PATIENCE, Teardown, await_true, undo
+from ..model.parts import KINDS
 from . import nbd_netlink
-from .base import Context, Running, SystemError_, await_up, scratch, set_queue, settle
+from .base import BringUpError, Context, Running, Served, await_up, scratch, set_queue, settle
 
 MODULES = ("nbd",)
 
@@ -57,7 +58,7 @@ def connect(context: Context, socket: Path, connections: int) -> str:
 
 
 def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, teardown: Teardown) -> str:
-    """A free kernel disk, connected to a server until teardown: /dev/nbdN. Raises SystemError_, CommandError."""
+    """A free kernel disk, connected to a server until teardown: /dev/nbdN. Raises BringUpError, CommandError."""
     error: CommandError | None = None
     for device in _free_devices():
         try:
@@ -67,11 +68,11 @@ def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, tea
             return device
         except CommandError as failure:
             error = failure  # another program may have taken it first
-    raise error or SystemError_("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
+    raise error or BringUpError("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
 
 
 def disk_of(context: Context, device: str, server: Process) -> BlockDevice:
-    """The connected disk, once it is as it must be, with the system's queue. Raises SystemError_."""
+    """The connected disk, once it is as it must be, with the system's queue. Raises BringUpError."""
     block_size = context.device.logical_block_size
     size = context.device.size if context.config.backed else context.area
     await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
@@ -79,7 +80,7 @@ def disk_of(context: Context, device: str, server: Process) -> BlockDevice:
     forget_errors(device)
     used = identify(device)
     if used.logical_block_size != block_size:
-        raise SystemError_(f"{device}: has logical blocks of {used.logical_block_size} bytes, not {block_size}")
+        raise BringUpError(f"{device}: has logical blocks of {used.logical_block_size} bytes, not {block_size}")
     set_queue(context, used)
     return used
 
@@ -142,3 +143,19 @@ def up(context: Context) -> Running:
         fail_io=lambda: hang_up(device),
         restart=restart if context.outlives else None,
     )
+
+
+class Nbdkit(Served):
+    name = "nbdkit"
+    needs = MODULES
+    packages = {"nbdkit": "nbdkit", "nbd-client": "nbd-client"}
+    made = "plugins", "plugins/{device}.so"
+    with_connections = True
+    in_paper = True
+    events = ("kill",)
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Nbdkit())

@@ -9,9 +9,10 @@ import os
 import uuid
 from pathlib import Path
 
-from ..blockdev import identify
-from ..teardown import TeardownError, await_true, undo
-from .base import Context, Running, SystemError_, await_up, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.teardown import TeardownError, await_true, undo
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Layer, Running, await_up, expect_size, set_queue, settle
 
 MODULES = ("nvmet", "nvmet_tcp", "nvme_tcp")
 
@@ -76,7 +77,7 @@ def up(context: Context) -> Running:
     subsystem = TARGET / "subsystems" / NQN
     for path in (subsystem, PORT):
         if path.exists():
-            raise SystemError_(f"{path} is there already: another target runs")
+            raise BringUpError(f"{path} is there already: another target runs")
     teardown.push("remove_nvmet", nqn=NQN)
     try:
         namespace = subsystem / "namespaces/1"
@@ -92,7 +93,7 @@ def up(context: Context) -> Running:
         teardown.push("disconnect_nvme", nqn=NQN)
         _connect(service)
     except OSError as error:
-        raise SystemError_(f"nvme over TCP: {error.filename or TARGET}: {error.strerror}") from None
+        raise BringUpError(f"nvme over TCP: {error.filename or TARGET}: {error.strerror}") from None
     await_up("the NVMe disk does not appear", lambda: bool(_disk(NQN)))
     settle()
     used = identify(_disk(NQN))
@@ -130,3 +131,14 @@ def _connect(service: int) -> None:
         os.write(fd, ",".join(f"{key}={value}" for key, value in options.items()).encode())
     finally:
         os.close(fd)
+
+
+class NvmeTcp(Layer):
+    name = "nvme-tcp"
+    needs = MODULES
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(NvmeTcp())

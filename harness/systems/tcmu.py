@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..blockdev import identify
-from ..teardown import start_time, write_setting
-from .base import Context, Running, SystemError_, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.teardown import start_time, write_setting
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Running, Served, expect_size, set_queue, settle
 from .lio import MODULES, NAME, Backstore, LioError, Lun, TcmuRunner
-
-__all__ = ["MODULES", "up"]
 
 
 def _running_daemon(handler: Path) -> int:
-    """pid of the tcmu-runner that runs already, 0 if none does. Raises SystemError_ if it lacks our handler."""
+    """pid of the tcmu-runner that runs already, 0 if none does. Raises BringUpError if it lacks our handler."""
     for entry in Path("/proc").iterdir():
         try:
             if not entry.name.isdigit() or (entry / "comm").read_text() != "tcmu-runner\n":
@@ -23,7 +22,7 @@ def _running_daemon(handler: Path) -> int:
         except OSError:
             continue  # it has just ended
         if handler.name not in maps:
-            raise SystemError_(
+            raise BringUpError(
                 f"tcmu-runner (pid {entry.name}) runs without {handler.name};"
                 " stop it (systemctl stop tcmu-runner), or install the handlers and restart it"
             )
@@ -62,7 +61,7 @@ def up(context: Context) -> Running:
         teardown.push("remove_lun", hba=str(lun.hba))
         lun.__enter__()  # left by remove_lun, which also works when this process was killed
     except LioError as error:
-        raise SystemError_(str(error)) from None
+        raise BringUpError(str(error)) from None
     settle()
     used = identify(str(lun.disk))
     expect_size(used, size, device)
@@ -79,7 +78,7 @@ def up(context: Context) -> Running:
         try:
             pid = _start_daemon(context, handler).process.pid
         except LioError as error:
-            raise SystemError_(str(error)) from None
+            raise BringUpError(str(error)) from None
         teardown.push("remove_lun", hba=str(lun.hba))  # before the daemon's end
         return pid
 
@@ -93,3 +92,18 @@ def up(context: Context) -> Running:
         fail_io=fail_io,
         restart=restart if context.outlives and ours else None,
     )
+
+
+class Tcmu(Served):
+    name = "tcmu"
+    needs = MODULES
+    packages = {"tcmu-runner": "tcmu-runner"}
+    made = "handlers", "tcmu-handlers/handler_userblk_{device}.so"
+    in_paper = True
+    events = ("kill",)
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Tcmu())

@@ -8,10 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ..blockdev import identify
-from ..commands import Process
-from ..teardown import PATIENCE, TeardownError, undo
-from .base import Context, Running, await_up, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.subprocesses import Process
+from ..machine.teardown import PATIENCE, TeardownError, undo
+from ..model.parts import KINDS
+from .base import Context, Running, Served, await_up, expect_size, set_queue, settle
 
 MODULES = ("ublk_drv",)
 
@@ -70,3 +71,18 @@ def up(context: Context) -> Running:
         restart=(lambda: change("recover")) if context.outlives else None,
         replace=(lambda: change("replace", *served)) if context.outlives else None,
     )
+
+
+class Ublk(Served):
+    name = "ublk"
+    needs = MODULES
+    made = "ublk", "ublk/userblk-ublk"
+    with_timeout = False
+    modes = ("workers", "uring")
+    events = ("kill", "replace")
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Ublk())

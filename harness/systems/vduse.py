@@ -7,12 +7,13 @@ import os
 import subprocess
 from pathlib import Path
 
-from ..blockdev import identify
-from ..teardown import PATIENCE, TeardownError, await_true, undo
-from .base import Context, Running, SystemError_, await_up, expect_size, set_queue, settle
+from ..machine.blockdev import identify
+from ..machine.teardown import PATIENCE, TeardownError, await_true, undo
+from ..model.config import SystemConfig
+from ..model.parts import KINDS
+from .base import BringUpError, Context, Layer, Running, await_up, expect_size, set_queue, settle
 
 MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
-PROGRAMS = {"qemu-storage-daemon": "qemu-system-common", "vdpa": "iproute2"}
 
 NAME = "userblk"
 DEPTH = 256  # requests of each queue
@@ -40,7 +41,7 @@ def remove_vdpa(name: str) -> None:
 def up(context: Context) -> Running:
     config, device, recorder, teardown = context.config, context.device, context.recorder, context.teardown
     if Path("/dev/vduse", NAME).exists():
-        raise SystemError_(f"/dev/vduse/{NAME} is there already: another server runs")
+        raise BringUpError(f"/dev/vduse/{NAME} is there already: another server runs")
     size = device.size if config.backed else context.area
     queues = os.cpu_count() or 1
     below = (
@@ -68,3 +69,19 @@ def up(context: Context) -> Running:
         server_started=server.started,
         settings={"queues": queues, "depth": DEPTH},
     )
+
+
+class Vduse(Layer):
+    name = "vduse"
+    needs = MODULES
+    packages = {"qemu-storage-daemon": "qemu-system-common", "vdpa": "iproute2"}
+    with_null = True
+
+    def attaches(self, system: SystemConfig) -> bool:
+        return not system.backed
+
+    def up(self, context: Context) -> Running:
+        return up(context)
+
+
+KINDS.add(Vduse())

@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from userblk.analysis.paper import ClaimVerdict, Verdict, check_claim, judge_cell, load_claims, paper_tables
+from userblk.analysis.paper import ClaimVerdict, Verdict, check_claim, judge_cell
+from userblk.analysis.papers import load_paper
 from userblk.analysis.statistics import t_quantile
 from userblk.analysis.table import METRICS, NATIVE, CellKey, Table, half_width_limit, make_cell
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
+PAPER = "bdus"
 RUNS = 5  # of a cell in the paper
 THROUGHPUT, LATENCY, CPU = METRICS
 
@@ -79,8 +81,8 @@ def replicate(table: Table, share: float, rng: random.Random, runs: int) -> Tabl
 def simulate(share: float, replications: int, runs: int = RUNS, seed: int = 1) -> Result:
     """share: of the scatter that the paper allows; runs: of each of our cells."""
     rng = random.Random(seed)
-    paper = paper_tables(CONFIGS)
-    claims = load_claims(CONFIGS / "paper/claims.toml")
+    known = load_paper(PAPER, CONFIGS)
+    paper, claims = known.tables, known.claims
     rows = {number: table.rows for number, table in paper.items()}
     verdicts: dict[str, Counter[ClaimVerdict]] = {claim.id: Counter() for claim in claims}
     cells: Counter[Verdict] = Counter()

@@ -12,7 +12,7 @@ from userblk.analysis.table import METRICS, NATIVE
 
 def cell(number: int, paper: float, ours: float | None, system: str = "nbdkit", metric: int = 0) -> PaperCell:
     interval = None if ours is None else Interval(ours)
-    place = (1, "h", "sata", f"w{number}", system, METRICS[metric])
+    place = (1, "bdus-block", "h", "sata", f"w{number}", system, METRICS[metric])
     return PaperCell(*place, paper, 1.0, 2.0, interval, 1, Verdict.SAME, Verdict.SAME, ())
 
 

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+from made_up import summary
 from rich.console import Console
-from test_analysis_tables import summary
 from userblk.analysis.costs import as_csv, load_costs, rows, terminal
 from userblk.analysis.summaries import SummaryError
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import userblk
 from synthetic import make_campaign
-from test_cli import userblk
 from userblk.analysis import export
 from userblk.analysis.summaries import Campaign, read_campaign
 from userblk.analysis.table import make_tables
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} ([-+0-9.e]+)')
@@ -45,7 +45,7 @@ def fits(value: Any, schema: Mapping[str, Any], place: str = "$") -> None:
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    changes = {
+    changes: dict[int, dict[str, Any]] = {
         0: {"valid": False, "invalid": ['a "quoted" reason']},
         1: {"metrics": {"throughput_kops": 2.0, "latency_us": 500.0, "cpu_percent": 50.0, "latency_p99.9_us": 900.0}},
     }
@@ -103,11 +103,11 @@ def test_an_artefact_tells_how_each_part_is_made(campaign: Campaign, tmp_path: P
         assert file is not None
         text = file.read().decode()
     assert len(names) == len(set(names)) and "made-up/report/old.html" not in names
-    for name in ("campaign.json", "export.json", "tables/table.md", "tables/paper.csv", "report/report.html"):
+    for name in ("campaign.json", "export.json", "tables/table.md", "tables/bdus.csv", "report/report.html"):
         assert f"made-up/{name}" in names
     assert sum(name.endswith("/summary.json") for name in names) == 8
     assert "EMULATED" in text and "cpu_model: Made-up CPU" in text
-    assert text.count("\n| ") > 80 and "userblk compare made-up paper" in text
+    assert text.count("\n| ") > 80 and "userblk compare made-up bdus" in text
     assert userblk("import", "a.tar.gz", cwd=tmp_path).returncode == 0
     again = read_campaign(tmp_path / "results/made-up")
     assert again.runs == campaign.runs

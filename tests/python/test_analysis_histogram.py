@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from userblk.analysis.histogram import distribution, merged, percentile, supported
+from userblk.harness.observing.histogram import distribution, merged, percentile, supported
 
 
 def test_percentiles() -> None:

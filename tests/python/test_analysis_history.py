@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import userblk
 from synthetic import SPEED, make_campaign
-from test_cli import userblk
 from userblk.analysis import history, report
 from userblk.analysis.summaries import Campaign, SummaryError, read_campaign
 

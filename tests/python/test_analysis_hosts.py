@@ -12,11 +12,12 @@ from typing import Any
 from synthetic import ENVIRONMENT, make_campaign
 from userblk.analysis.page import write_report
 from userblk.analysis.paper import Verdict, compare_with_paper
+from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import make_tables
 from userblk.harness.cli.results import status, status_lines
-from userblk.harness.config import Host, Hosts
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.model.hosts import Host, Hosts
 
 MACHINE: dict[str, Any] = {
     **ENVIRONMENT,
@@ -27,6 +28,7 @@ MACHINE: dict[str, Any] = {
     "virtual": "",
     "distribution": "Debian",
 }
+BDUS = load_paper("bdus", CONFIGS)
 WORKLOADS = ["seq-read-1th-4k", "rand-read-16th-4k"]
 
 
@@ -55,7 +57,7 @@ def several_hosts(tmp_path: Path, hosts: dict[str, tuple[str, dict[str, Any]]]) 
         plan["entries"] = [entry for entry in plan["entries"] if device in ("", entry["device"])]
         (there / "plan.json").write_text(json.dumps(plan))
         (there / "environment.json").write_text(json.dumps({"warnings": [f"governor of {name}"]}))
-    asked = Hosts("two", tuple(Host(name, name, {}, {}) for name in hosts), "/u", "/d", ("ssh",))
+    asked = Hosts("two", "/u", "/d", ("ssh",), tuple(Host(name, name, {}, {}) for name in hosts))
     (results / "all/hosts.json").write_text(json.dumps({"schema": 1, **asdict(asked)}))
     return results / "all"
 
@@ -63,7 +65,7 @@ def several_hosts(tmp_path: Path, hosts: dict[str, tuple[str, dict[str, Any]]]) 
 def test_a_device_on_each_is_one_comparison(tmp_path: Path) -> None:
     directory = several_hosts(tmp_path, {"one": ("sata", MACHINE), "other": ("nvme", {**MACHINE, "cpus": 72})})
     campaign = read_campaign(directory)
-    found = compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS)
+    found = compare_with_paper(campaign, make_tables(campaign.runs), BDUS)
     assert len(found.cells) == 1365
     measured = [cell for cell in found.cells if cell.shape is not None]
     assert {(cell.device, cell.host) for cell in measured} == {("sata", "one"), ("nvme", "other")}
@@ -76,7 +78,7 @@ def test_identical_machines_are_pooled(tmp_path: Path) -> None:
     tables = make_tables(campaign.runs)
     assert {table.host for table in tables} == {"one+other"}
     assert {cell.n for table in tables for cell in table.cells.values()} == {4}
-    found = compare_with_paper(campaign, tables, CONFIGS)
+    found = compare_with_paper(campaign, tables, BDUS)
     assert len(found.cells) == 1365 and Counter(cell.n for cell in found.cells)[4] > 0
     assert all((campaign.directory / run.directory / "DONE").exists() for run in campaign.runs)
 
@@ -87,7 +89,7 @@ def test_what_was_measured_twice_counts_once(tmp_path: Path) -> None:
     campaign = read_campaign(several_hosts(tmp_path, {"one": ("sata", MACHINE), "other": ("sata", alike)}))
     tables = make_tables(campaign.runs)
     assert {table.host for table in tables} == {"one", "other"}
-    found = compare_with_paper(campaign, tables, CONFIGS)
+    found = compare_with_paper(campaign, tables, BDUS)
     assert len(found.cells) == 1365
     measured = [cell for cell in found.cells if cell.verdict is not Verdict.NOT_MEASURED]
     assert {cell.host for cell in measured} == {"other"}

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from synthetic import make_campaign
 from userblk.analysis import model, report
+from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.table import make_tables
-from userblk.harness import paths
+from userblk.harness.machine import paths
 
 PAPER = {("sata", "seq-read-1th-4k"): 133.18, ("nvme", "rand-write-16th-128k"): 13.04}
 
@@ -24,7 +25,7 @@ def simulated(tmp_path: Path, models: str, factor: float) -> Path:
     directory = make_campaign(tmp_path, systems=["native"], suite="bdus-block", repetitions=1)
     file = directory / "campaign.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model": models}))
-    with (paths.CONFIGS / "paper/table1.csv").open() as stream:
+    with (paths.CONFIGS / "papers/bdus/table1.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     paper = {(row["device"].lower(), row["workload"]): float(row["tput_kops_native"]) for row in rows}
     for summary in directory.rglob("summary.json"):
@@ -59,7 +60,7 @@ def test_only_cells_of_the_paper_are_calibrated() -> None:
     """The native columns have each of them, and no model may be set from anything else."""
     cells, _ = model.calibration(paths.CONFIGS / "models")
     assert cells
-    paper = model.paper_tables(paths.CONFIGS)[1]
+    paper = load_paper("bdus", paths.CONFIGS).tables[1]
     assert cells <= set(paper.rows)
 
 

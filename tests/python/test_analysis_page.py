@@ -12,18 +12,19 @@ import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic import make_campaign
-from userblk.analysis import raw
 from userblk.analysis.page import write_report
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.running.archive import CACHE
 
 WORKLOADS = ["seq-read-1th-4k", "rand-write-16th-4k", "create-1th", "web-server"]
 ROWS = 2 * (2 + 4)  # devices; workloads on blocks and on files
 BROWSER = shutil.which("chromium")
-BAD = {
+BAD: dict[int, dict[str, Any]] = {
     0: {"valid": False, "invalid": ["the server died <here> & there"]},
     1: {"warnings": ["load: other programs took 60 % of a CPU before the run"]},
 }
@@ -108,7 +109,7 @@ def test_it_comes_out_the_same(report: Path, tmp_path: Path) -> None:
     first = digests(report)
     campaign = report.parent
     moved = tmp_path / "moved" / campaign.name
-    shutil.copytree(campaign, moved, ignore=shutil.ignore_patterns(raw.CACHE, "report"))
+    shutil.copytree(campaign, moved, ignore=shutil.ignore_patterns(CACHE, "report"))
     again = tmp_path / "again"
     write_report(read_campaign(moved), again, CONFIGS)
     assert digests(again) == first

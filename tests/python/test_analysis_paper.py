@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from paper_claims import CONTRADICTED, OMITTED
 from rich.console import Console
 from synthetic import ENVIRONMENT, make_campaign
 from userblk.analysis.paper import (
-    Claim,
     ClaimVerdict,
     PaperCell,
     PaperComparison,
@@ -25,27 +25,20 @@ from userblk.analysis.paper import (
     compare_with_paper,
     equivalence_margin,
     judge_cell,
-    load_claims,
-    paper_tables,
     terminal,
 )
+from userblk.analysis.papers import Claim, load_claims, load_paper
 from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.table import METRICS, Cell, Table, make_tables
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
 THROUGHPUT, LATENCY, CPU = METRICS
-PAPER = paper_tables(CONFIGS)
-CLAIMS = {claim.id: claim for claim in load_claims(CONFIGS / "paper/claims.toml")}
+BDUS = load_paper("bdus", CONFIGS)
+PAPER = BDUS.tables
+CLAIMS = {claim.id: claim for claim in BDUS.claims}
 ROWS = {number: table.rows for number, table in PAPER.items()}
 
-# What the paper's text says and its tables do not bear out, as the claims are read.
-CONTRADICTED = {
-    "web-server-sata-bdus-latency",
-    "bdus-surpassed",
-    "bdus-fuse-cpu",
-}
-OMITTED = {"fuse-nvme-write-16th", "web-server-nvme-fuse"}  # FUSE lost 99.8 %: cells that the paper leaves out
 UNPRINTED = {"write-nvme-variability", "files-nvme-variability"}  # about intervals, which it does not print
 
 
@@ -180,7 +173,7 @@ def test_wrong_claims_are_named(tmp_path: Path, line: str, says: str) -> None:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
     campaign = read_campaign(make_campaign(tmp_path_factory.mktemp("paper"), repetitions=3))
-    return compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS)
+    return compare_with_paper(campaign, make_tables(campaign.runs), BDUS)
 
 
 def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) -> None:
@@ -228,7 +221,7 @@ def papers_own(tmp_path: Path, **changes: object) -> dict[tuple[str, str, str], 
         file.write_text(json.dumps(value))
         file.with_name("environment.json").write_text(json.dumps(environment))
     campaign = read_campaign(directory)
-    cells = compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS).cells
+    cells = compare_with_paper(campaign, make_tables(campaign.runs), BDUS).cells
     chosen = [cell for cell in cells if cell.device == "sata" and cell.table == 1]
     return {(cell.workload, cell.system, cell.metric.id): cell for cell in chosen}
 
@@ -262,14 +255,14 @@ def test_what_stands_in_for_the_papers_programs_is_not_compared(tmp_path: Path) 
     wanted = {"suite": "bdus-block", "systems": ["native", "buse"], "workloads": [A], "emulated": False}
     speed = {"native": 1.0, "buse": 0.5}
     campaign = read_campaign(make_campaign(tmp_path, repetitions=2, speed=speed, **wanted))  # type: ignore[arg-type]
-    cells = compare_with_paper(campaign, make_tables(campaign.runs), CONFIGS).cells
+    cells = compare_with_paper(campaign, make_tables(campaign.runs), BDUS).cells
     reasons = {cell.system: cell.reasons for cell in cells if cell.shape is not None and cell.device == "nvme"}
     assert {"userblk-buse, not BUSE", "2 CPUs, not 72"} <= set(reasons["buse"])
 
 
 def test_what_is_shown(comparison: PaperComparison) -> None:
     console = Console(file=io.StringIO(), width=160, record=True, _environ={"TERM": "xterm-256color"})
-    console.print(terminal(comparison))
+    console.print(terminal(comparison, console))
     text = console.export_text()
     assert "1,365 numbers" in text and "not measured" in text
     value = as_json(comparison)

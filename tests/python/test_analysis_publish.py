@@ -11,18 +11,19 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_up import made_up, runs
 from rich.console import Console
-from test_analysis_tables import made_up, runs
 from userblk.analysis import latex, render
 from userblk.analysis.html import html
-from userblk.analysis.paper import paper_tables
+from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import Run
 from userblk.analysis.table import METRICS, TAILS, Mark, Table, make_table, tail_table
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
-PAPER = list(paper_tables(CONFIGS).values())
+PAPER = list(load_paper("bdus", CONFIGS).tables.values())
 FORMS = {"markdown": render.markdown, "csv": render.csv_wide, "latex": latex.latex, "html": html}
 
 
@@ -37,7 +38,8 @@ def test_half_widths_are_shown_on_demand() -> None:
     table = make_table(made_up())
     half = render.half_text(table, METRICS[0], "nbdkit", table.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0]))
     assert re.fullmatch(r"±\d+\.\d", half)
-    for form in (terminal, FORMS["markdown"]):
+    forms: list[Any] = [terminal, FORMS["markdown"]]
+    for form in forms:
         assert half in form([table], True) and "±" not in form([table], False)
     assert "$\\pm$" in latex.latex([table], True) and "$\\pm$" not in latex.latex([table])
     assert '<body class="plain">' in html([table]) and "<body>" in html([table], True)

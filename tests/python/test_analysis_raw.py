@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic import make_campaign
 from userblk.analysis import raw
-from userblk.analysis.histogram import percentile
-from userblk.analysis.raw import CACHE, cell_details, read_details
+from userblk.analysis.raw import cell_details, read_details
 from userblk.analysis.summaries import Campaign, Run, SummaryError, read_campaign
+from userblk.harness.observing.histogram import percentile
+from userblk.harness.running.archive import CACHE
 
 WORKLOADS = ["seq-read-16th-4k", "create-1th"]
 
@@ -22,12 +24,12 @@ def campaign_of(directory: Path, repetitions: int = 2) -> Campaign:
 
 
 def a_run(engine: str, duration_s: float) -> Run:
-    return Run("c", "h", "sata", "s", "native", "w", 1, "quick", True, True, (), (), {}, "", engine, 0, duration_s)
+    return Run("c", "h", "sata", "s", "native", "w", 1, "quick", "", True, (), (), {}, "", engine, 0, duration_s)
 
 
 def write_fio(directory: Path, iops: str, operations: int, mean_ns: float, runtime_ms: int) -> None:
-    read = {"clat_ns": {"bins": {"100": 3, "200": 1}}, "lat_ns": {"mean": mean_ns}}
-    none = {"clat_ns": {}, "lat_ns": {"mean": 0.0}, "total_ios": 0, "runtime": 0}
+    read: dict[str, Any] = {"clat_ns": {"bins": {"100": 3, "200": 1}}, "lat_ns": {"mean": mean_ns}}
+    none: dict[str, Any] = {"clat_ns": {}, "lat_ns": {"mean": 0.0}, "total_ios": 0, "runtime": 0}
     sides = {"read": {**read, "total_ios": operations, "runtime": runtime_ms}, "write": none}
     (directory / "fio.json").write_text(json.dumps({"jobs": [sides]}))
     (directory / "fio_iops.log").write_text(iops)

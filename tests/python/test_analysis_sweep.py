@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from userblk.analysis import report, sweep
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, estimate, make_plan
-from userblk.harness.workloads.fio import argv
+from userblk.harness.engines.fio import argv
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, estimate, make_plan
+from userblk.harness.model.tables import ConfigError
 
 
 def test_its_workloads_are_the_thesis_experiments() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up, run, runs, summary
 from rich.console import Console
 from userblk.analysis import render
+from userblk.analysis.papers import load_paper
 from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import Run, SummaryError, load_campaign, run_from_summary
 from userblk.analysis.table import (
@@ -26,45 +28,12 @@ from userblk.analysis.table import (
     make_cell,
     make_table,
     make_tables,
-    paper_table,
 )
-from userblk.harness.paths import CONFIGS
+from userblk.harness.machine.paths import CONFIGS
 
 THROUGHPUT, LATENCY, CPU = METRICS
-PAPER = CONFIGS / "paper/table1.csv"
-
-
-def summary(**changes: Any) -> dict[str, Any]:
-    """A made-up summary of the schema in docs/results.md."""
-    value: dict[str, Any] = {
-        "schema": 1,
-        "campaign": "made-up",
-        "host": "nowhere",
-        "device": "sata",
-        "suite": "bdus-block",
-        "system": "native",
-        "workload": "seq-read-1th-4k",
-        "repetition": 1,
-        "profile": "quick",
-        "seed": 5,
-        "order": 0,
-        "emulated": True,
-        "kernel": "0.0.0-test",
-        "valid": True,
-        "invalid": [],
-        "warnings": [],
-        "metrics": {"throughput_kops": 10.0, "latency_us": 100.0, "cpu_percent": 20.0, "throughput_mbps": 40.0},
-    }
-    return value | changes
-
-
-def run(kops: float = 10.0, us: float = 100.0, cpu: float = 20.0, **changes: Any) -> Run:
-    metrics = {"throughput_kops": kops, "latency_us": us, "cpu_percent": cpu}
-    return run_from_summary(summary(metrics=metrics, **changes), "test")
-
-
-def runs(system: str, kops: list[float], **changes: Any) -> list[Run]:
-    return [run(value, 1000.0 / value, system=system, repetition=i, **changes) for i, value in enumerate(kops, 1)]
+PAPER = CONFIGS / "papers/bdus/table1.csv"
+BDUS = load_paper("bdus", CONFIGS).tables
 
 
 def text(table: Table, width: int, **options: Any) -> str:
@@ -79,12 +48,12 @@ def text(table: Table, width: int, **options: Any) -> str:
 
 
 def test_papers_table_comes_out_as_it_went_in() -> None:
-    assert render.csv_wide([paper_table(PAPER)]) == PAPER.read_text()
+    assert render.csv_wide([BDUS[1]]) == PAPER.read_text()
 
 
 def test_papers_second_table_comes_out_as_it_went_in() -> None:
-    table = paper_table(CONFIGS / "paper/table2.csv")
-    assert render.csv_wide([table]) == (CONFIGS / "paper/table2.csv").read_text()
+    table = BDUS[2]
+    assert render.csv_wide([table]) == (CONFIGS / "papers/bdus/table2.csv").read_text()
     assert table.title.startswith("Table 2")
     assert table.rows == tuple((device, name) for device in ("sata", "nvme") for name in WORKLOADS + FILE_WORKLOADS)
     left_out = table.cell("nvme", "web-server", "fuse", THROUGHPUT)
@@ -92,12 +61,12 @@ def test_papers_second_table_comes_out_as_it_went_in() -> None:
 
 
 def test_papers_rows_are_in_our_order() -> None:
-    rows = paper_table(PAPER).rows
+    rows = BDUS[1].rows
     assert rows == tuple((device, workload) for device in ("sata", "nvme") for workload in WORKLOADS)
 
 
 def test_paper_marks_its_improvements() -> None:
-    table = paper_table(PAPER)
+    table = BDUS[1]
     better = {key for key, cell in table.cells.items() if Mark.BETTER in cell.marks}
     # The only ones of the paper: CPU, where throughput fell.
     assert ("sata", "rand-read-16th-4k", "buse", "cpu_percent") in better
@@ -195,21 +164,9 @@ def test_without_native_there_is_no_difference() -> None:
 # ---- the whole table ------------------------------------------------------------------
 
 
-def made_up(reps: int = 3) -> list[Run]:
-    return [
-        one
-        for device in ("nvme", "sata")
-        for workload in reversed(WORKLOADS)
-        for system, factor in (("tcmu", 0.6), ("native", 1.0), ("nbdkit", 1.2))
-        for one in runs(
-            system, [1234.5 * factor * (1 + i / 100) for i in range(reps)], device=device, workload=workload
-        )
-    ]
-
-
 def test_rows_and_columns_are_the_papers() -> None:
     table = make_table(made_up(), seed=77)
-    assert table.rows == paper_table(PAPER).rows
+    assert table.rows == BDUS[1].rows
     assert table.systems == ("native", "nbdkit", "tcmu")
     assert "EMULATED (lab)" in table.title and "host nowhere" in table.title
     for fact in ("devices SATA, NVMe", "profile quick", "n = 3 runs", "Linux 0.0.0-test", "seed 77"):

@@ -10,8 +10,8 @@ import pytest
 from userblk.analysis import attach as analysis
 from userblk.analysis.statistics import quantile_interval
 from userblk.analysis.summaries import SummaryError
-from userblk.harness.config import load_suite, load_system
-from userblk.harness.workloads import WorkloadError, attach
+from userblk.harness.engines import WorkloadError, attach
+from userblk.harness.model.config import load_suite, load_system
 
 
 def test_quantiles_between_order_statistics() -> None:

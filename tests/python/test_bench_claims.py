@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from bench_claims import markdown, simulate  # noqa: E402
-from test_analysis_paper import CONTRADICTED, OMITTED  # noqa: E402
+from paper_claims import CONTRADICTED, OMITTED
 from userblk.analysis.paper import Verdict  # noqa: E402
 
 

@@ -12,10 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import userblk, whole
 from loops import LIMIT
-from test_analysis_tables import summary
-from userblk.harness import load, paths
-from userblk.harness.campaign import (
+from made_up import small_campaign, small_plan, summary
+from userblk.harness.cli.progress import Lines, Pace, duration
+from userblk.harness.machine.safety import Refused
+from userblk.harness.model.config import load_profile, load_suite
+from userblk.harness.model.plan import read_plan
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing import host_load
+from userblk.harness.running.campaign import (
     block_choices,
     choices,
     choose_place,
@@ -24,37 +30,8 @@ from userblk.harness.campaign import (
     lab_devices,
     runner_argv,
 )
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import Plan, make_plan, read_plan
-from userblk.harness.progress import Lines, Pace, duration
-from userblk.harness.safety import Refused
 
-assert paths.CHECKOUT is not None
-USERBLK = str(paths.CHECKOUT / "bin/userblk")
 LAB = ["--where", "lab"]
-
-
-def userblk(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LAB_CLOCK")} | variables
-    argv = [sys.executable, USERBLK, *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, cwd=cwd, env=env, check=False)
-
-
-def small_plan(**changes: object) -> Plan:
-    options: dict[str, object] = {
-        "suite": load_suite("bdus-block"),
-        "profile": load_profile("quick"),
-        "systems": [load_system("native"), load_system("nbdkit")],
-        "devices": lab_devices("real"),
-        "campaign": "made-up",
-        "build": "build/trixie",
-        "host": "lab",
-        "emulated": True,
-        "seed": 1,
-        "repetitions": 1,
-        "workloads": ["seq-read-1th-4k"],
-    }
-    return make_plan(**(options | changes))  # type: ignore[arg-type]
 
 
 # ---- bad input -----------------------------------------------------------------------
@@ -101,9 +78,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str, 
 
 
 def test_version_and_help() -> None:
-    assert userblk("--version").stdout.startswith("userblk 0.")
+    assert whole("--version").stdout.startswith("userblk 0.")
+    text = userblk("--help").stdout
     for command in ("plan", "run", "resume", "table", "lab"):
-        assert command in userblk("--help").stdout
+        assert command in text
         assert userblk(command, "--help").returncode == 0
 
 
@@ -215,18 +193,6 @@ def test_what_table_1_chose_is_kept() -> None:
 # ---- campaigns ---------------------------------------------------------------------------
 
 
-def make_campaign(results: Path) -> Path:
-    plan = small_plan()
-    directory = create(plan, results, ["userblk", "run"])
-    for entry in plan.entries:
-        target = directory / plan.directory(entry)
-        target.mkdir(parents=True)
-        ids = {"device": entry.device, "system": entry.system, "workload": entry.workload, "host": "lab"}
-        (target / "summary.json").write_text(json.dumps(summary(**ids)))
-        (target / "DONE").touch()
-    return directory
-
-
 def test_campaign_directory_holds_what_was_asked(tmp_path: Path) -> None:
     directory = create(small_plan(), tmp_path / "results", ["userblk", "run"])
     asked = json.loads((directory / "campaign.json").read_text())
@@ -238,7 +204,7 @@ def test_campaign_directory_holds_what_was_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "csv-long"])
 def test_table_of_a_campaign(form: str, tmp_path: Path) -> None:
-    directory = make_campaign(tmp_path / "results")
+    directory = small_campaign(tmp_path / "results")
     printed = userblk("table", directory.name, "--format", form, cwd=tmp_path)
     assert printed.returncode == 0, printed.stderr
     assert "EMULATED (lab)" in printed.stdout and "seq-read-1th-4k" in printed.stdout
@@ -305,25 +271,25 @@ def test_own_work_is_no_load(tmp_path: Path) -> None:
     """A child's CPU time is ours; seen from the child, ours is another's."""
     worker = spin()
     try:
-        others = load.OtherLoad()
-        before = load._own_ticks(load._process_ticks(), os.getpid())
+        others = host_load.OtherLoad()
+        before = host_load._own_ticks(host_load._process_ticks(), os.getpid())
         end = time.monotonic() + LIMIT
-        while load._own_ticks(load._process_ticks(), os.getpid()) < before + 10:
+        while host_load._own_ticks(host_load._process_ticks(), os.getpid()) < before + 10:
             assert time.monotonic() < end
             time.sleep(0.1)
         percent = others.percent()
         assert 0 <= percent <= 100 * (os.cpu_count() or 1)
-        assert load._own_ticks(load._process_ticks(), worker.pid) > 0
+        assert host_load._own_ticks(host_load._process_ticks(), worker.pid) > 0
     finally:
         worker.kill()
         worker.wait()
-    load.write(tmp_path, percent)
-    assert json.loads((tmp_path / load.FILE).read_text())["other_cpu_percent"] == round(percent, 1)
+    host_load.write(tmp_path, percent)
+    assert json.loads((tmp_path / host_load.FILE).read_text())["other_cpu_percent"] == round(percent, 1)
     sizes = set()
     for percent in (0.0, 7.25, 100.0 * 1024):
-        load.write(tmp_path, percent)
-        sizes.add((tmp_path / load.FILE).stat().st_size)
-    assert sizes == {load.BYTES}  # a guest may read the new one with the size of the old
+        host_load.write(tmp_path, percent)
+        sizes.add((tmp_path / host_load.FILE).stat().st_size)
+    assert sizes == {host_load.BYTES}  # a guest may read the new one with the size of the old
 
 
 def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
@@ -366,7 +332,7 @@ def clock_of(argv: list[str]) -> str:
 
 
 def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> None:
-    for clock, environment, model in (
+    cases: list[tuple[list[str], dict[str, str], bool]] = [
         ([], {}, True),
         (["--clock", "real"], {}, False),
         ([], {"LAB_CLOCK": "real"}, False),
@@ -374,7 +340,8 @@ def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> No
         (["--profile", "paper"], {}, False),  # a run of 15 minutes has no place in it
         (["--suite", "bdus-fs", "--systems", "native,fuse"], {}, False),
         (["--suite", "failover"], {}, False),
-    ):
+    ]
+    for clock, environment, model in cases:
         done = userblk("plan", *LAB, *clock, "--json", cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         plan = json.loads(done.stdout)["plan"]

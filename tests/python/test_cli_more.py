@@ -8,17 +8,21 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from command_line import userblk
 from loops import LIMIT, MIB, loop
-from test_cli import make_campaign, userblk
-from userblk.harness import archive, completion, config, doctor, paths
-from userblk.harness.cli import make_parser
+from made_up import small_campaign
+from userblk.harness.cli import completion, doctor, make_parser
 from userblk.harness.cli.run import endurance_text
-from userblk.harness.config import Requires, SystemConfig
+from userblk.harness.machine import paths
+from userblk.harness.model import config, tables
+from userblk.harness.model.config import Requires, SystemConfig
+from userblk.harness.running import archive
 
 
-def value_of(*arguments: str, cwd: Path | None = None, code: int = 0) -> object:
+def value_of(*arguments: str, cwd: Path | None = None, code: int = 0) -> Any:
     done = userblk(*arguments, "--json", cwd=cwd)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
@@ -31,7 +35,7 @@ def test_doctor_tells_of_every_system(tmp_path: Path) -> None:
     text = userblk("doctor", cwd=tmp_path)
     assert text.returncode in (0, 3) and "Traceback" not in text.stderr
     found = json.loads(userblk("doctor", "--json", cwd=tmp_path).stdout)
-    assert [one["name"] for one in found if one["kind"] == "system"] == config.names("systems")
+    assert [one["name"] for one in found if one["kind"] == "system"] == tables.names("systems")
     for one in found:
         assert one["ready"] == all(need["met"] for need in one["needs"])
         assert all(need["mend"] or need["met"] for need in one["needs"])
@@ -49,8 +53,8 @@ def test_what_is_missing_is_mended_by_a_command() -> None:
     hint = SystemConfig("x", "command", requires=Requires(["no-such-program"], hint="build it"))
     assert [need.mend for need in doctor.system_needs(hint)] == ["build it"]
     assert doctor.system_needs(config.load_system("native")) == []
-    needs = [need.what for need in doctor.system_needs(config.load_system("vduse"))]
-    assert needs[:2] == ["program qemu-storage-daemon", "program vdpa"] and "kernel module vduse" in needs
+    found = [need.what for need in doctor.system_needs(config.load_system("vduse"))]
+    assert found[:2] == ["program qemu-storage-daemon", "program vdpa"] and "kernel module vduse" in found
 
 
 def test_a_disk_that_may_not_be_overwritten() -> None:
@@ -66,7 +70,7 @@ def test_a_disk_that_may_not_be_overwritten() -> None:
 
 def test_systems_and_workloads() -> None:
     found = value_of("systems")
-    assert isinstance(found, list) and [row["name"] for row in found] == config.names("systems")
+    assert isinstance(found, list) and [row["name"] for row in found] == tables.names("systems")
     assert all(row["about"] for row in found)
     workloads = value_of("workloads", "--suite", "bdus")
     assert isinstance(workloads, list) and len(workloads) == 41
@@ -76,7 +80,7 @@ def test_systems_and_workloads() -> None:
 
 def test_status(tmp_path: Path) -> None:
     assert "no campaign in results" in userblk("status", cwd=tmp_path).stdout
-    directory = make_campaign(tmp_path / "results")
+    directory = small_campaign(tmp_path / "results")
     first = next(iter(directory.rglob("DONE")))
     (one,) = value_of("status", cwd=tmp_path)  # type: ignore[misc]
     assert (one["runs"], one["valid"], one["missing"], one["invalid"]) == (4, 4, 0, 0)
@@ -86,7 +90,7 @@ def test_status(tmp_path: Path) -> None:
 
 
 def test_table_as_json(tmp_path: Path) -> None:
-    directory = make_campaign(tmp_path / "results")
+    directory = small_campaign(tmp_path / "results")
     rows = value_of("table", directory.name, cwd=tmp_path)
     assert isinstance(rows, list) and {row["system"] for row in rows} == {"native", "nbdkit"}
     assert len(value_of("table", "paper")) > 1000  # type: ignore[arg-type]
@@ -96,7 +100,7 @@ def test_table_as_json(tmp_path: Path) -> None:
 
 
 def test_a_campaign_travels(tmp_path: Path) -> None:
-    directory = make_campaign(tmp_path / "results")
+    directory = small_campaign(tmp_path / "results")
     next(directory.rglob("DONE")).with_name("fio.json").write_text("{}")
     packed = value_of("export", directory.name, "--output", "a.tar.gz", cwd=tmp_path)
     assert isinstance(packed, dict) and Path(packed["file"]).stat().st_size == packed["bytes"]
@@ -127,7 +131,7 @@ def complete(script: Path, *words: str, cwd: Path) -> set[str]:
 def test_completion(tmp_path: Path) -> None:
     script = tmp_path / "completion"
     script.write_text(userblk("completion", "bash").stdout)
-    make_campaign(tmp_path / "results")
+    small_campaign(tmp_path / "results")
     assert {"run", "doctor", "export"} <= complete(script, "userblk", "", cwd=tmp_path)
     assert complete(script, "userblk", "doc", cwd=tmp_path) == {"doctor"}
     assert {"--suite", "--max-reps"} <= complete(script, "userblk", "run", "--", cwd=tmp_path)
@@ -138,7 +142,7 @@ def test_completion(tmp_path: Path) -> None:
 
 
 def test_log_level(tmp_path: Path) -> None:
-    make_campaign(tmp_path / "results")
+    small_campaign(tmp_path / "results")
     (tmp_path / "results/old").mkdir()
     (tmp_path / "results/old/plan.json").write_text('{"schema": 1}')
     assert "another schema" in userblk("status", cwd=tmp_path).stderr
@@ -162,7 +166,7 @@ def test_the_manual_names_every_command_and_option() -> None:
 
 def test_the_share_of_a_devices_endurance(monkeypatch: pytest.MonkeyPatch) -> None:
     facts: dict[str, object] = {"wear_percent": 4.0, "written_bytes": 40e12}
-    monkeypatch.setattr("userblk.harness.environment.device_facts", lambda disk: facts)
+    monkeypatch.setattr("userblk.harness.observing.environment.device_facts", lambda disk: facts)
     assert endurance_text("sda", 1e12).startswith("0.1 % of its endurance (worn by 4 %")
     facts["wear_percent"] = 0.0
     assert "cannot be told yet" in endurance_text("sda", 1e12)

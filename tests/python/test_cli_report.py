@@ -10,8 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from command_line import userblk
 from synthetic import SPEED, make_campaign
-from test_cli import userblk
 
 SMALL = {"suite": "bdus-block", "systems": ["native", "nbdkit"], "workloads": ["seq-read-1th-4k"]}
 

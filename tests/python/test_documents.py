@@ -65,3 +65,8 @@ def test_each_page_is_reached() -> None:
     """A page that the site's navigation does not name is found by nobody."""
     navigation = Path("mkdocs.yml").read_text()
     assert not [page.name for page in sorted(Path("docs").glob("*.md")) if f": {page.name}" not in navigation]
+
+
+def test_tables_are_those_of_the_data() -> None:
+    done = subprocess.run(["docs/make-tables", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

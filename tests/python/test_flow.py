@@ -59,9 +59,9 @@ def counts(result: dict[str, Any]) -> dict[str, int]:
 # ---- the workloads ----
 
 
-def test_there_are_25_workloads_and_all_are_correct() -> None:
+def test_there_are_25_workloads_and_7_shapes_and_all_are_correct() -> None:
     files = sorted(WORKLOADS.glob("*.f"))
-    assert len(files) == 25
+    assert len(files) == 25 + 7
     for file in files:
         done = run_flow("--check", file)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), file

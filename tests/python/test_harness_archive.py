@@ -10,8 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from userblk.harness.archive import export, unpack
-from userblk.harness.config import ConfigError
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.archive import export, unpack
 
 SUFFIXES = [pytest.param(".tar.gz", id="gzip"), pytest.param(".tar.zst", id="zstd")]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from loops import MIB, loop
-from userblk.harness import prepare
-from userblk.harness.blockdev import (
+from userblk.harness.machine import prepare
+from userblk.harness.machine.blockdev import (
     SAMPLES,
     BlockDevice,
     cached_share,
@@ -20,8 +20,8 @@ from userblk.harness.blockdev import (
     zero_fill,
     zero_samples,
 )
-from userblk.harness.prepare import PrepareError, drop_caches, fill_area, kept_cached
-from userblk.harness.teardown import Teardown
+from userblk.harness.machine.prepare import PrepareError, drop_caches, fill_area, kept_cached
+from userblk.harness.machine.teardown import Teardown
 
 SIZE = 16 * MIB
 
@@ -114,7 +114,7 @@ def test_queue_attributes(tmp_path: Path) -> None:
         values = queue_attributes(device)
         assert values["logical_block_size"] == device.logical_block_size == 512
         assert isinstance(values["max_sectors_kb"], int)
-        assert values["scheduler"] in (device.queue / "scheduler").read_text()
+        assert str(values["scheduler"]) in (device.queue / "scheduler").read_text()
         assert "[" not in str(values["scheduler"])
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from loops import MIB, loop
-from userblk.harness import filesystem, teardown
-from userblk.harness.blockdev import identify
-from userblk.harness.commands import CommandError, Recorder
-from userblk.harness.config import Requires, SystemConfig, load_system
-from userblk.harness.systems import SystemError_, absent, base, bring_up, modules
-from userblk.harness.teardown import Teardown, start_time
+from userblk.harness.machine import filesystem, teardown
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.subprocesses import CommandError, Recorder
+from userblk.harness.machine.teardown import Teardown, start_time
+from userblk.harness.model.config import Requires, SystemConfig, load_system
+from userblk.harness.systems import BringUpError, absent, base, bring_up, modules
 
 SIZE = 64 * MIB
 AREA = 16 * MIB
@@ -92,7 +92,7 @@ def test_a_disk_of_another_size_is_refused(device: str, tmp_path: Path) -> None:
     script = "mount -t tmpfs none {mount} && truncate -s 1M {mount}/file && exec sleep 1000"
     recorder = Recorder(tmp_path / "commands")
     config = system(script, "loop", file="{mount}/file")
-    with pytest.raises(SystemError_, match=f"has 1048576 bytes, not {AREA}"):
+    with pytest.raises(BringUpError, match=f"has 1048576 bytes, not {AREA}"):
         with bring_up(config, identify(device), AREA, "", recorder, Teardown()):
             pass
 

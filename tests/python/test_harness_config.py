@@ -7,33 +7,27 @@ import re
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
-from userblk.harness import config
-from userblk.harness.config import (
-    ConfigError,
-    load_hosts,
-    load_parameters,
-    load_profile,
-    load_suite,
-    load_system,
-    names,
-    parse_block_size,
-    parse_bytes,
-)
+from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.model import tables
+from userblk.harness.model.config import load_parameters, load_profile, load_suite, load_system
+from userblk.harness.model.hosts import load_hosts
+from userblk.harness.model.tables import ConfigError, names, parse_block_size, parse_bytes
 
 
 def test_the_suite_has_the_papers_workloads_in_its_order() -> None:
     suite = load_suite("bdus-block")
-    paper = [line.split(",")[1] for line in (config.CONFIGS / "paper/table1.csv").read_text().splitlines()[1:17]]
+    paper = [line.split(",")[1] for line in (CONFIGS / "papers/bdus/table1.csv").read_text().splitlines()[1:17]]
     assert [workload.id for workload in suite.workloads] == paper
     last = suite.workloads[-1]
     assert (last.rw, last.threads, last.block_size, last.writes) == ("randwrite", 16, 128 << 10, True)
 
 
 def test_bdus_is_both_tables_in_their_order() -> None:
-    tables = (config.CONFIGS / "paper" / name for name in ("table1.csv", "table2.csv"))
-    rows = [[line.split(",")[:2] for line in table.read_text().splitlines()[1:]] for table in tables]
+    files = (CONFIGS / "papers/bdus" / name for name in ("table1.csv", "table2.csv"))
+    rows = [[line.split(",")[:2] for line in table.read_text().splitlines()[1:]] for table in files]
     paper = [workload for table in rows for device, workload in table if device == "SATA"]
     workloads = load_suite("bdus").workloads
     assert [workload.id for workload in workloads] == paper and len(paper) == 41
@@ -54,18 +48,18 @@ def test_every_parameter_has_a_reason_a_use_and_a_value_for_each_profile() -> No
             used = [name for name in ids if fnmatchcase(name, pattern)]
             assert used, pattern
             for name in used:
-                text = (config.CONFIGS / f"workloads/{name}.f").read_text()
+                text = (CONFIGS / f"workloads/{name}.f").read_text()
                 variable = "filesize" if parameter.variable == "size" else parameter.variable
                 assert f"set ${variable}=" in text, (name, variable)
         assert all(parameter.value(p, d) for p in names("profiles") for d in ("sata", "nvme"))
-    assert all(one.reason for one in (*parameters, *choices))
+    assert all(one.reason for one in parameters) and all(one.reason for one in choices)
 
 
 def test_the_papers_values_are_those_of_the_workload_files() -> None:
     """Full size is what stock Filebench would run from the same file (SATA, where the devices differ)."""
     parameters, _ = load_parameters()
     for workload in load_suite("bdus-fs").workloads:
-        text = (config.CONFIGS / f"workloads/{workload.id}.f").read_text()
+        text = (CONFIGS / f"workloads/{workload.id}.f").read_text()
         found = dict(re.findall(r"^set \$(\w+)=(\w+)", text, re.MULTILINE))
         for parameter in parameters:
             if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
@@ -99,7 +93,8 @@ def test_the_paper_profile_is_the_papers() -> None:
     files = paper.files
     assert (files.ramp_s + files.runtime_s, files.ramp_s + files.macro_runtime_s) == (900, 3600)
     # The kernel's defaults are 20 and 10 % of what is there.
-    for limits in (paper, files):
+    both: list[Any] = [paper, files]
+    for limits in both:
         assert limits.memory_bytes == 4 << 30
         assert (limits.dirty_bytes, limits.dirty_background_bytes) == ((4 << 30) // 5, (4 << 30) // 10)
     assert all(files.size[name] > paper.area[name] for name in paper.area)
@@ -141,7 +136,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/fuse", "[negotiated]", "[agreed]", "negotiated is missing"),
         ("profiles/quick", "macro_runtime_s = 3", "macro_runtime_s = 0", "files.macro_runtime_s=0: must be"),
         ("profiles/quick", "[files.size]\nsata = 2", "[files.size]\nsata = 1", "files.size.sata=1147483648: must be"),
-        ("profiles/quick", "dirty_bytes = 268435456", "dirty_bytes = 0", "files.dirty_bytes=0: set both"),
+        ("profiles/quick", "6\ndirty_bytes = 268435456", "6\ndirty_bytes = 0", "files.dirty_bytes=0: set both"),
         ("suites/bdus-fs", '"createfile"', '"makefile"', "metadata.create=makefile: must be one of createfile,"),
         ("suites/bdus-fs", "[macro]", "[macros]", "macro is missing"),
         ("suites/s3", 'x = "block_size"', 'x = "size"', "figure 1: x=size: must be one of block_size, jobs"),
@@ -159,14 +154,14 @@ def test_the_paper_profile_is_the_papers() -> None:
 def test_a_wrong_key_is_named(
     file: str, old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(config.CONFIGS, tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs")
     path = tmp_path / f"configs/{file}.toml"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(tables, "CONFIGS", tmp_path / "configs")
     kind, name = file.split("/")
-    load = {"profiles": load_profile, "suites": load_suite, "systems": load_system, "hosts": load_hosts}[kind]
+    load: Any = {"profiles": load_profile, "suites": load_suite, "systems": load_system, "hosts": load_hosts}[kind]
     with pytest.raises(ConfigError) as error:
         load(name)
     assert str(error.value).startswith(f"configs/{file}.toml: ")
@@ -175,15 +170,15 @@ def test_a_wrong_key_is_named(
 
 
 def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(config.CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(tables, "CONFIGS", tmp_path / "configs")
     path = tmp_path / "configs/workloads/parameters.toml"
     text = path.read_text()
     for old, new, message in (
         ("quick = 12000", "quick = 0", "parameter 3: quick=0: must be a whole number"),
         ('quick = "512m"', 'quick = "512x"', "parameter 1: quick=512x: must be"),
-        ("workloads = [\"file-server\"]", "workloads = []", "workloads=[]: must be a list"),
-        ("what = \"discard\"", "", "what is missing"),
+        ('workloads = ["file-server"]', "workloads = []", "workloads=[]: must be a list"),
+        ('what = "discard"', "", "what is missing"),
     ):
         assert old in text
         path.write_text(text.replace(old, new, 1))

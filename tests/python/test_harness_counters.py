@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT
-from userblk.harness.counters import Counters, Events, Taskstats
+from userblk.harness.observing.counters import Counters, Events, Taskstats
 
 # Two threads; each line of input makes the main one call getppid() that often, and answer.
 SERVER = """

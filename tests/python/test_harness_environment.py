@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from userblk.harness import environment
-from userblk.harness.environment import (
+from userblk.harness.observing import environment
+from userblk.harness.observing.environment import (
     changes,
     condition,
     distortions,
@@ -76,7 +76,8 @@ def test_a_disk_that_fails_its_own_check() -> None:
 
 def test_a_disk_that_is_too_hot() -> None:
     assert "let it cool down" in throttling({"temperature_c": 70.0, "temperature_limit_c": 70.0})
-    for facts in ({}, {"temperature_c": 99.0}, {"temperature_c": 65.0, "temperature_limit_c": 70.0}):
+    cases: list[dict[str, object]] = [{}, {"temperature_c": 99.0}, {"temperature_c": 65.0, "temperature_limit_c": 70.0}]
+    for facts in cases:
         assert throttling(facts) == ""
 
 

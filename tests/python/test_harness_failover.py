@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT
-from userblk.harness.blockdev import BlockDevice
-from userblk.harness.campaign import lab_devices
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, estimate, make_plan
+from userblk.harness.engines import WorkloadError
+from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, timing
+from userblk.harness.machine.blockdev import BlockDevice
+from userblk.harness.machine.teardown import start_time
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, estimate, make_plan
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.campaign import lab_devices
 from userblk.harness.systems import nbd_netlink
-from userblk.harness.systems.base import Running, SystemError_
+from userblk.harness.systems.base import BringUpError, Running
 from userblk.harness.systems.nbd_netlink import attribute, attributes, connections_attribute, open_export
-from userblk.harness.teardown import start_time
-from userblk.harness.workloads import WorkloadError
-from userblk.harness.workloads.failover import Event, Timing, argv, mean_rate, parse, recovery, timing
 
 
 def plan_for(profile: str = "quick", systems: tuple[str, ...] = ("tcmu", "ublk-uring")) -> Plan:
@@ -161,7 +162,7 @@ def test_a_killed_server_is_no_dead_one_once_another_serves() -> None:
         disk = BlockDevice("/dev/x", "x", "x", 0, 0, 512, False, "")
         running = Running(used=disk, server=servers[0].pid, server_started=start_time(servers[0].pid))
         running.restart = lambda: servers[1].pid
-        with pytest.raises(SystemError_, match="/dev/x: its framework can do no replace"):
+        with pytest.raises(BringUpError, match="/dev/x: its framework can do no replace"):
             running.change_server("replace")
         assert servers[0].poll() is None
         running.change_server("kill")
@@ -220,7 +221,7 @@ def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(SystemError_, match="is no NBD server"):
+    with pytest.raises(BringUpError, match="is no NBD server"):
         nbd_netlink.open_export(theirs)
     thread.join()
     ours.close()

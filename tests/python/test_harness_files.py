@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from loops import MIB, loop
-from test_harness_runner import finish, read_until, start, summaries, wait_for
-from userblk.harness import paths
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, make_plan, write_plan
-from userblk.harness.prepare import dirty_limits
+from runner_process import finish, read_until, start, summaries, wait_for
+from userblk.harness.machine import paths
+from userblk.harness.machine.prepare import dirty_limits
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 
 SIZE = 1024 * MIB  # which has inodes for 65536 files
 MANY = 60000
@@ -32,9 +32,9 @@ def device(tmp_path: Path) -> Iterator[str]:
     for program in PROGRAMS:
         if not program.exists():
             pytest.skip(f"{program.name} is not built; run: make flow fuse-passthrough")
-    for program in ("mkfs.ext4", "setpriv"):
-        if not shutil.which(program):
-            pytest.skip(f"{program} is not installed")
+    for name in ("mkfs.ext4", "setpriv"):
+        if not shutil.which(name):
+            pytest.skip(f"{name} is not installed")
     (tmp_path / "image").mkdir()
     with loop(tmp_path / "image", SIZE) as path:
         yield path

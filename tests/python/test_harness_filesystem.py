@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT, MIB, loop
-from userblk.harness import filesystem, teardown
-from userblk.harness.blockdev import identify
-from userblk.harness.commands import CommandError, Recorder
-from userblk.harness.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
-from userblk.harness.teardown import Teardown, recover
+from userblk.harness.machine import filesystem, teardown
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
+from userblk.harness.machine.subprocesses import CommandError, Recorder
+from userblk.harness.machine.teardown import Teardown, recover
 
 SIZE = 64 * MIB
 
@@ -72,8 +72,9 @@ def test_what_a_killed_runner_mounted_is_unmounted(
     with loop(image, SIZE) as path:
         code = (
             "import os, signal, sys; from pathlib import Path\n"
-            "from userblk.harness import filesystem, teardown; from userblk.harness.blockdev import identify\n"
-            "from userblk.harness.commands import Recorder\n"
+            "from userblk.harness.machine import filesystem, teardown\n"
+            "from userblk.harness.machine.blockdev import identify\n"
+            "from userblk.harness.machine.subprocesses import Recorder\n"
             "teardown.RUN = filesystem.RUN = Path(sys.argv[1]); t = teardown.Teardown()\n"
             "device, recorder = identify(sys.argv[2]), Recorder(Path(sys.argv[3]))\n"
             "filesystem.make_ext4(device, 64 << 20, recorder); point, _ = filesystem.mount_points(t)\n"

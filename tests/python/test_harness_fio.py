@@ -7,13 +7,14 @@ import dataclasses
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loops import LIMIT
-from userblk.harness.config import Workload, load_profile
-from userblk.harness.workloads import fio, replay
+from userblk.harness.engines import fio, replay
+from userblk.harness.model.config import Workload, load_profile
 
 READ = Workload("rand-read-16th-4k", "randread", 16, 4096)
 QUICK = load_profile("quick")
@@ -25,7 +26,7 @@ def report(**side: Any) -> dict[str, Any]:
     return {"fio version": "fio-3.33", "jobs": [{"error": 0, "read": done | side, "write": none}]}
 
 
-def write_log(directory: Path, *threads: list[tuple[int, float]]) -> None:
+def write_log(directory: Path, *threads: Sequence[tuple[int, float]]) -> None:
     """fio's log of threads one after the other: ms, operations a second."""
     lines = [f"{ms}, {rate:.0f}, 0, 0, 0\n" for thread in threads for ms, rate in thread]
     (directory / fio.IOPS_LOG).write_text("".join(lines))

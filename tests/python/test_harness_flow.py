@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from userblk.harness.config import Workload, load_profile, load_suite, load_system
-from userblk.harness.plan import Device, make_plan
-from userblk.harness.workloads import WorkloadError, flow
+from userblk.harness.engines import WorkloadError, flow
+from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, make_plan
 
 QUICK = load_profile("quick")
 PROFILE = dataclasses.replace(QUICK, files=dataclasses.replace(QUICK.files, ramp_s=1, runtime_s=2))
@@ -90,7 +90,7 @@ def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
 
 def papers_rates() -> list[tuple[str, str, float]]:
     """Device, workload and kop/s of what ends when its files are done, native in the paper."""
-    rows = csv.DictReader(Path("configs/paper/table2.csv").open())
+    rows = csv.DictReader(Path("configs/papers/bdus/table2.csv").open())
     ends = ("create-", "read-", "delete-", "seq-", "rand-")
     return [
         (row["device"].lower(), row["workload"], float(row["tput_kops_native"]))

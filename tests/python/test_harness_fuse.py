@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import test_harness_runner as runner
+import runner_process as runner
 from loops import MIB, loop
-from userblk.harness import paths
-from userblk.harness.blockdev import identify
-from userblk.harness.commands import Recorder
-from userblk.harness.config import load_system
-from userblk.harness.filesystem import mounted_type
-from userblk.harness.systems import SystemError_, bring_up, fuse
-from userblk.harness.teardown import Teardown, start_time
+from userblk.harness.machine import paths
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.filesystem import mounted_type
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown, start_time
+from userblk.harness.model.config import load_system
+from userblk.harness.systems import BringUpError, bring_up, fuse
 
 LINE = (
     "userblk-passthrough: ready libfuse=3.17.2 protocol=7.41 writeback=on timeout=86400 splice=on clone-fd=off"
@@ -110,7 +110,7 @@ def test_a_server_of_another_size_is_refused(device: str, tmp_path: Path, monkey
     script.write_text(f'#!/bin/sh\nexec {PROGRAM} "$1" "$2" "$3" null size=1M\n')
     script.chmod(0o755)
     recorder = Recorder(tmp_path / "commands")
-    with pytest.raises(SystemError_, match=f"has 1048576 bytes, not {AREA}"):
+    with pytest.raises(BringUpError, match=f"has 1048576 bytes, not {AREA}"):
         with bring_up(load_system("fuse-null"), identify(device), AREA, str(tmp_path), recorder, Teardown()):
             pass
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from userblk.harness import guests
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Plan, make_plan, read_plan, write_plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, read_plan, write_plan
+from userblk.harness.running import guests
 
 SYSTEMS = ["native", "nbdkit", "bdus"]
 TICK = 0.1

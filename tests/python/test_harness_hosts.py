@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import whole as userblk
 from loops import LIMIT, MIB, loop
-from test_cli import userblk
-from userblk.harness import paths, prepare
-from userblk.harness.config import load_profile
-from userblk.harness.teardown import write_setting
+from userblk.harness.machine import paths, prepare
+from userblk.harness.machine.teardown import write_setting
+from userblk.harness.model.config import load_profile
 
 SIZE = 2048 * MIB  # as much as the profile uses
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")

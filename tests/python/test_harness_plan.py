@@ -9,8 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
+from userblk.harness.model.tables import ConfigError
 
 DEVICES = [Device("sata", "/dev/null", "A"), Device("nvme", "$X", "B")]
 SYSTEMS = [load_system(name) for name in ("native", "nbdkit", "tcmu")]
@@ -32,6 +33,17 @@ def test_a_round_is_every_cell_once(profile: str, rounds: int) -> None:
         assert len(cells) == 96 and set(cells.values()) == {1}
         assert {e.repetition for e in plan.entries[number * 96 : number * 96 + 96]} == {number + 1}
     assert len({entry.seed for entry in plan.entries}) == len(plan.entries)
+
+
+def test_what_is_on_no_device_is_run_once() -> None:
+    suite = load_suite("attach")
+    systems = [load_system(name) for name in suite.systems]
+    plan = make_plan(
+        suite=suite, systems=systems, devices=DEVICES, profile=load_profile("quick"), campaign="c", build="b", seed=7
+    )
+    for number in range(1, plan.rounds + 1):
+        cells = [(e.system, e.workload) for e in plan.entries if e.repetition == number]
+        assert len(cells) == len(set(cells)) == len(systems) * len(suite.workloads)
 
 
 def test_quick_blocks_share_a_bring_up_and_read_first() -> None:
@@ -170,13 +182,15 @@ def test_what_file_systems_write_counts() -> None:
     assert estimate(plan).bytes_written == {"sata": expected}
 
 
-def test_reads_have_times_of_their_own_in_virtual_time() -> None:
+def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
     """Of a run, and of the estimate; --warm-up is of all."""
     profile = load_profile("quick", virtual=True)
     read, write = (w for w in load_suite("bdus-block").workloads if w.id in ("rand-read-1th-4k", "rand-write-1th-4k"))
-    assert (profile.of(read).ramp_s, profile.of(read).runtime_s) == (profile.read_ramp_s, profile.read_runtime_s)
-    assert profile.of(read).ramp_s < profile.ramp_s and profile.of(write) == profile
-    assert load_profile("quick").of(read) == load_profile("quick")
+    reads, writes = profile.of(read, "nvme"), profile.of(write, "nvme")
+    assert (reads.ramp_s, reads.runtime_s) == (profile.read_ramp_s, profile.read_runtime_s)
+    assert reads.ramp_s < writes.ramp_s == profile.writes["nvme"]["ramp_s"]
+    assert load_profile("quick").of(read, "nvme") == load_profile("quick").of(write, "nvme") == load_profile("quick")
+    assert profile.dirty_limits("nvme") > profile.dirty_limits("sata") > load_profile("quick").dirty_limits("sata")
 
     def seconds(workload: str, **options: object) -> float:
         made = make_plan(
@@ -190,10 +204,10 @@ def test_reads_have_times_of_their_own_in_virtual_time() -> None:
             repetitions=1,
             **options,  # type: ignore[arg-type]
         )
-        assert not options or (made.profile.of(read).ramp_s, made.profile.of(write).ramp_s) == (1, 1)
+        assert not options or [made.profile.of(of, "nvme").ramp_s for of in (read, write)] == [1, 1]
         return estimate(made).seconds
 
-    times = profile.ramp_s + profile.runtime_s, profile.of(read).ramp_s + profile.of(read).runtime_s
+    times = writes.ramp_s + writes.runtime_s, reads.ramp_s + reads.runtime_s
     difference = seconds("rand-write-1th-4k") - seconds("rand-read-1th-4k")
     assert difference == pytest.approx(times[0] - times[1])
     seconds("rand-read-1th-4k", warm_up_s=1)

@@ -9,10 +9,11 @@ import random
 from pathlib import Path
 
 import pytest
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.plan import COUNTING, Device, Plan, extend, make_plan
-from userblk.harness.repeat import another_round, judge, judge_all, summary_line, widest, write
-from userblk.harness.student import half_width
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import COUNTING, Device, Plan, extend, make_plan
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing.student import half_width
+from userblk.harness.running.stopping import another_round, judge, judge_all, summary_line, widest, write
 
 PROFILE = dataclasses.replace(load_profile("paper"), repetitions=5, max_repetitions=8)
 NARROW = [100.0, 100.5, 99.5, 100.2, 99.8]

@@ -10,22 +10,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loops import LIMIT, MIB, loop, small_tmpfs
+from loops import loop, small_tmpfs
+from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.plan import Device, Entry, Plan, make_plan, read_plan, write_plan
-from userblk.harness.prepare import dirty_limits
-from userblk.harness.runner import NO_SAMPLES, Runner
-from userblk.harness.teardown import recover
-from userblk.harness.workloads import fio
-
-SIZE = 256 * MIB
-WORKLOADS = ["rand-read-1th-4k", "rand-write-16th-4k", "rand-read-16th-4k"]
+from userblk.harness.engines import fio
+from userblk.harness.machine.prepare import dirty_limits
+from userblk.harness.machine.teardown import recover
+from userblk.harness.model.config import load_profile
+from userblk.harness.model.plan import Entry, read_plan, write_plan
+from userblk.harness.running.runner import NO_SAMPLES, Runner
 
 
 @pytest.fixture
@@ -35,69 +32,6 @@ def device(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "image").mkdir()
     with loop(tmp_path / "image", SIZE) as path:
         yield path
-
-
-MEMORY = 256 * MIB  # of fio and its page cache
-
-
-def plan_for(
-    device: str,
-    directory: Path,
-    *,
-    runtime_s: int = 1,
-    suite: str = "bdus-block",
-    systems: tuple[str, ...] = ("native",),
-    workloads: list[str] = WORKLOADS,
-    repetitions: int = 1,
-    max_repetitions: int = 1,
-    half_width: float = 5.0,
-    count_costs: bool = False,
-) -> Plan:
-    """One round unless more are asked for; directory becomes the campaign's."""
-    profile = load_profile("quick")
-    changes = {
-        "area": {"sata": SIZE},
-        "ramp_s": 0,
-        "runtime_s": runtime_s,
-        "repetitions": repetitions,
-        "max_repetitions": max_repetitions,
-        "half_width": half_width,
-        "memory_bytes": MEMORY,
-    }
-    plan = make_plan(
-        suite=load_suite(suite),
-        profile=dataclasses.replace(profile, **changes),  # type: ignore[arg-type]
-        systems=[load_system(name) for name in systems],
-        devices=[Device("sata", device, str(SIZE))],
-        campaign="test",
-        build="build/host",
-        host="here",
-        workloads=workloads,
-        count_costs=count_costs,
-    )
-    directory.mkdir()
-    write_plan(plan, directory)
-    return plan
-
-
-def start(directory: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]], str]:
-    """Exit code, events (but for what this machine is like), standard error."""
-    out, err = runner.communicate(timeout=LIMIT)
-    events = [json.loads(line) for line in out.splitlines()]
-    return runner.returncode, [event for event in events if event["event"] != "environment"], err
-
-
-def read_until(runner: subprocess.Popen[str], event: str) -> None:
-    assert runner.stdout is not None
-    for line in runner.stdout:
-        if json.loads(line)["event"] == event:
-            return
-    raise AssertionError(f"no {event}: {runner.stderr.read() if runner.stderr else ''}")
 
 
 def fio_on(device: str) -> list[int]:
@@ -111,17 +45,6 @@ def fio_on(device: str) -> list[int]:
         if command[:1] == [b"fio"] and f"--filename={device}".encode() in command:
             found.append(int(entry.name))
     return found
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, f"nothing happened for {LIMIT:.0f} s"
-        time.sleep(0.05)
-
-
-def summaries(directory: Path) -> dict[str, dict[str, object]]:
-    return {path.parts[-3]: json.loads(path.read_text()) for path in directory.rglob("summary.json")}
 
 
 def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
@@ -335,11 +258,12 @@ def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
         return {"valid": not invalid, "invalid": invalid, "metrics": {}}
 
     monkeypatch.setattr(Runner, "measure", measure)
-    monkeypatch.setattr(Runner, "look_around", lambda self: None)
+    monkeypatch.setattr(Runner, "record_environment", lambda self: None)
     runner = Runner(plan, tmp_path / "c")
     assert runner.run() == 0
     assert ramps == [30, 6.0] and runner.counts["done"] == 1
-    for problems in ([], ["the server died"], [fio.NOTHING_LEFT, "the server died"]):
+    others: list[list[str]] = [[], ["the server died"], [fio.NOTHING_LEFT, "the server died"]]
+    for problems in others:
         assert not fio.done_in_ramp(problems)
 
 
@@ -386,7 +310,7 @@ def test_the_end_of_its_input_ends_the_runner(device: str, tmp_path: Path) -> No
     """As when a connection is lost."""
     limits = dirty_limits()
     plan_for(device, tmp_path / "c", runtime_s=30)
-    argv = [sys.executable, "-m", "userblk.harness.runner", "--until-eof", str(tmp_path / "c/plan.json")]
+    argv = [sys.executable, "-m", "userblk.harness.running.runner", "--until-eof", str(tmp_path / "c/plan.json")]
     pipe = subprocess.PIPE
     runner = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     read_until(runner, "entry-start")

@@ -7,25 +7,24 @@ import os
 import re
 import shutil
 import stat
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from holders import KEEP, MAP, UNSHARE, holder, write_table
 from loops import LIMIT, MIB, load_module, loop, run
-from userblk.harness import doctor, safety
-from userblk.harness.blockdev import BlockDevice, identify, serial_of, wwid_of
-from userblk.harness.campaign import host_devices
-from userblk.harness.safety import Refused, check, claimed, confirmation, contents, mounts, recheck
+from userblk.harness.machine import safety
+from userblk.harness.machine.blockdev import BlockDevice, identify, serial_of, wwid_of
+from userblk.harness.machine.safety import Refused, check, claimed, confirmation, contents, mounts, recheck
+from userblk.harness.running.campaign import host_devices
 
 SIZE = 32 * MIB
 CONFIRM = str(SIZE)
 
 
-def refusal(path: str, confirm: str = CONFIRM, **options: int | None) -> str:
+def refusal(path: str, confirm: str = CONFIRM, **options: Any) -> str:
     with pytest.raises(Refused) as error:
         check(path, confirm, **options)
     text = str(error.value)
@@ -77,17 +76,6 @@ def test_mounted_in_another_namespace(tmp_path: Path) -> None:
             assert f"is mounted at {tmp_path}" in refusal(device)
         finally:
             other.communicate(b"\n", timeout=20)
-
-
-def write_table(device: str) -> None:
-    """An MBR with two partitions; addpart and sfdisk are not everywhere."""
-    table = bytearray(512)
-    table[440:444] = bytes.fromhex("78563412")
-    for entry, start in ((446, 2048), (462, 20480)):
-        table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
-    table[510:] = b"\x55\xaa"
-    with Path(device).open("r+b") as disk:
-        disk.write(table)
 
 
 def test_a_partition_in_use_protects_the_disk(tmp_path: Path) -> None:
@@ -157,24 +145,6 @@ def test_in_use_by_another_program(tmp_path: Path) -> None:
             os.close(fd)
 
 
-HOLD = "import mmap, os, sys; fd = os.open(sys.argv[1], {flags}); {then}; print('ready', flush=True); input()"
-KEEP = HOLD.format(flags="os.O_RDWR", then="pass")
-MAP = HOLD.format(flags="os.O_RDWR", then="m = mmap.mmap(fd, 4096); os.close(fd)")
-UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "private", "--"]
-
-
-@contextmanager
-def holder(code: str, device: str, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another program that has the device open as code tells."""
-    argv = [*prefix, sys.executable, "-c", code, device]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        yield process
-    finally:
-        process.communicate(b"\n", timeout=LIMIT)
-
-
 @pytest.mark.parametrize("code", [KEEP, KEEP.replace("O_RDWR", "O_RDONLY"), MAP], ids=["write", "read", "map"])
 def test_open_in_another_program(tmp_path: Path, code: str) -> None:
     with loop(tmp_path, SIZE) as device:
@@ -201,7 +171,7 @@ def test_open_in_other_namespaces_under_another_name(tmp_path: Path) -> None:
 def test_open_in_another_program_while_our_server_has_it(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from userblk.harness.safety import check, recheck, Refused\n"
+        "from userblk.harness.machine.safety import check, recheck, Refused\n"
         "found = check(sys.argv[1], sys.argv[2], server=int(sys.argv[3]))\n"
         "recheck(found, sys.argv[2], int(sys.argv[3]))\n"
     )
@@ -218,7 +188,7 @@ def test_two_campaigns(tmp_path: Path) -> None:
         found = check(device, CONFIRM)
         code = (
             "import sys\n"
-            "from userblk.harness.safety import check, claimed, Refused\n"
+            "from userblk.harness.machine.safety import check, claimed, Refused\n"
             "try:\n"
             "    with claimed(check(sys.argv[1], sys.argv[2])): print('claimed')\n"
             "except Refused as error: print(error)\n"
@@ -327,19 +297,6 @@ def test_what_cannot_be_looked_at_is_not_called_empty(tmp_path: Path, monkeypatc
         with monkeypatch.context() as patch:
             patch.setenv("PATH", str(tmp_path))
             assert contents(found) == "something that wipefs cannot tell"
-
-
-def test_a_member_of_something_inactive_is_not_called_free(tmp_path: Path) -> None:
-    with loop(tmp_path, SIZE) as device:
-        name = Path(device).name
-        assert doctor.device_needs(name)[0].met
-        with Path(device).open("r+b") as disk:
-            disk.write(b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")
-        (need,) = doctor.device_needs(name)
-        assert not need.met and "it holds crypto_LUKS" in need.mend
-        run("mkfs.ext4", "-q", "-F", "-L", "data", device)
-        need = doctor.device_needs(name)[0]
-        assert need.met and "it holds ext4 data, which is lost, once you confirm" in need.what
 
 
 def test_which_signatures_are_members() -> None:

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from userblk.harness import samplers
-from userblk.harness.load import OtherPrograms
-from userblk.harness.runner import costs
-from userblk.harness.samplers import TICKS, Sample, Sampler, at, use_between
+from userblk.harness.observing import samplers
+from userblk.harness.observing.host_load import OtherPrograms
+from userblk.harness.observing.samplers import TICKS, Sample, Sampler, at, use_between
+from userblk.harness.running.runner import costs
 
 DISK = [0.0] * 17
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 from scipy.special import stdtrit
-from userblk.harness.steady import FIXED, Interval, drift, excursion, find, mser
-from userblk.harness.student import half_width, t_quantile
+from userblk.harness.observing.student import half_width, t_quantile
+from userblk.harness.observing.warmup import FIXED, Interval, drift, excursion, find, mser
 
 
 def series(rates: Sequence[float], length: float = 0.5) -> list[Interval]:

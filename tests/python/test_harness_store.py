@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
-from userblk.harness.campaign import store_devices
-from userblk.harness.config import ConfigError, load_profile, load_suite, load_system
-from userblk.harness.delay import Delays, distribution
-from userblk.harness.paths import PYTHON_PATH
-from userblk.harness.plan import Plan, estimate, make_plan, read_plan, write_plan
-from userblk.harness.stores import read_access
-from userblk.harness.workloads import store as load
+from userblk.harness.engines import store as load
+from userblk.harness.machine.paths import PYTHON_PATH
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.campaign import store_devices
+from userblk.harness.stores.latency_proxy import Delays, distribution
+from userblk.harness.stores.servers import read_access
 
 SYSTEMS = ("s3", "s3-direct", "s3backer-file", "nbdkit-s3", "s3-null")
 
@@ -174,7 +175,7 @@ def echo() -> Iterator[int]:
 def delayed(port: int, ms: int, directory: Path) -> Iterator[int]:
     """The port of the delay before another."""
     port_file = directory / "port"
-    argv = [sys.executable, "-m", "userblk.harness.delay", "--to", f"127.0.0.1:{port}", "--ms", str(ms)]
+    argv = [sys.executable, "-m", "userblk.harness.stores.latency_proxy", "--to", f"127.0.0.1:{port}", "--ms", str(ms)]
     env = dict(os.environ, PYTHONPATH=str(PYTHON_PATH))
     with subprocess.Popen([*argv, "--port-file", str(port_file)], env=env) as process:
         try:

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from userblk.harness import interrupt, teardown
-from userblk.harness.commands import CommandError, Recorder
-from userblk.harness.durable import write_json
-from userblk.harness.interrupt import Interrupted, held
-from userblk.harness.prepare import dirty_limits, limit_dirty
-from userblk.harness.runner import mark_done
-from userblk.harness.teardown import Teardown, TeardownError, recover, start_time
+from userblk.harness.machine import interrupt, teardown
+from userblk.harness.machine.durable import write_json
+from userblk.harness.machine.interrupt import Interrupted, held
+from userblk.harness.machine.prepare import dirty_limits, limit_dirty
+from userblk.harness.machine.subprocesses import CommandError, Recorder
+from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
+from userblk.harness.running.runner import mark_done
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("changed")
     code = (
-        "import os, signal, subprocess, sys; from pathlib import Path; from userblk.harness import teardown\n"
+        "import os, signal, subprocess, sys; from pathlib import Path; from userblk.harness.machine import teardown\n"
         "teardown.RUN = Path(sys.argv[1]); t = teardown.Teardown()\n"
         "t.push('restore_setting', path=sys.argv[2], value='original')\n"
         "child = subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
@@ -126,7 +126,7 @@ def test_a_runner_that_ends_while_others_look_is_no_killed_one(
 
 
 def test_two_runners_do_not_tear_down_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(teardown.UNDO, "restore_setting", lambda **_: time.sleep(0.5))
+    monkeypatch.setitem(teardown.UNDO, "restore_setting", lambda **_: time.sleep(0.5))  # type: ignore[misc]
     teardown.RUN.mkdir()
     (teardown.RUN / f"journal-{1 << 30}-1.json").write_text('[["restore_setting", {}]]')  # there is no such process
     with ThreadPoolExecutor(2) as pool:

@@ -257,8 +257,8 @@ def test_models_tell_the_module_all_it_wants() -> None:
     [
         ("sata", "read_ns = ", "read_nanoseconds = ", "read_n"),
         ("nvme", "depth = 1023", "depth = 'many'", "depth=many: must be a whole number"),
-        ("cpu", "instructions_per_us = 3000", "instructions_per_us = 3", "must be from 100 to 20000"),
-        ("cpu", "version = 1", "version =", "cpu.toml: "),
+        ("cpu", "instructions_per_us = ", "instructions_per_us = 3 # ", "must be from 100 to 20000"),
+        ("cpu", "version = ", "version = ]", "cpu.toml: "),
     ],
 )
 def test_a_bad_model_gets_one_line(

@@ -8,7 +8,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
 import pytest
-from userblk.harness import paths
+from userblk.harness.machine import paths
 
 assert paths.CHECKOUT is not None
 CHECKOUT = paths.CHECKOUT

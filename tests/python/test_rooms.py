@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from userblk.harness import paths
+from userblk.harness.machine import paths
 
 assert paths.CHECKOUT is not None
 ROOMS = paths.CHECKOUT / "tests/rooms.py"
@@ -28,8 +28,8 @@ def top(tmp_path: Path) -> Path:
         "backends/s3/base/bytes.h": '#include "backends/backend.h"\n',
         "backends/s3/client/client.c": '#include "backends/s3/base/bytes.h"\n#include "backends/backend.h"\n',
         "plugins/nbdkit.c": '#include "backends/backend.h"\n#include <stdio.h>\n',
-        "harness/cli/run.py": "from ..plan import Plan\nfrom userblk.analysis import table\nimport os\n",
-        "harness/plan.py": "from .systems import native\n",
+        "harness/cli/run.py": "from ..running.runner import Runner\nfrom userblk.analysis import table\nimport os\n",
+        "harness/running/runner.py": "from ..systems import native\n",
         "harness/systems/native.py": "",
         "analysis/table.py": "",
         "docs/architecture.md": PAGE,
@@ -46,8 +46,8 @@ def test_the_drawing_is_that_of_the_code(top: Path) -> None:
     drawn = (top / "docs/architecture.md").read_text()
     assert "backends_s3_client --> backends_s3_base" in drawn
     assert "backends_s3_client --> backends\n" not in drawn  # a longer way stands for it
-    assert "harness_cli --> analysis" in drawn and "harness --> harness_systems" in drawn
-    (top / "analysis/table.py").write_text("from userblk.harness.plan import Plan\n")
+    assert "harness_cli --> harness_running" in drawn and "harness_running --> harness_systems" in drawn
+    (top / "analysis/table.py").write_text("from userblk.harness.running.runner import Runner\n")
     assert rooms(top).returncode == 1
 
 
@@ -64,6 +64,13 @@ def test_an_include_that_goes_up_is_told(top: Path, name: str, included: str) ->
     (top / name).write_text(f'#include "{included}"\n')
     result = rooms(top)
     assert result.returncode == 1 and f"{name}:1: includes {included}" in result.stderr
+
+
+def test_an_import_that_goes_up_is_told(top: Path) -> None:
+    (top / "harness/systems/native.py").write_text("from ..running.runner import Runner\n")
+    rooms(top, "--write")
+    result = rooms(top)
+    assert result.returncode == 1 and "harness/systems imports from harness/running" in result.stderr
 
 
 def test_a_folder_that_is_not_declared(top: Path) -> None:

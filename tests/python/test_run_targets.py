@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from userblk.harness import paths
+from userblk.harness.machine import paths
 
 MAKEFILE = """
 passes:
@@ -63,3 +64,15 @@ def test_another_tree_has_passed_nothing(top: Path) -> None:
     (top / "Makefile").write_text(MAKEFILE + "# changed\n")
     run(top, "--resume", "passes")
     assert (top / "passes.ran").read_text() == "ran\nran\n"
+
+
+def test_every_test_file_runs_somewhere() -> None:
+    """A word of the Makefile names it, or a folder that it is in, or is a pattern that it matches."""
+    assert paths.CHECKOUT is not None
+    words = re.findall(r"tests/[\w./*%-]+", (paths.CHECKOUT / "Makefile").read_text())
+    files = [file.relative_to(paths.CHECKOUT) for file in (paths.CHECKOUT / "tests").rglob("test_*.*")]
+    files = [file for file in files if file.suffix in (".c", ".py")]
+    assert len(files) > 100
+    assert [
+        file for file in files if not any(file.match(word) or file.is_relative_to(word.rstrip("/")) for word in words)
+    ] == []

@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from holders import HOLD, KEEP, MAP, UNSHARE, holder, write_table
 from loops import LIMIT, MIB, loop, run
-from test_harness_safety import HOLD, KEEP, MAP, UNSHARE, holder, write_table
-from userblk.harness import safety
-from userblk.harness.blockdev import identify
-from userblk.harness.campaign import host_devices
-from userblk.harness.config import ConfigError
-from userblk.harness.safety import Refused, check, claimed, recheck
+from userblk.harness.machine import safety
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.safety import Refused, check, claimed, recheck
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.campaign import host_devices
 
 SIZE = 32 * MIB
 CONFIRM = str(SIZE)
@@ -222,7 +222,7 @@ def disk_of_the_partition_open(stack: ExitStack, directory: Path, device: str) -
 @wrong("is in use by another campaign")
 def used_by_another_campaign(stack: ExitStack, directory: Path, device: str) -> None:
     code = (
-        "import sys; from userblk.harness.safety import check, claimed\n"
+        "import sys; from userblk.harness.machine.safety import check, claimed\n"
         "with claimed(check(sys.argv[1], sys.argv[2])): print('ready', flush=True); input()"
     )
     other = subprocess.Popen(

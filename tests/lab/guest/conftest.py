@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY
-from userblk.harness.blockdev import identify
-from userblk.harness.commands import Recorder
-from userblk.harness.config import SystemConfig
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown
+from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems import Running, bring_up, load_modules, modules
-from userblk.harness.systems.command import module_there
-from userblk.harness.teardown import Teardown
+from userblk.harness.systems.base import module_there
 
 RELEASE = os.environ["LAB_RELEASE"]
 BUILD = f"build/{RELEASE}"

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import BUILD, MIB, RELEASE
-from userblk.harness.attach import main
-from userblk.harness.config import load_suite, load_system
+from userblk.harness.machine.teardown import Teardown
+from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import absent, load_modules, modules
-from userblk.harness.systems.command import module_there
-from userblk.harness.teardown import Teardown
+from userblk.harness.systems.attach import main
+from userblk.harness.systems.base import module_there
 
 SYSTEMS = load_suite("attach").systems
 CYCLES = 1000  # of all frameworks together
+MANY = 64  # disks at once
 LEAK = 48 * MIB  # that the kernel may keep for itself
 
 
@@ -50,6 +53,26 @@ def available() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
+def left() -> dict[str, object]:
+    """What a cycle must put back: disks with a size, devices, processes of programs, files."""
+    sizes = {path.parent.name: path.read_text() for path in Path("/sys/block").glob("*/size")}
+    folders = ["/dev", "/dev/shm", "/dev/vduse", "/run/userblk-ublk", "/sys/class/uio"]
+    folders.append("/sys/kernel/config/target/core")
+    processes = (path for path in Path("/proc").glob("[0-9]*") if has_program(path))
+    return {
+        "disks": {name: size for name, size in sizes.items() if int(size)},
+        "processes": Counter((path / "comm").read_text() for path in processes),
+    } | {folder: sorted(os.listdir(folder)) for folder in folders if Path(folder).is_dir()}
+
+
+def has_program(process: Path) -> bool:
+    """Or is it a thread of the kernel?"""
+    try:
+        return bool(os.readlink(process / "exe"))
+    except OSError:
+        return False
+
+
 def test_two_come_and_go_at_once(kind: str, tmp_path: Path) -> None:
     found = attach(kind, 2, 2, tmp_path / "samples")
     assert {name: len(values) for name, values in found.items()} == {"there": 2, "read": 2, "gone": 2}
@@ -59,6 +82,17 @@ def test_two_come_and_go_at_once(kind: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_many_cycles_leave_nothing(kind: str, tmp_path: Path) -> None:
     attach(kind, 1, 10, tmp_path / "samples")  # what is allocated once
-    before = available()
+    before, there = available(), left()
     attach(kind, 1, CYCLES // len(SYSTEMS), tmp_path / "samples")
+    assert left() == there
+    assert before - available() < LEAK
+
+
+@pytest.mark.long
+def test_many_at_once_leave_nothing(kind: str, tmp_path: Path) -> None:
+    attach(kind, MANY, MANY, tmp_path / "samples")
+    before, there = available(), left()
+    found = attach(kind, MANY, MANY, tmp_path / "samples")
+    assert {name: len(values) for name, values in found.items()} == {"there": MANY, "read": MANY, "gone": MANY}
+    assert left() == there
     assert before - available() < LEAK

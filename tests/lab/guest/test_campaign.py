@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from conftest import AREA, BUILD, MIB
-from userblk.harness import plan
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.prepare import PrepareError, limit_cpus
-from userblk.harness.runner import bytes_moved
-from userblk.harness.teardown import Teardown
+from userblk.harness.machine.prepare import PrepareError, limit_cpus
+from userblk.harness.machine.teardown import Teardown
+from userblk.harness.model import plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.running.runner import bytes_moved
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
@@ -51,7 +51,7 @@ def make_campaign(directory: Path, system: str) -> None:
 
 @contextmanager
 def runner(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "userblk.harness.runner", str(directory / "plan.json")]
+    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(directory / "plan.json")]
     with (directory / "runner.log").open("ab") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:

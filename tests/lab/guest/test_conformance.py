@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELEASE, Up, run
-from userblk.harness.config import load_system
+from userblk.harness.model.config import load_system
 
 LIMIT = 1800.0  # s for one run
 # Steps of tests that a run has begun. The program itself dies at REPORT LUNS, on every disk of the loopback fabric.

@@ -19,7 +19,7 @@ from block_targets import FileTarget, SgTarget
 from blocks import Batch, Limits, Model, Request, search
 from conftest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import SECTOR, Image, entries, logged, mark
-from userblk.harness.config import SystemConfig
+from userblk.harness.model.config import SystemConfig
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
 SIZE = MIB

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import AREA, BUILD, LIMIT, Up, config
 from test_campaign import END_LIMIT, runner, summaries
-from userblk.harness import plan
-from userblk.harness.config import load_profile, load_suite, load_system
-from userblk.harness.teardown import start_time
+from userblk.harness.machine.teardown import start_time
+from userblk.harness.model import plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
 
 CHANGES = [
     ("nbdkit", "", "kill"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT, MIB, Up, config, mapped, run
-from userblk.harness.config import SystemConfig
+from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems import Running
 
 NVME = os.environ["LAB_NVME"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from conftest import BUILD, MIB
 from test_campaign import START_LIMIT, events, pids, runner, summaries
-from userblk.harness import plan
-from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.model import plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
 
 SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUILD, LIMIT, RELEASE, Up, run
-from userblk.harness.config import load_system
+from userblk.harness.model.config import load_system
 
 PROGRAM = Path(BUILD, "fuse-passthrough/userblk-passthrough").resolve()
 MODES = {"default": (), "nocache": ("--nocache",), "passthrough": ("--passthrough",)}

@@ -8,7 +8,7 @@ import os
 import pytest
 from conftest import MIB, Up, run
 from test_systems import read
-from userblk.harness.config import load_system
+from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 
 NVME = os.environ["LAB_NVME"]

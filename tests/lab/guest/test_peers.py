@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import ACCESS_KEY, BUCKET, BUILD, MIB, SECRET_KEY, address
 from test_campaign import events, runner, summaries
-from userblk.harness import plan
-from userblk.harness.config import load_profile, load_suite, load_system
+from userblk.harness.model import plan
+from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.systems import absent
 
 PEERS = ("nbdkit-file", "qemu-nbd", "s3backer")

@@ -16,10 +16,10 @@ import pytest
 from conftest import BUILD, LIMIT, MIB, address, run, store_gone
 from test_tcmu_s3 import served as served_by_tcmu
 from test_ublk import finish, start_verify
-from userblk.harness.commands import Recorder
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown
 from userblk.harness.systems.base import await_up, load_modules, scratch
 from userblk.harness.systems.nbdkit import connect_kernel, connected
-from userblk.harness.teardown import Teardown
 
 SIZE = 512 * MIB
 KINDS = ("nbd", "tcmu")

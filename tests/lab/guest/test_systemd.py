@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT, MIB, run
 from test_ublk import NVME, UBLK
-from userblk.harness.systems.command import module_there
+from userblk.harness.systems.base import module_there
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = "userblk-ublk@3.service"

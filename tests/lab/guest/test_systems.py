@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT, MIB, Up, config, run
-from userblk.harness.config import load_system
+from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 
 KINDS = ("buse", "nbdkit", "tcmu")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import BUILD, LIMIT, MIB, mapped, run
 from test_systems import read
-from userblk.harness.systems.command import module_there
+from userblk.harness.systems.base import module_there
 
 UBLK = Path(BUILD, "ublk/userblk-ublk")
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]

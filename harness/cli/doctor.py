@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What this machine can run, what is missing for the rest, and what mends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..machine import paths
+from ..machine.blockdev import identify
+from ..machine.safety import Refused, check, confirmation, contents, first_confirmation, signatures
+from ..model import config, tables
+from ..model.config import SystemConfig
+from ..observing import environment
+from ..systems.base import find_program, kind_of, module_there
+
+WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
+LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
+ADVICE = {"smartctl": "smartmontools", "nvme": "nvme-cli"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing, whether it is there, and the command (or advice) that brings it."""
+
+    what: str
+    met: bool
+    mend: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What needs of one thing that userblk can do are met."""
+
+    name: str
+    kind: str
+    needs: Sequence[Need]
+
+    @property
+    def ready(self) -> bool:
+        return all(need.met for need in self.needs)
+
+    @property
+    def missing(self) -> list[Need]:
+        return [need for need in self.needs if not need.met]
+
+
+def program(name: str, package: str) -> Need:
+    mend = f"apt-get install {package}" if package else f"install {name}"
+    return Need(f"program {name}", bool(find_program(name)), mend)
+
+
+def module(name: str, hint: str = "") -> Need:
+    mend = hint or f"boot a kernel that has {name} (Debian's linux-image-amd64), or run in the lab (--where lab)"
+    return Need(f"kernel module {name}", module_there(name), mend)
+
+
+def system_needs(system: SystemConfig) -> list[Need]:
+    """Of one system, beside a device and root."""
+    kind, asked, found = kind_of(system), system.requires, []
+    for name, package in kind.programs(system).items():
+        need = program(name, package)
+        found.append(Need(need.what, need.met, asked.hint or need.mend))
+    if kind.made:
+        target, pattern = kind.made
+        path = paths.HOST_BUILD / pattern.format(device=system.device)
+        mend = f"make {target}" if paths.CHECKOUT else "install userblk again (make install)"
+        found.append(Need(f"file {path}", path.exists(), mend))
+    found += [module(name, asked.hint) for name in kind.modules(system)]
+    for name in asked.environment:
+        found.append(Need(f"environment variable {name}", bool(os.environ.get(name)), f"export {name}=..."))
+    return found
+
+
+def lab_needs() -> list[Need]:
+    if paths.CHECKOUT is None:
+        return [Need("a checkout of userblk", False, "git clone userblk, and run bin/userblk in it")]
+    found = [program(name, package) for name, package in LAB.items()]
+    root = paths.CHECKOUT / "build/lab"
+    return [*found, Need(f"root file system in {root}", root.is_dir() and any(root.iterdir()), "lab/build")]
+
+
+def base_needs() -> list[Need]:
+    """What every measurement on this machine needs."""
+    flow = paths.HOST_BUILD / "flow/userblk-flow"
+    return [
+        Need("root", os.geteuid() == 0, "sudo userblk ..."),
+        *(program(name, package) for name, package in WORKLOADS.items()),
+        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else "install userblk again (make install)"),
+    ]
+
+
+def device_needs(disk: str) -> list[Need]:
+    """May this disk be named to --sata or --nvme? Asked without touching it."""
+    path = f"/dev/{disk}"
+    try:
+        device = identify(path)
+        check(path, confirmation(device)[0])
+    except OSError as error:
+        return [Need("free to be overwritten", False, f"{error.strerror}")]
+    except Refused as error:
+        return [Need("free to be overwritten", False, str(error).removeprefix(f"{path}: "))]
+    held = contents(device)
+    if any(one.member for one in signatures(device)):
+        reason = f"it holds {held}, which is not in use but may be somebody's; look, then wipe it with wipefs -a"
+        return [Need("free to be overwritten", False, reason)]
+    state = f"unused, but it holds {held}, which is lost" if held else "free to be overwritten"
+    needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "")]
+    if reason := environment.failing(environment.device_facts(disk)):
+        needs.append(Need("healthy", False, reason))
+    return needs
+
+
+def disks() -> list[str]:
+    """Whole disks that are no loop, RAM or other devices without hardware."""
+    return sorted(path.parent.name for path in Path("/sys/block").glob("*/device"))
+
+
+def examine() -> list[Finding]:
+    """Everything; the machine itself first, advice last."""
+    found = [Finding("measuring on this machine", "base", base_needs()), Finding("lab", "lab", lab_needs())]
+    for name in tables.names("systems"):
+        found.append(Finding(name, "system", system_needs(config.load_system(name))))
+    found += [Finding(disk, "device", device_needs(disk)) for disk in disks()]
+    return [*found, Finding("wear and temperature of devices", "advice", [program(*one) for one in ADVICE.items()])]

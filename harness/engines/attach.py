@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Disks that come and go: the program that has them do so, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+from ..model.config import Suite, SystemConfig, Workload
+from ..model.parts import ENGINES, Kind
+from ..model.tables import Table, counts
+from ..observing.warmup import WarmUp
+from . import Result, WorkloadError
+from .base import DeviceEngine, Job, Run
+
+SAMPLES = "attach.json"
+MEASURES = ("there", "read", "gone")
+CYCLE_LIMIT_S = 120.0  # s that a cycle may take
+
+
+def argv(workload: Workload, kind: str, build: str, directory: Path) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "userblk.harness.systems.attach",
+        f"--kind={kind}",
+        f"--build={build}",
+        f"--disks={workload.threads}",
+        f"--samples={workload.depth}",
+        f"--output={directory / SAMPLES}",
+    ]
+
+
+def limit(workload: Workload) -> float:
+    """Seconds that the program may take."""
+    return math.ceil(workload.depth / workload.threads) * CYCLE_LIMIT_S
+
+
+def parse(directory: Path, workload: Workload) -> Result:
+    """An operation is a disk that came and went. Raises WorkloadError."""
+    try:
+        samples = json.loads((directory / SAMPLES).read_text())
+        values = {name: [float(value) for value in samples[name]] for name in MEASURES}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WorkloadError(f"{SAMPLES} cannot be read: {error}") from None
+    few = [name for name, found in values.items() if len(found) < workload.depth]
+    if few:
+        raise WorkloadError(f"{SAMPLES}: fewer than {workload.depth} samples of {', '.join(few)}")
+    disks = len(values["gone"])
+    busy = sum(fmean(values[name]) for name in ("read", "gone")) * disks / workload.threads
+    return Result(
+        throughput_kops=disks / busy / 1e3,
+        throughput_mbps=0.0,
+        latency_us=fmean(values["there"]) * 1e6,
+        duration_s=busy,
+        measured_from=0.0,
+        version="",
+        problems=(),
+        warnings=(),
+        operations=float(disks),
+        warm_up=WarmUp("none", 0.0, None, "disks that come and go have none"),
+        ramp_s=0.0,
+        settings={"disks": workload.threads, "samples": disks},
+    )
+
+
+def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
+    """Of the rest of a suite's table: one for each number of disks."""
+    disks, part = counts(table, "disks"), table.table("samples")
+    samples = part.integer(profile, 1)
+    table.end(("name", "engine", "systems", "disks", "samples"))
+    for count in disks:
+        yield Workload(f"{count}-disks", threads=count, suite=suite, engine="attach", depth=samples)
+
+
+class Attach(DeviceEngine):
+    """Disks that come and go. It has modules loaded, and touches no device."""
+
+    name = "attach"
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        return Suite(name, tuple(_workloads(name, table, profile)), systems)
+
+    def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
+        return kind.attaches(system)
+
+    def programs(self, build: str) -> list[str]:
+        return []
+
+    def system(self, system: SystemConfig) -> SystemConfig:
+        return SystemConfig("native", "native")  # the program brings its disks up itself, on no device
+
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        kind = run.plan.systems[run.entry.system].kind
+        job = Job(
+            argv=argv(run.workload, kind, run.plan.build, run.directory),
+            seconds=limit(run.workload),
+            parse=lambda: parse(run.directory, run.workload),
+            synced=(),
+            sync=os.fsync,
+            area=0,
+        )
+        return job, {}
+
+
+ENGINES.add(Attach())

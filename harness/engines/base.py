@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What engines on a device or a file system have to do, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..machine.blockdev import BlockDevice
+from ..machine.filesystem import Memory
+from ..machine.teardown import Teardown
+from ..model.config import Profile, SystemConfig, Workload
+from ..model.parts import ENGINES, Engine
+from ..model.plan import Entry, Plan
+from ..model.tables import ConfigError, Table, block_size, counts
+from ..systems import Running
+from . import Result
+
+FIO_MODES = ("read", "randread", "write", "randwrite")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The measured process of a run. seconds: ramp and runtime; parse: reads its results.
+
+    Synced at the end, which tells what a workload cannot see: that its buffered writes failed later.
+    disturb: called all the time with the seconds since its start. ends: exit codes that are no failure of the run.
+    """
+
+    argv: list[str]
+    seconds: float
+    parse: Callable[[], Result]
+    synced: tuple[str, ...]
+    sync: Callable[[int], None]
+    area: int
+    memory: Memory | None = None
+    problems: Callable[[], list[str]] = lambda: []
+    disturb: Callable[[float], None] = lambda seconds: None
+    ends: tuple[int, ...] = (0,)
+    interval_s: float | None = None
+
+
+@dataclass
+class Run:
+    """A run to prepare. profile: with the times of this run. filled: the area is zero-filled already.
+
+    running: the system, which the preparation may put another one in the place of.
+    """
+
+    plan: Plan
+    entry: Entry
+    workload: Workload
+    profile: Profile
+    device: BlockDevice
+    running: Running
+    filled: bool
+    directory: Path
+    teardown: Teardown
+
+    @property
+    def area(self) -> int:
+        """Bytes at the start of the device."""
+        return self.profile.area[self.entry.device]
+
+    @property
+    def confirm(self) -> str:
+        return self.plan.devices[self.entry.device].confirm
+
+    def devices(self) -> list[BlockDevice]:
+        return self.running.devices()
+
+
+class DeviceEngine(Engine):
+    """An engine whose workloads the runner runs on a device."""
+
+    def programs(self, build: str) -> list[str]:
+        """What its workloads run; kept in the page cache."""
+        return ["fio"]
+
+    def system(self, system: SystemConfig) -> SystemConfig:
+        """What is brought up for workloads on the system."""
+        return system
+
+    def dirty_limits(self, profile: Profile, device: str) -> tuple[int, int]:
+        """Bytes that may be dirty, and from which on they are written back; 0: the kernel's own."""
+        return profile.dirty_limits(device)
+
+    def ramp_s(self, profile: Profile) -> float:
+        return profile.ramp_s
+
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        """What is measured, and what was found while all that it needs was made."""
+        raise NotImplementedError
+
+    def done_in_ramp(self, problems: Sequence[str]) -> bool:
+        """Is the run of no use only because its work was done within the ramp?"""
+        return False
+
+
+def device_engine(name: str) -> DeviceEngine:
+    engine = ENGINES[name]
+    assert isinstance(engine, DeviceEngine)
+    return engine
+
+
+def grid(table: Table, suite: str, engine: str) -> tuple[list[Workload], list[int]]:
+    """The product of [modes], threads and block_sizes; and the numbers of threads."""
+    threads, sizes, modes = counts(table, "threads"), table.array("block_sizes"), table.table("modes")
+    workloads = []
+    for mode in list(modes.values):
+        rw = modes.text(mode, FIO_MODES)
+        for count in threads:
+            for size in sizes:
+                size_bytes = block_size(table, "block_sizes", size)
+                workloads.append(Workload(f"{mode}-{count}th-{size}", rw, count, size_bytes, suite, engine))
+    if not workloads:
+        raise ConfigError(f'{table.file}: modes is empty; add a line such as seq-read = "read"')
+    return workloads, threads

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""fio jobs of the block suite and the figures in what fio writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..machine.blockdev import flush_cache
+from ..machine.filesystem import limit_memory
+from ..machine.prepare import discard_area, drop_caches, fill_area
+from ..machine.safety import recheck
+from ..model.config import Profile, Suite, Workload
+from ..model.parts import ENGINES
+from ..model.tables import Table
+from ..observing import warmup
+from ..observing.histogram import tails
+from ..observing.warmup import Interval
+from . import LEAST_RUNTIME, Result, WorkloadError
+from .base import DeviceEngine, Job, Run, grid
+
+REPORTS_ERROR = "fio reports error"
+NOTHING_LEFT = "fio completed no operation after the ramp"
+TOO_SHORT = "s only; use a larger area"
+IOPS_LOG = "fio_iops.log"
+GAP = 1.5  # lengths between two lines of a log that are more than a late line
+
+
+def subrange(workload: Workload, area: int) -> int:
+    """Bytes of each thread's part of the area."""
+    return area // workload.threads // workload.block_size * workload.block_size
+
+
+def fio_time(seconds: float) -> str:
+    """As fio reads it: whole seconds, else milliseconds."""
+    return f"{seconds:.0f}" if seconds == int(seconds) else f"{seconds * 1e3:.0f}ms"
+
+
+def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int, directory: Path) -> list[str]:
+    """The command line. Buffered, closed loop, one outstanding operation a thread, each thread on its own part.
+
+    There is no time_based: a run ends early when its parts are done, as in the paper, since a second pass
+    would read from the page cache. A workload with a depth goes past that, and on for the whole time.
+    """
+    size = subrange(workload, area)
+    log = directory / "fio"
+    engine = ["--ioengine=psync", "--iodepth=1", "--direct=0"]
+    if workload.depth:
+        engine = ["--ioengine=io_uring", f"--iodepth={workload.depth}", "--direct=1", "--time_based=1"]
+        engine += ["--end_fsync=1"] * workload.writes
+    return [
+        "fio",
+        f"--name={workload.id}",
+        f"--filename={device}",
+        *engine,
+        "--thread=1",
+        f"--numjobs={workload.threads}",
+        f"--rw={workload.rw}",
+        f"--bs={workload.block_size}",
+        f"--size={size}",
+        f"--offset_increment={size}",
+        # The caches were dropped. Each thread would write back the whole device when it begins, and would wait for the
+        # writers that began before it: they would not run at the same time.
+        "--invalidate=0",
+        "--allow_file_create=0",
+        f"--ramp_time={fio_time(profile.ramp_s)}",
+        f"--runtime={fio_time(profile.runtime_s)}",
+        "--randrepeat=0",
+        f"--randseed={seed}",
+        "--group_reporting=1",
+        f"--write_bw_log={log}",
+        f"--write_iops_log={log}",
+        f"--write_lat_log={log}",
+        f"--log_avg_msec={profile.series_ms}",
+        "--per_job_logs=0",
+        "--eta=never",
+        "--output-format=json+",
+        f"--output={directory / 'fio.json'}",
+    ]
+
+
+def _threads(path: Path) -> list[list[tuple[float, float]]]:
+    """Of each thread, the times (s after the ramp) and values of a log of fio: its jobs follow one another."""
+    threads: list[list[tuple[float, float]]] = []
+    last = math.inf
+    for line in path.read_text().splitlines():
+        fields = line.split(",")
+        when, value = float(fields[0]) / 1e3, float(fields[1])
+        if when <= last:
+            threads.append([])
+        threads[-1].append((when, value))
+        last = when
+    return threads
+
+
+def _spread(
+    threads: Sequence[Sequence[tuple[float, float]]], length: float, count: int, amount: float | None
+) -> list[float]:
+    """
+    Amounts in each of count intervals of a log that fio wrote once a length: a value is a rate since the time before
+    it. What fio does not write are lengths in which nothing completed, so that after such a gap it is of the last one.
+    amount: of all of the log together, where it is known, since times are whole milliseconds.
+    """
+    sums = [0.0] * count
+    total = 0.0
+    for thread in threads:
+        begin = 0.0
+        for end, rate in thread:
+            at = end - length if begin and end - begin > GAP * length else begin
+            total += rate * (end - at)
+            while at < end:
+                index = int(at / length + 1e-9)
+                if index >= count:
+                    break
+                until = min(end, (index + 1) * length)
+                sums[index] += rate * (until - at)
+                at = until
+            begin = end
+    scale = 1.0 if amount is None or not total else amount / total
+    return [scale * value for value in sums]
+
+
+def under_way(side: dict[str, Any]) -> float:
+    """Mean number of operations under way at a time, of one side (read or write) of fio's report (Little's law)."""
+    seconds = side["runtime"] / 1e3
+    return float(side["lat_ns"]["mean"] / 1e9 * side["total_ios"] / seconds) if seconds else 0.0
+
+
+def series(log: Path, length: float, waiting: float, operations: float | None = None) -> list[Interval]:
+    """What all threads did in each interval (length: s) after the ramp, as far as the parts of the log of all go.
+
+    A thread's log ends up to an interval before the thread does, and threads whose part is done end early: the series
+    ends with the first log of those that lasted. Latencies are by Little's law, with waiting operations under way
+    at any time: those that fio logs weigh operations wrongly where some are a thousand times as long as others, as
+    buffered writes are. operations: that fio counted, in all.
+    """
+    rates = _threads(log)
+    lasting = max((thread[-1][0] for thread in rates), default=0.0)
+    count = int(min((t[-1][0] for t in rates if t[-1][0] > lasting - 2 * length), default=0.0) / length + 1e-9)
+    return [
+        Interval(i * length, (i + 1) * length, done, waiting * length * 1e6)
+        for i, done in enumerate(_spread(rates, length, count, operations))
+    ]
+
+
+def done_in_ramp(problems: Sequence[str]) -> bool:
+    """Is all that is wrong with a run that its area was done before there was something to measure?"""
+    return bool(problems) and all(one == NOTHING_LEFT or one.endswith(TOO_SHORT) for one in problems)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What fio wrote to --output: errors go there too, before its JSON. Raises ValueError, OSError."""
+    text = path.read_text(errors="replace")
+    begin = 0 if text.startswith("{") else text.find("\n{") + 1
+    report: dict[str, Any]
+    report, _ = json.JSONDecoder().raw_decode(text, begin)
+    return report
+
+
+def parse(path: Path, workload: Workload, profile: Profile) -> Result:
+    """The results beside fio.json at path. Raises WorkloadError if there is nothing to read."""
+    try:
+        report = read_report(path)
+        job = report["jobs"][0]
+        side = job["write" if workload.writes else "read"]
+        other = job["read" if workload.writes else "write"]
+        seconds = side["runtime"] / 1e3
+        operations = side["total_ios"]
+        result_bytes = side["io_bytes"]
+        job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
+        errors = [j["error"] for j in report["jobs"]]
+        waiting = under_way(side)
+        bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
+        intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting, operations)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WorkloadError(f"{path.name} cannot be read: {error}") from None
+    problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
+    warnings = []
+    if len(report["jobs"]) != 1:
+        problems.append(f"fio reports {len(report['jobs'])} groups instead of one")
+    if not operations or not side["lat_ns"]["N"]:
+        problems.append(NOTHING_LEFT)
+    if other["total_ios"]:
+        problems.append("fio did operations of the other direction")
+    if seconds < min(LEAST_RUNTIME, 0.5 * profile.runtime_s):
+        problems.append(f"measured for {seconds:.2f} {TOO_SHORT}")
+    elif seconds < 0.9 * profile.runtime_s:
+        warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s:g} s its area was done")
+    warm_up = warmup.find(intervals, profile.fixed_warm_up)
+    early = [one for one in intervals if one.start < warm_up.cut_s]
+    before = min(operations, sum(one.operations for one in early))
+    left, span = operations - before, (seconds - warm_up.cut_s) or 1.0
+    waited = waiting * span * 1e6
+    return Result(
+        throughput_kops=left / span / 1e3,
+        throughput_mbps=result_bytes * (left / operations if operations else 0.0) / span / 1e6,
+        latency_us=waited / left if left else 0.0,
+        duration_s=span if seconds else 0.0,
+        operations=left,
+        warm_up=warm_up,
+        measured_from=job_start - time.time() + time.monotonic() if job_start else 0.0,
+        version=str(report.get("fio version", "")),
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        metrics=tails(bins),
+    )
+
+
+def make_area(run: Run) -> dict[str, object]:
+    """Zero-filled before reads, discarded before writes."""
+    device, modelled = run.device, bool(run.plan.model)
+    if not run.plan.systems[run.entry.system].backed:
+        return {}
+    found: dict[str, object] = {}
+    recheck(device, run.confirm, run.running.server)
+    for used in run.devices():  # what the last run left dirty must not be written over the new state
+        flush_cache(used.path)
+    whole = run.plan.used_bytes(run.entry.device)  # file systems lie beyond the area, too
+    if run.workload.writes or (whole > run.area and not run.filled and not modelled):
+        found |= discard_area(device, whole, run.entry.seed)
+    # A modelled disk takes as long for what was never written.
+    if not run.workload.writes and not run.filled and not modelled:
+        fill_area(device, run.area, run.entry.seed)
+    return found
+
+
+class Fio(DeviceEngine):
+    """fio on the device, buffered: the product of modes, threads and block sizes."""
+
+    name = "fio"
+    counted = True
+    modelled = True
+    buffered = True
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        workloads, _ = grid(table, name, self.name)
+        table.end(("name", "engine", "threads", "block_sizes", "modes", "suites", "systems"))
+        return Suite(name, tuple(workloads), systems)
+
+    def fills(self, workload: Workload) -> bool:
+        return not workload.writes
+
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        """Nothing is in the caches."""
+        profile, workload, directory = run.profile, run.workload, run.directory
+        found = make_area(run)
+        memory = limit_memory(profile.memory_bytes, run.plan.emulated, run.teardown) if profile.memory_bytes else None
+        job = Job(
+            argv=argv(workload, profile, run.area, run.running.target, run.entry.seed, directory),
+            seconds=profile.ramp_s + profile.runtime_s,
+            parse=lambda: parse(directory / "fio.json", workload, profile),
+            synced=(run.running.target,),
+            sync=os.fsync,
+            area=run.area,
+            memory=memory,
+            problems=memory.problems if memory else list,
+        )
+        return job, found | drop_caches(run.devices(), run.area)
+
+    def done_in_ramp(self, problems: Sequence[str]) -> bool:
+        return done_in_ramp(problems)
+
+
+ENGINES.add(Fio())

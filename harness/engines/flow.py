@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Workload files for userblk-flow, and the figures in the results that it writes (docs/flow.md)."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..machine.blockdev import flush_cache
+from ..machine.filesystem import (
+    Memory,
+    ext4_errors,
+    limit_memory,
+    make_ext4,
+    mount_ext4,
+    mount_points,
+    sync_file_system,
+)
+from ..machine.paths import CONFIGS
+from ..machine.prepare import discard_area, drop_caches
+from ..machine.safety import recheck
+from ..machine.subprocesses import CommandError, Process, Recorder, last_line
+from ..model import tables
+from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
+from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
+from ..model.tables import ConfigError, Table
+from ..observing import warmup
+from ..observing.histogram import tails
+from ..observing.warmup import Interval
+from ..systems.base import Running, built
+from . import LEAST_RUNTIME, Result, WorkloadError
+from .base import FIO_MODES, DeviceEngine, Job, Run, grid
+
+SCHEMA = 1
+FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
+POLL_S = 0.1
+RAMP_SHARE = 0.2  # of a run whose work is done, at most, is discarded as its ramp
+CREATE_LIMIT = 36000.0  # s: four million files through a slow system
+
+
+def argv(
+    program: Path, workload: Workload, device: str, directory: Path, seed: int, phase: str, *options: str
+) -> list[str]:
+    """The command line of one phase. directory: where the files are made, on the file system."""
+    words = [f"--set=dir={directory}"]
+    words += [f"--set={name}={value}" for name, value in workload.variables[device].items()]
+    file = CONFIGS / "workloads" / f"{workload.file or workload.id}.f"
+    return [str(program), "--quiet", f"--phase={phase}", f"--seed={seed}", *words, *options, str(file)]
+
+
+def run_options(profile: Profile, results: Path) -> list[str]:
+    """Of the measured phase."""
+    return [f"--interval={profile.series_ms / 1e3:g}", f"--json={results}"]
+
+
+def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float) -> Sequence[dict[str, Any]]:
+    """The intervals after the ramp; one that begins a little before its end counts, as clocks of samplers go."""
+    least = max(ramp - interval / 2, min(ramp, interval) / 2)
+    return [one for one in intervals if one["start_s"] >= least]
+
+
+def _series(measured: Sequence[dict[str, Any]], begin: float, length: float) -> list[Interval]:
+    """The intervals, counted from begin; the last one may be cut short, and its rate says little then."""
+    return [
+        Interval(one["start_s"] - begin, one["end_s"] - begin, one["ops"], one["latency_ns"]["sum"] / 1e3)
+        for one in measured
+        if one["end_s"] - one["start_s"] > length / 2
+    ]
+
+
+def parse(path: Path, workload: Workload, profile: Profile) -> Result:
+    """Raises WorkloadError if there is nothing to read."""
+    try:
+        report = json.loads(path.read_text())
+        if report["schema"] != SCHEMA:
+            raise WorkloadError(f"{path.name}: schema {report['schema']} instead of {SCHEMA}")
+        return _result(report, workload, profile)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WorkloadError(f"{path.name} cannot be read: {type(error).__name__} {error}") from None
+
+
+def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Result:
+    full, planned = profile.files.ramp_s, profile.files.seconds(workload)
+    done = report["end"] not in ("time", "early", "interrupted")
+    # A fast device may be through all files before the ramp is over, and more files would be more than memory holds.
+    ramp = min(full, RAMP_SHARE * report["duration_s"]) if done and not profile.fixed_warm_up else full
+    measured = _measured(report["intervals"], ramp, profile.series_ms / 1e3)
+    begin = measured[0]["start_s"] if measured else report["duration_s"]
+    warm_up = warmup.find(_series(measured, begin, profile.series_ms / 1e3), profile.fixed_warm_up)
+    measured = [one for one in measured if one["start_s"] - begin >= warm_up.cut_s - profile.series_ms / 2e3]
+    seconds = sum(one["end_s"] - one["start_s"] for one in measured)
+    operations = sum(one["ops"] for one in measured)
+    bins: Counter[int] = Counter()
+    flowops: Counter[str] = Counter()
+    for one in measured:
+        bins.update({int(name): count for name, count in one["latency_ns"]["bins"].items()})
+        flowops.update(one["flowops"])
+    types = {row["name"]: row["type"] for row in report["flowops"]}
+    span = seconds or 1.0
+    files = sum(count for name, count in flowops.items() if types[name] == workload.files)
+
+    problems, warnings = [], []
+    end, lost = report["end"], report["threads_without_file"]
+    ran = f"after {report['duration_s']:.1f} s of {full + planned} s"
+    if end == "early":
+        problems.append(f"{ran} {lost} threads found no file any more; give it more files")
+    elif end == "interrupted":
+        problems.append(f"interrupted {ran}")
+    elif done and report["duration_s"] < full + 0.9 * planned:
+        instead = f", of which {begin:.1f} s were discarded instead of {full}" if ramp < full else ""
+        warnings.append(f"early end: {ran} its files were done{instead}")
+    elif end == "time" and lost:
+        warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
+    if report["original"]:
+        problems.append("ran with --original")
+    if not operations:
+        problems.append(f"no operation was completed after the ramp; it ran for {report['duration_s']:.1f} s")
+    elif seconds < LEAST_RUNTIME:
+        problems.append(f"measured for {seconds:.2f} s only; give it more files")
+    return Result(
+        throughput_kops=operations / span / 1e3,
+        throughput_mbps=sum(one["bytes"] for one in measured) / span / 1e6,
+        latency_us=sum(one["latency_ns"]["sum"] for one in measured) / max(1, operations) / 1e3,
+        duration_s=seconds,
+        operations=operations,
+        warm_up=warm_up,
+        measured_from=report["started_monotonic_s"] + begin,
+        version=str(report["program"]),
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        ramp_s=ramp,
+        metrics={
+            "files_kops": files / span / 1e3 if workload.files else None,
+            **tails(bins),
+        },
+        settings={
+            "end": end,
+            "threads": report["threads"],
+            "threads_without_file": lost,
+            "variables": report["variables"],
+            "filesets": report["filesets"],
+            "operations": {name: count for name, count in flowops.items() if count},
+        },
+    )
+
+
+def write_series(results: Path, path: Path) -> None:
+    """The interval series as CSV: time_s counts from the start of the threads. Raises WorkloadError."""
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["time_s", "kops", "mbps", "latency_us"])
+            for one in json.loads(results.read_text())["intervals"]:
+                span = one["end_s"] - one["start_s"] or 1.0
+                values = [one["end_s"], one["ops"] / span / 1e3, one["bytes"] / span / 1e6]
+                writer.writerow([f"{value:.6f}" for value in [*values, one["latency_ns"]["mean"] / 1e3]])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise WorkloadError(f"{results.name} cannot be read: {error}") from None
+
+
+def wait_for(process: Process, memory: Memory, running: Running, limit: float) -> None:
+    """Until a preparing process has ended. Raises CommandError, also if the system's server dies meanwhile."""
+    end = time.monotonic() + limit
+    try:
+        memory.add(process.pid)
+        while not process.wait(POLL_S):
+            if running.server_died():
+                running.fail_io()
+                raise CommandError("the server died while files were made")
+            if time.monotonic() > end:
+                raise CommandError(f"{process.record['name']}: has not ended within {limit:.0f} s")
+    finally:
+        process.end()
+    if process.poll():
+        raise CommandError(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
+
+
+SHAPE_KEYS = ("file", "id", "rw", "threads", "files", "block_sizes", "stands_for", "macro")
+
+
+def _shaped(suite: str, table: Table) -> Iterator[Workload]:
+    """Of the rest of a suite's table: each shape is a workload file, and the product of what it is run with."""
+    parameters, shapes = table.text("parameters"), table.array("shape")
+    table.end(("name", "engine", "systems", "parameters", "shape"))
+    if not tables.path(f"papers/{parameters}/parameters").is_file():
+        raise table.error("parameters", parameters, f"configs/papers/{parameters}/parameters.toml is missing; add it")
+    for number, item in enumerate(shapes, 1):
+        one = Table(table.file, item if isinstance(item, dict) else {}, f"shape {number}: ")
+        file, pattern = one.text("file"), one.text("id")
+        if not (CONFIGS / f"workloads/{file}.f").is_file():
+            raise one.error("file", file, f"configs/workloads/{file}.f is missing; add it")
+        rw = one.text("rw", FIO_MODES) if "rw" in one.values else ""
+        threads, files = ([] if key not in one.values else tables.counts(one, key) for key in ("threads", "files"))
+        sizes = one.array("block_sizes") if "block_sizes" in one.values else []
+        stands_for = one.text("stands_for", FILE_OPERATIONS) if "stands_for" in one.values else ""
+        macro = one.boolean("macro") if "macro" in one.values else False
+        one.end(SHAPE_KEYS)
+        for count, many, size in product(threads or [0], files or [0], sizes or [""]):
+            bytes_each = tables.block_size(one, "block_sizes", size) if size else 0
+            fixed = {"nthreads": count, "nfiles": many, "iosize": bytes_each}
+            yield Workload(
+                pattern.format(threads=count, files=many, size=size),
+                rw,
+                count,
+                bytes_each,
+                suite,
+                "flow",
+                files=stands_for,
+                macro=macro,
+                file=file,
+                fixed={key: value for key, value in fixed.items() if value},
+                parameters=parameters,
+            )
+
+
+def _of_shape(workload: Workload, size: int, io: int) -> dict[str, int]:
+    """On files of size bytes together: each thread of a data workload moves a file's bytes, or its share of io."""
+    filesize = size // workload.fixed["nfiles"]
+    return {"filesize": filesize, "iters": (io // workload.threads if io else filesize) // workload.block_size}
+
+
+class Flow(DeviceEngine):
+    """userblk-flow on a file system: workload files, their names in the suite's table."""
+
+    name = "flow"
+    on_files = True
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        if "shape" in table.values:
+            return Suite(name, tuple(_shaped(name, table)), systems)
+        workloads, threads = grid(table, name, self.name)
+        metadata, macro = table.table("metadata"), table.table("macro")
+        table.end(("name", "engine", "threads", "block_sizes", "modes", "metadata", "macro", "suites", "systems"))
+        for mode in list(metadata.values):
+            files = metadata.text(mode, FILE_OPERATIONS)
+            workloads += [Workload(f"{mode}-{n}th", threads=n, suite=name, engine="flow", files=files) for n in threads]
+        for mode in list(macro.values):
+            files = macro.text(mode, FILE_OPERATIONS)
+            workloads.append(Workload(mode, suite=name, engine="flow", files=files, macro=True))
+        return Suite(name, tuple(workloads), systems)
+
+    def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
+        return system.backed and not kind.of_store
+
+    def with_values(
+        self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
+    ) -> Workload:
+        """With the values of its file's variables."""
+        variables = {}
+        for device in devices:
+            values = {}
+            for parameter in parameters:
+                if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
+                    value = parameter.value(profile.name, device)
+                    if value is None:
+                        of_paper = f"papers/{workload.parameters}" if workload.parameters else "workloads"
+                        raise ConfigError(
+                            f"configs/{of_paper}/parameters.toml: {parameter.variable} of {workload.id} has no value"
+                            f" for profile {profile.name} on {device}; add one"
+                        )
+                    values[parameter.variable] = value
+            if workload.file and workload.block_size:
+                values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
+            elif (size := values.pop("size", 0)) and workload.block_size:
+                values["iters"] = size // workload.threads // workload.block_size
+                values["filesize"] = values["iters"] * workload.block_size
+            runtime = profile.files.ramp_s + profile.files.seconds(workload)
+            variables[device] = {**workload.fixed, **values, "runtime": runtime}
+        return dataclasses.replace(workload, variables=variables)
+
+    def comes_first(self, workload: Workload) -> bool:
+        return True
+
+    def used_bytes(self, profile: Profile, device: str) -> int:
+        return profile.files.size[device]
+
+    def duration_s(self, workload: Workload, profile: Profile) -> float:
+        return float(profile.files.ramp_s + profile.files.seconds(workload))
+
+    def overhead_s(self, profile: Profile) -> float:
+        return profile.files.overhead_s
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        """It makes its files, and may write as long as it runs."""
+        reads = "-read-" in workload.id or workload.id.startswith("read-")
+        seconds = 0 if reads else self.duration_s(workload, profile)
+        return profile.files.size[device] + int(seconds * FILL_BYTES_PER_S)
+
+    def programs(self, build: str) -> list[str]:
+        return [str(built(build, "flow", "userblk-flow"))]
+
+    def dirty_limits(self, profile: Profile, device: str) -> tuple[int, int]:
+        return profile.files.dirty_bytes, profile.files.dirty_background_bytes
+
+    def ramp_s(self, profile: Profile) -> float:
+        return profile.files.ramp_s
+
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        """Its files on a new ext4, nothing in the caches. The system is then as the run uses it."""
+        device, entry, profile, workload, teardown = run.device, run.entry, run.profile, run.workload, run.teardown
+        running = run.running
+        size = profile.files.size[entry.device]
+        recheck(device, run.confirm, running.server if running.backing else None)
+        recorder = Recorder(run.directory / "preparation")
+        lower, upper = mount_points(teardown)
+        memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
+        results = run.directory / "flow.json"
+        try:
+            for used in run.devices():
+                flush_cache(used.path)
+            found = discard_area(device, run.plan.used_bytes(entry.device), entry.seed)
+            for used in run.devices():  # pages of what was there before
+                flush_cache(used.path)
+            found |= make_ext4(running.used, size, recorder)
+            teardown.push("unmount", path=str(lower))
+            mount_ext4(running.used, lower, recorder)
+            (program,) = map(Path, self.programs(run.plan.build))
+            create = argv(program, workload, entry.device, lower, entry.seed, "create")
+            wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
+            recorder.run(["umount", str(lower)], timeout=CREATE_LIMIT)
+            found |= drop_caches(run.devices(), size)
+            mount_ext4(running.used, lower, recorder)
+            top = lower
+            if running.serve:
+                run.running, top = running.serve(lower, upper, recorder, teardown), upper
+                memory.add(run.running.server)
+        finally:
+            recorder.save()
+
+        def read_results() -> Result:
+            write_series(results, run.directory / "flow_intervals.csv")
+            return parse(results, workload, profile)
+
+        def problems() -> list[str]:
+            count = ext4_errors(run.running.used)
+            return memory.problems() + ([f"ext4 found {count} errors"] if count else [])
+
+        job = Job(
+            argv=argv(program, workload, entry.device, top, entry.seed, "run", *run_options(profile, results)),
+            seconds=profile.files.ramp_s + profile.files.seconds(workload),
+            parse=read_results,
+            synced=tuple(str(point) for point in dict.fromkeys((top, lower))),
+            sync=sync_file_system,
+            area=size,
+            memory=memory,
+            problems=problems,
+        )
+        return job, found
+
+
+ENGINES.add(Flow())

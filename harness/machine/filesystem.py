@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ext4 that a workload runs on, and the memory that it may use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..observing.environment import meminfo
+from .blockdev import BlockDevice
+from .interrupt import held
+from .subprocesses import Recorder
+from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
+
+# Lazy initialisation would go on during the run; the discard is the harness's own business.
+MKFS_OPTIONS = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+MKFS_LIMIT = 600.0  # s
+UNMOUNT_LIMIT = 600.0  # s: what is dirty is written back
+
+
+class FileSystemError(Exception):
+    """The file system or the memory limit cannot be set up; one line."""
+
+
+# ---- mounts -------------------------------------------------------------------
+
+
+def _mounts() -> Iterator[tuple[str, str, int]]:
+    """Mount point, type and device number of everything mounted, in order."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        major, minor = fields[2].split(":")
+        yield fields[4], right.split()[0], os.makedev(int(major), int(minor))
+
+
+def mounted_type(path: Path) -> str:
+    """Type of the file system that is mounted there, "" if none is. Works for one whose daemon is gone, too."""
+    return next((kind for point, kind, _ in reversed(list(_mounts())) if point == str(path)), "")
+
+
+@undo
+def remove_directory(path: str) -> None:
+    """An empty one: what is still mounted there must not be emptied."""
+    if os.path.lexists(path):
+        os.rmdir(path)
+
+
+@undo
+def unmount(path: str) -> None:
+    """However long what is dirty takes; retried while a process that was just ended still holds it."""
+    end = time.monotonic() + PATIENCE
+    while mounted_type(Path(path)):
+        done = subprocess.run(["umount", path], capture_output=True, text=True, timeout=UNMOUNT_LIMIT, check=False)
+        if done.returncode and time.monotonic() > end:
+            raise TeardownError(done.stderr.strip() or "umount failed")
+        if done.returncode:
+            time.sleep(0.1)
+
+
+def mount_points(teardown: Teardown) -> tuple[Path, Path]:
+    """Two new directories until teardown: for the ext4, and for a file system over it."""
+    RUN.mkdir(mode=0o755, exist_ok=True)
+    base = Path(tempfile.mkdtemp(prefix="m-", dir=RUN))
+    teardown.push("remove_directory", path=str(base))
+    points = base / "ext4", base / "over"
+    for point in points:
+        teardown.push("remove_directory", path=str(point))
+        point.mkdir()
+    return points
+
+
+def make_ext4(device: BlockDevice, size: int, recorder: Recorder) -> dict[str, object]:
+    """A new ext4 on the first size bytes of a device that may be overwritten. mkfs refuses one that is in use."""
+    argv = ["mkfs.ext4", "-q", "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
+    recorder.run(argv, timeout=MKFS_LIMIT)
+    return {"mkfs": " ".join(argv[:-2]), "file_system_bytes": size}
+
+
+def mount_ext4(device: BlockDevice, point: Path, recorder: Recorder) -> None:
+    """Mount it, and see that it is what is mounted there. The caller has noted how to undo it."""
+    recorder.run(["mount", "-t", "ext4", device.path, str(point)], timeout=PATIENCE)
+    if mounted_type(point) != "ext4" or point.stat().st_dev != device.number:
+        raise FileSystemError(f"{point}: is not the ext4 of {device.path}")
+
+
+def ext4_errors(device: BlockDevice) -> int:
+    """How many errors the mounted ext4 has found; 0 where the kernel does not tell."""
+    try:
+        return int(Path("/sys/fs/ext4", device.name, "errors_count").read_text())
+    except OSError:
+        return 0
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sync_file_system(fd: int) -> None:
+    """Write the file system of an open file back. Raises OSError, also for an earlier failure to do so."""
+    if _libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+# ---- memory -------------------------------------------------------------------
+
+
+@undo
+def remove_cgroup(path: str) -> None:
+    """Of which the processes have ended: of what stays, the kernel lets go a little later."""
+    end = time.monotonic() + PATIENCE
+    while os.path.isdir(path):
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            if time.monotonic() > end:
+                raise TeardownError(f"{error.strerror}") from None
+            time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a run's processes: of a control group, or of the machine if cgroup is None."""
+
+    cgroup: Path | None
+    limit: int
+
+    def add(self, pid: int) -> None:
+        """A process that has just been started; its children come with it."""
+        if self.cgroup:
+            with suppress(ProcessLookupError):  # it has ended
+                (self.cgroup / "cgroup.procs").write_text(str(pid))
+
+    def _figure(self, *names: str) -> int | None:
+        for name in names:
+            path = self.cgroup / name if self.cgroup else Path()
+            if path.is_file():
+                return int(path.read_text())
+        return None
+
+    def settings(self) -> dict[str, object]:
+        if not self.cgroup:
+            return {"memory_limit": "machine", "memory_bytes": self.limit}
+        peak = self._figure("memory.peak", "memory.max_usage_in_bytes")
+        return {"memory_limit": "cgroup", "memory_bytes": self.limit, "memory_peak_bytes": peak}
+
+    def problems(self) -> list[str]:
+        """Was a process killed because the memory was used up?"""
+        if not self.cgroup:
+            return []
+        for name in ("memory.events", "memory.oom_control"):
+            path = self.cgroup / name
+            lines = path.read_text().splitlines() if path.is_file() else []
+            if any(line.split()[0] == "oom_kill" and int(line.split()[1]) for line in lines):
+                return [f"the kernel killed a process: {self.limit} bytes of memory were not enough"]
+        return []
+
+
+@undo
+def disable_controller(control: str) -> None:
+    with suppress(OSError):  # others have come to use it
+        Path(control).write_text("-memory")
+
+
+def _controller(teardown: Teardown) -> tuple[Path, str]:
+    """Where memory control groups are made, and the name of their limit. Raises FileSystemError."""
+    unified: list[Path] = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(maxsplit=2)
+        point = Path(left.split()[4])
+        if kind == "cgroup" and "memory" in options.split(","):
+            return point, "memory.limit_in_bytes"
+        if kind == "cgroup2":
+            unified.append(point)
+    for point in unified:
+        if "memory" in (point / "cgroup.controllers").read_text().split():
+            control = point / "cgroup.subtree_control"
+            if "memory" not in control.read_text().split():
+                teardown.push("disable_controller", control=str(control))
+                control.write_text("+memory")
+            return point, "memory.max"
+    raise FileSystemError("memory: this machine has no memory control group, version 1 or 2, to limit it with")
+
+
+def limit_memory(limit: int, emulated: bool, teardown: Teardown) -> Memory:
+    """A control group of limit bytes until teardown; the lab's guest has just that much. Raises FileSystemError."""
+    if emulated:
+        return Memory(None, meminfo()["MemTotal"])
+    try:
+        point, name = _controller(teardown)
+        cgroup = point / f"userblk-{os.getpid()}"
+        with held():
+            cgroup.mkdir()
+            teardown.push("remove_cgroup", path=str(cgroup))
+        (cgroup / name).write_text(str(limit))
+        found = int((cgroup / name).read_text())
+    except OSError as error:
+        raise FileSystemError(f"memory: cannot be limited to {limit} bytes by a control group: {error}") from None
+    if found != limit:
+        raise FileSystemError(f"memory: the limit became {found} bytes instead of {limit}")
+    return Memory(cgroup, limit)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bring device and caches into the stated state before a run, and read back that they are in it.
+
+The device itself is prepared, past its page cache, also while a system is up on it: servers open it with
+O_DIRECT, so that there is no second cache that could go stale, and all systems find the same state.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ..observing.environment import meminfo
+from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
+from .teardown import Teardown, settings_put_back, write_setting
+
+VM = Path("/proc/sys/vm")
+CPUS = Path("/sys/devices/system/cpu")
+CACHED_LIMIT = 0.01  # share of the area that may still be cached
+
+
+class PrepareError(Exception):
+    """The device or the caches are not in the state that a run needs; one line."""
+
+
+class DeviceError(Exception):
+    """The user's own device failed, with nothing of ours in between; one line."""
+
+
+@contextmanager
+def acting_on(device: BlockDevice) -> Iterator[None]:
+    """What fails inside is the device. Raises DeviceError."""
+    try:
+        yield
+    except OSError as error:
+        raise DeviceError(f"{device.path}: the device fails: {error.strerror}") from None
+
+
+def fill_area(device: BlockDevice, area: int, seed: int) -> None:
+    """Zero-fill, before reads."""
+    with acting_on(device):
+        zero_fill(device.path, area)
+        zeroes = zero_samples(device.path, area, seed)
+    if zeroes != SAMPLES:
+        raise PrepareError(f"{device.path}: {SAMPLES - zeroes} of {SAMPLES} blocks are not zero after the zero-fill")
+
+
+def discard_area(device: BlockDevice, area: int, seed: int) -> dict[str, object]:
+    """Discard, before writes. What came of it: a device may be unable to, and need not return zeroes afterwards."""
+    with acting_on(device):
+        if not discard(device.path, area):
+            return {"discarded": False}
+        return {"discarded": True, "discarded_zero_samples": zero_samples(device.path, area, seed), "samples": SAMPLES}
+
+
+def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:
+    """Write back and drop all caches. Raises PrepareError if pages of the first device's area, if any, stay."""
+    before = meminfo()
+    os.sync()
+    for device in devices:
+        flush_cache(device.path)
+    (VM / "drop_caches").write_text("3")
+    after = meminfo()
+    share = cached_share(devices[0].path, area) if devices else 0.0
+    if share > CACHED_LIMIT:
+        raise PrepareError(f"{devices[0].path}: {share:.0%} of the area is still cached after dropping caches")
+    return {
+        "cached_bytes_before": before["Cached"] + before["Buffers"],
+        "cached_bytes_after": after["Cached"] + after["Buffers"],
+        "cached_area_share": round(share, 4),
+    }
+
+
+@contextmanager
+def kept_cached(program: str) -> Iterator[None]:
+    """Keep a program and its libraries in memory: dropping caches spares what is mapped, so runs start at once."""
+    path = shutil.which(program)
+    if not path:
+        raise PrepareError(f"{program} is not installed; install it")
+    libraries = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=60, check=False).stdout
+    with ExitStack() as stack:
+        for name in [path, *re.findall(r"(/\S+) \(0x", libraries)]:
+            with opened(name, os.O_RDONLY) as fd:
+                mapping = stack.enter_context(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ))
+            for offset in range(0, len(mapping), mmap.PAGESIZE):
+                mapping[offset]  # maps the page
+        yield
+
+
+def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
+    """
+    Set the kernel's dirty limits in bytes until teardown; 0: leave them. Another campaign may have set its own
+    and be over first or last: both put back what the machine had before either of them.
+    """
+    if not dirty:
+        return
+    for name, value in (("dirty_background", background), ("dirty", dirty)):
+        size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
+        old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
+        value_now = old.read_text().strip()  # before the look at what others noted: who sets it has noted it first
+        noted = settings_put_back()
+        path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
+        teardown.push("restore_setting", path=path, value=noted.get(path, value_now))
+        write_setting(size, str(value))
+
+
+def dirty_limits() -> dict[str, int]:
+    names = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
+    return {name: int((VM / name).read_text()) for name in names}
+
+
+def limit_cpus(count: int, teardown: Teardown) -> None:
+    """Leave so many CPUs on line, the first ones; 0: all that there are. Raises PrepareError."""
+    online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=lambda p: int(p.name[3:])) if _online(path)]
+    if count > len(online):
+        raise PrepareError(f"{count} CPUs are wanted, but {len(online)} are on line")
+    for path in reversed(online[count:] if count else []):
+        setting = path / "online"
+        if not setting.exists():
+            raise PrepareError(f"{path.name} cannot be taken off line")
+        teardown.push("restore_setting", path=str(setting), value="1")
+        write_setting(setting, "0")
+
+
+def _online(cpu: Path) -> bool:
+    """The first one often cannot be taken off line, and then does not say that it is on."""
+    setting = cpu / "online"
+    return not setting.exists() or setting.read_text().strip() == "1"

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suites, profiles and systems from configs/*.toml, checked key by key. What the keys mean is in docs/extending.md.
+
+What only an engine or a kind of system has is read by its own file (model/parts.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from . import tables
+from .parts import ENGINES, KINDS
+from .tables import ConfigError, Table, parse_bytes
+
+# In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
+QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload of a suite; its id is unique there.
+
+    engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/ID.f with the
+    variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
+    engine store: fio with that many jobs on a device over a store; depth: requests that each has in flight.
+    files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
+    engine failover: fio while the server ends by event, with the seconds of timing (by profile).
+    engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
+    on line, 0: all.
+    engine attach: threads disks come and go at once, until there are depth samples of each measure.
+    Of one of a suite's shapes: file is the workload file, "" where it has the id's name; fixed: variables of it that
+    the suite sets; parameters: the paper that has the others' values (configs/papers), "": configs/workloads.
+    """
+
+    id: str
+    rw: str = ""
+    threads: int = 0
+    block_size: int = 0
+    suite: str = ""
+    engine: str = "fio"
+    files: str = ""
+    macro: bool = False
+    variables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    event: str = ""
+    timing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    depth: int = 0
+    cpus: int = 0
+    file: str = ""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    parameters: str = ""
+
+    @property
+    def alone(self) -> bool:
+        """Needs a bring-up of its own: leaves another server than there was, or wants fewer CPUs."""
+        return bool(self.event or self.cpus)
+
+    @property
+    def writes(self) -> bool:
+        return "write" in self.rw
+
+    @property
+    def on_files(self) -> bool:
+        """Does it need a file system?"""
+        return ENGINES[self.engine].on_files
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of workloads' throughput by x, "block_size" or "jobs"; workloads are ids."""
+
+    title: str
+    x: str
+    workloads: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """systems: those that it is for, where no others are asked for; none: the usual ones.
+
+    latencies_ms and figures: of engine store only.
+    """
+
+    name: str
+    workloads: tuple[Workload, ...]
+    systems: tuple[str, ...] = ()
+    latencies_ms: Sequence[int] = ()
+    figures: Sequence[Figure] = ()
+
+    @property
+    def on_store(self) -> bool:
+        """Is what it measures over a store, and not on block devices?"""
+        return any(ENGINES[workload.engine].of_store for workload in self.workloads)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A variable of workload files that the paper does not state, or that a profile scales.
+
+    workloads: patterns of ids. values: by profile, then by device; "" there is every device.
+    """
+
+    variable: str
+    workloads: tuple[str, ...]
+    reason: str
+    values: Mapping[str, Mapping[str, int]]
+
+    def value(self, profile: str, device: str) -> int | None:
+        column = self.values.get(profile, {})
+        return column.get(device, column.get(""))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the paper leaves open, what is done here, and why."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FilesProfile:
+    """Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes)."""
+
+    ramp_s: int
+    runtime_s: int
+    macro_runtime_s: int
+    memory_bytes: int
+    dirty_bytes: int
+    dirty_background_bytes: int
+    overhead_s: float
+    size: Mapping[str, int]
+
+    def seconds(self, workload: Workload) -> int:
+        """Measured after the ramp."""
+        return self.macro_runtime_s if workload.macro else self.runtime_s
+
+
+@dataclass(frozen=True)
+class StoreProfile:
+    """Workloads over a store: on a volume of size bytes."""
+
+    repetitions: int
+    runtime_s: int
+    size: int
+    overhead_s: float
+
+
+# Not at the top of a profile's file.
+NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s", "writes")
+WRITES = ("ramp_s", "runtime_s", "dirty_bytes", "dirty_background_bytes")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How long and how often; see configs/profiles. files: for workloads on a file system; store: over a store.
+
+    A cell is measured repetitions times, and again up to max_repetitions times as long as a half width of its
+    intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what observing/warmup.py
+    finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up says,
+    instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
+    interval_ms: of the samples of the machine; series_ms: of the workload's own series. memory_bytes: what the
+    programs of block workloads may use, their page cache with it; 0: all that there is.
+    read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
+    writes: by device, what WRITES names instead, for block workloads that write to it.
+    """
+
+    name: str
+    repetitions: int
+    max_repetitions: int
+    half_width: float
+    ramp_s: float
+    runtime_s: float
+    interval_ms: int
+    series_ms: int
+    keep_up: bool
+    dirty_bytes: int
+    dirty_background_bytes: int
+    overhead_s: float
+    bring_up_s: float
+    area: Mapping[str, int]
+    files: FilesProfile
+    store: StoreProfile
+    memory_bytes: int = 0
+    fixed_warm_up: bool = False
+    instructions: bool = False
+    read_ramp_s: float | None = None
+    read_runtime_s: float | None = None
+    writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def of(self, workload: Workload, device: str) -> Profile:
+        """With the times of a workload on the device's blocks in ramp_s and runtime_s."""
+        if workload.writes and device in self.writes:
+            own = self.writes[device]
+            return dataclasses.replace(self, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"])
+        if workload.writes or self.read_ramp_s is None or self.read_runtime_s is None:
+            return self
+        return dataclasses.replace(self, ramp_s=self.read_ramp_s, runtime_s=self.read_runtime_s)
+
+    def dirty_limits(self, device: str) -> tuple[int, int]:
+        """Bytes that may be dirty while its blocks are written, and from which on they are written back; 0: unset."""
+        own = self.writes.get(device, {})
+        dirty = own.get("dirty_bytes", self.dirty_bytes)
+        return int(dirty), int(own.get("dirty_background_bytes", self.dirty_background_bytes))
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What must be there for a system: programs, kernel modules, set environment variables.
+
+    packages: Debian's, which bring it; hint: how to get what Debian has not.
+    """
+
+    programs: Sequence[str] = field(default_factory=list)
+    modules: Sequence[str] = field(default_factory=list)
+    environment: Sequence[str] = field(default_factory=list)
+    packages: Sequence[str] = field(default_factory=list)
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
+
+    mode: of ublk: who serves requests. client: of store: fio's or the kernel's NBD client, or a file.
+    options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
+    server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
+    """
+
+    name: str
+    kind: str
+    device: str = ""
+    connections: int = 0
+    threads: int = 0
+    timeout_s: int = 0
+    queue: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""
+    client: str = ""
+    options: Sequence[str] = field(default_factory=list)
+    negotiated: Mapping[str, str] = field(default_factory=dict)
+    server: Sequence[str] = field(default_factory=list)
+    stop: Sequence[str] = field(default_factory=list)
+    file: str = ""
+    disk: str = ""
+    requires: Requires = field(default_factory=Requires)
+
+    @property
+    def backed(self) -> bool:
+        """Does its data lie on the user's device?"""
+        return self.device != "null"
+
+    def runs(self, workload: Workload) -> bool:
+        """Does it make sense there?"""
+        return ENGINES[workload.engine].fits(workload, self, KINDS[self.kind])
+
+
+def load_suite(name: str, profile: str = "quick") -> Suite:
+    """The workloads of configs/suites/NAME.toml, in its order; of several suites those of one after the other.
+
+    profile: says how many points a suite has that is drawn over block sizes, jobs and depths.
+    """
+    table = tables.read("suites", name)
+    systems = tuple(str(system) for system in table.array("systems")) if "systems" in table.values else ()
+    if "suites" in table.values:
+        parts = [str(part) for part in table.array("suites")]
+        table.end(("name", "suites", "systems"))
+        workloads = [workload for part in parts for workload in load_suite(part, profile).workloads]
+        return Suite(name, tuple(workloads), systems)
+    engine = table.text("engine", ENGINES.names())
+    return ENGINES[engine].suite(name, table, profile, systems)
+
+
+def load_system(name: str) -> SystemConfig:
+    """configs/systems/NAME.toml. Raises ConfigError."""
+    table = tables.read("systems", name)
+    return KINDS[table.text("kind", KINDS.names())].read(name, table)
+
+
+def queue_of(table: Table) -> dict[str, str]:
+    """The settings of a disk's queue, in the order in which they are set."""
+    queue = table.table("queue", optional=True)
+    found = {key: queue.text(key) for key in QUEUE_KEYS if key in queue.values}
+    queue.end(QUEUE_KEYS)
+    return found
+
+
+def parameters_of(table: Table) -> dict[str, str]:
+    """Parameters of a device of ours."""
+    parameters = table.table("parameters", optional=True)
+    return {key: parameters.text(key) for key in list(parameters.values)}
+
+
+def load_parameters(paper: str = "") -> tuple[tuple[Parameter, ...], tuple[Choice, ...]]:
+    """What configs/workloads/parameters.toml says, or that of a paper."""
+    table = tables.toml(tables.path(f"papers/{paper}/parameters" if paper else "workloads/parameters"))
+    parameters, choices = [], []
+    for number, item in enumerate(table.array("parameter"), 1):
+        one = Table(table.file, item if isinstance(item, dict) else {}, f"parameter {number}: ")
+        variable, reason = one.text("variable"), one.text("reason")
+        workloads = tuple(str(pattern) for pattern in one.array("workloads"))
+        values = {}
+        for profile in list(one.values):
+            column = one.take(profile)
+            by_device = column if isinstance(column, dict) else {"": column}
+            try:
+                values[profile] = {str(key): parse_bytes(value) for key, value in by_device.items()}
+            except ValueError as error:
+                raise one.error(profile, error, "must be a whole number, or one with k, m or g") from None
+        parameters.append(Parameter(variable, workloads, reason, values))
+    for number, item in enumerate(table.array("choice"), 1):
+        one = Table(table.file, item if isinstance(item, dict) else {}, f"choice {number}: ")
+        choices.append(Choice(one.text("what"), one.text("value"), one.text("reason")))
+        one.end(("what", "value", "reason"))
+    table.end(("parameter", "choice"))
+    return tuple(parameters), tuple(choices)
+
+
+def load_profile(name: str, virtual: bool = False) -> Profile:
+    """A profile. virtual: with what its table [virtual] says instead, where time is. Raises ConfigError."""
+    table = tables.read("profiles", name)
+    area, files, store = table.table("area"), table.table("files"), table.table("store")
+    size = files.table("size")
+    instead = table.table("virtual", optional=True)
+    if virtual and not instead.values:
+        raise ConfigError(f"profile={name}: has no times for virtual time ([virtual]); use quick, or --clock real")
+    if virtual:
+        for part, key in ((area, "area"), (files, "files")):
+            part.values.update(instead.table(key, optional=True).values)
+        reads, writes = instead.table("reads", optional=True), instead.table("writes", optional=True)
+        table.values.update(instead.values)
+    profile = Profile(
+        name=name,
+        repetitions=table.integer("repetitions", 1),
+        max_repetitions=table.integer("max_repetitions", 1),
+        half_width=table.number("half_width"),
+        ramp_s=table.number("ramp_s"),
+        runtime_s=table.number("runtime_s", 0.1),
+        interval_ms=table.integer("interval_ms", 10),
+        series_ms=table.integer("series_ms", 5),
+        keep_up=table.boolean("keep_up"),
+        dirty_bytes=table.integer("dirty_bytes", 0),
+        dirty_background_bytes=table.integer("dirty_background_bytes", 0),
+        memory_bytes=table.integer("memory_bytes", 0),
+        overhead_s=table.number("overhead_s"),
+        bring_up_s=table.number("bring_up_s"),
+        area={key: area.integer(key, 1 << 20) for key in list(area.values)},
+        files=FilesProfile(
+            ramp_s=files.integer("ramp_s", 0),
+            runtime_s=files.integer("runtime_s", 1),
+            macro_runtime_s=files.integer("macro_runtime_s", 1),
+            memory_bytes=files.integer("memory_bytes", 1 << 28),
+            dirty_bytes=files.integer("dirty_bytes", 0),
+            dirty_background_bytes=files.integer("dirty_background_bytes", 0),
+            overhead_s=files.number("overhead_s"),
+            size={key: size.integer(key, 1 << 28) for key in list(size.values)},
+        ),
+        store=StoreProfile(
+            repetitions=store.integer("repetitions", 1),
+            runtime_s=store.integer("runtime_s", 1),
+            size=store.integer("size", 1 << 26),
+            overhead_s=store.number("overhead_s"),
+        ),
+    )
+    if virtual:
+        ramp_s, runtime_s = reads.number("ramp_s"), reads.number("runtime_s", 0.1)
+        profile = dataclasses.replace(profile, read_ramp_s=ramp_s, read_runtime_s=runtime_s)
+        reads.end(("ramp_s", "runtime_s"))
+        profile = dataclasses.replace(profile, writes={key: _writes(writes.table(key)) for key in profile.area})
+        writes.end(tuple(profile.area))
+    table.end([name for name in Profile.__dataclass_fields__ if name not in NOT_IN_FILES])
+    if profile.max_repetitions < profile.repetitions:
+        raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
+    files.end(tuple(FilesProfile.__dataclass_fields__))
+    store.end(tuple(StoreProfile.__dataclass_fields__))
+    if profile.store.size % (1 << 20):
+        raise store.error("size", profile.store.size, "must be a multiple of 1048576 (1 MiB)")
+    for part, values in ((area, profile.area), (size, profile.files.size)):
+        for key, value in values.items():
+            if value % (1 << 20):
+                raise part.error(key, value, "must be a multiple of 1048576 (1 MiB)")
+    if set(profile.area) != set(profile.files.size):
+        raise files.error("size", "", "must name the same devices as area")
+    for part, dirty, background in (
+        (table, profile.dirty_bytes, profile.dirty_background_bytes),
+        (files, profile.files.dirty_bytes, profile.files.dirty_background_bytes),
+    ):
+        if bool(dirty) != bool(background):
+            raise part.error("dirty_bytes", dirty, "set both dirty limits, or both to 0")
+    return profile
+
+
+def _writes(table: Table) -> dict[str, float]:
+    found = {
+        "ramp_s": table.number("ramp_s"),
+        "runtime_s": table.number("runtime_s", 0.1),
+        "dirty_bytes": table.integer("dirty_bytes", 1),
+        "dirty_background_bytes": table.integer("dirty_background_bytes", 1),
+    }
+    table.end(WRITES)
+    return found

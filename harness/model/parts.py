@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a plan has to know of engines, which make workloads, and of kinds of systems. Each is one object that registers
+itself: ENGINES.add() in a file of harness/engines/, KINDS.add() in one of harness/systems/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .registry import Registry
+from .tables import Table
+
+if TYPE_CHECKING:
+    from .config import Parameter, Profile, Suite, SystemConfig, Workload
+
+FILL_BYTES_PER_S = 500_000_000  # of a zero-fill, and of what writes to files: for the estimate only
+
+
+class Kind:
+    """A way to offer a device to workloads.
+
+    blocks: workloads on a device run on it. of_store: it is over a store. bare: nothing is between a workload and the
+    device. in_paper: the paper says how many threads it has. events: what can be done to its server.
+    """
+
+    name = ""
+    blocks = True
+    of_store = False
+    bare = False
+    in_paper = False
+    events: tuple[str, ...] = ()
+
+    def read(self, name: str, table: Table) -> SystemConfig:
+        """A system, of the rest of its file. Raises ConfigError."""
+        raise NotImplementedError
+
+    def attaches(self, system: SystemConfig) -> bool:
+        """Can its disks come and go as a workload?"""
+        return False
+
+    def needs_store(self, system: SystemConfig) -> bool:
+        """Or does it not matter which device it has?"""
+        return True
+
+
+class Engine:
+    """What makes the workloads of a suite and runs them.
+
+    on_files: on a file system. of_store: on a volume over a store. counted: of which instructions can be counted.
+    modelled: the lab's virtual time is known to be right for it. buffered: on a device, through the page cache.
+    """
+
+    name = ""
+    on_files = False
+    of_store = False
+    counted = False
+    modelled = False
+    buffered = False
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        """Of the rest of a suite's file. Raises ConfigError."""
+        raise NotImplementedError
+
+    def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
+        """Does the workload run on the system?"""
+        return kind.blocks and not kind.of_store
+
+    def with_values(
+        self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
+    ) -> Workload:
+        """The workload with what depends on profile and devices. Raises ConfigError."""
+        return workload
+
+    def fills(self, workload: Workload) -> bool:
+        """Does it want a zero-filled area, and leave it so?"""
+        return False
+
+    def comes_first(self, workload: Workload) -> bool:
+        """In its block, before those that need a discard."""
+        return not workload.writes
+
+    # For the estimate.
+
+    def used_bytes(self, profile: Profile, device: str) -> int:
+        """At the start of a device."""
+        return profile.area[device]
+
+    def start_s(self, profile: Profile) -> float:
+        """Until a block's system is up."""
+        return profile.bring_up_s
+
+    def duration_s(self, workload: Workload, profile: Profile) -> float:
+        """Of the workload itself, with the times of the profile."""
+        return profile.ramp_s + profile.runtime_s
+
+    def overhead_s(self, profile: Profile) -> float:
+        """Of each run."""
+        return profile.overhead_s
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        """At most, in bytes, on a system whose data lie on the device."""
+        return profile.area[device] if workload.writes else 0
+
+
+ENGINES = Registry[Engine]("userblk.harness.engines")
+KINDS = Registry[Kind]("userblk.harness.systems", "userblk.harness.stores")

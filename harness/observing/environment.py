@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The machine as it is: what a result needs to be understood later, and what may have distorted it.
+
+snapshot() is taken once, condition() before every run; what has changed since the campaign began, and what is not as a
+measurement wants it, becomes lines of text: distortions() once for the campaign, changes() for the run.
+Standard library only; what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGES = (
+    "fio", "nbdkit", "nbd-client", "tcmu-runner", "libfuse3-3", "libfuse3-4", "liburing2", "e2fsprogs", "util-linux",
+    "smartmontools", "nvme-cli", "qemu-utils", "s3backer",
+)  # fmt: skip
+CPU = Path("/sys/devices/system/cpu")
+LOAD_LIMIT = 0.5  # of processes that run, before the first run
+HOT = 5.0  # K below the temperature at which a device throttles
+PATIENCE = 30  # s for a command
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _run(*argv: str) -> str:
+    """A command's output, "" without it. It may fail, and still have printed what is wanted (smartctl does)."""
+    if not shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
+        return ""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    values = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        values[name] = int(number) << (10 if unit == "kB" else 0)
+    return values
+
+
+def _versions() -> dict[str, str]:
+    output = _run("dpkg-query", "-W", "-f", "${Package} ${Version}\n", *PACKAGES)
+    pairs = (line.split() for line in output.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _each_cpu(name: str) -> str:
+    """What all CPUs have in a file, "a, b" if they differ."""
+    found = {_text(path) for path in CPU.glob(f"cpu[0-9]*/{name}")}
+    return ", ".join(sorted(found - {""}))
+
+
+def _turbo() -> str:
+    """on, off or "" where the machine does not tell."""
+    if no_turbo := _text(CPU / "intel_pstate/no_turbo"):
+        return "off" if no_turbo == "1" else "on"
+    boost = _text(CPU / "cpufreq/boost")
+    return {"1": "on", "0": "off"}.get(boost, "")
+
+
+def _throttled() -> int:
+    """How often CPUs have been slowed down because they were hot."""
+    return sum(int(_text(path) or 0) for path in CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+
+
+def _virtual(cpuinfo: str) -> str:
+    """What the machine is a guest of, "" if it is none."""
+    if found := _run("systemd-detect-virt").strip():
+        return "" if found == "none" else found
+    return "hypervisor" if "hypervisor" in cpuinfo else ""
+
+
+def _frequencies() -> dict[str, str]:
+    names = ("scaling_driver", "scaling_min_freq", "scaling_max_freq", "energy_performance_preference")
+    return {name: value for name in names if (value := _each_cpu(f"cpufreq/{name}"))}
+
+
+def _idle_states() -> list[str]:
+    return sorted({_text(path) for path in CPU.glob("cpu0/cpuidle/state*/name")})
+
+
+def snapshot() -> dict[str, object]:
+    """What does not change during a campaign."""
+    cpuinfo = _text("/proc/cpuinfo")
+    lines = cpuinfo.splitlines()
+    fields = {name: [] for name in ("model name", "microcode", "physical id")}  # type: dict[str, list[str]]
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in fields:
+            fields[name.strip()].append(value.strip())
+    vulnerabilities = CPU / "vulnerabilities"
+    names = sorted(path.name for path in vulnerabilities.iterdir()) if vulnerabilities.is_dir() else []
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return {
+        "kernel": platform.release(),
+        "kernel_version": platform.version(),
+        "command_line": _text("/proc/cmdline"),
+        "machine": platform.machine(),
+        "cpu_model": next(iter(fields["model name"]), ""),
+        "microcode": next(iter(fields["microcode"]), ""),
+        "cpus": os.cpu_count(),
+        "sockets": len(set(fields["physical id"])) or 1,
+        "cpus_online": _text(CPU / "online"),
+        "cpus_isolated": _text(CPU / "isolated"),
+        "numa_nodes": {node.name: _text(node / "cpulist") for node in nodes},
+        "governor": _each_cpu("cpufreq/scaling_governor"),
+        "frequency": _frequencies(),
+        "idle_states": _idle_states(),
+        "turbo": _turbo(),
+        "smt": _text(CPU / "smt/active"),
+        "mitigations": {name: _text(vulnerabilities / name) for name in names},
+        "hypervisor": "hypervisor" in cpuinfo,
+        "virtual": _virtual(cpuinfo),
+        "transparent_hugepages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "aslr": _text("/proc/sys/kernel/randomize_va_space"),
+        "clock_source": _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "memory_bytes": meminfo()["MemTotal"],
+        "swap_bytes": meminfo()["SwapTotal"],
+        "distribution": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "system": {name: _text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name", "bios_version")},
+    }
+
+
+def source(checkout: Path | None) -> dict[str, object]:
+    """Of which commit userblk is, and whether it was changed since; {} without git."""
+    if checkout is None:
+        return {}
+    commit = _run("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
+    changed = _run("git", "-C", str(checkout), "status", "--porcelain").strip()
+    return {"commit": commit, "modified": bool(changed)} if commit else {}
+
+
+# ---- devices -------------------------------------------------------------------------------
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _nested(value: object, *keys: str) -> object:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def parse_smartctl(text: str) -> dict[str, object]:
+    """Firmware, temperature (degrees C), wear (%), bytes written and health from `smartctl --json --all`."""
+    try:
+        report = json.loads(text)
+    except ValueError:
+        return {}
+    nvme = _nested(report, "nvme_smart_health_information_log")
+    table = _nested(report, "ata_smart_attributes", "table")
+    attributes = {
+        row.get("name", ""): row for row in (table if isinstance(table, list) else []) if isinstance(row, dict)
+    }
+    written = _number(_nested(nvme, "data_units_written"))
+    found: dict[str, object] = {
+        "firmware": _nested(report, "firmware_version"),
+        "temperature_c": _number(_nested(report, "temperature", "current")),
+        "wear_percent": _number(_nested(nvme, "percentage_used")),
+        "written_bytes": written * 512_000 if written is not None else None,
+        "critical_warning": _number(_nested(nvme, "critical_warning")),
+        "healthy": _nested(report, "smart_status", "passed"),
+    }
+    if row := attributes.get("Total_LBAs_Written"):
+        raw = _number(_nested(row, "raw", "value"))
+        block = _number(_nested(report, "logical_block_size")) or 512
+        found["written_bytes"] = raw * block if raw is not None else None
+    for name in ("Wear_Leveling_Count", "Media_Wearout_Indicator", "SSD_Life_Left", "Percent_Lifetime_Remain"):
+        value = _number(_nested(attributes.get(name), "value"))  # normalised: 100 is new
+        if found["wear_percent"] is None and value is not None:
+            found["wear_percent"] = max(0.0, 100 - value)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_nvme(text: str) -> dict[str, object]:
+    """The same from `nvme smart-log --output-format=json`."""
+    try:
+        report = json.loads(text)
+    except ValueError:
+        return {}
+    kelvin = _number(_nested(report, "temperature"))
+    written = _number(_nested(report, "data_units_written"))
+    warning = _nested(report, "critical_warning")
+    found = {
+        "temperature_c": kelvin - 273 if kelvin else None,
+        "wear_percent": _number(_nested(report, "percent_used")),
+        "written_bytes": written * 512_000 if written is not None else None,
+        "critical_warning": _number(_nested(warning, "value") if isinstance(warning, dict) else warning),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def temperature(disk: str) -> tuple[float | None, float | None]:
+    """Of a disk by the kernel's own sensor, and the one that it calls too hot; degrees C."""
+    block = Path("/sys/block", disk, "device")
+    for sensor in sorted([*block.glob("hwmon*"), *block.glob("hwmon/hwmon*"), *block.glob("device/hwmon/hwmon*")]):
+        values = [_text(sensor / name) for name in ("temp1_input", "temp1_max")]
+        if values[0]:
+            now, limit = (float(value) / 1e3 if value.lstrip("-").isdigit() else None for value in values)
+            return now, limit
+    return None, None
+
+
+def device_facts(disk: str) -> dict[str, object]:
+    """Model, firmware, wear, temperature of a whole disk by its kernel name, as far as it and the tools there tell."""
+    block = Path("/sys/block", disk, "device")
+    facts: dict[str, object] = {"disk": disk}
+    for name, files in {
+        "vendor": ("vendor",),
+        "model": ("model",),
+        "firmware": ("rev", "firmware_rev"),
+        "numa_node": ("numa_node", "device/numa_node"),
+    }.items():
+        value = next((text for file in files if (text := _text(block / file))), "")
+        if value:
+            facts[name] = value
+    if turning := _text(block.parent / "queue/rotational"):
+        facts["rotational"] = turning == "1"
+    now, limit = temperature(disk)
+    facts |= {"temperature_c": now} if now is not None else {}
+    facts |= {"temperature_limit_c": limit} if limit is not None else {}
+    smart = parse_smartctl(_run("smartctl", "--json", "--all", f"/dev/{disk}"))
+    if not smart and disk.startswith("nvme"):
+        smart = parse_nvme(_run("nvme", "smart-log", "--output-format=json", f"/dev/{disk}"))
+    return facts | smart
+
+
+def endurance_bytes(facts: Mapping[str, object]) -> float | None:
+    """How much a device can take in its life, by what it has taken and how worn it is; None if it does not tell."""
+    wear, written = _number(facts.get("wear_percent")), _number(facts.get("written_bytes"))
+    return written * 100 / wear if wear and written else None
+
+
+def failing(facts: Mapping[str, object]) -> str:
+    """Why a device should not be used any more, "" if nothing is known against it."""
+    if facts.get("critical_warning"):
+        return f"it reports critical warning {facts['critical_warning']:.0f} (nvme smart-log tells which)"
+    if facts.get("healthy") is False:
+        return "its own health check fails (smartctl --all)"
+    return ""
+
+
+def throttling(facts: Mapping[str, object]) -> str:
+    """Why a device is slower than it can be, "" if nothing tells that it is."""
+    degrees, limit = _number(facts.get("temperature_c")), _number(facts.get("temperature_limit_c"))
+    if degrees is None or limit is None or degrees < limit:
+        return ""
+    return f"it is too hot and throttles ({degrees:.0f} degrees C of {limit:.0f}); let it cool down and resume"
+
+
+# ---- before every run ------------------------------------------------------------------------
+
+
+def condition(disks: Mapping[str, str] | None = None) -> dict[str, object]:
+    """What may change from run to run. disks: name -> kernel name of whole disks."""
+    zones = [_text(path) for path in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
+    return {
+        "governor": _each_cpu("cpufreq/scaling_governor"),
+        "turbo": _turbo(),
+        "smt": _text(CPU / "smt/active"),
+        "cpus_online": _text(CPU / "online"),
+        "transparent_hugepages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "throttled": _throttled(),
+        "temperature_c": max((float(text) / 1e3 for text in zones if text), default=None),
+        "load": os.getloadavg()[0],
+        "memory_available_bytes": meminfo()["MemAvailable"],
+        "swap_used_bytes": meminfo()["SwapTotal"] - meminfo()["SwapFree"],
+        "disks": {name: temperature(disk) for name, disk in (disks or {}).items()},
+    }
+
+
+STEADY = ("governor", "turbo", "smt", "cpus_online", "transparent_hugepages")
+OF_CPUS = ("smt", "cpus_online")
+
+
+def changes(before: Mapping[str, object], now: Mapping[str, object], fewer_cpus: bool = False) -> list[str]:
+    """What is not as it was at the campaign's first run, or too hot; a line each. fewer_cpus: the run wants so."""
+    keys = [key for key in STEADY if not (fewer_cpus and key in OF_CPUS)]
+    lines = [f"changed: {key} is {now[key]} instead of {before[key]}" for key in keys if now[key] != before[key]]
+    throttled = int(str(now["throttled"])) - int(str(before["throttled"]))
+    if throttled > 0:
+        lines.append(f"throttled: CPUs were slowed down {throttled} times since the campaign began, as they were hot")
+    swapped = int(str(now["swap_used_bytes"])) - int(str(before["swap_used_bytes"]))
+    if swapped > 1 << 20:
+        lines.append(f"swap: {swapped >> 20} MiB more of it are used than at the beginning")
+    disks = now["disks"]
+    for name, (degrees, limit) in (disks if isinstance(disks, dict) else {}).items():
+        if degrees is not None and limit is not None and degrees > limit - HOT:
+            lines.append(f"hot: {name} has {degrees:.0f} degrees C and throttles at {limit:.0f}")
+    return lines
+
+
+def distortions(found: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """What makes all results of a campaign worth less; a line each. found: a snapshot(), now: a condition()."""
+    lines = []
+    if (governor := found.get("governor")) and governor != "performance":
+        lines.append(f"CPU governor is {governor}: clock rates change with load; set performance (cpupower)")
+    if found.get("turbo") == "on":
+        lines.append("turbo is on: clock rates depend on temperature and on how many CPUs are busy")
+    if found.get("smt") == "1":
+        lines.append("SMT is on: two threads share a core, CPU shares say less")
+    if found.get("virtual"):
+        lines.append(f"this machine is a guest ({found['virtual']}): others may take its time")
+    if float(str(now["load"])) > LOAD_LIMIT * (os.cpu_count() or 1):
+        lines.append(f"load is {now['load']:.1f} before the first run")
+    return lines

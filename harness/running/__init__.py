@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Campaigns: what runs, where, how often, and what is kept of it."""

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where a campaign runs, its directory, and the runner as a child process on the host or in the lab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any
+
+from userblk import __version__
+
+from ..machine import paths
+from ..machine.blockdev import identify
+from ..machine.durable import write_json
+from ..machine.safety import check, confirmation, first_confirmation
+from ..model.config import SystemConfig, load_parameters
+from ..model.parts import ENGINES, KINDS
+from ..model.plan import Device, Plan, estimate, write_plan
+from ..model.tables import ConfigError
+from ..observing import environment
+from ..stores.servers import read_access
+from ..systems import modules
+from ..systems.base import kind_of, module_there
+
+CLOCKS = ("virtual", "real")  # of the lab's guest
+VIRTUAL = CLOCKS[0]
+LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
+SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
+LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
+PAPER = "paper"  # the profile of full size
+CONTROL = "native-control"  # the system that is compared with native although there is no difference
+LAB_DISK_BYTES = 4 << 30  # the lab's defaults
+LAB_CPUS = 2
+LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
+LAB_STORE_MIB = 8192
+LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
+LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
+LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
+LAB_BUSY = 4.0  # times as long again in virtual time, which is worth as much on a machine that others keep busy
+STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where, and why in one line. remote: the host of several."""
+
+    lab: bool
+    reason: str
+    remote: str = ""
+
+
+def missing_modules(systems: Sequence[SystemConfig]) -> list[str]:
+    """What this machine's kernel lacks for our systems; those of others are left out where they cannot run."""
+    needed = sorted({module for system in systems if not kind_of(system).foreign for module in modules(system)})
+    return [module for module in needed if not module_there(module)]
+
+
+def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
+    """where: auto, host or lab. named: the user named devices. Raises ConfigError."""
+    lacks = f"this host's kernel has no {', '.join(missing)}"
+    if where == "host":
+        if not named:
+            raise ConfigError("where=host: no device is named; add --sata DEV or --nvme DEV, and --confirm")
+        if missing:
+            raise ConfigError(f"where=host: {lacks}; install a kernel that has, or use --where lab")
+        return Place(False, "as asked")
+    if where == "lab":
+        if named:
+            raise ConfigError("where=lab: the lab has its own disks; leave --sata and --nvme out")
+        return Place(True, "as asked")
+    if missing:
+        ignored = "; the devices that you named are NOT measured" if named else ""
+        return Place(True, lacks + ignored)
+    if not named:
+        return Place(True, "no device is named (--sata, --nvme)")
+    return Place(False, "its kernel has what is needed and devices are named")
+
+
+def place_of_counting(where: str, named: bool) -> Place:
+    """Where instructions are counted. Raises ConfigError."""
+    if where == "host" or named:
+        raise ConfigError(
+            "instructions: the lab's emulated CPU counts them, over a disk in memory;"
+            " leave --where, --sata, --nvme and --confirm out"
+        )
+    return Place(True, "its emulated CPU counts instructions")
+
+
+def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Device]:
+    """A store that is started for the campaign, once for each latency; or the user's own. Raises ConfigError."""
+    if given:
+        read_access(given)
+        return [Device("store", str(given.absolute()), "")]
+    return [Device(f"store-{ms}ms", "", "", ms) for ms in latencies_ms]
+
+
+def lab_devices(clock: str, count_instructions: bool = False) -> list[Device]:
+    """Its SSDs; where instructions are counted a disk in memory, which takes no time of its own."""
+    if count_instructions:
+        return [Device("ram", *LAB_RAM)]
+    return [Device(name, path, f"{SERIALS[clock]}{name.upper()}") for name, path in LAB_DISKS.items()]
+
+
+def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
+    """The named devices (id -> path), each with its part of the confirmation. Raises Refused, ConfigError.
+
+    confirm repeats the serials in the order SATA, NVMe; a serial may hold blanks.
+    """
+    answers = {}
+    for name, path in named.items():
+        with contextlib.suppress(OSError):  # check() tells what is wrong with it
+            answers[name] = first_confirmation(identify(path))[0]
+    words = confirm.split()
+    if " ".join(answers.values()).split() == words and len(answers) == len(named):
+        confirmed = answers
+    else:
+        confirmed = dict(zip(named, words + [""] * len(named), strict=False))
+    found = {name: check(path, confirmed[name], first=True) for name, path in named.items()}
+    if len({device.number for device in found.values()}) < len(found):
+        path = next(iter(named.values()))
+        raise ConfigError(f"{path}: named for two devices; name two different ones")
+    if len(words) > len(named) and confirmed is not answers:
+        raise ConfigError(f'confirm="{confirm}": more serials than devices; repeat one for each, SATA first')
+    return [
+        Device(name, named[name], confirmation(device)[0], identity=device.identity) for name, device in found.items()
+    ]
+
+
+def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
+    """The directory of a new campaign, with plan.json and campaign.json. Raises ConfigError."""
+    directory = results / plan.campaign
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+    except FileExistsError:
+        raise ConfigError(f"{directory}: exists; wait a second, then try again") from None
+    except OSError as error:
+        raise ConfigError(f"results={results}: {error.strerror}; name a directory that can be written") from None
+    asked: dict[str, object] = {
+        "schema": 1,
+        "campaign": plan.campaign,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "suite": plan.suite.name,
+        "profile": plan.profile.name,
+        "systems": list(plan.systems),
+        "devices": {device.id: device.path for device in plan.devices.values()},
+        "repetitions": plan.profile.repetitions,
+        "max_repetitions": plan.profile.max_repetitions,
+        "warm_up": f"{plan.profile.ramp_s} s, as asked for" if plan.profile.fixed_warm_up else "found",
+        "control": CONTROL in plan.systems,
+        "seed": plan.seed,
+        "host": plan.host,
+        "emulated": plan.emulated,
+        "model": plan.model,
+        "command": list(command),
+        "choices": choices(plan),
+        "block_choices": block_choices(plan),
+        "userblk": environment.source(paths.CHECKOUT) | {"version": __version__},
+    }
+    if plan.emulated:  # what the guest cannot see
+        asked["machine"] = environment.snapshot()
+    write_json(directory / "campaign.json", asked)
+    write_plan(plan, directory)
+    return directory
+
+
+def choices(plan: Plan) -> list[str]:
+    """What the paper does not state of the plan's workloads on file systems, what was chosen and why: a line each."""
+    if not plan.with_files:
+        return []
+    lines = []
+    of_files = [workload for workload in plan.suite.workloads if workload.on_files]
+    for paper in dict.fromkeys(workload.parameters for workload in of_files):
+        lines += _choices(plan, paper, [workload.id for workload in of_files if workload.parameters == paper])
+    return lines
+
+
+def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
+    """Of the workloads with these ids, by what is chosen for a paper."""
+    parameters, others = load_parameters(paper)
+    lines = []
+    for parameter in parameters:
+        if not any(fnmatchcase(name, pattern) for name in ids for pattern in parameter.workloads):
+            continue
+        values = {device: parameter.value(plan.profile.name, device) for device in plan.devices}
+        each = ", ".join(f"{value} on {device}" for device, value in values.items())
+        shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
+        full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"
+        lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
+    return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in others]
+
+
+def _dirty_limits(dirty: int, background: int) -> str:
+    return f"{dirty} bytes, in the background from {background} on" if dirty else "the kernel's own"
+
+
+def block_choices(plan: Plan) -> list[str]:
+    """How what the paper states, or leaves open, of the workloads on block devices is done, for below Table 1."""
+    workloads = [workload for workload in plan.suite.workloads if ENGINES[workload.engine].buffered]
+    if not workloads:
+        return []
+    profile = plan.profile
+    areas = ", ".join(f"{plan.used_bytes(name)} bytes of {name}" for name in plan.devices)
+    memory = "all of the machine's"
+    if profile.memory_bytes:
+        memory = f"{profile.memory_bytes} bytes for fio and its page cache, by a control group"
+    if plan.emulated:
+        memory = "all of the guest's"
+    limits = dict.fromkeys(_dirty_limits(*profile.dirty_limits(name)) for name in plan.devices)
+    lines = [
+        f"memory: {memory} (the paper limited its machines to 4 GiB)",
+        f"dirty pages: at most {'; '.join(limits)} (the paper does not say)",
+        f"discarded before writes: {areas}, whatever part a workload uses (the paper: its partition)",
+        "fio: psync, buffered, no fsync (its defaults; the paper does not say)",
+        "queue settings of each system's device: the native device's (the paper: no I/O scheduler)",
+    ]
+    threads = {s.name: s.threads for s in plan.systems.values() if KINDS[s.kind].in_paper}
+    if threads:
+        listed = ", ".join(f"{name} {count}" for name, count in threads.items())
+        lines.append(f"threads: {listed} (the paper: 16, of nbdkit for each of min(16, CPUs) connections)")
+    return lines
+
+
+def lab_release(plan: Plan) -> list[str]:
+    """The option of the lab's commands: also when the plan is resumed, its guest is the one that it was made for."""
+    return ["--release", Path(plan.build).name]
+
+
+def prepare_lab(plan: Plan) -> None:
+    """Build the root file system and the programs for the guest, where not current. Raises ConfigError."""
+    if paths.CHECKOUT is None:
+        raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
+    argv = [str(paths.CHECKOUT / "lab/make-in-root"), *lab_release(plan), "all"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            process.terminate()  # it undoes its mounts
+            raise
+    if process.returncode:
+        sys.stderr.write(output)
+        raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
+
+
+def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[str]:
+    """The runner's command line, for one block of the plan or for all; ends with its parent."""
+    # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
+    guard = ["setpriv", "--pdeathsig", "TERM", "--"]
+    module = "userblk.harness.running.store_runner" if plan.suite.on_store else "userblk.harness.running.runner"
+    if not plan.emulated:
+        return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
+    assert paths.CHECKOUT is not None  # prepare_lab() has said so
+    size = max(0 if plan.model else LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
+    runs = plan.profile.max_repetitions / plan.profile.repetitions
+    each = estimate(plan).each
+    expected = sum(each) * runs if block is None else sum(each[e.index] for e in plan.entries if e.block == block)
+    limit = (LAB_PATIENCE * expected + LAB_START) * (LAB_BUSY if plan.model else 1)
+    lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
+    lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
+    if plan.suite.on_store:  # which is in memory
+        lab += ["--memory", str(LAB_STORE_MIB)]
+    elif plan.model and not plan.with_files:
+        lab += ["--memory", str(LAB_VIRTUAL_MIB)]
+    elif plan.with_files:  # which no control group limits there
+        lab += ["--memory", str((plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0))]
+    if block is not None:
+        lab += ["--seed", str(next(entry.seed for entry in plan.entries if entry.block == block))]
+    lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
+    words = [] if block is None else ["--block", str(block)]
+    return [*guard, *lab, "python3", "-m", module, *words, f"/results/{directory.name}/plan.json"]
+
+
+class RunnerProcess:
+    """The runner as a child, in a session of its own so that only we decide when it is interrupted.
+
+    until_eof: it runs elsewhere, where no signal reaches it, and ends when its standard input does.
+    """
+
+    def __init__(self, argv: Sequence[str], until_eof: bool = False) -> None:
+        self._until_eof = until_eof
+        found = os.pathsep.join(filter(None, (str(paths.PYTHON_PATH), os.environ.get("PYTHONPATH"))))
+        env = dict(os.environ, PYTHONPATH=found, PYTHONUNBUFFERED="1")
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if until_eof else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=env,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        assert self._process.stdout and self._process.stderr
+        self._threads = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("event", self._process.stdout), ("text", self._process.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.put((name, line.rstrip("\n")))
+        self._lines.put(None)
+
+    def events(self, tick: float) -> Iterator[Event | None]:
+        """What the runner says, and None at least every tick seconds. Text that is no event is a note."""
+        open_streams = len(self._threads)
+        while open_streams:
+            try:
+                item = self._lines.get(timeout=tick)
+            except queue.Empty:
+                yield None
+                continue
+            if item is None:
+                open_streams -= 1
+                continue
+            name, line = item
+            if name == "event":
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    event = None
+                if isinstance(event, dict) and "event" in event:
+                    yield event
+                    continue
+            yield {"event": "note", "time": time.time(), "text": line}
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Have it tear everything down, and wait for that; kill it only if that takes too long."""
+        if self._until_eof and self._process.stdin:
+            self._process.stdin.close()
+        elif self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT)
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A campaign in virtual time: each block of the plan in a guest of its own, several of them side by side.
+
+Nothing that happens on this machine is seen in virtual time, so guests do not disturb one another; and since each has
+been up for its own block alone, what a run finds does not depend on how many there are or on which ended first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from ..machine import interrupt
+from ..machine.durable import write_json
+from ..model.plan import CellId, Plan
+from ..observing.environment import meminfo
+from .campaign import LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
+from .runner import ENVIRONMENT, EVENTS, EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY, valid_summary
+from .stopping import another_round
+
+MIB = 1 << 20
+
+
+def at_once() -> int:
+    """How many guests this machine has CPUs and memory for."""
+    room = meminfo()["MemAvailable"] // (LAB_VIRTUAL_MIB * MIB)
+    return max(1, min(len(os.sched_getaffinity(0)), room))
+
+
+class Guests:
+    """As campaign.RunnerProcess, of which there is one for each block: events() of all together, wait() and stop()."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._at_once = at_once()
+        self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
+        self._running: dict[int, RunnerProcess] = {}
+        self._counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+        self._skipped = 0
+        self._odd = 0  # exit code of a guest that did not come to its end
+        self._absent: set[CellId] = set()
+
+    def events(self, tick: float) -> Iterator[Event | None]:
+        """What they say, and None at least every tick seconds."""
+        done = [valid_summary(self._directory / self._plan.directory(entry)) for entry in self._plan.entries]
+        entries = [entry for entry, is_done in zip(self._plan.entries, done, strict=True) if not is_done]
+        self._skipped = sum(done)
+        yield self._keep("start", campaign=self._plan.campaign, entries=len(entries), skipped=self._skipped)
+        while True:
+            yield from self._blocks([block for block, _ in groupby(entries, key=lambda entry: entry.block)], tick)
+            if self._odd:
+                break
+            self._plan, entries, event = another_round(
+                self._plan, self._directory, lambda cell: cell not in self._absent
+            )
+            if not entries:
+                break
+            yield self._keep("extend", **event)
+        yield self._keep("end", **self._counts, interrupted=False)
+
+    def wait(self) -> int:
+        """The exit code that one runner of all would have, or that of a guest which died."""
+        if self._odd:
+            return self._odd
+        if not self._counts["done"] and not self._skipped:
+            return EXIT_NOTHING
+        return EXIT_PARTLY if self._counts["invalid"] or self._counts["failed"] else EXIT_DONE
+
+    def stop(self) -> None:
+        """End all guests; what they brought up ends with them."""
+        for runner in self._running.values():
+            runner.stop()
+
+    def _blocks(self, waiting: list[int], tick: float) -> Iterator[Event | None]:
+        """Guests for these blocks, as many at a time as there is room for."""
+        while waiting or self._running:
+            while waiting and len(self._running) < self._at_once:
+                self._start(waiting.pop(0))
+            try:
+                block, event = self._lines.get(timeout=tick)
+            except queue.Empty:
+                yield None
+                continue
+            if event is not None:
+                if (shown := self._heard(event)) is not None:
+                    yield shown
+                continue
+            code = self._running.pop(block).wait()
+            if code not in (EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY):
+                self._odd = self._odd or code
+
+    def _start(self, block: int) -> None:
+        with interrupt.held():
+            runner = self._running[block] = RunnerProcess(runner_argv(self._plan, self._directory, block))
+
+        def listen() -> None:
+            for event in runner.events(60.0):
+                if event is not None:
+                    self._lines.put((block, event))
+            self._lines.put((block, None))
+
+        threading.Thread(target=listen, daemon=True).start()
+
+    def _heard(self, event: Event) -> Event | None:
+        """What is to be shown of an event of one guest: one of them speaks for all about the machine."""
+        kind = event["event"]
+        if kind == "start":
+            return None
+        if kind == "end":
+            for name in self._counts:
+                self._counts[name] += event[name]
+            return None
+        if kind == "environment":
+            found = event.pop("found")
+            path = self._directory / ENVIRONMENT
+            if path.exists():
+                return None
+            write_json(path, found)
+        if kind == "entry-left-out":
+            self._absent.add(self._plan.entries[event["index"]].cell)
+        self._write(event)
+        return event
+
+    def _keep(self, kind: str, **values: object) -> Event:
+        event: Event = {"event": kind, "time": round(time.time(), 3), **values}
+        self._write(event)
+        return event
+
+    def _write(self, event: Event) -> None:
+        with (self._directory / EVENTS).open("a") as file:
+            file.write(json.dumps(event) + "\n")

@@ -1,0 +1,704 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a plan where the devices are: python3 -m userblk.harness.running.runner results/CAMPAIGN/plan.json
+
+Standard library only. Formats, events and exit codes: docs/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from ..engines import WorkloadError, fio, replay
+from ..engines.base import Job, Run, device_engine
+from ..machine import interrupt, paths
+from ..machine.blockdev import BlockDevice, opened, queue_attributes
+from ..machine.durable import replace, sync_tree, write_json
+from ..machine.filesystem import (
+    FileSystemError,
+)
+from ..machine.prepare import (
+    DeviceError,
+    PrepareError,
+    dirty_limits,
+    kept_cached,
+    limit_cpus,
+    limit_dirty,
+)
+from ..machine.safety import Refused, check, claimed, recheck
+from ..machine.subprocesses import CommandError, Recorder, last_line, now
+from ..machine.teardown import Teardown, TeardownError, undo
+from ..model.config import Profile, Workload
+from ..model.parts import KINDS
+from ..model.plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
+from ..model.tables import ConfigError
+from ..observing import counters, environment, host_load
+from ..observing.environment import meminfo, snapshot
+from ..observing.samplers import DiskUse, Sampler, Use, read_sample, use_between
+from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
+from . import stopping
+
+SCHEMA = 1
+RESUMED = "resumed on something else:"  # a warning
+IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk")  # of all runs of a campaign
+EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
+FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
+OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
+STEAL_LIMIT = 1.0  # %
+QUIET_S = 0.5
+SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
+POLL_S = 0.1
+NO_SAMPLES = "no samples of the measured window"
+WRITE_BACK_FAILED = "writing back failed"
+SPARE_BYTES = 256 << 20  # that must be free where results are, beside what the largest run took three times
+SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did not outlast; s
+FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
+
+EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
+
+
+class Stopped(Exception):
+    """Going on makes no sense, or would do harm; one line."""
+
+
+def valid_summary(directory: Path) -> bool:
+    """Is the run in this directory complete and valid?"""
+    if not (directory / "DONE").exists():
+        return False
+    try:
+        summary = json.loads((directory / "summary.json").read_text())
+        return bool(summary["schema"] == SCHEMA and summary["valid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
+    """A device's part of the summary."""
+    if use is None:
+        return None
+    names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
+    values = ((name, getattr(use, name)) for name in names)
+    return {name: None if value is None else round(value, 3) for name, value in values}
+
+
+def costs(use: Use, operations: float, speed: int = 0) -> dict[str, float]:
+    """
+    What an operation of the workload cost, as far as the kernel counts it: no timings. speed: the one CPU of this
+    machine executes just so many instructions a microsecond.
+    """
+    if not operations:
+        return {}
+    if speed:
+        return {"machine_instructions_per_op": round((use.duration_s - use.idle_s) * 1e6 * speed / operations)}
+    found = {f"server_{name}_per_op": value for name, value in use.counts.items()}
+    for prefix, disk in zip(("device", "backing"), use.disks, strict=False):
+        found[f"{prefix}_requests_per_op"] = (disk.read_kops + disk.write_kops) * 1e3 * use.duration_s
+        found[f"{prefix}_bytes_per_op"] = (disk.read_mbps + disk.write_mbps) * 1e6 * use.duration_s
+    return {name: round(value / operations, 6) for name, value in found.items()}
+
+
+def write_counters(directory: Path) -> None:
+    """What the device counted, which servers print when they close it: counters.json in the block's directory."""
+    counters: dict[str, int] = {}
+    for log in sorted((directory / "commands").glob("*.err")):
+        for line in re.findall(r"counters:((?: \w+=\d+)+)", log.read_text(errors="replace")):
+            counters |= {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
+    write_json(directory / "counters.json", counters)
+
+
+def bytes_moved(pid: int) -> int:
+    """Bytes that a process has read and written by system calls, 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines[:2])
+
+
+class Runner:
+    """One execution of a plan, or of one of its blocks: then others may carry out others beside it, and what is of the
+    whole campaign is left to who started them all."""
+
+    def __init__(self, plan: Plan, directory: Path, block: int | None = None) -> None:
+        self.plan = plan
+        self.block = block
+        self.directory = directory
+        self.teardown = Teardown()
+        self.devices: dict[str, BlockDevice] = {}
+        self.environment: dict[str, object] = {}
+        self.condition: dict[str, object] = {}
+        self.cached: set[str] = set()
+        self.ramps: dict[CellId, float] = {}  # s, of cells whose area is done within the profile's
+        self.largest_run = 0  # bytes
+        self.counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+        self.interrupted = False
+
+    # ---- events -----------------------------------------------------------------
+
+    def emit(self, event: str, **values: object) -> None:
+        line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
+        if self.block is None:
+            with (self.directory / EVENTS).open("a") as file:
+                file.write(line + "\n")
+        with suppress(BrokenPipeError):  # who listened is gone, and will have ended us
+            print(line, flush=True)
+
+    def failed(self, entry: Entry, reason: str) -> None:
+        self.counts["failed"] += 1
+        self.emit("entry-failed", index=entry.index, reason=reason)
+
+    # ---- the campaign ---------------------------------------------------------------
+
+    def check_devices(self, stack: ExitStack) -> None:
+        """Identify every device, and keep other campaigns off it. Raises Refused."""
+        for name, device in self.plan.devices.items():
+            path = device.path
+            if path.startswith("$"):
+                path = os.environ.get(path[1:], "")
+                if not path:
+                    raise Refused(f"{device.path}: not set in the environment; set it to the device's path")
+            found = check(path, device.confirm)
+            used = self.plan.used_bytes(name)
+            if found.size < used:
+                raise Refused(f"{path}: has {found.size} bytes, but profile {self.plan.profile.name} uses {used}")
+            disks = {other.disk for other in self.devices.values()}
+            if found.number in {other.number for other in self.devices.values()}:
+                raise Refused(f"{path}: named for two devices; name two different ones")
+            if found.disk not in disks:
+                stack.enter_context(claimed(found))
+            if device.identity and found.identity != device.identity:
+                raise Refused(
+                    f"{path}: is not the device that the campaign was planned for ({device.identity}), but another"
+                    f" ({found.identity}); find that one, or start a new campaign"
+                )
+            self.devices[name] = found
+        self.keep_identities()
+
+    def keep_identities(self) -> None:
+        """Of devices that the plan named without having seen them: who resumes it must find the same."""
+        known = {
+            name: device
+            if device.identity or device.path.startswith("$")
+            else dataclasses.replace(device, identity=self.devices[name].identity)
+            for name, device in self.plan.devices.items()
+        }
+        if known != self.plan.devices:
+            self.plan = dataclasses.replace(self.plan, devices=known)
+            write_plan(self.plan, self.directory)
+
+    def run(self) -> int:
+        """Everything that is not done yet. The exit code; raises Refused before anything was touched."""
+        with ExitStack() as stack:
+            for line in recover():
+                self.emit("note", text=line)
+            self.check_devices(stack)
+            wanted = [entry for entry in self.plan.entries if self.block in (None, entry.block)]
+            pending = [e for e in wanted if not valid_summary(self.directory / self.plan.directory(e))]
+            skipped = len(wanted) - len(pending)
+            self.emit("start", campaign=self.plan.campaign, entries=len(pending), skipped=skipped)
+            code = 0
+            try:
+                try:
+                    self.record_environment()
+                    while pending or (pending := self.extend_plan()):
+                        self.set_up(pending, stack)
+                        todo = {entry.index for entry in pending}
+                        for number, entries in self.plan.blocks():
+                            self.run_block(number, [entry for entry in entries if entry.index in todo])
+                        pending = []
+                finally:
+                    self.teardown.unwind()
+            except interrupt.Interrupted as reason:
+                self.interrupted = True
+                code = 128 + reason.number
+            except (Refused, TeardownError, BringUpError, PrepareError, FileSystemError, Stopped) as error:
+                self.emit("note", text=f"the campaign stops: {error}")
+                print(f"userblk: {error}", file=sys.stderr)
+                code = EXIT_NOTHING
+            self.emit("end", **self.counts, interrupted=self.interrupted)
+        if code:
+            return code
+        if not self.counts["done"] and not skipped:
+            return EXIT_NOTHING
+        return EXIT_PARTLY if self.counts["invalid"] or self.counts["failed"] else EXIT_DONE
+
+    def disks(self) -> dict[str, str]:
+        return {name: device.disk for name, device in self.devices.items()}
+
+    def record_environment(self) -> None:
+        """What holds for the whole campaign, and what may distort it."""
+        facts = {name: environment.device_facts(disk) for name, disk in self.disks().items()}
+        self.environment = snapshot() | {"devices": facts}
+        self.condition = environment.condition(self.disks())
+        lines = environment.distortions(self.environment, self.condition)
+        if self.plan.emulated:
+            lines = []  # the lab's are distorted as such, and say so
+        self.environment["userblk"] = environment.source(paths.CHECKOUT)
+        lines += self.since_the_beginning()
+        found = self.environment | {"warnings": lines}
+        if self.block is None:
+            write_json(self.directory / ENVIRONMENT, found)
+        self.emit("environment", warnings=lines, **({} if self.block is None else {"found": found}))
+
+    def since_the_beginning(self) -> list[str]:
+        """What is not as it was when the campaign began, and what was found so before; a line each."""
+        try:
+            first = json.loads((self.directory / ENVIRONMENT).read_text())
+        except (OSError, ValueError):
+            return []
+        lines = [line for line in first.get("warnings", []) if line.startswith(RESUMED)]
+        for name in IDENTITY:
+            if first.get(name) != self.environment.get(name):
+                line = f"{RESUMED} {name} is {self.environment.get(name)} instead of {first.get(name)}"
+                lines += [line] * (line not in lines)
+        return lines
+
+    def extend_plan(self) -> list[Entry]:
+        """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
+        if self.block is not None:
+            return []  # which whoever has started it for one block sees to
+        self.plan, added, event = stopping.another_round(
+            self.plan, self.directory, lambda cell: not absent(self.plan.systems[cell[2]])
+        )
+        if added:
+            self.emit("extend", **event)
+        return added
+
+    def set_up(self, pending: list[Entry], stack: ExitStack) -> None:
+        """What the entries need beside their systems."""
+        systems = [self.plan.systems[name] for name in dict.fromkeys(entry.system for entry in pending)]
+        for system in systems:
+            if not absent(system):
+                load_modules(modules(system), self.teardown)
+        if any(entry.repetition == COUNTING for entry in pending):
+            mount_tracefs(self.teardown)
+        for program in self.programs(pending):
+            if program not in self.cached:
+                stack.enter_context(kept_cached(program))
+                self.cached.add(program)
+
+    def check_space(self) -> None:
+        """Stop before the results' file system is full: a run that cannot be kept is lost. Raises Stopped."""
+        free = shutil.disk_usage(self.directory).free
+        needed = SPARE_BYTES + 3 * self.largest_run
+        if free < needed:
+            left = f"{free >> 20} MiB are free for results, {needed >> 20} are needed"
+            raise Stopped(f"{self.directory}: {left}; make room and resume")
+
+    def programs(self, pending: list[Entry]) -> list[str]:
+        """What the workloads run."""
+        engines = dict.fromkeys(self.plan.workload(entry).engine for entry in pending)
+        return [program for name in engines for program in device_engine(name).programs(self.plan.build)]
+
+    def profile_of(self, entry: Entry) -> Profile:
+        """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
+        profile = self.plan.profile.of(self.plan.workload(entry), entry.device)
+        if entry.repetition != COUNTING:
+            return dataclasses.replace(profile, ramp_s=self.ramps.get(entry.cell, profile.ramp_s))
+        files = dataclasses.replace(profile.files, ramp_s=0)
+        return dataclasses.replace(profile, ramp_s=0, files=files, fixed_warm_up=True)
+
+    def run_block(self, number: int, pending: list[Entry]) -> None:
+        """Bring the block's system up, as often as a dead server makes it necessary, and run what is pending."""
+        if pending and (reasons := absent(self.plan.systems[pending[0].system])):
+            for entry in pending:
+                self.counts["left_out"] += 1
+                self.emit("entry-left-out", index=entry.index, reason=f"{entry.system}: {'; '.join(reasons)}")
+            return
+        attempt = 1
+        while pending:
+            while (directory := self.directory / f"blocks/{number}.{attempt}").exists():
+                attempt += 1
+            first = pending[0]
+            device = self.devices[first.device]
+            recheck(device, self.plan.devices[first.device].confirm, None)
+            facts = environment.device_facts(device.disk)
+            if reason := environment.failing(facts) or environment.throttling(facts):
+                raise Stopped(f"{device.path}: {reason}")
+            workload = self.plan.workload(first)
+            engine = device_engine(workload.engine)
+            system = engine.system(self.plan.systems[first.system])
+            profile = self.plan.profile
+            area = profile.area[first.device]
+            outlives = bool(workload.event)
+            recorder = Recorder(directory)
+            mark = self.teardown.mark()
+            try:
+                limit_dirty(*engine.dirty_limits(profile, first.device), self.teardown)
+                limit_cpus(workload.cpus, self.teardown)
+                with bring_up(
+                    system, device, area, self.plan.build, recorder, self.teardown, engine.on_files, outlives
+                ) as running:
+                    filled = False
+                    while pending and not running.server_died():
+                        filled = self.run_entry(pending[0], running, directory.name, filled)
+                        pending.pop(0)
+            except (BringUpError, CommandError, PrepareError, OSError) as error:
+                for entry in pending:
+                    self.failed(entry, f"{system.name} on {device.path}: {error}")
+                return
+            finally:
+                self.teardown.unwind(mark)
+                write_counters(directory)
+
+    # ---- one run ----------------------------------------------------------------------
+
+    def begin(self, entry: Entry) -> Path:
+        """Announce a run and make its directory, empty."""
+        directory = self.directory / self.plan.directory(entry)
+        self.check_space()
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self.emit(
+            "entry-start",
+            index=entry.index,
+            device=entry.device,
+            system=entry.system,
+            suite=entry.suite,
+            workload=entry.workload,
+            repetition=entry.repetition,
+        )
+        return directory
+
+    def finish(self, entry: Entry, directory: Path, summary: dict[str, object]) -> None:
+        """Keep a run that came to its end."""
+        write_json(directory / "summary.json", summary)
+        mark_done(directory)
+        self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
+        self.counts["done" if summary["valid"] else "invalid"] += 1
+        self.emit("entry-done", index=entry.index, summary=summary)
+
+    def identity(self, entry: Entry, workload: Workload, block: str) -> dict[str, object]:
+        """What a summary begins with: which run it is of."""
+        return {
+            "schema": SCHEMA,
+            "campaign": self.plan.campaign,
+            "host": self.plan.host,
+            "device": entry.device,
+            "suite": entry.suite,
+            "engine": workload.engine,
+            "system": entry.system,
+            "workload": entry.workload,
+            "repetition": entry.repetition,
+            "profile": self.plan.profile.name,
+            "seed": entry.seed,
+            "order": entry.index,
+            "block": block,
+            "emulated": self.plan.emulated,
+            "model": self.plan.model,
+            "kernel": self.environment.get("kernel", ""),
+        }
+
+    def run_entry(self, entry: Entry, running: Running, block: str, filled: bool) -> bool:
+        """One run in its directory. Is the area zero-filled afterwards?"""
+        workload = self.plan.workload(entry)
+        engine = device_engine(workload.engine)
+        directory = self.begin(entry)
+        mark = self.teardown.mark()
+        try:
+            try:
+                began = time.monotonic()
+                run = Run(
+                    plan=self.plan,
+                    entry=entry,
+                    workload=workload,
+                    profile=self.profile_of(entry),
+                    device=self.devices[entry.device],
+                    running=running,
+                    filled=filled,
+                    directory=directory,
+                    teardown=self.teardown,
+                )
+                job, preparation = engine.prepare(run)
+                running = run.running
+                preparation["preparation_s"] = round(time.monotonic() - began, 3)
+                summary = self.measure(entry, workload, job, running, block, directory, preparation)
+            finally:
+                if running.server_died():
+                    running.fail_io()  # else what is still dirty would hold the unmount
+                self.teardown.unwind(mark)
+        except (PrepareError, CommandError, WorkloadError, FileSystemError, BringUpError, OSError) as error:
+            self.failed(entry, str(error))
+            return False
+        except DeviceError as error:
+            self.failed(entry, str(error))
+            raise Stopped(f"{error}; look at the kernel's log (dmesg)") from None
+        except interrupt.Interrupted:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        if ramp := self.shorter_ramp(entry, workload, summary):
+            self.ramps[entry.cell] = ramp
+            self.emit("note", text=f"{entry.workload} on {entry.device} is over within its ramp: again with {ramp:g} s")
+            return self.run_entry(entry, running, block, not workload.writes)
+        self.finish(entry, directory, summary)
+        if KINDS[self.plan.systems[entry.system].kind].bare:
+            stop_if_device_failed(summary)
+        return engine.fills(workload)
+
+    def shorter_ramp(self, entry: Entry, workload: Workload, summary: Mapping[str, Any]) -> float:
+        """With which the run is made again, since the device had done its area before; 0: it is not to be."""
+        profile = self.profile_of(entry)
+        problems = [problem for problem in summary["invalid"] if problem != NO_SAMPLES]
+        if profile.fixed_warm_up or not device_engine(workload.engine).done_in_ramp(problems):
+            return 0.0
+        ramp = round(profile.ramp_s * SHORTER_RAMP, 3)
+        return ramp if ramp >= LEAST_RAMP else 0.0
+
+    def measure(
+        self,
+        entry: Entry,
+        workload: Workload,
+        job: Job,
+        running: Running,
+        block: str,
+        directory: Path,
+        preparation: dict[str, object],
+    ) -> dict[str, object]:
+        """Run the workload and return the summary."""
+        profile = self.profile_of(entry)
+        ramp = device_engine(workload.engine).ramp_s(profile)
+        devices = running.devices()
+        before = {device.name: queue_attributes(device) for device in devices}
+        write_json(directory / "queue-before.json", before)
+        limits = dirty_limits()
+        condition = environment.condition(self.disks())
+        warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
+        if entry.cell in self.ramps:
+            full = self.plan.profile.of(workload, entry.device).ramp_s
+            warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
+        if preparation.get("discarded") is False:
+            warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")
+        recorder = Recorder(directory)
+        if job.argv[0] == "fio":
+            comments = (
+                f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
+                f"WRITES to {running.target}." if workload.writes else f"Reads {running.target}.",
+                "Before writes userblk discards the area, before reads it fills it with zeroes; then it drops caches.",
+                f"area {job.area} bytes, vm.dirty_bytes {limits['dirty_bytes']},"
+                f" memory {job.memory.limit if job.memory else 'not limited'}",
+            )
+            (directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
+        started = now()
+        names = [device.name for device in devices]
+        with ExitStack() as stack:
+            held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
+            server = running.server or None
+            interval_s = job.interval_s or profile.interval_ms / 1e3
+            events = entry.repetition == COUNTING and not profile.instructions  # which counting syscalls takes itself
+            counted = stack.enter_context(counters.counting(server, events))
+            sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
+            others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
+            origin = time.monotonic()
+            process = recorder.spawn(job.argv)
+            problems = []
+            try:
+                if job.memory:
+                    job.memory.add(process.pid)
+                limit = time.monotonic() + job.seconds + FLUSH_PATIENCE
+                first_io = 0.0
+                while process.poll() is None:
+                    time.sleep(POLL_S)
+                    job.disturb(time.monotonic() - origin)
+                    first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
+                    if running.server_died():
+                        problems.append("the server died")
+                        for _ in range(SERVER_PATIENCE):
+                            running.fail_io()  # once more: what waited behind the first comes next
+                            if process.wait(1.0):
+                                break
+                        break
+                    if time.monotonic() > limit:
+                        problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
+                        break
+            finally:
+                process.end()
+                recorder.save()
+            for fd, path in zip(held, job.synced, strict=True):
+                try:
+                    if not problems:
+                        job.sync(fd)
+                except OSError as error:
+                    problems.append(f"{path}: {WRITE_BACK_FAILED}: {error.strerror}")
+        after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}
+        write_json(directory / "queue-after.json", after)
+        memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
+        facts = self.environment | {"condition": condition, "load": os.getloadavg(), "memory": memory}
+        write_json(directory / ENVIRONMENT, facts)
+        sampler.write_csv(directory / "samples.csv", origin)
+
+        if running.server_died() and "the server died" not in problems:
+            problems.append("the server died")
+        if process.poll() not in job.ends:
+            name = process.record["name"]
+            problems.append(f"{name}: exit code {process.poll()}: {last_line(process.errors)}")
+        problems += sampler.errors + ([] if problems else running.problems()) + job.problems()
+        if after != before:
+            changed = sorted(name for name in before if before[name] != after.get(name))
+            problems.append(f"queue settings of {', '.join(changed)} changed during the run")
+        if dirty_limits() != limits:
+            problems.append("vm.dirty_bytes and the like changed during the run; another campaign on this machine?")
+        try:
+            result = job.parse()
+        except WorkloadError as error:
+            if not problems:
+                raise
+            result = None
+            problems.append(str(error))
+        metrics: dict[str, float | None] = {}
+        cost: dict[str, float] = {}
+        warm_up: dict[str, object] | None = None
+        use = None
+        begin = origin
+        if result:
+            problems += result.problems
+            warnings += result.warnings
+            begin = (result.measured_from or (first_io or origin) + ramp) + result.warm_up.cut_s
+            use = sampler.use(begin, begin + result.duration_s)
+            if use is None:
+                problems.append(NO_SAMPLES)
+            elif use.steal_percent > STEAL_LIMIT:
+                warnings.append(f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines")
+            metrics = {
+                "throughput_kops": result.throughput_kops,
+                "latency_us": result.latency_us,
+                "cpu_percent": use.cpu_percent if use else None,
+                "server_cpu_percent": use.server_cpu_percent if use else None,
+                "throughput_mbps": result.throughput_mbps,
+                **result.metrics,
+            }
+            warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp if result.ramp_s is None else result.ramp_s}
+            if result.warm_up.steady is False:
+                warnings.append(f"not steady: {result.warm_up.reason}")
+        # Where all of the machine is counted, without the start of the workload's program.
+        whole = sampler.use(begin if profile.instructions else -math.inf, math.inf)
+        if result and whole and entry.repetition == COUNTING:
+            speed = int(os.environ["LAB_INSTRUCTIONS_PER_US"]) if profile.instructions else 0
+            cost = costs(whole, result.operations, speed)
+        if entry.repetition == COUNTING:
+            metrics = {}  # its timings are those of a slowed machine
+        settings: dict[str, object] = dict(running.settings)
+        settings |= preparation
+        settings |= before.get(running.used.name, {})
+        settings |= {"area_bytes": job.area, **limits}
+        if job.memory:
+            settings |= job.memory.settings()
+        if running.backing:
+            settings["backing"] = before[running.backing.name]
+        if result:
+            settings[workload.engine] = dict(result.settings) | {"version": result.version}
+        disks = use.disks if use else ()
+        return {
+            **self.identity(entry, workload, block),
+            "started": started,
+            "duration_s": result.duration_s if result else 0.0,
+            "valid": not problems,
+            "invalid": problems,
+            "warnings": warnings + self.busy_warnings(others),
+            "metrics": metrics,
+            "warm_up": warm_up,
+            "costs": cost,
+            "device_io": mean_use(disks[0] if disks else None),
+            "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
+            "settings": settings,
+            "device_used": used_by(running, job.area),
+        }
+
+    def busy_warnings(self, others: host_load.OtherPrograms | None = None) -> list[str]:
+        """What else keeps this machine, or a guest's host, busy. others: what ran during the run, None before it."""
+        if self.plan.profile.instructions or self.plan.model:
+            return []  # it does not matter
+        try:
+            found = json.loads((self.directory / host_load.FILE).read_text())
+            other = float(found["other_cpu_percent"])
+        except FileNotFoundError:
+            if self.plan.emulated:
+                return []
+            if others is not None:
+                other = others.percent()
+                return [f"load: other programs took {other:.0f} % of a CPU during the run"] * (other > OTHER_CPU_LIMIT)
+            a = read_sample([], None)
+            time.sleep(QUIET_S)
+            other = use_between(a, read_sample([], None)).cpu_percent * (os.cpu_count() or 1)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [f"host-load.json cannot be read: {error}"]
+        if other <= OTHER_CPU_LIMIT:
+            return []
+        return [f"load: other programs took {other:.0f} % of a CPU {'before' if others is None else 'after'} the run"]
+
+
+def used_by(running: Running, area: int) -> dict[str, object]:
+    """What the workload opened, for the summary."""
+    return {"path": running.target, "size": area} if running.file else dataclasses.asdict(running.used)
+
+
+@undo
+def unmount_tracefs(path: str) -> None:
+    subprocess.run(["umount", path], capture_output=True, timeout=60, check=False)  # somebody else may look at it
+
+
+def mount_tracefs(teardown: Teardown) -> None:
+    """Where it is not mounted yet; without it syscalls are not counted."""
+    point = Path("/sys/kernel/tracing")
+    if point.is_dir() and not (point / "events").exists():
+        argv = ["mount", "-t", "tracefs", "tracefs", str(point)]
+        if not subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode:
+            teardown.push("unmount_tracefs", path=str(point))
+
+
+def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
+    """Nothing is between native and its device: its I/O errors are the device's. Raises Stopped."""
+    for problem in summary["invalid"]:
+        if WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR):
+            raise Stopped(f"{summary['device']}: the device fails: {problem}; look at the kernel's log (dmesg)")
+
+
+def mark_done(directory: Path) -> None:
+    """All that belongs to the run is kept before it counts as done."""
+    sync_tree(directory)
+    replace(directory / "DONE", "")
+
+
+def interrupt_at_eof() -> None:
+    """Over ssh a lost connection, or the end of the other side, shows by nothing else."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) -> int:
+    parser = argparse.ArgumentParser(
+        prog="userblk.harness.running.runner", description="Run what is not done yet of a plan; events as JSON lines."
+    )
+    parser.add_argument("plan", type=Path, help="plan.json in the campaign's directory")
+    parser.add_argument("--block", type=int, metavar="N", help="only this block, and no more rounds")
+    parser.add_argument("--until-eof", action="store_true", help="end as after SIGINT when standard input ends")
+    args = parser.parse_args(arguments)
+    path = args.plan
+    interrupt.install()
+    if args.until_eof:
+        threading.Thread(target=interrupt_at_eof, daemon=True).start()
+    try:
+        return kind(read_plan(path), path.parent.resolve(), args.block).run()
+    except (ConfigError, Refused, TeardownError) as error:
+        print(f"userblk: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except interrupt.Interrupted as reason:
+        return 128 + reason.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

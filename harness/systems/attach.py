@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Disks that come and go.
+
+    python3 -m userblk.harness.systems.attach --kind ublk --disks 8 --samples 100 --output attach.json
+
+In each cycle all disks are asked for at the same moment, each of a server of its own with the null device (TCMU: one
+daemon, started with them; loop: a file in memory), and when all have been read from they are taken away at the same
+moment. Samples, in seconds: from the first moment until a disk is there (`there`), until 4 KiB have been read from it
+past the page cache (`read`); from the second until it is gone, and its server with it (`gone`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Lock
+
+from . import lio
+from .base import BringUpError, built
+from .nbdkit import connected
+from .vduse import disk_of as vduse_disk
+from .vduse import remove_vdpa
+
+SIZE = 64 << 20  # bytes of each disk
+BLOCK = 4096
+POLL_S = 0.001
+PATIENCE_S = 120.0  # for each step of a disk
+NULL = ["null", f"size={SIZE}"]
+
+
+def until(what: str, condition: Callable[[], bool], server: subprocess.Popen[bytes] | None = None) -> None:
+    """Raises BringUpError when it takes too long, or the server ends."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if server and server.poll() is not None:
+            raise BringUpError(f"{what}: its server has ended with code {server.returncode}")
+        if time.monotonic() > end:
+            raise BringUpError(f"{what} within {PATIENCE_S:g} s")
+        time.sleep(POLL_S)
+
+
+def await_end(server: subprocess.Popen[bytes]) -> None:
+    """At once when it ends: Popen.wait() with a limit looks after 31, 63, 113 ms and so on."""
+    descriptor = os.pidfd_open(server.pid)
+    try:
+        if not select.select([descriptor], [], [], PATIENCE_S)[0]:
+            raise BringUpError(f"process {server.pid} does not end within {PATIENCE_S:g} s")
+    finally:
+        os.close(descriptor)
+    server.wait()
+
+
+def has_size(disk: str) -> bool:
+    """Is the whole disk there?"""
+    size = Path("/sys/block", Path(disk).name, "size")
+    return size.exists() and int(size.read_text()) * 512 == SIZE and Path(disk).is_block_device()
+
+
+def read_block(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, BLOCK) as buffer:
+            if os.preadv(descriptor, [buffer], 0) != BLOCK:
+                raise BringUpError(f"{path}: less than {BLOCK} bytes can be read")
+    finally:
+        os.close(descriptor)
+
+
+def command(*argv: str | Path) -> str:
+    done = subprocess.run(
+        list(map(str, argv)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    if done.returncode:
+        raise BringUpError(f"{argv[0]}: exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Framework:
+    """How disks come and go. start() and stop() are called at once for all numbers, each from a thread of its own."""
+
+    def __init__(self, build: str, directory: Path) -> None:
+        self.build = build
+        self.directory = directory
+        self.servers: dict[int, subprocess.Popen[bytes]] = {}
+        self.disks: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """What all disks of a cycle share."""
+
+    def end(self) -> None:
+        """The end of that, after the last disk."""
+
+    def start(self, number: int) -> str:
+        """What can be opened, once it is there."""
+        raise NotImplementedError
+
+    def stop(self, number: int) -> None:
+        """Until the disk and its server are gone."""
+        disk = self.disks.pop(number)
+        self.end_server(number)
+        until(f"{disk} stays", lambda: not Path("/sys/block", Path(disk).name).exists())
+
+    def spawn(self, number: int, *argv: str | Path, output: bool = False) -> subprocess.Popen[bytes]:
+        server = subprocess.Popen(
+            list(map(str, argv)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if output else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.servers[number] = server
+        return server
+
+    def told(self, number: int, *argv: str | Path) -> str:
+        """What a server prints first: its disk."""
+        server = self.spawn(number, *argv, output=True)
+        assert server.stdout
+        words = server.stdout.readline().decode().split()
+        if not words:
+            raise BringUpError(f"{argv[0]}: exit code {server.wait(PATIENCE_S)}")
+        self.disks[number] = words[-1]
+        until(f"{words[-1]} does not appear", lambda: has_size(words[-1]), server)
+        return words[-1]
+
+    def end_server(self, number: int) -> None:
+        server = self.servers.pop(number)
+        server.terminate()
+        await_end(server)
+        if server.stdout:
+            server.stdout.close()
+
+
+class Ublk(Framework):
+    def start(self, number: int) -> str:
+        program = built(self.build, "ublk", "userblk-ublk")
+        return self.told(number, program, "add", "--foreground", "--recovery=none", "--mode=uring", *NULL)
+
+
+class Buse(Framework):
+    def start(self, number: int) -> str:
+        return self.told(number, built(self.build, "buse", "userblk-buse"), f"--disk=/dev/nbd{number}", *NULL)
+
+    def stop(self, number: int) -> None:
+        disk = self.disks.pop(number)
+        self.end_server(number)
+        until(f"{disk} stays connected", lambda: not connected(disk))
+
+
+class Nbd(Framework):
+    def start(self, number: int) -> str:
+        socket, disk = self.directory / str(number), f"/dev/nbd{number}"
+        ready = self.directory / f"{number}.pid"
+        plugin = built(self.build, "plugins", "null.so")
+        server = self.spawn(number, "nbdkit", "-f", "-U", socket, "-P", ready, plugin, f"size={SIZE}")
+        until("nbdkit is not ready", ready.exists, server)
+        self.disks[number] = disk
+        command("nbd-client", "-unix", socket, disk, "-b", "512")
+        until(f"{disk} does not appear", lambda: has_size(disk), server)
+        return disk
+
+    def stop(self, number: int) -> None:
+        disk = self.disks.pop(number)
+        command("nbd-client", "-d", disk)
+        self.end_server(number)
+        until(f"{disk} stays connected", lambda: not connected(disk))
+        for path in (self.directory / str(number), self.directory / f"{number}.pid"):
+            path.unlink(missing_ok=True)
+
+
+class Tcmu(Framework):
+    """The kernel makes one backstore at a time."""
+
+    def __init__(self, build: str, directory: Path) -> None:
+        super().__init__(build, directory)
+        self.luns: dict[int, lio.Lun] = {}
+        self.runner: lio.TcmuRunner | None = None
+        lio.POLL = POLL_S
+
+    def begin(self) -> None:
+        self.runner = lio.TcmuRunner(built(self.build, "tcmu-handlers"), threads=16)
+        self.runner.__enter__()
+        lio.LOOPBACK.mkdir(exist_ok=True)
+
+    def end(self) -> None:
+        if self.runner:
+            self.runner.__exit__(None, None, None)
+        lio.LOOPBACK.rmdir()
+
+    def start(self, number: int) -> str:
+        hba = lio.TARGET / "core" / f"user_{number}"
+        self.luns[number] = lio.Lun(lio.Backstore.user("userblk_null", "", SIZE), f"attach{number}", hba)
+        self.luns[number].__enter__()
+        disk = str(self.luns[number].disk)
+        until(f"{disk} does not appear", lambda: has_size(disk))
+        return disk
+
+    def stop(self, number: int) -> None:
+        self.luns.pop(number).__exit__(None, None, None)
+
+
+class Vduse(Framework):
+    adding = Lock()  # the kernel has one added at a time
+
+    def start(self, number: int) -> str:
+        name = f"attach{number}"
+        below = f"driver=null-co,node-name=below,size={SIZE},read-zeroes=on"
+        export = f"type=vduse-blk,id=export,node-name=below,name={name},writable=on"
+        server = self.spawn(number, "qemu-storage-daemon", "--blockdev", below, "--export", export)
+        until("qemu-storage-daemon is not ready", Path("/dev/vduse", name).exists, server)
+        self.disks[number] = name
+        with self.adding:
+            command("vdpa", "dev", "add", "name", name, "mgmtdev", "vduse")
+        until("the virtio disk does not appear", lambda: bool(vduse_disk(name)), server)
+        return vduse_disk(name)
+
+    def stop(self, number: int) -> None:
+        remove_vdpa(self.disks.pop(number))
+        self.end_server(number)
+
+
+class Loop(Framework):
+    def start(self, number: int) -> str:
+        file = self.directory / str(number)
+        with file.open("wb") as made:
+            made.truncate(SIZE)
+        disk = self.disks[number] = command("losetup", "--find", "--show", file).strip()
+        until(f"{disk} does not appear", lambda: has_size(disk))
+        return disk
+
+    def stop(self, number: int) -> None:
+        disk = self.disks.pop(number)
+        command("losetup", "--detach", disk)
+        until(f"{disk} stays", lambda: not Path("/sys/block", Path(disk).name, "loop").exists())
+        (self.directory / str(number)).unlink()
+
+
+class FuseDisk(Framework):
+    def start(self, number: int) -> str:
+        file = self.directory / str(number)
+        file.touch()
+        server = self.spawn(number, built(self.build, "fuse-disk", "userblk-fuse-disk"), file, *NULL)
+        self.disks[number] = str(file)
+        until(f"{file} is not mounted", lambda: file.stat().st_size == SIZE, server)
+        return str(file)
+
+    def stop(self, number: int) -> None:
+        file = Path(self.disks.pop(number))
+        self.end_server(number)
+        until(f"{file} stays mounted", lambda: file.stat().st_size == 0)
+        file.unlink()
+
+
+# By the kind of a system.
+FRAMEWORKS: dict[str, type[Framework]] = {
+    "buse": Buse, "fuse-disk": FuseDisk, "loop": Loop, "nbdkit": Nbd, "tcmu": Tcmu, "ublk": Ublk, "vduse": Vduse,
+}  # fmt: skip
+
+
+def cycle(framework: Framework, disks: int, samples: dict[str, list[float]]) -> None:
+    """All disks come and go once. Raises BringUpError, after which none is left if that can be had."""
+
+    def appear(number: int) -> tuple[float, float]:
+        path = framework.start(number)
+        there = time.monotonic() - began
+        read_block(path)
+        return there, time.monotonic() - began
+
+    def vanish(number: int) -> float:
+        framework.stop(number)
+        return time.monotonic() - began
+
+    numbers = range(disks)
+    with ThreadPoolExecutor(disks) as pool, ExitStack() as after:
+        began = time.monotonic()
+        framework.begin()
+        after.callback(framework.end)
+        try:
+            for there, read in pool.map(appear, numbers):
+                samples["there"].append(there)
+                samples["read"].append(read)
+        except BaseException:
+            pool.shutdown(wait=True)
+            for number in numbers:
+                clear(framework, number)
+            raise
+        began = time.monotonic()
+        samples["gone"] += pool.map(vanish, numbers)
+
+
+def clear(framework: Framework, number: int) -> None:
+    """What there is of a disk of a cycle that failed."""
+    try:
+        framework.stop(number)
+    except (KeyError, OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired):
+        server = framework.servers.pop(number, None)
+        if server:
+            server.kill()
+            server.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="userblk.harness.systems.attach", description=(__doc__ or "").split("\n\n")[2]
+    )
+    parser.add_argument("--kind", choices=sorted(FRAMEWORKS), required=True)
+    parser.add_argument("--build", required=True, help="where make put the programs: build/host")
+    parser.add_argument("--disks", type=int, default=1, help="at once")
+    parser.add_argument("--samples", type=int, default=1, help="of each measure, at least")
+    parser.add_argument("--output", type=Path, required=True, help="JSON: seconds, by measure")
+    args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
+    with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
+        framework = FRAMEWORKS[args.kind](args.build, Path(directory))
+        try:
+            while len(samples["gone"]) < args.samples:
+                cycle(framework, args.disks, samples)
+        except (OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired) as error:
+            print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
+            return 1
+    args.output.write_text(json.dumps(samples))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The programs in C: their manual pages and their completion say what --help says. What is not built is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from loops import LIMIT
+from userblk.harness.machine import paths
+
+assert paths.CHECKOUT is not None
+TOP = paths.CHECKOUT
+PAGES = [
+    TOP / f"docs/man/{name}"
+    for name in (
+        "userblk-buse.8",
+        "userblk-flow.1",
+        "userblk-fuse-disk.1",
+        "userblk-passthrough.1",
+        "userblk-s3.1",
+        "userblk-ublk.8",
+    )
+]
+BUILT = [page for page in PAGES if any(paths.HOST_BUILD.glob(f"*/{page.stem}"))]
+
+
+def program(page: Path) -> Path:
+    (found,) = paths.HOST_BUILD.glob(f"*/{page.stem}")
+    return found
+
+
+def options(page: Path) -> set[str]:
+    """What its --help explains, at the beginning of a line."""
+    done = subprocess.run([program(page), "--help"], capture_output=True, text=True, timeout=LIMIT)
+    return set(re.findall(r"^ +(?:-\w, )?--([a-z][a-z-]*)", done.stdout, re.M))
+
+
+def test_one_is_built() -> None:
+    assert any(page.stem == "userblk-flow" for page in BUILT)
+
+
+@pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
+def test_the_manual_has_the_options_of_help(page: Path) -> None:
+    text = page.read_text()
+    section = text[text.index(".Sh OPTIONS") if ".Sh OPTIONS" in text else 0 :]
+    assert options(page) - {"help", "version"} <= set(re.findall(r"Fl -([a-z][a-z-]*)", section))
+
+
+@pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
+def test_completion_knows_them(page: Path, tmp_path: Path) -> None:
+    script = f". {TOP}/packaging/completion/userblk-programs; COMP_WORDS=(x --) COMP_CWORD=1"
+    script += f'; _userblk_program {program(page)}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {word.strip("-=") for word in done.stdout.split()} == options(page)

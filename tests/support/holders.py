@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Processes that hold a device, and partition tables on one."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from loops import LIMIT
+
+
+def write_table(device: str) -> None:
+    """An MBR with two partitions; addpart and sfdisk are not everywhere."""
+    table = bytearray(512)
+    table[440:444] = bytes.fromhex("78563412")
+    for entry, start in ((446, 2048), (462, 20480)):
+        table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
+    table[510:] = b"\x55\xaa"
+    with Path(device).open("r+b") as disk:
+        disk.write(table)
+
+HOLD = "import mmap, os, sys; fd = os.open(sys.argv[1], {flags}); {then}; print('ready', flush=True); input()"
+KEEP = HOLD.format(flags="os.O_RDWR", then="pass")
+MAP = HOLD.format(flags="os.O_RDWR", then="m = mmap.mmap(fd, 4096); os.close(fd)")
+UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "private", "--"]
+
+
+@contextmanager
+def holder(code: str, device: str, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another program that has the device open as code tells."""
+    argv = [*prefix, sys.executable, "-c", code, device]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.communicate(b"\n", timeout=LIMIT)
+

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The runner as a child process, with what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from loops import LIMIT, MIB
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+
+SIZE = 256 * MIB
+WORKLOADS = ["rand-read-1th-4k", "rand-write-16th-4k", "rand-read-16th-4k"]
+MEMORY = 256 * MIB  # of fio and its page cache
+
+
+def start(directory: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(directory / "plan.json")]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]], str]:
+    """Exit code, events (but for what this machine is like), standard error."""
+    out, err = runner.communicate(timeout=LIMIT)
+    events = [json.loads(line) for line in out.splitlines()]
+    return runner.returncode, [event for event in events if event["event"] != "environment"], err
+
+
+def read_until(runner: subprocess.Popen[str], event: str) -> None:
+    assert runner.stdout is not None
+    for line in runner.stdout:
+        if json.loads(line)["event"] == event:
+            return
+    raise AssertionError(f"no {event}: {runner.stderr.read() if runner.stderr else ''}")
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, f"nothing happened for {LIMIT:.0f} s"
+        time.sleep(0.05)
+
+
+def summaries(directory: Path) -> dict[str, dict[str, object]]:
+    return {path.parts[-3]: json.loads(path.read_text()) for path in directory.rglob("summary.json")}
+
+
+def plan_for(
+    device: str,
+    directory: Path,
+    *,
+    runtime_s: int = 1,
+    suite: str = "bdus-block",
+    systems: tuple[str, ...] = ("native",),
+    workloads: list[str] = WORKLOADS,
+    repetitions: int = 1,
+    max_repetitions: int = 1,
+    half_width: float = 5.0,
+    count_costs: bool = False,
+) -> Plan:
+    """One round unless more are asked for; directory becomes the campaign's."""
+    profile = load_profile("quick")
+    changes = {
+        "area": {"sata": SIZE},
+        "ramp_s": 0,
+        "runtime_s": runtime_s,
+        "repetitions": repetitions,
+        "max_repetitions": max_repetitions,
+        "half_width": half_width,
+        "memory_bytes": MEMORY,
+    }
+    plan = make_plan(
+        suite=load_suite(suite),
+        profile=dataclasses.replace(profile, **changes),  # type: ignore[arg-type]
+        systems=[load_system(name) for name in systems],
+        devices=[Device("sata", device, str(SIZE))],
+        campaign="test",
+        build="build/host",
+        host="here",
+        workloads=workloads,
+        count_costs=count_costs,
+    )
+    directory.mkdir()
+    write_plan(plan, directory)
+    return plan
+
