@@ -251,15 +251,29 @@ all: flow
 FUSE := $(B)/fuse-passthrough/userblk-passthrough
 # For io_uring; linked in, since it is small and not everywhere.
 LIBURING := $(if $(shell pkg-config --exists 'liburing >= 2.2' 2>/dev/null && echo yes),-l:liburing.a)
-FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out $(if $(LIBURING),,%/rings.c),$(wildcard fuse-passthrough/*.c)))
-CPPFLAGS_fuse-passthrough = -DFUSE_USE_VERSION=314 $(if $(LIBURING),-DHAVE_LIBURING) $(shell pkg-config --cflags fuse3)
+CPPFLAGS_FUSE = -DFUSE_USE_VERSION=314 $(if $(LIBURING),-DHAVE_LIBURING) $(shell pkg-config --cflags fuse3)
+CPPFLAGS_fuse-session = $(CPPFLAGS_FUSE)
+CPPFLAGS_fuse-passthrough = $(CPPFLAGS_FUSE)
+CPPFLAGS_fuse-nullfs = $(CPPFLAGS_FUSE)
+# What both have in common.
+FUSE_SESSION_OBJS := $(patsubst %.c,$(B)/%.o,$(filter-out $(if $(LIBURING),,%/rings.c),$(wildcard fuse-session/*.c)))
+FUSE_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-passthrough/*.c))
 
-$(FUSE): $(FUSE_OBJS)
+$(FUSE): $(FUSE_OBJS) $(FUSE_SESSION_OBJS)
 	$(COMPILE) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3) $(LIBURING)
 
 fuse-passthrough: $(FUSE) ## build the FUSE passthrough file system (needs libfuse3-dev)
 .PHONY: fuse-passthrough
-FUSE_HERE := $(if $(shell pkg-config --exists 'fuse3 >= 3.10' 2>/dev/null && echo yes),fuse-passthrough)
+
+NULLFS := $(B)/fuse-nullfs/userblk-nullfs
+NULLFS_OBJS := $(patsubst %.c,$(B)/%.o,$(wildcard fuse-nullfs/*.c))
+
+$(NULLFS): $(NULLFS_OBJS) $(FUSE_SESSION_OBJS)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) $(shell pkg-config --libs fuse3) $(LIBURING)
+
+fuse-nullfs: $(NULLFS) ## build the FUSE file system that holds no data (needs libfuse3-dev)
+.PHONY: fuse-nullfs
+FUSE_HERE := $(if $(shell pkg-config --exists 'fuse3 >= 3.10' 2>/dev/null && echo yes),fuse-passthrough fuse-nullfs)
 
 # A device as one file. It limits its threads, which libfuse does from 3.12 on.
 FUSE_DISK := $(B)/fuse-disk/userblk-fuse-disk
@@ -273,7 +287,7 @@ fuse-disk: $(FUSE_DISK) ## build the server of devices as files through FUSE (ne
 .PHONY: fuse-disk
 FUSE_HERE += $(if $(shell pkg-config --exists 'fuse3 >= 3.12' 2>/dev/null && echo yes),fuse-disk)
 all: $(FUSE_HERE)
-FUSE_PROGRAMS := fuse-passthrough fuse-disk
+FUSE_PROGRAMS := fuse-passthrough fuse-nullfs fuse-disk
 
 # Debian's own sources of the libfuse of other releases, built with io_uring, which Debian leaves out:
 # the suite and the version of the source package.
@@ -290,7 +304,7 @@ LIBFUSE_DIR = $(CURDIR)/build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))
 with_libfuse = PKG_CONFIG_PATH=$(LIBFUSE_DIR)/lib/pkgconfig $(MAKE) --no-print-directory \
 	TARGET=libfuse-$1$2 LDFLAGS=-Wl,-rpath,$(LIBFUSE_DIR)/lib
 fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough \
-	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk $(PYTHON) -m pytest -q -rs -p no:cacheprovider
+	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk USERBLK_NULLFS=build/$1/fuse-nullfs/userblk-nullfs $(PYTHON) -m pytest -q -rs -p no:cacheprovider
 
 FUSE_SUITE_TESTS := tests/component/test_fuse_suites.py
 FUSE_TESTS := $(filter-out $(FUSE_SUITE_TESTS),$(wildcard tests/component/test_fuse_*.py))
@@ -463,6 +477,10 @@ install-fuse-passthrough: $(FUSE)
 	install -D -m 755 $(FUSE) $(DESTDIR)$(prefix)/bin/userblk-passthrough
 .PHONY: install-fuse-passthrough
 
+install-fuse-nullfs: $(NULLFS)
+	install -D -m 755 $(NULLFS) $(DESTDIR)$(prefix)/bin/userblk-nullfs
+.PHONY: install-fuse-nullfs
+
 install-fuse-disk: $(FUSE_DISK)
 	install -D -m 755 $(FUSE_DISK) $(DESTDIR)$(prefix)/bin/userblk-fuse-disk
 .PHONY: install-fuse-disk
@@ -489,7 +507,7 @@ install-s3-tool: $(S3_TOOL)
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 completiondir = $(prefix)/share/bash-completion/completions
-COMPLETED = userblk-buse userblk-flow userblk-fuse-disk userblk-passthrough userblk-s3 userblk-ublk
+COMPLETED = userblk-buse userblk-flow userblk-fuse-disk userblk-nullfs userblk-passthrough userblk-s3 userblk-ublk
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
 
 install-python:
@@ -503,9 +521,10 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough fuse-disk ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough fuse-nullfs fuse-disk ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
 	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
 	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
+	ln -sfn $(prefix)/bin/userblk-nullfs $(DESTDIR)$(prefix)/lib/userblk/fuse-nullfs/userblk-nullfs
 	ln -sfn $(prefix)/bin/userblk-fuse-disk $(DESTDIR)$(prefix)/lib/userblk/fuse-disk/userblk-fuse-disk
 	ln -sfn $(prefix)/sbin/userblk-ublk $(DESTDIR)$(prefix)/lib/userblk/ublk/userblk-ublk
 	ln -sfn $(prefix)/sbin/userblk-buse $(DESTDIR)$(prefix)/lib/userblk/buse/userblk-buse

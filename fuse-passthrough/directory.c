@@ -72,8 +72,8 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		return;
 	}
 	fi->fh = (uintptr_t)dir;
-	fi->keep_cache = fs.timeout > 0;
-	fi->cache_readdir = fs.timeout > 0;
+	fi->keep_cache = session.timeout > 0;
+	fi->cache_readdir = session.timeout > 0;
 	if (fuse_reply_open(req, fi) != 0)
 		directory_close(dir);
 }

@@ -53,7 +53,7 @@ int data_fd(const struct fuse_file_info *fi)
  */
 bool appends(const struct fuse_file_info *fi)
 {
-	return (fi->flags & O_APPEND) && !fi->writepage && !fs.writeback;
+	return (fi->flags & O_APPEND) && !fi->writepage && !session.writeback;
 }
 
 static void close_files(int fd, int direct_fd)
@@ -71,7 +71,7 @@ static int source_flags(int flags)
 	/* pwrite(2) on an O_APPEND descriptor ignores the offset, see appends(). */
 	flags &= ~(O_APPEND | O_DIRECT | O_CREAT | O_EXCL | O_NOCTTY | O_NOFOLLOW);
 	/* A page that is written in part is read first. */
-	if (fs.writeback && (flags & O_ACCMODE) == O_WRONLY)
+	if (session.writeback && (flags & O_ACCMODE) == O_WRONLY)
 		flags = (flags & ~O_ACCMODE) | O_RDWR;
 	return flags | O_CLOEXEC;
 }
@@ -197,7 +197,7 @@ static bool may_dirty(const struct fuse_file_info *fi)
 {
 	int mode = fi->flags & O_ACCMODE;
 
-	return mode != O_RDONLY && (fs.writeback || mode != O_WRONLY);
+	return mode != O_RDONLY && (session.writeback || mode != O_WRONLY);
 }
 
 /* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
@@ -206,7 +206,7 @@ static void finish_open(
 {
 	(void)req;
 	fi->fh = pack(fd, direct_fd);
-	fi->keep_cache = fs.timeout > 0;
+	fi->keep_cache = session.timeout > 0;
 #if HAVE_NOFLUSH
 	/* Nothing is left to write: a request less, except with write-back. */
 	fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
@@ -452,7 +452,7 @@ void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct f
 	struct fuse_bufvec data = FUSE_BUFVEC_INIT(size);
 
 	(void)ino;
-	if (!fs.splice) {
+	if (!session.splice) {
 		read_through_memory(req, data_fd(fi), size, offset);
 		return;
 	}
@@ -520,7 +520,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		result = write_copy(fd, in, size, offset, 0);
 	else if (result == 0)
 		result = fuse_buf_copy(
-			&out, in, fs.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+			&out, in, session.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
 	if (result < 0)
 		fuse_reply_err(req, (int)-result);
 	else

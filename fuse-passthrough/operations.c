@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "passthrough.h"
-#include "rings.h"
 
 /* In the kernel's number, which libfuse hands on where it knows it (killpriv_v2). */
 #define SETATTR_KILL_SETID (1 << 11)
@@ -33,7 +32,7 @@ double attr_timeout(mode_t mode)
 	bool may_go =
 		(fs.killpriv_v2 || fs.passthrough) && S_ISREG(mode) && (mode & (S_ISUID | S_ISGID));
 
-	return may_go ? 0 : fs.timeout;
+	return may_go ? 0 : session.timeout;
 }
 
 int clear_setid(fuse_req_t req, int fd)
@@ -78,7 +77,7 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 	entry->ino = inode_number(inode);
 	entry->generation = inode->generation;
 	entry->attr_timeout = attr_timeout(entry->attr.st_mode);
-	entry->entry_timeout = fs.timeout;
+	entry->entry_timeout = session.timeout;
 	return 0;
 }
 
@@ -133,10 +132,10 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct fuse_entry_param entry;
 	int result = lookup_name(inode_of(parent), name, &entry);
 
-	if (result == -ENOENT && fs.timeout > 0) {
+	if (result == -ENOENT && session.timeout > 0) {
 		/* Absence is cached like everything else. */
 		memset(&entry, 0, sizeof(entry));
-		entry.entry_timeout = fs.timeout;
+		entry.entry_timeout = session.timeout;
 		fuse_reply_entry(req, &entry);
 	} else if (result < 0) {
 		fuse_reply_err(req, -result);
@@ -315,28 +314,13 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 	fuse_reply_readlink(req, target);
 }
 
-static bool came_by_ring(fuse_req_t req)
-{
-#if HAVE_LIBFUSE_RINGS
-	if (fuse_req_is_uring(req))
-		return true;
-#endif
-	(void)req;
-#if HAVE_OWN_RINGS
-	return rings_serve_this();
-#else
-	return false;
-#endif
-}
-
 static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct inode *inode = inode_of(ino);
 	int fd = inode_get(inode), result;
 	struct statvfs st;
 
-	if (came_by_ring(req))
-		atomic_store(&fs.rings, true);
+	session_note_statfs(req);
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);
 		return;

@@ -10,19 +10,10 @@
 #define NAME "userblk-passthrough"
 
 extern struct options {
+	struct session_options session;
 	char *source;
-	char *mount_point;
-	char *max_threads;
-	char *timeout;
-	char *max_write;
 	char *passthrough_when;
-	int no_writeback, nocache, nosplice, clone_fd;
-	int passthrough, io_uring;
-	int foreground, debug, help, version;
-	/* What they say. */
-	unsigned thread_count;
-	double timeout_seconds;
-	unsigned write_limit; /* bytes; 0: the kernel's */
+	int passthrough;
 } options;
 
 /*

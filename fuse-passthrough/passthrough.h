@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * userblk-passthrough: what its parts share.
+ * userblk-passthrough: what its parts share. The session is that of fuse-session/.
  *
- *   main.c        options, session, the status line
+ *   main.c        what it asks of the kernel
+ *   options.c     its options
  *   inodes.c      which files the kernel knows, and descriptors for them
  *   caller.c      acting as the requesting user
  *   operations.c  names, attributes, links, extended attributes
  *   directory.c   opendir, readdir, readdirplus
  *   file.c        open files: read, write, space, kernel passthrough
- *   rings.c       requests through io_uring
  *
  * Operations answer a request exactly once, by fuse_reply_*(), and return
  * nothing. Helpers return a descriptor or 0, or a negative errno.
@@ -22,55 +22,20 @@
 
 #include <fuse_lowlevel.h>
 
+#include "fuse-session/session.h"
 #include "inodes.h"
-
-/* What the libfuse at hand knows. Debian 11 has 3.10, Debian 12 has 3.14, Debian 13 has 3.17. */
-#define LIBFUSE_AT_LEAST(major, minor, fix)                                                        \
-	(FUSE_VERSION > FUSE_MAKE_VERSION(major, minor) ||                                         \
-		(FUSE_VERSION == FUSE_MAKE_VERSION(major, minor) && LIBFUSE_FIX >= (fix)))
-#ifdef FUSE_HOTFIX_VERSION
-#define LIBFUSE_FIX FUSE_HOTFIX_VERSION
-#else
-#define LIBFUSE_FIX 0
-#endif
-
-#define HAVE_NOFLUSH	     LIBFUSE_AT_LEAST(3, 11, 0)
-#define HAVE_THREAD_LIMIT    LIBFUSE_AT_LEAST(3, 12, 0)
-#define HAVE_WRITE_LIMIT     LIBFUSE_AT_LEAST(3, 14, 0) /* custom I/O, which passes answers by */
-#define HAVE_PARALLEL_WRITES LIBFUSE_AT_LEAST(3, 17, 0) /* with FOPEN_DIRECT_IO and mmap */
-#define HAVE_PASSTHROUGH     LIBFUSE_AT_LEAST(3, 17, 0)
-#define HAVE_TMPFILE	     LIBFUSE_AT_LEAST(3, 17, 0)
-#define HAVE_STATX	     LIBFUSE_AT_LEAST(3, 18, 0)
-#ifdef HAVE_LIBURING
-#define HAVE_OWN_RINGS 1
-#else
-#define HAVE_OWN_RINGS 0
-#endif
-#define HAVE_LIBFUSE_RINGS LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose requests */
-#define HAVE_KILLPRIV_V2   LIBFUSE_AT_LEAST(3, 18, 3) /* earlier ones lose its flags */
 
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
-	struct fuse_session *session;
-	/* As asked for; init() turns off what the kernel does not have. */
-	bool writeback;
-	bool splice;
-	bool passthrough;
-	double timeout; /* seconds that the kernel may cache names and attributes; 0: not at all */
-
+	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
 	bool is_root;	    /* files can be given to the requesting user */
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
-	bool own_rings;	    /* io_uring is served by rings.c, not by libfuse */
-	atomic_bool rings;  /* a request came through io_uring */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
 };
 extern struct filesystem fs;
-
-/* One line for the user, like printf, without newline: stderr, or syslog in the background. */
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /*
  * Between these two, new files, made with mode, belong to the user who sent

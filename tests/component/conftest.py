@@ -12,6 +12,7 @@ import pytest
 from fuse_mount import (
     DISK_PROGRAM,
     MODES,
+    NULLFS_PROGRAM,
     Mount,
     ext4,
     lacking_for_fuse,
@@ -177,6 +178,24 @@ def fuse_file(fuse_source: Path) -> Iterator[FuseStart]:
 
     yield begin
     end(mounts)
+
+
+@pytest.fixture
+def nullfs_start(tmp_path: Path) -> Iterator[FuseStart]:
+    """nullfs_start(OPTION...) mounts a file system without data; unmounts it as above."""
+    if reason := lacking_for_fuse():
+        pytest.skip(reason)
+    mounts: list[Mount] = []
+    point = tmp_path / "null"
+    point.mkdir()
+
+    def begin(*options: str) -> Mount:
+        mounts.append(launch(NULLFS_PROGRAM, tmp_path, point, ["--foreground", *options, str(point)]))
+        return mounts[-1]
+
+    with rings_enabled():
+        yield begin
+        end(mounts)
 
 
 @pytest.fixture(params=[mode for mode in MODES if lacking_for_mode(mode) is None])

@@ -19,6 +19,7 @@ PAGES = [
         "userblk-buse.8",
         "userblk-flow.1",
         "userblk-fuse-disk.1",
+        "userblk-nullfs.1",
         "userblk-passthrough.1",
         "userblk-s3.1",
         "userblk-ublk.8",

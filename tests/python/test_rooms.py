@@ -57,10 +57,13 @@ def test_the_drawing_is_that_of_the_code(top: Path) -> None:
         ("backends/s3/base/bytes.h", "backends/s3/client/client.h"),
         ("plugins/nbdkit.c", "backends/device.h"),
         ("plugins/nbdkit.c", "backends/s3/base/bytes.h"),
+        ("fuse-session/session.c", "fuse-nullfs/nullfs.h"),
+        ("fuse-nullfs/files.c", "fuse-passthrough/inodes.h"),
     ],
 )
 def test_an_include_that_goes_up_is_told(top: Path, name: str, included: str) -> None:
     rooms(top, "--write")
+    (top / name).parent.mkdir(exist_ok=True)
     (top / name).write_text(f'#include "{included}"\n')
     result = rooms(top)
     assert result.returncode == 1 and f"{name}:1: includes {included}" in result.stderr

@@ -22,6 +22,7 @@ from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
 
 PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
 DISK_PROGRAM = ROOT / os.environ.get("USERBLK_FUSE_DISK", "build/host/fuse-disk/userblk-fuse-disk")
+NULLFS_PROGRAM = ROOT / os.environ.get("USERBLK_NULLFS", "build/host/fuse-nullfs/userblk-nullfs")
 SUITES = ROOT / "build/deps/bin"
 ENABLE_RINGS = Path("/sys/module/fuse/parameters/enable_uring")
 RINGS_LOCK = Path("/run/lock/userblk-fuse-rings")

@@ -17,13 +17,22 @@
 
 #include <fuse_lowlevel.h>
 
+/* The files of a file system whose data is in files: what the rings read, write and sync. */
+struct rings_files {
+	int (*read_fd)(const struct fuse_file_info *fi);
+	/* -1: this write goes through libfuse. kill_setid: it takes set-id bits away. */
+	int (*write_fd)(const struct fuse_file_info *fi, bool kill_setid);
+	int (*sync_fd)(const struct fuse_file_info *fi);
+	bool in_memory; /* they are: reads do not wait, so they are done at once */
+};
+
 /*
  * Makes session, which is not mounted yet, agree when the kernel offers
  * io_uring; the rings come up with the first request. Returns 0, or a negative
  * errno, -ENOTSUP when libfuse was built without custom I/O. Then nothing has
- * changed.
+ * changed. files: NULL has all requests go through libfuse.
  */
-int rings_offer(struct fuse_session *session);
+int rings_offer(struct fuse_session *session, const struct rings_files *files);
 
 /* How many requests may be under way at a time. */
 unsigned rings_capacity(void);

@@ -13,16 +13,13 @@
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <liburing.h>
 #include <linux/fuse.h>
-#include <linux/magic.h>
 
-#include "passthrough.h"
-#include "rings.h"
+#include "session.h"
 
 /* Requests that one CPU may have under way. */
 #define DEPTH 16
@@ -92,7 +89,7 @@ struct queue {
 
 static struct {
 	struct fuse_session *session;
-	bool in_memory; /* the source is: reads do not wait, so they are done at once */
+	const struct rings_files *files; /* NULL: all requests go through libfuse */
 	/* Known from the kernel's first request, until it is answered. */
 	bool offered;
 	uint64_t init_unique;
@@ -193,13 +190,13 @@ static void start_read(struct entry *entry)
 	struct io_uring_sqe *sqe;
 	ssize_t length;
 
-	if (rings.in_memory) {
-		length = pread(data_fd(&fi), entry->payload, size, (off_t)offset);
+	if (rings.files->in_memory) {
+		length = pread(rings.files->read_fd(&fi), entry->payload, size, (off_t)offset);
 		submit_answer(entry, length == -1 ? -errno : 0, length == -1 ? 0 : (size_t)length);
 		return;
 	}
 	sqe = new_sqe(entry->queue);
-	io_uring_prep_read(sqe, data_fd(&fi), entry->payload, size, offset);
+	io_uring_prep_read(sqe, rings.files->read_fd(&fi), entry->payload, size, offset);
 	link_to_answer(sqe, entry);
 	submit_answer(entry, 0, size);
 }
@@ -210,7 +207,7 @@ static void start_fsync(struct entry *entry)
 	struct fuse_file_info fi = {.fh = arg->fh};
 	struct io_uring_sqe *sqe = new_sqe(entry->queue);
 
-	io_uring_prep_fsync(sqe, file_fd(&fi),
+	io_uring_prep_fsync(sqe, rings.files->sync_fd(&fi),
 		arg->fsync_flags & FUSE_FSYNC_FDATASYNC ? IORING_FSYNC_DATASYNC : 0);
 	link_to_answer(sqe, entry);
 	submit_answer(entry, 0, 0);
@@ -247,7 +244,7 @@ static bool write_at_once(struct entry *entry, int fd, uint32_t size, uint64_t o
 }
 
 /*
- * A write for O_DIRECT, which waits for the device. The answer needs the memory
+ * A write that waits for a device. The answer needs the memory
  * of the data, so it cannot be prepared. Returns whether it was one.
  */
 static bool start_write(struct entry *entry)
@@ -260,11 +257,10 @@ static bool start_write(struct entry *entry)
 		.writepage = (arg->write_flags & FUSE_WRITE_CACHE) != 0,
 	};
 	struct io_uring_sqe *sqe;
-	int fd = data_fd(&fi);
+	int fd = rings.files->write_fd(&fi, arg->write_flags & FUSE_WRITE_KILL_SUIDGID);
 
-	if (fd == file_fd(&fi) || appends(&fi) || (arg->write_flags & FUSE_WRITE_KILL_SUIDGID))
+	if (fd == -1)
 		return false;
-	caller_keep_setid();
 	if (queue->at_hand == 1 && queue->writes == 0 && arg->size <= MAX_AT_ONCE &&
 		write_at_once(entry, fd, arg->size, arg->offset))
 		return true;
@@ -295,7 +291,7 @@ static void start_request(struct entry *entry)
 	const struct fuse_in_header *in = (const void *)entry->header->in_out;
 
 	entry->commit_id = entry->header->ring_ent_in_out.commit_id;
-	switch (in->opcode) {
+	switch (rings.files ? in->opcode : 0) {
 	case FUSE_READ:
 		start_read(entry);
 		return;
@@ -560,16 +556,12 @@ static ssize_t device_writev(int fd, struct iovec *iov, int count, void *data)
 	return writev(fd, iov, count);
 }
 
-int rings_offer(struct fuse_session *session)
+int rings_offer(struct fuse_session *fuse, const struct rings_files *files)
 {
 	static const struct fuse_custom_io io = {.read = device_read, .writev = device_writev};
-	struct inode *root = inode_of(FUSE_ROOT_ID);
-	struct statfs st;
 
 	/* Mounting sets the descriptor that counts. */
-	rings.session = session;
-	rings.in_memory = fstatfs(inode_get(root), &st) == 0 &&
-			  (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC);
-	inode_put(root);
-	return fuse_session_custom_io(session, &io, STDIN_FILENO);
+	rings.session = fuse;
+	rings.files = files;
+	return fuse_session_custom_io(fuse, &io, STDIN_FILENO);
 }

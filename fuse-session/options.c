@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "session.h"
+
+/* passthrough_hp 3.9.3, which the paper measured, starts a thread whenever all are busy. */
+#define DEFAULT_MAX_THREADS 1000
+#define LIBFUSE_MAX_THREADS 100000
+#define LEAST_WRITE	    4096
+#define MOST_WRITE	    1048576
+#define DEFAULT_TIMEOUT	    86400.0 /* seconds */
+
+static const char help_modes[] =
+	"    --no-writeback       write through at once\n"
+	"    --nocache            cache nothing: the same as --timeout=0\n"
+	"    --nosplice           copy data through memory instead of pipes\n"
+	"    --clone-fd           a connection to the kernel for each thread\n"
+	"    --max-threads=N      at most N threads (1000)\n"
+	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
+	"                         with 0, writes go through at once\n"
+	"    --max-write=BYTES    write at most so much with one request (1048576)\n"
+	"    --io-uring           requests and answers through io_uring\n";
+
+static const char help_rest[] =
+	"    -o OPTION[,...]      the same without dashes, or an option of mount(8)\n"
+	"    -f, --foreground     stay in the foreground\n"
+	"    -d, --debug          the same, and show every request\n"
+	"    -h, --help           this text\n"
+	"    -V, --version        the version\n";
+
+int session_option_rest(const char *arg, int key)
+{
+	if (key == FUSE_OPT_KEY_NONOPT)
+		return 2;
+	/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
+	if (arg[0] != '-')
+		return 1;
+	complain("%s: no such option; see %s --help", arg, session_name);
+	return -1;
+}
+
+/* A number of seconds, or -1. */
+static double parse_seconds(const char *text)
+{
+	char *end;
+	double value = strtod(text, &end);
+
+	return end == text || *end || !isfinite(value) || value < 0 || value > 1e9 ? -1 : value;
+}
+
+static bool check_write_limit(struct session_options *o)
+{
+	char *end;
+	unsigned long value;
+
+	if (!o->max_write)
+		return true;
+	if (!HAVE_WRITE_LIMIT) {
+		complain("max-write=%s: this program was built with libfuse %d.%d; build it with "
+			 "3.14 or later",
+			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	value = strtoul(o->max_write, &end, 10);
+	if (end == o->max_write || *end || strchr(o->max_write, '-') || value < LEAST_WRITE ||
+		value > MOST_WRITE || value % LEAST_WRITE) {
+		complain("max-write=%s: give bytes from %d to %d, a multiple of %d", o->max_write,
+			LEAST_WRITE, MOST_WRITE, LEAST_WRITE);
+		return false;
+	}
+	if (o->io_uring || !o->nosplice) {
+		complain("max-write=%s: %s", o->max_write,
+			o->io_uring ? "contradicts io-uring; leave one of them out"
+				    : "needs nosplice; add it");
+		return false;
+	}
+	o->write_limit = (unsigned)value;
+	return true;
+}
+
+bool session_options_check(struct session_options *o)
+{
+	o->foreground = o->foreground || o->debug;
+	o->timeout_seconds = o->nocache ? 0 : DEFAULT_TIMEOUT;
+	if (o->timeout) {
+		o->timeout_seconds = parse_seconds(o->timeout);
+		if (o->timeout_seconds < 0) {
+			complain("timeout=%s: give seconds from 0 to 1000000000", o->timeout);
+			return false;
+		}
+		if (o->nocache && o->timeout_seconds > 0) {
+			complain("timeout=%s: contradicts nocache; leave one of them out",
+				o->timeout);
+			return false;
+		}
+	}
+	o->thread_count = HAVE_THREAD_LIMIT ? DEFAULT_MAX_THREADS : 0;
+	if (o->max_threads && !HAVE_THREAD_LIMIT) {
+		complain("max-threads=%s: this program was built with libfuse %d.%d; build it with "
+			 "3.12 or later",
+			o->max_threads, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	if (o->max_threads) {
+		char *end;
+		unsigned long value = strtoul(o->max_threads, &end, 10);
+
+		if (end == o->max_threads || *end || strchr(o->max_threads, '-') || value < 1 ||
+			value > LIBFUSE_MAX_THREADS) {
+			complain("max-threads=%s: give a number from 1 to %d", o->max_threads,
+				LIBFUSE_MAX_THREADS);
+			return false;
+		}
+		o->thread_count = (unsigned)value;
+	}
+	if (!check_write_limit(o))
+		return false;
+	if (o->io_uring && !HAVE_OWN_RINGS && !HAVE_LIBFUSE_RINGS) {
+		complain("io-uring: this program was built with libfuse %d.%d and without "
+			 "liburing; install liburing-dev and build it again",
+			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
+		return false;
+	}
+	return true;
+}
+
+void session_print_help(const char *before, const char *own)
+{
+	fputs(before, stdout);
+	fputs(help_modes, stdout);
+	fputs(own, stdout);
+	fputs(help_rest, stdout);
+}
+
+void session_print_version(void)
+{
+	printf("%s " USERBLK_VERSION "\nlibfuse %s\n", session_name, fuse_pkgversion());
+}
+
+void session_options_free(struct session_options *o)
+{
+	free(o->mount_point);
+	free(o->max_threads);
+	free(o->timeout);
+	free(o->max_write);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * What every FUSE file system here does alike: a mounted session of libfuse with one or many
+ * threads, splicing, io_uring; the background; and a status line that says what was granted.
+ *
+ *   options.c  the options for that
+ *   session.c  the session, complaints, the status line
+ *   rings.c    requests through io_uring
+ */
+#ifndef USERBLK_FUSE_SESSION_H
+#define USERBLK_FUSE_SESSION_H
+
+#include <stdatomic.h>
+
+#include "options.h"
+#include "rings.h"
+
+/* Exit statuses. */
+#define EXIT_USAGE 2
+
+/* A file system. */
+struct session_program {
+	struct fuse_lowlevel_ops operations; /* but init */
+	/* Asks for what only this one wants, and turns off what that excludes. */
+	void (*negotiate)(struct fuse_conn_info *conn);
+	/* Writes its own words of the status line, a space before each, like snprintf(). */
+	int (*tell)(char *text, size_t size);
+	const struct rings_files *files; /* NULL: rings do no file I/O */
+};
+
+/* The one session of this process. Set up by session_run(), constant once requests come. */
+struct session {
+	struct fuse_session *fuse;
+	const struct session_options *options;
+	/* As asked for; what the kernel does not have is turned off before the first request. */
+	bool writeback;
+	bool splice;
+	double timeout; /* seconds that the kernel may cache names and attributes; 0: not at all */
+
+	bool own_rings;	   /* io_uring is served by rings.c, not by libfuse */
+	atomic_bool rings; /* a request came through io_uring */
+};
+extern struct session session;
+
+/* What the program is called, defined by it. */
+extern const char session_name[];
+
+/* One line for the user, like printf, without newline: stderr, or syslog in the background. */
+void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Whether options.mount_point is a directory; tells when not. */
+bool session_check_mount_point(const struct session_options *options);
+
+/* Asks for a capability if the kernel has it, and says whether. */
+bool session_want(struct fuse_conn_info *conn, unsigned long capability);
+void session_do_not_want(struct fuse_conn_info *conn, unsigned long capability);
+
+/* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
+const char *session_state(bool asked, bool on);
+
+/* For the operation statfs: the first to come, which tells how requests come. */
+void session_note_statfs(fuse_req_t req);
+
+/*
+ * Mounts and serves until it is unmounted or told to end, in the background unless told otherwise.
+ * options have been checked; source is what mount(8) shows. Returns the exit status: in the parent
+ * when the file system is up, and in the process that serves it when that ends.
+ */
+int session_run(struct fuse_args *args, const struct session_options *options, const char *source,
+	const struct session_program *program);
+
+#endif
