@@ -245,6 +245,18 @@ flow: $(FLOW) ## build the engine for file-system workloads
 .PHONY: flow
 all: flow
 
+# ---- userblk-openloop ----------------------------------------------------------
+
+# The engine of suite `response`. Random numbers and histograms are those of userblk-flow.
+OPENLOOP := $(B)/openloop/userblk-openloop
+$(OPENLOOP): $(patsubst %.c,$(B)/%.o,$(wildcard harness/openloop/*.c)) $(B)/harness/flow/random.o $(B)/harness/flow/stats.o
+	@mkdir -p $(@D)
+	$(COMPILE) $^ -o $@ $(LDFLAGS) -luring -lm
+
+openloop: $(OPENLOOP) ## build the engine of open loops (needs liburing-dev)
+.PHONY: openloop
+all: $(if $(NO_UBLK),,openloop)
+
 # ---- FUSE passthrough file system ---------------------------------------------
 
 # Of any libfuse from 3.10 on; PKG_CONFIG_PATH chooses another than the system's, with a TARGET of its own.
@@ -456,7 +468,7 @@ INSTALLED = $(PLUGINS:%=$(DESTDIR)$(plugindir)/nbdkit-userblk-%-plugin.so) \
 	$(HANDLERS:%=$(DESTDIR)$(handlerdir)/handler_userblk_%.so) \
 	$(foreach m,$(MAN_PAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $m))/$(notdir $m))
 
-install: install-plugins $(HANDLERS_HERE:%=install-%) $(FUSE_HERE:%=install-%) install-flow install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
+install: install-plugins $(HANDLERS_HERE:%=install-%) $(FUSE_HERE:%=install-%) install-flow install-openloop install-ublk install-buse install-s3-tool install-python install-man ## put everything where it is looked for (DESTDIR, prefix)
 .PHONY: install
 
 install-plugins: $(PLUGIN_LIBS)
@@ -489,6 +501,10 @@ install-flow: $(FLOW)
 	install -D -m 755 $(FLOW) $(DESTDIR)$(prefix)/bin/userblk-flow
 .PHONY: install-flow
 
+install-openloop: $(OPENLOOP)
+	install -D -m 755 $(OPENLOOP) $(DESTDIR)$(prefix)/bin/userblk-openloop
+.PHONY: install-openloop
+
 UBLK_UNIT := userblk-ublk@.service
 
 install-ublk: $(UBLK)
@@ -507,7 +523,7 @@ install-s3-tool: $(S3_TOOL)
 
 # The command, its package and its data; lib/userblk is what the harness serves devices with.
 completiondir = $(prefix)/share/bash-completion/completions
-COMPLETED = userblk-buse userblk-flow userblk-fuse-disk userblk-nullfs userblk-passthrough userblk-s3 userblk-ublk
+COMPLETED = userblk-buse userblk-flow userblk-fuse-disk userblk-nullfs userblk-openloop userblk-passthrough userblk-s3 userblk-ublk
 PYTHON_DIR = $(prefix)/lib/python3/dist-packages/userblk
 
 install-python:
@@ -521,8 +537,9 @@ install-python:
 	for d in $$(cd harness && find . -name '*.py' -printf '%h\n' | sort -u); do \
 		install -D -m 644 -t $(DESTDIR)$(PYTHON_DIR)/harness/$$d harness/$$d/*.py; done
 	for f in $$(find configs -type f); do install -D -m 644 $$f $(DESTDIR)$(prefix)/share/userblk/$$f; done
-	install -d $(foreach d,plugins tcmu-handlers flow fuse-passthrough fuse-nullfs fuse-disk ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
+	install -d $(foreach d,plugins tcmu-handlers flow openloop fuse-passthrough fuse-nullfs fuse-disk ublk buse,$(DESTDIR)$(prefix)/lib/userblk/$d)
 	ln -sfn $(prefix)/bin/userblk-flow $(DESTDIR)$(prefix)/lib/userblk/flow/userblk-flow
+	ln -sfn $(prefix)/bin/userblk-openloop $(DESTDIR)$(prefix)/lib/userblk/openloop/userblk-openloop
 	ln -sfn $(prefix)/bin/userblk-passthrough $(DESTDIR)$(prefix)/lib/userblk/fuse-passthrough/userblk-passthrough
 	ln -sfn $(prefix)/bin/userblk-nullfs $(DESTDIR)$(prefix)/lib/userblk/fuse-nullfs/userblk-nullfs
 	ln -sfn $(prefix)/bin/userblk-fuse-disk $(DESTDIR)$(prefix)/lib/userblk/fuse-disk/userblk-fuse-disk
@@ -540,7 +557,7 @@ install-man:
 .PHONY: install-man
 
 uninstall: ## remove what install put there
-	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(completiondir)/,userblk $(COMPLETED)) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-fuse-disk userblk-flow userblk-s3) \
+	rm -f $(INSTALLED) $(addprefix $(DESTDIR)$(completiondir)/,userblk $(COMPLETED)) $(addprefix $(DESTDIR)$(prefix)/bin/,userblk userblk-passthrough userblk-fuse-disk userblk-flow userblk-openloop userblk-s3) \
 		$(addprefix $(DESTDIR)$(prefix)/sbin/,userblk-ublk userblk-buse) $(DESTDIR)$(unitdir)/$(UBLK_UNIT)
 	rm -rf $(DESTDIR)$(PYTHON_DIR) $(DESTDIR)$(prefix)/share/userblk $(DESTDIR)$(prefix)/lib/userblk
 .PHONY: uninstall

@@ -26,7 +26,9 @@ from .paper import ClaimResult, ClaimVerdict, PaperCell, PaperComparison, classe
 from .papers import Paper
 from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text
+from .report import Report
 from .statistics import Interval
+from .suites import reports_of
 from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
 from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control, make_tables, tail_table
 
@@ -233,6 +235,8 @@ def _steadiness(campaign: Campaign) -> str:
 def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[PaperComparison]) -> list[str]:
     valid = sum(run.valid for run in campaign.runs)
     lines = [f"{len(campaign.runs):,} runs, {valid:,} of them valid."]
+    if not tables:
+        return lines
     cells = [cell for table in tables for key, cell in table.cells.items() if key[2] not in (NATIVE, CONTROL)]
     tested = [cell for cell in cells if cell.p_holm is not None]
     if tested:
@@ -319,8 +323,9 @@ def render(
     rows: Sequence[Row],
     problems: Sequence[str],
     besides: Sequence[PaperComparison],
+    others: Sequence[Report] = (),
 ) -> str:
-    """The page. rows: of all tables in order; problems: raw files that could not be read."""
+    """The page. rows: of all tables in order; problems: raw files that could not be read; others: of other suites."""
     names = row_names(tables)
     places: dict[str, Table] = {name: tables[at] for (at, _, _), name in names.items()}
     views, maps = [], []
@@ -349,10 +354,11 @@ def render(
         .get_template("report.html")
         .render(
             title=f"userblk: {campaign.name}",
-            banner=lab_banner(max(table.emulated for table in tables)),
+            banner=lab_banner(max([table.emulated for table in tables] + [one.emulated for one in others])),
             facts=_facts(campaign),
             summary=_summary(campaign, tables, besides),
             views=views,
+            others=others,
             tail_views=[table_view(tail) for table in tables if (tail := tail_table(table))],
             maps=maps,
             besides=[_beside(beside, tables) for beside in besides],
@@ -376,15 +382,18 @@ def render(
 def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
     """The page and the figures; returns the page and the figures' directory. Raises SummaryError, OSError."""
     tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
-    if not tables:
-        raise SummaryError(f"{campaign.directory}: has no run that Tables 1 and 2 hold, so there is nothing to report")
+    others = reports_of(campaign.directory)
+    if not tables and not others:
+        raise SummaryError(f"{campaign.directory}: has no run that a table holds, so there is nothing to report")
     cells, problems = cell_details(campaign)
     rows = _figure_rows(campaign, tables, cells)
     output.mkdir(parents=True, exist_ok=True)
     page = output / PAGE
     temporary = page.with_name(f"{PAGE}.new")
     besides = compare_with_papers(campaign, tables, configs)
-    temporary.write_text(render(campaign, tables, rows, problems, besides), encoding="utf-8")
+    temporary.write_text(render(campaign, tables, rows, problems, besides, others), encoding="utf-8")
     temporary.rename(page)
     figures.write_figures(tables, rows, [cell for one in besides for cell in one.cells], output / FIGURES)
+    for name, draw in (figure for one in others for figure in one.figures.items()):
+        draw([output / FIGURES / f"{name}.png"])
     return [page, output / FIGURES]

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from userblk.analysis import attach, costs, export, failover, latex, model, render, report, store_figures, sweep
+from userblk.analysis import costs, export, latex, model, render, report
 from userblk.analysis.paper import ANY, compare_with_paper, paper_for
 from userblk.analysis.papers import Paper, load_paper, load_papers, paper_names
 from userblk.analysis.report import Report
+from userblk.analysis.suites import reports_of
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import Table, graded, make_tables, tail_table
 
@@ -38,11 +39,6 @@ def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError."""
     campaign = read_campaign(directory)
     return make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
-
-
-def reports_of(directory: Path) -> list[Report]:
-    """Of the suites that are not in the tables. Raises SummaryError."""
-    return [one for module in (attach, failover, sweep, store_figures) for one in module.reports(directory)]
 
 
 def print_reports(reports: Sequence[Report], console: Console) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 from userblk.analysis import costs
+from userblk.analysis.suites import reports_of
 
 from ..machine import interrupt, paths
 from ..machine.blockdev import identify
@@ -63,7 +64,7 @@ from .common import (
     show_bytes,
     write_file,
 )
-from .results import print_reports, print_tables, reports_of, tables_of, write_reports, write_tables
+from .results import print_reports, print_tables, tables_of, write_reports, write_tables
 
 TICK = 0.5  # s
 LOAD_LOOK = 1.0  # s, before a campaign

@@ -86,6 +86,10 @@ class DeviceEngine(Engine):
         """Bytes that may be dirty, and from which on they are written back; 0: the kernel's own."""
         return profile.dirty_limits(device)
 
+    def timed(self, profile: Profile, workload: Workload) -> Profile:
+        """With the workload's own times, where its suite has them."""
+        return profile
+
     def ramp_s(self, profile: Profile) -> float:
         return profile.ramp_s
 

@@ -29,6 +29,7 @@ class Workload:
     engine failover: fio while the server ends by event, with the seconds of timing (by profile).
     engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
     on line, 0: all.
+    engine response: an open loop that offers load, % of what fio does with threads jobs of that depth; 0: that run.
     engine attach: threads disks come and go at once, until there are depth samples of each measure.
     Of one of a suite's shapes: file is the workload file, "" where it has the id's name; fixed: variables of it that
     the suite sets; parameters: the paper that has the others' values (configs/papers), "": configs/workloads.
@@ -47,6 +48,7 @@ class Workload:
     timing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     depth: int = 0
     cpus: int = 0
+    load: int = 0
     file: str = ""
     fixed: Mapping[str, int] = field(default_factory=dict)
     parameters: str = ""

@@ -79,6 +79,10 @@ class Engine:
         """In its block, before those that need a discard."""
         return not workload.writes
 
+    def rank(self, workload: Workload) -> int:
+        """In a round, what has a lower one runs before, on the same system and device."""
+        return 0
+
     # For the estimate.
 
     def used_bytes(self, profile: Profile, device: str) -> int:

@@ -286,12 +286,17 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
     if profile.keep_up:
         rng.shuffle(triples)
     groups: list[list[CellId]] = []
+    ranks: dict[tuple[str, str], int] = {}
     for device, system, part in triples:
         here = [w for w in plan.suite.workloads if w.suite == part and system.runs(w)]
+        if repetition == COUNTING:
+            here = [w for w in here if not w.load]  # which begins with a capacity in operations a second
         first = [w.id for w in here if ENGINES[w.engine].comes_first(w)]
         then = [w.id for w in here if w.id not in first]
         if profile.keep_up:
             first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
+        ranks |= {(part, w.id): ENGINES[w.engine].rank(w) for w in here}
+        first, then = (sorted(ids, key=lambda one: ranks[part, one]) for ids in (first, then))
         group = [(device, part, system.name, workload) for workload in first + then]
         alone = {workload.id for workload in here if workload.alone}
         groups.append([cell for cell in group if cell[3] not in alone])
@@ -299,6 +304,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
     if not profile.keep_up:
         flat = [cell for group in groups for cell in group]
         rng.shuffle(flat)
+        flat.sort(key=lambda cell: ranks[cell[1], cell[3]])
         groups = [[cell] for cell in flat]
     entries = list(plan.entries)
     block = entries[-1].block + 1 if entries else 0

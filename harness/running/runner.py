@@ -306,7 +306,9 @@ class Runner:
 
     def profile_of(self, entry: Entry) -> Profile:
         """Where costs are counted nothing is discarded: all that the kernel counted is divided by all operations."""
-        profile = self.plan.profile.of(self.plan.workload(entry), entry.device)
+        workload = self.plan.workload(entry)
+        profile = self.plan.profile.of(workload, entry.device)
+        profile = device_engine(workload.engine).timed(profile, workload)
         if entry.repetition != COUNTING:
             return dataclasses.replace(profile, ramp_s=self.ramps.get(entry.cell, profile.ramp_s))
         files = dataclasses.replace(profile.files, ramp_s=0)

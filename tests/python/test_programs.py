@@ -20,6 +20,7 @@ PAGES = [
         "userblk-flow.1",
         "userblk-fuse-disk.1",
         "userblk-nullfs.1",
+        "userblk-openloop.1",
         "userblk-passthrough.1",
         "userblk-s3.1",
         "userblk-ublk.8",
