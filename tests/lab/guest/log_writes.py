@@ -7,26 +7,16 @@ import fcntl
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
+from blocks import SECTOR
 from conftest import mapped, run
+from durability import Entry
 
-SECTOR = 512
 NAME = "ub-log"
 MAGIC = 0x6A736677736872
 FLAG_DISCARD, FLAG_MARK = 4, 8
 DM_IOCTL_SIZE = 312  # bytes of struct dm_ioctl
 DM_TARGET_MSG = 0xC138FD0E
-
-
-@dataclass
-class Entry:
-    """Something that was durable before the next entry; mark: the name of one, else None. data: b"" of a discard."""
-
-    offset: int
-    length: int
-    data: bytes
-    mark: str | None
 
 
 @contextmanager
@@ -63,36 +53,3 @@ def entries(log: str) -> Iterator[Entry]:
                 continue
             data = b"" if flags & FLAG_DISCARD else file.read(sectors * sector)
             yield Entry(at * sector, sectors * sector, data, None)
-
-
-@dataclass
-class Image:
-    """
-    What the disk holds after a loss of power. either: sectors that were discarded, as they were before. logged: hashes
-    of all that ever was durable, by sector: a write with FUA stands in the log before older ones that a later flush
-    made durable.
-    """
-
-    bytes: bytearray
-    either: dict[int, bytes] = field(default_factory=dict)
-    logged: dict[int, set[int]] | None = None
-
-    def apply(self, entry: Entry) -> None:
-        sectors = range(entry.offset, entry.offset + entry.length, SECTOR)
-        if entry.data:
-            self.bytes[entry.offset : entry.offset + entry.length] = entry.data
-            for at in sectors if self.either else ():
-                self.either.pop(at, None)
-            if self.logged is not None:
-                for at in sectors:
-                    data = entry.data[at - entry.offset :][:SECTOR]
-                    self.logged.setdefault(at, set()).add(hash(data))
-            return
-        for at in sectors:
-            self.either.setdefault(at, bytes(self.bytes[at : at + SECTOR]))
-        self.bytes[entry.offset : entry.offset + entry.length] = bytes(entry.length)
-
-    def may_hold(self, at: int, data: bytes) -> bool:
-        held = (bytes(self.bytes[at : at + SECTOR]), self.either.get(at))
-        return data in held or (self.logged is not None and hash(data) in self.logged.get(at, ()))
-

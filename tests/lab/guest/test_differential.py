@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from block_targets import FileTarget, SgTarget
-from blocks import Batch, Limits, Model, Request, search
+from blocks import SECTOR, Batch, Limits, Model, search
 from conftest import BUILD, LIMIT, MIB, Up, config, run
-from log_writes import SECTOR, Image, entries, logged, mark
+from durability import Durable, Image
+from log_writes import entries, logged, mark
 from userblk.harness.model.config import SystemConfig
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
@@ -26,43 +27,6 @@ SIZE = MIB
 LARGEST = 256 * 1024  # emulated CPUs are slow
 
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
-
-
-class Durable:
-    """What may be on the disk after a loss of power: what the last flush acknowledged, and anything later."""
-
-    def __init__(self, size: int) -> None:
-        self.sure = bytearray(size)
-        self.later: dict[int, list[bytes]] = {}
-
-    def apply(self, batch: Batch, before: bytes, after: dict[int, bytes]) -> None:
-        """before: the whole disk; after: what the batch has made of the sectors that it changed."""
-        if any(request.op == "flush" for request in batch):
-            self.sure[:] = before
-            self.later.clear()
-        over: dict[int, list[Request]] = {}
-        for request in batch:
-            if request.op in ("write", "trim", "zero"):
-                for at in range(request.offset, request.end, SECTOR):
-                    over.setdefault(at, []).append(request)
-        for at, requests in over.items():
-            if len(requests) == 1 and requests[0].op == "write" and requests[0].fua:
-                self.sure[at : at + SECTOR] = after[at]
-                self.later.pop(at, None)
-                continue
-            allowed = self.later.setdefault(at, [])
-            allowed.append(before[at : at + SECTOR])
-            for request in requests:
-                data = request.data()[at - request.offset :][:SECTOR] if request.op == "write" else bytes(SECTOR)
-                allowed.append(data)
-
-    def check(self, image: Image, name: str) -> None:
-        for at in range(0, len(self.sure), SECTOR):
-            sure = self.sure[at : at + SECTOR]
-            if image.bytes[at : at + SECTOR] == sure:
-                continue
-            if not any(image.may_hold(at, one) for one in (bytes(sure), *self.later.get(at, []))):
-                pytest.fail(f"after batch {name}: what was acknowledged at {at} is not durable: {sure[:16].hex()}...")
 
 
 class Journal:
