@@ -523,6 +523,37 @@ static void test_a_name_that_arrives_late(void **state)
 	fake_store_reset();
 }
 
+/*
+ * A server has read the super object, and before it goes on another one gives the log up: what was
+ * given up does not come back.
+ */
+static void test_given_up_while_it_is_opened(void **state)
+{
+	struct opening late = {.path = new_path()};
+	struct device d;
+
+	(void)state;
+	create(&d, late.path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(&d, 0, BLOCK, 1);
+	flush(&d);
+	crash(&d);
+	fake_store_hold_answers(S3_GET, "/v/super", false);
+	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
+	fake_store_wait_held(S3_GET, "/v/super");
+	reopen(&d, NULL, "write-back-discard=on");
+	assert_holds(d.told.error, "given up");
+	device_close(&d);
+	fake_store_release(S3_GET, NULL);
+	pthread_join(late.thread, NULL);
+	assert_int_not_equal(late.result, 0);
+	reopen(&d, NULL, "");
+	memset(model, 0, sizeof model);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_a_torn_tail_is_cut_off(void **state)
 {
 	const char *path = new_path();
@@ -946,6 +977,7 @@ int main(void)
 		cmocka_unit_test(test_a_name_that_arrives_late),
 		cmocka_unit_test(test_named_after_a_takeover),
 		cmocka_unit_test(test_the_first_of_two_names_arrives),
+		cmocka_unit_test(test_given_up_while_it_is_opened),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),
 		cmocka_unit_test(test_damage_before_the_tail_is_refused),
 		cmocka_unit_test(test_damaged_states),
