@@ -597,7 +597,7 @@ $(foreach t,$(filter test_buse%,$(UNIT_TESTS)),$(eval UNIT_OBJS_$t = $$(B)/buse/
 wrap = $(patsubst %,-Wl$(comma)--wrap=%,$1)
 comma := ,
 UNIT_LDFLAGS_test_passthrough_faults := $(call wrap,pread64 preadv64 pwrite64 pwritev64 \
-	pwritev64v2 fdatasync fallocate64)
+	pwritev64v2 fdatasync fallocate64 passthrough_queue_limit)
 
 # Those of what it stores and of its map need the pure parts, and samples of what is stored.
 S3_PURE_OBJS := $(patsubst %.c,$(B)/%.o,$(S3_FORMAT) $(S3_MAP))

@@ -315,8 +315,13 @@ static int zero_sectors(struct passthrough *p, uint64_t offset, uint64_t length,
 	int r = -EOPNOTSUPP;
 
 	/* On a device the kernel does this by a command or not at all: it is always fast. */
-	if (flags & BACKEND_MAY_TRIM)
+	if (flags & BACKEND_MAY_TRIM && p->has_punch) {
 		r = punch(p, offset, length);
+		/* What the page cache held is gone before the kernel refuses, and with it data that
+		 * was acknowledged: from now on nothing but zeroes is right. */
+		if (r == -EOPNOTSUPP && !p->direct)
+			flags &= ~(unsigned)BACKEND_FAST_ZERO;
+	}
 	if (r != -EOPNOTSUPP || !p->has_zeroout)
 		return r;
 	/* BLKZEROOUT writes zeroes where there is no command; the limit drops to 0 when one failed.

@@ -459,6 +459,50 @@ static void test_zero_and_page_cache(void **state)
 	loop_detach(device);
 }
 
+/* A refused zeroing changes nothing, nor does it take back what no flush has made durable. */
+static void test_refused_zero_and_page_cache(void **state)
+{
+	static const char zeroes[64 * KIB];
+	static char before[64 * KIB], expected[64 * KIB], buffer[64 * KIB];
+	char mount_point[300], path[400], device[64];
+	int fd;
+
+	(void)state;
+	need_root("mounting a ramfs");
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("no-holes"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("ramfs", mount_point, "ramfs", 0, NULL) < 0)
+		skip_test("no ramfs can be mounted: %s", strerror(errno));
+	/* Its files have no holes, so that a disk on them has no command for zeroes. */
+	snprintf(path, sizeof path, "%s/disk", mount_point);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_true(fd >= 0 && ftruncate(fd, MODEL_SIZE) == 0);
+	close(fd);
+	loop_attach(path, 512, device, sizeof device);
+	fill(before, sizeof before, 1);
+	fill(expected, sizeof expected, 2);
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(device_write(&d, before, sizeof before, 0, 0), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+		assert_int_equal(device_write(&d, expected, sizeof expected, 0, 0), 0);
+		assert_int_equal(backend_zero(d.backend, 0, sizeof expected,
+					 BACKEND_MAY_TRIM | BACKEND_FAST_ZERO),
+			-EOPNOTSUPP);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		assert_int_equal(backend_zero(d.backend, 0, sizeof expected, BACKEND_MAY_TRIM), 0);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, zeroes, sizeof buffer);
+		device_close(&d);
+	}
+	loop_detach(device);
+	umount(mount_point);
+}
+
 static uint64_t blocks_of(const char *path)
 {
 	struct stat st;
@@ -821,6 +865,7 @@ int main(void)
 		cmocka_unit_test(test_device_limits),
 		cmocka_unit_test(test_partition),
 		cmocka_unit_test(test_zero_and_page_cache),
+		cmocka_unit_test(test_refused_zero_and_page_cache),
 		cmocka_unit_test(test_allocation),
 		cmocka_unit_test(test_extents),
 		cmocka_unit_test(test_bounce_counters),

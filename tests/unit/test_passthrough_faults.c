@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/passthrough.h"
 #include "tests/unit/support.h"
 
 #define MIB (1u << 20)
@@ -20,8 +21,12 @@ static struct {
 	int no_dsync;	   /* RWF_DSYNC is unknown */
 	int sync_error;	   /* the next fdatasync fails with this, once */
 	int refused_modes; /* fallocate modes that are not supported */
+	bool drops;	   /* as the kernel does of a device's page cache before it refuses */
 	int calls;	   /* of fdatasync, or of fallocate in a refused mode */
 } plan;
+
+/* What was there before the data that is dropped. */
+static const char older[MIB] = {1};
 
 static ssize_t interrupted(void)
 {
@@ -102,12 +107,21 @@ WRAP(int, fdatasync, int fd)
 	return __real_fdatasync(fd);
 }
 
+/* After a command has failed, the kernel announces it no more. */
+WRAP(uint64_t, passthrough_queue_limit, dev_t disk, const char *name, uint64_t otherwise)
+{
+	return plan.calls && plan.drops ? 0 : __real_passthrough_queue_limit(disk, name, otherwise);
+}
+
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 {
 	if (interrupted())
 		return -1;
 	if (mode & plan.refused_modes) {
 		plan.calls++;
+		if (plan.drops)
+			assert_int_equal(
+				__real_pwrite64(fd, older, (size_t)length, offset), length);
 		errno = EOPNOTSUPP;
 		return -1;
 	}
@@ -230,6 +244,30 @@ static void test_refused_modes(void **state)
 	device_close(&d);
 }
 
+/* A command for zeroes that the device announces fails: zeroes are written, quick or not. */
+static void test_zeroes_after_a_refusal(void **state)
+{
+	static const char zeroes[64 * 1024];
+	static char data[sizeof zeroes];
+	struct device d;
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("refuses", MIB), 512, device, sizeof device);
+	device_open(&d, &passthrough_backend, "%s;direct=off", device);
+	memset(data, 2, sizeof data);
+	assert_int_equal(device_write(&d, data, sizeof data, 0, 0), 0);
+	plan.refused_modes = FALLOC_FL_PUNCH_HOLE;
+	plan.drops = true;
+	assert_int_equal(
+		backend_zero(d.backend, 0, sizeof data, BACKEND_MAY_TRIM | BACKEND_FAST_ZERO), 0);
+	assert_int_equal(plan.calls, 1);
+	assert_int_equal(device_read(&d, data, sizeof data, 0), 0);
+	assert_memory_equal(data, zeroes, sizeof data);
+	device_close(&d);
+	loop_detach(device);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -237,6 +275,7 @@ int main(void)
 		cmocka_unit_test_setup(test_flush_error_stays, set_up),
 		cmocka_unit_test_setup(test_without_dsync, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
+		cmocka_unit_test_setup(test_zeroes_after_a_refusal, set_up),
 	};
 
 	return cmocka_run_group_tests_name("passthrough faults", tests, NULL, NULL);
