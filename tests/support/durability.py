@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a disk holds after a loss of power, by the log of its writes, and what it must hold, by what was acknowledged."""
+"""What a disk holds after a loss of power, by the log of its writes; what it must hold, by what was acknowledged."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Image:
     made durable.
     """
 
-    bytes: bytearray
+    data: bytearray
     either: dict[int, bytes] = field(default_factory=dict)
     logged: dict[int, set[int]] | None = None
 
     def apply(self, entry: Entry) -> None:
         sectors = range(entry.offset, entry.offset + entry.length, SECTOR)
         if entry.data:
-            self.bytes[entry.offset : entry.offset + entry.length] = entry.data
+            self.data[entry.offset : entry.offset + entry.length] = entry.data
             for at in sectors if self.either else ():
                 self.either.pop(at, None)
             if self.logged is not None:
@@ -42,11 +42,11 @@ class Image:
                     self.logged.setdefault(at, set()).add(hash(data))
             return
         for at in sectors:
-            self.either.setdefault(at, bytes(self.bytes[at : at + SECTOR]))
-        self.bytes[entry.offset : entry.offset + entry.length] = bytes(entry.length)
+            self.either.setdefault(at, bytes(self.data[at : at + SECTOR]))
+        self.data[entry.offset : entry.offset + entry.length] = bytes(entry.length)
 
     def may_hold(self, at: int, data: bytes) -> bool:
-        held = (bytes(self.bytes[at : at + SECTOR]), self.either.get(at))
+        held = (bytes(self.data[at : at + SECTOR]), self.either.get(at))
         return data in held or (self.logged is not None and hash(data) in self.logged.get(at, ()))
 
 
@@ -92,7 +92,7 @@ class Durable:
         """Raises AssertionError if image lacks what was acknowledged by the batch of that name."""
         for at in range(0, len(self.sure), SECTOR):
             sure = self.sure[at : at + SECTOR]
-            if image.bytes[at : at + SECTOR] == sure:
+            if image.data[at : at + SECTOR] == sure:
                 continue
             if not any(image.may_hold(at, one) for one in (bytes(sure), *self.later.get(at, []))):
                 raise AssertionError(
