@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import attach, failover, response, store_figures, sweep
+from . import attach, depth_jobs, failover, response, store_figures, sweep
 from .report import Report
+
+MODULES = (attach, failover, sweep, response, depth_jobs, store_figures)
 
 
 def reports_of(directory: Path) -> list[Report]:
     """Of a campaign. Raises SummaryError."""
-    return [one for module in (attach, failover, sweep, response, store_figures) for one in module.reports(directory)]
+    return [one for module in MODULES for one in module.reports(directory)]

@@ -29,7 +29,7 @@ from .table import SYSTEMS, ordered
 
 SUITE = "buse-null"
 THESIS = CONFIGS / "thesis/scaling.csv"
-POINT = re.compile(r"(\w+)-(\d+)j-(\d+)d-(\d+[km]?)")
+POINT = re.compile(r"([a-z-]+)-(\d+)j-(\d+)d-(\d+[km]?)")
 SCALING = re.compile(r"(\w+)-(\d+)cpu")
 NOTES = (
     "Sequential fio, io_uring, direct, on null devices: the ceiling of each framework. GB/s, 10^9 bytes.",

@@ -108,6 +108,16 @@ def device_engine(name: str) -> DeviceEngine:
     return engine
 
 
+def times(table: Table) -> dict[str, dict[str, int]]:
+    """A suite's [timing]: by profile, the seconds that are discarded and measured; {} where it has none."""
+    part, found = table.table("timing", optional=True), {}
+    for profile in list(part.values):
+        one = part.table(profile)
+        found[profile] = {"ramp_s": one.integer("ramp_s", 0), "runtime_s": one.integer("runtime_s", 1)}
+        one.end(("ramp_s", "runtime_s"))
+    return found
+
+
 def grid(table: Table, suite: str, engine: str) -> tuple[list[Workload], list[int]]:
     """The product of [modes], threads and block_sizes; and the numbers of threads."""
     threads, sizes, modes = counts(table, "threads"), table.array("block_sizes"), table.table("modes")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from ..machine.filesystem import limit_memory
 from ..machine.prepare import discard_area, drop_caches, fill_area
 from ..machine.safety import recheck
 from ..model.config import Profile, Suite, Workload
-from ..model.parts import ENGINES
+from ..model.parts import ENGINES, FILL_BYTES_PER_S
 from ..model.tables import Table
 from ..observing import warmup
 from ..observing.histogram import tails
@@ -264,6 +265,28 @@ class Fio(DeviceEngine):
 
     def done_in_ramp(self, problems: Sequence[str]) -> bool:
         return done_in_ramp(problems)
+
+
+class Direct(Fio):
+    """fio with io_uring past the page cache, and for the whole time: of suites that may have times of their own."""
+
+    counted = False
+    modelled = False
+    buffered = False
+
+    def timed(self, profile: Profile, workload: Workload) -> Profile:
+        own = workload.timing.get(profile.name)
+        return dataclasses.replace(profile, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"]) if own else profile
+
+    def duration_s(self, workload: Workload, profile: Profile) -> float:
+        return super().duration_s(workload, self.timed(profile, workload))
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        """Not bound by the area: what a device may take in that time."""
+        return int(self.duration_s(workload, profile) * FILL_BYTES_PER_S) if workload.writes else 0
+
+    def done_in_ramp(self, problems: Sequence[str]) -> bool:
+        return False
 
 
 ENGINES.add(Fio())

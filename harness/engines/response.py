@@ -8,10 +8,9 @@ hangs before fio 3.42. userblk-openloop begins requests at the times of a Poisso
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -19,20 +18,19 @@ from typing import Any
 
 from ..machine.durable import write_json
 from ..machine.prepare import drop_caches
-from ..model.config import Profile, Suite, Workload
-from ..model.parts import ENGINES, FILL_BYTES_PER_S
+from ..model.config import Suite, Workload
+from ..model.parts import ENGINES
 from ..model.tables import Table, block_size, counts
 from ..observing.histogram import percentile, tails
 from ..observing.warmup import FIXED, WarmUp
 from ..systems.base import built
 from . import Result, WorkloadError
-from .base import Job, Run
-from .fio import Fio, argv, make_area, parse, subrange
+from .base import Job, Run, times
+from .fio import Direct, argv, make_area, parse, subrange
 
 MODES = ("randread", "randwrite")  # sequential requests would wait for one another
 CAPACITY = "capacity"
 FILE, RESULTS = "capacity.json", "openloop.json"
-TIMES = ("ramp_s", "runtime_s")
 MOST_LOAD = 100  # %
 SUSTAINED = 0.95  # of what is offered that must be completed in the measured time
 LAG_SHARE = 0.1  # of the median latency that half of the requests may be issued late by
@@ -41,17 +39,13 @@ LAG_SHARE = 0.1  # of the median latency that half of the requests may be issued
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
     """Of the rest of a suite's table: of each mode the capacity, and a workload a load."""
     size = block_size(table, "block_size", table.text("block_size"))
-    loads, modes, capacity, part = counts(table, "loads"), *map(table.table, ("modes", CAPACITY, "timing"))
+    loads, modes, capacity = counts(table, "loads"), table.table("modes"), table.table(CAPACITY)
     for load in loads:
         if load > MOST_LOAD:
             raise table.error("loads", load, f"must be at most {MOST_LOAD}, % of the capacity")
     jobs, depth = capacity.integer("jobs", 1), capacity.integer("depth", 1)
     capacity.end(("jobs", "depth"))
-    timing = {}
-    for profile in list(part.values):
-        times = part.table(profile)
-        timing[profile] = {"ramp_s": times.integer("ramp_s", 0), "runtime_s": times.integer("runtime_s", 1)}
-        times.end(TIMES)
+    timing = times(table)
     table.end(("name", "engine", "systems", "block_size", "loads", "modes", CAPACITY, "timing"))
     for mode in list(modes.values):
         rw = modes.text(mode, MODES)
@@ -155,33 +149,19 @@ def parse_open(path: Path, workload: Workload, capacity: float) -> Result:
     )
 
 
-class Response(Fio):
+class Response(Direct):
     """The capacity by fio, then loads by userblk-openloop."""
 
     name = "response"
-    counted = False
-    modelled = False
-    buffered = False
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table)), systems)
-
-    def timed(self, profile: Profile, workload: Workload) -> Profile:
-        own = workload.timing[profile.name]
-        return dataclasses.replace(profile, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"])
 
     def rank(self, workload: Workload) -> int:
         return int(workload.load > 0)
 
     def programs(self, build: str) -> list[str]:
         return ["fio", str(built(build, "openloop", "userblk-openloop"))]
-
-    def duration_s(self, workload: Workload, profile: Profile) -> float:
-        return float(sum(workload.timing[profile.name].values()))
-
-    def written(self, workload: Workload, profile: Profile, device: str) -> int:
-        """Not bound by the area: at most what a device takes in that time."""
-        return int(self.duration_s(workload, profile) * FILL_BYTES_PER_S) if workload.writes else 0
 
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         workload, profile, directory = run.workload, run.profile, run.directory
@@ -202,9 +182,6 @@ class Response(Fio):
             area=run.area,
         )
         return job, found
-
-    def done_in_ramp(self, problems: Sequence[str]) -> bool:
-        return False
 
 
 ENGINES.add(Response())
