@@ -14,12 +14,12 @@ ON_COMMAND_LINES = ("output", "output-format", "eta")  # which job files do not 
 
 
 def job_file(argv: Sequence[str], comments: Sequence[str]) -> str:
-    """Of fio's command line, whose options are all of the form --name=value."""
+    """Of fio's command line, whose options are all of the form --name=value or --name."""
     head = ["# SPDX-License-Identifier: BSD-3-Clause"]
     head += [f"# {' '.join(comment.split())}" for comment in comments]
     lines: list[str] = []
     for word in argv[1:]:
-        name, _, value = word.removeprefix("--").partition("=")
+        name, given, value = word.removeprefix("--").partition("=")
         if name in ON_COMMAND_LINES:
             continue
         if name == "name":
@@ -27,7 +27,7 @@ def job_file(argv: Sequence[str], comments: Sequence[str]) -> str:
         elif name in LOGS:
             lines.append(f"{name}=replay")  # beside where it is started, not over the run's own
         else:
-            lines.append(f"{name}={value}")
+            lines.append(f"{name}{given}{value}")
     if lines and lines[0]:
         lines = ["", "[global]", *lines]
     return "\n".join([*head, *lines]) + "\n"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from ..engines import WorkloadError
+from ..engines import WorkloadError, replay
 from ..engines import store as load
 from ..machine import interrupt
 from ..machine.subprocesses import CommandError, Recorder, last_line, now
@@ -133,6 +133,11 @@ class StoreRunner(Runner):
         served = self.start(system, store, False, recorder)
         started = now()
         argv = load.argv(workload, profile.store.runtime_s, profile.store.size, served.target, entry.seed, directory)
+        comments = (
+            f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
+            f"Of a volume of {profile.store.size} bytes, all written, that {' '.join(served.target)} reaches.",
+        )
+        (directory / replay.FILE).write_text(replay.job_file(argv, comments))
         try:
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
                 others = OtherPrograms({os.getpid(), served.server.pid})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from loops import LIMIT
-from userblk.harness.engines import fio, replay
+from userblk.harness.engines import fio, replay, store
 from userblk.harness.model.config import Workload, load_profile
 
 READ = Workload("rand-read-16th-4k", "randread", 16, 4096)
@@ -176,18 +176,28 @@ def options_of(arguments: list[str], directory: Path) -> dict[str, str]:
     return {name: value for name, value in asked.items() if not name.startswith("write_")}
 
 
-def test_a_run_is_repeated_by_its_job_file_alone(tmp_path: Path) -> None:
+DIRECT = Workload("rand-read-2j-4d-4k", "randread", 2, 4096, "depth-jobs", "sweep", depth=4)
+OVER_STORE = Workload("rand-read-2th-4k-d4", "randread", 2, 4096, "s3", "store", depth=4)
+
+
+@pytest.mark.parametrize("workload", [READ, DIRECT, OVER_STORE], ids=["buffered", "direct", "store"])
+def test_a_run_is_repeated_by_its_job_file_alone(workload: Workload, tmp_path: Path) -> None:
     if not shutil.which("fio"):
         pytest.skip("fio is not installed")
     (tmp_path / "disk").write_bytes(bytes(1 << 20))
     (tmp_path / "run").mkdir()
     (tmp_path / "again").mkdir()
-    profile = dataclasses.replace(QUICK, ramp_s=0)
-    argv = fio.argv(READ, profile, 1 << 20, str(tmp_path / "disk"), 7, tmp_path / "run")
+    profile = dataclasses.replace(QUICK, ramp_s=0, runtime_s=1)
+    if workload.engine == "store":
+        argv = store.argv(
+            workload, 1, 1 << 20, ["--ioengine=psync", f"--filename={tmp_path}/disk"], 7, tmp_path / "run"
+        )
+    else:
+        argv = fio.argv(workload, profile, 1 << 20, str(tmp_path / "disk"), 7, tmp_path / "run")
     job = replay.job_file(argv, ["two\nlines", "of a head"])
     assert job.splitlines()[1:4] == ["# two lines", "# of a head", ""]
     (tmp_path / "again" / replay.FILE).write_text(job)
     first = options_of(argv[1:], tmp_path / "run")
     again = options_of(["--output-format=json", replay.FILE], tmp_path / "again")
     assert first == again and first["randseed"] == "7"
-    assert (tmp_path / "again/replay_iops.log").exists()
+    assert (tmp_path / "again/replay_iops.log").exists() == (workload.engine != "store")

@@ -40,6 +40,7 @@ def test_campaign(tmp_path: Path) -> None:
     assert isinstance(far, dict) and far["latency_us"] >= 20_000  # every read is a GET
     # That not every one of the near store's is late is all that can be said of a busy machine.
     (near,) = tmp_path.glob("*/*/store-0ms/*/s3-direct/rand-read-1th-4k-d1/*/fio.json")
+    assert "ioengine=nbd" in near.with_name("replay.fio").read_text()
     assert json.loads(near.read_text())["jobs"][0]["read"]["lat_ns"]["min"] < 20_000_000
     (campaign,) = tmp_path.iterdir()
     assert "userblk s3, direct rand" in (campaign / "s3-9.2.md").read_text()
