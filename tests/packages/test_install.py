@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`make install` puts programs, data and links where they are looked for; `make uninstall` removes all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+PLUGINS = ("null", "passthrough", "s3")
+PROGRAMS = {
+    "bin": {
+        "userblk",
+        "userblk-flow",
+        "userblk-fuse-disk",
+        "userblk-nullfs",
+        "userblk-openloop",
+        "userblk-passthrough",
+        "userblk-s3",
+    },
+    "sbin": {"userblk-buse", "userblk-ublk"},
+}
+
+
+def _make(target: str, destination: Path) -> None:
+    subprocess.run(["make", "-s", target, f"DESTDIR={destination}", "prefix=/usr"], check=True, timeout=900)
+
+
+def _files(top: Path) -> set[Path]:
+    return {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
+
+
+def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
+    other = tmp_path / "usr/bin/other"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    _make("install", tmp_path)
+    usr = tmp_path / "usr"
+    for place, names in PROGRAMS.items():
+        assert {path.name for path in (usr / place).glob("userblk*")} == names
+        assert all(os.access(usr / place / name, os.X_OK) for name in names)
+    installed = _files(tmp_path)
+    for link in (path for path in installed if path.is_symlink()):
+        assert (tmp_path / os.readlink(link).lstrip("/")).is_file(), link
+    rooms = {str(path.relative_to(usr / "lib/userblk")) for path in (usr / "lib/userblk").rglob("*.so")}
+    assert rooms == {f"plugins/{name}.so" for name in PLUGINS} | {
+        f"tcmu-handlers/handler_userblk_{name}.so" for name in PLUGINS
+    }
+    pages = {path.name for path in (usr / "share/man").rglob("*.[1-8]")}
+    assert pages == {path.name for path in Path("docs/man").iterdir()}
+    python = usr / "lib/python3/dist-packages/userblk"
+    assert {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()} == {
+        "__init__.py",
+        *(str(path) for room in ("harness", "analysis") for path in Path(room).rglob("*.py")),
+        *(str(path) for path in Path("analysis/templates").iterdir()),
+    }
+    assert "/usr/sbin/userblk-ublk" in (usr / "lib/systemd/system/userblk-ublk@.service").read_text()
+    done = subprocess.run([usr / "bin/userblk", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for cache in python.rglob("__pycache__"):
+        subprocess.run(["rm", "-r", str(cache)], check=True)
+    _make("uninstall", tmp_path)
+    assert _files(tmp_path) == {other}

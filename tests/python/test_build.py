@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""meson.build names every file; packaging/build sets up anew when it has to, and says what is left out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from userblk.harness.machine import paths
+
+assert paths.CHECKOUT is not None
+CHECKOUT = paths.CHECKOUT
+KERNELS = "lab/ssd"  # built by the kernel's own makefiles
+
+
+def test_each_c_file_and_manual_page_is_named() -> None:
+    """In the meson.build of its folder, or of one above. A device that is not linked is one that nobody misses."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.c", "docs/man/*"],
+        cwd=CHECKOUT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert len(listed) > 150
+    forgotten = []
+    for name in map(Path, listed):
+        texts = {
+            folder: (CHECKOUT / folder / "meson.build").read_text()
+            for folder in name.parents
+            if (CHECKOUT / folder / "meson.build").exists()
+        }
+        named = any(f"'{name.relative_to(folder)}'" in text for folder, text in texts.items())
+        own = texts.get(name.parent, "")
+        test = name.name.startswith("test_") and f"'{name.stem}'" in own
+        device = "device + '.c'" in own and f"'{name.stem}'" in texts[Path(".")]
+        if (CHECKOUT / name).exists() and not (named or test or device or name.is_relative_to(KERNELS)):
+            forgotten.append(str(name))
+    assert not forgotten
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build directory on a machine that has none of the libraries."""
+    directory = tmp_path_factory.mktemp("build") / "bare"
+    assert build(directory, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
+    return directory
+
+
+def build(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PKG_CONFIG_LIBDIR": "/nonexistent"}
+    argv = [str(CHECKOUT / "packaging/build"), str(directory), *words]
+    return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+
+def test_what_is_left_out_is_said(bare: Path) -> None:
+    left_out = (bare / "left-out").read_text()
+    for what in ("S3 device", "nbdkit plugins", "userblk-ublk", "userblk-passthrough", "userblk-fuse-disk"):
+        assert what in left_out
+    assert "handlers" not in left_out  # by an option
+    done = build(bare, "-Dtcmu=disabled", "--", "plugins")
+    assert done.returncode != 0 and "left out: the nbdkit plugins, which need nbdkit-plugin-dev" in done.stderr
+
+
+def test_it_is_set_up_once_for_its_options(bare: Path) -> None:
+    first = (bare / "setup.log").stat().st_mtime_ns
+    assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
+    assert (bare / "setup.log").stat().st_mtime_ns == first
+    refused = build(bare, "-Dtcmu=disabled", "-Dnbdkit=enabled", "--", "build.ninja")
+    assert refused.returncode == 2 and "nbdkit" in refused.stderr
+    assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: BSD-3-Clause
+# The tests, by what they run: the Makefile includes this, tests/run.py runs what TESTS and LONG_TESTS name.
+
+export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
+VENV := build/venv
+PYTEST := $(PYTHON) -m pytest -q -rs -p no:cacheprovider
+
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
+# What takes longer, or more than Debian 12 has.
+LONG_TESTS := test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
+
+# Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
+# Those of BESIDE have a guest or servers of their own, and run beside the others. RESUME=1: without what has passed
+# at this commit.
+BESIDE := test-lab test-s3
+test: deps ## all tests but the long ones
+	@$(MAKE) run-tests RUN="$(filter-out $(BESIDE),$(TESTS))" RUN_BESIDE="$(BESIDE)"
+test-long: deps ## the longer tests; RESUME=1 goes on after an interruption
+	@$(MAKE) run-tests RUN="$(LONG_TESTS)"
+run-tests: all s3-server
+	@$(PYTHON) tests/run.py $(if $(RESUME),--resume) $(RUN_BESIDE:%=--beside %) $(RUN)
+.PHONY: test test-long run-tests
+
+# ---- checkers -------------------------------------------------------------------
+
+# All of them, then fails if one did.
+LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check
+SPDX_EXEMPT := ':!docs/data/*' ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
+
+lint: ## all checkers of style and types
+	@failed=; for l in $(LINTERS); do echo "== $$l"; $(MAKE) $$l || failed+=" $$l"; done; \
+	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }
+spdx-check: ## does every file name its licence
+	@missing=$$(git ls-files -z -- $(SPDX_EXEMPT) | \
+		xargs -0 grep -Ls -d skip 'SPDX-License-Identifier: BSD-3-Clause' || true); \
+	test -z "$$missing" || { echo "no SPDX-License-Identifier in:" $$missing >&2; exit 1; }
+format-check: ## are all C files formatted
+	git ls-files -z '*.c' '*.h' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
+rooms-check: ## do folders of the C code include those below them only
+	$(PYTHON) tests/rooms.py
+mypy-check: ## are the types right
+	mypy --cache-dir build/mypy
+	mypy --cache-dir build/mypy-tests --config-file tests/mypy.ini
+ruff-check: ## is the Python code clean
+	$(VENV)/bin/ruff check --cache-dir build/ruff .
+man-check: ## are the manual pages well formed
+	mandoc -T lint -W warning $(wildcard docs/man/*.[1-8])
+.PHONY: lint $(LINTERS)
+
+# ---- C unit tests: tests/unit/meson.build ---------------------------------------
+
+test-unit: ## C unit tests, under the sanitizers (UNIT_TESTS="test_null ...": these, under ASan and UBSan)
+	@$(MAKE) TARGET=asan UNIT_SUITE=unit run-unit
+ifndef UNIT_TESTS
+	@$(MAKE) TARGET=tsan UNIT_SUITE=threads run-unit
+	@$(MAKE) UNIT_SUITE=heap run-unit
+endif
+# Of TARGET: UNIT_TESTS, or all of UNIT_SUITE. What was skipped is printed at the end.
+UNIT_SUITE ?= unit
+run-unit:
+	$(BUILD) $(or $(UNIT_TESTS:%=tests/unit/%),$(UNIT_SUITE)-tests)
+	@status=0; meson test -C build/$(TARGET) --no-rebuild --print-errorlogs \
+		$(or $(UNIT_TESTS),--suite $(UNIT_SUITE)) || status=$$?; \
+	grep '^SKIPPED' build/$(TARGET)/meson-logs/testlog.txt || true; exit $$status
+.PHONY: test-unit run-unit
+
+# In the program alone: what runs as another process (FUSE, nbdkit, the CLI of most tests) is not counted.
+coverage: all ## how much of the C code unit tests run, and how much of the Python code pytest
+	find build/coverage -name '*.gcda' -delete 2>/dev/null || true
+	$(MAKE) TARGET=coverage run-unit
+	gcovr --root . --object-directory build/coverage --filter '(backends|harness/flow|tcmu-handlers|ublk|lab/ssd)/' \
+		--exclude-unreachable-branches --print-summary --output build/coverage/c.txt
+	$(PYTHON) -m coverage run --data-file build/coverage/python --source harness,analysis,lab -m pytest -q -p no:cacheprovider tests/python
+	$(PYTHON) -m coverage report --data-file build/coverage/python --skip-covered --sort cover
+.PHONY: coverage
+
+# libFuzzer on the decoders of what the S3 device stores, and on the parsers of what a store answers. What it has learnt
+# stays in build/fuzz.
+FUZZ_SECONDS ?= 60
+FUZZ = @mkdir -p build/fuzz/$1; build/fuzz/tests/fuzz/$2 -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4096 -verbosity=0 \
+	-print_final_stats=1 -artifact_prefix=build/fuzz/ $3 build/fuzz/$1
+fuzz-s3: fuzz-programs ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60 (needs clang)
+	@mkdir -p build/fuzz/corpus; build/fuzz/tests/fuzz/s3 --seeds build/fuzz/corpus
+	$(call FUZZ,corpus,s3,-max_len=16384)
+fuzz-s3-replies: fuzz-programs ## fuzz the parsers of what a store answers (needs clang)
+	$(call FUZZ,corpus-replies,s3-replies,-max_len=16384 -dict=tests/fuzz/s3_replies.dict)
+fuzz-s3-long: ## the same for half an hour
+	$(MAKE) FUZZ_SECONDS=1800 fuzz-s3 fuzz-s3-replies
+fuzz-programs:
+	@$(MAKE) TARGET=fuzz CC=clang build-fuzz-programs
+build-fuzz-programs:
+	$(BUILD) tests/fuzz/s3 tests/fuzz/s3-replies
+.PHONY: fuzz-s3 fuzz-s3-replies fuzz-s3-long fuzz-programs build-fuzz-programs
+
+# ---- Python, nbdkit --------------------------------------------------------------
+
+test-python: all ## pytest: harness, analysis, lab, on loop devices
+	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+test-packages: deps ## Debian packages, pip and make install: build them, install them elsewhere, use them, remove them
+	$(PYTEST) tests/packages
+.PHONY: test-python test-packages
+
+NBDKIT_TESTS := $(wildcard tests/component/test_nbdkit_*.py)
+test-component: plugins ## test the plugins: a real nbdkit through libnbd and fio
+	$(PYTEST) $(NBDKIT_TESTS)
+# The same plugins with the sanitizers inside nbdkit.
+test-component-asan: ## the same with the plugins under ASan and UBSan
+	@$(MAKE) TARGET=asan plugins
+	USERBLK_PLUGIN_DIR=build/asan/plugins \
+	USERBLK_PRELOAD=$$($(CC) -print-file-name=libasan.so):$$($(CC) -print-file-name=libubsan.so) \
+	$(PYTEST) $(NBDKIT_TESTS)
+.PHONY: test-component test-component-asan
+
+# ---- FUSE -----------------------------------------------------------------------
+
+FUSE_PROGRAMS := fuse-passthrough fuse-nullfs fuse-disk
+FUSE_SUITE_TESTS := tests/component/test_fuse_suites.py
+FUSE_TESTS := $(filter-out $(FUSE_SUITE_TESTS),$(wildcard tests/component/test_fuse_*.py))
+fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough \
+	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk USERBLK_NULLFS=build/$1/fuse-nullfs/userblk-nullfs $(PYTEST)
+
+test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
+	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
+test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
+	$(call fuse_pytest,$(TARGET)) $(FUSE_SUITE_TESTS)
+.PHONY: test-fuse test-fuse-suites
+
+# The same tests with a sanitizer in the program.
+test-fuse-asan $(foreach v,$(LIBFUSES),test-fuse-$v-asan): export LSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/lsan.supp:print_suppressions=0
+test-fuse-tsan $(foreach v,$(LIBFUSES),test-fuse-$v-tsan): export TSAN_OPTIONS := suppressions=$(CURDIR)/fuse-passthrough/tsan.supp
+test-fuse-asan test-fuse-tsan: test-fuse-%:
+	$(MAKE) TARGET=$* $(FUSE_PROGRAMS)
+	$(call fuse_pytest,$*) $(FUSE_TESTS)
+.PHONY: test-fuse-asan test-fuse-tsan
+
+# The same with another libfuse, which is to have every mode that its version can have.
+define libfuse_targets
+test-fuse-$1: libfuse-$1 ## test them with libfuse $1
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_TESTS)
+test-fuse-$1-suites: libfuse-$1 fs-suites ## the suites with libfuse $1
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_SUITE_TESTS)
+test-fuse-$1-asan test-fuse-$1-tsan: test-fuse-$1-%: libfuse-$1
+	$$(call with_libfuse,$1,-$$*)
+	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1-$$*) $$(FUSE_TESTS)
+.PHONY: test-fuse-$1 test-fuse-$1-suites test-fuse-$1-asan test-fuse-$1-tsan
+endef
+fuse_modes = $(if $(filter 3.18,$1),USERBLK_FUSE_ALL_MODES=1)
+$(foreach v,$(LIBFUSES),$(eval $(call libfuse_targets,$v)))
+
+# DIFFERENTIAL_SECONDS of each mode; DIFFERENTIAL_SEED repeats a run.
+DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
+DIFFERENTIAL_BLOCK_TESTS := tests/differential/test_differential_block.py
+test-differential: libfuse-3.18 plugins s3-server ## random calls on files, and requests to devices, do what an ext4 and a model do
+	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS) $(DIFFERENTIAL_BLOCK_TESTS)
+test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for half an hour in each mode, with each libfuse
+	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
+.PHONY: test-differential test-differential-long
+
+# Conformance suites, from the Rust registry. Debian 12's cargo is too old for them; its cargo-web, rustup's and
+# Debian 13's (1.85) are not.
+FS_SUITES := build/deps/bin/pjdfstest build/deps/bin/fsx
+build/deps/bin/pjdfstest: CRATE_VERSION := 0.2.2
+build/deps/bin/fsx: CRATE_VERSION := 0.3.2
+# And what userblk-ublk is compared with, without its device in a GPU's memory.
+RUBLK := build/deps/bin/rublk
+$(RUBLK): CRATE_VERSION := 0.2.15
+$(RUBLK): CRATE_OPTIONS := --no-default-features
+$(FS_SUITES) $(RUBLK):
+	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; run: apt-get install" \
+		"$$(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo)" >&2; exit 2; }
+	cargo install --locked --quiet --root build/deps --version $(CRATE_VERSION) $(CRATE_OPTIONS) $(@F)
+fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
+.PHONY: fs-suites
+
+# ---- the S3 device's simulation ---------------------------------------------------
+
+# Built in a place of its own, with the frames of its stacks; SIMULATION_TARGET= another, for another tree.
+SIMULATION_TARGET ?= sim
+SIMULATION_KIND ?= sim
+SIMULATE = $(MAKE) TARGET=$(SIMULATION_TARGET) KIND=$(SIMULATION_KIND) s3-simulation && \
+	build/$(SIMULATION_TARGET)/tests/simulation/s3_simulation
+
+# The day's seeds, unless SEED= says which: a failure is shrunk, and the command that replays it printed.
+simulate-s3: ## the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
+	@$(SIMULATE) $(if $(SEED),--seed $(SEED) $(if $(SEEDS)$(SECONDS),,--seeds 1),--seed $$(date +%Y%m%d)000000) \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED)$(SEEDS),,--seconds 60)) $(SIMULATION_OPTIONS)
+simulate-s3-long: ## the same for an hour
+	$(MAKE) SECONDS=3600 simulate-s3
+# Under the sanitizers, where schedules take longer; and the same schedules twice.
+simulate-s3-asan: ## the same under ASan and UBSan
+	$(MAKE) SIMULATION_TARGET=sim-asan SIMULATION_KIND=asan SECONDS=$(or $(SECONDS),60) simulate-s3
+simulate-s3-twice: ## are schedules the same each time
+	$(MAKE) SEEDS=$(or $(SEEDS),20) SIMULATION_OPTIONS=--twice simulate-s3
+# Each for SECONDS= (600) at most; all of them unless MUTANTS= names some.
+simulate-s3-mutants: ## does the simulation find the defects of tests/s3/mutants: MUTANTS=, SECONDS=
+	@$(PYTHON) tests/s3/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(MUTANTS)
+.PHONY: simulate-s3 simulate-s3-long simulate-s3-asan simulate-s3-twice simulate-s3-mutants
+
+# ---- the S3 device's tests ------------------------------------------------------
+
+# With real S3 servers, of pinned versions, from their registries.
+s3-server:
+	harness/get-s3-server versitygw
+test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the S3 device: data, faults, two writers, 200 crashes
+	$(PYTEST) tests/s3
+.PHONY: s3-server test-s3
+
+# What was done is kept in build/crash: an interrupted run, or one that ended after CRASH_SECONDS, goes on.
+CRASH_POINTS ?= 10000
+test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
+	@mkdir -p build/crash
+	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash \
+		$(if $(CRASH_SECONDS),--time $(CRASH_SECONDS))
+test-s3-outage: plugins s3-server ## the S3 device through outages of 5 minutes
+	USERBLK_S3_OUTAGE=300 $(PYTEST) tests/s3/test_device_faults.py -k test_outage
+test-s3-distributed: test-s3-minio test-s3-garage ## the S3 device over four nodes of MinIO and three of Garage (cargo), which die
+.PHONY: test-crash test-s3-outage test-s3-distributed
+
+# What does not look at a store from behind. Garage keeps no second writer out.
+DISTRIBUTED_TESTS := $(patsubst %,tests/s3/%.py,distributed test_device_data test_device_writers test_snapshots test_s3_engine_maintenance)
+DISTRIBUTED_CRASH_POINTS ?= 100
+test-s3-minio test-s3-garage: test-s3-%: plugins s3-tool s3-volume-driver
+	harness/get-s3-server $*
+	USERBLK_S3_STORE=$* tests/s3/own-network $(PYTEST) $(if $(filter garage,$*),-m "not fencing") $(DISTRIBUTED_TESTS)
+	tests/s3/own-network $(PYTHON) tests/s3/crash.py --store $* --points $(DISTRIBUTED_CRASH_POINTS)
+.PHONY: test-s3-minio test-s3-garage
+
+# The client's tests with a sanitizer in it.
+test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
+	$(MAKE) TARGET=$* s3-client-driver
+	USERBLK_S3_DRIVER=build/$*/tests/s3/client_driver $(PYTEST) tests/s3/test_client.py
+.PHONY: test-s3-client-asan test-s3-client-tsan
+
+# The engine with all its threads over a real store, for LOAD_SECONDS in each of four volumes.
+LOAD_SECONDS ?= 3
+test-s3-load-asan test-s3-load-tsan: test-s3-load-%: s3-server
+	$(MAKE) TARGET=$* s3-volume-driver
+	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver USERBLK_S3_LOAD=$(LOAD_SECONDS) $(PYTEST) tests/s3/test_mixed_load.py
+test-s3-load-long: ## the S3 device under a mixed load and the sanitizers, for longer
+	$(MAKE) LOAD_SECONDS=120 test-s3-load-asan test-s3-load-tsan
+.PHONY: test-s3-load-asan test-s3-load-tsan test-s3-load-long
+
+# Snapshots, clones, garbage collection, the control socket and I/O at once with a sanitizer in the device.
+test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-server s3-tool
+	$(MAKE) TARGET=$* s3-volume-driver
+	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver $(PYTEST) tests/s3/test_snapshots.py tests/s3/test_control_threads.py
+.PHONY: test-s3-snapshots-asan test-s3-snapshots-tsan
+
+# ---- in the lab -----------------------------------------------------------------
+
+GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
+LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
+
+test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
+	lab/make-in-root all
+	$(PYTEST) tests/lab/test_lab.py tests/lab/test_virtual_time.py
+	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
+		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
+test-lab-instructions: ## counts of instructions, which repeat beside other load
+	$(PYTEST) tests/lab/test_instructions.py
+test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
+	lab/make-in-root all
+	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest
+	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=120 $(GUEST_TESTS) tests/lab/guest/test_differential.py
+test-lab-s3: s3-server fs-suites ## of both what is about the S3 device: mkfs to fsck, fio verify, fsx, a store that goes away
+	lab/make-in-root plugins handlers
+	$(LAB_WITH_STORE) --timeout 3600 -- $(GUEST_TESTS) tests/lab/guest/test_s3_paths.py tests/lab/guest/test_tcmu_s3.py
+test-lab-backports: ## test-lab on the newer kernel
+	LAB_KERNEL=backports $(MAKE) test-lab
+test-lab-long-backports: ## test-lab-long on it
+	LAB_KERNEL=backports $(MAKE) test-lab-long
+# What the release is too old for is skipped.
+test-lab-bullseye: export LAB_RELEASE := bullseye
+test-lab-bullseye: s3-server ## the guest's part of test-lab on Debian 11: nbdkit and tcmu-runner of the paper's time
+	lab/make-in-root all
+	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
+.PHONY: test-lab test-lab-instructions test-lab-long test-lab-s3 test-lab-backports test-lab-long-backports test-lab-bullseye
+
+# ---- benchmarks of parts, run by hand: tests/bench --------------------------------
+
+bench-s3-map: ## measure memory and time of the S3 device's map, at 1 TiB
+bench-s3-transform: ## measure the CPU time of the S3 device's compression and encryption
+bench-s3-compaction: ## measure compaction over a store of 20 ms
+bench-s3-map bench-s3-transform bench-s3-compaction: bench-s3-%:
+	$(BUILD) tests/bench/s3_$*_bench
+	build/$(TARGET)/tests/bench/s3_$*_bench
+bench-fuse-programs: libfuse-3.18 ## build what tests/bench/bench_fuse.py compares
+	$(BUILD) tests/bench/metadata
+# BENCH: options of tests/bench/bench_ublk.py.
+bench-ublk: $(RUBLK) ## measure userblk-ublk against rublk in the lab, in pairs (needs cargo 1.85)
+	lab/make-in-root ublk
+	@mkdir -p results
+	lab/run --timeout 0 --share results -- python3 tests/bench/bench_ublk.py --json /results/bench-ublk.json $(BENCH)
+bench-gate: ## is this checkout slower than BASE=REVISION? a few cells of both in virtual time (GATE: options of tests/bench/bench_gate.py)
+	@test -n "$(BASE)" || { echo "BASE= is missing: name a revision, as in make bench-gate BASE=origin/main" >&2; exit 2; }
+	$(PYTHON) tests/bench/bench_gate.py --base '$(BASE)' $(GATE)
+.PHONY: bench-s3-map bench-s3-transform bench-s3-compaction bench-fuse-programs bench-ublk bench-gate
