@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""meson.build names every file; packaging/build sets up anew when it has to, and says what is left out."""
+"""The Makefile, packaging/build and meson.build: what they forward, set up, name and leave out."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -71,3 +72,11 @@ def test_it_is_set_up_once_for_its_options(bare: Path) -> None:
     refused = build(bare, "-Dtcmu=disabled", "-Dnbdkit=enabled", "--", "build.ninja")
     assert refused.returncode == 2 and "nbdkit" in refused.stderr
     assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
+
+
+def test_make_bench_forwards_to_the_command() -> None:
+    given = ["DRY_RUN=1", "MAX_REPS=3", "CONFIRM=one two", "SYSTEMS=native", "ARGS=--no-colour --name x"]
+    done = subprocess.run(["make", "-n", "bench", *given], cwd=CHECKOUT, check=True, capture_output=True, text=True)
+    words = shlex.split(done.stdout.partition("bin/userblk run")[2].replace("\\\n", " "))
+    want = ["--dry-run", "--no-colour", "--name", "x"]
+    assert words == ["--confirm", "one two", "--max-reps", "3", "--systems", "native", *want]
