@@ -42,7 +42,7 @@ def copy_tree() -> None:
         if target.is_file() and target.read_bytes() == source.read_bytes():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        shutil.copy(source, target)
     for path in [*TREE.glob("backends/**/*.[ch]"), *TREE.glob("tests/simulation/*.[ch]")]:
         if str(path.relative_to(TREE)) not in names:
             path.unlink()
