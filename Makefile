@@ -75,6 +75,7 @@ plugins: ## build the nbdkit plugins
 handlers: ## build the tcmu-runner handlers
 flow: ## build the engine for file-system workloads
 openloop: ## build the engine of open loops (needs liburing-dev)
+ops: ## build the engine for single operations on files
 fuse-passthrough: ## build the FUSE passthrough file system (needs libfuse3-dev)
 fuse-nullfs: ## build the FUSE file system that holds no data (needs libfuse3-dev)
 fuse-disk: ## build the server of devices as files through FUSE (needs libfuse3-dev)
@@ -82,7 +83,7 @@ ublk: ## build the server for Linux's ublk driver (needs liburing-dev)
 buse: ## build the sequential server on Linux's nbd driver
 s3-tool: ## build the tool for volumes of the S3 device
 s3-client-bench: ## build the benchmark of the S3 client alone
-PARTS := plugins handlers flow openloop fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool s3-client-bench s3-client-driver s3-volume-driver s3-simulation
+PARTS := plugins handlers flow openloop ops fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool s3-client-bench s3-client-driver s3-volume-driver s3-simulation
 $(PARTS):
 	$(BUILD) $@
 	$(LINK)

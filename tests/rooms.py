@@ -40,7 +40,7 @@ SESSION = "fuse-session"
 # These share nothing with the others.
 ALONE = ["lab/ssd"]
 # The programs that put load on a device or files, which share nothing with those: as ORDER.
-LOADS = "harness/flow harness/openloop".split()
+LOADS = "harness/flow harness/openloop harness/ops".split()
 # Tests include whatever they test.
 TESTS = "tests/"
 

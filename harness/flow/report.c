@@ -89,23 +89,6 @@ static void json_pair(FILE *f, const char *key, const char *text)
 	fprintf(f, ", ");
 }
 
-static void json_latency(FILE *f, const struct stats *s)
-{
-	const char *comma = "";
-
-	fprintf(f,
-		"\"latency_ns\": {\"sum\": %" PRIu64 ", \"mean\": %.1f, \"min\": %" PRIu64
-		", \"max\": %" PRIu64 ", \"bins\": {",
-		s->sum_ns, ratio((double)s->sum_ns, (double)s->ops), s->min_ns, s->max_ns);
-	for (unsigned i = 0; i < STATS_BINS; i++) {
-		if (s->bins[i] == 0)
-			continue;
-		fprintf(f, "%s\"%" PRIu64 "\": %" PRIu64, comma, stats_bin_value(i), s->bins[i]);
-		comma = ", ";
-	}
-	fprintf(f, "}}");
-}
-
 static void json_variables(FILE *f, const struct wml *wml)
 {
 	const char *comma = "";
@@ -159,7 +142,7 @@ static void json_summary(FILE *f, const struct workload *w, const struct run_res
 		", \"written_bytes\": %" PRIu64 ", \"user_s\": %.6f, \"system_s\": %.6f,\n    ",
 		s.total.ops, ratio((double)s.total.ops, r->seconds), s.reads, s.writes,
 		s.total.bytes, s.read_bytes, s.written_bytes, r->user_s, r->system_s);
-	json_latency(f, &s.total);
+	stats_print(f, &s.total);
 	fprintf(f, "},\n");
 }
 
@@ -175,7 +158,7 @@ static void json_flowops(FILE *f, const struct workload *w, const struct run_res
 			", \"ops_per_s\": %.3f, \"bytes\": %" PRIu64 ",\n     ",
 			flowop_is_io(w->rows[i].type) ? "true" : "false", r->rows[i].ops,
 			ratio((double)r->rows[i].ops, r->seconds), r->rows[i].bytes);
-		json_latency(f, &r->rows[i]);
+		stats_print(f, &r->rows[i]);
 		fprintf(f, "}");
 	}
 	fprintf(f, "\n  ],\n");

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "stats.h"
 
+#include <inttypes.h>
+
 uint64_t stats_bin_value(unsigned bin)
 {
 	if (bin < 2 * STATS_GROUP_BINS)
@@ -82,4 +84,22 @@ void stats_difference(struct stats *out, const struct stats *now, const struct s
 			out->min_ns = stats_bin_value(i);
 		out->max_ns = stats_bin_value(i);
 	}
+}
+
+void stats_print(FILE *f, const struct stats *s)
+{
+	const char *comma = "";
+
+	fprintf(f,
+		"\"latency_ns\": {\"sum\": %" PRIu64 ", \"mean\": %.1f, \"min\": %" PRIu64
+		", \"max\": %" PRIu64 ", \"bins\": {",
+		s->sum_ns, s->ops > 0 ? (double)s->sum_ns / (double)s->ops : 0, s->min_ns,
+		s->max_ns);
+	for (unsigned i = 0; i < STATS_BINS; i++) {
+		if (s->bins[i] == 0)
+			continue;
+		fprintf(f, "%s\"%" PRIu64 "\": %" PRIu64, comma, stats_bin_value(i), s->bins[i]);
+		comma = ", ";
+	}
+	fprintf(f, "}}");
 }

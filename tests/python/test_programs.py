@@ -21,6 +21,7 @@ PAGES = [
         "userblk-fuse-disk.1",
         "userblk-nullfs.1",
         "userblk-openloop.1",
+        "userblk-ops.1",
         "userblk-passthrough.1",
         "userblk-s3.1",
         "userblk-ublk.8",
