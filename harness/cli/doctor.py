@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import Refused, check, confirmation, contents, first_confirmation, signatures
+from ..machine.tuning import hardware_disks
 from ..model import config, tables
 from ..model.config import SystemConfig
 from ..observing import environment
@@ -113,15 +113,10 @@ def device_needs(disk: str) -> list[Need]:
     return needs
 
 
-def disks() -> list[str]:
-    """Whole disks that are no loop, RAM or other devices without hardware."""
-    return sorted(path.parent.name for path in Path("/sys/block").glob("*/device"))
-
-
 def examine() -> list[Finding]:
     """Everything; the machine itself first, advice last."""
     found = [Finding("measuring on this machine", "base", base_needs()), Finding("lab", "lab", lab_needs())]
     for name in tables.names("systems"):
         found.append(Finding(name, "system", system_needs(config.load_system(name))))
-    found += [Finding(disk, "device", device_needs(disk)) for disk in disks()]
+    found += [Finding(disk, "device", device_needs(disk)) for disk in hardware_disks()]
     return [*found, Finding("wear and temperature of devices", "advice", [program(*one) for one in ADVICE.items()])]

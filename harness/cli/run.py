@@ -21,6 +21,7 @@ from userblk.analysis.suites import reports_of
 from ..machine import interrupt, paths
 from ..machine.blockdev import identify
 from ..machine.safety import contents
+from ..machine.tuning import cpu_list
 from ..model import config
 from ..model.config import Profile, Suite
 from ..model.hosts import Hosts, load_hosts
@@ -105,7 +106,20 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         "count_costs": args.costs,
         "count_instructions": args.instructions,
         "workloads": list_of(args.workloads),
+        "pin": pinned(args.pin),
     }
+
+
+def pinned(text: str | None) -> tuple[str, str]:
+    """The CPUs of servers and of workloads in SERVER:CLIENT. Raises ConfigError."""
+    if text is None:
+        return "", ""
+    server, _, client = text.partition(":")
+    try:
+        cpu_list(server), cpu_list(client)
+    except ValueError:
+        raise ConfigError(f"pin={text}: must be the CPUs of servers and of workloads, as in 0-3:4-7") from None
+    return server, client
 
 
 def campaign_name(profile: Profile, more: str = "") -> str:
@@ -151,6 +165,8 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     if not any(system.backed for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
     cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
+    if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:
+        raise ConfigError(f"pin={args.pin}: there are CPUs 0 to {cpus - 1}; name some of them")
     fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
@@ -525,6 +541,11 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="suite s3: file with your store's endpoint=, region=, bucket=, credentials= (default: a local store)",
+    )
+    parser.add_argument(
+        "--pin",
+        metavar="SERVER:CLIENT",
+        help="CPUs on which servers and workloads are started, for example 0-3:4-7 (default: any)",
     )
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
     parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")

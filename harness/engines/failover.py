@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..machine.prepare import drop_caches
+from ..machine.tuning import on_cpus
 from ..model.config import Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, Kind
 from ..model.tables import Table
@@ -249,7 +250,8 @@ class Failover(DeviceEngine):
                 return
             began = time.monotonic()
             event.began_s = seconds
-            running.change_server(workload.event)
+            with on_cpus(run.plan.pin_server):
+                running.change_server(workload.event)
             event.ended_s = seconds + time.monotonic() - began
 
         job = Job(

@@ -28,6 +28,7 @@ from ..machine.paths import CONFIGS
 from ..machine.prepare import discard_area, drop_caches
 from ..machine.safety import recheck
 from ..machine.subprocesses import CommandError, Process, Recorder, last_line
+from ..machine.tuning import on_cpus
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
@@ -330,7 +331,8 @@ class Flow(DeviceEngine):
             mount_ext4(running.used, lower, recorder)
             top = lower
             if running.serve:
-                run.running, top = running.serve(lower, upper, recorder, teardown), upper
+                with on_cpus(run.plan.pin_server):
+                    run.running, top = running.serve(lower, upper, recorder, teardown), upper
                 memory.add(run.running.server)
         finally:
             recorder.save()

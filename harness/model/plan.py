@@ -96,6 +96,8 @@ class Plan:
     devices: Mapping[str, Device]
     entries: tuple[Entry, ...]
     model: str = ""  # in virtual time: what is simulated, and which version
+    pin_server: str = ""  # CPUs that servers are started on, and workloads; "": any
+    pin_client: str = ""
 
     def workload(self, entry: Entry) -> Workload:
         return next(w for w in self.suite.workloads if (w.suite, w.id) == (entry.suite, entry.workload))
@@ -161,12 +163,14 @@ def make_plan(
     count_costs: bool = False,
     count_instructions: bool = False,
     workloads: Sequence[str] | None = None,
+    pin: tuple[str, str] = ("", ""),
 ) -> Plan:
     """Lay a campaign out. build: directory of plugins/ and tcmu-handlers/, relative to the checkout.
 
     seed None: a new one. repetitions: just so many; max_repetitions: more than the profile's where intervals are
     wide, at most so many. count_costs: a round before the first in which costs are counted. count_instructions:
-    such a round alone. warm_up_s: discarded instead of what is found. workloads: None: all of the suite.
+    such a round alone. pin: CPUs of servers, and of workloads.
+    warm_up_s: discarded instead of what is found. workloads: None: all of the suite.
     """
     host = host or re.sub(r"[^a-z0-9._-]", "-", platform.node().lower()) or "host"
     for kind, name in (("campaign", campaign), ("host", host), *(("device", d.id) for d in devices)):
@@ -239,6 +243,8 @@ def make_plan(
         devices={device.id: device for device in devices},
         entries=(),
         model=model,
+        pin_server=pin[0],
+        pin_client=pin[1],
     )
     if count_costs or count_instructions:
         plan = _round(plan, COUNTING)

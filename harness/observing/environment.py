@@ -314,7 +314,7 @@ def distortions(found: Mapping[str, object], now: Mapping[str, object]) -> list[
     """What makes all results of a campaign worth less; a line each. found: a snapshot(), now: a condition()."""
     lines = []
     if (governor := found.get("governor")) and governor != "performance":
-        lines.append(f"CPU governor is {governor}: clock rates change with load; set performance (cpupower)")
+        lines.append(f"CPU governor is {governor}: clock rates change with load; userblk tune set")
     if found.get("turbo") == "on":
         lines.append("turbo is on: clock rates depend on temperature and on how many CPUs are busy")
     if found.get("smt") == "1":

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..engines import WorkloadError, fio, replay
 from ..engines.base import Job, Run, device_engine
-from ..machine import interrupt, paths
+from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import replace, sync_tree, write_json
 from ..machine.filesystem import (
@@ -42,6 +42,7 @@ from ..machine.prepare import (
 from ..machine.safety import Refused, check, claimed, recheck
 from ..machine.subprocesses import CommandError, Recorder, last_line, now
 from ..machine.teardown import Teardown, TeardownError, undo
+from ..machine.tuning import on_cpus
 from ..model.config import Profile, Workload
 from ..model.parts import KINDS
 from ..model.plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
@@ -244,7 +245,11 @@ class Runner:
         facts = {name: environment.device_facts(disk) for name, disk in self.disks().items()}
         self.environment = snapshot() | {"devices": facts}
         self.condition = environment.condition(self.disks())
-        lines = environment.distortions(self.environment, self.condition)
+        tuned = tuning.facts([disk for disk in self.disks().values()])
+        self.environment["tuning"] = tuned | {"pin": {"server": self.plan.pin_server, "client": self.plan.pin_client}}
+        lines = environment.distortions(self.environment, self.condition) + tuning.warnings(tuned)
+        if not self.plan.pin_client and (os.cpu_count() or 1) > 1:
+            lines.append("not pinned: the scheduler places servers and workloads where it likes; --pin SERVER:CLIENT")
         if self.plan.emulated:
             lines = []  # the lab's are distorted as such, and say so
         self.environment["userblk"] = environment.source(paths.CHECKOUT)
@@ -342,9 +347,20 @@ class Runner:
             try:
                 limit_dirty(*engine.dirty_limits(profile, first.device), self.teardown)
                 limit_cpus(workload.cpus, self.teardown)
-                with bring_up(
-                    system, device, area, self.plan.build, recorder, self.teardown, engine.on_files, outlives
-                ) as running:
+                with ExitStack() as up:
+                    with on_cpus(self.plan.pin_server):
+                        running = up.enter_context(
+                            bring_up(
+                                system,
+                                device,
+                                area,
+                                self.plan.build,
+                                recorder,
+                                self.teardown,
+                                engine.on_files,
+                                outlives,
+                            )
+                        )
                     filled = False
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
@@ -505,7 +521,8 @@ class Runner:
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
             others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
             origin = time.monotonic()
-            process = recorder.spawn(job.argv)
+            with on_cpus(self.plan.pin_client):
+                process = recorder.spawn(job.argv)
             problems = []
             try:
                 if job.memory:

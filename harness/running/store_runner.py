@@ -19,6 +19,7 @@ from ..engines import WorkloadError, replay
 from ..engines import store as load
 from ..machine import interrupt
 from ..machine.subprocesses import CommandError, Recorder, last_line, now
+from ..machine.tuning import on_cpus
 from ..model.config import SystemConfig, Workload
 from ..model.parts import KINDS
 from ..model.plan import Entry
@@ -94,7 +95,9 @@ class StoreRunner(Runner):
 
     def start(self, system: SystemConfig, store: Store | None, create: bool, recorder: Recorder) -> Served:
         access = store.access if store else NO_STORE
-        return serve(system, access, self.plan.profile.store.size, create, self.plan.build, recorder, self.teardown)
+        size = self.plan.profile.store.size
+        with on_cpus(self.plan.pin_server):
+            return serve(system, access, size, create, self.plan.build, recorder, self.teardown)
 
     def fill(self, system: SystemConfig, store: Store, recorder: Recorder) -> None:
         served = self.start(system, store, True, recorder)
@@ -142,7 +145,8 @@ class StoreRunner(Runner):
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
-                process = recorder.spawn(argv)
+                with on_cpus(self.plan.pin_client):
+                    process = recorder.spawn(argv)
                 try:
                     while process.poll() is None and served.server.poll() is None:
                         time.sleep(POLL_S / 10)

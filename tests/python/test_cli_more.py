@@ -17,6 +17,7 @@ from made_up import small_campaign
 from userblk.harness.cli import completion, doctor, make_parser
 from userblk.harness.cli.run import endurance_text
 from userblk.harness.machine import paths
+from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.running import archive
@@ -58,7 +59,7 @@ def test_what_is_missing_is_mended_by_a_command() -> None:
 
 
 def test_a_disk_that_may_not_be_overwritten() -> None:
-    for disk in doctor.disks():
+    for disk in hardware_disks():
         for need in doctor.device_needs(disk):
             assert need.met or need.mend
     (need,) = doctor.device_needs("no-such-disk")

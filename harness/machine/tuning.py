@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a measurement wants of a machine's clocks, idle states and interrupts: shown, set, and put back.
+
+Everything that is set is noted before the first change, in a file below /run, which a crash of this program outlives
+and which goes with the settings themselves when the machine starts again.
+Standard library only: the runner looks at it. root is another one in tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .durable import write_json
+from .teardown import RUN
+
+STATE = RUN / "tuned.json"
+CPUS = "sys/devices/system/cpu"
+DEEP_US = 10  # an idle state that takes longer to leave is in the latency of single requests
+GOVERNOR, TURBO, IDLE, INTERRUPTS = "governor", "turbo", "idle states", "interrupts"
+WHY = {
+    GOVERNOR: "clock rates follow the load",
+    TURBO: "clock rates depend on temperature and on how many CPUs are busy",
+    IDLE: f"CPUs take more than {DEEP_US} us to wake up",
+    INTERRUPTS: "a device's interrupts go to CPUs of another NUMA node",
+}
+
+
+class TuningError(Exception):
+    """What could not be set or put back; one line."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A file below root, what it holds and what it is to hold. about: the CPU or device, for people."""
+
+    kind: str
+    about: str
+    path: str
+    now: str
+    wanted: str
+
+    @property
+    def differs(self) -> bool:
+        if self.kind == INTERRUPTS:
+            return not cpu_list(self.now) <= cpu_list(self.wanted)
+        return self.now != self.wanted
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """The CPUs of a list such as 0-3,8. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, several, last = part.partition("-")
+        found |= set(range(int(first), int(last if several else first) + 1))
+    if not found:
+        raise ValueError(text)
+    return frozenset(found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# ---- what there is ------------------------------------------------------------------------
+
+
+def hardware_disks(root: Path = Path("/")) -> list[str]:
+    """Kernel names of whole disks that are no loop, RAM or other devices without hardware."""
+    return sorted(path.parent.name for path in root.glob("sys/block/*/device"))
+
+
+def _above(root: Path, disk: str) -> Iterator[Path]:
+    """The directories of a disk's device and of the buses that it is on, the nearest first."""
+    place = (root / "sys/block" / disk / "device").resolve()
+    top = (root / "sys").resolve()
+    while place != top and top in place.parents:
+        yield place
+        place = place.parent
+
+
+def numa_node(disk: str, root: Path = Path("/")) -> int | None:
+    """None: it has none of its own, or does not tell."""
+    found = next((text for place in _above(root, disk) if (text := _text(place / "numa_node"))), "-1")
+    return int(found) if found.isdigit() else None
+
+
+def interrupts(disk: str, root: Path = Path("/")) -> list[int]:
+    for place in _above(root, disk):
+        if (place / "msi_irqs").is_dir():
+            return sorted(int(path.name) for path in (place / "msi_irqs").iterdir())
+        if (text := _text(place / "irq")).isdigit() and int(text):
+            return [int(text)]
+    return []
+
+
+def _cpus(root: Path) -> list[Path]:
+    return sorted((root / CPUS).glob("cpu[0-9]*"), key=lambda path: int(path.name[3:]))
+
+
+def _settings(root: Path, disks: Sequence[str]) -> Iterator[tuple[str, str, Path, str]]:
+    """Kind, about, path and what is wanted, of what there is."""
+    for cpu in _cpus(root):
+        if "performance" in _text(cpu / "cpufreq/scaling_available_governors").split():
+            yield GOVERNOR, cpu.name, cpu / "cpufreq/scaling_governor", "performance"
+    if (file := root / CPUS / "intel_pstate/no_turbo").exists():
+        yield TURBO, "all CPUs", file, "1"
+    elif (file := root / CPUS / "cpufreq/boost").exists():
+        yield TURBO, "all CPUs", file, "0"
+    for cpu in _cpus(root):
+        for state in sorted(cpu.glob("cpuidle/state[0-9]*")):
+            latency = _text(state / "latency")
+            if latency.isdigit() and int(latency) > DEEP_US:
+                yield IDLE, f"{cpu.name} {_text(state / 'name')}", state / "disable", "1"
+    for disk in disks:
+        node = numa_node(disk, root)
+        near = _text(root / f"sys/devices/system/node/node{node}/cpulist")
+        for number in interrupts(disk, root) if near else []:
+            yield INTERRUPTS, f"{disk} {number}", root / f"proc/irq/{number}/smp_affinity_list", near
+
+
+def settings(disks: Sequence[str], root: Path = Path("/")) -> list[Setting]:
+    """Of this machine, and of these disks."""
+    return [
+        Setting(kind, about, str(path.relative_to(root)), now, wanted)
+        for kind, about, path, wanted in _settings(root, disks)
+        if (now := _text(path))
+    ]
+
+
+# ---- setting, and putting back -----------------------------------------------------------------
+
+
+def noted(state: Path = STATE) -> list[tuple[str, str]]:
+    """Files that were set, and what they held, in order. Raises TuningError."""
+    try:
+        return [(str(path), str(value)) for path, value in json.loads(state.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise TuningError(f"{state}: cannot be read: {error}; start the machine again, and remove it") from None
+
+
+def tune(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> list[str]:
+    """Set what differs. What was refused, a line each: the kernel keeps some interrupts where they are.
+    Raises TuningError where nothing can be noted."""
+    wanted = [one for one in settings(disks, root) if one.differs]
+    before = noted(state)
+    known = {path for path, _ in before}  # set earlier: what they held before that is what is put back
+    if wanted:
+        try:
+            state.parent.mkdir(mode=0o755, exist_ok=True)
+            write_json(state, before + [(one.path, one.now) for one in wanted if one.path not in known])
+        except OSError as error:
+            raise TuningError(f"{state}: {error.strerror}; run as root") from None
+    return [line for one in wanted if (line := _set(root, one.kind, one.about, one.path, one.wanted))]
+
+
+def _set(root: Path, kind: str, about: str, path: str, value: str) -> str:
+    """Why it could not be set, "" if it could."""
+    try:
+        (root / path).write_text(value)
+    except OSError as error:
+        return f"{kind} of {about}: /{path}={value}: {error.strerror}"
+    now = _text(root / path)
+    kept = cpu_list(now) == cpu_list(value) if kind == INTERRUPTS and now else now == value
+    return "" if kept else f"{kind} of {about}: /{path}={value}: it stays {now}"
+
+
+def restore(root: Path = Path("/"), state: Path = STATE) -> int:
+    """Put back all that was set; how many files. Raises TuningError with what stays, which also stays noted."""
+    before = noted(state)
+    left, lines = [], []
+    for path, value in reversed(before):
+        if _text(root / path) == value or not (root / path).exists():  # refused in the first place, or gone
+            continue
+        if line := _set(root, "setting", path, path, value):
+            left.append((path, value))
+            lines.append(line)
+    if left:
+        write_json(state, left[::-1])
+        raise TuningError("; ".join(lines))
+    state.unlink(missing_ok=True)
+    return len(before)
+
+
+# ---- for a campaign -----------------------------------------------------------------------------
+
+
+def facts(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> dict[str, object]:
+    """Of the machine's condition: what is as it is wanted and what is not, and where disks are."""
+    found = settings(disks, root)
+    kinds = dict.fromkeys(one.kind for one in found)
+    places: dict[str, object] = {
+        disk: {
+            "numa_node": numa_node(disk, root),
+            "interrupts": {str(n): _text(root / f"proc/irq/{n}/smp_affinity_list") for n in interrupts(disk, root)},
+        }
+        for disk in disks
+    }
+    return {
+        "by_userblk": bool(state.exists()),
+        "differs": {kind: sum(one.differs for one in found if one.kind == kind) for kind in kinds},
+        "disks": places,
+    }
+
+
+def warnings(found: Mapping[str, object]) -> list[str]:
+    """What facts() tells against a campaign, a line each; of governor and turbo the environment tells."""
+    differs = found["differs"]
+    assert isinstance(differs, dict)
+    return [f"not tuned: {kind}: {WHY[kind]}; userblk tune set" for kind in (IDLE, INTERRUPTS) if differs.get(kind, 0)]
+
+
+@contextlib.contextmanager
+def on_cpus(cpus: str) -> Iterator[None]:
+    """What is started meanwhile runs on these CPUs; "": on any. Raises OSError if none of them is on line."""
+    before = os.sched_getaffinity(0)
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpu_list(cpus))
+        except OSError as error:
+            raise OSError(error.errno, f"CPUs {cpus} cannot be used: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk tune on a made-up machine, and the CPUs that servers and workloads of a campaign are started on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import userblk
+from loops import LIMIT, loop
+from runner_process import SIZE, finish, start
+from userblk.harness.cli.tune import shown
+from userblk.harness.machine import paths, tuning
+from userblk.harness.machine.tuning import GOVERNOR, IDLE, INTERRUPTS, TURBO, TuningError, cpu_list
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, make_plan, read_plan, write_plan
+
+CPU = "sys/devices/system/cpu"
+PCI = "sys/devices/pci0000:00/0000:00:04.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two CPUs, an NVMe disk on the second node with interrupts on the first, and a SATA disk that tells nothing."""
+    root = tmp_path / "root"
+    files = {
+        f"{CPU}/intel_pstate/no_turbo": "0",
+        f"{PCI}/numa_node": "1",
+        f"{PCI}/msi_irqs/40": "msix",
+        f"{PCI}/nvme/nvme0/numa_node": "-1x",
+        f"{PCI}/nvme/nvme0/nvme0n1/size": "8",
+        "sys/devices/ata1/sda/size": "8",
+        "sys/devices/system/node/node0/cpulist": "0",
+        "sys/devices/system/node/node1/cpulist": "1",
+        "proc/irq/40/smp_affinity_list": "0-1",
+    }
+    for cpu in ("cpu0", "cpu1"):
+        files |= {
+            f"{CPU}/{cpu}/cpufreq/scaling_available_governors": "performance schedutil",
+            f"{CPU}/{cpu}/cpufreq/scaling_governor": "schedutil",
+        }
+        for state, (name, latency, off) in enumerate((("POLL", 0, 0), ("C1", 2, 0), ("C6", 133, 0), ("C8", 200, 1))):
+            place = f"{CPU}/{cpu}/cpuidle/state{state}"
+            files |= {f"{place}/name": name, f"{place}/latency": str(latency), f"{place}/disable": str(off)}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    for disk, device in (("nvme0n1", f"{PCI}/nvme/nvme0"), ("sda", "sys/devices/ata1")):
+        (root / "sys/block" / disk).mkdir(parents=True)
+        (root / "sys/block" / disk / "device").symlink_to(root / device)
+    (root / f"{PCI}/nvme/nvme0/numa_node").unlink()
+    return root
+
+
+def contents(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text().strip() for path in root.rglob("*") if path.is_file()}
+
+
+def test_what_is_set_is_put_back(root: Path, tmp_path: Path) -> None:
+    state = tmp_path / "run/tuned.json"
+    before = contents(root)
+    disks = tuning.hardware_disks(root)
+    assert disks == ["nvme0n1", "sda"]
+    assert (tuning.numa_node("nvme0n1", root), tuning.numa_node("sda", root)) == (1, None)
+    assert tuning.tune(disks, root, state) == []
+    after = contents(root)
+    changed = {name: value for name, value in after.items() if before[name] != value}
+    assert changed == {
+        f"{CPU}/cpu0/cpufreq/scaling_governor": "performance",
+        f"{CPU}/cpu1/cpufreq/scaling_governor": "performance",
+        f"{CPU}/intel_pstate/no_turbo": "1",
+        f"{CPU}/cpu0/cpuidle/state2/disable": "1",
+        f"{CPU}/cpu1/cpuidle/state2/disable": "1",
+        "proc/irq/40/smp_affinity_list": "1",
+    }
+    assert not any(one.differs for one in tuning.settings(disks, root))
+    assert tuning.tune(disks, root, state) == []  # once more: what was before is still known
+    assert tuning.restore(root, state) == 6
+    assert contents(root) == before and not state.exists()
+    assert tuning.restore(root, state) == 0
+
+
+def test_it_is_put_back_after_a_crash(root: Path, tmp_path: Path) -> None:
+    """Killed at the third change: everything had been noted."""
+    state = tmp_path / "tuned.json"
+    before = contents(root)
+    program = f"""
+import os, signal
+from pathlib import Path
+from userblk.harness.machine import paths, tuning
+count = [0]
+real = tuning._set
+def killed(*words):
+    count[0] += 1
+    if count[0] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*words)
+tuning._set = killed
+tuning.tune(["nvme0n1"], Path({str(root)!r}), Path({str(state)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False).returncode == -9
+    assert contents(root) != before and len(json.loads(state.read_text())) == 6
+    tuning.restore(root, state)
+    assert contents(root) == before
+
+
+def test_what_the_kernel_refuses_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupts of NVMe queues often stay where they are."""
+    state = tmp_path / "tuned.json"
+    real = Path.write_text
+
+    def write(path: Path, text: str, *rest: str, **named: str) -> int:
+        if path.name == "smp_affinity_list":
+            raise OSError(5, "Input/output error")
+        return real(path, text, *rest, **named)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert tuning.tune(["nvme0n1"], root, state) == [
+        "interrupts of nvme0n1 40: /proc/irq/40/smp_affinity_list=1: Input/output error"
+    ]
+    assert tuning.restore(root, state) == 6
+
+    def stubborn(path: Path, text: str, *rest: str, **named: str) -> int:
+        return 0 if path.name == "scaling_governor" else real(path, text, *rest, **named)
+
+    monkeypatch.setattr(Path, "write_text", stubborn)
+    (root / f"{CPU}/cpu0/cpufreq/scaling_governor").open("w").write("performance")
+    state.write_text(json.dumps([[f"{CPU}/cpu0/cpufreq/scaling_governor", "schedutil"]]))
+    with pytest.raises(TuningError, match="scaling_governor=schedutil: it stays performance"):
+        tuning.restore(root, state)
+    assert state.exists()
+
+
+def test_warnings_tell_what_was_not_done(root: Path, tmp_path: Path) -> None:
+    state = tmp_path / "tuned.json"
+    disks = ["nvme0n1", "sda"]
+    found = tuning.facts(disks, root, state)
+    assert found["differs"] == {GOVERNOR: 2, TURBO: 1, IDLE: 2, INTERRUPTS: 1} and found["by_userblk"] is False
+    places = found["disks"]
+    assert isinstance(places, dict) and places["nvme0n1"] == {"numa_node": 1, "interrupts": {"40": "0-1"}}
+    assert [line.split(":")[1] for line in tuning.warnings(found)] == [f" {IDLE}", f" {INTERRUPTS}"]
+    lines = shown(tuning.settings(disks, root), [])
+    assert lines[0] == "governor     schedutil (cpu0, cpu1): should be performance: clock rates follow the load"
+    assert "idle states  1 (cpu0 C8, cpu1 C8): as it should be" in lines
+    tuning.tune(disks, root, state)
+    found = tuning.facts(disks, root, state)
+    assert found["by_userblk"] is True and tuning.warnings(found) == []
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Shows this machine's, whatever it has; nothing is changed."""
+    done = userblk("tune", "--json", cwd=tmp_path)
+    assert done.returncode == 0 and {"settings", "set", "differs"} <= set(json.loads(done.stdout))
+    assert userblk("tune", cwd=tmp_path).returncode == 0
+    done = userblk("tune", "--device", "/dev/no-such-disk", cwd=tmp_path)
+    assert done.returncode == 2 and "name a block device" in done.stderr and done.stderr.count("\n") == 1
+
+
+# ---- pinned runs --------------------------------------------------------------------------
+
+
+def test_lists_of_cpus() -> None:
+    assert cpu_list("0-2,5") == {0, 1, 2, 5}
+    for wrong in ("", "a", "3-1", "1-"):
+        with pytest.raises(ValueError):
+            cpu_list(wrong)
+
+
+@pytest.mark.parametrize("text", ["0", "0:", ":0", "0:x", "0:99999"])
+def test_wrong_pins_are_refused(text: str, tmp_path: Path) -> None:
+    done = userblk("plan", "--where", "lab", "--clock", "real", "--pin", text, cwd=tmp_path)
+    assert done.returncode == 2 and f"pin={text}: " in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_workloads_and_servers_are_started_on_their_cpus(tmp_path: Path) -> None:
+    needed = shutil.which("fio") and (paths.HOST_BUILD / "fuse-disk/userblk-fuse-disk").exists()
+    if (os.cpu_count() or 1) < 2 or not needed:
+        pytest.skip("needs two CPUs, fio and userblk-fuse-disk")
+    (tmp_path / "image").mkdir()
+    (tmp_path / "c").mkdir()
+    with loop(tmp_path / "image", SIZE) as device:
+        plan = make_plan(
+            suite=load_suite("buse-null"), profile=load_profile("quick"), systems=[load_system("fuse-null")],
+            devices=[Device("sata", device, str(SIZE))], campaign="t", build="build/host", host="here",
+            pin=("0", "1"), workloads=["read-1j-1d-4k"], repetitions=1,
+        )  # fmt: skip
+        profile = dataclasses.replace(plan.profile, area={"sata": SIZE})
+        write_plan(dataclasses.replace(plan, profile=profile), tmp_path / "c")
+        assert read_plan(tmp_path / "c/plan.json").pin_client == "1"
+        found: dict[str, str] = {}
+        runner = start(tmp_path / "c")
+        while runner.poll() is None:
+            for file in Path("/proc").glob("[0-9]*/status"):
+                with contextlib.suppress(OSError):
+                    status = dict(line.split(":\t", 1) for line in file.read_text().splitlines() if ":\t" in line)
+                    if status["PPid"] == str(runner.pid):
+                        found[status["Name"]] = status["Cpus_allowed_list"]
+        assert finish(runner)[0] == 0
+    assert (found["fio"], found["userblk-fuse-di"]) == ("1", "0")
+    environment = json.loads((tmp_path / "c/environment.json").read_text())
+    assert environment["tuning"]["pin"] == {"server": "0", "client": "1"}
+    assert not [line for line in environment["warnings"] if line.startswith("not pinned")]
+    before = os.sched_getaffinity(0)
+    with tuning.on_cpus("0"):
+        assert os.sched_getaffinity(0) == {0}
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(OSError, match="CPUs 1000 cannot be used"), tuning.on_cpus("1000"):
+        pass
