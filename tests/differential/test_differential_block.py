@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from block_targets import FileTarget, NbdTarget
 from blocks import Limits, search
 from device import ServeS3
 from fuse_mount import DISK_PROGRAM, Mount, ext4, lacking_for_fuse, launch
+from loops import loop, loop_without_zeroes
 from nbdkit_server import Nbdkit, missing_components, nbd, plugin_path
 from servers import KINDS, started
 
@@ -20,6 +21,7 @@ SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each way
 MIB = 1 << 20
 SIZE = 8 * MIB
 
+Disk = Callable[[Path, int], AbstractContextManager[str]]
 
 
 @pytest.fixture
@@ -54,6 +56,42 @@ def test_nbdkit(device: str, parameters: tuple[str, ...], limits: Limits, tmp_pa
     server = Nbdkit(tmp_path, plugin_path(device), *parameters)
     stack.callback(server.kill)
     through_nbd(server, limits, f"{device} {' '.join(parameters[1:])}")
+
+
+class NewServers(NbdTarget):
+    """Another server for each sequence: what the kernel has refused once is not asked for again."""
+
+    def __init__(self, stack: ExitStack, directory: Path, *parameters: str) -> None:
+        super().__init__(nbd, [])
+        self.directory = directory
+        self.parameters = parameters
+        self.server: Nbdkit | None = None
+        self.servers = 0
+        stack.callback(lambda: self.server and self.server.kill())
+
+    def begin(self) -> None:
+        self.stop()
+        self.servers += 1
+        home = self.directory / str(self.servers)
+        home.mkdir()
+        self.server = Nbdkit(home, plugin_path("passthrough"), *self.parameters)
+        self.handles = [self.server.connect() for _ in range(2)]
+
+    def stop(self) -> None:
+        if self.server:
+            assert self.server.stop() == 0, self.server.output()
+
+
+@pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))
+@pytest.mark.parametrize("direct", ["on", "off"])
+@pytest.mark.parametrize("disk", [loop, loop_without_zeroes])
+def test_nbdkit_on_a_disk(disk: Disk, direct: str, tmp_path: Path, stack: ExitStack) -> None:
+    device = stack.enter_context(disk(tmp_path, MIB))  # so small that requests often meet
+    limits = Limits(MIB, largest=MIB // 4, trim=disk is loop, fast_zero=True, torn=direct == "off")
+    target = NewServers(stack, tmp_path, f"file={device}", f"direct={direct}")
+    sequences = search(limits, target, SECONDS)
+    target.stop()
+    print(f"passthrough {disk.__name__} direct={direct}: {sequences} sequences")
 
 
 @pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))

@@ -32,6 +32,9 @@ class NbdTarget:
         self.nbd = nbd
         self.handles = handles
 
+    def begin(self) -> None:
+        pass
+
     def _send(self, handle: Any, request: Request) -> tuple[int, Any]:
         nbd = self.nbd
         fua = nbd.CMD_FLAG_FUA if request.fua else 0
@@ -45,6 +48,7 @@ class NbdTarget:
             return handle.aio_trim(request.length, request.offset, flags=fua), None
         if request.op == "zero":
             flags = fua | (0 if request.may_trim else nbd.CMD_FLAG_NO_HOLE)
+            flags |= nbd.CMD_FLAG_FAST_ZERO if request.fast else 0
             return handle.aio_zero(request.length, request.offset, flags=flags), None
         return handle.aio_flush(), None
 
@@ -64,6 +68,9 @@ class NbdTarget:
                     if handle.poll(ANSWER_LIMIT_MS) == 0:
                         raise OSError(errno.ETIMEDOUT, f"{request}: no answer")
             except self.nbd.Error as error:
+                if request.fast and error.errnum in (errno.ENOTSUP, errno.EOPNOTSUPP):
+                    found.append(b"")
+                    continue
                 failure = failure or OSError(error.errnum or errno.EIO, f"{request}: {error}")
             found.append(bytes(buffer.to_bytearray()) if request.op == "read" and not failure else b"")
         if failure:
@@ -76,6 +83,9 @@ class ThreadedTarget:
 
     def __init__(self, at_once: int) -> None:
         self.threads = ThreadPoolExecutor(at_once)
+
+    def begin(self) -> None:
+        pass
 
     def one(self, request: Request) -> bytes:
         raise NotImplementedError

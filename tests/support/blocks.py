@@ -20,7 +20,10 @@ SHRINK_TRIES = 3  # what is made at once need not fail each time
 
 @dataclass(frozen=True)
 class Request:
-    """op: read, write, flush, trim or zero. tag: of what is written. may_trim: of a zero."""
+    """
+    op: read, write, flush, trim or zero. tag: of what is written. may_trim, fast: of a zero; a fast one may be refused
+    and then changes nothing.
+    """
 
     op: str
     offset: int = 0
@@ -28,6 +31,7 @@ class Request:
     tag: int = 0
     fua: bool = False
     may_trim: bool = False
+    fast: bool = False
 
     @property
     def end(self) -> int:
@@ -57,6 +61,7 @@ class Limits:
     fua: bool = True
     trim: bool = True
     zero: bool = True
+    fast_zero: bool = False
     trim_unit: int = 0
     keeps: bool = True  # False: the null device, which reads as zeroes
     at_once: int = 16
@@ -65,6 +70,9 @@ class Limits:
 
 class Target(Protocol):
     """A device as its user reaches it."""
+
+    def begin(self) -> None:
+        """Called before each sequence."""
 
     def perform(self, batch: Batch) -> list[bytes]:
         """Makes all of them at once: what was read, by request; b"" for others. Raises OSError."""
@@ -100,7 +108,9 @@ def draw(rng: random.Random, limits: Limits, batches: int) -> list[Batch]:
             offset, length = _range(rng, limits, unit, batch and [r for r in batch if r.length])
             tag += 1
             fua = limits.fua and op != "read" and rng.random() < 0.2
-            batch.append(Request(op, offset, length, tag, fua, op == "zero" and rng.random() < 0.5))
+            may_trim = op == "zero" and rng.random() < 0.5
+            fast = op == "zero" and limits.fast_zero and rng.random() < 0.5
+            batch.append(Request(op, offset, length, tag, fua, may_trim, fast))
         drawn.append(tuple(batch))
     return drawn
 
@@ -127,7 +137,7 @@ class Model:
                 sure = True
             elif change.op in ("trim", "zero"):
                 found.append(bytes(end - start))
-                sure = sure or change.op == "zero"
+                sure = sure or (change.op == "zero" and not change.fast)
         return found if sure else [before, *found]
 
     def _pieces(self, requests: Sequence[Request], start: int, end: int) -> Iterator[tuple[int, int, list[Request]]]:
@@ -204,6 +214,7 @@ Marks = Callable[[Batch, Model], None]
 def replay(batches: Sequence[Batch], limits: Limits, target: Target, marks: Marks) -> None:
     """The batches, after all has been filled. marks: called after each. Raises Differs."""
     try:
+        target.begin()
         _replay([*fill(limits), *batches], limits, target, marks)
     except OSError as error:
         raise Differs(f"an error: {error}") from error

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,12 +41,25 @@ def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
         run("losetup", "--detach", device)
 
 
-@contextmanager
-def small_tmpfs(directory: Path, size: str) -> Iterator[Path]:
+def small_tmpfs(directory: Path, size: str) -> AbstractContextManager[Path]:
     """A file system that is soon full."""
-    point = directory / "small"
+    return mounted(directory / "small", "tmpfs", "-o", f"size={size}")
+
+
+@contextmanager
+def loop_without_zeroes(directory: Path, size: int) -> Iterator[str]:
+    """A loop device that has neither discard nor a command for zeroes, since files on a ramfs have no holes."""
+    with mounted(directory / "no-holes", "ramfs") as point, loop(point, size) as device:
+        yield device
+
+
+@contextmanager
+def mounted(point: Path, kind: str, *options: str) -> Iterator[Path]:
+    """A file system of the kernel's memory; skips the test, saying why, where it cannot be had."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
     point.mkdir()
-    run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(point))
+    run("mount", "-t", kind, *options, "none", str(point))
     try:
         yield point
     finally:

@@ -479,6 +479,7 @@ static void test_refused_zero_and_page_cache(void **state)
 	assert_true(fd >= 0 && ftruncate(fd, MODEL_SIZE) == 0);
 	close(fd);
 	loop_attach(path, 512, device, sizeof device);
+	umount2(mount_point, MNT_DETACH); /* it goes with the loop device */
 	fill(before, sizeof before, 1);
 	fill(expected, sizeof expected, 2);
 	for (int direct = 0; direct < 2; direct++) {
@@ -500,7 +501,6 @@ static void test_refused_zero_and_page_cache(void **state)
 		device_close(&d);
 	}
 	loop_detach(device);
-	umount(mount_point);
 }
 
 static uint64_t blocks_of(const char *path)
