@@ -97,7 +97,7 @@ build-fuzz-programs:
 
 test-python: all ## pytest: harness, analysis, lab, on loop devices
 	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
-test-packages: deps ## Debian packages, pip and make install: build them, install them elsewhere, use them, remove them
+test-packages: deps ## Debian packages and pip: build them, install them elsewhere, use them, remove them
 	$(PYTEST) tests/packages
 .PHONY: test-python test-packages
 

@@ -8,22 +8,12 @@ import subprocess
 from pathlib import Path
 
 PLUGINS = ("null", "passthrough", "s3")
-PROGRAMS = {
-    "bin": {
-        "userblk",
-        "userblk-flow",
-        "userblk-fuse-disk",
-        "userblk-nullfs",
-        "userblk-openloop",
-        "userblk-passthrough",
-        "userblk-s3",
-    },
-    "sbin": {"userblk-buse", "userblk-ublk"},
-}
+# Each program has a page.
+PROGRAMS = {page.stem for page in Path("docs/man").glob("userblk*")}
 
 
 def _make(target: str, destination: Path) -> None:
-    subprocess.run(["make", "-s", target, f"DESTDIR={destination}", "prefix=/usr"], check=True, timeout=900)
+    subprocess.run(["make", "-s", target, f"DESTDIR={destination}"], check=True, timeout=900)
 
 
 def _files(top: Path) -> set[Path]:
@@ -35,10 +25,11 @@ def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
     other.parent.mkdir(parents=True)
     other.touch()
     _make("install", tmp_path)
-    usr = tmp_path / "usr"
-    for place, names in PROGRAMS.items():
-        assert {path.name for path in (usr / place).glob("userblk*")} == names
-        assert all(os.access(usr / place / name, os.X_OK) for name in names)
+    usr = tmp_path / "usr/local"
+    programs = [path for place in ("bin", "sbin") for path in (usr / place).glob("userblk*")]
+    assert {path.name for path in programs} == PROGRAMS
+    assert all(os.access(path, os.X_OK) for path in programs)
+    assert {path.name for path in (usr / "share/bash-completion/completions").iterdir()} == PROGRAMS
     installed = _files(tmp_path)
     for link in (path for path in installed if path.is_symlink()):
         assert (tmp_path / os.readlink(link).lstrip("/")).is_file(), link
@@ -54,7 +45,7 @@ def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
         *(str(path) for room in ("harness", "analysis") for path in Path(room).rglob("*.py")),
         *(str(path) for path in Path("analysis/templates").iterdir()),
     }
-    assert "/usr/sbin/userblk-ublk" in (usr / "lib/systemd/system/userblk-ublk@.service").read_text()
+    assert "/usr/local/sbin/userblk-ublk" in (usr / "lib/systemd/system/userblk-ublk@.service").read_text()
     done = subprocess.run([usr / "bin/userblk", "--version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for cache in python.rglob("__pycache__"):
