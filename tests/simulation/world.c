@@ -156,10 +156,14 @@ static void live_as_writer(struct life *l)
 			char name[8];
 
 			snprintf(name, sizeof name, "s%u", (unsigned)draw(SNAPSHOTS));
-			if (one_in(2))
-				run_rollback(l, name);
-			else
+			if (one_in(2)) {
 				run_clone(l, name);
+			} else {
+				run_rollback(l, name);
+				/* Answered or not: what is made durable now stands behind it. */
+				if (one_in(2))
+					serve(l);
+			}
 		} else {
 			serve(l);
 		}
