@@ -29,7 +29,7 @@ from .summaries import Campaign, Run, SummaryError, read_json
 SCHEMA = 3
 POINTS = 200  # at most, of a series
 PARALLEL = 200  # runs to read from which on it is worth processes of its own
-SOURCES = {"fio": ("fio.json", fio.IOPS_LOG), "flow": ("flow.json",)}
+SOURCES = {"fio": ("fio.json", fio.IOPS_LOG), "flow": ("flow.json",), "ops": ("ops.json",)}
 
 Key = tuple[str, str, str, str, str]  # host, suite, device, workload, system
 
@@ -90,8 +90,8 @@ def _fio(directory: Path, interval_s: float, group: int) -> Details:
     return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
 
 
-def _flow(directory: Path, interval_s: float, group: int, measured_s: float) -> Details:
-    found = [one for one in read_json(directory / "flow.json")["intervals"] if one["end_s"] > one["start_s"]]
+def _flow(path: Path, interval_s: float, group: int, measured_s: float) -> Details:
+    found = [one for one in read_json(path)["intervals"] if one["end_s"] > one["start_s"]]
     intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
     # What was measured is the end of it.
     begin = intervals[-1].end - measured_s - interval_s / 2 if intervals else 0.0
@@ -106,8 +106,8 @@ def _flow(directory: Path, interval_s: float, group: int, measured_s: float) -> 
 def read_details(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     """From the raw files in a run's directory. interval_s: of the logs; group: intervals in a step of the series."""
     try:
-        if run.engine == "flow":
-            return _flow(directory, interval_s, group, run.duration_s)
+        if run.engine in ("flow", "ops"):
+            return _flow(directory / SOURCES[run.engine][0], interval_s, group, run.duration_s)
         return _fio(directory, interval_s, group)
     except SummaryError as error:
         return Details(problem=str(error))
@@ -180,6 +180,7 @@ def _logging(campaign: Campaign) -> tuple[float, dict[str, int]]:
         seconds = {
             "fio": profile["ramp_s"] + profile["runtime_s"],
             "flow": files["ramp_s"] + max(files["runtime_s"], files["macro_runtime_s"]),
+            "ops": files["ramp_s"] + files["runtime_s"],
         }
     except (LookupError, TypeError, AttributeError) as error:
         raise SummaryError(f"{file}: not a plan: {type(error).__name__} {error}") from None

@@ -46,6 +46,8 @@ SYSTEMS = {
     "fuse": "FUSE",
     "stackfs": "StackFS",
     "stackfs-opt": "StackFS opt",
+    "rfuse-stackfs": "StackFS (RFUSE)",
+    "nullfs": "NullFS",
     "nbdkit-file": "nbdkit file",
     "qemu-nbd": "qemu-nbd",
     "s3backer": "s3backer",
@@ -68,7 +70,7 @@ FILE_WORKLOADS = (
     *(f"{action}-{threads}th" for action in ("create", "read", "delete") for threads in (1, 16)),
     *("file-server", "mail-server", "web-server"),
 )
-ENGINES = ("fio", "flow")  # of the runs that the tables hold
+ENGINES = ("fio", "flow", "ops")  # of the runs that the tables hold
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
 
@@ -369,7 +371,7 @@ def make_table(
     choices: what was chosen where the paper is silent about Table 2, of_blocks: how Table 1 is
     measured.
     """
-    files = any(run.engine == "flow" for run in runs)
+    files = any(run.engine in ("flow", "ops") for run in runs)
     samples: dict[CellKey, list[float]] = defaultdict(list)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -408,7 +410,9 @@ def make_table(
     cells = _corrected(cells)
     emulated = max(run.emulated for run in runs)
     notes = _notes(runs, valid, seed) + _tested(cells)
-    if files:
+    if any(run.engine == "ops" for run in runs):
+        notes += (OPERATIONS,)
+    elif files:
         notes += (FLOWOPS,)
         head = "The paper does not state it" if _known(runs) else "How it is done"
         notes += tuple(f"{head}: {choice}." for choice in choices)
@@ -474,6 +478,12 @@ def graded(table: Table, grades: Sequence[Grade], source: str) -> Table:
 FLOWOPS = (
     "An operation is a flowop of the workload file, such as open, read, close. Files per second (created, opened or"
     " deleted) are in table-long.csv as files_kops."
+)
+
+
+OPERATIONS = (
+    "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as the"
+    " program in the paper's artefact does it."
 )
 
 

@@ -233,6 +233,7 @@ class Flow(DeviceEngine):
 
     name = "flow"
     on_files = True
+    bytes_per_inode = 0  # of the ext4; 0: mkfs chooses
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         if "shape" in table.values:
@@ -304,6 +305,14 @@ class Flow(DeviceEngine):
     def ramp_s(self, profile: Profile) -> float:
         return profile.files.ramp_s
 
+    def create(self, run: Run, program: Path, directory: Path) -> list[str]:
+        """What makes its files below the system under test; none: the workload does."""
+        return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "create")
+
+    def measured(self, run: Run, program: Path, directory: Path, options: list[str]) -> list[str]:
+        """What is measured; options: for its results."""
+        return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "run", *options)
+
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         """Its files on a new ext4, nothing in the caches. The system is then as the run uses it."""
         device, entry, profile, workload, teardown = run.device, run.entry, run.profile, run.workload, run.teardown
@@ -313,19 +322,19 @@ class Flow(DeviceEngine):
         recorder = Recorder(run.directory / "preparation")
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
-        results = run.directory / "flow.json"
+        results = run.directory / f"{self.name}.json"
         try:
             for used in run.devices():
                 flush_cache(used.path)
             found = discard_area(device, run.plan.used_bytes(entry.device), entry.seed)
             for used in run.devices():  # pages of what was there before
                 flush_cache(used.path)
-            found |= make_ext4(running.used, size, recorder)
+            found |= make_ext4(running.used, size, recorder, self.bytes_per_inode)
             teardown.push("unmount", path=str(lower))
             mount_ext4(running.used, lower, recorder)
             (program,) = map(Path, self.programs(run.plan.build))
-            create = argv(program, workload, entry.device, lower, entry.seed, "create")
-            wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
+            if create := self.create(run, program, lower):
+                wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
             recorder.run(["umount", str(lower)], timeout=CREATE_LIMIT)
             found |= drop_caches(run.devices(), size)
             mount_ext4(running.used, lower, recorder)
@@ -338,7 +347,7 @@ class Flow(DeviceEngine):
             recorder.save()
 
         def read_results() -> Result:
-            write_series(results, run.directory / "flow_intervals.csv")
+            write_series(results, run.directory / f"{self.name}_intervals.csv")
             return parse(results, workload, profile)
 
         def problems() -> list[str]:
@@ -346,7 +355,7 @@ class Flow(DeviceEngine):
             return memory.problems() + ([f"ext4 found {count} errors"] if count else [])
 
         job = Job(
-            argv=argv(program, workload, entry.device, top, entry.seed, "run", *run_options(profile, results)),
+            argv=self.measured(run, program, top, run_options(profile, results)),
             seconds=profile.files.ramp_s + profile.files.seconds(workload),
             parse=read_results,
             synced=tuple(str(point) for point in dict.fromkeys((top, lower))),

@@ -77,9 +77,15 @@ def mount_points(teardown: Teardown) -> tuple[Path, Path]:
     return points
 
 
-def make_ext4(device: BlockDevice, size: int, recorder: Recorder) -> dict[str, object]:
-    """A new ext4 on the first size bytes of a device that may be overwritten. mkfs refuses one that is in use."""
-    argv = ["mkfs.ext4", "-q", "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
+def make_ext4(
+    device: BlockDevice, size: int, recorder: Recorder, bytes_per_inode: int = 0
+) -> dict[str, object]:
+    """A new ext4 on the first size bytes of a device that may be overwritten. mkfs refuses one that is in use.
+
+    bytes_per_inode: so that there are more inodes than usual.
+    """
+    many = ["-i", str(bytes_per_inode)] if bytes_per_inode else []
+    argv = ["mkfs.ext4", "-q", *many, "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
     recorder.run(argv, timeout=MKFS_LIMIT)
     return {"mkfs": " ".join(argv[:-2]), "file_system_bytes": size}
 

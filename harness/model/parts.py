@@ -20,12 +20,14 @@ class Kind:
     """A way to offer a device to workloads.
 
     blocks: workloads on a device run on it. of_store: it is over a store. bare: nothing is between a workload and the
-    device. in_paper: the paper says how many threads it has. events: what can be done to its server.
+    device. own_files: it is a file system of its own, with nothing below. in_paper: the paper says how many threads it
+    has. events: what can be done to its server.
     """
 
     name = ""
     blocks = True
     of_store = False
+    own_files = False
     bare = False
     in_paper = False
     events: tuple[str, ...] = ()
@@ -64,6 +66,10 @@ class Engine:
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
         """Does the workload run on the system?"""
         return kind.blocks and not kind.of_store
+
+    def beyond(self, workload: Workload) -> str:
+        """Why this machine cannot show it, "" if it can: it is then left out."""
+        return ""
 
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]

@@ -313,6 +313,8 @@ static int create(struct worker *w, size_t size)
 {
 	int fd, result = 0;
 
+	if (w->done == w->options->files)
+		return OUT_OF_WORK;
 	name_own(w, w->done);
 	fd = open(w->path, O_CREAT | O_RDWR, 0644);
 	if (fd == -1)
@@ -522,11 +524,11 @@ static int step_append_synced(struct worker *w)
 const struct operation operations[] = {
 	/* FxMark, as RFUSE's paper describes it; -code: as its program does it, where that differs.
 	 */
-	{"MWCL", "create an empty file, private directory", false, TRACE_MADE, 0, 0,
+	{"MWCL", "create an empty file, private directory", false, TRACE_MADE, 10000000, 0,
 		prepare_directory, begin_nothing, step_create},
-	{"MWCM", "create an empty file, shared directory", true, TRACE_MADE, 0, 0,
+	{"MWCM", "create an empty file, shared directory", true, TRACE_MADE, 10000000, 0,
 		prepare_directory, begin_nothing, step_create},
-	{"MWCM-code", "create a file of 4 KiB, shared directory", true, TRACE_MADE, 0, 0,
+	{"MWCM-code", "create a file of 4 KiB, shared directory", true, TRACE_MADE, 10000000, 0,
 		prepare_directory, begin_nothing, step_create_with_data},
 	{"MRDL", "the next name of a private directory, around", false, TRACE_NONE, 10000, 0,
 		prepare_names, begin_listing, step_list},
@@ -579,7 +581,7 @@ const struct operation operations[] = {
 		prepare_deep_names, begin_deep_names, step_stat_all),
 	BOTH("LsMP", "LsMS", "opendir, all names, closedir", TRACE_NONE, 1000, 0,
 		prepare_deep_names, begin_deep_names, step_list_all),
-	BOTH("CMP", "CMS", "create an empty file", TRACE_MADE, 0, 0, prepare_directory,
+	BOTH("CMP", "CMS", "create an empty file", TRACE_MADE, 60000, 0, prepare_directory,
 		begin_nothing, step_create),
 	BOTH("UMP", "UMS", "unlink a file of 1 KiB that was looked at", TRACE_REMOVED, 30000, 0,
 		prepare_small_files, begin_names, step_unlink),

@@ -277,7 +277,9 @@ class Runner:
         if self.block is not None:
             return []  # which whoever has started it for one block sees to
         self.plan, added, event = stopping.another_round(
-            self.plan, self.directory, lambda cell: not absent(self.plan.systems[cell[2]])
+            self.plan,
+            self.directory,
+            lambda cell: not absent(self.plan.systems[cell[2]]) and not self.beyond(cell[1], cell[3]),
         )
         if added:
             self.emit("extend", **event)
@@ -319,6 +321,12 @@ class Runner:
         files = dataclasses.replace(profile.files, ramp_s=0)
         return dataclasses.replace(profile, ramp_s=0, files=files, fixed_warm_up=True)
 
+    def beyond(self, suite: str, name: str) -> str:
+        """Why this machine cannot show a workload, "" if it can."""
+        workload = next(w for w in self.plan.suite.workloads if (w.suite, w.id) == (suite, name))
+        reason = device_engine(workload.engine).beyond(workload)
+        return f"{name}: {reason}" if reason else ""
+
     def run_block(self, number: int, pending: list[Entry]) -> None:
         """Bring the block's system up, as often as a dead server makes it necessary, and run what is pending."""
         if pending and (reasons := absent(self.plan.systems[pending[0].system])):
@@ -326,6 +334,10 @@ class Runner:
                 self.counts["left_out"] += 1
                 self.emit("entry-left-out", index=entry.index, reason=f"{entry.system}: {'; '.join(reasons)}")
             return
+        for entry in [entry for entry in pending if self.beyond(entry.suite, entry.workload)]:
+            self.counts["left_out"] += 1
+            self.emit("entry-left-out", index=entry.index, reason=self.beyond(entry.suite, entry.workload))
+            pending.remove(entry)
         attempt = 1
         while pending:
             while (directory := self.directory / f"blocks/{number}.{attempt}").exists():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Our FUSE programs. userblk-passthrough, over the ext4 of the native device: mounted again for every run."""
+"""Our FUSE file systems: userblk-passthrough over the ext4 of the native device, userblk-nullfs over nothing. Mounted
+again for every run."""
 
 from __future__ import annotations
 
@@ -70,13 +71,13 @@ def negotiation(table: Table) -> dict[str, Any]:
     }
 
 
-def up(context: Context) -> Running:
-    """The native device; the file system comes with each run's mount."""
-    program = context.library("fuse-passthrough", PROGRAM)
+def up(context: Context, parts: Sequence[str], over: bool) -> Running:
+    """The native device; the file system comes with each run's mount. over: the program at parts shows another one."""
+    program = context.library(*parts)
     config = context.config
 
     def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:
-        argv = [str(program), "-f", *config.options, str(source), str(mountpoint)]
+        argv = [str(program), "-f", *config.options, *([str(source)] if over else []), str(mountpoint)]
         daemon, found, problems = mount(argv, mountpoint, config.negotiated, recorder, teardown)
         return Running(
             used=context.device,
@@ -94,14 +95,26 @@ class Fuse(SystemKind):
     needs = MODULES
     made = "fuse-passthrough", "fuse-passthrough/userblk-passthrough"
     blocks = False
+    device = ""
 
     def read(self, name: str, table: Table) -> SystemConfig:
-        system = SystemConfig(name, self.name, **negotiation(table))
+        system = SystemConfig(name, self.name, self.device, **negotiation(table))
         table.end(("name", "kind", "options", "negotiated"))
         return system
 
     def up(self, context: Context) -> Running:
-        return up(context)
+        return up(context, ("fuse-passthrough", PROGRAM), over=True)
+
+
+class Nullfs(Fuse):
+    name = "nullfs"
+    made = "fuse-nullfs", "fuse-nullfs/userblk-nullfs"
+    device = "null"
+    own_files = True
+
+    def up(self, context: Context) -> Running:
+        return up(context, ("fuse-nullfs", "userblk-nullfs"), over=False)
 
 
 KINDS.add(Fuse())
+KINDS.add(Nullfs())

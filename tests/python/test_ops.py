@@ -169,7 +169,7 @@ def test_files_can_be_made_before(tmp_path: Path) -> None:
         (["--op=MWCL", "--workers=x", "{}"], "--workers x: give a whole number"),
         (["--op=MWCL", "--seconds=nan", "{}"], "--seconds nan: give seconds from 0 to 86400"),
         (["--op=MWCL", "--seconds=0", "{}"], "--seconds 0: needs --count; add it"),
-        (["--op=MWCL", "--files=5", "{}"], "--files: MWCL has none; leave it out"),
+        (["--op=MRPL", "--files=5", "{}"], "--files: MRPL has none; leave it out"),
         (["--op=MWUL", "--size=4096", "{}"], "--size: MWUL has no data; leave it out"),
         (["--op=MWUL", "--phase=both", "{}"], "--phase both: give all, prepare or run"),
         (["--op=MWUL", "--phase=run", "{}"], "{}/ops: is not there; make it with --phase prepare"),

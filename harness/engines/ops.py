@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-ops: single operations on files, by workers that begin together. Results are read as userblk-flow's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
+from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
+from ..model.tables import Table, counts
+from ..systems.base import built
+from .base import Run
+from .flow import Flow
+
+
+def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Path, *options: str) -> list[str]:
+    """The command line of one phase. Workers have their files in equal parts."""
+    values = dict(workload.fixed)
+    if "files" in values:
+        values["files"] //= workload.threads
+    words = [f"--{name}={value}" for name, value in values.items()]
+    words += [f"--op={workload.file}", f"--workers={workload.threads}", f"--seed={seed}", f"--phase={phase}"]
+    return [str(program), *words, *options, str(directory)]
+
+
+def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
+    """Of the rest of a suite's table: each operation with each number of workers."""
+    workers, operations, sizes = counts(table, "workers"), table.array("operations"), table.table("sizes")
+    size = sizes.table(profile)
+    for other in list(sizes.values):  # of other profiles
+        sizes.table(other)
+    known = [str(name) for name in operations]
+    fixed = {name: size.table(name, optional=True) for name in known}
+    values = {name: {key: one.integer(key, 1) for key in list(one.values)} for name, one in fixed.items()}
+    size.end(known)
+    table.end(("name", "engine", "systems", "workers", "operations", "sizes"))
+    for name in known:
+        for count in workers:
+            yield Workload(
+                f"{name.lower()}-{count}w",
+                threads=count,
+                suite=suite,
+                engine="ops",
+                file=name,
+                fixed=values[name],
+            )
+
+
+class Ops(Flow):
+    """Single operations on a new ext4, on a file system over it, or on one that has nothing below."""
+
+    name = "ops"
+    bytes_per_inode = 4096  # many files without data
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        return Suite(name, tuple(_workloads(name, table, profile)), systems)
+
+    def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
+        return kind.own_files or super().fits(workload, system, kind)
+
+    def beyond(self, workload: Workload) -> str:
+        cpus = len(os.sched_getaffinity(0))
+        if workload.threads <= cpus:
+            return ""
+        return f"{workload.threads} workers on CPUs of their own need more than the {cpus} of this machine"
+
+    def with_values(
+        self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
+    ) -> Workload:
+        return dataclasses.replace(workload, variables={device: workload.fixed for device in devices})
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        """What overwrites and appends may write as long as it runs; the others make files, once."""
+        seconds = self.duration_s(workload, profile) if workload.file[0] in "WA" else 0.0
+        return profile.files.size[device] + int(seconds * FILL_BYTES_PER_S)
+
+    def programs(self, build: str) -> list[str]:
+        return [str(built(build, "ops", "userblk-ops"))]
+
+    def create(self, run: Run, program: Path, directory: Path) -> list[str]:
+        if not run.plan.systems[run.entry.system].backed:
+            return []
+        return argv(program, run.workload, run.entry.seed, "prepare", directory)
+
+    def measured(self, run: Run, program: Path, directory: Path, options: list[str]) -> list[str]:
+        phase = "run" if run.plan.systems[run.entry.system].backed else "all"
+        seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
+        return argv(program, run.workload, run.entry.seed, phase, directory, f"--seconds={seconds}", *options)
+
+
+ENGINES.add(Ops())
