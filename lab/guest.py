@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
-from .models import MODULE, cpu_model, disk_models, ensure_module, module_parameter
+from .models import cpu_model, disk_models, ensure_modules, module_parameter
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 900.0  # s until the command starts: a few on a machine that does nothing else
@@ -51,7 +51,6 @@ ACCELERATORS = {
 }
 
 CLOCKS = ("real", "virtual")
-SSD_MODULE = f"lab/{MODULE}"  # in the initramfs
 
 HOST = "10.0.2.2"  # QEMU's user networking has this machine there, and gives the guest 10.0.2.15
 
@@ -170,14 +169,14 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
 
 
 def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: int) -> bytes:
-    """The part of the initramfs that differs between runs: init, its settings, the command, modelled disks.
+    """The part of the initramfs that differs between runs: init, its settings, the command, modules for virtual time.
 
     Raises LabError.
     """
-    module = b""
+    modules: list[Path] = []
     ssds = ""
     if options.clock == "virtual":
-        module = ensure_module(tree).read_bytes()
+        modules = ensure_modules(tree)
         ssds = module_parameter(disk_models(), options.disk_size)
     config = {
         "LAB_CLOCK": options.clock,
@@ -207,7 +206,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
             ("lab/main", program, (source / "main").read_bytes()),
             ("lab/config", regular, settings.encode()),
             ("lab/command", regular, os.fsencode(command)),
-            *([(SSD_MODULE, regular, module)] if module else []),
+            *((f"lab/{module.name}", regular, module.read_bytes()) for module in modules),
         ]
     )
 

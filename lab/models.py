@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The modelled SSDs of a guest in virtual time: parameters (configs/models), and the module that makes the disks."""
+"""What a guest in virtual time is made of: parameters (configs/models), and the modules for its timer and its disks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .rootfs import Tree, die_with_parent, locked
 
 MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
-MODULE = "userblk_ssd.ko"
+MODULES = ("userblk_clock.ko", "userblk_ssd.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be told
 
@@ -101,15 +101,15 @@ def module_parameter(disks: Sequence[Model], size: int) -> str:
     return ";".join(model.words(size) for model in disks)
 
 
-def ensure_module(tree: Tree) -> Path:
-    """The module for the tree's kernel, built first where needed, in its own root by chroot. Raises LabError."""
+def ensure_modules(tree: Tree) -> list[Path]:
+    """The modules for the tree's kernel, built first where needed, in its own root by chroot. Raises LabError."""
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h") or path.name == "Kbuild")
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + tree.release.encode()).hexdigest()[:16]
     directory = CACHE / str(tree.variant) / "ssd"
-    made, module = directory / "made", directory / MODULE
+    made, modules = directory / "made", [directory / name for name in MODULES]
     with locked(f"ssd-{tree.variant}"):
-        if made.exists() and made.read_text() == key and module.exists():
-            return module
+        if made.exists() and made.read_text() == key and all(module.exists() for module in modules):
+            return modules
         if os.geteuid() != 0:
             raise LabError("building the modelled SSDs needs root: run `lab/run --clock virtual true` as root once")
         shutil.rmtree(directory, ignore_errors=True)
@@ -125,8 +125,8 @@ def ensure_module(tree: Tree) -> Path:
             done = subprocess.run(
                 argv, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, preexec_fn=die_with_parent
             )
-        if done.returncode or not module.exists():
+        if done.returncode or not all(module.exists() for module in modules):
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
             raise LabError(f"{SOURCES}: does not build for Linux {tree.release}, see {log}:\n{tail}")
         made.write_text(key)
-    return module
+    return modules

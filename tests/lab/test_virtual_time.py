@@ -27,6 +27,17 @@ for disk in $LAB_SATA $LAB_NVME; do
     python3 -c "import json; print(json.load(open('/tmp/fio.json'))['jobs'][0]['read']['iops'])"
 done
 """
+# Interrupts of timers while 200 sleeps of 1 ms pass.
+SLEEP = """python3 -c "
+import time
+def interrupts():
+    lines = open('/proc/interrupts').read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.endswith(('timer', 'clock')))
+began = interrupts()
+for _ in range(200):
+    time.sleep(1e-3)
+print(interrupts() - began)"
+"""
 # Data and a file system on a disk whose requests complete out of order.
 USE = """set -e
 fio --name=x --filename=$LAB_NVME --ioengine=libaio --direct=1 --iodepth=32 --rw=randwrite --bsrange=512-256k \
@@ -58,6 +69,10 @@ def test_the_kernel_boots_without_a_look_at_timers() -> None:
     """The APIC's, which it would not use then, took six sevenths of the CPU time of a boot."""
     (seconds,) = in_guest(r"dmesg | sed -n 's/^\[ *\([0-9.]*\)\] Run \/init .*/\1/p'")
     assert float(seconds) < 1
+
+
+def test_a_timer_goes_off_when_its_time_is_over_and_not_before() -> None:
+    assert 200 <= int(in_guest(SLEEP)[0]) < 500
 
 
 def test_modelled_disks_keep_data_and_time_is_whole() -> None:
