@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import attach, depth_jobs, failover, response, store_figures, sweep
+from . import attach, depth_jobs, failover, pts, response, store_figures, sweep
 from .report import Report
 
-MODULES = (attach, failover, sweep, response, depth_jobs, store_figures)
+MODULES = (attach, failover, sweep, response, depth_jobs, pts, store_figures)
 
 
 def reports_of(directory: Path) -> list[Report]:

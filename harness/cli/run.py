@@ -224,13 +224,18 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
     """The plan for people."""
     expected = estimate(plan)
     profile = plan.profile
+    a_run = f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run,"
+    a_run += " no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"
+    if rounds := profile.rounds:
+        a_run = (
+            f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {rounds['most']} at most, a run"
+        )
     lines = [
         place_line(place, plan.model),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
         f"profile    {profile.name}: {stores.run_text(profile)} a run"
         if plan.suite.on_store
-        else f"profile    {profile.name}: {profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run,"
-        + (" no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"),
+        else f"profile    {profile.name}: {a_run}",
         *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
@@ -486,7 +491,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", default="bdus-block", help="a suite of configs/suites (default: %(default)s)")
     parser.add_argument(
-        "--profile", default="quick", help="a profile of configs/profiles: quick or paper (default: %(default)s)"
+        "--profile", default="quick", help="a profile of configs/profiles: quick, paper or pts (default: %(default)s)"
     )
     parser.add_argument(
         "--reps",

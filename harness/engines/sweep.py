@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.config import Suite, Workload
-from ..model.parts import ENGINES
+from ..model.config import Profile, Suite, Workload
+from ..model.parts import ENGINES, FILL_BYTES_PER_S
 from ..model.tables import Table, block_size, counts
-from .base import FIO_MODES, times
+from . import rounds
+from .base import FIO_MODES, Job, Run, times
 from .fio import Direct
 
 
@@ -43,9 +44,24 @@ def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
 
 class Sweep(Direct):
     name = "sweep"
+    in_rounds = True
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)
+
+    def duration_s(self, workload: Workload, profile: Profile) -> float:
+        """At most, where it is repeated until it is steady."""
+        return super().duration_s(workload, profile) * profile.rounds.get("most", 1)
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        return super().written(workload, profile, device) + profile.rounds.get("passes", 0) * profile.area[device]
+
+    def overhead_s(self, profile: Profile) -> float:
+        passes = profile.rounds.get("passes", 0)
+        return super().overhead_s(profile) + passes * max(profile.area.values()) / FILL_BYTES_PER_S
+
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        return rounds.prepare(run) if run.profile.rounds else super().prepare(run)
 
 
 ENGINES.add(Sweep())

@@ -152,6 +152,8 @@ class StoreProfile:
 
 # Not at the top of a profile's file.
 NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s", "writes")
+LEAST_WINDOW = 3  # rounds, of which a line can be told
+ROUNDS = ("most", "window", "passes")
 WRITES = ("ramp_s", "runtime_s", "dirty_bytes", "dirty_background_bytes")
 
 
@@ -166,6 +168,8 @@ class Profile:
     interval_ms: of the samples of the machine; series_ms: of the workload's own series. memory_bytes: what the
     programs of block workloads may use, their page cache with it; 0: all that there is.
     read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
+    rounds: of SNIA's Performance Test Specification: the device is purged and written sequentially passes times, then a
+    workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
     writes: by device, what WRITES names instead, for block workloads that write to it.
     """
 
@@ -191,6 +195,7 @@ class Profile:
     read_ramp_s: float | None = None
     read_runtime_s: float | None = None
     writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rounds: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, workload: Workload, device: str) -> Profile:
         """With the times of a workload on the device's blocks in ramp_s and runtime_s."""
@@ -325,7 +330,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
     table = tables.read("profiles", name)
     area, files, store = table.table("area"), table.table("files"), table.table("store")
     size = files.table("size")
-    instead = table.table("virtual", optional=True)
+    instead, rounds = table.table("virtual", optional=True), table.table("rounds", optional=True)
     if virtual and not instead.values:
         raise ConfigError(f"profile={name}: has no times for virtual time ([virtual]); use quick, or --clock real")
     if virtual:
@@ -366,6 +371,11 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
             overhead_s=store.number("overhead_s"),
         ),
     )
+    if rounds.values:
+        profile = dataclasses.replace(profile, rounds={key: rounds.integer(key, 1) for key in ROUNDS})
+        rounds.end(ROUNDS)
+        if profile.rounds["window"] < LEAST_WINDOW or profile.rounds["most"] < profile.rounds["window"]:
+            raise rounds.error("window", profile.rounds["window"], f"must be from {LEAST_WINDOW} to most")
     if virtual:
         ramp_s, runtime_s = reads.number("ramp_s"), reads.number("runtime_s", 0.1)
         profile = dataclasses.replace(profile, read_ramp_s=ramp_s, read_runtime_s=runtime_s)

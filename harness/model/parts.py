@@ -50,6 +50,7 @@ class Engine:
 
     on_files: on a file system. of_store: on a volume over a store. counted: of which instructions can be counted.
     modelled: the lab's virtual time is known to be right for it. buffered: on a device, through the page cache.
+    in_rounds: it can repeat a workload until it is steady.
     """
 
     name = ""
@@ -58,6 +59,7 @@ class Engine:
     counted = False
     modelled = False
     buffered = False
+    in_rounds = False
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         """Of the rest of a suite's file. Raises ConfigError."""

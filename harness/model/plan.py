@@ -184,6 +184,9 @@ def make_plan(
         if device.id not in profile.area and not suite.on_store:
             known = ", ".join(profile.area)
             raise ConfigError(f"device={device.id}: profile {profile.name} has no area for it, only for {known}")
+    for workload in suite.workloads if profile.rounds else ():
+        if not ENGINES[workload.engine].in_rounds:
+            raise ConfigError(f"profile={profile.name}: {workload.suite} has no rounds; use it with suite pts")
     if repetitions is None and suite.on_store:
         repetitions = profile.store.repetitions
     if repetitions is not None:

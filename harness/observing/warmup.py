@@ -110,6 +110,18 @@ def excursion(values: Sequence[float]) -> tuple[float, bool]:
     return 100 * between / mean, between > (3.86 + 9 / degrees) * math.sqrt(within / length)
 
 
+def settled(values: Sequence[float]) -> tuple[float, float, bool]:
+    """Of the rounds of a window: slope and excursion, % of their mean, and whether that is steady by SNIA's words.
+
+    The least-squares line changes by at most 10 % over the window, and the highest and lowest differ by at most 20 %.
+    """
+    mean = fmean(values)
+    if mean <= 0:
+        return 0.0, 0.0, False
+    slope, between = drift(values)[0], 100 * (max(values) - min(values)) / mean
+    return slope, between, abs(slope) <= DRIFT_LIMIT and between <= EXCURSION_LIMIT
+
+
 def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     """The warm-up of a series of intervals of equal length. fixed: nothing is cut, as the user said how much to."""
     rates = [one.operations / (one.end - one.start) for one in series]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Rounds until steady state: suite pts, as a table and as SNIA's steady-state plots."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from userblk.harness.observing.warmup import DRIFT_LIMIT, EXCURSION_LIMIT
+
+from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .summaries import lab_words
+from .table import DEVICES, SYSTEMS, ordered
+
+SUITE = "pts"
+NOTES = (
+    "As SNIA's Performance Test Specification 2.0.2: the area is purged and written sequentially, then a workload is"
+    f" repeated until the line through five rounds changes by at most {DRIFT_LIMIT:g} % and they differ by at most"
+    f" {EXCURSION_LIMIT:g} % of their mean. What is given is of those. *: not steady after the most rounds.",
+    INTERVALS,
+)
+
+Key = tuple[str, str, str]  # device, workload, system
+
+
+def reports(directory: Path) -> list[Report]:
+    """Of a campaign, none without a finished run in rounds. Raises SummaryError."""
+    found = [
+        summary
+        for _, summary in summaries_of(directory, SUITE)
+        if "rounds_kops" in summary["settings"].get("sweep", {})
+    ]
+    if not found:
+        return []
+    runs: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
+    for summary in found:
+        if summary["valid"]:
+            runs[summary["device"], summary["workload"], summary["system"]].append(summary)
+    systems = ordered({system for _, _, system in runs}, SYSTEMS)
+    order = sorted(runs, key=lambda key: (*key[:2], systems.index(key[2])))
+    where, facts = place(found)
+    rows, records = [], []
+    for key in order:
+        device, workload, system = key
+        settings = [one["settings"]["sweep"] for one in runs[key]]
+        kops = interval_of([one["metrics"]["throughput_kops"] for one in runs[key]])
+        latency = interval_of([one["metrics"]["latency_us"] for one in runs[key]])
+        count = interval_of([len(one["rounds_kops"]) for one in settings])
+        steady = all(one["warm_up"]["steady"] for one in runs[key])
+        slope, between = (max(abs(one[name]) for one in settings) for name in ("slope_percent", "excursion_percent"))
+        rows.append(
+            (
+                DEVICES.get(device, device),
+                workload,
+                SYSTEMS.get(system, system),
+                interval_text(count, 0) + "*" * (not steady),
+                interval_text(kops, 2),
+                interval_text(latency, 1),
+                f"{slope:.1f}",
+                f"{between:.1f}",
+            )
+        )
+        for name, interval in (("throughput_kops", kops), ("latency_us", latency), ("rounds", count)):
+            records.append((*key, name, str(len(runs[key])), *interval_fields(interval)))
+    panels = dict.fromkeys(key[:2] for key in order)
+    return [
+        Report(
+            name=SUITE,
+            title=f"Steady state, {where}",
+            notes=(*facts, *NOTES),
+            columns=("Device", "Workload", "System", "Rounds", "kop/s", "Latency, us", "Slope, %", "Excursion, %"),
+            rows=tuple(rows),
+            heads=("device", "workload", "system", "metric", "n", "mean", "ci_low", "ci_high"),
+            records=tuple(records),
+            emulated=max(map(lab_words, found)),
+            figures={
+                f"{SUITE}-{device}-{workload}": partial(_draw, (device, workload), where, dict(runs), systems)
+                for device, workload in panels
+            },
+        )
+    ]
+
+
+def _draw(
+    what: tuple[str, str],
+    where: str,
+    runs: Mapping[Key, Sequence[Mapping[str, Any]]],
+    systems: Sequence[str],
+    paths: Sequence[Path],
+) -> None:
+    """A panel a system: every round, the window with its mean, the limits of the excursion and the line through it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    here = [system for system in systems if (*what, system) in runs]
+    figure = Figure(figsize=(max(3.0 * len(here) + 0.8, 4.5), 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(here), squeeze=False)[0]
+    for axis, system in zip(axes, here, strict=True):
+        for number, run in enumerate(runs[*what, system]):
+            settings = run["settings"]["sweep"]
+            kops, size = settings["rounds_kops"], settings["window"]
+            axis.plot(range(1, len(kops) + 1), kops, marker="o", markersize=3, color=f"C{number}")
+            window = range(len(kops) - size + 1, len(kops) + 1)
+            mean = fmean(kops[-size:])
+            half = settings["slope_percent"] / 200 * mean
+            if number == 0:
+                axis.axvspan(window[0] - 0.5, window[-1] + 0.5, color="#eeeeee", zorder=0)
+                for share, label in ((1 + EXCURSION_LIMIT / 200, "mean ± 10 %"), (1 - EXCURSION_LIMIT / 200, None)):
+                    axis.hlines(share * mean, window[0], window[-1], color="#777777", ls=":", lw=1, label=label)
+                ends = [mean - half, mean + half]
+                axis.plot([window[0], window[-1]], ends, color="black", lw=1, label="least-squares line")
+        axis.set_ylim(bottom=0)
+        axis.set_title(SYSTEMS.get(system, system), fontsize=9)
+        axis.set_xlabel("round")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_ylabel("kop/s")
+    axes[0].legend(fontsize=7)
+    device, workload = what
+    figure.suptitle(f"{workload} on {DEVICES.get(device, device)}, rounds until steady, {where}", fontsize=10)
+    for path in paths:
+        figure.savefig(path, dpi=150)
