@@ -4,6 +4,7 @@ again for every run."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ..machine.filesystem import mounted_type
 from ..machine.interrupt import held
 from ..machine.subprocesses import Process, Recorder
-from ..machine.teardown import Teardown
+from ..machine.teardown import Teardown, read_setting, write_setting
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
 from ..model.tables import Table
@@ -19,6 +20,7 @@ from .base import BringUpError, Context, Running, SystemKind, await_up
 
 MODULES = ("fuse",)
 PROGRAM = "userblk-passthrough"
+RINGS = Path("/sys/module/fuse/parameters/enable_uring")  # there once the module is
 
 
 def status(text: str, program: str = PROGRAM) -> dict[str, str]:
@@ -71,10 +73,24 @@ def negotiation(table: Table) -> dict[str, Any]:
     }
 
 
+def wants_rings(config: SystemConfig) -> bool:
+    return config.negotiated.get("io-uring") == "on"
+
+
+def allow_rings(teardown: Teardown) -> None:
+    """Until teardown the kernel grants FUSE over io_uring, which it has off as a default."""
+    before = read_setting(RINGS)
+    if before != "Y":
+        teardown.push("restore_setting", path=str(RINGS), value=before)
+        write_setting(RINGS, "Y")
+
+
 def up(context: Context, parts: Sequence[str], over: bool) -> Running:
     """The native device; the file system comes with each run's mount. over: the program at parts shows another one."""
     program = context.library(*parts)
     config = context.config
+    if wants_rings(config):
+        allow_rings(context.teardown)
 
     def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:
         argv = [str(program), "-f", *config.options, *([str(source)] if over else []), str(mountpoint)]
@@ -101,6 +117,11 @@ class Fuse(SystemKind):
         system = SystemConfig(name, self.name, self.device, **negotiation(table))
         table.end(("name", "kind", "options", "negotiated"))
         return system
+
+    def absent(self, config: SystemConfig) -> list[str]:
+        if not wants_rings(config) or not Path("/sys/module/fuse").exists() or RINGS.exists():
+            return []
+        return [f"Linux {platform.release()} has no FUSE over io_uring, which came with 6.14"]
 
     def up(self, context: Context) -> Running:
         return up(context, ("fuse-passthrough", PROGRAM), over=True)

@@ -74,7 +74,8 @@ def test_everything_shipped_loads() -> None:
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     unbacked = [name for name, system in systems.items() if not system.backed]
     assert unbacked == [
-        "buse-null", "fuse-null", "nbdkit-null", "nullfs", "s3-null", "s3backer", "tcmu-null", "ublk-null",
+        "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-uring", "s3-null", "s3backer", "tcmu-null",
+        "ublk-null",
         "vduse-null",
     ]  # fmt: skip
     assert systems["nbdkit"].queue["scheduler"] == "none"

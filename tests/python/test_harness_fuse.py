@@ -19,7 +19,7 @@ from userblk.harness.machine.filesystem import mounted_type
 from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown, start_time
 from userblk.harness.model.config import load_system
-from userblk.harness.systems import BringUpError, bring_up, fuse
+from userblk.harness.systems import BringUpError, absent, bring_up, fuse
 
 LINE = (
     "userblk-passthrough: ready libfuse=3.17.2 protocol=7.41 writeback=on timeout=86400 splice=on clone-fd=off"
@@ -51,6 +51,29 @@ def test_what_was_asked_for_and_granted_is_no_fallback() -> None:
 def test_a_fallback_is_told(old: str, new: str, says: str) -> None:
     (line,) = fuse.fallbacks(fuse.status(LINE.replace(old, new)), WANTED)
     assert says in line
+
+
+# ---- io_uring ---------------------------------------------------------------------
+
+
+def test_the_kernel_is_asked_for_rings_and_told_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tmp_path / "enable_uring"
+    setting.write_text("N\n")
+    monkeypatch.setattr(fuse, "RINGS", setting)
+    teardown = Teardown()
+    fuse.allow_rings(teardown)
+    assert setting.read_text().strip() == "Y"
+    teardown.unwind()
+    assert setting.read_text().strip() == "N"
+
+
+@pytest.mark.skipif(not Path("/sys/module/fuse").exists(), reason="this kernel has no FUSE")
+def test_a_kernel_without_rings_leaves_the_system_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "RINGS", tmp_path / "none")
+    for name in ("fuse-uring", "nullfs-uring"):
+        (reason,) = absent(load_system(name))
+        assert "has no FUSE over io_uring" in reason
+    assert absent(load_system("fuse")) == absent(load_system("fuse-clone-fd")) == []
 
 
 # ---- userblk-fuse-disk --------------------------------------------------------------
