@@ -25,7 +25,7 @@ run-tests: all s3-server
 # ---- checkers -------------------------------------------------------------------
 
 # All of them, then fails if one did.
-LINTERS := spdx-check format-check mypy-check ruff-check man-check rooms-check
+LINTERS := spdx-check format-check mypy-check ruff-check shell-check man-check rooms-check
 SPDX_EXEMPT := ':!docs/data/*' ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
 lint: ## all checkers of style and types
@@ -44,6 +44,8 @@ mypy-check: ## are the types right
 	mypy --cache-dir build/mypy-tests --config-file tests/mypy.ini
 ruff-check: ## is the Python code clean
 	$(VENV)/bin/ruff check --cache-dir build/ruff .
+shell-check: ## are the shell scripts sound
+	shellcheck packaging/completion/* $$(git grep -lE '^#!.*\b(ba|da)?sh\b')
 man-check: ## are the manual pages well formed
 	mandoc -T lint -W warning $(wildcard docs/man/*.[1-8])
 .PHONY: lint $(LINTERS)
