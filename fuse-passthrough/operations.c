@@ -121,7 +121,7 @@ static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 
 	if (result == 0)
 		result = lookup_name(inode_of(parent), name, &entry);
-	if (result < 0)
+	if (result)
 		fuse_reply_err(req, -result);
 	else if (fuse_reply_entry(req, &entry) != 0)
 		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
@@ -182,7 +182,7 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	}
 	result = fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
 	attr_done(ino, fi);
-	if (result < 0)
+	if (result)
 		fuse_reply_err(req, -result);
 	else
 		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));
@@ -284,7 +284,7 @@ static void fs_setattr(
 	if (result == 0 && fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1)
 		result = -errno;
 	attr_done(ino, fi);
-	if (result < 0)
+	if (result)
 		fuse_reply_err(req, -result);
 	else
 		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));

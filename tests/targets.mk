@@ -7,7 +7,7 @@ PYTEST := $(PYTHON) -m pytest -q -rs -p no:cacheprovider
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := analyze test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
@@ -49,6 +49,10 @@ shell-check: ## are the shell scripts sound
 man-check: ## are the manual pages well formed
 	mandoc -T lint -W warning $(wildcard docs/man/*.[1-8])
 .PHONY: lint $(LINTERS)
+
+analyze: all ## look for defects in the C programs with clang-tidy
+	$(PYTHON) tests/analyze.py
+.PHONY: analyze
 
 # ---- C unit tests: tests/unit/meson.build ---------------------------------------
 

@@ -136,8 +136,8 @@ static int ask_server(int fd, const struct options *o, const char *request, stru
 		return -ENOMEM;
 	}
 	set_patience(fd, PATIENCE_S);
-	if (dprintf(fd, "userblk-s3 %d %s\n", S3_CONTROL_VERSION, request) < 0)
-		r = -EPIPE;
+	/* If it cannot be sent, the answer says why, or there is none, which is told. */
+	dprintf(fd, "userblk-s3 %d %s\n", S3_CONTROL_VERSION, request);
 	r = take_answer(o, stream, slow, answer);
 	fclose(stream);
 	return r;

@@ -121,7 +121,7 @@ static void populate(struct builder *b, uint32_t length, unsigned depth)
 		if (leaf) {
 			uint32_t dir = fs->directories - 1;
 
-			for (double i = 0; i < children && fs->entries < fs->spec.entries; i++)
+			for (uint32_t i = 0; i < children && fs->entries < fs->spec.entries; i++)
 				add_file(b, dir);
 			return;
 		}
