@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from typing import Any
 TOP = Path(__file__).resolve().parents[1]
 LOGS = TOP / "build/test"
 RUNS = LOGS / "runs.json"
-PYTEST_OPTIONS = "-rs --timeout 900"  # lists what was skipped; what hangs fails, with the stacks of its threads
 FAILURE = re.compile(r"^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ")
 MOST_LINES, MOST_COLUMNS = 60, 400
 
@@ -67,10 +65,9 @@ def run(target: str, runs: Runs, show: bool) -> None:
     if show:
         print(f"\n======== {target} ========", flush=True)
     argv = ["make", "--no-print-directory", target]
-    env = os.environ | {"PYTEST_ADDOPTS": f"{PYTEST_OPTIONS} {os.environ.get('PYTEST_ADDOPTS', '')}"}
     with log.open("w") as file:
         process = subprocess.Popen(
-            argv, cwd=TOP, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            argv, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         assert process.stdout is not None
         for line in process.stdout:

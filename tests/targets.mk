@@ -3,7 +3,9 @@
 
 export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
 VENV := build/venv
-PYTEST := $(PYTHON) -m pytest -q -rs -p no:cacheprovider
+# What hangs fails, by its name, with the stacks of its threads; tests that may take longer say so: pytest.mark.timeout.
+PYTEST_OPTIONS := -q -rs -p no:cacheprovider --timeout 900
+PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
@@ -77,7 +79,7 @@ coverage: all ## how much of the C code unit tests run, and how much of the Pyth
 	$(MAKE) TARGET=coverage run-unit
 	gcovr --root . --object-directory build/coverage --filter '(backends|harness/flow|tcmu-handlers|ublk|lab/ssd)/' \
 		--exclude-unreachable-branches --print-summary --output build/coverage/c.txt
-	$(PYTHON) -m coverage run --data-file build/coverage/python --source harness,analysis,lab -m pytest -q -p no:cacheprovider tests/python
+	$(PYTHON) -m coverage run --data-file build/coverage/python --source harness,analysis,lab -m pytest $(PYTEST_OPTIONS) tests/python
 	$(PYTHON) -m coverage report --data-file build/coverage/python --skip-covered --sort cover
 .PHONY: coverage
 
@@ -102,7 +104,7 @@ build-fuzz-programs:
 # ---- Python, nbdkit --------------------------------------------------------------
 
 test-python: all ## pytest: harness, analysis, lab, on loop devices
-	$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+	$(PYTEST) tests/python
 test-packages: deps ## Debian packages and pip: build them, install them elsewhere, use them, remove them
 	$(PYTEST) tests/packages
 .PHONY: test-python test-packages
@@ -258,7 +260,8 @@ test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-s
 
 # ---- in the lab -----------------------------------------------------------------
 
-GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider
+# Without pytest-timeout: what hangs is named after 15 minutes, and ends with the guest.
+GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider -o faulthandler_timeout=900
 LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot

@@ -18,6 +18,7 @@ from nbdkit_server import Nbdkit, missing_components, nbd, plugin_path
 from servers import KINDS, started
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each way
+pytestmark = pytest.mark.timeout(SECONDS + 900)
 MIB = 1 << 20
 SIZE = 8 * MIB
 

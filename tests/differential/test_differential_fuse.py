@@ -17,6 +17,7 @@ from shrinking import shrink
 from world import World
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each mode
+pytestmark = pytest.mark.timeout(SECONDS + 900)
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", str(time.time_ns())))
 LENGTH = 120  # calls of a sequence
 SHRINK_SECONDS = 60.0

@@ -206,6 +206,7 @@ def flood(server: Nbdkit, writers: int = 4) -> tuple[list[int], list[tuple[threa
     return taken, [in_background(partial(write, writer, server.connect())) for writer in range(writers)]
 
 
+@pytest.mark.timeout(OUTAGE_S + 900)
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 def test_outage(serve_s3: ServeS3, proxy: FaultProxy, silent: bool) -> None:
     """Writes wait, in bounded memory, reads of what is in memory go on; then all goes on."""

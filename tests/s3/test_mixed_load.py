@@ -15,6 +15,7 @@ from fault_proxy import FaultProxy, Rule, done_but_reset, refused, reset_in_repl
 from volume_driver import VolumeDriver
 
 SECONDS = float(os.environ.get("USERBLK_S3_LOAD", "3"))
+pytestmark = pytest.mark.timeout(SECONDS + 900)
 AREA = 1 << 20
 THREADS = 8
 
