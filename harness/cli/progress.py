@@ -149,7 +149,9 @@ class Lines:
             with suppress(SummaryError):  # who makes the final table says so
                 self._runs.append(run_from_summary(event["summary"], f"entry {entry.index}"))
         self._left[entry.repetition] -= 1
-        if self._left[entry.repetition] or self._pace.done == self._pace.total or self._plan.suite.on_store:
+        if self._left[entry.repetition] or self._pace.done == self._pace.total:
+            return
+        if not self._plan.suite.engine.tables_so_far:
             return
         console = Console()
         for table in make_tables(self._runs):
@@ -183,7 +185,6 @@ class Screen:
         self._console = console
         self._plan = plan
         self._mixed = mixed(plan)
-        self._on_store = plan.suite.on_store
         self._pace = Pace(plan)
         self._runs: list[Run] = []
         self._now = "starting"
@@ -242,8 +243,8 @@ class Screen:
 
     def _redraw(self) -> None:
         runs = [run for run in self._runs if run.suite == self._suite]
-        if not runs or self._on_store:
-            return  # a figure says little before it is complete
+        if not runs or not self._plan.suite.engine.tables_so_far:
+            return
         tables = make_tables(runs)
         if not tables:
             return  # a suite with a report of its own, which is for the end

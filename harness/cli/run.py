@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..model import config
 from ..model.config import Profile, Suite
 from ..model.hosts import Hosts, load_hosts
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
-from ..model.plan import COUNTING, Plan, estimate, make_plan, read_plan
+from ..model.plan import COUNTING, Device, Plan, estimate, make_plan, read_plan
 from ..model.tables import ConfigError
 from ..observing import environment, host_load
 from ..running import hosts
@@ -51,7 +52,6 @@ from ..running.campaign import (
 )
 from ..running.guests import Guests, at_once
 from . import progress
-from . import store as stores
 from .common import (
     Add,
     add_json,
@@ -66,6 +66,7 @@ from .common import (
     write_file,
 )
 from .results import print_reports, print_tables, tables_of, write_reports, write_tables
+from .store import OverStore
 
 TICK = 0.5  # s
 LOAD_LOOK = 1.0  # s, before a campaign
@@ -88,8 +89,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"instructions: they are counted once, and nothing else is measured; leave --{word} out")
     suite = config.load_suite(args.suite, args.profile)
     profile = config.load_profile(args.profile)
-    if args.store and not suite.on_store:
-        raise ConfigError(f"store={args.store}: suite {suite.name} is not over a store; leave --store out")
+    SUBJECTS[suite.engine.measures].check(args, suite)
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.on_files for workload in suite.workloads)
     wanted = list_of(default if args.systems is None else args.systems)
     if args.systems is None and suite.systems:
@@ -148,8 +148,12 @@ def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite) -> tuple[
 def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     """The plan that the options ask for, and where it runs. Raises ConfigError, Refused."""
     options = make_options(args)
-    if options["suite"].on_store:
-        return stores.lay_out(args, options, campaign_name)
+    return SUBJECTS[options["suite"].engine.measures].lay_out(args, options, campaign_name)
+
+
+def lay_out_on_devices(
+    args: argparse.Namespace, options: dict[str, Any], name: Callable[[Profile, str], str]
+) -> tuple[Plan, Place]:
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
     if args.clock == VIRTUAL and (named or args.where == "host"):
         raise ConfigError("clock=virtual: only the lab's guest has it; use --where lab, or leave --clock out")
@@ -171,7 +175,7 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
         devices=devices,
-        campaign=campaign_name(options["profile"], "-lab" * place.lab),
+        campaign=name(options["profile"], "-lab" * place.lab),
         build=LAB_BUILD if place.lab else str(paths.HOST_BUILD),
         host="lab" if place.lab else None,
         emulated=place.lab,
@@ -189,8 +193,6 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     if args.instructions:
         raise ConfigError(f"hosts={args.hosts}: instructions are counted in the lab; leave --hosts out")
     options = make_options(args)
-    if options["suite"].on_store:
-        raise ConfigError(f"hosts={args.hosts}: suite {args.suite} needs no devices; run it on each host")
     found = load_hosts(args.hosts)
     seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
     suite, profile, systems = (options.pop(name) for name in ("suite", "profile", "systems"))
@@ -220,22 +222,59 @@ def place_line(place: Place, model: str) -> str:
     return f"Runs {where}: {place.reason}."
 
 
+class OnDevices:
+    """What the commands plan, run and resume do for a suite on block devices; OverStore has the same for a store."""
+
+    def check(self, args: argparse.Namespace, suite: Suite) -> None:
+        """Are the options such as it can be planned with? Raises ConfigError."""
+        if args.store:
+            raise ConfigError(f"store={args.store}: suite {suite.name} is not over a store; leave --store out")
+
+    def lay_out(
+        self, args: argparse.Namespace, options: dict[str, Any], name: Callable[[Profile, str], str]
+    ) -> tuple[Plan, Place]:
+        """The plan that the options ask for; name: of the campaign. Raises ConfigError, Refused."""
+        return lay_out_on_devices(args, options, name)
+
+    def run_text(self, profile: Profile) -> str:
+        """How long a run is."""
+        if rounds := profile.rounds:
+            most = rounds["most"]
+            return f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"
+        warm_up = "no warm-up beyond that" if profile.fixed_warm_up else "less the warm-up that is found in them"
+        return f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run, {warm_up}"
+
+    def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
+        """Of the plan for people."""
+        written = f"at most {show_bytes(most_written)} written"
+        if plan.with_files:
+            written += f" (file systems: at {FILL_BYTES_PER_S / 1e6:.0f} MB/s)"
+        lines = [
+            f"device     {device.id} {device.path}: {written},"
+            f" all within its first {show_bytes(plan.used_bytes(device.id))}, whose contents are LOST"
+        ]
+        if not place.lab and not place.remote:
+            most = most_written * plan.profile.max_repetitions / plan.profile.repetitions
+            found = identify(device.path)
+            lines.append(f"           it is {found.identity}; it holds {contents(found) or 'no known signature'}")
+            lines.append(f"           {endurance_text(found.disk, most)}")
+        return lines
+
+    def prepare(self, plan: Plan) -> None:
+        """Build what the campaign needs besides the lab. Raises ConfigError."""
+
+
+SUBJECTS: dict[str, OnDevices | OverStore] = {"devices": OnDevices(), "store": OverStore()}
+
+
 def plan_lines(plan: Plan, place: Place) -> list[str]:
     """The plan for people."""
     expected = estimate(plan)
-    profile = plan.profile
-    a_run = f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run,"
-    a_run += " no warm-up beyond that" if profile.fixed_warm_up else " less the warm-up that is found in them"
-    if rounds := profile.rounds:
-        a_run = (
-            f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {rounds['most']} at most, a run"
-        )
+    subject = SUBJECTS[plan.suite.engine.measures]
     lines = [
         place_line(place, plan.model),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
-        f"profile    {profile.name}: {stores.run_text(profile)} a run"
-        if plan.suite.on_store
-        else f"profile    {profile.name}: {a_run}",
+        f"profile    {plan.profile.name}: {subject.run_text(plan.profile)}",
         *_files_lines(plan),
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
@@ -243,22 +282,7 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         + (", and the lab's start" if place.lab else ""),
     ]
     for device in plan.devices.values():
-        if plan.suite.on_store:
-            lines.append(stores.device_line(device))
-            continue
-        blocks_write = expected.bytes_written[device.id]
-        written = f"at most {show_bytes(blocks_write)} written"
-        if plan.with_files:
-            written += f" (file systems: at {FILL_BYTES_PER_S / 1e6:.0f} MB/s)"
-        lines.append(
-            f"device     {device.id} {device.path}: {written},"
-            f" all within its first {show_bytes(plan.used_bytes(device.id))}, whose contents are LOST"
-        )
-        if not place.lab and not place.remote:
-            most = blocks_write * profile.max_repetitions / profile.repetitions
-            found = identify(device.path)
-            lines.append(f"           it is {found.identity}; it holds {contents(found) or 'no known signature'}")
-            lines.append(f"           {endurance_text(found.disk, most)}")
+        lines += subject.device_lines(plan, place, device, expected.bytes_written[device.id])
     blocks = list(plan.blocks())
     order = [
         f"{entries[0].device} {entries[0].system}"
@@ -380,8 +404,7 @@ def prepare(plan: Plan) -> None:
     """Build what the campaign needs and what is not there. Raises ConfigError."""
     if plan.emulated:
         prepare_lab(plan)
-    if plan.suite.on_store:
-        stores.prepare(plan)
+    SUBJECTS[plan.suite.engine.measures].prepare(plan)
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:

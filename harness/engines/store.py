@@ -129,7 +129,16 @@ class OverStore(Engine):
     """fio on a volume over a store; the runner of stores runs it."""
 
     name = "store"
-    of_store = True
+    measures = "store"
+    runner = "userblk.harness.running.store_runner"
+    lab_mib = 8192  # the store is in memory
+    tables_so_far = False  # a figure says little before it is complete
+
+    def check_device(self, profile: Profile, device: str) -> None:
+        """Of none is an area used."""
+
+    def repetitions(self, profile: Profile) -> int | None:
+        return profile.store.repetitions
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return _suite(table, name, profile, systems)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import tables
-from .parts import ENGINES, KINDS
+from .parts import ENGINES, KINDS, Engine
 from .tables import ConfigError, Table, parse_bytes
 
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
@@ -91,9 +91,9 @@ class Suite:
     figures: Sequence[Figure] = ()
 
     @property
-    def on_store(self) -> bool:
-        """Is what it measures over a store, and not on block devices?"""
-        return any(ENGINES[workload.engine].of_store for workload in self.workloads)
+    def engine(self) -> Engine:
+        """The first workload's, which answers for all: one that has answers of its own shares no suite with others."""
+        return ENGINES[self.workloads[0].engine] if self.workloads else Engine()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .registry import Registry
-from .tables import Table
+from .tables import ConfigError, Table
 
 if TYPE_CHECKING:
     from .config import Parameter, Profile, Suite, SystemConfig, Workload
@@ -48,14 +48,21 @@ class Kind:
 class Engine:
     """What makes the workloads of a suite and runs them.
 
-    on_files: on a file system. of_store: on a volume over a store. counted: of which instructions can be counted.
+    on_files: on a file system. counted: of which instructions can be counted.
     modelled: the lab's virtual time is known to be right for it. buffered: on a device, through the page cache.
     in_rounds: it can repeat a workload until it is steady.
+
+    For a whole suite, whose first workload's engine answers: measures: what the commands plan it with (SUBJECTS of
+    harness/cli/run.py). runner: the module that runs it. lab_mib: of the lab's guest, 0: as much as its workloads need.
+    tables_so_far: do its tables say something before all has run?
     """
 
     name = ""
+    measures = "devices"
+    runner = "userblk.harness.running.runner"
+    lab_mib = 0
+    tables_so_far = True
     on_files = False
-    of_store = False
     counted = False
     modelled = False
     buffered = False
@@ -64,6 +71,16 @@ class Engine:
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         """Of the rest of a suite's file. Raises ConfigError."""
         raise NotImplementedError
+
+    def check_device(self, profile: Profile, device: str) -> None:
+        """Raises ConfigError if the profile does not have what is to be measured on it."""
+        if device not in profile.area:
+            known = ", ".join(profile.area)
+            raise ConfigError(f"device={device}: profile {profile.name} has no area for it, only for {known}")
+
+    def repetitions(self, profile: Profile) -> int | None:
+        """Just so many, where no number is asked for; None: as the profile's intervals want it."""
+        return None
 
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
         """Does the workload run on the system?"""

@@ -181,14 +181,12 @@ def make_plan(
     if count_instructions:
         profile = _of_counted(profile, suite, devices)
     for device in devices:
-        if device.id not in profile.area and not suite.on_store:
-            known = ", ".join(profile.area)
-            raise ConfigError(f"device={device.id}: profile {profile.name} has no area for it, only for {known}")
+        suite.engine.check_device(profile, device.id)
     for workload in suite.workloads if profile.rounds else ():
         if not ENGINES[workload.engine].in_rounds:
             raise ConfigError(f"profile={profile.name}: {workload.suite} has no rounds; use it with suite pts")
-    if repetitions is None and suite.on_store:
-        repetitions = profile.store.repetitions
+    if repetitions is None:
+        repetitions = suite.engine.repetitions(profile)
     if repetitions is not None:
         if repetitions < 1:
             raise ConfigError(f"repetitions={repetitions}: must be at least 1")

@@ -43,7 +43,6 @@ CONTROL = "native-control"  # the system that is compared with native although t
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
 LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
-LAB_STORE_MIB = 8192
 LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
 LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
@@ -259,7 +258,7 @@ def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[s
     """The runner's command line, for one block of the plan or for all; ends with its parent."""
     # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
     guard = ["setpriv", "--pdeathsig", "TERM", "--"]
-    module = "userblk.harness.running.store_runner" if plan.suite.on_store else "userblk.harness.running.runner"
+    module = plan.suite.engine.runner
     if not plan.emulated:
         return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
@@ -271,8 +270,8 @@ def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[s
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
     lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
-    if plan.suite.on_store:  # which is in memory
-        lab += ["--memory", str(LAB_STORE_MIB)]
+    if plan.suite.engine.lab_mib:
+        lab += ["--memory", str(plan.suite.engine.lab_mib)]
     elif plan.model and not plan.with_files:
         lab += ["--memory", str(LAB_VIRTUAL_MIB)]
     elif plan.with_files:  # which no control group limits there
