@@ -36,8 +36,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT / "tests/support"))
+from checkout import CHECKOUT
+
 os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userblk-passthrough")
 
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402

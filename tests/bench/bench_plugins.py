@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import checkout  # noqa: F401 (it knows where the others are)
 import paired
 from nbdkit_server import Nbdkit, plugin_path
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import checkout  # noqa: F401 (it knows where the others are)
 import paired
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path

@@ -25,10 +25,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT / "python"))
-sys.path.insert(0, str(CHECKOUT / "tests/support"))
-from paired import paired_ratio  # noqa: E402
+from checkout import CHECKOUT
+from paired import paired_ratio
 
 SCHEMA = 1
 MIB = 1 << 20

@@ -34,11 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT / "python"))
-sys.path.insert(0, str(CHECKOUT / "tests/support"))
-from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json  # noqa: E402
-from userblk.harness.machine.blockdev import zero_fill  # noqa: E402
+from checkout import CHECKOUT
+from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json
+from userblk.harness.machine.blockdev import zero_fill
 
 SCHEMA = 1
 MIB = 1 << 20

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-from bench_claims import markdown, simulate  # noqa: E402
+from bench_claims import markdown, simulate
 from paper_claims import CONTRADICTED, OMITTED
-from userblk.analysis.paper import Verdict  # noqa: E402
+from userblk.analysis.paper import Verdict
 
 
 def test_a_perfect_replication_agrees_and_satisfies_what_the_tables_bear_out() -> None:

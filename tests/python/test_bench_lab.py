@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-
-from bench_lab import alarms, differing, widths  # noqa: E402
-from userblk.analysis.table import CONTROL, METRICS, NATIVE, Table, make_cell  # noqa: E402
+from bench_lab import alarms, differing, widths
+from userblk.analysis.table import CONTROL, METRICS, NATIVE, Table, make_cell
 
 WORKLOADS = [f"w{number}" for number in range(20)]
 

@@ -11,6 +11,8 @@ uploads had never ended. If another object shows that one had been stored, the v
 they are back. The volume is opened again, read as a whole and must hold a prefix of what was
 written, with every durable flush unless objects were taken: history.py. Snapshots, clones and changes of the size
 are cut short at named points as well: orders.py.
+
+By hand, after make plugins s3-server s3-volume-driver: PYTHONPATH=tests/support tests/s3/crash.py --points 100
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from device import PREFIX, feature_settings, parameters, volume_directory
 from fault_proxy import FaultProxy
 from history import History, Inconsistent, Write
