@@ -142,7 +142,7 @@ static void json_summary(FILE *f, const struct workload *w, const struct run_res
 		", \"written_bytes\": %" PRIu64 ", \"user_s\": %.6f, \"system_s\": %.6f,\n    ",
 		s.total.ops, ratio((double)s.total.ops, r->seconds), s.reads, s.writes,
 		s.total.bytes, s.read_bytes, s.written_bytes, r->user_s, r->system_s);
-	stats_print(f, &s.total);
+	stats_print(f, "latency_ns", &s.total);
 	fprintf(f, "},\n");
 }
 
@@ -158,7 +158,7 @@ static void json_flowops(FILE *f, const struct workload *w, const struct run_res
 			", \"ops_per_s\": %.3f, \"bytes\": %" PRIu64 ",\n     ",
 			flowop_is_io(w->rows[i].type) ? "true" : "false", r->rows[i].ops,
 			ratio((double)r->rows[i].ops, r->seconds), r->rows[i].bytes);
-		stats_print(f, &r->rows[i]);
+		stats_print(f, "latency_ns", &r->rows[i]);
 		fprintf(f, "}");
 	}
 	fprintf(f, "\n  ],\n");

@@ -86,14 +86,14 @@ void stats_difference(struct stats *out, const struct stats *now, const struct s
 	}
 }
 
-void stats_print(FILE *f, const struct stats *s)
+void stats_print(FILE *f, const char *name, const struct stats *s)
 {
 	const char *comma = "";
 
 	fprintf(f,
-		"\"latency_ns\": {\"sum\": %" PRIu64 ", \"mean\": %.1f, \"min\": %" PRIu64
+		"\"%s\": {\"sum\": %" PRIu64 ", \"mean\": %.1f, \"min\": %" PRIu64
 		", \"max\": %" PRIu64 ", \"bins\": {",
-		s->sum_ns, s->ops > 0 ? (double)s->sum_ns / (double)s->ops : 0, s->min_ns,
+		name, s->sum_ns, s->ops > 0 ? (double)s->sum_ns / (double)s->ops : 0, s->min_ns,
 		s->max_ns);
 	for (unsigned i = 0; i < STATS_BINS; i++) {
 		if (s->bins[i] == 0)

@@ -83,8 +83,8 @@ static inline void stats_record(struct stats_live *live, uint64_t ns, uint64_t b
 /* Adds what a thread has counted so far; operations are counted from the bins. */
 void stats_add_live(struct stats *sum, struct stats_live *live);
 void stats_add(struct stats *sum, const struct stats *more);
-/* "latency_ns": {...}, as it is in the results. */
-void stats_print(FILE *f, const struct stats *s);
+/* "NAME": {...}, as it is in the results. */
+void stats_print(FILE *f, const char *name, const struct stats *s);
 /* What came between two sums; min and max are then those of the bins. */
 void stats_difference(struct stats *out, const struct stats *now, const struct stats *before);
 

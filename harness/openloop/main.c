@@ -256,23 +256,6 @@ static int prepare(struct worker *w)
 	return -io_uring_queue_init_params(QUEUE, &w->ring, &params);
 }
 
-static void write_stats(FILE *out, const char *name, const struct stats *s)
-{
-	const char *comma = "";
-
-	fprintf(out,
-		",\n \"%s\": {\"count\": %" PRIu64 ", \"mean\": %.1f, \"max\": %" PRIu64
-		", \"bins\": {",
-		name, s->ops, s->ops ? (double)s->sum_ns / (double)s->ops : 0.0, s->max_ns);
-	for (unsigned i = 0; i < STATS_BINS; i++) {
-		if (!s->bins[i])
-			continue;
-		fprintf(out, "%s\"%" PRIu64 "\": %" PRIu64, comma, stats_bin_value(i), s->bins[i]);
-		comma = ", ";
-	}
-	fputs("}}", out);
-}
-
 /* 0, or -1 with errno. */
 static int write_results(const struct options *o, struct worker *workers)
 {
@@ -298,11 +281,12 @@ static int write_results(const struct options *o, struct worker *workers)
 		"{\"version\": \"%s\", \"rate\": %.3f, \"runtime_s\": %.3f, \"measured_from\": "
 		"%.6f,\n"
 		" \"issued\": %" PRIu64 ", \"completed\": %" PRIu64 ", \"left\": %" PRIu64
-		", \"errors\": %" PRIu64 ", \"most_in_flight\": %" PRIu64,
+		", \"errors\": %" PRIu64 ", \"most_in_flight\": %" PRIu64 ",\n ",
 		USERBLK_VERSION, o->rate, o->runtime, (double)workers->from / 1e9, issued, done,
 		left, errors, most);
-	write_stats(out, "latency_ns", &latency);
-	write_stats(out, "lag_ns", &lag);
+	stats_print(out, "latency_ns", &latency);
+	fputs(",\n ", out);
+	stats_print(out, "lag_ns", &lag);
 	fputs("}\n", out);
 	r = ferror(out) ? -1 : 0;
 	return fclose(out) ? -1 : r;

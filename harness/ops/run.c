@@ -241,7 +241,7 @@ static void print_interval(
 		", \"bytes\": %" PRIu64 ", \"flowops\": {\"operation\": %" PRIu64 "}, ",
 		begin == origin ? "" : ",", (double)(begin - origin) / 1e9,
 		(double)(end - origin) / 1e9, s->ops, s->bytes, s->ops);
-	stats_print(f, s);
+	stats_print(f, "latency_ns", s);
 	fputc('}', f);
 }
 
@@ -323,7 +323,7 @@ static bool print_json(const struct options *o, const struct results *r)
 		"  \"summary\": {\"ops\": %" PRIu64 ", \"ops_per_s\": %.3f, \"bytes\": %" PRIu64
 		", ",
 		r->total.ops, (double)r->total.ops / seconds, r->total.bytes);
-	stats_print(f, &r->total);
+	stats_print(f, "latency_ns", &r->total);
 	fprintf(f,
 		"},\n  \"flowops\": [{\"name\": \"operation\", \"type\": \"%s\"}],\n  "
 		"\"intervals\": [%s\n  ]\n}\n",
