@@ -129,15 +129,22 @@ static int ask_server(int fd, const struct options *o, const char *request, stru
 {
 	bool slow = o->command != COMMAND_INFO && o->command != COMMAND_STATS;
 	FILE *stream = fdopen(fd, "r");
-	int r;
+	char *line;
+	int r, length;
 
 	if (!stream) {
 		close(fd);
 		return -ENOMEM;
 	}
+	length = asprintf(&line, "userblk-s3 %d %s\n", S3_CONTROL_VERSION, request);
+	if (length < 0) {
+		fclose(stream);
+		return -ENOMEM;
+	}
 	set_patience(fd, PATIENCE_S);
 	/* If it cannot be sent, the answer says why, or there is none, which is told. */
-	dprintf(fd, "userblk-s3 %d %s\n", S3_CONTROL_VERSION, request);
+	(void)send(fd, line, (size_t)length, MSG_NOSIGNAL);
+	free(line);
 	r = take_answer(o, stream, slow, answer);
 	fclose(stream);
 	return r;

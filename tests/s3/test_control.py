@@ -210,6 +210,21 @@ def test_nonsense_is_answered_and_forgotten(serve_s3: ServeS3, control: Path) ->
         assert ask(control, b"userblk-s3 1 info\n")[-1] == "ok"
 
 
+def test_a_server_that_ends_before_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        late = ["strace", "-o", "/dev/null", "-e", "trace=connect", "-e", "inject=connect:delay_exit=300000"]
+        store = ["volume=v", "bucket=bucket", "endpoint=http://127.0.0.1:1"]
+        argv = [*late, str(PROGRAM), "info", *store, f"control={path}"]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            server.accept()[0].close()
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, (process.returncode, errors)
+    assert errors == f"userblk-s3: control={path}: the server ended before it had answered\n"
+
+
 def test_one_file_of_parameters_for_server_and_tool(
     serve_s3: ServeS3, tool: Tool, control: Path, tmp_path: Path
 ) -> None:
