@@ -4,7 +4,8 @@
 export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
 VENV := build/venv
 # What hangs fails, by its name, with the stacks of its threads; tests that may take longer say so: pytest.mark.timeout.
-PYTEST_OPTIONS := -q -rs -p no:cacheprovider --timeout 900
+# What hangs in a library in C cannot be ended that way: a minute later its stack names it.
+PYTEST_OPTIONS := -q -rs -p no:cacheprovider --timeout 900 -o faulthandler_timeout=960
 PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
