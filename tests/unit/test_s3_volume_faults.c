@@ -134,26 +134,37 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	fake_store_reset();
 }
 
-/* A trim and a collection free a store in which there is no room for a single object more. */
-static void test_a_full_store_is_freed(void **state)
+/* A volume with so many MiB whose store has room for nothing but what the reserve makes. */
+static void open_full(struct device *d, unsigned uploads, unsigned written)
 {
-	unsigned n = 0, written = 48;
-	uint64_t full;
-	struct device d;
+	char config[256];
 
-	(void)state;
 	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
-	for (; n < written; n++)
-		assert_int_equal(write_mib(&d, n, n), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	snprintf(
+		config, sizeof config, COMMON "uploads=%u;memory=16M;create=on;size=128M", uploads);
+	device_open(d, &s3_backend, config);
+	for (unsigned n = 0; n < written; n++)
+		assert_int_equal(write_mib(d, n, n), 0);
+	assert_int_equal(backend_flush(d->backend), 0);
 	/* The reserve, of which nobody knows when it is put. */
 	for (unsigned i = 0; fake_store_put_bytes("/probe/") < MIB; i++) {
 		if (i == PATIENCE * 100)
 			fail_msg("there is no reserve");
 		pause_ms(10);
 	}
-	fake_store_limit(full = fake_store_bytes());
+	fake_store_limit(fake_store_bytes());
+}
+
+/* A trim and a collection free a store in which there is no room for a single object more. */
+static void test_a_full_store_is_freed(void **state)
+{
+	unsigned n = 48, written = 48;
+	uint64_t full;
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, written);
+	full = fake_store_bytes();
 	/* As much as goes into memory: the reserve is used up for it. */
 	while (n < 128 && write_mib(&d, n, n) == 0)
 		n++;
@@ -174,6 +185,68 @@ static void test_a_full_store_is_freed(void **state)
 		if (i < 8 || i >= 32)
 			check_mib(&d, i, i);
 	check_mib(&d, 127, 127);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void *release_probe(void *opaque)
+{
+	pause_ms(200);
+	fake_store_release(S3_PUT, "/probe/");
+	return opaque;
+}
+
+/* What is refused for the sake of a reserve that is being put back waits for it, and takes it. */
+static void test_a_reserve_that_is_being_put(void **state)
+{
+	struct device d;
+	pthread_t release;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	for (unsigned n = 48; write_mib(&d, n, n) == 0;)
+		n++;
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_hold_answers(S3_PUT, "/probe/", false);
+	fake_store_limit(0);
+	fake_store_wait_held(S3_PUT, "/probe/");
+	/* What else is deleted meanwhile makes no room. */
+	fake_store_limit(fake_store_bytes() - MIB);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+	assert_int_equal(pthread_create(&release, NULL, release_probe, NULL), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	pthread_join(release, NULL);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Lets an answer go when the batch behind it has arrived. */
+static void *release_first(void *opaque)
+{
+	while (fake_store_put_bytes("/log/33/") == 0)
+		pause_ms(1);
+	fake_store_release(S3_PUT, "/log/32/");
+	return opaque;
+}
+
+/* A refusal from before the reserve made room, which is seen after that, is none. */
+static void test_a_refusal_from_before_the_room(void **state)
+{
+	struct device d;
+	pthread_t release;
+
+	(void)state;
+	open_full(&d, 2, 48);
+	fake_store_fail(S3_PUT, "/probe/", -ENOSPC, 1000);
+	fake_store_hold_answers(S3_PUT, "/log/32/", false);
+	assert_int_equal(write_mib(&d, 48, 48), 0);
+	assert_int_equal(write_mib(&d, 49, 49), 0);
+	assert_int_equal(pthread_create(&release, NULL, release_first, NULL), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	pthread_join(release, NULL);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	fake_store_limit(0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -642,6 +715,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
+		cmocka_unit_test(test_a_reserve_that_is_being_put),
+		cmocka_unit_test(test_a_refusal_from_before_the_room),
 		cmocka_unit_test(test_no_space_for_a_collection),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_refusal_is_told_once),

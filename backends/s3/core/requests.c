@@ -26,12 +26,12 @@ static uint32_t waited_deadline(const struct s3_volume *v)
 	return v->deadline ? v->deadline : WAITED_DEADLINE;
 }
 
-/* Puts, once more if the store is full and the reserve makes room. */
-static int put_with_reserve(struct s3_volume *v, struct s3_request *req)
+int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req)
 {
+	unsigned made = s3_space_made(v);
 	int r = s3_store_call(v->store, req);
 
-	if (r == -ENOSPC && s3_space_make(v, req->message))
+	if (r == -ENOSPC && s3_space_make(v, made, req->message))
 		r = s3_store_call(v->store, req);
 	return r;
 }
@@ -50,7 +50,7 @@ int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t
 		.if_none_match = if_none_match,
 		.retry_deadline = v->deadline,
 	};
-	return put_with_reserve(v, req);
+	return s3_volume_put_with_reserve(v, req);
 }
 
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
@@ -66,7 +66,7 @@ int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *i
 		.if_match = v->conditional ? etag : NULL,
 		.retry_deadline = deadline,
 	};
-	return put_with_reserve(v, req);
+	return s3_volume_put_with_reserve(v, req);
 }
 
 int s3_volume_get(

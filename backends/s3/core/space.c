@@ -72,9 +72,9 @@ bool s3_space_refused(struct s3_volume *v, int r)
 /* Takes the reserve, which is about to be deleted. Under the lock. */
 static bool take(struct s3_volume *v)
 {
-	if (v->reserve.state == S3_RESERVE_GONE || v->reserve.state == S3_RESERVE_BUSY)
+	if (v->reserve.state != S3_RESERVE_THERE && v->reserve.state != S3_RESERVE_UNKNOWN)
 		return false;
-	v->reserve.state = S3_RESERVE_BUSY;
+	v->reserve.state = S3_RESERVE_DELETING;
 	return true;
 }
 
@@ -84,6 +84,7 @@ static void taken(struct s3_volume *v)
 	pthread_mutex_lock(&v->lock);
 	v->reserve.state = S3_RESERVE_GONE;
 	v->reserve.bytes = 0;
+	v->reserve.made++;
 	v->retry_ns = 0;
 	pthread_cond_broadcast(&v->sealer_work);
 	pthread_cond_broadcast(&v->quiet);
@@ -95,10 +96,24 @@ static void deleted(struct s3_request *req)
 	taken(req->opaque);
 }
 
-bool s3_space_ask(struct s3_volume *v)
+unsigned s3_space_made(const struct s3_volume *v)
 {
-	if (v->reserve.state == S3_RESERVE_BUSY)
+	return v->reserve.made;
+}
+
+bool s3_space_ask(struct s3_volume *v, unsigned made)
+{
+	if (v->reserve.state == S3_RESERVE_DELETING)
 		return true;
+	if (v->reserve.made != made) {
+		/* It was refused before that. */
+		v->retry_ns = 0;
+		return true;
+	}
+	if (v->reserve.state == S3_RESERVE_PUTTING) {
+		v->reserve.wanted = true;
+		return true;
+	}
 	if (!take(v))
 		return false;
 	reserve_key(v, v->reserve.key);
@@ -116,19 +131,19 @@ bool s3_space_ask(struct s3_volume *v)
 	return false;
 }
 
-bool s3_space_make(struct s3_volume *v, const char *why)
+bool s3_space_make(struct s3_volume *v, unsigned made, const char *why)
 {
 	char key[S3_KEY_MAX + 1];
-	bool tell, ours, wait;
+	bool tell, ours;
 
 	if (v->super.layout == S3_LAYOUT_DIRECT)
 		return false;
 	pthread_mutex_lock(&v->lock);
 	tell = s3_space_refused(v, -ENOSPC);
-	wait = v->reserve.state == S3_RESERVE_BUSY;
-	ours = take(v);
-	while (v->reserve.state == S3_RESERVE_BUSY && !ours)
+	while (v->reserve.made == made &&
+		(v->reserve.state == S3_RESERVE_PUTTING || v->reserve.state == S3_RESERVE_DELETING))
 		pthread_cond_wait(&v->quiet, &v->lock);
+	ours = v->reserve.made == made && take(v);
 	pthread_mutex_unlock(&v->lock);
 	if (tell)
 		s3_space_tell(v, -ENOSPC, why);
@@ -144,7 +159,7 @@ bool s3_space_make(struct s3_volume *v, const char *why)
 		s3_store_call(v->store, &req);
 		taken(v);
 	}
-	return ours || wait;
+	return v->reserve.made != made;
 }
 
 /* Puts a reserve of so many bytes. 0 or negative errno. */
@@ -206,42 +221,53 @@ static uint64_t look(struct s3_volume *v)
 void s3_space_tend(struct s3_volume *v)
 {
 	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
+	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
-	bool full, due, known, told = false;
+	bool full, due, told = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
 	bytes = totals.bytes >= RESERVE_SHARE * whole ? whole : 0;
 	pthread_mutex_lock(&v->lock);
 	full = v->refused == -ENOSPC;
-	known = v->reserve.state != S3_RESERVE_UNKNOWN;
+	before = v->reserve.state;
 	if (full && !bytes)
 		bytes = v->batch_size; /* shows that there is space */
-	due = v->reserve.state != S3_RESERVE_BUSY && !v->n_refused &&
+	due = before != S3_RESERVE_DELETING && !v->n_refused &&
 	      (full || bytes > v->reserve.bytes) && s3_now() >= v->reserve.due;
-	v->reserve.due = due ? s3_now() + (full ? 1 : 60) * SECOND : v->reserve.due;
+	if (due) {
+		v->reserve.due = s3_now() + (full ? 1 : 60) * SECOND;
+		v->reserve.state = S3_RESERVE_PUTTING;
+	}
 	pthread_mutex_unlock(&v->lock);
 	if (!due)
 		return;
-	if (full || known || (v->reserve.bytes = look(v)) < bytes)
+	if (full || before != S3_RESERVE_UNKNOWN || (v->reserve.bytes = look(v)) < bytes)
 		r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
-	if (r == 0) {
-		/* One that was asked for meanwhile is being deleted, or has been. */
-		if (v->reserve.state != S3_RESERVE_BUSY) {
-			v->reserve.state = S3_RESERVE_THERE;
-			if (v->reserve.bytes < bytes)
-				v->reserve.bytes = bytes;
-		}
-		/* What was refused again meanwhile knows better. */
-		if (full && !v->n_refused) {
-			v->refused = 0;
-			/* Who waits does so for what is put now: it is not stored yet. */
-			v->blocked = false;
-			told = true;
+	/* After any other error it may have arrived. */
+	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
+			   : r == -ENOSPC || r == -ENOMEM ? before
+							  : S3_RESERVE_UNKNOWN;
+	if (r == 0 && v->reserve.bytes < bytes)
+		v->reserve.bytes = bytes;
+	/* What was refused again meanwhile knows better. */
+	if (r == 0 && full && !v->n_refused) {
+		v->refused = 0;
+		/* Who waits does so for what is put now: it is not stored yet. */
+		v->blocked = false;
+		told = true;
+		pthread_cond_broadcast(&v->sealer_work);
+	}
+	if (v->reserve.wanted) {
+		v->reserve.wanted = false;
+		if (!s3_space_ask(v, v->reserve.made)) {
+			/* What is refused once more is told so. */
+			v->retry_ns = 0;
 			pthread_cond_broadcast(&v->sealer_work);
 		}
 	}
+	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	if (told)
 		s3_space_tell_again(v);

@@ -16,13 +16,16 @@ bool s3_space_refused(struct s3_volume *v, int r);
 void s3_space_tell(struct s3_volume *v, int r, const char *why);
 /* A full store has space again. */
 void s3_space_tell_again(struct s3_volume *v);
+/* How often room was made: is noted before a PUT, for the two below. Any thread. */
+unsigned s3_space_made(const struct s3_volume *v);
 /*
- * Under the lock: has the reserve deleted, after which refused batches are put again. False: there
- * is none any more.
+ * Under the lock, of a PUT that found the store full and was made when room had been made so often:
+ * has the reserve deleted, after which refused batches are put again. False: there is none any
+ * more, and was none when the PUT was made.
  */
-bool s3_space_ask(struct s3_volume *v);
-/* The same, waited for, of a PUT outside of the log that found the store full. True: try again. */
-bool s3_space_make(struct s3_volume *v, const char *why);
+bool s3_space_ask(struct s3_volume *v, unsigned made);
+/* The same, waited for, of a PUT outside of the log. True: try again. why: the store's message. */
+bool s3_space_make(struct s3_volume *v, unsigned made, const char *why);
 /* Puts the reserve when there is space for it, which ends a time without; by the collector. */
 void s3_space_tend(struct s3_volume *v);
 

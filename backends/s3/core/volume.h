@@ -79,10 +79,18 @@ struct s3_stats {
 };
 
 /* What a volume has in the store to be deleted when that is full. */
-enum s3_reserve_state { S3_RESERVE_UNKNOWN, S3_RESERVE_THERE, S3_RESERVE_BUSY, S3_RESERVE_GONE };
+enum s3_reserve_state {
+	S3_RESERVE_UNKNOWN,
+	S3_RESERVE_THERE,
+	S3_RESERVE_PUTTING, /* takes space by now, as far as is known */
+	S3_RESERVE_DELETING,
+	S3_RESERVE_GONE
+};
 
 struct s3_reserve {
 	enum s3_reserve_state state;
+	bool wanted;		   /* while it is put: is to be deleted at once */
+	_Atomic unsigned made;	   /* times that it was deleted and made room */
 	uint64_t bytes;		   /* 0: none, or not known */
 	uint64_t due;		   /* when it may be put next, ns, monotonic */
 	struct s3_request request; /* that deletes it */

@@ -14,7 +14,6 @@
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/snapstore.h"
-#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
@@ -75,10 +74,8 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 		/* Writes may have to wait for it. At the end nobody does. */
 		.retry_deadline = s3_keeper_is_stopping(v) ? 0 : PART_DEADLINE,
 	};
-	int r = s3_store_call(v->store, &req);
+	int r = s3_volume_put_with_reserve(v, &req);
 
-	if (r == -ENOSPC && s3_space_make(v, req.message))
-		r = s3_store_call(v->store, &req);
 	if (r)
 		tell_failure(v, req.message);
 	else

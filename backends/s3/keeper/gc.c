@@ -278,8 +278,9 @@ static int compact_all(struct s3_volume *v, void *opaque)
 					     : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
 		c->full = r == -ENOSPC;
 		if (c->full) {
-			s3_space_make(v, "the store has no space for a compaction; free space "
-					 "there or raise the quota");
+			s3_space_make(v, s3_space_made(v),
+				"the store has no space for a compaction; free space "
+				"there or raise the quota");
 			break;
 		}
 		if (r < 0)

@@ -145,7 +145,7 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	b->refused = true;
 	tell = s3_space_refused(v, r);
 	v->retry_ns = s3_now() + v->refused_pause;
-	if (r != -ENOSPC || !s3_space_ask(v)) {
+	if (r != -ENOSPC || !s3_space_ask(v, b->made)) {
 		v->blocked = true;
 		waiters = take_waiters_from(v, b->seq);
 		if (r == -ENOSPC)
@@ -173,6 +173,7 @@ void s3_log_upload(struct s3_batch *b)
 	struct s3_volume *v = b->volume;
 	int r;
 
+	b->made = s3_space_made(v);
 	b->request = (struct s3_request){
 		.op = S3_PUT,
 		.pool = S3_POOL_LOG,
