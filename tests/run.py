@@ -1,13 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: BSD-3-Clause
 """
-Runs make targets one after the other, some beside them, and tells at the end what failed and what was skipped.
+Runs make targets in two streams, and tells at the end what failed and what was skipped.
 
     tests/run.py [--beside TARGET]... [--resume] TARGET...
 
-What each printed stays in build/test/TARGET.log; build/test/runs.json has the commit, the seconds and the exit status
-of each. With --resume those that passed at this commit, with this tree, are not run again. Exit status: 0, or 1 if
-one failed.
+The TARGETs run one after the other; beside them those of --beside, in their order, of which the stream that ends first
+takes the next. What each printed stays in build/test/TARGET.log; build/test/runs.json has the commit, the seconds and
+the exit status of each. With --resume those that passed at this commit, with this tree, are not run again. Exit status:
+0, or 1 if one failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +121,22 @@ def main(arguments: list[str]) -> int:
     left = [target for target in asked if not (args.resume and runs.passed(target))]
     if len(left) < len(asked):
         print("passed at this commit already:", *(target for target in asked if target not in left))
-    beside = [target for target in args.beside if target in left]
+    beside = deque(target for target in args.beside if target in left)
 
-    def run_beside() -> None:
-        for target in beside:
-            run(target, runs, show=False)
+    def run_beside(show: bool) -> None:
+        while True:
+            try:
+                target = beside.popleft()
+            except IndexError:
+                return
+            run(target, runs, show)
 
-    thread = threading.Thread(target=run_beside)
+    thread = threading.Thread(target=run_beside, args=(False,))
     thread.start()
     for target in args.targets:
         if target in left:
             run(target, runs, show=True)
+    run_beside(show=True)
     thread.join()
     return summary(asked, runs)
 

@@ -5,7 +5,8 @@ export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/tests/support
 VENV := build/venv
 # What hangs fails, by its name, with the stacks of its threads; tests that may take longer say so: pytest.mark.timeout.
 # What hangs in a library in C cannot be ended that way: a minute later its stack names it.
-PYTEST_OPTIONS := -q -rs -p no:cacheprovider --timeout 900 -o faulthandler_timeout=960
+SLOWEST := --durations 15 --durations-min 3
+PYTEST_OPTIONS := -q -rs -p no:cacheprovider $(SLOWEST) --timeout 900 -o faulthandler_timeout=960
 PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
@@ -14,8 +15,8 @@ LONG_TESTS := analyze test-packages coverage fuzz-s3-long simulate-s3-long simul
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
-# Those of BESIDE have a guest or servers of their own, and run beside the others. RESUME=1: without what has passed
-# at this commit.
+# Those of BESIDE have a guest or servers of their own, and run beside the others: the longest first, the next in the
+# stream that is free. RESUME=1: without what has passed at this commit.
 BESIDE := test-lab test-s3
 test: deps ## all tests but the long ones
 	@$(MAKE) run-tests RUN="$(filter-out $(BESIDE),$(TESTS))" RUN_BESIDE="$(BESIDE)"
@@ -262,7 +263,7 @@ test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-s
 # ---- in the lab -----------------------------------------------------------------
 
 # Without pytest-timeout: what hangs is named after 15 minutes, and ends with the guest.
-GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider -o faulthandler_timeout=900
+GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider $(SLOWEST) -o faulthandler_timeout=900
 LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
 test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot

@@ -18,6 +18,8 @@ passes:
 \t@echo ran >> passes.ran; echo 'SKIPPED [1] x.py:1: kernel: none'
 fails:
 \t@echo 'E   what went wrong'; test -e mended
+waits:
+\t@for i in $$(seq 100); do test -e passes.ran && exit 0; sleep 0.1; done; exit 1
 """
 
 
@@ -47,6 +49,13 @@ def test_a_failure_ends_nothing_and_is_told(top: Path, words: tuple[str, ...]) -
     assert (top / "passes.ran").exists()
     record = json.loads((top / "build/test/runs.json").read_text())
     assert record["passes"]["exit"] == 0 and record["fails"]["exit"] == 2
+
+
+def test_the_stream_that_ends_first_takes_the_next(top: Path) -> None:
+    (top / "mended").touch()
+    result = run(top, "--beside", "waits", "--beside", "passes", "fails")
+    assert result.returncode == 0, result.stdout
+    assert (top / "passes.ran").read_text() == "ran\n"
 
 
 def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
