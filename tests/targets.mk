@@ -223,7 +223,7 @@ test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the
 CRASH_POINTS ?= 10000
 test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
 	@mkdir -p build/crash
-	$(PYTHON) tests/s3/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash \
+	$(PYTHON) tests/support/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash \
 		$(if $(CRASH_SECONDS),--time $(CRASH_SECONDS))
 test-s3-outage: plugins s3-server ## the S3 device through outages of 5 minutes
 	USERBLK_S3_OUTAGE=300 $(PYTEST) tests/s3/test_device_faults.py -k test_outage
@@ -236,7 +236,7 @@ DISTRIBUTED_CRASH_POINTS ?= 100
 test-s3-minio test-s3-garage: test-s3-%: plugins s3-tool s3-volume-driver
 	harness/get-s3-server $*
 	USERBLK_S3_STORE=$* tests/s3/own-network $(PYTEST) $(if $(filter garage,$*),-m "not fencing") $(DISTRIBUTED_TESTS)
-	tests/s3/own-network $(PYTHON) tests/s3/crash.py --store $* --points $(DISTRIBUTED_CRASH_POINTS)
+	tests/s3/own-network $(PYTHON) tests/support/crash.py --store $* --points $(DISTRIBUTED_CRASH_POINTS)
 .PHONY: test-s3-minio test-s3-garage
 
 # The client's tests with a sanitizer in it.

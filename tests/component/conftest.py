@@ -21,12 +21,7 @@ from fuse_mount import (
     rings_enabled,
     start,
 )
-from nbdkit_server import PRELOAD, Nbdkit, checked, missing_components, plugin_path, run
-
-MIB = 1 << 20
-SIZE = 8 * MIB
-
-Serve = Callable[..., Nbdkit]
+from nbdkit_server import PRELOAD, SIZE, Nbdkit, Serve, checked, missing_components, plugin_path, run
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -322,7 +322,8 @@ def test_space(disk: Path, served: Mount) -> None:
         expected[offset : offset + length] = bytes(min(length, max(0, SIZE - offset)))
     assert served.point.read_bytes() == disk.read_bytes() == expected
     assert disk.stat().st_blocks <= blocks - MIB // 512
-    for options in (["--zero-range", "--offset", str(SIZE)], ["--keep-size"], []):
+    refused: list[list[str]] = [["--zero-range", "--offset", str(SIZE)], ["--keep-size"], []]
+    for options in refused:
         assert run(["fallocate", *options, "--length", "4096", point]).returncode == 1
     assert len(expected) == served.point.stat().st_size == SIZE
 

@@ -142,8 +142,8 @@ def test_a_file_removed_while_its_descriptor_is_to_be_closed_is_kept(
     fuse_source: Path, fuse_start: FuseStart
 ) -> None:
     """The removal ends between the look at the links of the file and the close."""
-    slow = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
-    slow = (*slow, "-e", "trace=name_to_handle_at", "-e", "inject=name_to_handle_at:delay_exit=5000")
+    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
+    slow = (*strace, "-e", "trace=name_to_handle_at", "-e", "inject=name_to_handle_at:delay_exit=5000")
     (fuse_source / "crowd").mkdir()
     fill(fuse_source / "crowd")
     victims = [f"victim{number}" for number in range(100)]

@@ -8,8 +8,19 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import MIB, SIZE, Serve
-from nbdkit_server import NbdError, checked, fio_random_verify, nbd, open_files, plugin_path, run, run_nbdkit
+from nbdkit_server import (
+    MIB,
+    SIZE,
+    NbdError,
+    Serve,
+    checked,
+    fio_random_verify,
+    nbd,
+    open_files,
+    plugin_path,
+    run,
+    run_nbdkit,
+)
 
 BOTH_MODES = pytest.mark.parametrize("direct", ["on", "off"])
 

@@ -10,8 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import MIB, SIZE, Serve
-from nbdkit_server import Handle, NbdError, checked, fio_random_verify, nbd
+from nbdkit_server import MIB, SIZE, Handle, NbdError, Serve, checked, fio_random_verify, nbd
 
 KIB = 1024
 BOTH_MODES = pytest.mark.parametrize("direct", ["on", "off"])

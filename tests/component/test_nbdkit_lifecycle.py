@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import SIZE, Serve
 from nbdkit_server import (
     ROOT,
+    SIZE,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
+    Serve,
     checked,
     open_files,
     plugin_path,

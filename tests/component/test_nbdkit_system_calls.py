@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import MIB, SIZE, Serve
-from nbdkit_server import Handle, nbd
+from nbdkit_server import MIB, SIZE, Handle, Serve, nbd
 
 CALLS = "lseek,pwrite64,pwritev,pwritev2,fdatasync,fsync,fallocate,sendto,sendmsg,write"
 Action = Callable[[Handle], object]

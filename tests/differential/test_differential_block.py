@@ -68,7 +68,11 @@ class NewServers(NbdTarget):
         self.parameters = parameters
         self.server: Nbdkit | None = None
         self.servers = 0
-        stack.callback(lambda: self.server and self.server.kill())
+        stack.callback(self.kill)
+
+    def kill(self) -> None:
+        if self.server:
+            self.server.kill()
 
     def begin(self) -> None:
         self.stop()

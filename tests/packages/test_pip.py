@@ -17,7 +17,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "source").mkdir()
     subprocess.run(["tar", "-x", "-C", top / "source"], input=archive, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", top / "venv"], check=True)
-    argv = [top / "venv/bin/pip", "install", "-q", "--disable-pip-version-check", "--no-deps", top / "source"]
+    argv = [str(top / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check", "--no-deps", str(top / "source")]
     subprocess.run(argv, check=True, timeout=600)
     return top / "venv"
 
@@ -38,7 +38,7 @@ def test_nothing_is_left_out(prefix: Path) -> None:
 
 def test_it_runs_without_a_checkout(prefix: Path, tmp_path: Path) -> None:
     def userblk(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [prefix / "bin/userblk", *words]
+        argv = [str(prefix / "bin/userblk"), *words]
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
 

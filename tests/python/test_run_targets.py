@@ -88,3 +88,16 @@ def test_every_test_file_runs_somewhere() -> None:
     assert [
         file for file in files if not any(file.match(word) or file.is_relative_to(word.rstrip("/")) for word in words)
     ] == []
+
+
+def test_tests_import_no_tests() -> None:
+    """What they share is in tests/support."""
+    assert paths.CHECKOUT is not None
+    files = list((paths.CHECKOUT / "tests").rglob("*.py"))
+    assert len(files) > 100
+    assert [
+        (str(file), line)
+        for file in files
+        for line in file.read_text().splitlines()
+        if re.match(r"(from|import) (conftest|test_)", line)
+    ] == []

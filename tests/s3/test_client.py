@@ -785,7 +785,8 @@ def test_body_is_signed_unless_tls_protects_it(connect: Connect, certificate: tu
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"https://127.0.0.1:{server.server_port}"
-        for more in {"ca_file": cert}, {"tls_verify": "off"}:
+        trusts: list[dict[str, Any]] = [{"ca_file": cert}, {"tls_verify": "off"}]
+        for more in trusts:
             assert connect(url, **more)("put", key, 5000, 1)["result"] == 0
         server.shutdown()
     (_, verified), (body, unverified) = sent

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from device import ServeS3
 from stamps import numbers
-from test_snapshots import MIB, RUN, Writer, read
 from tool import ask
 from volume_driver import Refused, VolumeDriver
+from volume_writer import RUN, Writer, read
 
 CLIENTS = 4
 REQUESTS = 30  # of each
@@ -27,6 +27,8 @@ QUICK = ("info", "stats")
 NAMES = ("a", "b", "c")
 # Two commands that take long, names that are taken, gone, or have clones.
 MAY_BE = {EBUSY, EEXIST, ENOENT, ENOTEMPTY}
+
+MIB = 1 << 20
 
 
 @pytest.fixture

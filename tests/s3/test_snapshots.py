@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from errno import EBUSY, EEXIST, EINVAL, EIO, ENOENT, ENOTEMPTY, EOPNOTSUPP, EROFS
 from pathlib import Path
 from typing import Any
@@ -17,33 +17,20 @@ import pytest
 from device import ServeS3
 from fault_proxy import FaultProxy, Rule, done_but_refused
 from fault_proxy import refused as refused_by
-from history import History, Write
+from history import History
 from nbdkit_server import NbdError, fio_random_verify
 from servers import BUCKET
-from stamps import BLOCK, numbers, stamped
+from stamps import BLOCK, numbers
 from tool import Tool
-from volume_driver import TIMEOUT_S, Ended, Refused, VolumeDriver
+from volume_driver import Ended, Refused, VolumeDriver
+from volume_writer import BLOCKS, RUN, Writer, content, read
 
 MIB = 1 << 20
-BLOCKS = 2048
-RUN = 7
-
-
-def content(number: int, blocks: int = BLOCKS, first: int = 0) -> bytes:
-    return b"".join(stamped(RUN, first + i, number) for i in range(blocks))
 
 
 def holds(data: bytes | bytearray, number: int, first: int = 0) -> bool:
     """Are all blocks of one write?"""
     return set(numbers(data, RUN, first)) == {number}
-
-
-def read(serve: ServeS3, volume: str, blocks: int = BLOCKS, **more: str) -> bytes:
-    """What a server of another framework tells of it."""
-    server = serve(volume, None, (), **more)
-    data = bytes(server.connect().pread(blocks * BLOCK, 0))
-    assert server.stop() == 0
-    return data
 
 
 def refused(error: int, call: Callable[..., Any], *words: object) -> None:
@@ -54,36 +41,6 @@ def refused(error: int, call: Callable[..., Any], *words: object) -> None:
 
 def names(driver: VolumeDriver) -> list[str]:
     return [snapshot.name for snapshot in driver.snapshots()]
-
-
-class Writer:
-    """Keeps writes in flight, each of which a history knows."""
-
-    def __init__(self, driver: VolumeDriver, seed: int) -> None:
-        self.driver = driver
-        self.rng = random.Random(seed)
-        self.history = History(BLOCKS)
-        self.flying: list[tuple[Write, Future[bytes]]] = []
-
-    def step(self) -> None:
-        """Another write, and those that have been answered."""
-        first = self.rng.randrange(BLOCKS // 8) * 8
-        if not any(write.first == first for write, _ in self.flying):
-            write = self.history.submit(first, self.rng.randint(1, 8))
-            data = content(write.number, write.count, first)
-            self.flying.append((write, self.driver.submit("write", first * BLOCK, len(data), data=data)))
-        if len(self.flying) == 32:
-            self.flying[0][1].result(TIMEOUT_S)
-        for write, future in [entry for entry in self.flying if entry[1].done()]:
-            future.result()
-            self.history.acknowledge(write)
-            self.flying.remove((write, future))
-
-    def finish(self) -> None:
-        for write, future in self.flying:
-            future.result(TIMEOUT_S)
-            self.history.acknowledge(write)
-        self.flying = []
 
 
 def test_snapshots_hold_what_was_there_while_writes_go_on(serve_s3: ServeS3) -> None:
@@ -569,7 +526,8 @@ def test_orders_through_the_tool_while_a_server_writes(serve_s3: ServeS3, tmp_pa
     assert handle.get_size() == 64 * MIB and server.connect().get_size() == 96 * MIB
     handle.pwrite(content(2, 256), 32 * MIB)
     handle.flush()
-    for volume, more in (("v", {"snapshot": "a"}), ("v", {"snapshot": "c"}), ("w", {})):
+    served: list[tuple[str, dict[str, str]]] = [("v", {"snapshot": "a"}), ("v", {"snapshot": "c"}), ("w", {})]
+    for volume, more in served:
         reader = serve_s3(volume, None, (), **more)
         assert reader.connect().pread(MIB, 32 * MIB) == content(1, 256)
         assert reader.stop() == 0

@@ -12,8 +12,7 @@ from device import ServeS3
 from fault_proxy import FaultProxy, Rule, passed_on
 from nbdkit_server import Handle, NbdError, nbd
 from stamps import BLOCK, numbers, stamped
-from test_control import ask
-from tool import Tool
+from tool import Tool, ask
 
 RUN = 21
 BLOCKS = 256

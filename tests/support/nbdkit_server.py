@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +22,8 @@ PRELOAD = os.environ.get("USERBLK_PRELOAD", "")
 # A limit for what takes a second or some: the machine may be slow, or busy.
 START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0
 RUN_TIMEOUT_S = 300.0
+MIB = 1 << 20
+SIZE = 8 * MIB  # of a disk
 COMPONENTS = ("nbdkit", "fio", "nbdinfo", "nbdcopy", "strace", "mkfs.ext4", "mandoc", "pgrep")
 
 Handle: TypeAlias = Any  # nbd.NBD: libnbd has no types
@@ -202,3 +205,6 @@ class Nbdkit:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
         self._handles.clear()
+
+
+Serve = Callable[..., Nbdkit]

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from guest import AREA, BUILD, RELEASE, Up, address, leftovers, run
+from guest_ublk import Add, disks, ublk
 from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.subprocesses import Recorder
@@ -20,53 +20,11 @@ from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems import Running, bring_up, load_modules, modules
 from userblk.harness.systems.base import module_there
 
-RELEASE = os.environ["LAB_RELEASE"]
-BUILD = f"build/{RELEASE}"
-MIB = 1 << 20
-AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
-LIMIT = 600.0  # s for every command; the machine may be busy
-SERVERS = (
-    "nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "userblk-fuse-di", "fio",
-    "qemu-nbd", "s3backer",
-)  # fmt: skip
-
-Up = Callable[..., AbstractContextManager[Running]]
 _volumes = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: left to make test-lab-long")
-
-
-def run(argv: Sequence[str | Path], *, expect: int | None = 0, stdin: str | None = None) -> str:
-    """Run a command; its standard output and error. expect: exit code, None: any."""
-    done = subprocess.run(
-        [str(word) for word in argv],
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert expect is None or done.returncode == expect, f"{argv}: exit code {done.returncode}: {done.stdout}"
-    return done.stdout
-
-
-def config(
-    kind: str, device: str = "passthrough", *, timeout_s: int = 30, mode: str = "workers", **parameters: str
-) -> SystemConfig:
-    return SystemConfig(
-        name=kind,
-        kind=kind,
-        device=device,
-        connections=2,
-        threads=16,
-        timeout_s=timeout_s,
-        mode=mode if kind == "ublk" else "",
-        parameters=parameters,
-    )
 
 
 @pytest.fixture
@@ -94,17 +52,6 @@ def up(tmp_path: Path) -> Up:
     return enter
 
 
-@contextmanager
-def mapped(name: str, table: str) -> Iterator[str]:
-    """A disk of the device mapper until the block's end: /dev/dm-N, since no udev names it."""
-    run(["dmsetup", "create", name, "--table", table])
-    try:
-        found = (path for path in Path("/sys/block").glob("dm-*/dm/name") if path.read_text() == f"{name}\n")
-        yield f"/dev/{next(found).parents[1].name}"
-    finally:
-        run(["dmsetup", "remove", "--retry", name])
-
-
 @pytest.fixture
 def mountpoint(tmp_path: Path) -> Iterator[Path]:
     """A directory that is not mounted on any more at the end, whatever happens."""
@@ -115,11 +62,18 @@ def mountpoint(tmp_path: Path) -> Iterator[Path]:
         run(["umount", "--lazy", directory])
 
 
-def address(name: str) -> str:
-    """host:port of what tests/lab/with_store.py has started on the host."""
-    found = os.environ.get(name)
-    assert found, f"{name} is not set: run this by tests/lab/with_store.py, as make test-lab does"
-    return found
+@pytest.fixture
+def add() -> Iterator[Add]:
+    """add(words...): the path of a new disk; all are removed at the end."""
+    run(["modprobe", "ublk_drv"])
+
+    def enter(*words: str | Path) -> str:
+        return ublk("add", *words).strip()
+
+    yield enter
+    for disk in disks():
+        ublk("delete", "--force", str(disk["number"]))
+    assert list(Path("/run/userblk-ublk").glob("*")) == []
 
 
 @pytest.fixture
@@ -138,42 +92,6 @@ def s3_volume(tmp_path: Path) -> list[str]:
         "volume": f"v{next(_volumes)}",
     }
     return [f"{key}={value}" for key, value in values.items()]
-
-
-@contextmanager
-def store_gone(what: str, seconds: int) -> Iterator[None]:
-    """The store cannot be reached through the proxy. what: "outage" or "silence". It is back when the block ends."""
-    host, _, port = address("LAB_ORDERS").partition(":")
-    with socket.create_connection((host, int(port)), LIMIT) as connection, connection.makefile() as answers:
-        connection.sendall(f"{what} {seconds}\n".encode())
-        assert answers.readline() == "begun\n"
-        yield
-        assert answers.readline() == "over\n"
-
-
-def leftovers() -> list[str]:
-    """What a torn-down system must not leave: processes, connected devices, LIO objects, modules in use."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            name = (entry / "comm").read_text().strip()
-            if name in SERVERS and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append(f"process {name} ({entry.name})")
-        except OSError:
-            continue  # ended
-    found += [str(path) for path in Path("/sys/block").glob("nbd*") if (path / "size").read_text().strip() != "0"]
-    found += [str(path) for path in Path("/dev").glob("ublk[bc][0-9]*")]
-    found += [str(path) for path in Path("/sys/block").glob("loop*/loop")]
-    target = Path("/sys/kernel/config/target")
-    found += [str(path) for path in target.glob("*/*") if path.is_dir() and path.name != "alua"]
-    for module in ("nbd", "tcm_loop", "target_core_user"):
-        count = Path("/sys/module", module, "refcnt")
-        if count.exists() and count.read_text().strip() != "0":
-            found.append(f"module {module} is in use")
-    for disk in Path("/sys/block").glob("sd*"):
-        if (disk / "device/vendor").read_text().strip() == "LIO-ORG":
-            found.append(f"disk {disk.name}")
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, MIB, RELEASE
+from guest import BUILD, MIB, RELEASE
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import absent, load_modules, modules

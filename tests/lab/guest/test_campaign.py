@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import AREA, BUILD, MIB
+from guest import AREA, BUILD, MIB
+from guest_campaign import END_LIMIT, START_LIMIT, events, pids, runner, summaries
 from userblk.harness.machine.prepare import PrepareError, limit_cpus
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model import plan
@@ -25,10 +21,6 @@ from userblk.harness.running.runner import bytes_moved
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
-START_LIMIT = 300.0  # s until fio runs
-END_LIMIT = 600.0  # s for what is left of a campaign of two cells
-
-Events = list[dict[str, Any]]
 
 
 def make_campaign(directory: Path, system: str) -> None:
@@ -49,28 +41,6 @@ def make_campaign(directory: Path, system: str) -> None:
     plan.write_plan(made, directory)
 
 
-@contextmanager
-def runner(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(directory / "plan.json")]
-    with (directory / "runner.log").open("ab") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-
-def events(directory: Path) -> Events:
-    path = directory / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def pids(name: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-x", name], capture_output=True, text=True, check=False)
-    return [int(word) for word in found.stdout.split()]
-
-
 def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until fio is in the middle of the campaign's first run."""
     end = time.monotonic() + START_LIMIT
@@ -78,10 +48,6 @@ def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
         assert process.poll() is None, (directory / "runner.log").read_text()
         assert time.monotonic() < end, (directory / "runner.log").read_text()
         time.sleep(0.1)
-
-
-def summaries(directory: Path) -> list[dict[str, Any]]:
-    return [event["summary"] for event in events(directory) if event["event"] == "entry-done"]
 
 
 def test_cpus_are_taken_off_line_and_come_back() -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import RELEASE, Up, run
+from guest import RELEASE, Up, run
 from userblk.harness.model.config import load_system
 
 LIMIT = 1800.0  # s for one run

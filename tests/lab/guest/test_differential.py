@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from block_targets import FileTarget, SgTarget
 from blocks import SECTOR, Batch, Limits, Model, search
-from conftest import BUILD, LIMIT, MIB, Up, config, run
 from durability import Durable, Image
+from guest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import entries, logged, mark
 from userblk.harness.model.config import SystemConfig
 

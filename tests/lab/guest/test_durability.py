@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MIB, Up, config, run
+from guest import MIB, Up, config, run
 from log_writes import entries, logged, mark
 
 SIZE = 320 * MIB  # XFS takes no less than 300

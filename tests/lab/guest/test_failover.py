@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import AREA, BUILD, LIMIT, Up, config
-from test_campaign import END_LIMIT, runner, summaries
+from guest import AREA, BUILD, LIMIT, Up, config
+from guest_campaign import END_LIMIT, runner, summaries
 from userblk.harness.machine.teardown import start_time
 from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile, load_suite, load_system

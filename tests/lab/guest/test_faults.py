@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, Up, config, mapped, run
+from guest import LIMIT, MIB, Up, config, mapped, run
 from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems import Running
 
@@ -44,7 +45,7 @@ ERRORS = {
 }
 
 
-def bounded(call: Callable[[], int]) -> int:
+def bounded(call: Callable[[], object]) -> int:
     """errno of a call in a thread of its own, 0: none. Fails when it hangs."""
     result: list[int] = []
 
@@ -81,7 +82,7 @@ class Disk:
         return self.memory[:] == byte * LENGTH
 
     def flush(self) -> int:
-        return bounded(lambda: os.fsync(self.fd) or 0)
+        return bounded(partial(os.fsync, self.fd))
 
 
 @contextmanager

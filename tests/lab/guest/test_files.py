@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILD, MIB
-from test_campaign import START_LIMIT, events, pids, runner, summaries
+from guest import BUILD, MIB
+from guest_campaign import START_LIMIT, events, pids, runner, summaries
 from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile, load_suite, load_system
 

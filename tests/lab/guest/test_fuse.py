@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, RELEASE, Up, run
+from guest import BUILD, LIMIT, RELEASE, Up, run
 from userblk.harness.model.config import load_system
 
 PROGRAM = Path(BUILD, "fuse-passthrough/userblk-passthrough").resolve()

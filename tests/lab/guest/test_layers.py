@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from conftest import MIB, Up, run
-from test_systems import read
+from guest import MIB, Up, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 

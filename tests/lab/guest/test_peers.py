@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ACCESS_KEY, BUCKET, BUILD, MIB, SECRET_KEY, address
-from test_campaign import events, runner, summaries
+from guest import BUILD, MIB, address
+from guest_campaign import events, runner, summaries
+from servers import ACCESS_KEY, BUCKET, SECRET_KEY
 from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.systems import absent

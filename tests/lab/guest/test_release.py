@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from conftest import RELEASE, run
+from guest import RELEASE, run
 
 # Kernel, nbdkit, tcmu-runner, and the release's own Python.
 VERSIONS = {

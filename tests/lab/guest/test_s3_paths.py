@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, MIB, address, run, store_gone
-from test_tcmu_s3 import served as served_by_tcmu
-from test_ublk import finish, start_verify
+from guest import BUILD, LIMIT, MIB, address, finish, run, start_verify, store_gone
+from guest_tcmu import served as served_by_tcmu
 from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.systems.base import await_up, load_modules, scratch

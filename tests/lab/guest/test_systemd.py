@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, run
-from test_ublk import NVME, UBLK
+from guest import LIMIT, MIB, NVME, run
+from guest_ublk import UBLK
 from userblk.harness.systems.base import module_there
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")

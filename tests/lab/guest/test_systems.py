@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, Up, config, run
+from guest import LIMIT, MIB, Up, config, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 
@@ -55,21 +55,6 @@ def test_raw_verify_and_discard(up: Up, kind: str) -> None:
         # The emulated device reads as zeroes where it was discarded: the discard arrived.
         assert not any(read(disk, 4 * MIB, 4 * MIB))
         assert any(read(disk, 8 * MIB, MIB))
-
-
-def read(disk: str, offset: int, length: int) -> bytes:
-    """Past the page cache of the disk."""
-    run(["blockdev", "--flushbufs", disk])
-    fd = os.open(disk, os.O_RDONLY)
-    try:
-        data = b""
-        while len(data) < length:
-            part = os.pread(fd, length - len(data), offset + len(data))
-            assert part
-            data += part
-        return data
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize("kind", KINDS)

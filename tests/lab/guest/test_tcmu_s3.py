@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, MIB, run
-from test_systems import read
-from test_ublk import finish, start_verify
-from userblk.harness.systems.lio import Backstore, Lun, TcmuRunner, await_condition, write_attribute
-
-SIZE = 64 * MIB
+from guest import LIMIT, MIB, finish, read, run, start_verify
+from guest_tcmu import SIZE, daemon, exported, served
+from userblk.harness.systems.lio import await_condition
 
 
 @pytest.fixture
@@ -21,27 +17,6 @@ def config(tmp_path: Path, s3_volume: list[str]) -> Path:
     file = tmp_path / "s3.conf"
     file.write_text("".join(f"{line}\n" for line in (*s3_volume, "create=on", f"size={SIZE}")))
     return file
-
-
-def daemon(threads: int | None = None) -> TcmuRunner:
-    return TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=threads)
-
-
-def exported(config: Path, size: int = SIZE, timeout_s: int = 30) -> Lun:
-    return Lun(Backstore.user("userblk_s3", f"config={config}", size, block_size=4096, timeout_s=timeout_s), "s3")
-
-
-@contextmanager
-def served(
-    config: Path, size: int = SIZE, timeout_s: int = 30, threads: int | None = None
-) -> Iterator[tuple[TcmuRunner, str]]:
-    """
-    The daemon, and the disk. timeout_s: of a command, both LIO's and the SCSI disk's. Unless it has threads, the daemon
-    waits for no request.
-    """
-    with daemon(threads) as runner, exported(config, size, timeout_s) as lun:
-        write_attribute(Path("/sys/block", lun.disk.name, "device/timeout"), str(timeout_s))
-        yield runner, str(lun.disk)
 
 
 def write(disk: Path, first: int, *options: str) -> None:

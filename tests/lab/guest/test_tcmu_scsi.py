@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, RELEASE, Up, config, run
-from test_systems import read
+from guest import LIMIT, MIB, RELEASE, Up, config, read, run
 from userblk.harness.systems import Running
 
 BLOCK = 512

@@ -14,36 +14,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import BUILD, LIMIT, MIB, mapped, run
-from test_systems import read
-from userblk.harness.systems.base import module_there
+from guest import LIMIT, MIB, NVME, await_true, finish, mapped, more_requests, read, requests, run, start_verify
+from guest_ublk import NEEDS_UBLK, UBLK, Add, disks, info, ublk
 
-UBLK = Path(BUILD, "ublk/userblk-ublk")
-NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
 MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
 REPLACEMENTS = 100
 STAGES = 16  # calls of a thread into io_uring from its start until it serves, and some more
 
-pytestmark = pytest.mark.skipif(not module_there("ublk_drv"), reason="kernel: it has no ublk_drv")
-
-
-def ublk(*words: str | Path, expect: int | None = 0) -> str:
-    return run([UBLK, *words], expect=expect)
-
-
-def disks() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(ublk("list", "--json"))
-    return found
-
-
-def info(disk: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(ublk("info", disk, "--json"))
-    return found
+pytestmark = NEEDS_UBLK
 
 
 def mode_options(mode: str) -> list[str]:
@@ -55,55 +38,10 @@ def mode_options(mode: str) -> list[str]:
     return ["--mode=uring", f"--zero-copy={'on' if mode == 'zero-copy' else 'off'}"]
 
 
-Add = Callable[..., str]
-
-
-@pytest.fixture
-def add() -> Iterator[Add]:
-    """add(words...): the path of a new disk; all are removed at the end."""
-    run(["modprobe", "ublk_drv"])
-
-    def enter(*words: str | Path) -> str:
-        return ublk("add", *words).strip()
-
-    yield enter
-    for disk in disks():
-        ublk("delete", "--force", str(disk["number"]))
-    assert list(Path("/run/userblk-ublk").glob("*")) == []
-
-
-def await_true(what: str, condition: Callable[[], bool], patience: float = LIMIT) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def kill(disk: str) -> None:
     """As a crash would; until the kernel has noticed."""
     os.kill(info(disk)["pid"], signal.SIGKILL)
     await_true("the kernel does not notice the death", lambda: info(disk)["state"] != "live")
-
-
-def requests(disk: str) -> int:
-    return sum(map(int, Path("/sys/block", Path(disk).name, "stat").read_text().split()[0:5:4]))
-
-
-def start_verify(disk: str, *options: str) -> subprocess.Popen[str]:
-    """fio that writes and then verifies, once it has begun."""
-    before = requests(disk)
-    load = subprocess.Popen(
-        ["fio", "--name=verify", f"--filename={disk}", "--rw=randwrite", "--bsrange=512-64k", "--direct=1",
-         "--ioengine=libaio", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", *options],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    await_true("fio does not begin", lambda: requests(disk) > before + 20)
-    return load
-
-
-def finish(load: subprocess.Popen[str]) -> None:
-    output, _ = load.communicate(timeout=LIMIT)
-    assert load.returncode == 0, output
 
 
 # ---- data ---------------------------------------------------------------------------------------------
@@ -400,7 +338,7 @@ def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
             before = requests(disk)
             ublk("replace", disk, word, "passthrough", f"file={NVME}")
             pids.add(info(disk)["pid"])
-            await_true("no request comes through", lambda before=before: requests(disk) > before)
+            await_true("no request comes through", partial(more_requests, disk, before))
             assert load.poll() is None, load.communicate()[0]
         assert len(pids) == REPLACEMENTS + 1
     finally:

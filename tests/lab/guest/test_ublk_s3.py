@@ -8,11 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, run
-from test_systems import read
-from test_ublk import Add, add, await_true, disks, finish, info, pytestmark, start_verify, ublk
+from guest import LIMIT, MIB, await_true, finish, read, run, start_verify
+from guest_ublk import NEEDS_UBLK, Add, disks, info, ublk
 
-__all__ = ["add", "pytestmark"]  # a fixture; and what these tests need of the kernel
+pytestmark = NEEDS_UBLK
 
 MODES = ("workers", "uring")
 

@@ -12,7 +12,7 @@ they are back. The volume is opened again, read as a whole and must hold a prefi
 written, with every durable flush unless objects were taken: history.py. Snapshots, clones and changes of the size
 are cut short at named points as well: orders.py.
 
-By hand, after make plugins s3-server s3-volume-driver: PYTHONPATH=tests/support tests/s3/crash.py --points 100
+By hand, after make plugins s3-server s3-volume-driver: tests/support/crash.py --points 100
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import json
 import math
 import os
 import random
-import select
 import shutil
 import signal
 import struct
@@ -41,13 +40,14 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from crash_load import Load, Mix, NoReply, read_volume
 from device import PREFIX, feature_settings, parameters, volume_directory
 from fault_proxy import FaultProxy
-from history import History, Inconsistent, Write
-from nbdkit_server import STOP_TIMEOUT_S, Handle, NbdError, Nbdkit, nbd, plugin_path
+from history import History, Inconsistent
+from nbdkit_server import STOP_TIMEOUT_S, NbdError, Nbdkit, plugin_path
 from orders import ORDER_POINTS, REKEY_POINTS, Failure, Orders, opened
 from servers import BUCKET, KINDS, ROOT, Store, Versitygw, memory_directory, started
-from stamps import BLOCK, DamagedBlock, numbers, stamped
+from stamps import BLOCK, DamagedBlock
 from volume_driver import DRIVER
 
 BLOCKS = 1024
@@ -84,222 +84,8 @@ WRITE_BACK_POINTS = (
 FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1], *WRITE_BACK_POINTS)
 STALLED_BLOCKS = 200  # what a server that the store does not answer has memory for, but for what it got before
 STALLED_PATIENCE_S = 10.0
-READ_BYTES = 64 << 10
-REPLY_TIMEOUT_S = 300.0
 OBJECT_HEAD = struct.Struct("<40xQQ24xQ")  # of a log object: its number, its writer's epoch, frontier
 REACH_S = 8.0  # for which the load goes on, that a point may be reached
-
-
-@dataclass(frozen=True)
-class Mix:
-    """What the load of one generation is made of."""
-
-    depth: int
-    largest: int  # blocks of a request
-    reads: float
-    zeroes: float
-    flushes: float
-    fua: float
-    hot: float  # share of requests on a small part of the volume
-
-    @classmethod
-    def choose(cls, rng: random.Random) -> Mix:
-        return cls(
-            depth=rng.choice((1, 4, 16, 64)),
-            largest=rng.choice((1, 8, 64, 400)),
-            reads=rng.choice((0.0, 0.2)),
-            zeroes=rng.choice((0.0, 0.05, 0.2)),
-            flushes=rng.choice((0.0, 0.01, 0.1)),
-            fua=rng.choice((0.0, 0.02, 0.3)),
-            hot=rng.choice((0.0, 0.5, 0.9)),
-        )
-
-
-class NoReply(Failure):
-    """In all the time that one is waited for."""
-
-
-class Load:
-    """Requests to one server, in flight over several connections, told to a history."""
-
-    def __init__(self, history: History, run: int, handles: Sequence[Handle], durable: bool) -> None:
-        self.history = history
-        self.run_id = run
-        self.handles = handles
-        self.durable = durable
-        self.busy = bytearray(history.blocks)
-        self.in_flight = 0
-        self.replies = 0
-        self.blocks = 0  # that replies were about
-        self.failed: list[str] = []
-        self.wrong: str | None = None
-        self.patience_s = REPLY_TIMEOUT_S
-
-    def run(self, rng: random.Random, mix: Mix, replies: int, blocks: int) -> None:
-        """Until so many replies came, or about so many blocks, or the server is gone; requests stay in flight."""
-        while self.replies < replies and self.blocks < blocks and not self.failed:
-            while self.in_flight < mix.depth and not self.failed and self._submit(rng, mix):
-                pass
-            self._wait()
-
-    def finish(self) -> None:
-        """Waits until no request is in flight, or the server is gone."""
-        while self.in_flight and not self.failed:
-            self._wait()
-
-    def _wait(self) -> None:
-        """For something to go on with on any connection."""
-        if any(handle.aio_is_dead() or handle.aio_is_closed() for handle in self.handles):
-            self.failed.append("a connection ended")
-        if self.failed:
-            return
-        poller = select.poll()
-        by_fd = {}
-        for handle in self.handles:
-            direction = handle.aio_get_direction()
-            events = (select.POLLIN if direction & nbd.AIO_DIRECTION_READ else 0) | (
-                select.POLLOUT if direction & nbd.AIO_DIRECTION_WRITE else 0
-            )
-            by_fd[handle.aio_get_fd()] = handle
-            poller.register(handle.aio_get_fd(), events)
-        ready = poller.poll(self.patience_s * 1000)
-        if not ready:
-            raise NoReply(f"no reply for {self.patience_s:.0f} s; in flight: {self.in_flight}")
-        for fd, events in ready:
-            try:
-                if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                    by_fd[fd].aio_notify_read()
-                elif events & select.POLLOUT:
-                    by_fd[fd].aio_notify_write()
-            except NbdError as error:
-                self.failed.append(str(error))
-        if self.wrong:
-            raise Failure(self.wrong)
-
-    def _submit(self, rng: random.Random, mix: Mix) -> bool:
-        """Sends one request. False: the part of the volume it chose is busy."""
-        handle = rng.choice(self.handles)
-        what = rng.random()
-        try:
-            if what < mix.flushes:
-                self._flush(handle)
-                return True
-            count = min(1 + int(rng.expovariate(1.0) * mix.largest / 3), mix.largest)
-            end = 64 if rng.random() < mix.hot else self.history.blocks
-            first = rng.randrange(max(1, end - count))
-            count = min(count, self.history.blocks - first)
-            if any(self.busy[first : first + count]):
-                return False
-            what = rng.random()
-            if what < mix.reads:
-                self._read(handle, first, count)
-            elif what < mix.reads + mix.zeroes:
-                self._zero(handle, first, count, trim=rng.random() < 0.5, fua=rng.random() < mix.fua)
-            else:
-                self._write(handle, first, count, fua=rng.random() < mix.fua)
-        except NbdError as error:
-            self.failed.append(str(error))
-        return True
-
-    def _claim(self, first: int, count: int) -> None:
-        self.in_flight += 1
-        self.busy[first : first + count] = b"\1" * count
-
-    def _answered(self, what: str, error: int, first: int, count: int) -> bool:
-        self.in_flight -= 1
-        self.replies += 1
-        self.blocks += count
-        self.busy[first : first + count] = bytes(count)
-        if error:
-            self.failed.append(f"{what} of {count} blocks at {first}: {os.strerror(error)}")
-        return not error
-
-    def _write(self, handle: Handle, first: int, count: int, fua: bool) -> None:
-        write = self.history.submit(first, count)
-        self._claim(first, count)
-        data = bytearray().join(stamped(self.run_id, block, write.number) for block in range(first, first + count))
-        handle.aio_pwrite(
-            nbd.Buffer.from_bytearray(data),
-            first * BLOCK,
-            completion=lambda error: self._written("write", error.value, write, fua),
-            flags=nbd.CMD_FLAG_FUA if fua else 0,
-        )
-
-    def _zero(self, handle: Handle, first: int, count: int, trim: bool, fua: bool) -> None:
-        write = self.history.submit(first, count, zero=True)
-        self._claim(first, count)
-        send = handle.aio_trim if trim else handle.aio_zero
-        send(
-            count * BLOCK,
-            first * BLOCK,
-            completion=lambda error: self._written("trim" if trim else "zero", error.value, write, fua),
-            flags=nbd.CMD_FLAG_FUA if fua else 0,
-        )
-
-    def _written(self, what: str, error: int, write: Write, fua: bool) -> int:
-        if self._answered(what, error, write.first, write.count):
-            self.history.acknowledge(write, durable=fua and self.durable)
-        return 1
-
-    def _flush(self, handle: Handle) -> None:
-        sent = self.history.submit_flush()
-        self.in_flight += 1
-
-        def done(error: int) -> int:
-            if self._answered("flush", error, 0, 0) and self.durable:
-                self.history.acknowledge_flush(sent)
-            return 1
-
-        handle.aio_flush(completion=lambda error: done(error.value))
-
-    def _read(self, handle: Handle, first: int, count: int) -> None:
-        expected = [self.history.newest(block) for block in range(first, first + count)]
-        buffer = nbd.Buffer(count * BLOCK)
-        self._claim(first, count)
-
-        def done(error: int) -> int:
-            if self._answered("read", error, first, count):
-                try:
-                    found = numbers(buffer.to_bytearray(), self.run_id, first)
-                except DamagedBlock as damage:
-                    self.wrong = f"a read while it runs: {damage}"
-                    return 1
-                for i, (number, write) in enumerate(zip(found, expected, strict=True)):
-                    if number != (0 if write.zero else write.number):
-                        self.wrong = f"a read while it runs: block {first + i} holds {number}, not {write}"
-            return 1
-
-        handle.aio_pread(buffer, first * BLOCK, completion=lambda error: done(error.value))
-
-
-def read_volume(server: Nbdkit, run: int, blocks: int, tolerant: bool) -> list[int | None]:
-    """For each block its write; None for one that cannot be read, if that is tolerated."""
-    handle = server.connect()
-    found: list[int | None] = [None] * blocks
-    step = READ_BYTES // BLOCK
-    # In parallel: what was written at random is many small objects' parts.
-    parts = []
-    for first in range(0, blocks, step):
-        buffer = nbd.Buffer(min(step, blocks - first) * BLOCK)
-        parts.append((first, buffer, handle.aio_pread(buffer, first * BLOCK)))
-    while handle.aio_in_flight():
-        if handle.poll(int(REPLY_TIMEOUT_S * 1000)) == 0:
-            raise Failure(f"no reply to a read for {REPLY_TIMEOUT_S:.0f} s")
-    for first, buffer, cookie in parts:
-        try:
-            handle.aio_command_completed(cookie)
-            data = buffer.to_bytearray()
-            found[first : first + len(data) // BLOCK] = numbers(data, run, first)
-        except NbdError as error:
-            if not tolerant:
-                raise Failure(f"blocks from {first} cannot be read: {error}") from error
-            for block in range(first, min(first + step, blocks)):
-                try:
-                    found[block] = numbers(handle.pread(BLOCK, block * BLOCK), run, block)[0]
-                except NbdError:
-                    pass
-    handle.shutdown()
-    return found
 
 
 def objects_in(directory: Path) -> set[Path]:
@@ -743,7 +529,8 @@ def summary(results: Sequence[Result], points: int, names: Sequence[str]) -> str
 def build_of() -> str:
     """Of the programs that crash and of what judges them."""
     here = Path(__file__).parent
-    files = [Path(plugin_path("s3")), ROOT / DRIVER, *(here / f"{name}.py" for name in ("crash", "history", "orders"))]
+    judges = [here / f"{name}.py" for name in ("crash", "crash_load", "history", "orders")]
+    files = [Path(plugin_path("s3")), ROOT / DRIVER, *judges]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

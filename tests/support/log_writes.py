@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blocks import SECTOR
-from conftest import mapped, run
 from durability import Entry
+from guest import mapped, run
 
 NAME = "ub-log"
 MAGIC = 0x6A736677736872
