@@ -22,7 +22,7 @@ from rich.text import Text
 from .paper import PaperCell
 from .render import new_grid
 from .statistics import Interval, share_interval
-from .table import DEVICES, NATIVE, SYSTEMS, Metric
+from .table import DEVICES, SYSTEMS, Metric
 
 LEAST_RANKED = 3  # fewer cells than that have no order worth a number
 
@@ -32,8 +32,8 @@ class Agreement:
     """One system and metric over n cells of one of the paper's tables.
 
     rho: Spearman's correlation, None with too few cells or where all are equal. distance: median, largest: absolute, in
-    percentage points (native: % of the paper's value). worst: the cell of the largest. same_sign: share of the cells
-    whose difference has the paper's sign, None for native.
+    percentage points (of what is absolute: % of the paper's value). worst: the cell of the largest. same_sign: share of
+    the cells whose difference has the paper's sign, None for what is absolute.
     """
 
     table: int
@@ -47,9 +47,14 @@ class Agreement:
     worst: str
     same_sign: Interval | None
 
+    @property
+    def in_points(self) -> bool:
+        """Are distances percentage points?"""
+        return self.same_sign is not None or self.metric.points
+
 
 def _distance(cell: PaperCell, ours: float) -> float:
-    if cell.system != NATIVE or cell.metric.points:
+    if not cell.absolute or cell.metric.points:
         return abs(ours - cell.paper)
     return 100 * abs(ours / cell.paper - 1) if cell.paper else math.inf
 
@@ -69,7 +74,7 @@ def _agreement(cells: Sequence[PaperCell]) -> Agreement:
         rho = float(spearmanr(values, theirs).statistic)
     worst = cells[distances.index(max(distances))]
     signs = None
-    if worst.system != NATIVE:
+    if not worst.absolute:
         same = sum(_sign(value) == _sign(cell.paper) for cell, value in zip(cells, values, strict=True))
         signs = share_interval(same, len(cells))
     where = f"{DEVICES.get(worst.device, worst.device)} {worst.workload}"
@@ -100,7 +105,7 @@ def grid(found: Sequence[Agreement]) -> Grid:
     """A row for each."""
     shown = new_grid("T.", "System", "Metric", "Cells", "Rank", "Median", "Largest", "Same sign")
     for one in found:
-        unit = "pt" if one.system != NATIVE or one.metric.points else "%"
+        unit = "pt" if one.in_points else "%"
         rho = "-" if one.rho is None else f"{one.rho:.2f}"
         sign = "-"
         if one.same_sign and one.same_sign.low is not None and one.same_sign.high is not None:
@@ -135,7 +140,7 @@ def as_json(found: Sequence[Agreement]) -> list[dict[str, Any]]:
             "median_distance": one.distance,
             "largest_distance": one.largest,
             "largest_at": one.worst,
-            "distance_unit": "points" if one.system != NATIVE or one.metric.points else "%",
+            "distance_unit": "points" if one.in_points else "%",
             "same_sign": one.same_sign.value if one.same_sign else None,
             "same_sign_low": one.same_sign.low if one.same_sign else None,
             "same_sign_high": one.same_sign.high if one.same_sign else None,

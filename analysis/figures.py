@@ -372,7 +372,7 @@ def table_name(table: Table, several_hosts: bool) -> str:
 def beside_paper(cells: Sequence[PaperCell], table: Table) -> list[PaperCell]:
     """The differences to native of one table that both have: what its scatter shows."""
     where = (table.host, table.suite)
-    return [c for c in cells if c.ours and c.system != NATIVE and (c.host, c.suite) == where]
+    return [c for c in cells if c.ours and not c.absolute and (c.host, c.suite) == where]
 
 
 def write_figures(

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .render import half_text, legend, shade, sign_text, unit_text, value_text
-from .table import DEVICES, NATIVE, SYSTEMS, Table
+from .table import DEVICES, SYSTEMS, Table
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def table_view(table: Table, names: Mapping[tuple[str, str], str] | None = None)
                     style = f"background:{colours.background};color:{colours.text}"
                     style += ";font-weight:bold" if colours.bold else ""
                 hint = f"{SYSTEMS.get(system, system)}, {metric.title}, n = {cell.n}"
-                if cell.mean is not None and system != NATIVE:
+                if cell.mean is not None and not table.absolute(system):
                     hint += f", mean {cell.mean.value:.4g} {metric.unit}"
                 if cell.p_holm is not None:
                     hint += f", p = {cell.p_holm:.2g} (Holm)"
@@ -71,7 +71,7 @@ def table_view(table: Table, names: Mapping[tuple[str, str], str] | None = None)
         name = (names or {}).get((device, workload), "")
         rows.append(RowView("" if device == last else DEVICES.get(device, device), workload, name, tuple(cells)))
         last = device
-    heads = tuple((SYSTEMS.get(s, s), unit_text(metric, s)) for metric in table.metrics for s in table.systems)
+    heads = tuple((SYSTEMS.get(s, s), unit_text(table, metric, s)) for metric in table.metrics for s in table.systems)
     groups = tuple(metric.title for metric in table.metrics)
     notes = (*table.notes, *legend(table))
     return TableView(table.title, table.emulated, groups, heads, len(table.systems), tuple(rows), notes)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .render import half_text, legend, shade, sign_text, value_text
-from .table import DEVICES, NATIVE, SYSTEMS, Cell, Metric, Table
+from .table import DEVICES, SYSTEMS, Cell, Metric, Table
 
 ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -75,7 +75,7 @@ def _table(table: Table, ci: bool) -> list[str]:
     lines.append(" ".join(rules))
     heads = [SYSTEMS.get(system, system) for _ in table.metrics for system in table.systems]
     lines.append("Device & Workload & " + " & ".join(map(escape, heads)) + r" \\")
-    units = [f"({_unit(metric, system == NATIVE)})" for metric in table.metrics for system in table.systems]
+    units = [f"({_unit(metric, table.absolute(system))})" for metric in table.metrics for system in table.systems]
     lines += [" & & " + " & ".join(units) + r" \\", r"\midrule"]
     last = ""
     for device, workload in table.rows:

@@ -93,7 +93,7 @@ def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMa
                     difference = table.cell(device, workload, system, metric).difference
                     if difference is None:
                         continue
-                    unit = unit_text(metric, system)
+                    unit = unit_text(table, metric, system)
                     change = f"{metric.title} {signed(difference.value, 1)} {unit}"
                     hint = f"{workload}, {SYSTEMS.get(system, system)}: {change}"
                     fill, _ = heat(metric, difference.value)

@@ -38,12 +38,14 @@ from .table import (
     grade_of,
     graded,
     half_width_limit,
+    make_tables,
     ordered,
 )
 
 ANY = "paper"  # on the command line: whichever has the campaign's suites
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
 MARGIN = 2.0  # of the comparison, in half widths that the paper allows its means
+BLOCKS = 1  # number of the table of block devices
 EXAMPLES = 3  # cells that are named where a claim does not hold
 
 
@@ -83,6 +85,7 @@ class PaperCell:
 
     suite: of ours, with the table; device: the paper's; host: where ours was measured.
     shape: what the verdict would be if it could be compared, None where nothing was measured. reasons: why it cannot.
+    absolute: a mean, and no difference to another system.
     """
 
     table: int
@@ -100,6 +103,7 @@ class PaperCell:
     verdict: Verdict
     shape: Verdict | None
     reasons: tuple[str, ...]
+    absolute: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,13 +209,13 @@ def _point(interval: Interval) -> Span:
     return Span(interval.value, interval.value, interval.value)
 
 
-def _bound(metric: Metric, table: int, device: str, workload: str, system: str, value: float) -> float:
+def _bound(metric: Metric, table: Table, device: str, workload: str, system: str, value: float) -> float:
     """Half width that a number of the paper's may have, with its rounding.
 
     A difference has the uncertainty of both means, taken as independent.
     """
-    limit = half_width_limit(metric, device, workload, 1.0, files=table == 2)
-    if system == NATIVE:
+    limit = half_width_limit(metric, device, workload, 1.0, files=table.number != BLOCKS)
+    if table.absolute(system):
         return limit if metric.points else abs(value) * limit
     if metric.points:
         return limit * math.sqrt(2) + ROUNDING[True]
@@ -220,26 +224,27 @@ def _bound(metric: Metric, table: int, device: str, workload: str, system: str, 
 
 def paper_span(table: Table, device: str, workload: str, system: str, metric: Metric) -> Span | None:
     """One of the paper's numbers with its interval, or the half width that it may have."""
-    cell = table.cell(device, workload, system, metric)
-    interval = cell.mean if system == NATIVE else cell.difference
+    interval = table.printed(system, table.cell(device, workload, system, metric))
     if interval is None:
         return None
     if interval.half is not None:
         return _span(interval)
-    bound = _bound(metric, table.number, device, workload, system, interval.value)
+    bound = _bound(metric, table, device, workload, system, interval.value)
     return Span(interval.value - bound, interval.value, interval.value + bound)
 
 
-def equivalence_margin(metric: Metric, table: int, device: str, workload: str, system: str, value: float) -> float:
+def equivalence_margin(
+    metric: Metric, table: int, device: str, workload: str, value: float, absolute: bool = False
+) -> float:
     """How far from one of the paper's numbers a number of ours counts as the same, in the number's unit.
 
-    Twice the half width that the paper allows its means: 10 % of the native value or of what is left of it (writes to
-    NVMe in Table 1: 20 %), 10 points of CPU.
+    Twice the half width that the paper allows its means: 10 % of an absolute value or of what is left of it (writes to
+    NVMe in Table 1: 20 %), 10 points of CPU. table: its number.
     """
-    limit = MARGIN * half_width_limit(metric, device, workload, 1.0, files=table == 2)
+    limit = MARGIN * half_width_limit(metric, device, workload, 1.0, files=table != BLOCKS)
     if metric.points:
         return limit
-    return limit * abs(value if system == NATIVE else 100 + value)
+    return limit * abs(value if absolute else 100 + value)
 
 
 ZERO = Span(0.0, 0.0, 0.0)
@@ -251,23 +256,23 @@ def judge_cell(ours: Table, paper: Table, device: str, workload: str, system: st
     Two one-sided tests of half the error each: the interval lies within the margin around the paper's number, or
     beyond it. What does neither, or is wider than the margin, is undecided.
     """
-    cell = ours.cell(device, workload, system, metric)
-    interval = cell.mean if system == NATIVE else cell.difference
+    interval = paper.printed(system, ours.cell(device, workload, system, metric))
     theirs = paper_span(paper, device, workload, system, metric)
     if interval is None or theirs is None:
         return None
     mine = _span(interval)
-    margin = equivalence_margin(metric, paper.number, device, workload, system, theirs.value)
+    absolute = paper.absolute(system)
+    margin = equivalence_margin(metric, paper.number, device, workload, theirs.value, absolute)
     if theirs.value - margin <= mine.low and mine.high <= theirs.value + margin:
         return Verdict.AGREES
     if not mine.clear_of(Span(theirs.value - margin, theirs.value, theirs.value + margin)):
         return Verdict.UNDECIDED
-    if system == NATIVE or mine.clear_of(ZERO) * theirs.clear_of(ZERO) < 0:
+    if absolute or mine.clear_of(ZERO) * theirs.clear_of(ZERO) < 0:
         return Verdict.DIFFERS
     for other in ours.systems:
         rival = ours.cell(device, workload, other, metric).difference
         theirs_rival = paper_span(paper, device, workload, other, metric)
-        if other in (NATIVE, system) or rival is None or theirs_rival is None:
+        if other == system or paper.absolute(other) or rival is None or theirs_rival is None:
             continue
         if mine.clear_of(_span(rival)) * theirs.clear_of(theirs_rival) < 0:
             return Verdict.DIFFERS
@@ -325,15 +330,15 @@ def _upstream(version: str) -> str:
     return version.split(":", 1)[-1]
 
 
-def _reasons(whole: Paper, place: Place | None, system: str, device: str) -> tuple[str, ...]:
-    """Why a system's numbers from a place cannot be compared with the paper's on its device."""
+def _reasons(whole: Paper, place: Place | None, system: str, device: str, absolute: bool) -> tuple[str, ...]:
+    """Why a system's numbers from a place cannot be compared with the paper's on its device. absolute: of PaperCell."""
     if place is None:
         return ("unknown host",)
     reasons = []
     paper, stand_in = whole.environment, whole.devices[device]
     if place.emulated:
         reasons.append("simulated" if place.emulated.startswith("SIMULATED") else "emulated device")
-    elif system == NATIVE and paper["device"].get(device, "?") not in place.models.get(stand_in.ours, ""):
+    elif absolute and paper["device"].get(device, "?") not in place.models.get(stand_in.ours, ""):
         reasons.append(f"another {stand_in.title} device")
     if place.profile != paper["profile"]:
         reasons.append(f"profile {place.profile}")
@@ -404,27 +409,28 @@ def _compared(
 ) -> Iterator[PaperCell]:
     """hosts: of ours, by device. suite: of ours."""
     for (device, workload, system, name), cell in paper.cells.items():
-        interval = cell.mean if system == NATIVE else cell.difference
+        interval = paper.printed(system, cell)
         if interval is None:
             continue
         metric = next(metric for metric in METRICS if metric.id == name)
         bound = interval.half
         if bound is None:
-            bound = _bound(metric, paper.number, device, workload, system, interval.value)
-        margin = equivalence_margin(metric, paper.number, device, workload, system, interval.value)
+            bound = _bound(metric, paper, device, workload, system, interval.value)
+        absolute = paper.absolute(system)
+        margin = equivalence_margin(metric, paper.number, device, workload, interval.value, absolute)
         mine: Interval | None = None
         shape: Verdict | None = None
         reasons: tuple[str, ...] = ()
         n, verdict = 0, Verdict.NOT_MEASURED
         if ours is not None and device in hosts:
             own: Cell = ours.cell(device, workload, system, metric)
-            mine, n = (own.mean if system == NATIVE else own.difference), own.n
+            mine, n = paper.printed(system, own), own.n
             shape = judge_cell(ours, paper, device, workload, system, metric)
             if shape is not None:
                 reasons = reasons_of(hosts[device], system, device)
                 verdict = Verdict.NOT_COMPARABLE if reasons else shape
         place = (paper.number, suite, hosts.get(device, ""), device, workload, system, metric)
-        yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons)
+        yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons, absolute)
 
 
 # ---- claims ---------------------------------------------------------------------------
@@ -449,7 +455,7 @@ def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
     """
     if printed or not math.isfinite(at):
         return EPSILON
-    limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table == 2)
+    limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
     if one.metric.points:
         return limit
     if claim.of == "mean":
@@ -535,6 +541,9 @@ def _judge(
             return None, "one run"
         product = (100 + cell.difference.value) * (100 + other.difference.value) / 1e4
         return abs(product - 1) * 100 <= claim.reciprocal, f"{product:.2f}"
+    if claim.ratio:
+        other = cell_of(rival, rival.metric) if rival else None
+        return _judge_ratio(claim, one, cell, other, printed) if other else None
     span, value = _quantity(claim, cell, one.metric, printed), _shown(claim, cell)
     if span is None:
         return None
@@ -553,6 +562,25 @@ def _judge(
         limit = claim.near + tolerance
         return _both(_at_most(gap, limit), _at_most(_negative(gap), limit)), shown
     return _at_most(gap, claim.margin + tolerance), shown
+
+
+def _judge_ratio(
+    claim: Claim, one: _Instance, cell: Cell, other: Cell, printed: bool
+) -> tuple[bool | None, str] | None:
+    """Of the mean of one cell over that of the other, whose intervals are taken as independent."""
+    if cell.mean is None or other.mean is None or not other.mean.value:
+        return None
+    value = cell.mean.value / other.mean.value
+    away = 0.0
+    if not printed:
+        halves = [
+            mean.half / abs(mean.value) if mean.half is not None else math.inf for mean in (cell.mean, other.mean)
+        ]
+        away = value * math.hypot(*halves)
+    limit = 0.0 if printed else half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
+    span = Span(value - away, value, value + away)
+    most, least = claim.most * (1 + limit) + EPSILON, claim.least * (1 - limit) - EPSILON
+    return _both(_at_most(span, most), _at_most(_negative(span), -least)), f"{value:.2f} times"
 
 
 def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: bool = False) -> ClaimResult:
@@ -585,15 +613,18 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper
     """Of several hosts each device's numbers are of one: each of the paper's counts once. Raises SummaryError."""
     where = places(campaign)
 
-    def reasons_of(host: str, system: str, device: str) -> tuple[str, ...]:
-        return _reasons(paper, where.get(host), system, device)
-
     cells: list[PaperCell] = []
     checked = {}
     for number, theirs in paper.tables.items():
+
+        def reasons_of(host: str, system: str, device: str, theirs: Table = theirs) -> tuple[str, ...]:
+            return _reasons(paper, where.get(host), system, device, theirs.absolute(system))
+
         suites = paper.suites[number]
         suite = next((suite for suite in suites if any(table.suite == suite for table in tables)), suites[0])
         own = [table for table in tables if table.suite == suite]
+        if theirs.base != NATIVE:
+            own = make_tables([run for run in campaign.runs if run.suite == suite], base=theirs.base)
         ours, hosts = _of_all_hosts(own, paper.devices, where, reasons_of)
         cells += _compared(ours, theirs, suite, hosts, reasons_of)
         if ours is not None:

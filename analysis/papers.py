@@ -39,6 +39,7 @@ class Claim:
     than: Mapping[str, Any] | None = None
     margin: float = 0.0
     near: float | None = None
+    ratio: bool = False
     half_width: float | None = None
     reciprocal: float | None = None
     share: float = 1.0
@@ -55,8 +56,8 @@ class PaperDevice:
 
 @dataclass(frozen=True)
 class Paper:
-    """tables: by number, 1 of block devices, 2 of file systems; suites: of ours, by the same, the first as the paper
-    has it.
+    """tables: by number, 1 of block devices, others of file systems; suites: of ours, by the same, the first as the
+    paper has it.
 
     grades: of throughput relative to native, the best first. absent: what the paper had and nothing here can be, with
     the reason, by its name there. sections: of its text, that the claims are from.
@@ -77,13 +78,13 @@ class Paper:
     @property
     def numbers(self) -> int:
         """How many it gives."""
-        cells = [(key[2], cell) for table in self.tables.values() for key, cell in table.cells.items()]
-        return sum((cell.mean if system == NATIVE else cell.difference) is not None for system, cell in cells)
+        cells = [(one, key[2], cell) for one in self.tables.values() for key, cell in one.cells.items()]
+        return sum(table.printed(system, cell) is not None for table, system, cell in cells)
 
     @property
     def all_suites(self) -> list[str]:
         """Of all tables."""
-        return [suite for suites in self.suites.values() for suite in suites]
+        return list(dict.fromkeys(suite for suites in self.suites.values() for suite in suites))
 
     @property
     def systems(self) -> list[str]:
@@ -109,7 +110,7 @@ def paper_names(configs: Path) -> list[str]:
 
 
 PAPER_KEYS = {"name", "title", "source", "sections", "table", "devices", "environment", "class", "absent"}
-TABLE_KEYS = {"number", "title", "notes", "file", "suite", "decimals_cpu"}
+TABLE_KEYS = {"number", "title", "notes", "file", "suite", "decimals_cpu", "base"}
 ENVIRONMENT_KEYS = {"profile", "kernel", "kernel_same", "framework", "instead", "cpus", "device"}
 
 
@@ -133,12 +134,14 @@ def load_paper(name: str, configs: Path) -> Paper:
     _keys(path, value["environment"], ENVIRONMENT_KEYS, ENVIRONMENT_KEYS, "environment.")
     tables, suites = {}, {}
     for one in value.get("table", []):
-        _keys(path, one, TABLE_KEYS, TABLE_KEYS - {"decimals_cpu"}, "table: ")
+        _keys(path, one, TABLE_KEYS, TABLE_KEYS - {"decimals_cpu", "base"}, "table: ")
         number = one["number"]
-        if number not in (1, 2) or number in tables:
-            raise SummaryError(f"{path}: table: number={number}: must be 1 (block devices) or 2 (file systems), once")
+        if not isinstance(number, int) or number < 1 or number in tables:
+            raise SummaryError(
+                f"{path}: table: number={number}: must be 1 (block devices) or a larger one (file systems), once"
+            )
         place = (path.parent / one["file"], number, one["title"], tuple(one["notes"]))
-        tables[number] = _read_table(*place, decimals_cpu=one.get("decimals_cpu", 1))
+        tables[number] = _read_table(*place, one.get("decimals_cpu", 1), one.get("base", NATIVE))
         suites[number] = (one["suite"],) if isinstance(one["suite"], str) else tuple(one["suite"])
     grades = tuple(Grade(**one) for one in value.get("class", []))
     devices = {key: PaperDevice(**one) for key, one in value.get("devices", {}).items()}
@@ -174,13 +177,13 @@ def papers_of(suites: Collection[str], configs: Path) -> list[Paper]:
 # ---- tables -----------------------------------------------------------------------
 
 
-def _read_table(path: Path, number: int, title: str, notes: tuple[str, ...], decimals_cpu: int) -> Table:
-    """One of a paper's, in the layout that the heads of its CSV tell. Raises SummaryError."""
+def _read_table(path: Path, number: int, title: str, notes: tuple[str, ...], decimals_cpu: int, base: str) -> Table:
+    """One of a paper's, in the layout that the heads of its CSV tell. base: as the table's. Raises SummaryError."""
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             heads = csv.DictReader(stream).fieldnames or []
         if set(RUNS_HEADS) <= set(heads):
-            return _table_of_means(path, number, title, notes)
+            return _table_of_means(path, number, title, notes, base)
         return paper_table(path, number, title, notes, decimals_cpu)
     except (OSError, ValueError, LookupError) as error:
         raise SummaryError(f"{path}: cannot be read: {type(error).__name__} {error}") from None
@@ -194,7 +197,7 @@ def sample_of(runs: int, mean: float, deviation: float) -> list[float]:
     return [mean - away, mean + away, *([mean] * (runs - 2))]
 
 
-def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...]) -> Table:
+def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...], base: str) -> Table:
     """Of a paper that gives means of runs and their standard deviations, of each system, absolute."""
     samples: dict[tuple[str, str], dict[str, list[float]]] = {}
     with path.open(newline="", encoding="utf-8") as stream:
@@ -206,9 +209,9 @@ def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...])
     throughput = METRICS[0]
     for (device, workload), row in samples.items():
         for system, sample in row.items():
-            native = None if system == NATIVE else row[NATIVE]
+            native = None if base in ("", system) else row[base]
             cells[device, workload, system, throughput.id] = make_cell(
-                throughput, device, workload, sample, native, 0, files=number == 2
+                throughput, device, workload, sample, native, 0, files=number > 1
             )
     systems = dict.fromkeys(system for row in samples.values() for system in row)
     return Table(
@@ -219,6 +222,7 @@ def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...])
         tuple(sorted(systems, key=lambda name: (list(SYSTEMS).index(name) if name in SYSTEMS else len(SYSTEMS), name))),
         cells,
         metrics=(throughput,),
+        base=base,
     )
 
 
@@ -226,7 +230,7 @@ def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...])
 
 CLAIM_KEYS = {
     "id", "section", "text", "tables", "devices", "workloads", "systems", "metrics", "except", "of", "least", "most",
-    "than", "margin", "near", "half_width", "reciprocal", "share",
+    "than", "margin", "near", "ratio", "half_width", "reciprocal", "share",
 }  # fmt: skip
 QUANTITIES = ("loss", "size", "mean")
 
@@ -257,8 +261,10 @@ def load_claims(path: Path, devices: Iterable[str] = ()) -> list[Claim]:
             values[key] = tuple(values[key])
         claim = Claim(**values)
         bounded = math.isfinite(claim.least) or math.isfinite(claim.most)
-        alone = sum((bounded, claim.than is not None, claim.half_width is not None, claim.reciprocal is not None))
-        if alone != 1 or (claim.near is not None and claim.than is None):
-            raise wrong("predicate", "must be one of least/most, than (with margin or near), half_width, reciprocal")
+        than = claim.than is not None
+        alone = sum((bounded, than and not claim.ratio, claim.half_width is not None, claim.reciprocal is not None))
+        if alone != 1 or (not than and (claim.near is not None or claim.ratio)):
+            text = "least/most, than (with margin or near; with ratio and least/most), half_width, reciprocal"
+            raise wrong("predicate", f"must be one of {text}")
         claims.append(claim)
     return claims

@@ -29,7 +29,12 @@ from .summaries import Campaign, Run, SummaryError, read_json
 SCHEMA = 3
 POINTS = 200  # at most, of a series
 PARALLEL = 200  # runs to read from which on it is worth processes of its own
-SOURCES = {"fio": ("fio.json", fio.IOPS_LOG), "flow": ("flow.json",), "ops": ("ops.json",)}
+SOURCES = {
+    "fio": ("fio.json", fio.IOPS_LOG),
+    "flow": ("flow.json",),
+    "ops": ("ops.json",),
+    "fio-files": ("fio.json", fio.IOPS_LOG),
+}
 
 Key = tuple[str, str, str, str, str]  # host, suite, device, workload, system
 
@@ -181,6 +186,7 @@ def _logging(campaign: Campaign) -> tuple[float, dict[str, int]]:
             "fio": profile["ramp_s"] + profile["runtime_s"],
             "flow": files["ramp_s"] + max(files["runtime_s"], files["macro_runtime_s"]),
             "ops": files["ramp_s"] + files["runtime_s"],
+            "fio-files": files["ramp_s"] + files["runtime_s"],
         }
     except (LookupError, TypeError, AttributeError) as error:
         raise SummaryError(f"{file}: not a plan: {type(error).__name__} {error}") from None

@@ -42,29 +42,25 @@ def _decimals(table: Table, metric: Metric, relative: bool) -> int:
     return 1 if relative else 2
 
 
-def shown(cell: Cell, system: str) -> Interval | None:
-    """What the cell shows: the mean for native, the difference for the others."""
-    return cell.mean if system == NATIVE else cell.difference
-
-
 def value_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
     """The value alone, as in the paper; empty if there is none."""
-    interval = shown(cell, system)
+    interval = table.printed(system, cell)
     if interval is None:
         return ""
-    decimals = _decimals(table, metric, system != NATIVE)
-    if cell.grade:
+    absolute = table.absolute(system)
+    decimals = _decimals(table, metric, not absolute)
+    if cell.grade or absolute:
         return f"{interval.value:.{decimals}f}"
-    return signed(interval.value, decimals) if system != NATIVE else f"{interval.value:.{decimals}f}"
+    return signed(interval.value, decimals)
 
 
 def half_text(table: Table, metric: Metric, system: str, cell: Cell) -> str:
     """The half width of its interval; empty where one run or none can have none."""
-    interval = shown(cell, system)
+    interval = table.printed(system, cell)
     if interval is None or cell.n < 2:
         return ""
     half = interval.half
-    return NO_INTERVAL if half is None else f"±{half:.{_decimals(table, metric, system != NATIVE)}f}"
+    return NO_INTERVAL if half is None else f"±{half:.{_decimals(table, metric, not table.absolute(system))}f}"
 
 
 def sign_text(table: Table, cell: Cell) -> str:
@@ -80,7 +76,7 @@ def cell_text(table: Table, metric: Metric, system: str, cell: Cell, ci: bool = 
     value = value_text(table, metric, system, cell)
     if not value:
         bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
-        return ("no native" if cell.mean else "-") + bad
+        return (f"no {table.base}" if cell.mean else "-") + bad
     half = half_text(table, metric, system, cell) if ci else ""
     return value + f" {half}" * bool(half) + sign_text(table, cell)
 
@@ -89,9 +85,11 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     """What the numbers and the marks that occur mean, a line each."""
     lines = []
     cells = [(key[2], cell) for key, cell in table.cells.items()]
-    if NATIVE in table.systems and len(table.systems) > 1:
-        lines.append("Native: absolute. Others: difference to native in % (throughput, latency) or points (CPU).")
-    if ci and any(interval.half is not None for system, cell in cells if (interval := shown(cell, system))):
+    if table.base in table.systems and len(table.systems) > 1:
+        name = SYSTEMS.get(table.base, table.base)
+        other = "native" if table.base == NATIVE else name
+        lines.append(f"{name}: absolute. Others: difference to {other} in % (throughput, latency) or points (CPU).")
+    if ci and any(interval.half is not None for system, cell in cells if (interval := table.printed(system, cell))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
     if ci and any(half_text(table, table.metrics[0], system, cell) == NO_INTERVAL for system, cell in cells):
         lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or cannot be told from 0.")
@@ -152,13 +150,13 @@ def cell_style(metric: Metric, system: str, cell: Cell) -> Style:
     return Style(color=colours.text, bgcolor=colours.background, bold=colours.bold or None)
 
 
-def unit_text(metric: Metric, system: str) -> str:
+def unit_text(table: Table, metric: Metric, system: str) -> str:
     """Of a column."""
-    return metric.unit if system == NATIVE else "points" if metric.points else "%"
+    return metric.unit if table.absolute(system) else "points" if metric.points else "%"
 
 
-def _header(metric: Metric, system: str, first: bool) -> str:
-    return f"{metric.title if first else ''}\n{SYSTEMS.get(system, system)}\n{unit_text(metric, system)}"
+def _header(table: Table, metric: Metric, system: str, first: bool) -> str:
+    return f"{metric.title if first else ''}\n{SYSTEMS.get(system, system)}\n{unit_text(table, metric, system)}"
 
 
 def new_grid(*columns: str) -> Grid:
@@ -173,7 +171,7 @@ def _grid(table: Table, columns: Sequence[Column], rows: Sequence[tuple[str, str
     grid = new_grid("\nDevice", "\nWorkload")
     previous: Metric | None = None
     for metric, system in columns:
-        grid.add_column(_header(metric, system, metric is not previous), justify="right", no_wrap=True)
+        grid.add_column(_header(table, metric, system, metric is not previous), justify="right", no_wrap=True)
         previous = metric
     last = ""
     for device, workload in rows:
@@ -241,7 +239,7 @@ def markdown(tables: Sequence[Table], ci: bool = False) -> str:
         columns = [(metric, system) for metric in table.metrics for system in table.systems]
         heads = ["Device", "Workload"]
         for metric, system in columns:
-            heads.append(f"{metric.title} {SYSTEMS.get(system, system)} ({unit_text(metric, system)})")
+            heads.append(f"{metric.title} {SYSTEMS.get(system, system)} ({unit_text(table, metric, system)})")
         lines += [f"### {table.title}", "", "| " + " | ".join(heads) + " |"]
         lines.append("|---|---|" + "---:|" * len(columns))
         for device, workload in table.rows:

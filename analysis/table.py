@@ -47,6 +47,7 @@ SYSTEMS = {
     "stackfs": "StackFS",
     "stackfs-opt": "StackFS opt",
     "rfuse-stackfs": "StackFS (RFUSE)",
+    "rfuse-uring": "StackFS io_uring",
     "fuse-clone-fd": "FUSE clone_fd",
     "fuse-uring": "FUSE io_uring",
     "nullfs": "NullFS",
@@ -73,7 +74,8 @@ FILE_WORKLOADS = (
     *(f"{action}-{threads}th" for action in ("create", "read", "delete") for threads in (1, 16)),
     *("file-server", "mail-server", "web-server"),
 )
-ENGINES = ("fio", "flow", "ops")  # of the runs that the tables hold
+FILE_ENGINES = ("flow", "ops", "fio-files")
+ENGINES = ("fio", *FILE_ENGINES)  # of the runs that the tables hold
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
 
@@ -179,6 +181,7 @@ class Table:
     """title and notes say where it was measured. number: which of the paper's tables it is laid out as.
 
     cells: by (device, workload, system, metric id). metrics: those that are shown as groups of columns.
+    base: the system that the others are shown relative to; "": all are absolute.
     """
 
     number: int
@@ -192,6 +195,15 @@ class Table:
     host: str = ""
     suite: str = ""
     metrics: tuple[Metric, ...] = METRICS
+    base: str = NATIVE
+
+    def absolute(self, system: str) -> bool:
+        """Are a system's numbers means, and not differences to those of another?"""
+        return self.base in ("", system)
+
+    def printed(self, system: str, cell: Cell) -> Interval | None:
+        """What is shown of one of a system's cells."""
+        return cell.mean if self.absolute(system) else cell.difference
 
     @property
     def label(self) -> str:
@@ -367,14 +379,18 @@ def _one(runs: Sequence[Run], name: str) -> str:
 
 
 def make_table(
-    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
+    runs: Sequence[Run],
+    seed: int | None = None,
+    choices: Sequence[str] = (),
+    of_blocks: Sequence[str] = (),
+    base: str = NATIVE,
 ) -> Table:
     """Table 1, or 2, of runs of one host and suite. runs is not empty; invalid ones are counted only.
 
     choices: what was chosen where the paper is silent about Table 2, of_blocks: how Table 1 is
-    measured.
+    measured. base: as the table's.
     """
-    files = any(run.engine in ("flow", "ops") for run in runs)
+    files = any(run.engine in FILE_ENGINES for run in runs)
     samples: dict[CellKey, list[float]] = defaultdict(list)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -393,13 +409,13 @@ def make_table(
         for workload in ordered((run.workload for run in runs), WORKLOADS + FILE_WORKLOADS if _known(runs) else ())
         if (device, workload) in pairs
     )
-    systems = ordered({run.system for run in runs} | {NATIVE}, SYSTEMS)
+    systems = ordered({run.system for run in runs} | ({base} if base else set()), SYSTEMS)
     cells = {}
     for device, workload in rows:
         for system in systems:
             for metric in ALL_METRICS:
                 key = (device, workload, system, metric.id)
-                native = None if system == NATIVE else samples.get((device, workload, NATIVE, metric.id))
+                native = None if base in ("", system) else samples.get((device, workload, base, metric.id))
                 bad = invalid.get(key[:3], 0)
                 if metric not in METRICS and key not in samples:
                     continue
@@ -416,7 +432,7 @@ def make_table(
     if any(run.engine == "ops" for run in runs):
         notes += (OPERATIONS,)
     elif files:
-        notes += (FLOWOPS,)
+        notes += (FLOWOPS,) * any(run.engine == "flow" for run in runs)
         head = "The paper does not state it" if _known(runs) else "How it is done"
         notes += tuple(f"{head}: {choice}." for choice in choices)
     else:
@@ -431,6 +447,7 @@ def make_table(
         emulated,
         host=_one(runs, "host"),
         suite=_one(runs, "suite"),
+        base=base,
     )
 
 
@@ -524,14 +541,18 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
 
 
 def make_tables(
-    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
+    runs: Sequence[Run],
+    seed: int | None = None,
+    choices: Sequence[str] = (),
+    of_blocks: Sequence[str] = (),
+    base: str = NATIVE,
 ) -> list[Table]:
     """One table for each host and suite that runs were made on; other engines have reports of their own."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         if run.engine in ENGINES:
             groups[run.host, run.suite].append(run)
-    return [make_table(group, seed, choices, of_blocks) for _, group in sorted(groups.items())]
+    return [make_table(group, seed, choices, of_blocks, base) for _, group in sorted(groups.items())]
 
 
 def column_name(metric: Metric, system: str) -> str:

@@ -42,6 +42,20 @@ def fio_time(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds == int(seconds) else f"{seconds * 1e3:.0f}ms"
 
 
+def log_options(profile: Profile, directory: Path) -> list[str]:
+    """For what parse() reads."""
+    log = directory / "fio"
+    return [
+        f"--write_bw_log={log}",
+        f"--write_iops_log={log}",
+        f"--write_lat_log={log}",
+        f"--log_avg_msec={profile.series_ms}",
+        "--per_job_logs=0",
+        "--output-format=json+",
+        f"--output={directory / 'fio.json'}",
+    ]
+
+
 def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int, directory: Path) -> list[str]:
     """The command line. Buffered, closed loop, one outstanding operation a thread, each thread on its own part.
 
@@ -49,7 +63,6 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
     would read from the page cache. A workload with a depth goes past that, and on for the whole time.
     """
     size = subrange(workload, area)
-    log = directory / "fio"
     engine = ["--ioengine=psync", "--iodepth=1", "--direct=0"]
     if workload.depth:
         engine = ["--ioengine=io_uring", f"--iodepth={workload.depth}", "--direct=1", "--time_based=1"]
@@ -74,14 +87,8 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
         "--randrepeat=0",
         f"--randseed={seed}",
         "--group_reporting=1",
-        f"--write_bw_log={log}",
-        f"--write_iops_log={log}",
-        f"--write_lat_log={log}",
-        f"--log_avg_msec={profile.series_ms}",
-        "--per_job_logs=0",
         "--eta=never",
-        "--output-format=json+",
-        f"--output={directory / 'fio.json'}",
+        *log_options(profile, directory),
     ]
 
 

@@ -228,12 +228,30 @@ def _of_shape(workload: Workload, size: int, io: int) -> dict[str, int]:
     return {"filesize": filesize, "iters": (io // workload.threads if io else filesize) // workload.block_size}
 
 
+def values_of(workload: Workload, profile: Profile, parameters: Sequence[Parameter], device: str) -> dict[str, int]:
+    """What the parameters say of a workload's variables. Raises ConfigError."""
+    values = {}
+    for parameter in parameters:
+        if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
+            value = parameter.value(profile.name, device)
+            if value is None:
+                of_paper = f"papers/{workload.parameters}" if workload.parameters else "workloads"
+                raise ConfigError(
+                    f"configs/{of_paper}/parameters.toml: {parameter.variable} of {workload.id} has no value"
+                    f" for profile {profile.name} on {device}; add one"
+                )
+            values[parameter.variable] = value
+    return values
+
+
 class Flow(DeviceEngine):
     """userblk-flow on a file system: workload files, their names in the suite's table."""
 
     name = "flow"
     on_files = True
+    parameters = True
     bytes_per_inode = 0  # of the ext4; 0: mkfs chooses
+    results = ""  # the name of the file with them; "": the engine's
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         if "shape" in table.values:
@@ -258,17 +276,7 @@ class Flow(DeviceEngine):
         """With the values of its file's variables."""
         variables = {}
         for device in devices:
-            values = {}
-            for parameter in parameters:
-                if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
-                    value = parameter.value(profile.name, device)
-                    if value is None:
-                        of_paper = f"papers/{workload.parameters}" if workload.parameters else "workloads"
-                        raise ConfigError(
-                            f"configs/{of_paper}/parameters.toml: {parameter.variable} of {workload.id} has no value"
-                            f" for profile {profile.name} on {device}; add one"
-                        )
-                    values[parameter.variable] = value
+            values = values_of(workload, profile, parameters, device)
             if workload.file and workload.block_size:
                 values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
             elif (size := values.pop("size", 0)) and workload.block_size:
@@ -309,9 +317,15 @@ class Flow(DeviceEngine):
         """What makes its files below the system under test; none: the workload does."""
         return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "create")
 
-    def measured(self, run: Run, program: Path, directory: Path, options: list[str]) -> list[str]:
-        """What is measured; options: for its results."""
+    def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
+        """What is measured, and writes its results."""
+        options = run_options(run.profile, results)
         return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "run", *options)
+
+    def read_results(self, run: Run, results: Path) -> Result:
+        """Raises WorkloadError if there is nothing to read."""
+        write_series(results, results.with_name(f"{self.name}_intervals.csv"))
+        return parse(results, run.workload, run.profile)
 
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         """Its files on a new ext4, nothing in the caches. The system is then as the run uses it."""
@@ -322,7 +336,7 @@ class Flow(DeviceEngine):
         recorder = Recorder(run.directory / "preparation")
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
-        results = run.directory / f"{self.name}.json"
+        results = run.directory / f"{self.results or self.name}.json"
         try:
             for used in run.devices():
                 flush_cache(used.path)
@@ -346,18 +360,14 @@ class Flow(DeviceEngine):
         finally:
             recorder.save()
 
-        def read_results() -> Result:
-            write_series(results, run.directory / f"{self.name}_intervals.csv")
-            return parse(results, workload, profile)
-
         def problems() -> list[str]:
             count = ext4_errors(run.running.used)
             return memory.problems() + ([f"ext4 found {count} errors"] if count else [])
 
         job = Job(
-            argv=self.measured(run, program, top, run_options(profile, results)),
+            argv=self.measured(run, program, top, results),
             seconds=profile.files.ramp_s + profile.files.seconds(workload),
-            parse=read_results,
+            parse=lambda: self.read_results(run, results),
             synced=tuple(str(point) for point in dict.fromkeys((top, lower))),
             sync=sync_file_system,
             area=size,

@@ -13,7 +13,7 @@ from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
 from .base import Run
-from .flow import Flow
+from .flow import Flow, run_options
 
 
 def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Path, *options: str) -> list[str]:
@@ -53,6 +53,7 @@ class Ops(Flow):
     """Single operations on a new ext4, on a file system over it, or on one that has nothing below."""
 
     name = "ops"
+    parameters = False
     bytes_per_inode = 4096  # many files without data
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
@@ -85,9 +86,10 @@ class Ops(Flow):
             return []
         return argv(program, run.workload, run.entry.seed, "prepare", directory)
 
-    def measured(self, run: Run, program: Path, directory: Path, options: list[str]) -> list[str]:
+    def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
         phase = "run" if run.plan.systems[run.entry.system].backed else "all"
         seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
+        options = run_options(run.profile, results)
         return argv(program, run.workload, run.entry.seed, phase, directory, f"--seconds={seconds}", *options)
 
 

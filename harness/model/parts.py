@@ -48,8 +48,9 @@ class Kind:
 class Engine:
     """What makes the workloads of a suite and runs them.
 
-    on_files: on a file system. counted: of which instructions can be counted.
-    modelled: the lab's virtual time is known to be right for it. buffered: on a device, through the page cache.
+    on_files: on a file system. parameters: sizes of its workloads are in a parameters.toml. counted: of which
+    instructions can be counted. modelled: the lab's virtual time is known to be right for it. buffered: on a device,
+    through the page cache.
     in_rounds: it can repeat a workload until it is steady.
 
     For a whole suite, whose first workload's engine answers: measures: what the commands plan it with (SUBJECTS of
@@ -63,6 +64,7 @@ class Engine:
     lab_mib = 0
     tables_so_far = True
     on_files = False
+    parameters = False
     counted = False
     modelled = False
     buffered = False

@@ -181,7 +181,7 @@ def choices(plan: Plan) -> list[str]:
     if not plan.with_files:
         return []
     lines = []
-    of_files = [workload for workload in plan.suite.workloads if workload.on_files]
+    of_files = [workload for workload in plan.suite.workloads if ENGINES[workload.engine].parameters]
     for paper in dict.fromkeys(workload.parameters for workload in of_files):
         lines += _choices(plan, paper, [workload.id for workload in of_files if workload.parameters == paper])
     return lines

@@ -40,7 +40,7 @@ def test_no_module_of_analysis_names_a_paper() -> None:
     ("change", "says"),
     [
         (("sections", "sentences"), "sentences: unknown key"),
-        (("number = 2", "number = 3"), "number=3: must be 1"),
+        (("number = 2", "number = 1"), "number=1: must be 1"),
         (('name = "bdus"', 'name = "sudb"'), "name=sudb: must be the directory's name"),
         (('kernel = "5.8.9"', ""), "environment.kernel: is missing"),
         (('file = "table2.csv"', 'file = "table3.csv"'), "table3.csv: cannot be read"),

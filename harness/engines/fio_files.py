@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""fio on a file system: a file for each thread. What reads finds its files made, what writes makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..model import tables
+from ..model.config import Parameter, Profile, Suite, Workload
+from ..model.parts import ENGINES
+from ..model.tables import ConfigError, Table
+from . import Result, fio
+from .base import FIO_MODES, Run
+from .flow import Flow, values_of
+
+SYNCS = ("end_fsync", "fdatasync")  # options of fio that a mode may have
+LAYOUT_BLOCK = 1 << 20
+
+
+def argv(workload: Workload, device: str, directory: Path, *options: str) -> list[str]:
+    """What both phases have: buffered, closed loop, one outstanding operation a thread."""
+    size = workload.variables[device]["size"] // workload.threads // workload.block_size * workload.block_size
+    return [
+        "fio",
+        "--name=data",
+        f"--directory={directory}",
+        "--ioengine=psync",
+        "--direct=0",
+        "--thread=1",
+        f"--numjobs={workload.threads}",
+        f"--size={size}",
+        "--fallocate=none",  # which not every file system can: all lay their files out in the same way
+        "--invalidate=0",  # the caches were dropped
+        "--group_reporting=1",
+        "--eta=never",
+        *options,
+    ]
+
+
+def _workloads(suite: str, table: Table) -> Iterator[Workload]:
+    """Of the rest of a suite's table: each mode with each number of threads."""
+    parameters, threads = table.text("parameters"), tables.counts(table, "threads")
+    modes = table.table("modes")
+    table.end(("name", "engine", "systems", "parameters", "threads", "modes"))
+    if not tables.path(f"papers/{parameters}/parameters").is_file():
+        raise table.error("parameters", parameters, f"configs/papers/{parameters}/parameters.toml is missing; add it")
+    for mode in list(modes.values):
+        one = modes.table(mode)
+        rw, size = one.text("rw", FIO_MODES), one.text("block_size")
+        fixed = {key: one.integer(key, 0) for key in SYNCS if key in one.values}
+        one.end(("rw", "block_size", *SYNCS))
+        for count in threads:
+            yield Workload(
+                f"{mode}-{count}th-{size}",
+                rw,
+                count,
+                tables.block_size(one, "block_size", size),
+                suite,
+                "fio-files",
+                fixed=fixed,
+                parameters=parameters,
+            )
+
+
+class FioFiles(Flow):
+    """fio on a new ext4, or on a file system over it."""
+
+    name = "fio-files"
+    results = "fio"
+
+    def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
+        return Suite(name, tuple(_workloads(name, table)), systems)
+
+    def with_values(
+        self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
+    ) -> Workload:
+        """size: bytes of all files together. Raises ConfigError."""
+        values = {device: values_of(workload, profile, parameters, device) for device in devices}
+        for device, found in values.items():
+            if "size" not in found:
+                paper = f"configs/papers/{workload.parameters}/parameters.toml"
+                raise ConfigError(f"{paper}: size of {workload.id} on {device} is missing; add it")
+        return dataclasses.replace(workload, variables=values)
+
+    def written(self, workload: Workload, profile: Profile, device: str) -> int:
+        """Its files, once."""
+        return min(workload.variables[device]["size"], profile.files.size[device])
+
+    def programs(self, build: str) -> list[str]:
+        return ["fio"]
+
+    def create(self, run: Run, program: Path, directory: Path) -> list[str]:
+        if run.workload.writes:
+            return []
+        return argv(
+            run.workload,
+            run.entry.device,
+            directory,
+            "--rw=write",
+            f"--bs={min(LAYOUT_BLOCK, run.workload.block_size)}",
+            "--end_fsync=1",
+            "--output-format=terse",
+        )
+
+    def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
+        workload, files = run.workload, run.profile.files
+        return argv(
+            workload,
+            run.entry.device,
+            directory,
+            f"--rw={workload.rw}",
+            f"--bs={workload.block_size}",
+            "--norandommap=1",
+            *(f"--{name}={value}" for name, value in workload.fixed.items()),
+            f"--allow_file_create={int(workload.writes)}",
+            f"--ramp_time={fio.fio_time(files.ramp_s)}",
+            f"--runtime={fio.fio_time(files.seconds(workload))}",
+            "--randrepeat=0",
+            f"--randseed={run.entry.seed}",
+            *fio.log_options(run.profile, results.parent),
+        )
+
+    def read_results(self, run: Run, results: Path) -> Result:
+        files = run.profile.files
+        timed = dataclasses.replace(run.profile, ramp_s=files.ramp_s, runtime_s=files.seconds(run.workload))
+        return fio.parse(results, run.workload, timed)
+
+
+ENGINES.add(FioFiles())

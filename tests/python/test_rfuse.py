@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suites of RFUSE: fio on a file system, and the comparison of what is relative to another system than native."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runner_process as runner
+from loops import MIB, loop
+from synthetic import make_campaign
+from userblk.analysis.paper import ClaimVerdict, PaperComparison, Verdict, compare_with_paper
+from userblk.analysis.papers import load_claims, load_paper
+from userblk.analysis.summaries import SummaryError, read_campaign
+from userblk.analysis.table import make_tables
+from userblk.harness.machine import paths
+from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.model import tables
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.model.tables import ConfigError
+
+RFUSE = load_paper("rfuse", CONFIGS)
+SIZE = 256 * MIB
+SPEED = {"native": 2.0, "rfuse-stackfs": 1.0, "rfuse-uring": 1.3}
+
+
+def plan_for(device: str, profile: str, workloads: list[str], size: int = SIZE) -> Plan:
+    found = load_profile(profile)
+    files = dataclasses.replace(found.files, runtime_s=1, memory_bytes=runner.MEMORY, size={"nvme": size})
+    return make_plan(
+        suite=load_suite("rfuse-fio"),
+        profile=dataclasses.replace(found, area={"nvme": size}, repetitions=1, max_repetitions=1, files=files),
+        systems=[load_system("rfuse-stackfs")],
+        devices=[Device("nvme", device, str(size))],
+        campaign="test",
+        build="build/host",
+        host="here",
+        workloads=workloads,
+    )
+
+
+# ---- fio on a file system -----------------------------------------------------------------
+
+
+def test_its_workloads_are_those_of_the_figures() -> None:
+    rows = RFUSE.tables[3].rows
+    assert [("nvme", workload.id) for workload in load_suite("rfuse-fio").workloads] == list(rows)
+    assert len(rows) == 24 and RFUSE.numbers == 28
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[str]:
+    if not (paths.HOST_BUILD / "fuse-passthrough/userblk-passthrough").exists():
+        pytest.skip("userblk-passthrough is not built; run: make fuse-passthrough")
+    (tmp_path / "image").mkdir()
+    with loop(tmp_path / "image", SIZE) as path:
+        yield path
+
+
+def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
+    """A mode that reads and one that writes; each thread has its part of the size."""
+    plan = plan_for(device, "quick", ["rand-read-2th-4k", "rand-write-1th-4k"])
+    small = [
+        dataclasses.replace(one, variables={"nvme": one.variables["nvme"] | {"size": 128 * MIB}})
+        for one in plan.suite.workloads
+    ]
+    plan = dataclasses.replace(plan, suite=dataclasses.replace(plan.suite, workloads=tuple(small)))
+    (tmp_path / "c").mkdir()
+    write_plan(plan, tmp_path / "c")
+    code, events, err = runner.finish(runner.start(tmp_path / "c"))
+    assert (code, err) == (0, ""), events
+    found = 0
+    for entry in plan.entries:
+        directory = tmp_path / "c" / plan.directory(entry)
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["valid"] and summary["engine"] == "fio-files", summary["invalid"]
+        report = json.loads((directory / "fio.json").read_text())
+        options = report["jobs"][0]["job options"]
+        assert options["ioengine"] == "psync" and options["direct"] == "0"
+        made = [
+            path.read_text() for path in (directory / "preparation").glob("commands.json") if "fio" in path.read_text()
+        ]
+        reads = entry.workload.startswith("rand-read")
+        assert bool(made) is reads
+        assert options["size"] == str((64 if reads else 128) * MIB)
+        assert options.get("fdatasync") == (None if reads else "1") and options["allow_file_create"] == str(
+            int(not reads)
+        )
+        found += 1
+    assert found == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('parameters = "rfuse"', 'parameters = "efuse"', "parameters=efuse: configs/papers/efuse"),
+        ("fdatasync = 1", "fsync = 1", "modes.rand-write.fsync=1: unknown key"),
+        ('block_size = "128k"', 'block_size = "1000"', "block_size=1000"),
+        ("threads = [1,", "threads = [0,", "threads=0: must be an integer"),
+        ('rw = "randwrite"', 'rw = "trim"', "rw=trim: must be one of"),
+    ],
+)
+def test_a_wrong_suite_is_named(old: str, new: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs/suites").mkdir(parents=True)
+    (tmp_path / "configs/papers").symlink_to(CONFIGS / "papers")
+    text = (CONFIGS / "suites/rfuse-fio.toml").read_text()
+    assert old in text
+    (tmp_path / "configs/suites/rfuse-fio.toml").write_text(text.replace(old, new))
+    monkeypatch.setattr(tables, "CONFIGS", tmp_path / "configs")
+    with pytest.raises(ConfigError) as caught:
+        load_suite("rfuse-fio")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---- comparison ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
+    place = tmp_path_factory.mktemp("rfuse") / "results"
+    names = ["mwul-1w", "mwul-2w", "mrph-1w"]
+    made = make_campaign(
+        place, repetitions=12, suite="fxmark", workloads=names, systems=list(SPEED), speed=SPEED, emulated=False
+    )
+    campaign = read_campaign(made)
+    return compare_with_paper(campaign, make_tables(campaign.runs), RFUSE)
+
+
+def test_numbers_are_relative_to_the_papers_base(comparison: PaperComparison) -> None:
+    cells = {(cell.workload, cell.system): cell for cell in comparison.cells}
+    base, ours = cells["mwul-1w", "rfuse-stackfs"], cells["mwul-1w", "rfuse-uring"]
+    assert base.absolute and base.paper == 31.06 and base.ours is not None and base.ours.value > 20
+    assert not ours.absolute and ours.paper == pytest.approx(24.68, abs=0.01)
+    assert ours.ours is not None and ours.ours.value == pytest.approx(30, abs=8)
+    assert Counter(cell.verdict for cell in comparison.cells) == {Verdict.NOT_COMPARABLE: 4, Verdict.NOT_MEASURED: 24}
+    assert ours.shape is Verdict.AGREES
+    assert any(reason == "another NVMe SSD device" for reason in base.reasons)
+    assert "FUSE over io_uring, not RFUSE" in ours.reasons
+
+
+def test_a_claim_of_one_system_over_another(comparison: PaperComparison) -> None:
+    claims = {ours.claim.id: (ours, theirs) for ours, theirs in comparison.claims}
+    ours, theirs = claims["meta-rfuse-unlink"]
+    assert (ours.true, ours.missing, theirs.true) == (2, 12, 14)
+    assert ours.verdict is theirs.verdict is ClaimVerdict.HOLDS
+    alike, printed = claims["meta-open-alike"]
+    assert alike.verdict is ClaimVerdict.FAILS and printed.verdict is ClaimVerdict.NOT_MEASURED
+    assert alike.against[0].endswith("times") and alike.against[0].startswith("NVMe mrph-1w StackFS io_uring")
+    assert claims["meta-open-ext4"][0].false == 1
+    assert claims["servers-rfuse"][0].verdict is ClaimVerdict.NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    "change", [("ratio = true", "ratio = true\nnear = 1"), ("ratio = true\nthan", "ratio = true\n#")]
+)
+def test_a_ratio_needs_what_it_is_to(change: tuple[str, str], tmp_path: Path) -> None:
+    text = (CONFIGS / "papers/rfuse/claims.toml").read_text()
+    (tmp_path / "claims.toml").write_text(
+        text.replace(*change) if change[0] != "ratio = true" else text.replace("most = ", "near = ")
+    )
+    with pytest.raises(SummaryError, match="predicate: must be one of"):
+        load_claims(tmp_path / "claims.toml")
