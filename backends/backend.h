@@ -257,9 +257,9 @@ size_t backend_counters(struct backend *b, struct backend_counter *counters, siz
 bool backend_counters_text(struct backend *b, char *text, size_t room);
 
 /* printf to host->error / host->debug; lines over 1 KiB are cut. */
-void backend_error(const struct backend_host *host, const char *format, ...)
+BACKEND_EXPORTED void backend_error(const struct backend_host *host, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-void backend_debug(const struct backend_host *host, const char *format, ...)
+BACKEND_EXPORTED void backend_debug(const struct backend_host *host, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 #endif

@@ -90,10 +90,10 @@ struct backend {
  * Called by a device: it has another size in bytes by now. A framework that demanded a size keeps
  * it as long as the device has that much. Requests may be in flight.
  */
-void backend_resized(struct backend *b, uint64_t size);
+BACKEND_EXPORTED void backend_resized(struct backend *b, uint64_t size);
 
 /* Puts a kind of device among backend_devices(); before main(). */
-void backend_register(const struct backend_ops *ops);
+BACKEND_EXPORTED void backend_register(const struct backend_ops *ops);
 /* The same, in the file that defines it, for all that it is linked into. */
 #define BACKEND_REGISTER(ops)                                                                      \
 	__attribute__((constructor)) static void register_device(void)                             \

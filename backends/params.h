@@ -18,6 +18,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What a device in a module of its own calls of the program that loads it. */
+#define BACKEND_EXPORTED __attribute__((visibility("default")))
+
 struct backend_ops;
 
 enum param_type {
@@ -49,7 +52,7 @@ struct params_error {
 };
 
 /* Writes a line into error. */
-void params_error_set(struct params_error *error, const char *format, ...)
+BACKEND_EXPORTED void params_error_set(struct params_error *error, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 struct params;

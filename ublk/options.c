@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ublk/devices.h"
 #include "ublk/options.h"
 
 #define DEFAULT_DEPTH	128
@@ -88,6 +89,7 @@ void options_help(void)
 			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
 		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
 	}
+	devices_load_unless(NULL);
 	params_print_devices();
 }
 
@@ -221,6 +223,7 @@ static int parse_words(char **words, struct options *o, struct params_error *err
 		words++;
 	}
 	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE) {
+		devices_load_unless(*words);
 		o->params = params_from_words(words, error);
 		return o->params ? choose_recovery(o, error) : -EINVAL;
 	}

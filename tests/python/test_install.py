@@ -48,6 +48,8 @@ def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
     assert "/usr/local/sbin/userblk-ublk" in (usr / "lib/systemd/system/userblk-ublk@.service").read_text()
     done = subprocess.run([usr / "bin/userblk", "--version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    done = subprocess.run([usr / "sbin/userblk-ublk", "--help"], capture_output=True, text=True)
+    assert [name for name in PLUGINS if f"\nDevice {name}: " not in done.stdout] == [] and not done.stderr
     for cache in python.rglob("__pycache__"):
         subprocess.run(["rm", "-r", str(cache)], check=True)
     _make("uninstall", tmp_path)

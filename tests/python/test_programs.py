@@ -52,6 +52,16 @@ def test_the_manual_has_the_options_of_help(page: Path) -> None:
     assert options(page) - {"help", "version"} <= set(re.findall(r"Fl -([a-z][a-z-]*)", section))
 
 
+def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
+    if not (found := next(paths.HOST_BUILD.glob("*/userblk-ublk"), None)):
+        pytest.skip("installation: userblk-ublk is not built")
+    done = subprocess.run(["ldd", found], capture_output=True, text=True, timeout=LIMIT)
+    assert "liburing" in done.stdout and "libcurl" not in done.stdout
+    for words, told in ((["s3"], "volume: missing"), (["nix"], "name one of null, passthrough, s3")):
+        done = subprocess.run([found, "add", *words], capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 2 and told in done.stderr
+
+
 @pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
 def test_completion_knows_them(page: Path, tmp_path: Path) -> None:
     script = f". {TOP}/packaging/completion/userblk-programs; COMP_WORDS=(x --) COMP_CWORD=1"
