@@ -18,7 +18,7 @@ define process name=worker,instances=1
 {
   thread name=worker,memsize=$iosize,instances=$nthreads
   {
-    flowop createfile name=open1,filesetname=datafiles,fd=1
+    flowop createfile name=create1,filesetname=datafiles,fd=1
     flowop write name=write1,fd=1,iosize=$iosize,iters=$iters
     flowop closefile name=close1,fd=1
     flowop finishoncount name=finish1,value=1

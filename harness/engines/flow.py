@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
@@ -244,6 +244,16 @@ def values_of(workload: Workload, profile: Profile, parameters: Sequence[Paramet
     return values
 
 
+def _mode(workload: Workload) -> str:
+    """The workload file of MODE-THREADSth-BLOCKSIZE."""
+    return workload.id.rpartition(f"-{workload.threads}th-")[0]
+
+
+def _own_files(workload: Workload) -> dict[str, int]:
+    """Each thread on a file of its own."""
+    return {"nthreads": workload.threads, "nfiles": workload.threads, "iosize": workload.block_size}
+
+
 class Flow(DeviceEngine):
     """userblk-flow on a file system: workload files, their names in the suite's table."""
 
@@ -256,12 +266,14 @@ class Flow(DeviceEngine):
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         if "shape" in table.values:
             return Suite(name, tuple(_shaped(name, table)), systems)
-        workloads, threads = grid(table, name, self.name)
+        data, threads = grid(table, name, self.name)
+        workloads = [replace(one, file=_mode(one), fixed=_own_files(one)) for one in data]
         metadata, macro = table.table("metadata"), table.table("macro")
         table.end(("name", "engine", "threads", "block_sizes", "modes", "metadata", "macro", "suites", "systems"))
         for mode in list(metadata.values):
             files = metadata.text(mode, FILE_OPERATIONS)
-            workloads += [Workload(f"{mode}-{n}th", threads=n, suite=name, engine="flow", files=files) for n in threads]
+            one = Workload("", suite=name, engine="flow", files=files, file=mode)
+            workloads += [replace(one, id=f"{mode}-{n}th", threads=n, fixed={"nthreads": n}) for n in threads]
         for mode in list(macro.values):
             files = macro.text(mode, FILE_OPERATIONS)
             workloads.append(Workload(mode, suite=name, engine="flow", files=files, macro=True))
@@ -279,12 +291,9 @@ class Flow(DeviceEngine):
             values = values_of(workload, profile, parameters, device)
             if workload.file and workload.block_size:
                 values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
-            elif (size := values.pop("size", 0)) and workload.block_size:
-                values["iters"] = size // workload.threads // workload.block_size
-                values["filesize"] = values["iters"] * workload.block_size
             runtime = profile.files.ramp_s + profile.files.seconds(workload)
             variables[device] = {**workload.fixed, **values, "runtime": runtime}
-        return dataclasses.replace(workload, variables=variables)
+        return replace(workload, variables=variables)
 
     def comes_first(self, workload: Workload) -> bool:
         return True

@@ -22,7 +22,7 @@ QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors
 class Workload:
     """One workload of a suite; its id is unique there.
 
-    engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/ID.f with the
+    engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/FILE.f with the
     variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
     engine store: fio with that many jobs on a device over a store; depth: requests that each has in flight.
     files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
@@ -31,8 +31,8 @@ class Workload:
     on line, 0: all.
     engine response: an open loop that offers load, % of what fio does with threads jobs of that depth; 0: that run.
     engine attach: threads disks come and go at once, until there are depth samples of each measure.
-    Of one of a suite's shapes: file is the workload file, "" where it has the id's name; fixed: variables of it that
-    the suite sets; parameters: the paper that has the others' values (configs/papers), "": configs/workloads.
+    file: its workload file, "" where that has the id's name; fixed: variables of it that the suite sets; parameters:
+    the paper that has the others' values (configs/papers), "": configs/workloads.
     """
 
     id: str

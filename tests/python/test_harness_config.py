@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from userblk.harness.engines.base import device_engine
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_parameters, load_profile, load_suite, load_system
@@ -42,13 +43,13 @@ def test_bdus_is_both_tables_in_their_order() -> None:
 
 def test_every_parameter_has_a_reason_a_use_and_a_value_for_each_profile() -> None:
     parameters, choices = load_parameters()
-    ids = [workload.id for workload in load_suite("bdus-fs").workloads]
+    files = {workload.id: workload.file or workload.id for workload in load_suite("bdus-fs").workloads}
     for parameter in parameters:
         for pattern in parameter.workloads:
-            used = [name for name in ids if fnmatchcase(name, pattern)]
+            used = [name for name in files if fnmatchcase(name, pattern)]
             assert used, pattern
             for name in used:
-                text = (CONFIGS / f"workloads/{name}.f").read_text()
+                text = (CONFIGS / f"workloads/{files[name]}.f").read_text()
                 variable = "filesize" if parameter.variable == "size" else parameter.variable
                 assert f"set ${variable}=" in text, (name, variable)
         assert all(parameter.value(p, d) for p in ("quick", "paper") for d in ("sata", "nvme"))  # pts has no files
@@ -56,16 +57,27 @@ def test_every_parameter_has_a_reason_a_use_and_a_value_for_each_profile() -> No
 
 
 def test_the_papers_values_are_those_of_the_workload_files() -> None:
-    """Full size is what stock Filebench would run from the same file (SATA, where the devices differ)."""
+    """Full size is what stock Filebench would run from the same file, but for the data workloads' and threads."""
     parameters, _ = load_parameters()
     for workload in load_suite("bdus-fs").workloads:
-        text = (CONFIGS / f"workloads/{workload.id}.f").read_text()
+        text = (CONFIGS / f"workloads/{workload.file or workload.id}.f").read_text()
         found = dict(re.findall(r"^set \$(\w+)=(\w+)", text, re.MULTILINE))
         for parameter in parameters:
-            if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
-                value = parameter.value("paper", "sata")
-                stated = parse_bytes(found["filesize"]) * workload.threads if parameter.variable == "size" else None
-                assert value == (stated or parse_bytes(int(x) if (x := found[parameter.variable]).isdigit() else x))
+            if parameter.variable != "size" and any(fnmatchcase(workload.id, one) for one in parameter.workloads):
+                stated = found[parameter.variable]
+                assert parameter.value("paper", "sata") == parse_bytes(int(stated) if stated.isdigit() else stated)
+
+
+def test_threads_have_files_of_their_own_which_they_go_through_once() -> None:
+    parameters, _ = load_parameters()
+    for workload in load_suite("bdus-fs").workloads:
+        planned = device_engine("flow").with_values(workload, load_profile("paper"), parameters, ["sata", "nvme"])
+        for device, area in (("sata", 64 << 30), ("nvme", 256 << 30)):
+            values = planned.variables[device]
+            assert values.get("nthreads", 0) == workload.threads, workload.id
+            if workload.rw:
+                assert (values["nfiles"], values["iosize"]) == (workload.threads, workload.block_size)
+                assert values["filesize"] == values["iters"] * values["iosize"] == area // workload.threads
 
 
 def test_everything_shipped_loads() -> None:

@@ -16,7 +16,7 @@ from userblk.harness.model.plan import Device, make_plan
 
 QUICK = load_profile("quick")
 PROFILE = dataclasses.replace(QUICK, files=dataclasses.replace(QUICK.files, ramp_s=1, runtime_s=2))
-READ = Workload("read-1th", threads=1, suite="bdus-fs", engine="flow", files="openfile")
+READ = Workload("read-1th", threads=1, suite="bdus-fs", engine="flow", files="openfile", file="read")
 
 
 def interval(start: float, end: float, ops: int = 300) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_both_phases_get_the_same_seed_and_variables() -> None:
     create, run = (flow.argv(Path("/f"), workload, "sata", Path("/m"), 5, phase) for phase in ("create", "run"))
     assert [word for word in create if word not in run] == ["--phase=create"]
     assert {"--seed=5", "--set=dir=/m", "--set=nfiles=7", "--set=runtime=3"} <= set(run)
-    assert run[-1].endswith("configs/workloads/read-1th.f")
+    assert run[-1].endswith("configs/workloads/read.f")
 
 
 def test_every_workload_has_its_file() -> None:

@@ -128,8 +128,10 @@ def test_no_file_system_on_null_devices_and_no_fuse_on_block_workloads() -> None
 def test_variables_follow_the_profile_and_the_device() -> None:
     workloads = {workload.id: workload.variables for workload in bdus("paper").suite.workloads if workload.variables}
     assert len(workloads) == 25
-    assert workloads["rand-read-16th-4k"]["sata"] == {"filesize": 4 << 30, "iters": 1 << 20, "runtime": 900}
-    assert workloads["rand-read-16th-4k"]["nvme"] == {"filesize": 16 << 30, "iters": 1 << 22, "runtime": 900}
+    data = workloads["rand-read-16th-4k"]
+    own = {"nthreads": 16, "nfiles": 16, "iosize": 4096, "runtime": 900}
+    assert data["sata"] == {"filesize": 4 << 30, "iters": 1 << 20} | own
+    assert data["nvme"] == {"filesize": 16 << 30, "iters": 1 << 22} | own
     assert workloads["web-server"]["nvme"] == {"nfiles": 1250000, "memsize": 10 << 20, "runtime": 3600}
     quick = {workload.id: workload.variables for workload in bdus().suite.workloads}
     assert quick["read-1th"]["sata"]["finish"] == 3 * quick["read-1th"]["sata"]["nfiles"]
