@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from documents import lesson, lessons
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), Path("CHANGELOG.md"), *sorted(Path("docs").glob("*.md"))]
 README_LINES = 120
@@ -70,3 +71,16 @@ def test_each_page_is_reached() -> None:
 def test_tables_are_those_of_the_data() -> None:
     done = subprocess.run(["docs/make-tables", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_lesson_of_the_tutorial_is_run() -> None:
+    """By tests/s3/test_tutorial.py, or by tests/lab/test_tutorial.py (make test-tutorial)."""
+    tests = "".join(Path(f"tests/{folder}/test_tutorial.py").read_text() for folder in ("lab", "s3"))
+    assert len(lessons()) == 3
+    assert [title for title in lessons() if f'lesson("{title}")' not in tests] == []
+
+
+def test_the_tutorials_system_is_the_one_that_is_shipped() -> None:
+    shown = [line for line in lesson("Your own server as a row") if not line.startswith(("bin/", "make ", "#"))]
+    shipped = Path("configs/systems/qemu-nbd.toml").read_text().splitlines()
+    assert shown == [line for line in shipped if line and not line.startswith("#")]

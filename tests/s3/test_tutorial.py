@@ -6,12 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-
-def _lesson(title: str) -> list[str]:
-    """The commands of one lesson, in order."""
-    page = Path("docs/tutorial.md").read_text()
-    text = page.split(f"## {title}\n")[1].split("\n## ")[0]
-    return [line.strip() for line in text.splitlines() if line.startswith("    ")]
+from documents import lesson
 
 
 def test_a_volume_in_s3(tmp_path: Path) -> None:
@@ -19,7 +14,7 @@ def test_a_volume_in_s3(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     commands = [
-        command.replace("/tmp/", f"{tmp_path}/").replace("7070", str(port)) for command in _lesson("A volume in S3")
+        command.replace("/tmp/", f"{tmp_path}/").replace("7070", str(port)) for command in lesson("A volume in S3")
     ]
     assert commands[0].startswith("make ")  # which has been done for these tests
     script = ["set -eu", f"cd {Path.cwd()}", "trap 'kill %1' EXIT"]
