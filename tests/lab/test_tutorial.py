@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tutorial's lessons that run in the lab, their commands as they stand there, in a clone. tests/s3 has the third."""
+"""The tutorial's lessons that run in the lab, their commands as they stand there, in a clone. tests/s3 has another."""
 
 from __future__ import annotations
 
