@@ -96,7 +96,8 @@ def plan_for(
     small = []
     for workload in plan.suite.workloads:
         values = dict(workload.variables["sata"])
-        values |= {name: value for name, value in (SMALL | variables).items() if name in values}
+        free = values.keys() - workload.fixed.keys()
+        values |= {name: value for name, value in (SMALL | variables).items() if name in free}
         if workload.id.startswith("create") and not variables:
             values["nfiles"] = MANY
         small.append(dataclasses.replace(workload, variables={"sata": values}))

@@ -49,7 +49,8 @@ def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s:
     small = []
     for workload in made.suite.workloads:
         values = dict(workload.variables["nvme"])
-        values |= {name: value for name, value in SMALL.items() if name in values}
+        free = values.keys() - workload.fixed.keys()
+        values |= {name: value for name, value in SMALL.items() if name in free}
         if workload.id.startswith("delete"):
             values["nfiles"] = MANY
         small.append(dataclasses.replace(workload, variables={"nvme": values}))
