@@ -51,7 +51,7 @@ ruff-check: ## is the Python code clean
 shell-check: ## are the shell scripts sound
 	shellcheck packaging/completion/* $$(git grep -lE '^#!.*\b(ba|da)?sh\b')
 man-check: ## are the manual pages well formed
-	mandoc -T lint -W warning $(wildcard docs/man/*.[1-8])
+	git ls-files -z '*.[18]' | xargs -0 mandoc -T lint -W warning
 .PHONY: lint $(LINTERS)
 
 analyze: all ## look for defects in the C programs with clang-tidy

@@ -91,7 +91,7 @@ def test_a_mistake_makes_no_file(tmp_path: Path) -> None:
 
 def test_the_manual_has_what_help_has() -> None:
     usage = checked([str(DISK_PROGRAM), "--help"])
-    manual = (ROOT / "docs/man/userblk-fuse-disk.1").read_text()
+    manual = (ROOT / "fuse-disk/userblk-fuse-disk.1").read_text()
     said = re.findall(r"^    -+([a-z-]+)", usage.split("Options:")[1].split("Device ")[0], re.MULTILINE)
     assert said == re.findall(r"^\.It Fl -?([a-z-]+)", manual, re.MULTILINE) != []
     assert checked([str(DISK_PROGRAM), "--version"]).endswith(f"libfuse {'.'.join(map(str, LIBFUSE))}\n")

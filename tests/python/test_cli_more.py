@@ -154,7 +154,7 @@ def test_log_level(tmp_path: Path) -> None:
 
 def test_the_manual_names_every_command_and_option() -> None:
     assert paths.CHECKOUT is not None
-    text = (paths.CHECKOUT / "docs/man/userblk.1").read_text()
+    text = (paths.CHECKOUT / "bin/userblk.1").read_text()
     commands = dict(completion._commands(make_parser()))
     for name, parser in commands.items():
         assert f".It Cm {name}" in text, name

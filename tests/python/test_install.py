@@ -9,7 +9,8 @@ from pathlib import Path
 
 PLUGINS = ("null", "passthrough", "s3")
 # Each program has a page.
-PROGRAMS = {page.stem for page in Path("docs/man").glob("userblk*")}
+PAGES = [Path(name) for name in subprocess.check_output(["git", "ls-files", "*.[18]"], text=True).split()]
+PROGRAMS = {page.stem for page in PAGES if page.stem.startswith("userblk")}
 
 
 def _make(target: str, destination: Path) -> None:
@@ -38,7 +39,7 @@ def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
         f"tcmu-handlers/handler_userblk_{name}.so" for name in PLUGINS
     }
     pages = {path.name for path in (usr / "share/man").rglob("*.[1-8]")}
-    assert pages == {path.name for path in Path("docs/man").iterdir()}
+    assert pages == {page.name for page in PAGES}
     python = usr / "lib/python3/dist-packages/userblk"
     assert {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()} == {
         "__init__.py",

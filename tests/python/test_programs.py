@@ -14,17 +14,17 @@ from userblk.harness.machine import paths
 assert paths.CHECKOUT is not None
 TOP = paths.CHECKOUT
 PAGES = [
-    TOP / f"docs/man/{name}"
+    TOP / name
     for name in (
-        "userblk-buse.8",
-        "userblk-flow.1",
-        "userblk-fuse-disk.1",
-        "userblk-nullfs.1",
-        "userblk-openloop.1",
-        "userblk-ops.1",
-        "userblk-passthrough.1",
-        "userblk-s3.1",
-        "userblk-ublk.8",
+        "buse/userblk-buse.8",
+        "fuse-disk/userblk-fuse-disk.1",
+        "fuse-nullfs/userblk-nullfs.1",
+        "fuse-passthrough/userblk-passthrough.1",
+        "harness/flow/userblk-flow.1",
+        "harness/openloop/userblk-openloop.1",
+        "harness/ops/userblk-ops.1",
+        "ublk/userblk-ublk.8",
+        "userblk-s3/userblk-s3.1",
     )
 ]
 BUILT = [page for page in PAGES if any(paths.HOST_BUILD.glob(f"*/{page.stem}"))]

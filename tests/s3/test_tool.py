@@ -64,7 +64,7 @@ def test_wrong_words_are_refused_before_the_store_is_asked(words: tuple[str, ...
 def test_the_manual_has_what_help_has() -> None:
     result = program("--help")
     assert result.returncode == 0
-    usage, manual = result.stdout, (ROOT / "docs/man/userblk-s3.1").read_text(encoding="utf-8")
+    usage, manual = result.stdout, (ROOT / "userblk-s3/userblk-s3.1").read_text(encoding="utf-8")
     commands, rest = usage.split("Commands:")[1].split("Options:")
     options = rest.split("Parameters")[0]
     sections = {part.split("\n", 1)[0]: part for part in manual.split("\n.Sh ")}

@@ -994,7 +994,7 @@ static void test_manual(void **state)
 {
 	static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend};
 	static char text[1 << 16];
-	FILE *f = fopen("docs/man/tcmu-userblk-handlers.8", "r");
+	FILE *f = fopen("tcmu-handlers/tcmu-userblk-handlers.8", "r");
 
 	(void)state;
 	assert_non_null(f);

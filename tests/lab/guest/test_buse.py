@@ -152,6 +152,6 @@ def test_unprivileged_users_are_refused() -> None:
 
 
 def test_the_manual_has_what_help_has() -> None:
-    usage, manual = run([BUSE, "--help"]), Path("docs/man/userblk-buse.8").read_text()
+    usage, manual = run([BUSE, "--help"]), Path("buse/userblk-buse.8").read_text()
     said = re.findall(r"^    --([a-z]+)", usage.split("Options:")[1].split("Device ")[0], re.M)
     assert said == re.findall(r"^\.It Fl -([a-z]+)", manual, re.M) != []

@@ -534,7 +534,7 @@ def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
 
 
 def test_the_manual_has_what_help_has() -> None:
-    usage, manual = ublk("--help"), Path("docs/man/userblk-ublk.8").read_text()
+    usage, manual = ublk("--help"), Path("ublk/userblk-ublk.8").read_text()
     commands, rest = usage.split("Commands:")[1].split("Options:")
     options = rest.split("Device ")[0]
     sections = {part.split("\n", 1)[0]: part for part in manual.split("\n.Sh ")}
