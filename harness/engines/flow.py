@@ -352,15 +352,15 @@ class Flow(DeviceEngine):
             found = discard_area(device, run.plan.used_bytes(entry.device), entry.seed)
             for used in run.devices():  # pages of what was there before
                 flush_cache(used.path)
-            found |= make_ext4(running.used, size, recorder, self.bytes_per_inode)
+            found |= make_ext4(running.used, size, recorder, self.bytes_per_inode, running.mkfs)
             teardown.push("unmount", path=str(lower))
-            mount_ext4(running.used, lower, recorder)
+            mount_ext4(running.used, lower, recorder, running.mount)
             (program,) = map(Path, self.programs(run.plan.build))
             if create := self.create(run, program, lower):
                 wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
             recorder.run(["umount", str(lower)], timeout=CREATE_LIMIT)
             found |= drop_caches(run.devices(), size)
-            mount_ext4(running.used, lower, recorder)
+            mount_ext4(running.used, lower, recorder, running.mount)
             top = lower
             if running.serve:
                 with on_cpus(run.plan.pin_server):

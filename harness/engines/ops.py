@@ -15,10 +15,14 @@ from ..systems.base import built
 from .base import Run
 from .flow import Flow, run_options
 
+UNIT = 4096  # bytes of a read or write
+
 
 def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Path, *options: str) -> list[str]:
-    """The command line of one phase. Workers have their files in equal parts."""
+    """The command line of one phase. Workers have their files, and the bytes of all, in equal parts."""
     values = dict(workload.fixed)
+    if "bytes" in values:
+        values["size"] = values.pop("bytes") // workload.threads // UNIT * UNIT
     if "files" in values:
         values["files"] //= workload.threads
     words = [f"--{name}={value}" for name, value in values.items()]

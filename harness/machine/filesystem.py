@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,21 +78,22 @@ def mount_points(teardown: Teardown) -> tuple[Path, Path]:
 
 
 def make_ext4(
-    device: BlockDevice, size: int, recorder: Recorder, bytes_per_inode: int = 0
+    device: BlockDevice, size: int, recorder: Recorder, bytes_per_inode: int = 0, options: Sequence[str] = ()
 ) -> dict[str, object]:
     """A new ext4 on the first size bytes of a device that may be overwritten. mkfs refuses one that is in use.
 
     bytes_per_inode: so that there are more inodes than usual.
     """
     many = ["-i", str(bytes_per_inode)] if bytes_per_inode else []
-    argv = ["mkfs.ext4", "-q", *many, "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
+    argv = ["mkfs.ext4", "-q", *many, *options, "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
     recorder.run(argv, timeout=MKFS_LIMIT)
     return {"mkfs": " ".join(argv[:-2]), "file_system_bytes": size}
 
 
-def mount_ext4(device: BlockDevice, point: Path, recorder: Recorder) -> None:
+def mount_ext4(device: BlockDevice, point: Path, recorder: Recorder, options: Sequence[str] = ()) -> None:
     """Mount it, and see that it is what is mounted there. The caller has noted how to undo it."""
-    recorder.run(["mount", "-t", "ext4", device.path, str(point)], timeout=PATIENCE)
+    given = ["-o", ",".join(options)] if options else []
+    recorder.run(["mount", "-t", "ext4", *given, device.path, str(point)], timeout=PATIENCE)
     if mounted_type(point) != "ext4" or point.stat().st_dev != device.number:
         raise FileSystemError(f"{point}: is not the ext4 of {device.path}")
 

@@ -233,6 +233,7 @@ class SystemConfig:
 
     mode: of ublk: who serves requests. client: of store: fio's or the kernel's NBD client, or a file.
     options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
+    options, mount: of ext4: mkfs.ext4's and mount's.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
     """
 
@@ -247,6 +248,7 @@ class SystemConfig:
     mode: str = ""
     client: str = ""
     options: Sequence[str] = field(default_factory=list)
+    mount: Sequence[str] = field(default_factory=list)
     negotiated: Mapping[str, str] = field(default_factory=dict)
     server: Sequence[str] = field(default_factory=list)
     stop: Sequence[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,7 @@ class Running:
 
     file: what it opens instead, a file that is no block device; used is then not touched.
     problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
+    mkfs, mount: options of an ext4 on it.
     serve: mounts a file system of ours over one that is mounted, for one run; None: there is none.
     restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
     the old one lives, which ends by it. Called by change_server() only.
@@ -89,6 +90,8 @@ class Running:
     problems: Callable[[], list[str]] = lambda: []
     fail_io: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
+    mkfs: Sequence[str] = ()
+    mount: Sequence[str] = ()
     serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
     restart: Callable[[], int] | None = None
     replace: Callable[[], int] | None = None

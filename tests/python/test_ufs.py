@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Suites of uFS, and the ext4 in other ways that it is compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runner_process as runner
+from loops import MIB, loop
+from userblk.analysis.papers import load_paper
+from userblk.harness.engines import ops
+from userblk.harness.machine import paths
+from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.model import tables
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.model.tables import ConfigError
+
+UFS = load_paper("ufs", CONFIGS)
+SIZE = 64 * MIB
+VARIANTS = ("ext4-nojournal", "ext4-noreadahead", "ext4-data-journal")
+
+
+@pytest.mark.parametrize(("suite", "table"), [("ufs-ops", 2), ("ufs-files", 3)])
+@pytest.mark.parametrize("profile", ["quick", "paper"])
+def test_its_workloads_are_those_of_the_figures(suite: str, table: int, profile: str) -> None:
+    found = load_suite(suite, profile).workloads
+    assert [("nvme", workload.id) for workload in found] == list(UFS.tables[table].rows)
+
+
+def test_single_operations_are_those_of_the_program() -> None:
+    text = (Path(__file__).parents[2] / "harness/ops/operations.c").read_text()
+    known = [name for pair in re.findall(r'^\tBOTH\("(\w+)", "(\w+)"', text, re.M) for name in pair]
+    assert {workload.file for workload in load_suite("ufs-ops").workloads} == set(known) and len(known) == 32
+
+
+def test_bytes_are_divided_among_the_clients() -> None:
+    found = {workload.id: workload for workload in load_suite("ufs-ops").workloads}
+    words = ops.argv(Path("p"), found["rdpr-10w"], 1, "run", Path("/d"))
+    assert f"--size={536870912 // 10 // 4096 * 4096}" in words
+    assert "--size=536870912" in ops.argv(Path("p"), found["rdsr-10w"], 1, "run", Path("/d"))
+
+
+def test_every_variable_is_one_of_the_workloads_file() -> None:
+    for profile in ("quick", "paper"):
+        for workload in planned("/dev/null", "ufs-files", None, profile).suite.workloads:
+            text = (CONFIGS / f"workloads/{workload.file}.f").read_text()
+            known = set(re.findall(r"^set \$(\w+)=", text, re.MULTILINE))
+            assert set(workload.variables["nvme"]) <= known, workload.id
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('mkfs = ["-O", 1]', "mkfs="),
+        ('mount = "data=journal"', "mount=data=journal: must be a list"),
+        ("read_ahead_kb = -1", "read_ahead_kb=-1: must be an integer of at least 0"),
+        ('device = "disk"', "device=disk: must be one of ramdisk"),
+        ("journal = false", "journal=False: unknown key"),
+    ],
+)
+def test_a_wrong_system_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems/mine.toml").write_text(f'name = "mine"\nkind = "ext4"\n{text}\n')
+    monkeypatch.setattr(tables, "CONFIGS", tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_system("mine")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_they_are_for_files_alone() -> None:
+    block = load_suite("bdus-block").workloads[0]
+    assert not any(load_system(name).runs(block) for name in (*VARIANTS, "ext4-ramdisk"))
+    assert all(load_system(name).runs(load_suite("ufs-ops").workloads[0]) for name in (*VARIANTS, "ext4-ramdisk"))
+
+
+# ---- on a real device ----------------------------------------------------------------------
+
+
+def planned(device: str, suite: str, workloads: list[str] | None, profile: str = "quick") -> Plan:
+    found = load_profile(profile)
+    files = dataclasses.replace(found.files, runtime_s=1, memory_bytes=runner.MEMORY, size={"nvme": SIZE})
+    return make_plan(
+        suite=load_suite(suite, profile),
+        profile=dataclasses.replace(found, area={"nvme": SIZE}, repetitions=1, max_repetitions=1, files=files),
+        systems=[load_system(name) for name in VARIANTS],
+        devices=[Device("nvme", device, str(SIZE))],
+        campaign="test",
+        build="build/host",
+        host="here",
+        workloads=workloads,
+    )
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[str]:
+    if not (paths.HOST_BUILD / "ops/userblk-ops").exists():
+        pytest.skip("userblk-ops is not built; run: make ops")
+    (tmp_path / "image").mkdir()
+    with loop(tmp_path / "image", SIZE) as path:
+        yield path
+
+
+def test_each_is_made_and_mounted_as_its_name_says(device: str, tmp_path: Path) -> None:
+    ahead = Path("/sys/block", Path(device).name, "queue/read_ahead_kb")
+    before = ahead.read_text()
+    assert before.strip() != "0"
+    plan = planned(device, "ufs-ops", ["s1mp-1w"])
+    (tmp_path / "c").mkdir()
+    write_plan(plan, tmp_path / "c")
+    code, events, err = runner.finish(runner.start(tmp_path / "c"))
+    assert (code, err) == (0, ""), events
+    assert ahead.read_text() == before
+    done = {}
+    for entry in plan.entries:
+        directory = tmp_path / "c" / plan.directory(entry)
+        commands = json.loads((directory / "preparation/commands.json").read_text())
+        done[entry.system] = [" ".join(command["argv"]) for command in commands]
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["valid"], summary["invalid"]
+        assert (summary["settings"]["read_ahead_kb"] == 0) is (entry.system == "ext4-noreadahead")
+    assert any("mkfs.ext4 -q -i 4096 -O ^has_journal -E" in one for one in done["ext4-nojournal"])
+    assert sum("mount -t ext4 -o data=journal" in one for one in done["ext4-data-journal"]) == 2
+    assert not any("has_journal" in one or "-o data" in one for one in done["ext4-noreadahead"])
