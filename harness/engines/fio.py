@@ -225,7 +225,7 @@ def make_area(run: Run) -> dict[str, object]:
     if not run.plan.systems[run.entry.system].backed:
         return {}
     found: dict[str, object] = {}
-    recheck(device, run.confirm, run.running.server)
+    recheck(device, run.confirm, run.running.server, run.running.used.name)
     for used in run.devices():  # what the last run left dirty must not be written over the new state
         flush_cache(used.path)
     whole = run.plan.used_bytes(run.entry.device)  # file systems lie beyond the area, too

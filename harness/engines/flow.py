@@ -341,7 +341,7 @@ class Flow(DeviceEngine):
         device, entry, profile, workload, teardown = run.device, run.entry, run.profile, run.workload, run.teardown
         running = run.running
         size = profile.files.size[entry.device]
-        recheck(device, run.confirm, running.server if running.backing else None)
+        recheck(device, run.confirm, running.server if running.backing else None, running.used.name)
         recorder = Recorder(run.directory / "preparation")
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)

@@ -94,7 +94,7 @@ def precondition(run: Run) -> dict[str, object]:
     """Purge the area, and write all of it sequentially, below the system. What was done."""
     if not run.plan.systems[run.entry.system].backed:
         return {}
-    recheck(run.device, run.confirm, run.running.server)
+    recheck(run.device, run.confirm, run.running.server, run.running.used.name)
     for used in run.devices():
         flush_cache(used.path)
     found = discard_area(run.device, run.plan.used_bytes(run.entry.device), run.entry.seed)

@@ -13,35 +13,55 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import struct
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of
+from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of, wwid_of
 from .teardown import RUN
 
 CLAIMS = RUN / "claims"
 DISKS = Path("/sys/block")
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
-EXPORTS = {  # of the kernel, which opens a device without being a program: the file with its path, and by what
+CONFIGFS = Path("/sys/kernel/config")
+EXPORTS = {  # of the kernel, which opens a device without being a program: the file that names it, and by what
     "nvmet/subsystems/*/namespaces/*/device_path": "NVMe target",
+    "nvmet/subsystems/*/passthru/device_path": "NVMe target",
     "target/core/*/*/udev_path": "SCSI target",
+    "target/core/*/*/info": "SCSI target",
+    "usb_gadget/*/functions/mass_storage.*/lun.*/file": "USB gadget",
 }
-MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd", "DM_snapshot_cow")  # beside what is called so
+NAMED = re.compile(r"(?:UDEV PATH|File): *(/\S+)")  # in info of iblock and fileio
+PASSED = re.compile(r"Channel ID: (\d+) Target ID: (\d+) LUN: (\d+) Host ID: (\d+)")  # in that of pscsi
+OWN = "userblk"  # in the name of what a system of ours exports
+# Beside what is called so.
+MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd", "DM_snapshot_cow", "jbd", "xfs_external_log")
 UNKNOWN = "something that wipefs cannot tell"
 AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE = -100, 0x4000, 1  # linux/stat.h
+
+RING = "anon_inode:[io_uring]"
+REGISTERED = re.compile(r"^ *\d+: (/\S+)$", re.MULTILINE)  # in fdinfo of a ring
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Refused(Exception):
     """A device that may not be used; one line."""
+
+
+class Node(NamedTuple):
+    """A device file by what it leads to: a block device, or what sends commands to one past it."""
+
+    block: bool
+    number: int
 
 
 def _children(sysfs: Path) -> list[Path]:
@@ -130,32 +150,48 @@ def _loops() -> Iterator[tuple[str, int]]:
             yield backing.parts[3], number
 
 
-def _exports() -> Iterator[tuple[str, int]]:
-    """Block devices that the kernel serves to other machines: by what, number."""
+def _exported(text: str) -> Iterator[int]:
+    """Numbers of the disks that a file of EXPORTS names."""
+    for path in (text.strip(), *NAMED.findall(text)):
+        if (number := _block_number(path)) is not None:
+            yield number
+        elif path.startswith("/dev/nvme"):  # a controller, of which all namespaces are passed on
+            yield from (number_of(disk) for disk in DISKS.glob(f"{Path(path).name}n*"))
+    for channel, target, lun, host in PASSED.findall(text):
+        for disk in Path(f"/sys/bus/scsi/devices/{host}:{channel}:{target}:{lun}/block").glob("*"):
+            yield number_of(disk)
+
+
+def _exports() -> Iterator[tuple[Path, str, int]]:
+    """Block devices that the kernel serves to other machines: the file that says so, by what, number."""
     for pattern, what in EXPORTS.items():
-        for file in Path("/sys/kernel/config").glob(pattern):
+        for file in CONFIGFS.glob(pattern):
             try:
-                number = _block_number(file.read_text().strip())
+                text = file.read_text(errors="replace")
             except OSError:
                 continue  # removed since
-            if number is not None:
-                yield what, number
+            for number in _exported(text):
+                yield file, what, number
 
 
-def _open_number(link: str) -> int | None:
-    """Number of the block device that a link below /proc leads to. It does not wait for servers of file systems."""
+def _open_node(link: str) -> Node | None:
+    """The device that a link below /proc leads to. It does not wait for servers of file systems."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statx(AT_FDCWD, os.fsencode(link), AT_STATX_DONT_SYNC, STATX_TYPE, buffer):
         return None
     (mode,) = struct.unpack_from("H", buffer, 28)
     major, minor = struct.unpack_from("II", buffer, 128)
-    return os.makedev(major, minor) if stat.S_ISBLK(mode) else None
+    return Node(stat.S_ISBLK(mode), os.makedev(major, minor)) if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) else None
 
 
 def _files_of(process: str) -> Iterator[str]:
-    """Links to what a process has open, and to what it has mapped for writing back. Raises OSError."""
+    """Paths of what a process has open, has mapped for writing back, or has registered with a ring. Raises OSError."""
     for fd in os.listdir(f"{process}/fd"):
         yield f"{process}/fd/{fd}"
+        with suppress(OSError):
+            if os.readlink(f"{process}/fd/{fd}") == RING:  # files that it has registered there it may have closed
+                lines = Path(process, "fdinfo", fd).read_text(errors="replace")
+                yield from (f"{process}/root{path}" for path in REGISTERED.findall(lines))
     for line in Path(process, "maps").read_text(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[1].endswith("s") and fields[5].startswith("/"):
@@ -181,25 +217,35 @@ def _descends(pid: int, ancestors: Collection[int], parents: Mapping[int, int]) 
     return False
 
 
-def openers(numbers: Collection[int]) -> list[tuple[int, str, int]]:
-    """Who has one of the devices open or mapped, in all namespaces below this one: pid, program, device number."""
+def openers(nodes: Collection[Node]) -> list[tuple[int, str, Node]]:
+    """Who has one of the devices open, mapped or registered, in all namespaces below this one: pid, program, device."""
     found = []
     for pid in sorted(_parents()):
         process = f"/proc/{pid}"
         try:
-            held = {n for link in _files_of(process) if (n := _open_number(link)) is not None and n in numbers}
+            held = {n for link in _files_of(process) if (n := _open_node(link)) is not None and n in nodes}
             name = Path(process, "comm").read_text(errors="replace").rstrip("\n") if held else ""
         except OSError:
             continue  # it has just ended
         name = "".join(c if c.isprintable() else "?" for c in name)
-        found += [(pid, name, number) for number in sorted(held)]
+        found += [(pid, name, node) for node in sorted(held)]
     return found
+
+
+def _past(disk: Path) -> list[Path]:
+    """/sys directories of the character devices that send a disk commands past its block device: SCSI's, NVMe's."""
+    generic = Path("/sys/class/nvme-generic", disk.name.replace("nvme", "ng", 1))
+    paths = [*disk.glob("device/scsi_generic/*"), *disk.glob("device/bsg/*"), generic]
+    if disk.name.startswith("nvme"):
+        paths.append(Path("/sys/class/nvme", disk.name.rpartition("n")[0]))
+    return [path for path in paths if (path / "dev").exists()]
 
 
 def _refuse_open(device: BlockDevice, server: int | None) -> None:
     """server: None: the device is not ours yet; else it, this process and their children may have it open."""
     own = sysfs_of(device.number)
-    names = {number_of(sysfs): sysfs.name for sysfs in (disk_of(own), own, *_children(own))}
+    names = {Node(True, number_of(sysfs)): sysfs.name for sysfs in (disk_of(own), own, *_children(own))}
+    names |= {Node(False, number_of(sysfs)): sysfs.name for sysfs in _past(disk_of(own))}
     end = time.monotonic() + OPEN_PATIENCE
     while True:
         found = [one for one in openers(names) if one[0] != os.getpid()]
@@ -211,10 +257,10 @@ def _refuse_open(device: BlockDevice, server: int | None) -> None:
         if time.monotonic() > end:
             break
         time.sleep(0.1)
-    pid, program, number = found[0]
+    pid, program, node = found[0]
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     raise Refused(
-        f"{device.path}: {names[number]} is open in {program} (pid {pid}){others}; end that, or name another device"
+        f"{device.path}: {names[node]} is open in {program} (pid {pid}){others}; end that, or name another device"
     )
 
 
@@ -276,7 +322,8 @@ def first_confirmation(device: BlockDevice) -> tuple[str, str]:
     return ",".join([answer, *kinds]), f"{what} and what it holds"
 
 
-def _refuse_used(device: BlockDevice) -> None:
+def _refuse_used(device: BlockDevice, over: str) -> None:
+    """over: the name of a disk that may lie on it, since a system of ours has made it."""
     path = device.path
     own = sysfs_of(device.number)
     family = [own, *_children(own)]
@@ -293,17 +340,17 @@ def _refuse_used(device: BlockDevice) -> None:
         if number in swaps:
             raise Refused(f"{path}: {name} is swap; end that with swapoff, or name another device")
     for sysfs in related:
-        holders = sorted(p.name for p in (sysfs / "holders").glob("*"))
+        holders = sorted(p.name for p in (sysfs / "holders").glob("*") if p.name != over)
         if holders:
             raise Refused(
                 f"{path}: {sysfs.name} is held by {', '.join(holders)} (LVM, RAID or device mapper);"
                 " dissolve that, or name another device"
             )
     for name, number in _loops():
-        if number in {number_of(sysfs) for sysfs in related}:
+        if name != over and number in {number_of(sysfs) for sysfs in related}:
             raise Refused(f"{path}: loop device {name} lies on it; detach that with losetup -d, or name another device")
-    for what, number in _exports():
-        if number in {number_of(sysfs) for sysfs in related}:
+    for file, what, number in _exports():
+        if not (over and OWN in str(file)) and number in {number_of(sysfs) for sysfs in related}:
             raise Refused(f"{path}: the kernel's {what} exports it; remove it there, or name another device")
     for number, where_mounted in mounted.items():
         try:
@@ -313,6 +360,12 @@ def _refuse_used(device: BlockDevice) -> None:
         if shared := below.keys() & numbers.keys():
             what = "the root file system" if "/" in where_mounted else f"the file system at {min(where_mounted)}"
             raise Refused(f"{path}: {below[shared.pop()]} is below {what}; name another device")
+    for disk in DISKS.iterdir():
+        if device.wwid and disk.name not in (device.disk, over) and wwid_of(disk) == device.wwid:
+            raise Refused(
+                f"{path}: {disk.name} is the same disk by another path (wwid {device.wwid}), and may be in use by that;"
+                f" remove it with: echo 1 >/sys/block/{disk.name}/device/delete, or name another device"
+            )
     for link in Path("/sys/fs/btrfs").glob("*/devices/*"):
         if number_of(link.resolve()) in numbers:
             raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
@@ -342,12 +395,13 @@ def _refuse_unconfirmed(device: BlockDevice, confirm: str, first: bool) -> None:
     )
 
 
-def check(path: str, confirm: str, *, server: int | None = None, first: bool = False) -> BlockDevice:
+def check(path: str, confirm: str, *, server: int | None = None, first: bool = False, over: str = "") -> BlockDevice:
     """The device, if it may be overwritten. Raises Refused.
 
     confirm: what confirmation() says, or first_confirmation() where it is asked for the first time. server: of this
     campaign, which has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None:
-    nothing of ours. first: no campaign has used it yet, so that what is on it is not ours either.
+    nothing of ours. first: no campaign has used it yet, so that what is on it is not ours either. over: the name of
+    the disk that the campaign's system has made of it; the kernel may hold the device for that one.
     """
     try:
         device = identify(path)
@@ -360,7 +414,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
         raise Refused(f"{path}: has no medium (0 bytes); name another device")
     if device.readonly:
         raise Refused(f"{path}: is read-only; make it writable with blockdev --setrw, or name another device")
-    _refuse_used(device)
+    _refuse_used(device, over)
     if server is None:
         try:
             with opened(path, os.O_RDWR | os.O_EXCL):
@@ -377,9 +431,9 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
     return device
 
 
-def recheck(device: BlockDevice, confirm: str, server: int | None) -> None:
-    """Right before a destructive act: is it still the same, and still free? server: as for check()."""
-    if check(device.path, confirm, server=server) != device:
+def recheck(device: BlockDevice, confirm: str, server: int | None, over: str = "") -> None:
+    """Right before a destructive act: is it still the same, and still free? server, over: as for check()."""
+    if check(device.path, confirm, server=server, over=over) != device:
         raise Refused(f"{device.path}: is not the device that it was when the campaign began; start a new one")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from holders import KEEP, MAP, UNSHARE, holder, write_table
 from loops import LIMIT, MIB, load_module, loop, run
-from userblk.harness.machine import safety
+from userblk.harness.machine import blockdev, safety
 from userblk.harness.machine.blockdev import BlockDevice, identify, serial_of, wwid_of
 from userblk.harness.machine.safety import Refused, check, claimed, confirmation, contents, mounts, recheck
 from userblk.harness.running.campaign import host_devices
@@ -133,6 +133,58 @@ def test_below_another_loop_device(tmp_path: Path) -> None:
             assert f"loop device {Path(upper).name} lies on it" in refusal(device)
         finally:
             run("losetup", "--detach", upper)
+
+
+def test_below_the_disk_of_a_system_of_ours(tmp_path: Path) -> None:
+    """Systems loop, dm-linear and the like hold the device by the kernel while its area is prepared."""
+    with loop(tmp_path, SIZE) as device:
+        ours = run("losetup", "--find", "--show", device)
+        try:
+            recheck(check(device, CONFIRM, server=0, over=Path(ours).name), CONFIRM, 0, Path(ours).name)
+            with pytest.raises(Refused, match="lies on it"):
+                check(device, CONFIRM, server=0, over="loop999")
+        finally:
+            run("losetup", "--detach", ours)
+
+
+def test_exports_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each file that names one, as the kernel writes it; one of a system of ours is none."""
+    monkeypatch.setattr(safety, "CONFIGFS", tmp_path)
+    (tmp_path / "disk").mkdir()
+    with loop(tmp_path / "disk", SIZE) as device:
+        check(device, CONFIRM)
+        for file, text in (
+            ("nvmet/subsystems/nqn.x/namespaces/1/device_path", f"{device}\n"),
+            (
+                "target/core/iblock_0/x/info",
+                f"Status: ACTIVATED\niBlock device: loop  UDEV PATH: {device}  readonly: 0\n",
+            ),
+            ("target/core/fileio_0/x/info", f"TCM FILEIO ID: 0        File: {device}  Size: 16777216  Mode: O_DSYNC\n"),
+            ("target/core/iblock_0/x/udev_path", f"{device}\n"),
+            ("usb_gadget/g/functions/mass_storage.0/lun.0/file", f"{device}\n"),
+        ):
+            named = tmp_path / file
+            named.parent.mkdir(parents=True)
+            named.write_text(text)
+            with pytest.raises(Refused, match="(NVMe target|SCSI target|USB gadget) exports it"):
+                check(device, CONFIRM)
+            named.unlink()
+            named.parent.rmdir()
+        ours = tmp_path / "nvmet/subsystems/nqn.2026-11.org.userblk:device/namespaces/1"
+        ours.mkdir(parents=True)
+        (ours / "device_path").write_text(f"{device}\n")
+        check(device, CONFIRM, server=0, over="nvme9n1")
+        with pytest.raises(Refused, match="NVMe target exports it"):
+            check(device, CONFIRM)
+
+
+def test_another_path_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loop(tmp_path, SIZE) as device, loop(tmp_path, SIZE) as other:
+        names = [Path(one).name for one in (device, other)]
+        monkeypatch.setattr(blockdev, "wwid_of", lambda disk: "naa.5" if disk.name in names else "")
+        monkeypatch.setattr(safety, "wwid_of", lambda disk: "naa.5" if disk.name in names else "")
+        with pytest.raises(Refused, match=f"{names[1]} is the same disk by another path"):
+            check(device, CONFIRM)
 
 
 def test_in_use_by_another_program(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from holders import HOLD, KEEP, MAP, UNSHARE, holder, write_table
+from holders import HOLD, KEEP, MAP, REGISTERED, UNSHARE, holder, write_table
 from loops import LIMIT, MIB, loop, run
 from userblk.harness.machine import safety
 from userblk.harness.machine.blockdev import identify
@@ -192,6 +192,7 @@ for _name, _code in {
     "open_for_reading": KEEP.replace("O_RDWR", "O_RDONLY"),
     "open_past_the_cache": KEEP.replace("O_RDWR", "O_RDWR | os.O_DIRECT"),
     "mapped_and_closed": MAP,
+    "registered_with_io_uring_and_closed": REGISTERED,
     "mapped_for_reading": HOLD.format(
         flags="os.O_RDONLY", then="m = mmap.mmap(fd, 4096, prot=mmap.PROT_READ); os.close(fd)"
     ),
@@ -382,9 +383,7 @@ def unchanged(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_wrong_devices_are_refused_and_not_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_devices_are_refused_and_not_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safety, "OPEN_PATIENCE", 0.3)
     make, says = MATRIX[name]
     (tmp_path / "disk").mkdir()

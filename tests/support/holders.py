@@ -23,9 +23,19 @@ def write_table(device: str) -> None:
     with Path(device).open("r+b") as disk:
         disk.write(table)
 
+
 HOLD = "import mmap, os, sys; fd = os.open(sys.argv[1], {flags}); {then}; print('ready', flush=True); input()"
 KEEP = HOLD.format(flags="os.O_RDWR", then="pass")
 MAP = HOLD.format(flags="os.O_RDWR", then="m = mmap.mmap(fd, 4096); os.close(fd)")
+REGISTER = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))  # io_uring_setup
+assert ring >= 0, os.strerror(ctypes.get_errno())
+assert not libc.syscall(427, ring, 2, ctypes.byref(ctypes.c_int(fd)), 1)  # IORING_REGISTER_FILES
+os.close(fd)
+"""
+REGISTERED = HOLD.format(flags="os.O_RDWR", then=f"exec({REGISTER!r})")
 UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "private", "--"]
 
 
@@ -39,4 +49,3 @@ def holder(code: str, device: str, *prefix: str) -> Iterator[subprocess.Popen[by
         yield process
     finally:
         process.communicate(b"\n", timeout=LIMIT)
-
