@@ -50,8 +50,7 @@ def tails(bins: Bins) -> dict[str, float | None]:
     """The percentiles of TAIL in us, of bins in ns, by their names in summary.json; None without enough beyond."""
     found = distribution(merged([bins]), TAIL)
     return {
-        tail_metric(percent): None if value is None else value / 1e3
-        for percent, value in zip(TAIL, found, strict=True)
+        tail_metric(percent): None if value is None else value / 1e3 for percent, value in zip(TAIL, found, strict=True)
     }
 
 

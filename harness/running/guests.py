@@ -17,11 +17,11 @@ from itertools import groupby
 from pathlib import Path
 
 from ..machine import interrupt
-from ..machine.durable import write_json
+from ..machine.durable import sync_tree, write_json
 from ..model.plan import CellId, Plan
 from ..observing.environment import meminfo
 from .campaign import LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
-from .runner import ENVIRONMENT, EVENTS, EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY, valid_summary
+from .runner import ENVIRONMENT, EVENTS, EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY, mark_done, valid_summary
 from .stopping import another_round
 
 MIB = 1 << 20
@@ -93,6 +93,8 @@ class Guests:
                     yield shown
                 continue
             code = self._running.pop(block).wait()
+            for brought_up in (self._directory / "blocks").glob(f"{block}.*"):
+                sync_tree(brought_up)
             if code not in (EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY):
                 self._odd = self._odd or code
 
@@ -123,6 +125,8 @@ class Guests:
             if path.exists():
                 return None
             write_json(path, found)
+        if kind == "entry-done":
+            mark_done(self._directory / self._plan.directory(self._plan.entries[event["index"]]))
         if kind == "entry-left-out":
             self._absent.add(self._plan.entries[event["index"]].cell)
         self._write(event)

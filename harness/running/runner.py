@@ -27,7 +27,7 @@ from ..engines import WorkloadError, fio, replay
 from ..engines.base import Job, Run, device_engine
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
-from ..machine.durable import replace, sync_tree, write_json
+from ..machine.durable import leave_syncing_to_host, replace, sync_tree, write_json
 from ..machine.filesystem import (
     FileSystemError,
 )
@@ -407,7 +407,8 @@ class Runner:
     def finish(self, entry: Entry, directory: Path, summary: dict[str, object]) -> None:
         """Keep a run that came to its end."""
         write_json(directory / "summary.json", summary)
-        mark_done(directory)
+        if self.block is None:
+            mark_done(directory)
         self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
         self.counts["done" if summary["valid"] else "invalid"] += 1
         self.emit("entry-done", index=entry.index, summary=summary)
@@ -715,13 +716,15 @@ def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) ->
         prog="userblk.harness.running.runner", description="Run what is not done yet of a plan; events as JSON lines."
     )
     parser.add_argument("plan", type=Path, help="plan.json in the campaign's directory")
-    parser.add_argument("--block", type=int, metavar="N", help="only this block, and no more rounds")
+    parser.add_argument("--block", type=int, metavar="N", help="only this block, whose runs its starter marks as done")
     parser.add_argument("--until-eof", action="store_true", help="end as after SIGINT when standard input ends")
     args = parser.parse_args(arguments)
     path = args.plan
     interrupt.install()
     if args.until_eof:
         threading.Thread(target=interrupt_at_eof, daemon=True).start()
+    if args.block is not None:
+        leave_syncing_to_host()
     try:
         return kind(read_plan(path), path.parent.resolve(), args.block).run()
     except (ConfigError, Refused, TeardownError) as error:
