@@ -149,8 +149,10 @@ docs: $(SITE) ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE) build -q --strict
 docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(SITE) serve
+manuals: all ## what --help says of options and parameters, into the manual pages
+	packaging/manual build/$(TARGET)
 docs-tables: ## the tables and figures in docs anew, from the campaigns in docs/data
 	docs/make-tables
-.PHONY: docs docs-serve docs-tables
+.PHONY: docs docs-serve docs-tables manuals
 
 include tests/targets.mk

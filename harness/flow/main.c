@@ -26,7 +26,7 @@ static const char usage[] =
 	"  -s, --set NAME=VALUE  give a variable of the file another value\n"
 	"      --phase PHASE     all: make the files and run (default); create: make the\n"
 	"                        files only; run: use the files that create has made\n"
-	"      --seed N          of sizes, tree and choices (default 1)\n"
+	"      --seed N          seed of sizes, tree and choices (default 1)\n"
 	"      --interval S      seconds per interval of the series (default 1, or psrun's)\n"
 	"      --json FILE       write the results to FILE\n"
 	"      --original        count, round and fill as Filebench does\n"

@@ -45,6 +45,24 @@ def test_one_is_built() -> None:
     assert any(page.stem == "userblk-flow" for page in BUILT)
 
 
+def test_manuals_say_what_help_says() -> None:
+    """In the same words, of options and of devices' parameters: packaging/manual has put them there."""
+    argv = [str(TOP / "packaging/manual"), "--check", str(paths.HOST_BUILD)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_another_word_in_a_manual_is_found_and_mended(tmp_path: Path) -> None:
+    page = tmp_path / "userblk-flow.1"
+    right = (TOP / "harness/flow/userblk-flow.1").read_text()
+    page.write_text(right.replace("Check the file and end.", "Look at the file and end."))
+    argv = [str(TOP / "packaging/manual"), "--check", str(paths.HOST_BUILD), str(page)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == f"{page}: differs from --help; run: make manuals\n"
+    subprocess.run([word for word in argv if word != "--check"], check=True, capture_output=True)
+    assert page.read_text() == right
+
+
 @pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
 def test_the_manual_has_the_options_of_help(page: Path) -> None:
     text = page.read_text()
