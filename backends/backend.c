@@ -507,13 +507,14 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
 	return w.answer ? w.answer : to_common(r);
 }
 
-int backend_map(struct backend *b, struct backend_request *request, struct backend_mapping *mapping)
+int backend_get_backing(
+	struct backend *b, struct backend_request *request, struct backend_backing *backing)
 {
 	struct iovec whole = {.iov_len = request->length};
 	bool nothing;
 	int r;
 
-	if (!b->ops->map || (request->op != BACKEND_READ && request->op != BACKEND_WRITE))
+	if (!b->ops->get_backing || (request->op != BACKEND_READ && request->op != BACKEND_WRITE))
 		return -EOPNOTSUPP;
 	request->iov = &whole;
 	request->iovcnt = 1;
@@ -521,7 +522,7 @@ int backend_map(struct backend *b, struct backend_request *request, struct backe
 	request->iov = NULL;
 	request->iovcnt = 0;
 	if (r == 0)
-		r = nothing ? -EOPNOTSUPP : b->ops->map(b, request, mapping);
+		r = nothing ? -EOPNOTSUPP : b->ops->get_backing(b, request, backing);
 	return r;
 }
 
@@ -530,13 +531,13 @@ size_t backend_counters(struct backend *b, struct backend_counter *counters, siz
 	return b->ops->counters ? b->ops->counters(b, counters, max) : 0;
 }
 
-bool backend_counters_text(struct backend *b, char *text, size_t room)
+bool backend_counters_text(struct backend *b, char *text, size_t capacity)
 {
 	struct backend_counter counters[MAX_COUNTERS];
 	size_t used = 0, n = backend_counters(b, counters, MAX_COUNTERS);
 
-	for (size_t i = 0; i < n && i < MAX_COUNTERS && used < room; i++)
-		used += (size_t)snprintf(text + used, room - used, " %s=%" PRIu64, counters[i].name,
-			counters[i].value);
+	for (size_t i = 0; i < n && i < MAX_COUNTERS && used < capacity; i++)
+		used += (size_t)snprintf(text + used, capacity - used, " %s=%" PRIu64,
+			counters[i].name, counters[i].value);
 	return n > 0;
 }

@@ -90,8 +90,8 @@ struct backend_info {
 	bool can_stall;	     /* may wait for something out of reach: see backend_stop() */
 };
 
-/* Where the bytes of a READ or WRITE lie in a file: see backend_map(). */
-struct backend_mapping {
+/* Where the bytes of a READ or WRITE lie in a file: see backend_get_backing(). */
+struct backend_backing {
 	int fd;
 	uint64_t offset;	   /* in the file */
 	uint32_t memory_alignment; /* bytes that addresses must be aligned to */
@@ -250,11 +250,11 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
  * all its requests in whole blocks of block_size bytes.
  * -EOPNOTSUPP: make the call of that name; others as that call.
  */
-int backend_map(
-	struct backend *b, struct backend_request *request, struct backend_mapping *mapping);
+int backend_get_backing(
+	struct backend *b, struct backend_request *request, struct backend_backing *backing);
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
-/* " NAME=VALUE NAME=VALUE" of all counters, cut where the room ends. False: there are none. */
-bool backend_counters_text(struct backend *b, char *text, size_t room);
+/* " NAME=VALUE NAME=VALUE" of all counters, cut at capacity bytes. False: there are none. */
+bool backend_counters_text(struct backend *b, char *text, size_t capacity);
 
 /* printf to host->error / host->debug; lines over 1 KiB are cut. */
 BACKEND_EXPORTED void backend_error(const struct backend_host *host, const char *format, ...)

@@ -63,8 +63,8 @@ struct backend_ops {
 	void (*submit)(struct backend *b, struct backend_request *request);
 	int (*extents)(struct backend *b, uint64_t offset, uint64_t length, unsigned flags,
 		backend_extent_fn fn, void *opaque); /* REQ_ONE */
-	int (*map)(struct backend *b, const struct backend_request *request,
-		struct backend_mapping *mapping);
+	int (*get_backing)(struct backend *b, const struct backend_request *request,
+		struct backend_backing *backing);
 	/* Fills up to max counters, returns how many there are. */
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };

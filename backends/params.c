@@ -356,7 +356,7 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 {
 	FILE *file = fopen(path, "re");
 	char *line = NULL;
-	size_t room = 0, number = 0;
+	size_t capacity = 0, number = 0;
 	int r = 0;
 
 	if (!file) {
@@ -366,7 +366,7 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 			strerror(-r));
 		return r;
 	}
-	while (r == 0 && (errno = 0, getline(&line, &room, file) >= 0)) {
+	while (r == 0 && (errno = 0, getline(&line, &capacity, file) >= 0)) {
 		char *item = trim_space(line), *key, *value;
 		struct params_error detail;
 

@@ -174,21 +174,21 @@ static int passthrough_writev(
 	return r ? r : sync_data(p);
 }
 
-static int passthrough_map(
-	struct backend *b, const struct backend_request *request, struct backend_mapping *mapping)
+static int passthrough_get_backing(
+	struct backend *b, const struct backend_request *request, struct backend_backing *backing)
 {
 	struct passthrough *p = (struct passthrough *)b;
 
 	if (request->offset % p->block || request->length % p->block)
 		return -EOPNOTSUPP;
-	*mapping = (struct backend_mapping){
+	*backing = (struct backend_backing){
 		.fd = p->fd, .offset = request->offset, .memory_alignment = p->memory};
 	if (request->flags & BACKEND_FUA) {
 		/* Through the page cache, its failure must not be lost: see passthrough_writev().
 		 */
 		if (!p->direct || !p->has_dsync || atomic_load(&p->flush_error))
 			return -EOPNOTSUPP;
-		mapping->rwf = RWF_DSYNC;
+		backing->rwf = RWF_DSYNC;
 	}
 	return 0;
 }
@@ -464,7 +464,7 @@ const struct backend_ops passthrough_backend = {
 	.trim = passthrough_trim,
 	.zero = passthrough_zero,
 	.extents = passthrough_extents,
-	.map = passthrough_map,
+	.get_backing = passthrough_get_backing,
 	.counters = passthrough_counters,
 };
 

@@ -54,7 +54,7 @@ static int take_argument(void *data, const char *arg, int key, struct fuse_args 
 		return kind;
 	if (!o->session.mount_point)
 		return fuse_opt_add_opt(&o->session.mount_point, arg);
-	complain("%s: one argument too many; MOUNTPOINT is enough", arg);
+	session_warn("%s: one argument too many; MOUNTPOINT is enough", arg);
 	return -1;
 }
 
@@ -90,16 +90,16 @@ static bool check_options(struct options *o)
 	o->file_count = o->files ? strtoul(o->files, &end, 10) : 0;
 	if (o->files &&
 		(!isdigit((unsigned char)o->files[0]) || *end || o->file_count > MAX_FILES)) {
-		complain("files=%s: give a number from 0 to %d", o->files, MAX_FILES);
+		session_warn("files=%s: give a number from 0 to %d", o->files, MAX_FILES);
 		return false;
 	}
 	o->file_size = o->size ? parse_size(o->size) : DEFAULT_SIZE;
 	if (o->file_size < 0) {
-		complain("size=%s: give bytes up to 2^60, as in 4096, 64K or 1G", o->size);
+		session_warn("size=%s: give bytes up to 2^60, as in 4096, 64K or 1G", o->size);
 		return false;
 	}
 	if (!o->session.mount_point) {
-		complain("MOUNTPOINT is missing; see " NAME " --help");
+		session_warn("MOUNTPOINT is missing; see " NAME " --help");
 		return false;
 	}
 	return true;
@@ -144,7 +144,7 @@ int main(int argc, char *argv[])
 	if (result == 0)
 		result = files_open();
 	if (result < 0) {
-		complain("cannot start: %s", strerror(-result));
+		session_warn("cannot start: %s", strerror(-result));
 		status = EXIT_FAILURE;
 		goto out;
 	}

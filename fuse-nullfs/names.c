@@ -39,7 +39,7 @@ struct node {
 	size_t slot; /* in its parent */
 	/* Of a directory. */
 	union slot *slots;
-	size_t used, room, names, directories;
+	size_t used, capacity, names, directories;
 	uintptr_t first_free; /* or NO_FREE */
 };
 
@@ -138,14 +138,14 @@ static size_t take_slot(struct node *directory)
 		directory->first_free = directory->slots[slot].next_free;
 		return slot;
 	}
-	if (directory->used == directory->room) {
-		size_t room = directory->room ? 2 * directory->room : 16;
-		union slot *slots = realloc(directory->slots, room * sizeof(*slots));
+	if (directory->used == directory->capacity) {
+		size_t capacity = directory->capacity ? 2 * directory->capacity : 16;
+		union slot *slots = realloc(directory->slots, capacity * sizeof(*slots));
 
 		if (!slots)
 			return NO_SLOT;
 		directory->slots = slots;
-		directory->room = room;
+		directory->capacity = capacity;
 	}
 	return directory->used++;
 }

@@ -79,11 +79,11 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 }
 
 /*
- * Puts the entry d into the room bytes at to. Returns its size, more than room
+ * Puts the entry d into the capacity bytes at to. Returns its size, more than capacity
  * if it does not fit: then nothing was counted.
  */
-static size_t add_entry(
-	fuse_req_t req, fuse_ino_t ino, const struct dirent *d, char *to, size_t room, bool plus)
+static size_t add_entry(fuse_req_t req, fuse_ino_t ino, const struct dirent *d, char *to,
+	size_t capacity, bool plus)
 {
 	struct fuse_entry_param entry = {
 		.attr.st_ino = d->d_ino,
@@ -92,9 +92,9 @@ static size_t add_entry(
 	size_t size;
 
 	if (!plus)
-		return fuse_add_direntry(req, to, room, d->d_name, &entry.attr, d->d_off);
+		return fuse_add_direntry(req, to, capacity, d->d_name, &entry.attr, d->d_off);
 	size = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
-	if (size > room)
+	if (size > capacity)
 		return size;
 	if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0 &&
 		lookup_name(inode_of(ino), d->d_name, &entry) < 0) {
@@ -103,7 +103,7 @@ static size_t add_entry(
 		entry.attr.st_ino = d->d_ino;
 		entry.attr.st_mode = DTTOIF(d->d_type);
 	}
-	return fuse_add_direntry_plus(req, to, room, d->d_name, &entry, d->d_off);
+	return fuse_add_direntry_plus(req, to, capacity, d->d_name, &entry, d->d_off);
 }
 
 /* Takes back the lookups of a readdirplus answer that never arrived. */

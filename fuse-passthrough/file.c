@@ -151,8 +151,8 @@ static int32_t pass_through(fuse_req_t req, int fd)
 	if (id > 0)
 		return id;
 	if (atomic_fetch_add(&fs.passthrough_refused, 1) == 0)
-		complain("the kernel refuses to pass a file through; its data goes through the "
-			 "daemon, as may that of others");
+		session_warn("the kernel refuses to pass a file through; its data goes through the "
+			     "daemon, as may that of others");
 	return 0;
 }
 
@@ -186,7 +186,7 @@ static void end_passthrough(fuse_req_t req, struct inode *inode)
 	}
 	/* Closed under the lock: the next open of the inode must not meet it. */
 	if (last && fuse_passthrough_close(req, last) < 0)
-		complain("a file passed through stays open in the kernel");
+		session_warn("a file passed through stays open in the kernel");
 	inode_unlock(inode);
 }
 #endif

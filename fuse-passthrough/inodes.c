@@ -45,7 +45,7 @@ static struct stripe {
 static struct {
 	pthread_mutex_t lock;
 	struct inode **inodes;
-	uint32_t count, room, limit;
+	uint32_t count, capacity, limit;
 	uint32_t hand;
 } open_fds = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -203,16 +203,16 @@ static void list_fd(struct inode *inode)
 	pthread_mutex_lock(&open_fds.lock);
 	if (open_fds.count >= open_fds.limit)
 		close_some(1);
-	if (open_fds.count == open_fds.room) {
-		uint32_t room = open_fds.room ? 2 * open_fds.room : 1024;
-		struct inode **inodes = reallocarray(open_fds.inodes, room, sizeof(*inodes));
+	if (open_fds.count == open_fds.capacity) {
+		uint32_t capacity = open_fds.capacity ? 2 * open_fds.capacity : 1024;
+		struct inode **inodes = reallocarray(open_fds.inodes, capacity, sizeof(*inodes));
 
 		if (!inodes) { /* not listed, so it just stays open */
 			pthread_mutex_unlock(&open_fds.lock);
 			return;
 		}
 		open_fds.inodes = inodes;
-		open_fds.room = room;
+		open_fds.capacity = capacity;
 	}
 	inode->slot = open_fds.count;
 	open_fds.inodes[open_fds.count++] = inode;

@@ -118,20 +118,22 @@ static bool open_directories(void)
 	umask(0);
 	result = caller_prepare();
 	if (result < 0) {
-		complain("cannot act for other users: %s; CAP_SETUID, CAP_SETGID and CAP_SETPCAP "
-			 "are needed",
+		session_warn(
+			"cannot act for other users: %s; CAP_SETUID, CAP_SETGID and CAP_SETPCAP "
+			"are needed",
 			strerror(-result));
 		return false;
 	}
 	fd = open(options.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd == -1) {
-		complain("%s: %s; SOURCE is to be a directory", options.source, strerror(errno));
+		session_warn(
+			"%s: %s; SOURCE is to be a directory", options.source, strerror(errno));
 		return false;
 	}
 	/* Half for inodes, half for open files. */
 	result = inodes_init(fd, raise_open_files() / 2);
 	if (result < 0)
-		complain("%s: %s", options.source, strerror(-result));
+		session_warn("%s: %s", options.source, strerror(-result));
 	return result == 0;
 }
 
@@ -185,7 +187,7 @@ int main(int argc, char *argv[])
 	fill_operations(&program.operations);
 	status = session_run(&args, &options.session, options.source, &program);
 	if (atomic_load(&fs.passthrough_refused))
-		complain("%ju inodes were not passed through by the kernel",
+		session_warn("%ju inodes were not passed through by the kernel",
 			(uintmax_t)atomic_load(&fs.passthrough_refused));
 out:
 	inodes_destroy();

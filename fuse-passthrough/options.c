@@ -37,7 +37,7 @@ static int take_argument(void *data, const char *arg, int key, struct fuse_args 
 		return fuse_opt_add_opt(&o->source, arg);
 	if (!o->session.mount_point)
 		return fuse_opt_add_opt(&o->session.mount_point, arg);
-	complain("%s: one argument too many; SOURCE and MOUNTPOINT are enough", arg);
+	session_warn("%s: one argument too many; SOURCE and MOUNTPOINT are enough", arg);
 	return -1;
 }
 
@@ -46,17 +46,19 @@ static bool check_options(struct options *o)
 	if (!session_options_check(&o->session))
 		return false;
 	if (o->passthrough_when && strcmp(o->passthrough_when, "auto") != 0) {
-		complain("passthrough=%s: give auto, or no value", o->passthrough_when);
+		session_warn("passthrough=%s: give auto, or no value", o->passthrough_when);
 		return false;
 	}
 	if (o->passthrough && !HAVE_PASSTHROUGH) {
-		complain("passthrough: this program was built with libfuse %d.%d; build it with "
-			 "3.17 or later",
+		session_warn(
+			"passthrough: this program was built with libfuse %d.%d; build it with "
+			"3.17 or later",
 			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
 	if (!o->source || !o->session.mount_point) {
-		complain("%s is missing; see " NAME " --help", o->source ? "MOUNTPOINT" : "SOURCE");
+		session_warn(
+			"%s is missing; see " NAME " --help", o->source ? "MOUNTPOINT" : "SOURCE");
 		return false;
 	}
 	return true;

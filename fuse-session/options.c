@@ -38,7 +38,7 @@ int session_option_rest(const char *arg, int key)
 	/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
 	if (arg[0] != '-')
 		return 1;
-	complain("%s: no such option; see %s --help", arg, session_name);
+	session_warn("%s: no such option; see %s --help", arg, session_name);
 	return -1;
 }
 
@@ -59,20 +59,21 @@ static bool check_write_limit(struct session_options *o)
 	if (!o->max_write)
 		return true;
 	if (!HAVE_WRITE_LIMIT) {
-		complain("max-write=%s: this program was built with libfuse %d.%d; build it with "
-			 "3.14 or later",
+		session_warn(
+			"max-write=%s: this program was built with libfuse %d.%d; build it with "
+			"3.14 or later",
 			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
 	value = strtoul(o->max_write, &end, 10);
 	if (end == o->max_write || *end || strchr(o->max_write, '-') || value < LEAST_WRITE ||
 		value > MOST_WRITE || value % LEAST_WRITE) {
-		complain("max-write=%s: give bytes from %d to %d, a multiple of %d", o->max_write,
-			LEAST_WRITE, MOST_WRITE, LEAST_WRITE);
+		session_warn("max-write=%s: give bytes from %d to %d, a multiple of %d",
+			o->max_write, LEAST_WRITE, MOST_WRITE, LEAST_WRITE);
 		return false;
 	}
 	if (o->io_uring || !o->nosplice) {
-		complain("max-write=%s: %s", o->max_write,
+		session_warn("max-write=%s: %s", o->max_write,
 			o->io_uring ? "contradicts io-uring; leave one of them out"
 				    : "needs nosplice; add it");
 		return false;
@@ -88,19 +89,20 @@ bool session_options_check(struct session_options *o)
 	if (o->timeout) {
 		o->timeout_seconds = parse_seconds(o->timeout);
 		if (o->timeout_seconds < 0) {
-			complain("timeout=%s: give seconds from 0 to 1000000000", o->timeout);
+			session_warn("timeout=%s: give seconds from 0 to 1000000000", o->timeout);
 			return false;
 		}
 		if (o->nocache && o->timeout_seconds > 0) {
-			complain("timeout=%s: contradicts nocache; leave one of them out",
+			session_warn("timeout=%s: contradicts nocache; leave one of them out",
 				o->timeout);
 			return false;
 		}
 	}
 	o->thread_count = HAVE_THREAD_LIMIT ? DEFAULT_MAX_THREADS : 0;
 	if (o->max_threads && !HAVE_THREAD_LIMIT) {
-		complain("max-threads=%s: this program was built with libfuse %d.%d; build it with "
-			 "3.12 or later",
+		session_warn(
+			"max-threads=%s: this program was built with libfuse %d.%d; build it with "
+			"3.12 or later",
 			o->max_threads, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
@@ -110,7 +112,7 @@ bool session_options_check(struct session_options *o)
 
 		if (end == o->max_threads || *end || strchr(o->max_threads, '-') || value < 1 ||
 			value > LIBFUSE_MAX_THREADS) {
-			complain("max-threads=%s: give a number from 1 to %d", o->max_threads,
+			session_warn("max-threads=%s: give a number from 1 to %d", o->max_threads,
 				LIBFUSE_MAX_THREADS);
 			return false;
 		}
@@ -119,8 +121,8 @@ bool session_options_check(struct session_options *o)
 	if (!check_write_limit(o))
 		return false;
 	if (o->io_uring && !HAVE_OWN_RINGS && !HAVE_LIBFUSE_RINGS) {
-		complain("io-uring: this program was built with libfuse %d.%d and without "
-			 "liburing; install liburing-dev and build it again",
+		session_warn("io-uring: this program was built with libfuse %d.%d and without "
+			     "liburing; install liburing-dev and build it again",
 			FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}

@@ -324,7 +324,7 @@ static void wake(struct queue *queue)
 	uint64_t one = 1;
 
 	if (write(queue->event, &one, sizeof(one)) == -1)
-		complain("eventfd: %s", strerror(errno));
+		session_warn("eventfd: %s", strerror(errno));
 }
 
 static ssize_t answer(
@@ -364,7 +364,7 @@ static bool complete(uint64_t data, int result)
 		submit_command(entry, entry->command);
 	} else {
 		if (result != -ENOTCONN && result != -ECONNABORTED) {
-			complain("io_uring: %s; the file system ends", strerror(-result));
+			session_warn("io_uring: %s; the file system ends", strerror(-result));
 			kill(getpid(), SIGTERM);
 		}
 		return false;

@@ -35,7 +35,7 @@ static const struct session_program *served;
 
 static bool in_background; /* complaints go to syslog */
 
-void complain(const char *format, ...)
+void session_warn(const char *format, ...)
 {
 	va_list args;
 
@@ -158,7 +158,7 @@ static void session_init(void *data, struct fuse_conn_info *conn)
 	granted.max_write = conn->max_write;
 	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
 	if (!announcing)
-		complain("out of memory: no status line");
+		session_warn("out of memory: no status line");
 }
 
 static bool came_by_ring(fuse_req_t req)
@@ -252,7 +252,7 @@ static void *announce(void *arg)
 		waited += POLL_USEC / 1e6;
 	}
 	if (failed)
-		complain("%s: the mount does not answer: %s", o->mount_point, strerror(failed));
+		session_warn("%s: the mount does not answer: %s", o->mount_point, strerror(failed));
 	length = snprintf(line, sizeof(line),
 		"%s: ready libfuse=%s protocol=7.%u writeback=%s timeout=%g splice=%s "
 		"clone-fd=%s max-threads=%u io-uring=%s async-io=%s max-write=%u",
@@ -284,7 +284,7 @@ bool session_check_mount_point(const struct session_options *o)
 	errno = ENOTDIR; /* unless stat() has a reason of its own */
 	if (stat(o->mount_point, &st) == 0 && S_ISDIR(st.st_mode))
 		return true;
-	complain("%s: %s; MOUNTPOINT is to be a directory", o->mount_point, strerror(errno));
+	session_warn("%s: %s; MOUNTPOINT is to be a directory", o->mount_point, strerror(errno));
 	return false;
 }
 
@@ -340,7 +340,7 @@ static bool limit_writes(void)
 	/* Mounting sets the descriptor that counts. */
 	if (session.options->write_limit &&
 		fuse_session_custom_io(session.fuse, &io, STDIN_FILENO) != 0) {
-		complain(
+		session_warn(
 			"max-write: libfuse %s does not let answers be changed", fuse_pkgversion());
 		return false;
 	}
@@ -361,7 +361,7 @@ static bool choose_rings(void)
 #endif
 	if (session.own_rings || HAVE_LIBFUSE_RINGS)
 		return true;
-	complain("io-uring: libfuse %s: %s; build it with -Denable-custom-io=true",
+	session_warn("io-uring: libfuse %s: %s; build it with -Denable-custom-io=true",
 		fuse_pkgversion(), strerror(-result));
 	return false;
 }
@@ -374,7 +374,7 @@ static int serve_session(void)
 	int result;
 
 	if (!loop) {
-		complain("cannot start: out of memory");
+		session_warn("cannot start: out of memory");
 		return -ENOMEM;
 	}
 	fuse_loop_cfg_set_clone_fd(loop, clones_fd());
@@ -408,7 +408,7 @@ static int serve(struct fuse_args *args)
 		return EXIT_USAGE;
 	}
 	if (fuse_set_signal_handlers(session.fuse) != 0) {
-		complain("cannot start: out of memory");
+		session_warn("cannot start: out of memory");
 	} else if (fuse_session_mount(session.fuse, session.options->mount_point) == 0) {
 		result = serve_session();
 #if HAVE_OWN_RINGS
@@ -435,7 +435,7 @@ static int fork_to_background(void)
 	pid_t child;
 
 	if (pipe2(ends, O_CLOEXEC) == -1 || (child = fork()) == -1) {
-		complain("cannot go to the background: %s", strerror(errno));
+		session_warn("cannot go to the background: %s", strerror(errno));
 		return EXIT_FAILURE;
 	}
 	if (child == 0) {
@@ -448,13 +448,13 @@ static int fork_to_background(void)
 	while ((length = read(ends[0], line, sizeof(line))) > 0) {
 		total += length;
 		if (write(STDOUT_FILENO, line, (size_t)length) != length)
-			complain("standard output: %s", strerror(errno));
+			session_warn("standard output: %s", strerror(errno));
 	}
 	if (total > 0)
 		return EXIT_SUCCESS;
 	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) != 0)
 		return WEXITSTATUS(status);
-	complain("ended before it was ready");
+	session_warn("ended before it was ready");
 	return EXIT_FAILURE;
 }
 
@@ -470,7 +470,7 @@ int session_run(struct fuse_args *args, const struct session_options *o, const c
 	session.writeback = !o->no_writeback && session.timeout > 0;
 	session.splice = !o->nosplice && !o->io_uring; /* rings have memory, no pipes */
 	if (!add_session_options(args, source)) {
-		complain("out of memory");
+		session_warn("out of memory");
 		return EXIT_FAILURE;
 	}
 	if (o->foreground)

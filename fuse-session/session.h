@@ -46,7 +46,7 @@ extern struct session session;
 extern const char session_name[];
 
 /* One line for the user, like printf, without newline: stderr, or syslog in the background. */
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void session_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Whether options.mount_point is a directory; tells when not. */
 bool session_check_mount_point(const struct session_options *options);

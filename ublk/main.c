@@ -107,13 +107,13 @@ static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct re
 		info->dev_id, info->dev_id, state_name(info->state), info->ublksrv_pid,
 		info->nr_hw_queues, info->queue_depth, info->max_io_buf_bytes,
 		info->flags & UBLK_F_AUTO_BUF_REG ? "true" : "false", recovery_name(info->flags));
-	if (!record->words)
+	if (!record->argv)
 		printf("null");
 	for (int i = 0; i < record->count; i++) {
 		printf("%s", i ? ", " : "[");
-		print_string(record->words[i]);
+		print_string(record->argv[i]);
 	}
-	printf("%s}", record->words ? "]" : "");
+	printf("%s}", record->argv ? "]" : "");
 }
 
 static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
@@ -123,7 +123,7 @@ static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct re
 		info->queue_depth, info->max_io_buf_bytes,
 		info->flags & UBLK_F_AUTO_BUF_REG ? "on" : "off", recovery_name(info->flags));
 	for (int i = 0; i < record->count; i++)
-		printf("%s %s", i ? "" : ":", record->words[i]);
+		printf("%s %s", i ? "" : ":", record->argv[i]);
 }
 
 static void print_disk(const struct ublksrv_ctrl_dev_info *info, bool json)
@@ -329,8 +329,8 @@ struct start {
 	struct control *control;
 	const struct options *options;
 	uint64_t cookie;
-	const char *directory; /* of the words, NULL: this one */
-	char *const *words;
+	const char *directory; /* of the arguments, NULL: this one */
+	char *const *argv;
 	uint32_t id; /* of the disk, once it can be used */
 	int report;  /* pipe to the process that the user waits for, or -1 */
 	int code;    /* its exit code */
@@ -381,7 +381,7 @@ static void ready(void *opaque, uint32_t id)
 	struct start *start = opaque;
 	struct ublksrv_ctrl_dev_info info;
 	unsigned char code = (unsigned char)start->code;
-	int null, r = record_write(id, start->cookie, start->directory, start->words);
+	int null, r = record_write(id, start->cookie, start->directory, start->argv);
 
 	dismiss_keeper(start);
 	start->id = id;
@@ -451,10 +451,10 @@ static int go_to_background(void)
 	_exit(EXIT_FAILED);
 }
 
-static int add(const struct options *o, char *const *words)
+static int add(const struct options *o, char *const *argv)
 {
 	struct control c;
-	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
+	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
 	int r;
 
 	if (!o->foreground)
@@ -495,7 +495,7 @@ static int serve_record(
 	if (!argv)
 		return EXIT_FAILED;
 	argv[0] = "userblk-ublk";
-	memcpy(argv + 1, record.words, (size_t)record.count * sizeof *argv);
+	memcpy(argv + 1, record.argv, (size_t)record.count * sizeof *argv);
 	r = options_parse(record.count + 1, argv, &old, &error);
 	free(argv);
 	if (r < 0) {
@@ -504,7 +504,7 @@ static int serve_record(
 	}
 	old.server.id = info->dev_id;
 	start->directory = record.directory;
-	start->words = record.words;
+	start->argv = record.argv;
 	return forget(start, server_recover(c, old.params, &old.server, ready, start));
 }
 
@@ -609,11 +609,11 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	_exit(serve_record(&c, info, &old));
 }
 
-static int replace(const struct options *o, char *const *words)
+static int replace(const struct options *o, char *const *argv)
 {
 	struct control c;
 	struct ublksrv_ctrl_dev_info info;
-	struct start start = {.control = &c, .options = o, .words = words, .report = -1};
+	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
 	int outcome[2], ends[2] = {-1, -1}, r = begin_server(&start, &info);
 	unsigned char code;
 
@@ -650,17 +650,17 @@ static int replace(const struct options *o, char *const *words)
 
 int main(int argc, char **argv)
 {
-	/* As they were said: the parser changes the order. */
-	char **words = calloc((size_t)argc + 1, sizeof *words);
+	/* As they were given: the parser changes the order. */
+	char **given = calloc((size_t)argc + 1, sizeof *given);
 	struct params_error error;
 	struct options o;
 	struct control c;
 	int r;
 
-	if (!words)
+	if (!given)
 		return EXIT_FAILED;
 	for (int i = 1; i < argc; i++)
-		words[i - 1] = argv[i];
+		given[i - 1] = argv[i];
 	if (options_parse(argc, argv, &o, &error) < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;
@@ -673,11 +673,11 @@ int main(int argc, char **argv)
 		printf("userblk-ublk %s\n", USERBLK_VERSION);
 		return 0;
 	case COMMAND_ADD:
-		return add(&o, words);
+		return add(&o, given);
 	case COMMAND_RECOVER:
 		return recover(&o);
 	case COMMAND_REPLACE:
-		return replace(&o, words);
+		return replace(&o, given);
 	default:
 		break;
 	}

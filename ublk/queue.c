@@ -215,12 +215,12 @@ static int transfer(struct io *io)
 		.offset = io->request.offset + io->moved,
 		.length = io->request.length - io->moved,
 	};
-	struct backend_mapping m;
-	int r = backend_map(q->service->device, &rest, &m);
+	struct backend_backing m;
+	int r = backend_get_backing(q->service->device, &rest, &m);
 
 	if (r == -EOPNOTSUPP && rest.flags & BACKEND_FUA) {
 		rest.flags &= ~BACKEND_FUA;
-		r = backend_map(q->service->device, &rest, &m);
+		r = backend_get_backing(q->service->device, &rest, &m);
 		io->flush_after = r == 0;
 	}
 	if (r)

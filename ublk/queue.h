@@ -26,9 +26,9 @@ struct service {
 	struct backend *device;
 	struct backend_info info;
 	enum mode mode;
-	bool mapped;		 /* reads and writes go to the device's file: backend_map() */
-	bool zero_copy;		 /* mapped, from and to the client's own pages */
-	bool weak_flush;	 /* flushes and FUA are barriers only */
+	bool mapped;	 /* reads and writes go to the device's file: backend_get_backing() */
+	bool zero_copy;	 /* mapped, from and to the client's own pages */
+	bool weak_flush; /* flushes and FUA are barriers only */
 	struct workers *workers; /* NULL when there is nothing for them to do */
 	int fd;			 /* /dev/ublkcN */
 	uint16_t depth;		 /* tags of each queue */

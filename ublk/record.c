@@ -15,8 +15,8 @@ static void path_of(uint32_t id, const char *suffix, char path[64])
 	snprintf(path, 64, RECORD_DIRECTORY "/%" PRIu32 "%s", id, suffix);
 }
 
-/* The file is the cookie, the directory and the words, each ended by a zero byte. */
-int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *words)
+/* The file is the cookie, the directory and the arguments, each ended by a zero byte. */
+int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv)
 {
 	char path[64], temporary[64];
 	char *own = NULL;
@@ -40,8 +40,8 @@ int record_write(uint32_t id, uint64_t cookie, const char *directory, char *cons
 		return r;
 	}
 	fprintf(file, "%016" PRIx64 "%c%s%c", cookie, 0, directory, 0);
-	for (; *words; words++)
-		fprintf(file, "%s%c", *words, 0);
+	for (; *argv; argv++)
+		fprintf(file, "%s%c", *argv, 0);
 	if (ferror(file))
 		r = -EIO;
 	if (fclose(file) != 0 && r == 0)
@@ -59,20 +59,20 @@ static char *slurp(const char *path, size_t *length)
 {
 	FILE *file = fopen(path, "re");
 	char *text = NULL;
-	size_t room = 0;
+	size_t capacity = 0;
 
 	*length = 0;
 	if (!file)
 		return NULL;
 	do {
-		char *more = realloc(text, room + 4096 + 1);
+		char *more = realloc(text, capacity + 4096 + 1);
 
 		if (!more)
 			break;
 		text = more;
-		*length += fread(text + room, 1, 4096, file);
-		room += 4096;
-	} while (*length == room);
+		*length += fread(text + capacity, 1, 4096, file);
+		capacity += 4096;
+	} while (*length == capacity);
 	fclose(file);
 	if (text)
 		text[*length] = 0;
@@ -97,8 +97,8 @@ int record_read(uint32_t id, uint64_t cookie, struct record *record)
 		record_free(record);
 		return -ENOENT;
 	}
-	record->words = calloc((size_t)fields, sizeof *record->words);
-	if (!record->words) {
+	record->argv = calloc((size_t)fields, sizeof *record->argv);
+	if (!record->argv) {
 		record_free(record);
 		return -ENOMEM;
 	}
@@ -106,13 +106,13 @@ int record_read(uint32_t id, uint64_t cookie, struct record *record)
 	record->directory = record->text + used;
 	for (used += strlen(record->directory) + 1; used < length;
 		used += strlen(record->text + used) + 1)
-		record->words[record->count++] = record->text + used;
+		record->argv[record->count++] = record->text + used;
 	return 0;
 }
 
 void record_free(struct record *record)
 {
-	free(record->words);
+	free(record->argv);
 	free(record->text);
 	*record = (struct record){0};
 }

@@ -12,14 +12,14 @@
 #define RECORD_DIRECTORY "/run/userblk-ublk"
 
 struct record {
-	char *directory; /* in which the words were said */
-	char **words;	 /* of the command line; ends with NULL */
+	char *directory; /* in which they were given */
+	char **argv;	 /* of the command line; ends with NULL */
 	int count;
 	char *text; /* what the others point into */
 };
 
 /* directory NULL: this one. 0 or negative errno; never half a file. */
-int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *words);
+int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv);
 /* -ENOENT: there is none for that cookie. */
 int record_read(uint32_t id, uint64_t cookie, struct record *record);
 void record_free(struct record *record);

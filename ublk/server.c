@@ -171,11 +171,11 @@ const char *server_mismatch(const struct ublk_params_sent *old, const struct ubl
 static bool can_map(struct backend *device, const struct backend_info *info, uint32_t *alignment)
 {
 	struct backend_request first = {.op = BACKEND_READ, .length = info->block_size};
-	struct backend_mapping mapping;
+	struct backend_backing backing;
 
-	if (backend_map(device, &first, &mapping) < 0)
+	if (backend_get_backing(device, &first, &backing) < 0)
 		return false;
-	*alignment = mapping.memory_alignment;
+	*alignment = backing.memory_alignment;
 	return true;
 }
 

@@ -810,7 +810,7 @@ static void test_map(void **state)
 {
 	const char *file = scratch_file("map", MIB);
 	struct backend_request r = {.op = BACKEND_READ, .offset = 4096, .length = 8192};
-	struct backend_mapping m;
+	struct backend_backing m;
 	char wrote[512], found[512];
 	struct device d;
 
@@ -818,37 +818,37 @@ static void test_map(void **state)
 	device_open(&d, &passthrough_backend, "file=%s;direct=off", file);
 	memset(wrote, 7, sizeof wrote);
 	assert_int_equal(device_write(&d, wrote, sizeof wrote, 4096, 0), 0);
-	assert_int_equal(backend_map(d.backend, &r, &m), 0);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
 	assert_int_equal(m.offset, 4096);
 	assert_int_equal(m.rwf, 0);
 	assert_int_equal(pread(m.fd, found, sizeof found, (off_t)m.offset), sizeof found);
 	assert_memory_equal(found, wrote, sizeof found);
 	r.op = BACKEND_WRITE;
-	assert_int_equal(backend_map(d.backend, &r, &m), 0);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
 	/* Its failure would be told once and be lost. */
 	r.flags = BACKEND_FUA;
-	assert_int_equal(backend_map(d.backend, &r, &m), -EOPNOTSUPP);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
 	r.flags = 0;
 	r.offset = MIB - 4096;
-	assert_int_equal(backend_map(d.backend, &r, &m), -ENOSPC);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -ENOSPC);
 	r.op = BACKEND_READ;
-	assert_int_equal(backend_map(d.backend, &r, &m), -EINVAL);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EINVAL);
 	r.op = BACKEND_TRIM;
-	assert_int_equal(backend_map(d.backend, &r, &m), -EOPNOTSUPP);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
 	device_close(&d);
 
 	device_open(&d, &passthrough_backend, "file=%s;direct=off;readonly=on", file);
 	r = (struct backend_request){.op = BACKEND_WRITE, .length = 4096};
-	assert_int_equal(backend_map(d.backend, &r, &m), -EROFS);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EROFS);
 	device_close(&d);
 
 	device_open(&d, &passthrough_backend, "file=%s", file);
 	r = (struct backend_request){.op = BACKEND_WRITE, .flags = BACKEND_FUA, .length = 65536};
-	assert_int_equal(backend_map(d.backend, &r, &m), 0);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
 	assert_int_equal(m.rwf, RWF_DSYNC);
 	assert_true(m.memory_alignment > 1);
 	r.offset = 100;
-	assert_int_equal(backend_map(d.backend, &r, &m), -EOPNOTSUPP);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
 	device_close(&d);
 }
 
