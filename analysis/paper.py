@@ -30,6 +30,7 @@ from .table import (
     DEVICES,
     METRICS,
     NATIVE,
+    RATE,
     SYSTEMS,
     Cell,
     Grade,
@@ -38,8 +39,8 @@ from .table import (
     grade_of,
     graded,
     half_width_limit,
-    make_tables,
     ordered,
+    tables_of,
 )
 
 ANY = "paper"  # on the command line: whichever has the campaign's suites
@@ -360,7 +361,7 @@ def _reasons(whole: Paper, place: Place | None, system: str, device: str, absolu
 def _stands_for(device: str, theirs: PaperDevice, place: Place | None) -> bool:
     """Is a device of ours at a place what one of the paper's is compared with?"""
     turning = place is not None and device in place.turning
-    return device == theirs.ours and theirs.rotational in (None, turning)
+    return theirs.ours in ("", device) and theirs.rotational in (None, turning)
 
 
 def _of_all_hosts(
@@ -371,18 +372,20 @@ def _of_all_hosts(
 ) -> tuple[Table | None, dict[str, str]]:
     """One table of the paper's devices, and the host of each: where least speaks against a comparison."""
     chosen: dict[str, Table] = {}
+    names: dict[tuple[str, str], str] = {}
     for table in tables:
         for device, theirs in devices.items():
             place = where.get(table.host)
-            if not any(_stands_for(own, theirs, place) for own in dict.fromkeys(own for own, _ in table.rows)):
+            own = next((own for own, _ in table.rows if _stands_for(own, theirs, place)), None)
+            if own is None:
                 continue
             best = chosen.get(device)
             if best is None or len(reasons_of(table.host, NATIVE, device)) < len(reasons_of(best.host, NATIVE, device)):
                 chosen[device] = table
+                names = {key: name for key, name in names.items() if name != device} | {(table.host, own): device}
     if not chosen:
         return None, {}
     parts = list({table.host: table for table in chosen.values()}.values())
-    names = {(table.host, devices[device].ours): device for device, table in chosen.items()}
     cells = {
         (names[table.host, key[0]], *key[1:]): cell
         for table in parts
@@ -412,7 +415,7 @@ def _compared(
         interval = paper.printed(system, cell)
         if interval is None:
             continue
-        metric = next(metric for metric in METRICS if metric.id == name)
+        metric = next(metric for metric in (*METRICS, RATE) if metric.id == name)
         bound = interval.half
         if bound is None:
             bound = _bound(metric, paper, device, workload, system, interval.value)
@@ -624,8 +627,10 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper
         suite = next((suite for suite in suites if any(table.suite == suite for table in tables)), suites[0])
         own = [table for table in tables if table.suite == suite]
         if theirs.base != NATIVE:
-            own = make_tables([run for run in campaign.runs if run.suite == suite], base=theirs.base)
-        ours, hosts = _of_all_hosts(own, paper.devices, where, reasons_of)
+            own = tables_of([run for run in campaign.runs if run.suite == suite], theirs.base, theirs.metrics)
+        listed = {device for device, _ in theirs.rows}
+        devices = {name: one for name, one in paper.devices.items() if name in listed}
+        ours, hosts = _of_all_hosts(own, devices, where, reasons_of)
         cells += _compared(ours, theirs, suite, hosts, reasons_of)
         if ours is not None:
             checked[number] = ours

@@ -11,12 +11,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .statistics import Interval
 from .summaries import SummaryError
-from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Grade, Metric, Table, make_cell, paper_table
+from .table import (
+    DEVICES,
+    METRICS,
+    NATIVE,
+    RATE,
+    SYSTEMS,
+    Cell,
+    Grade,
+    Metric,
+    Table,
+    make_cell,
+    ordered,
+    paper_table,
+    printed_cell,
+)
 
 FILE = "paper.toml"
 CLAIMS = "claims.toml"
-METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2]}
+METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2], "rate": RATE}
+RATE_HEADS = ("device", "workload", "system", "gbps", "below", "above")  # of a table that gives rates with intervals
 RUNS_HEADS = ("device", "workload", "system", "runs", "ops_per_s", "sd")  # of a table that gives means of runs
 
 
@@ -47,7 +63,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class PaperDevice:
-    """A device of a paper's: title, which of a campaign's stands for it, and whether that has to turn."""
+    """A device of a paper's: title, which of a campaign's stands for it ("": any), and whether that has to turn."""
 
     title: str
     ours: str
@@ -60,7 +76,7 @@ class Paper:
     paper has it.
 
     grades: of throughput relative to native, the best first. absent: what the paper had and nothing here can be, with
-    the reason, by its name there. sections: of its text, that the claims are from.
+    the reason, by its name there. names: its own, of systems. sections: of its text, that the claims are from.
     """
 
     name: str
@@ -74,6 +90,7 @@ class Paper:
     claims: Sequence[Claim]
     grades: Sequence[Grade] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def numbers(self) -> int:
@@ -109,7 +126,7 @@ def paper_names(configs: Path) -> list[str]:
     return sorted(file.parent.name for file in (configs / "papers").glob(f"*/{FILE}"))
 
 
-PAPER_KEYS = {"name", "title", "source", "sections", "table", "devices", "environment", "class", "absent"}
+PAPER_KEYS = {"name", "title", "source", "sections", "table", "devices", "environment", "class", "absent", "names"}
 TABLE_KEYS = {"number", "title", "notes", "file", "suite", "decimals_cpu", "base"}
 ENVIRONMENT_KEYS = {"profile", "kernel", "kernel_same", "framework", "instead", "cpus", "device"}
 
@@ -160,6 +177,7 @@ def load_paper(name: str, configs: Path) -> Paper:
         else (),
         grades=grades,
         absent=value.get("absent", {}),
+        names=value.get("names", {}),
     )
 
 
@@ -184,6 +202,8 @@ def _read_table(path: Path, number: int, title: str, notes: tuple[str, ...], dec
             heads = csv.DictReader(stream).fieldnames or []
         if set(RUNS_HEADS) <= set(heads):
             return _table_of_means(path, number, title, notes, base)
+        if set(RATE_HEADS) <= set(heads):
+            return _table_of_rates(path, number, title, notes, base)
         return paper_table(path, number, title, notes, decimals_cpu)
     except (OSError, ValueError, LookupError) as error:
         raise SummaryError(f"{path}: cannot be read: {type(error).__name__} {error}") from None
@@ -224,6 +244,33 @@ def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...],
         metrics=(throughput,),
         base=base,
     )
+
+
+def _over(one: Interval, other: Interval) -> Interval:
+    """How far one is from the other, in %; their intervals are taken as independent."""
+    ratio = one.value / other.value
+    (below, above), (other_below, other_above) = (
+        ((x.value - (x.low or 0)) / x.value, ((x.high or 0) - x.value) / x.value) for x in (one, other)
+    )
+    low, high = ratio * (1 - math.hypot(below, other_above)), ratio * (1 + math.hypot(above, other_below))
+    return Interval(ratio, low, high).scaled(100.0, -100.0)
+
+
+def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...], base: str) -> Table:
+    """Of a paper that gives rates with the distances to both ends of their intervals, of each system, absolute."""
+    means: dict[tuple[str, str], dict[str, Interval]] = {}
+    with path.open(newline="", encoding="utf-8") as stream:
+        for record in csv.DictReader(stream):
+            value, below, above = (1e3 * float(record[head]) for head in RATE_HEADS[3:])
+            row = means.setdefault((record["device"], record["workload"]), {})
+            row[record["system"]] = Interval(value, value - below, value + above)
+    cells: dict[tuple[str, str, str, str], Cell] = {}
+    for (device, workload), row in means.items():
+        for system, mean in row.items():
+            other = None if base in ("", system) else _over(mean, row[base])
+            cells[device, workload, system, RATE.id] = printed_cell(RATE, device, workload, mean, other)
+    systems = ordered({system for row in means.values() for system in row}, SYSTEMS)
+    return Table(number, title, notes, tuple(means), systems, cells, metrics=(RATE,), base=base)
 
 
 # ---- claims -----------------------------------------------------------------------

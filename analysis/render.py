@@ -85,10 +85,10 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     """What the numbers and the marks that occur mean, a line each."""
     lines = []
     cells = [(key[2], cell) for key, cell in table.cells.items()]
+    base = "native" if table.base == NATIVE else SYSTEMS.get(table.base, table.base)
     if table.base in table.systems and len(table.systems) > 1:
         name = SYSTEMS.get(table.base, table.base)
-        other = "native" if table.base == NATIVE else name
-        lines.append(f"{name}: absolute. Others: difference to {other} in % (throughput, latency) or points (CPU).")
+        lines.append(f"{name}: absolute. Others: difference to {base} in % (throughput, latency) or points (CPU).")
     if ci and any(interval.half is not None for system, cell in cells if (interval := table.printed(system, cell))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
     if ci and any(half_text(table, table.metrics[0], system, cell) == NO_INTERVAL for system, cell in cells):
@@ -96,7 +96,7 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     used = {mark for _, cell in cells for mark in cell.marks}
     if table.single:
         used.discard(Mark.SINGLE)  # a note says so of the whole table
-    lines += [f"{mark.value}: {MARK_TEXT[mark]}." for mark in Mark if mark in used]
+    lines += [f"{mark.value}: {MARK_TEXT[mark].replace('native', base)}." for mark in Mark if mark in used]
     if any(not cell.n and cell.mean is None and cell.difference is None for _, cell in cells):
         lines.append("-: no result.")
     return lines

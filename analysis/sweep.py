@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from userblk.harness.machine.paths import CONFIGS
 
+from .papers import papers_of
 from .report import (
     INTERVALS,
     NO_VALUE,
@@ -28,7 +28,6 @@ from .summaries import lab_words
 from .table import SYSTEMS, ordered
 
 SUITE = "buse-null"
-THESIS = CONFIGS / "thesis/scaling.csv"
 POINT = re.compile(r"([a-z-]+)-(\d+)j-(\d+)d-(\d+[km]?)")
 SCALING = re.compile(r"(\w+)-(\d+)cpu")
 NOTES = (
@@ -44,12 +43,17 @@ def block_bytes(text: str) -> int:
     return int(text.rstrip("km")) * UNITS[text.lstrip("0123456789")]
 
 
-def thesis() -> dict[tuple[str, int], dict[str, str]]:
-    """What the thesis measured, as it prints it: by mode and number of vCPUs, by system."""
+def published() -> dict[tuple[str, int], dict[str, str]]:
+    """What papers with this suite measured, as they print it: by mode and number of CPUs, by their system."""
     found: dict[tuple[str, int], dict[str, str]] = defaultdict(dict)
-    with THESIS.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found[row["mode"], int(row["vcpus"])][row["system"]] = f"{row['gbps']} (-{row['below']}, +{row['above']})"
+    for paper in papers_of({SUITE}, CONFIGS):
+        tables = [table for number, table in paper.tables.items() if SUITE in paper.suites[number]]
+        for (_, workload, system, _), cell in ((key, cell) for table in tables for key, cell in table.cells.items()):
+            match, mean = SCALING.fullmatch(workload), cell.mean
+            if match and mean and mean.low is not None and mean.high is not None:
+                value, below, above = (x / 1e3 for x in (mean.value, mean.value - mean.low, mean.high - mean.value))
+                text = f"{value:.2f} (-{below:.2f}, +{above:.2f})"
+                found[match[1], int(match[2])][paper.names.get(system, system)] = text
     return dict(found)
 
 
@@ -119,7 +123,7 @@ def _scaling_report(
     emulated: str,
 ) -> Report:
     """Beside the thesis's numbers."""
-    known = thesis()
+    known = published()
     names = list(dict.fromkeys(name for values in known.values() for name in values))
     rows, records = [], []
     for key in sorted({*scaling, *(key for key in known if key[0] in {mode for mode, _ in scaling})}):

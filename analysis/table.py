@@ -143,6 +143,10 @@ TAILS = tuple(
 ALL_METRICS = (*METRICS, FILES, *TAILS)
 
 
+# What some papers print instead of operations.
+RATE = Metric("throughput_mbps", "mbps", "Throughput", "MB/s", False, 1)
+
+
 @dataclass(frozen=True)
 class Grade:
     """A class of a paper's for what a system leaves of native's throughput: over so many %. sign: in tables."""
@@ -388,11 +392,12 @@ def make_table(
     choices: Sequence[str] = (),
     of_blocks: Sequence[str] = (),
     base: str = NATIVE,
+    metrics: Sequence[Metric] = METRICS,
 ) -> Table:
     """Table 1, or 2, of runs of one host and suite. runs is not empty; invalid ones are counted only.
 
     choices: what was chosen where the paper is silent about Table 2, of_blocks: how Table 1 is
-    measured. base: as the table's.
+    measured. base, metrics: as the table's.
     """
     files = any(run.engine in FILE_ENGINES for run in runs)
     samples: dict[CellKey, list[float]] = defaultdict(list)
@@ -417,7 +422,7 @@ def make_table(
     cells = {}
     for device, workload in rows:
         for system in systems:
-            for metric in ALL_METRICS:
+            for metric in dict.fromkeys((*ALL_METRICS, *metrics)):
                 key = (device, workload, system, metric.id)
                 native = None if base in ("", system) else samples.get((device, workload, base, metric.id))
                 bad = invalid.get(key[:3], 0)
@@ -452,6 +457,7 @@ def make_table(
         host=_one(runs, "host"),
         suite=_one(runs, "suite"),
         base=base,
+        metrics=tuple(metrics),
     )
 
 
@@ -545,23 +551,34 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
 
 
 def make_tables(
-    runs: Sequence[Run],
-    seed: int | None = None,
-    choices: Sequence[str] = (),
-    of_blocks: Sequence[str] = (),
-    base: str = NATIVE,
+    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
 ) -> list[Table]:
     """One table for each host and suite that runs were made on; other engines have reports of their own."""
+    groups = _groups(run for run in runs if run.engine in ENGINES)
+    return [make_table(group, seed, choices, of_blocks) for group in groups]
+
+
+def tables_of(runs: Sequence[Run], base: str, metrics: Sequence[Metric]) -> list[Table]:
+    """The same for a comparison, of whatever engine. base, metrics: as the table's."""
+    return [make_table(group, base=base, metrics=metrics) for group in _groups(runs)]
+
+
+def _groups(runs: Iterable[Run]) -> list[list[Run]]:
+    """By host and suite."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        if run.engine in ENGINES:
-            groups[run.host, run.suite].append(run)
-    return [make_table(group, seed, choices, of_blocks, base) for _, group in sorted(groups.items())]
+        groups[run.host, run.suite].append(run)
+    return [group for _, group in sorted(groups.items())]
 
 
 def column_name(metric: Metric, system: str) -> str:
     """In the wide CSV, as in the paper's: native in lower case, the others as they write themselves."""
     return f"{metric.column}_{system if system == NATIVE else SYSTEMS.get(system, system)}"
+
+
+def printed_cell(metric: Metric, device: str, workload: str, mean: Interval | None, other: Interval | None) -> Cell:
+    """Of a paper that tells no runs. other: the difference."""
+    return Cell(0, 0, mean, other, _marks(metric, device, workload, 0, 0, mean, other))
 
 
 def paper_table(path: Path, number: int, title: str, notes: tuple[str, ...] = (), decimals_cpu: int = 1) -> Table:
@@ -582,6 +599,5 @@ def paper_table(path: Path, number: int, title: str, notes: tuple[str, ...] = ()
                     continue  # left out by the paper
                 value = Interval(float(text))
                 mean, difference = (value, None) if system == NATIVE else (None, value)
-                marks = _marks(metric, device, workload, 0, 0, mean, difference)
-                cells[device, workload, system, metric.id] = Cell(0, 0, mean, difference, marks)
+                cells[device, workload, system, metric.id] = printed_cell(metric, device, workload, mean, difference)
     return Table(number, title, notes, tuple(rows), tuple(systems), cells, decimals_cpu=decimals_cpu)
