@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from ..observing.environment import meminfo
 from .blockdev import BlockDevice
 from .interrupt import held
+from .mounts import mounts_of
 from .subprocesses import Recorder
 from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
 
@@ -32,18 +33,9 @@ class FileSystemError(Exception):
 # ---- mounts -------------------------------------------------------------------
 
 
-def _mounts() -> Iterator[tuple[str, str, int]]:
-    """Mount point, type and device number of everything mounted, in order."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        major, minor = fields[2].split(":")
-        yield fields[4], right.split()[0], os.makedev(int(major), int(minor))
-
-
 def mounted_type(path: Path) -> str:
     """Type of the file system that is mounted there, "" if none is. Works for one whose daemon is gone, too."""
-    return next((kind for point, kind, _ in reversed(list(_mounts())) if point == str(path)), "")
+    return next((mount.kind for mount in reversed(list(mounts_of())) if mount.point == str(path)), "")
 
 
 @undo
@@ -179,14 +171,11 @@ def disable_controller(control: str) -> None:
 def _controller(teardown: Teardown) -> tuple[Path, str]:
     """Where memory control groups are made, and the name of their limit. Raises FileSystemError."""
     unified: list[Path] = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(maxsplit=2)
-        point = Path(left.split()[4])
-        if kind == "cgroup" and "memory" in options.split(","):
-            return point, "memory.limit_in_bytes"
-        if kind == "cgroup2":
-            unified.append(point)
+    for mount in mounts_of():
+        if mount.kind == "cgroup" and "memory" in mount.options:
+            return Path(mount.point), "memory.limit_in_bytes"
+        if mount.kind == "cgroup2":
+            unified.append(Path(mount.point))
     for point in unified:
         if "memory" in (point / "cgroup.controllers").read_text().split():
             control = point / "cgroup.subtree_control"

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of, wwid_of
+from .mounts import mounts_of, unescape
 from .teardown import RUN
 
 CLAIMS = RUN / "claims"
@@ -87,13 +88,6 @@ def _block_number(path: str) -> int | None:
     return status.st_rdev if stat.S_ISBLK(status.st_mode) else None
 
 
-def _unescape(text: str) -> str:
-    """mountinfo and swaps write space, tab, newline and backslash as octal."""
-    for code, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, plain)
-    return text
-
-
 def mounts() -> dict[int, set[str]]:
     """Device number -> where it is mounted, over all mount namespaces that can be seen."""
     found: dict[int, set[str]] = {}
@@ -105,26 +99,20 @@ def mounts() -> dict[int, set[str]]:
             namespace = (entry / "ns/mnt").stat().st_ino
             if namespace in seen:
                 continue
-            lines = (entry / "mountinfo").read_text().splitlines()
+            listed = list(mounts_of(entry.name))
         except OSError:
             continue  # it has just ended, or is a kernel thread
         seen.add(namespace)
-        for line in lines:
-            left, _, right = line.partition(" - ")
-            fields = left.split()
-            major, minor = fields[2].split(":")
-            numbers = {os.makedev(int(major), int(minor))}
-            source = _block_number(_unescape(right.split()[1]))
-            if source is not None:
-                numbers.add(source)  # btrfs and others mount under a number of their own
-            for number in numbers:
-                found.setdefault(number, set()).add(_unescape(fields[4]))
+        for mount in listed:
+            source = _block_number(mount.source)
+            for number in {mount.number, mount.number if source is None else source}:
+                found.setdefault(number, set()).add(mount.point)
     return found
 
 
 def _swaps() -> set[int]:
     lines = Path("/proc/swaps").read_text().splitlines()[1:]
-    numbers = (_block_number(_unescape(line.split()[0])) for line in lines)
+    numbers = (_block_number(unescape(line.split()[0])) for line in lines)
     return {number for number in numbers if number is not None}
 
 

@@ -37,13 +37,20 @@ def undo(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def await_true(what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
-    """Poll condition; TeardownError naming what if it stays false."""
-    end = time.monotonic() + patience
+def holds_within(seconds: float, condition: Callable[[], bool], interval: float = 0.02) -> bool:
+    """Poll condition until it holds, at most so long. What it raises ends it, too."""
+    end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise TeardownError(f"{what} after {patience:.0f} s")
-        time.sleep(0.02)
+            return False
+        time.sleep(interval)
+    return True
+
+
+def await_true(what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    """Poll condition; TeardownError naming what if it stays false."""
+    if not holds_within(patience, condition):
+        raise TeardownError(f"{what} after {patience:.0f} s")
 
 
 def start_time(pid: int) -> int:

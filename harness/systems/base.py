@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 from ..machine.blockdev import BlockDevice
 from ..machine.paths import CHECKOUT
 from ..machine.subprocesses import CommandError, Process, Recorder, last_line
-from ..machine.teardown import RUN, Teardown, module_loaded, read_setting, start_time, write_setting
+from ..machine.teardown import RUN, Teardown, holds_within, module_loaded, read_setting, start_time, write_setting
 from ..model.config import SystemConfig, parameters_of, queue_of
 from ..model.parts import KINDS, Kind
 from ..model.tables import Table
@@ -231,14 +230,17 @@ def module_there(name: str) -> bool:
 
 def await_up(what: str, condition: Callable[[], bool], process: Process | None = None) -> None:
     """Poll condition. Raises BringUpError after PATIENCE seconds, CommandError as soon as process has ended."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
+
+    def there() -> bool:
+        if condition():
+            return True
         if process and process.poll() is not None:
             name, code = process.record["name"], process.poll()
             raise CommandError(f"{name}: exit code {code}: {last_line(process.errors)}")
-        if time.monotonic() > end:
-            raise BringUpError(f"{what} within {PATIENCE:.0f} s")
-        time.sleep(0.02)
+        return False
+
+    if not holds_within(PATIENCE, there):
+        raise BringUpError(f"{what} within {PATIENCE:.0f} s")
 
 
 def scratch(teardown: Teardown) -> Path:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ..machine.teardown import TeardownError, undo
+from ..machine.teardown import TeardownError, holds_within, undo
 
 CONFIGFS = Path("/sys/kernel/config")
 TARGET = CONFIGFS / "target"
@@ -42,11 +42,8 @@ class LioError(Exception):
 
 def await_condition(what: str, limit: float, condition: Callable[[], bool]) -> None:
     """Wait until condition() holds, at most limit seconds."""
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            raise LioError(f"{what} within {limit:g} s")
-        time.sleep(POLL)
+    if not holds_within(limit, condition, POLL):
+        raise LioError(f"{what} within {limit:g} s")
 
 
 def write_attribute(path: Path, value: str) -> None:

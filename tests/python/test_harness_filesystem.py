@@ -14,6 +14,7 @@ from loops import LIMIT, MIB, loop
 from userblk.harness.machine import filesystem, teardown
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
+from userblk.harness.machine.mounts import mounts_of
 from userblk.harness.machine.subprocesses import CommandError, Recorder
 from userblk.harness.machine.teardown import Teardown, recover
 
@@ -24,6 +25,20 @@ SIZE = 64 * MIB
 def image(tmp_path: Path) -> Path:
     (tmp_path / "image").mkdir()
     return tmp_path / "image"
+
+
+def test_mounts_are_told_whatever_their_names(tmp_path: Path) -> None:
+    point = tmp_path / "a b\\c"
+    point.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "", point], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("needs root")
+    try:
+        (found,) = (mount for mount in mounts_of() if mount.point == str(point))
+        assert (found.kind, found.number) == ("tmpfs", point.stat().st_dev) and "size=1024k" in found.options
+        assert mounted_type(point) == "tmpfs"
+    finally:
+        subprocess.run(["umount", point], check=True)
 
 
 def test_made_mounted_and_gone(image: Path, tmp_path: Path) -> None:
