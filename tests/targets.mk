@@ -58,6 +58,10 @@ analyze: all ## look for defects in the C programs with clang-tidy
 	$(PYTHON) tests/analyze.py
 .PHONY: analyze
 
+claims: all ## do the numbers of README and docs come from what is kept; a sample of them anew, within 30 minutes
+	$(PYTHON) tests/support/claims.py --measure
+.PHONY: claims
+
 # ---- C unit tests: tests/unit/meson.build ---------------------------------------
 
 test-unit: ## C unit tests, under the sanitizers (UNIT_TESTS="test_null ...": these, under ASan and UBSan)

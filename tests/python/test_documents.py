@@ -68,11 +68,6 @@ def test_each_page_is_reached() -> None:
     assert not [page.name for page in sorted(Path("docs").glob("*.md")) if f": {page.name}" not in navigation]
 
 
-def test_tables_are_those_of_the_data() -> None:
-    done = subprocess.run(["docs/make-tables", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_each_lesson_of_the_tutorial_is_run() -> None:
     """By tests/s3/test_tutorial.py, or by tests/lab/test_tutorial.py (make test-tutorial)."""
     tests = "".join(Path(f"tests/{folder}/test_tutorial.py").read_text() for folder in ("lab", "s3"))
