@@ -183,6 +183,9 @@ def lay_out_on_devices(
         seed=args.seed,
         **options,
     )
+    for device in devices if not place.lab else ():
+        if reason := plan.too_small(device.id, device.path, identify(device.path).size):
+            raise ConfigError(reason)
     return plan, place
 
 

@@ -360,7 +360,8 @@ class Flow(DeviceEngine):
                 wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
             recorder.run(["umount", str(lower)], timeout=CREATE_LIMIT)
             found |= drop_caches(run.devices(), size)
-            mount_ext4(running.used, lower, recorder, running.mount)
+            if not running.on_device:
+                mount_ext4(running.used, lower, recorder, running.mount)
             top = lower
             if running.serve:
                 with on_cpus(run.plan.pin_server):
@@ -377,7 +378,7 @@ class Flow(DeviceEngine):
             argv=self.measured(run, program, top, results),
             seconds=profile.files.ramp_s + profile.files.seconds(workload),
             parse=lambda: self.read_results(run, results),
-            synced=tuple(str(point) for point in dict.fromkeys((top, lower))),
+            synced=tuple(str(point) for point in dict.fromkeys((top,) if running.on_device else (top, lower))),
             sync=sync_file_system,
             area=size,
             memory=memory,

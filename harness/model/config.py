@@ -235,6 +235,7 @@ class SystemConfig:
     options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
     options, mount: of ext4: mkfs.ext4's and mount's.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).
+    server, disk, requires: of mount: the program, and whether it mounts a "directory" or the "device".
     """
 
     name: str

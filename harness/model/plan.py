@@ -112,6 +112,13 @@ class Plan:
         """Does a workload need a file system?"""
         return any(workload.on_files for workload in self.suite.workloads)
 
+    def too_small(self, device: str, path: str, size: int) -> str:
+        """What is wrong with a device of so many bytes, "" if nothing is."""
+        used = self.used_bytes(device)
+        if size >= used:
+            return ""
+        return f"{path}: has {size} bytes, but profile {self.profile.name} uses {used}; name a larger one"
+
     def used_bytes(self, device: str) -> int:
         """At the start of a device."""
         engines = {workload.engine for workload in self.suite.workloads}

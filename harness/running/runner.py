@@ -173,9 +173,8 @@ class Runner:
                 if not path:
                     raise Refused(f"{device.path}: not set in the environment; set it to the device's path")
             found = check(path, device.confirm)
-            used = self.plan.used_bytes(name)
-            if found.size < used:
-                raise Refused(f"{path}: has {found.size} bytes, but profile {self.plan.profile.name} uses {used}")
+            if reason := self.plan.too_small(name, path, found.size):
+                raise Refused(reason)
             disks = {other.disk for other in self.devices.values()}
             if found.number in {other.number for other in self.devices.values()}:
                 raise Refused(f"{path}: named for two devices; name two different ones")

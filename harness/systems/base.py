@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import string
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from ..machine.blockdev import BlockDevice
 from ..machine.paths import CHECKOUT
 from ..machine.subprocesses import CommandError, Process, Recorder, last_line
 from ..machine.teardown import RUN, Teardown, holds_within, module_loaded, read_setting, start_time, write_setting
-from ..model.config import SystemConfig, parameters_of, queue_of
+from ..model.config import Requires, SystemConfig, parameters_of, queue_of
 from ..model.parts import KINDS, Kind
 from ..model.tables import Table
 
@@ -75,7 +76,8 @@ class Running:
     file: what it opens instead, a file that is no block device; used is then not touched.
     problems: what is no longer as it was set up. fail_io: makes hanging I/O fail once the server is gone.
     mkfs, mount: options of an ext4 on it.
-    serve: mounts a file system of ours over one that is mounted, for one run; None: there is none.
+    serve: mounts another file system over one that is mounted, for one run; None: there is none. on_device: it mounts
+    the device instead, so that nothing else must.
     restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
     the old one lives, which ends by it. Called by change_server() only.
     """
@@ -92,6 +94,7 @@ class Running:
     mkfs: Sequence[str] = ()
     mount: Sequence[str] = ()
     serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
+    on_device: bool = False
     restart: Callable[[], int] | None = None
     replace: Callable[[], int] | None = None
 
@@ -153,6 +156,47 @@ class SystemKind(Kind):
     def absent(self, config: SystemConfig) -> list[str]:
         """Why a system of others cannot run here, a line each: it is left out then. Ours that cannot is an error."""
         return []
+
+
+class Required(SystemKind):
+    """Programs of others, of which a system's file says what must be there for them."""
+
+    foreign = True
+
+    def modules(self, config: SystemConfig) -> tuple[str, ...]:
+        return (*self.needs, *config.requires.modules)
+
+    def programs(self, config: SystemConfig) -> Mapping[str, str]:
+        return dict.fromkeys(config.requires.programs, " ".join(config.requires.packages))
+
+    def absent(self, config: SystemConfig) -> list[str]:
+        needs = config.requires
+        found = [f"{program} is not installed" for program in needs.programs if not find_program(program)]
+        found += [f"the kernel has no {module}" for module in self.modules(config) if not module_there(module)]
+        unset = (name for name in needs.environment if not os.environ.get(name))
+        return found + [f"{name} is not set in the environment" for name in unset]
+
+
+def requires_of(table: Table, program: str) -> Requires:
+    """A system's [requires]; program: what it needs if it names none."""
+    asked = table.table("requires", optional=True)
+    requires = Requires(
+        programs=asked.texts("programs", optional=True) or [program],
+        modules=asked.texts("modules", optional=True),
+        environment=asked.texts("environment", optional=True),
+        packages=asked.texts("packages", optional=True),
+        hint=asked.text("hint") if "hint" in asked.values else "",
+    )
+    asked.end(tuple(Requires.__dataclass_fields__))
+    return requires
+
+
+def placeholders(table: Table, key: str, word: str) -> list[str]:
+    """What stands in braces in a word of a command."""
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
+    except ValueError as error:
+        raise table.error(key, word, f"{error}; write {{{{ and }}}} for braces of its own") from None
 
 
 class Served(SystemKind):

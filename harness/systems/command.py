@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import string
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,18 +19,19 @@ from ..machine.filesystem import mount_points
 from ..machine.interrupt import held
 from ..machine.subprocesses import CommandError, Process
 from ..machine.teardown import PATIENCE, await_true, start_time, undo
-from ..model.config import Requires, SystemConfig, queue_of
+from ..model.config import SystemConfig, queue_of
 from ..model.parts import KINDS
 from ..model.tables import Table
 from . import nbdkit
 from .base import (
     BringUpError,
     Context,
+    Required,
     Running,
-    SystemKind,
     await_up,
     find_program,
-    module_there,
+    placeholders,
+    requires_of,
     scratch,
     set_queue,
     settle,
@@ -173,15 +172,6 @@ COMMAND_KEYS = ("name", "kind", "server", "disk", "backed", "connections", "thre
 def _read(name: str, table: Table) -> SystemConfig:
     """A system that is commands only."""
     server, disk = table.texts("server"), table.text("disk", DISKS)
-    asked = table.table("requires", optional=True)
-    requires = Requires(
-        programs=asked.texts("programs", optional=True) or [server[0]],
-        modules=asked.texts("modules", optional=True),
-        environment=asked.texts("environment", optional=True),
-        packages=asked.texts("packages", optional=True),
-        hint=asked.text("hint") if "hint" in asked.values else "",
-    )
-    asked.end(tuple(Requires.__dataclass_fields__))
     system = SystemConfig(
         name=name,
         kind="command",
@@ -194,13 +184,13 @@ def _read(name: str, table: Table) -> SystemConfig:
         stop=table.texts("stop", optional=True),
         file=table.text("file") if disk == "loop" else "",
         disk=disk,
-        requires=requires,
+        requires=requires_of(table, server[0]),
     )
     table.end((*COMMAND_KEYS, "queue", "requires"))
-    allowed = (*PLACEHOLDERS, *requires.environment)
+    allowed = (*PLACEHOLDERS, *system.requires.environment)
     for key, words, more in (("server", server, ()), ("stop", system.stop, ("disk",)), ("file", [system.file], ())):
         for word in words:
-            for used in _placeholders(table, key, word):
+            for used in placeholders(table, key, word):
                 if used not in (*allowed, *more):
                     known = ", ".join(f"{{{one}}}" for one in (*allowed, *more))
                     raise table.error(key, word, f"{{{used}}} is unknown; use one of {known}")
@@ -209,32 +199,11 @@ def _read(name: str, table: Table) -> SystemConfig:
     return system
 
 
-def _placeholders(table: Table, key: str, word: str) -> list[str]:
-    try:
-        return [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
-    except ValueError as error:
-        raise table.error(key, word, f"{error}; write {{{{ and }}}} for braces of its own") from None
-
-
-class Command(SystemKind):
+class Command(Required):
     name = "command"
-    foreign = True
 
     def read(self, name: str, table: Table) -> SystemConfig:
         return _read(name, table)
-
-    def modules(self, config: SystemConfig) -> tuple[str, ...]:
-        return tuple(config.requires.modules)
-
-    def programs(self, config: SystemConfig) -> Mapping[str, str]:
-        return dict.fromkeys(config.requires.programs, " ".join(config.requires.packages))
-
-    def absent(self, config: SystemConfig) -> list[str]:
-        needs = config.requires
-        found = [f"{program} is not installed" for program in needs.programs if not find_program(program)]
-        found += [f"the kernel has no {module}" for module in needs.modules if not module_there(module)]
-        unset = (name for name in needs.environment if not os.environ.get(name))
-        return found + [f"{name} is not set in the environment" for name in unset]
 
     def up(self, context: Context) -> Running:
         return up(context)

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import userblk
 from holders import HOLD, KEEP, MAP, REGISTERED, UNSHARE, holder, write_table
 from loops import LIMIT, MIB, loop, run
 from userblk.harness.machine import safety
@@ -405,6 +406,17 @@ def test_wrong_devices_are_refused_and_not_written(name: str, tmp_path: Path, mo
                 break
         assert re.search(says, text), text
         assert text.startswith(f"{path}: ") and "; " in text and "\n" not in text
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--json"])
+def test_one_that_is_too_small_is_refused_before_anything_is_made(option: str, tmp_path: Path) -> None:
+    words = ("run", "--where", "host", "--systems", "native", "--confirm", CONFIRM, option)
+    with loop(tmp_path, SIZE) as device, unchanged(tmp_path):
+        done = userblk(*words, "--sata", device, cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"userblk: {device}: has {SIZE} bytes, but profile quick uses ") and "name a larger" in line
+    assert not (tmp_path / "results").exists()
 
 
 def test_one_device_named_twice(tmp_path: Path) -> None:
