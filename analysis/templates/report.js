@@ -80,7 +80,7 @@
     const top = Math.max(1e-9, ...systems.flatMap((system) => known([system.means[index][0], system.means[index][2]])));
     const x = { low: 0, high: systems.length, scale: (value) => value, marks: systems.map((system, at) => [at + 0.5, data.systems[system.id].title]) };
     const [sx, sy] = frame(svg, x, linear(0, top * 1.05), "");
-    const half = Math.min(34, 0.3 * (sx(1) - sx(0)));
+    const half = Math.min(34, 0.3 * (sx(1) - sx(0))), said = [];
     systems.forEach((system, at) => {
       const [value, low, high] = system.means[index];
       const middle = sx(at + 0.5);
@@ -90,11 +90,13 @@
       if (low !== null) text += ` [${short(low)}, ${short(high)}]`;
       if (difference) text += `, ${difference[0] > 0 ? "+" : ""}${short(difference[0])} ${metric.points ? "points" : "%"} to native`;
       hint(bar, `${text}, n = ${system.n}`);
+      said.push(text);
       if (low === null) return;
       const ends = [Math.max(0, low), high];
       make(svg, "line", { x1: middle, x2: middle, y1: sy(ends[0]), y2: sy(ends[1]), stroke: "#000" });
       for (const end of ends) make(svg, "line", { x1: middle - 6, x2: middle + 6, y1: sy(end), y2: sy(end), stroke: "#000" });
     });
+    svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}: ${said.join("; ")}`);
   }
 
   // A path through points, begun anew after each gap.
@@ -154,11 +156,11 @@
     if (!systems.length) return;
     const table = add(parent, "table", "", "list");
     const head = add(add(table, "thead"), "tr");
-    for (const text of ["Latency (µs)", ...data.shown.map((percent) => `p${percent}`)]) add(head, "th", text);
+    for (const text of ["Latency (µs)", ...data.shown.map((percent) => `p${percent}`)]) add(head, "th", text).scope = "col";
     const body = add(table, "tbody");
     for (const system of systems) {
       const line = add(body, "tr");
-      add(line, "td", data.systems[system.id].title);
+      add(line, "th", data.systems[system.id].title).scope = "row";
       for (const value of system.percentiles) add(line, "td", short(value), "number");
     }
     add(parent, "p", "Percentiles of the merged histograms of all valid runs; – where fewer than ten operations lie beyond.", "soft");

@@ -39,7 +39,7 @@ def test_your_first_table(directory: Path) -> None:
     assert commands[0].startswith("git clone ") and len(commands) == 5
     printed = type_in(commands, directory)
     assert printed.count("rand-write-1th-4k") >= 4  # of two devices, printed at the end and by `userblk table`
-    (page,) = (directory / "userblk/results").glob("*/report/index.html")
+    (page,) = (directory / "userblk/results").glob("*/report/report.html")
     assert "rand-write-1th-4k" in page.read_text()
 
 

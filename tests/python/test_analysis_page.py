@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 from synthetic import make_campaign
 from userblk.analysis.page import write_report
@@ -160,6 +161,17 @@ def test_no_run_no_report(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_it_can_be_read_aloud_and_scrolled_by_keyboard(page: str) -> None:
+    assert page.count("<main>") == page.count("</main>") == 1 and '<nav aria-label="Sections">' in page
+    for head in re.findall(r"<thead>.*?</thead>", page, re.S):
+        assert "<th" in head and "<th>" not in head, "a heading of which nobody knows what it heads"
+    regions = re.findall(r'<div class="scroll"([^>]*)>', page)
+    assert len(regions) >= 2
+    assert all('tabindex="0"' in one and re.search(r'aria-label="[^"]+"', one) for one in regions)
+    assert all(re.search(r'aria-label="[^"]+"', one) for one in re.findall(r'<svg role="img"[^>]*>', page))
+    assert all(re.search(r'alt="[^"]+"', one) for one in re.findall(r"<img [^>]*>", page))
+
+
 # ---- in a browser ---------------------------------------------------------------------------
 
 
@@ -179,7 +191,7 @@ def test_a_browser_draws_the_workload_that_is_asked_for(report: Path, tmp_path: 
     assert "CONSOLE" not in seen.stderr, seen.stderr  # errors of the script are said there
     body = seen.stdout
     assert 'data-ready="true"' in body
-    cell = body[body.index('<div id="cell">') : body.index('<h2 id="paper">')]
+    cell = body[body.index('<div id="cell"') : body.index('<h2 id="paper">')]
     assert "<h3>NVMe web-server" in cell
     assert cell.count("<figure>") == 6 and cell.count("<svg") == 6 + 4  # figures and the key
     # Bars of four systems in three figures; lines of four systems over time, twice, and of the distribution.
@@ -208,7 +220,11 @@ def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path)
     assert f'data-counts="{" ".join(["6"] * ROWS)} with"' in seen.stdout
 
 
-def test_a_browser_paints_it(report: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_a_browser_paints_it(report: Path, tmp_path: Path, scheme: str) -> None:
     picture = tmp_path / "page.png"
-    browse(tmp_path / "profile", (report / "report.html").as_uri(), f"--screenshot={picture}")
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 30_000
+    wanted = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
+    browse(tmp_path / "profile", (report / "report.html").as_uri(), f"--screenshot={picture}", wanted)
+    assert picture.stat().st_size > 30_000
+    corner = matplotlib.image.imread(picture)[2, 2, :3].mean()  # of the page itself
+    assert corner < 0.2 if scheme == "dark" else corner == 1
