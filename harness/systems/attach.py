@@ -12,6 +12,7 @@ past the page cache (`read`); from the second until it is gone, and its server w
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import mmap
 import os
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -36,6 +37,7 @@ from .vduse import remove_vdpa
 SIZE = 64 << 20  # bytes of each disk
 BLOCK = 4096
 POLL_S = 0.001
+LOOP_CTL_REMOVE = 0x4C81
 PATIENCE_S = 120.0  # for each step of a disk
 NULL = ["null", f"size={SIZE}"]
 
@@ -101,6 +103,9 @@ class Framework:
 
     def end(self) -> None:
         """The end of that, after the last disk."""
+
+    def close(self) -> None:
+        """After the last cycle."""
 
     def start(self, number: int) -> str:
         """What can be opened, once it is there."""
@@ -230,6 +235,22 @@ class Vduse(Framework):
 
 
 class Loop(Framework):
+    """The kernel keeps the devices that it has made for more disks than it had."""
+
+    def __init__(self, build: str, directory: Path) -> None:
+        super().__init__(build, directory)
+        self.before = self.numbers()
+
+    @staticmethod
+    def numbers() -> set[int]:
+        return {int(path.name.removeprefix("loop")) for path in Path("/sys/block").glob("loop[0-9]*")}
+
+    def close(self) -> None:
+        with open("/dev/loop-control", "rb") as control:
+            for number in self.numbers() - self.before:
+                with suppress(OSError):  # it is somebody else's by now
+                    fcntl.ioctl(control, LOOP_CTL_REMOVE, number)
+
     def start(self, number: int) -> str:
         file = self.directory / str(number)
         with file.open("wb") as made:
@@ -329,6 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired) as error:
             print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
             return 1
+        finally:
+            framework.close()
     args.output.write_text(json.dumps(samples))
     return 0
 

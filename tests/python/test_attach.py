@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,18 @@ from userblk.analysis.statistics import quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
 from userblk.harness.model.config import load_suite, load_system
+from userblk.harness.systems.attach import main
+
+
+def test_loop_devices_go_with_their_disks(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    before = set(os.listdir("/sys/block"))
+    disks = sum(name.startswith("loop") for name in before) + 2  # more than the kernel has
+    words = ["--kind=loop", "--build=none", f"--disks={disks}", f"--samples={disks}", f"--output={tmp_path / 'out'}"]
+    assert main(words) == 0
+    assert len(json.loads((tmp_path / "out").read_text())["gone"]) == disks
+    assert set(os.listdir("/sys/block")) <= before
 
 
 def test_quantiles_between_order_statistics() -> None:
