@@ -11,7 +11,7 @@ PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := analyze test-packages coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-tutorial test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
@@ -113,7 +113,9 @@ test-python: all ## pytest: harness, analysis, lab, on loop devices
 	$(PYTEST) tests/python
 test-packages: deps ## Debian packages and pip: build them, install them elsewhere, use them, remove them
 	$(PYTEST) tests/packages
-.PHONY: test-python test-packages
+test-paper-profile: all ## PROFILE=paper from plan to report, on devices as fast as the paper's, in time that does not pass
+	$(PYTEST) tests/campaigns
+.PHONY: test-python test-packages test-paper-profile
 
 NBDKIT_TESTS := $(wildcard tests/component/test_nbdkit_*.py)
 test-component: plugins ## test the plugins: a real nbdkit through libnbd and fio
