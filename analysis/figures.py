@@ -221,10 +221,11 @@ def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
 
 
 def scatter(cells: Sequence[PaperCell], label: str, emulated: str) -> Figure:
-    """Differences to native over the paper's: a panel for each metric, a point a cell, the diagonal."""
+    """Differences to native, or another base, over the paper's: a panel a metric, a point a cell, the diagonal."""
+    base = SYSTEMS.get(cells[0].base, cells[0].base) if cells[0].base != NATIVE else "native"
     systems = list(dict.fromkeys(cell.system for cell in cells))
     figure = _figure(78)
-    _title(figure, f"{label}: difference to native, ours over the paper's", emulated)
+    _title(figure, f"{label}: difference to {base}, ours over the paper's", emulated)
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.28})
     figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.135)
     for axes, metric in zip(all_axes, METRICS, strict=True):
@@ -370,7 +371,7 @@ def table_name(table: Table, several_hosts: bool) -> str:
 
 
 def beside_paper(cells: Sequence[PaperCell], table: Table) -> list[PaperCell]:
-    """The differences to native of one table that both have: what its scatter shows."""
+    """The differences of one table that both have: what its scatter shows."""
     where = (table.host, table.suite)
     return [c for c in cells if c.ours and not c.absolute and (c.host, c.suite) == where]
 

@@ -86,7 +86,7 @@ class PaperCell:
 
     suite: of ours, with the table; device: the paper's; host: where ours was measured.
     shape: what the verdict would be if it could be compared, None where nothing was measured. reasons: why it cannot.
-    absolute: a mean, and no difference to another system.
+    base: as the table's.
     """
 
     table: int
@@ -104,7 +104,12 @@ class PaperCell:
     verdict: Verdict
     shape: Verdict | None
     reasons: tuple[str, ...]
-    absolute: bool = False
+    base: str = NATIVE
+
+    @property
+    def absolute(self) -> bool:
+        """Is it a mean, and no difference to another system?"""
+        return self.base in ("", self.system)
 
 
 @dataclass(frozen=True)
@@ -433,7 +438,7 @@ def _compared(
                 reasons = reasons_of(hosts[device], system, device)
                 verdict = Verdict.NOT_COMPARABLE if reasons else shape
         place = (paper.number, suite, hosts.get(device, ""), device, workload, system, metric)
-        yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons, absolute)
+        yield PaperCell(*place, interval.value, bound, margin, mine, n, verdict, shape, reasons, paper.base)
 
 
 # ---- claims ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from userblk.analysis.table import METRICS, NATIVE
 def cell(number: int, paper: float, ours: float | None, system: str = "nbdkit", metric: int = 0) -> PaperCell:
     interval = None if ours is None else Interval(ours)
     place = (1, "bdus-block", "h", "sata", f"w{number}", system, METRICS[metric])
-    return PaperCell(*place, paper, 1.0, 2.0, interval, 1, Verdict.SAME, Verdict.SAME, (), system == NATIVE)
+    return PaperCell(*place, paper, 1.0, 2.0, interval, 1, Verdict.SAME, Verdict.SAME, ())
 
 
 def test_the_same_order_is_one_and_the_opposite_is_minus_one() -> None:

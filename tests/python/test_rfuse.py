@@ -13,6 +13,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop
 from synthetic import make_campaign
+from userblk.analysis.figures import scatter
 from userblk.analysis.paper import ClaimVerdict, PaperComparison, Verdict, compare_with_paper
 from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
@@ -91,6 +92,9 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         assert options.get("fdatasync") == (None if reads else "1") and options["allow_file_create"] == str(
             int(not reads)
         )
+        each = summary["metrics"]["latency_us"] * summary["metrics"]["throughput_kops"] / 1e3
+        assert reads or each == pytest.approx(1)  # with its sync
+        assert any(name.startswith("latency_p") for name in summary["metrics"]) is reads
         found += 1
     assert found == 2
 
@@ -141,6 +145,12 @@ def test_numbers_are_relative_to_the_papers_base(comparison: PaperComparison) ->
     assert ours.shape is Verdict.AGREES
     assert any(reason == "another NVMe SSD device" for reason in base.reasons)
     assert "FUSE over io_uring, not RFUSE" in ours.reasons
+
+
+def test_the_figure_says_what_they_are_relative_to(comparison: PaperComparison) -> None:
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    cells = [cell for cell in comparison.cells if cell.ours and not cell.absolute]
+    assert any("difference to StackFS (RFUSE)" in text.get_text() for text in scatter(cells, "Suite", "").texts)
 
 
 def test_a_claim_of_one_system_over_another(comparison: PaperComparison) -> None:
