@@ -108,7 +108,7 @@ $(LIBFUSES:%=libfuse-%): libfuse-%:
 	$(call with_libfuse,$*)
 .PHONY: $(LIBFUSES:%=libfuse-%)
 
-install: all ## put everything where it is looked for (DESTDIR, prefix)
+install: all ## install everything (DESTDIR, prefix)
 	@DESTDIR=$(DESTDIR) meson install -C build/$(TARGET) --no-rebuild --quiet
 uninstall: ## remove what install put there
 	$(BUILD) build.ninja
@@ -128,8 +128,7 @@ VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS W
 option = --$(shell tr A-Z_ a-z- <<<$1)
 bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) all
-	bin/userblk run $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) \
-		$(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS)
+	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) $(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
 lab: ## build the lab (LAB_KERNEL=stable or backports, LAB_RELEASE=trixie or bullseye) and see that it boots
 	lab/run --verbose -- sh -c 'uname -sr; lsblk -d -o NAME,SIZE,ROTA,DISC-MAX,SERIAL "$$LAB_SATA" "$$LAB_NVME"'
 lab-shell: ## a prompt in the lab's guest; nothing that is done there stays
@@ -149,9 +148,9 @@ docs: $(SITE) ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE) build -q --strict
 docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
 	NO_MKDOCS_2_WARNING=1 $(SITE) serve
-manuals: all ## what --help says of options and parameters, into the manual pages
+manuals: all ## copy what --help says of options and parameters into the manual pages
 	packaging/manual build/$(TARGET)
-docs-tables: ## the tables and figures in docs anew, from the campaigns in docs/data
+docs-tables: ## remake the tables and figures in docs from the campaigns in docs/data
 	docs/make-tables
 .PHONY: docs docs-serve docs-tables manuals
 

@@ -52,7 +52,7 @@
 /* What the framework does for a device. Every function may be called from any thread. */
 struct backend_host {
 	void *opaque;
-	/* One line without newline, for the user. Precedes every error that a user can mend. */
+	/* One line without newline, for the user. Precedes every error that a user can fix. */
 	void (*error)(void *opaque, const char *message);
 	/* The same, shown only when the framework's debugging is on. May be NULL. */
 	void (*debug)(void *opaque, const char *message);

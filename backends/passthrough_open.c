@@ -106,7 +106,7 @@ static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t
 #endif
 	if (*memory && try_alignment(p->fd, *block, *memory) == 0)
 		return 0;
-	/* Nobody told, or it is not true: addresses aligned like offsets, as ever. */
+	/* STATX_DIOALIGN is missing or wrong: align addresses like offsets. */
 	while ((r = try_alignment(p->fd, *block, *block)) == -EINVAL && *block < MAX_BLOCK)
 		*block *= 2;
 	*memory = *block;

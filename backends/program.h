@@ -8,7 +8,7 @@
 
 #include "backends/backend.h"
 
-/* Exit codes: of a mistake that a user can mend, and of what the kernel or the machine refuses. */
+/* Exit codes: of a mistake that a user can fix, and of what the kernel or the machine refuses. */
 #define EXIT_USAGE  2
 #define EXIT_FAILED 1
 

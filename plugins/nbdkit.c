@@ -132,7 +132,7 @@ static int adapter_get_ready(void)
 		r = -ENOMEM;
 	if (r == 0)
 		return 0;
-	/* A device tells what a user can mend, and only that. */
+	/* A device tells what a user can fix, and only that. */
 	if (!error_told)
 		nbdkit_error("cannot open the %s device: %s",
 			backend_kind(plugin_identity.ops).name, strerror(-r));

@@ -99,7 +99,7 @@
     svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}: ${said.join("; ")}`);
   }
 
-  // A path through points, begun anew after each gap.
+  // A path through points, begun again after each gap.
   function path(points) {
     let out = "", pen = "M";
     for (const point of points) {

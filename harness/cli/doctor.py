@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What this machine can run, what is missing for the rest, and what mends it."""
+"""What this machine can run, what is missing for the rest, and what fixes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Need:
 
     what: str
     met: bool
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Finding:
 
 
 def program(name: str, package: str) -> Need:
-    mend = f"apt-get install {package}" if package else f"install {name}"
-    return Need(f"program {name}", bool(find_program(name)), mend)
+    fix = f"apt-get install {package}" if package else f"install {name}"
+    return Need(f"program {name}", bool(find_program(name)), fix)
 
 
 def module(name: str, hint: str = "") -> Need:
-    mend = hint or f"boot a kernel that has {name} (Debian's linux-image-amd64), or run in the lab (--where lab)"
-    return Need(f"kernel module {name}", module_there(name), mend)
+    fix = hint or f"boot a kernel that has {name} (Debian's linux-image-amd64), or run in the lab (--where lab)"
+    return Need(f"kernel module {name}", module_there(name), fix)
 
 
 def system_needs(system: SystemConfig) -> list[Need]:
@@ -62,12 +62,12 @@ def system_needs(system: SystemConfig) -> list[Need]:
     kind, asked, found = kind_of(system), system.requires, []
     for name, package in kind.programs(system).items():
         need = program(name, package)
-        found.append(Need(need.what, need.met, asked.hint or need.mend))
+        found.append(Need(need.what, need.met, asked.hint or need.fix))
     if kind.made:
         target, pattern = kind.made
         path = paths.HOST_BUILD / pattern.format(device=system.device)
-        mend = f"make {target}" if paths.CHECKOUT else "install userblk again (make install)"
-        found.append(Need(f"file {path}", path.exists(), mend))
+        fix = f"make {target}" if paths.CHECKOUT else "install userblk again (make install)"
+        found.append(Need(f"file {path}", path.exists(), fix))
     found += [module(name, asked.hint) for name in kind.modules(system)]
     for name in asked.environment:
         found.append(Need(f"environment variable {name}", bool(os.environ.get(name)), f"export {name}=..."))

@@ -29,7 +29,7 @@ def doctor_command(args: argparse.Namespace) -> int:
         for one in found:
             print(f"{'ready  ' if one.ready else 'MISSING'}  {one.kind:8} {one.name}")
             for need in one.missing:
-                print(f"                    {need.what}: {need.mend}")
+                print(f"                    {need.what}: {need.fix}")
             for need in one.needs if one.kind == "device" else ():
                 if need.met:
                     print(f"                    {need.what}")
@@ -90,7 +90,7 @@ def papers_command(args: argparse.Namespace) -> int:
                 continue
             needs = [need for need in doctor.system_needs(config.load_system(name)) if not need.met]
             if needs:
-                missing[name] = "; ".join(f"{need.what} ({need.mend})" for need in needs)
+                missing[name] = "; ".join(f"{need.what} ({need.fix})" for need in needs)
         rows.append(
             {
                 "name": paper.name,
@@ -135,7 +135,7 @@ def lab_command(args: argparse.Namespace) -> int:
 
 
 def add_commands(add: Add) -> None:
-    about = add("doctor", "what this machine can run, what is missing, and the command that mends it", doctor_command)
+    about = add("doctor", "what this machine can run, what is missing, and how to install it", doctor_command)
     add_json(about)
     systems = add("systems", "list the systems that can be measured", systems_command)
     add_json(systems)

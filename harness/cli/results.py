@@ -147,7 +147,7 @@ def table_command(args: argparse.Namespace) -> int:
         if args.tails:
             tables = [tail for table in tables if (tail := tail_table(table))]
             if not tables:
-                raise ConfigError(f"{directory}: no run has percentiles of latency; run the campaign anew")
+                raise ConfigError(f"{directory}: no run has percentiles of latency; run the campaign again")
     if args.json:
         args.format = "json"
     if args.format != "terminal":

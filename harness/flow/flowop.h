@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Flowops: what a thread of a workload does, one after the other, for ever.
+ * Flowops: what a thread of a workload does, one after the other, again and again.
  *
  * A worker owns all it writes: descriptors, buffer, random numbers, counters.
  * It shares filesets (fileset.h), and the count of its process, to which it

@@ -23,7 +23,7 @@ struct cvar {
 	double round;	 /* to its nearest multiple; 0: not at all */
 };
 
-/* An integer of the workload: a constant, or drawn anew at each use. */
+/* An integer of the workload: a constant, or drawn again at each use. */
 struct number {
 	bool varies;
 	uint64_t value;

@@ -136,7 +136,7 @@ def recover() -> list[str]:
             try:
                 teardown.unwind()
             except TeardownError as error:
-                errors.append(f"{error}; mend that, or remove {journal}")
+                errors.append(f"{error}; fix that, or remove {journal}")
                 continue
             told.append(f"tore down {count} things that runner {pid} had left")
     if errors:

@@ -104,7 +104,7 @@ class OtherPrograms:
 def write(directory: Path, percent: float) -> None:
     """
     Replace directory/host-load.json. It always has BYTES bytes: a guest that reads it just then by 9p may still know
-    the size of the file before, and Linux 6.12 asks for ever for what is missing of that.
+    the size of the file before, and Linux 6.12 repeats its request for what is missing without end.
     """
     temporary = directory / f"{FILE}.new"
     text = json.dumps({"time": time.time(), "other_cpu_percent": round(percent, 1)})

@@ -250,7 +250,7 @@ static int begin_deep_names(struct worker *w)
 	return 0;
 }
 
-/* A path in the tree, each name drawn anew. */
+/* A path in the tree, each name drawn again. */
 static void draw_from_tree(struct worker *w)
 {
 	size_t length = (size_t)snprintf(w->path, sizeof(w->path), "%s", w->home);

@@ -171,7 +171,7 @@ static bool start_worker(const struct start *start)
 	pid_t pid = fork();
 
 	if (pid == 0) {
-		/* It ends with its parent, who is told to end. */
+		/* It ends with its parent, which gets the signal. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		signal(SIGINT, SIG_IGN);
 		signal(SIGTERM, SIG_IGN);

@@ -28,7 +28,7 @@ def modules(config: SystemConfig) -> tuple[str, ...]:
 
 
 def absent(config: SystemConfig) -> list[str]:
-    """Why a system of others cannot run here, a line each: it is left out then. One of ours that cannot is an error."""
+    """Why a third-party system cannot run here, a line each: it is left out then. Ours that cannot is an error."""
     return kind_of(config).absent(config)
 
 

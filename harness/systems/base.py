@@ -22,7 +22,7 @@ from ..model.config import Requires, SystemConfig, parameters_of, queue_of
 from ..model.parts import KINDS, Kind
 from ..model.tables import Table
 
-# Of kernel modules: as many disks as suite attach has at once.
+# For kernel modules: as many disks as suite attach has at once.
 PARAMETERS = {"nbd": ("nbds_max=64",)}
 PATIENCE = 60.0  # s for every step of a bring-up
 ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -154,7 +154,7 @@ class SystemKind(Kind):
         return self.packages
 
     def absent(self, config: SystemConfig) -> list[str]:
-        """Why a system of others cannot run here, a line each: it is left out then. Ours that cannot is an error."""
+        """Why a third-party system cannot run here, a line each: it is left out then. Ours that cannot is an error."""
         return []
 
 

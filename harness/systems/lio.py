@@ -130,7 +130,7 @@ class TcmuRunner:
         return self._listens() and state == "unblocked"
 
     def _listens(self) -> bool:
-        """Has it joined the kernel's netlink group? Before that a new device would wait for ever."""
+        """Has it joined the kernel's netlink group? Before that a new device would never return."""
         for line in Path("/proc/net/netlink").read_text().splitlines()[1:]:
             _, protocol, port, groups, *_ = line.split()
             # A port is the process id, with a count above bit 22 for its further sockets.
@@ -251,7 +251,7 @@ class Lun:
         return False
 
     def remove(self) -> None:
-        """Remove whatever there is of it, by whomever it was made; nothing if there is nothing."""
+        """Remove whatever there is of it, whoever made it; nothing if there is nothing."""
         lun = self.port / "lun" / "lun_0"
         directories = (self.hba, self.core, LOOPBACK, self.port.parent, self.port, lun)
         self._made = [path.rmdir for path in directories if path.exists()]

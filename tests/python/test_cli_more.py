@@ -39,7 +39,7 @@ def test_doctor_tells_of_every_system(tmp_path: Path) -> None:
     assert [one["name"] for one in found if one["kind"] == "system"] == tables.names("systems")
     for one in found:
         assert one["ready"] == all(need["met"] for need in one["needs"])
-        assert all(need["mend"] or need["met"] for need in one["needs"])
+        assert all(need["fix"] or need["met"] for need in one["needs"])
         assert one["name"] in text.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -47,12 +47,12 @@ def test_doctor_tells_of_every_system(tmp_path: Path) -> None:
 def test_what_is_missing_is_mended_by_a_command() -> None:
     needs = Requires(["sh", "no-such-program"], ["no_such_module"], ["NO_SUCH_NAME"], ["no-package", "other"])
     system = SystemConfig("x", "command", requires=needs)
-    missing = {need.what: need.mend for need in doctor.system_needs(system) if not need.met}
+    missing = {need.what: need.fix for need in doctor.system_needs(system) if not need.met}
     assert missing["program no-such-program"] == "apt-get install no-package other"
     assert "--where lab" in missing["kernel module no_such_module"]
     assert missing["environment variable NO_SUCH_NAME"].startswith("export NO_SUCH_NAME=")
     hint = SystemConfig("x", "command", requires=Requires(["no-such-program"], hint="build it"))
-    assert [need.mend for need in doctor.system_needs(hint)] == ["build it"]
+    assert [need.fix for need in doctor.system_needs(hint)] == ["build it"]
     assert doctor.system_needs(config.load_system("native")) == []
     found = [need.what for need in doctor.system_needs(config.load_system("vduse"))]
     assert found[:2] == ["program qemu-storage-daemon", "program vdpa"] and "kernel module vduse" in found
@@ -61,9 +61,9 @@ def test_what_is_missing_is_mended_by_a_command() -> None:
 def test_a_disk_that_may_not_be_overwritten() -> None:
     for disk in hardware_disks():
         for need in doctor.device_needs(disk):
-            assert need.met or need.mend
+            assert need.met or need.fix
     (need,) = doctor.device_needs("no-such-disk")
-    assert not need.met and "No such file" in need.mend
+    assert not need.met and "No such file" in need.fix
 
 
 # ---- lists ------------------------------------------------------------------------------

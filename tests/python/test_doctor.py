@@ -18,7 +18,7 @@ def test_a_member_of_something_inactive_is_not_called_free(tmp_path: Path) -> No
         with Path(device).open("r+b") as disk:
             disk.write(b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")
         (need,) = doctor.device_needs(name)
-        assert not need.met and "it holds crypto_LUKS" in need.mend
+        assert not need.met and "it holds crypto_LUKS" in need.fix
         run("mkfs.ext4", "-q", "-F", "-L", "data", device)
         need = doctor.device_needs(name)[0]
         assert need.met and "it holds ext4 data, which is lost, once you confirm" in need.what

@@ -57,7 +57,7 @@ def test_what_cannot_be_torn_down_stops_the_next_campaign_until_it_can(tmp_path:
     setting.write_text("changed")
     other.write_text(json.dumps([["restore_setting", {"path": str(setting), "value": "original"}]]))
     for _ in range(2):
-        with pytest.raises(TeardownError, match=f"Is a directory.*; mend that, or remove {journal}"):
+        with pytest.raises(TeardownError, match=f"Is a directory.*; fix that, or remove {journal}"):
             recover()
     assert setting.read_text() == "original" and not other.exists()
     path.rmdir()
