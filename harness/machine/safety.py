@@ -41,7 +41,6 @@ EXPORTS = {  # of the kernel, which opens a device without being a program: the 
     "usb_gadget/*/functions/mass_storage.*/lun.*/file": "USB gadget",
 }
 NAMED = re.compile(r"(?:UDEV PATH|File): *(/\S+)")  # in info of iblock and fileio
-PASSED = re.compile(r"Channel ID: (\d+) Target ID: (\d+) LUN: (\d+) Host ID: (\d+)")  # in that of pscsi
 OWN = "userblk"  # in the name of what a system of ours exports
 # Beside what is called so.
 MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd", "DM_snapshot_cow", "jbd", "xfs_external_log")
@@ -145,9 +144,6 @@ def _exported(text: str) -> Iterator[int]:
             yield number
         elif path.startswith("/dev/nvme"):  # a controller, of which all namespaces are passed on
             yield from (number_of(disk) for disk in DISKS.glob(f"{Path(path).name}n*"))
-    for channel, target, lun, host in PASSED.findall(text):
-        for disk in Path(f"/sys/bus/scsi/devices/{host}:{channel}:{target}:{lun}/block").glob("*"):
-            yield number_of(disk)
 
 
 def _exports() -> Iterator[tuple[Path, str, int]]:
@@ -291,12 +287,19 @@ def contents(device: BlockDevice) -> str:
     )
 
 
+def _others(name: str) -> Iterator[Path]:
+    """/sys directories of the other disks; not those that the kernel hides, the paths of an NVMe disk with several."""
+    for disk in DISKS.iterdir():
+        hidden = disk / "hidden"
+        if disk.name != name and not (hidden.exists() and hidden.read_text().strip() == "1"):
+            yield disk
+
+
 def confirmation(device: BlockDevice) -> tuple[str, str]:
     """What the user has to repeat, and what that is: the serial, unless another disk here has the same."""
     if not device.serial:
         return str(device.size), "size in bytes"
-    others = (entry for entry in DISKS.iterdir() if entry.name != device.disk)
-    if device.wwid and any(serial_of(entry) == device.serial for entry in others):
+    if device.wwid and any(serial_of(other) == device.serial for other in _others(device.disk)):
         return "".join(device.wwid.split()), "wwid (another disk has its serial)"
     return device.serial, "serial"
 
@@ -348,8 +351,8 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
         if shared := below.keys() & numbers.keys():
             what = "the root file system" if "/" in where_mounted else f"the file system at {min(where_mounted)}"
             raise Refused(f"{path}: {below[shared.pop()]} is below {what}; name another device")
-    for disk in DISKS.iterdir():
-        if device.wwid and disk.name not in (device.disk, over) and wwid_of(disk) == device.wwid:
+    for disk in _others(device.disk):
+        if device.wwid and disk.name != over and wwid_of(disk) == device.wwid:
             raise Refused(
                 f"{path}: {disk.name} is the same disk by another path (wwid {device.wwid}), and may be in use by that;"
                 f" remove it with: echo 1 >/sys/block/{disk.name}/device/delete, or name another device"

@@ -170,6 +170,17 @@ def test_exports_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 check(device, CONFIRM)
             named.unlink()
             named.parent.rmdir()
+        (tmp_path / "block/nvme77n1").mkdir(parents=True)
+        number = identify(device).number
+        (tmp_path / "block/nvme77n1/dev").write_text(f"{os.major(number)}:{os.minor(number)}\n")
+        controller = tmp_path / "nvmet/subsystems/nqn.x/passthru"
+        controller.mkdir(parents=True)
+        (controller / "device_path").write_text("/dev/nvme77\n")
+        check(device, CONFIRM)
+        with monkeypatch.context() as patch, pytest.raises(Refused, match="NVMe target exports it"):
+            patch.setattr(safety, "DISKS", tmp_path / "block")
+            check(device, CONFIRM)
+        (controller / "device_path").unlink()
         ours = tmp_path / "nvmet/subsystems/nqn.2026-11.org.userblk:device/namespaces/1"
         ours.mkdir(parents=True)
         (ours / "device_path").write_text(f"{device}\n")
@@ -185,6 +196,10 @@ def test_another_path_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(safety, "wwid_of", lambda disk: "naa.5" if disk.name in names else "")
         with pytest.raises(Refused, match=f"{names[1]} is the same disk by another path"):
             check(device, CONFIRM)
+        (tmp_path / names[1]).mkdir()
+        (tmp_path / names[1] / "hidden").write_text("1\n")
+        monkeypatch.setattr(safety, "DISKS", tmp_path)
+        check(device, CONFIRM)
 
 
 def test_in_use_by_another_program(tmp_path: Path) -> None:
@@ -313,6 +328,10 @@ def test_namespaces_that_share_a_serial_are_told_apart(tmp_path: Path, monkeypat
     first, second = disk("nvme0n1"), disk("nvme0n2")
     assert first.identity == f"wwid=eui.01, serial=S1, size={SIZE}" != second.identity
     assert confirmation(first)[0] == "eui.01" and confirmation(second)[0] == "eui.02"
+    assert confirmation(disk("sda")) == ("S2", "serial")
+    (tmp_path / "sdac0").mkdir()  # as nvme0c0n1 is, a path of nvme0n1
+    (tmp_path / "sdac0/hidden").write_text("1\n")
+    (tmp_path / "sdac0/serial").write_text("S2\n")
     assert confirmation(disk("sda")) == ("S2", "serial")
 
 
