@@ -172,6 +172,11 @@ def lay_out_on_devices(
     if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:
         raise ConfigError(f"pin={args.pin}: there are CPUs 0 to {cpus - 1}; name some of them")
     fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
+    if not options["workloads"]:  # one that is asked for by its name is left out when it is its turn
+        beyond = [workload for workload in fitting if ENGINES[workload.engine].beyond(workload, cpus)]
+        if beyond:
+            say(f"Left out: {len(beyond)} of {len(fitting)} workloads, for which {cpus} CPUs are too few.")
+        fitting = tuple(workload for workload in fitting if workload not in beyond)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
         devices=devices,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -66,8 +65,7 @@ class Ops(Flow):
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
         return kind.own_files or super().fits(workload, system, kind)
 
-    def beyond(self, workload: Workload) -> str:
-        cpus = len(os.sched_getaffinity(0))
+    def beyond(self, workload: Workload, cpus: int) -> str:
         if workload.threads <= cpus:
             return ""
         return f"{workload.threads} workers on CPUs of their own need more than the {cpus} of this machine"

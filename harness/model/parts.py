@@ -88,8 +88,8 @@ class Engine:
         """Does the workload run on the system?"""
         return kind.blocks and not kind.of_store
 
-    def beyond(self, workload: Workload) -> str:
-        """Why this machine cannot show it, "" if it can: it is then left out."""
+    def beyond(self, workload: Workload, cpus: int) -> str:
+        """Why a machine with so many CPUs cannot show it, "" if it can: it is then left out."""
         return ""
 
     def with_values(

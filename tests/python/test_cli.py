@@ -114,6 +114,16 @@ def test_dry_run_of_both_tables(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_the_lab_cannot_show_is_left_out_of_the_plan(tmp_path: Path) -> None:
+    words = ("run", *LAB, "--dry-run", "--suite", "fxmark", "--reps", "1", "--systems", "native")
+    result = userblk(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "Left out: 75 of 105 workloads, for which 2 CPUs are too few." in result.stdout + result.stderr
+    assert "fxmark: 30 workloads" in result.stdout and "60 (1 of each cell)" in result.stdout
+    named = userblk(*words, "--workloads", "mwcl-40w", cwd=tmp_path)  # the run says what is wrong with it
+    assert named.returncode == 0 and "2 (1 of each cell)" in named.stdout
+
+
 def test_plan_as_json_is_the_plan(tmp_path: Path) -> None:
     arguments = ["plan", *LAB, "--json", "--seed", "7", "--reps", "2", "--workloads", "rand-write-16th-4k"]
     value = json.loads(userblk(*arguments).stdout)

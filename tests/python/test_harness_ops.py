@@ -114,4 +114,4 @@ def test_from_plan_to_table(device: str, tmp_path: Path) -> None:
 
 
 def test_it_is_an_engine_on_files() -> None:
-    assert ENGINES["ops"].on_files and ENGINES["ops"].beyond(load_suite("fxmark").workloads[0]) == ""
+    assert ENGINES["ops"].on_files and ENGINES["ops"].beyond(load_suite("fxmark").workloads[0], 1) == ""
