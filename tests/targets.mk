@@ -11,7 +11,7 @@ PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-fuse-asan test-fuse-tsan test-fuse-3.17 \
+LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-xfstests test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-tutorial test-lab-instructions test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
@@ -133,8 +133,9 @@ test-component-asan: ## the same with the plugins under ASan and UBSan
 FUSE_PROGRAMS := fuse-passthrough fuse-nullfs fuse-disk
 FUSE_SUITE_TESTS := tests/component/test_fuse_suites.py
 FUSE_TESTS := $(filter-out $(FUSE_SUITE_TESTS),$(wildcard tests/component/test_fuse_*.py))
-fuse_pytest = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough \
-	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk USERBLK_NULLFS=build/$1/fuse-nullfs/userblk-nullfs $(PYTEST)
+fuse_programs = USERBLK_FUSE=build/$1/fuse-passthrough/userblk-passthrough \
+	USERBLK_FUSE_DISK=build/$1/fuse-disk/userblk-fuse-disk USERBLK_NULLFS=build/$1/fuse-nullfs/userblk-nullfs
+fuse_pytest = $(call fuse_programs,$1) $(PYTEST)
 
 test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
@@ -175,6 +176,20 @@ test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-se
 	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
 	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
 .PHONY: test-differential test-differential-long
+
+# An interrupted run of a commit goes on. Debian has no package of xfstests; other distributions have.
+XFSTESTS_SYSTEMS ?= fuse,fuse-nocache,fuse-passthrough,fuse-io-uring,fuse-disk
+XFSTESTS_RECORD = build/xfstests/$(shell git rev-parse --short HEAD)
+test-xfstests: libfuse-3.18 ## XFSTESTS=DIR: its generic quick tests on userblk-passthrough and over userblk-fuse-disk, compared with native
+ifdef XFSTESTS
+	$(call fuse_programs,libfuse-3.18) $(PYTHON) tests/differential/xfstests.py --xfstests '$(XFSTESTS)' \
+		--systems $(XFSTESTS_SYSTEMS) --record $(XFSTESTS_RECORD)
+	$(call fuse_programs,libfuse-3.18) $(PYTHON) tests/differential/xfstests.py --xfstests '$(XFSTESTS)' \
+		--systems fuse,fuse-disk --fs xfs --record $(XFSTESTS_RECORD)
+else
+	@echo "SKIPPED [1] xfstests: XFSTESTS= does not say where it is installed, and Debian has no package of it"
+endif
+.PHONY: test-xfstests
 
 # Conformance suites, from the Rust registry. Debian 12's cargo is too old for them; its cargo-web, rustup's and
 # Debian 13's (1.85) are not.

@@ -1,0 +1,259 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: BSD-3-Clause
+"""
+Runs an installed xfstests on userblk-passthrough, and on a file system over our devices, and compares with native.
+
+    tests/differential/xfstests.py --xfstests /usr/lib/xfstests [--systems fuse,fuse-passthrough] [generic/001 ...]
+
+Each test runs by a `check` of its own, and natively too if a system fails it. What has been run stays in --record: the
+next call goes on. A test that native passes and a system does not fails this program, unless docs/fuse.md has a line
+for it under "xfstests". Nothing stays on the machine: mounts, and the users that xfstests asks for, are in a mount
+namespace of this program's. Exit status: 0; 1: a test failed; 2: it cannot run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+from fuse_mount import DISK_PROGRAM, MODES, PROGRAM, lacking_for_mode, launch, rings_enabled, start
+from loops import loop
+from nbdkit_server import ROOT, checked, run
+
+DOCUMENT = ROOT / "docs/fuse.md"
+INSIDE = "USERBLK_XFSTESTS_NAMESPACE"
+TEST_LIMIT_S = 600.0
+DISK_BYTES = 6 << 30
+USERS = ("fsgqa", "fsgqa2", "123456-fsgqa")  # that xfstests asks for
+FIRST_UID = 61000
+
+Environment = dict[str, str]
+Record = dict[str, dict[str, str]]  # by system and test: passed, failed, not run
+System = Callable[[Path, str], AbstractContextManager[Environment]]
+
+
+@contextmanager
+def on_disks(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
+    """The native file system, on two loop devices."""
+    with loop(directory, DISK_BYTES) as test, loop(directory, DISK_BYTES) as scratch:
+        yield made(kind_of_fs, test, scratch)
+
+
+def made(kind_of_fs: str, test: str, scratch: str) -> Environment:
+    checked(["mkfs", "-t", kind_of_fs, *(["-q", "-F"] if kind_of_fs == "ext4" else ["-q", "-f"]), test])
+    return {"FSTYP": kind_of_fs, "TEST_DEV": test, "SCRATCH_DEV": scratch}
+
+
+@contextmanager
+def on_fuse_disks(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
+    """The same on loop devices on the files of userblk-fuse-disk, whose passthrough has the disks."""
+    with ExitStack() as stack:
+        disks = []
+        for name in ("test", "scratch"):
+            below = stack.enter_context(loop(directory, DISK_BYTES))
+            file = directory / name
+            file.touch()
+            served = launch(DISK_PROGRAM, file, file, [str(file), "passthrough", f"file={below}"])
+            stack.callback(served.unmount)
+            disk = checked(["losetup", "--find", "--show", "--direct-io=on", str(file)]).strip()
+            stack.callback(checked, ["losetup", "--detach", disk])
+            disks.append(disk)
+        yield made(kind_of_fs, *disks)
+
+
+def write_script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+def through_fuse(mode: str) -> System:
+    """userblk-passthrough in a mode of fuse_mount.MODES, over a native file system."""
+
+    @contextmanager
+    def up(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
+        if lacking := lacking_for_mode(mode):
+            raise SystemExit(f"xfstests.py: {lacking}")
+        with ExitStack() as stack:
+            stack.enter_context(rings_enabled())
+            disk = stack.enter_context(loop(directory, 2 * DISK_BYTES))
+            below, bin_directory = directory / "below", directory / "bin"
+            for made_now in (below, bin_directory):
+                made_now.mkdir()
+            made(kind_of_fs, disk, disk)
+            checked(["mount", disk, str(below)])
+            stack.callback(run, ["umount", "--lazy", str(below)])
+            for name in ("test", "scratch", "probe"):
+                (below / name).mkdir(mode=0o755)
+            probe = directory / "probe"
+            probe.mkdir()
+            start(below / "probe", probe, *MODES[mode]).unmount()  # or it was not granted
+            # mount.fuse finds the program by its name there. What it prints when it is ready would be among a test's
+            # output; and xfstests takes a file system for FUSE only if its type has no name of a program.
+            checked(["mount", "--bind", str(bin_directory), "/usr/local/sbin"])
+            stack.callback(run, ["umount", "/usr/local/sbin"])
+            serve = f'exec {PROGRAM} {" ".join(MODES[mode])} -o fsname="$name" {below}/"$name" "$@" >/dev/null'
+            write_script(bin_directory / PROGRAM.name, f"name=$1\nshift\n{serve}")
+            write_script(bin_directory / "df", f'{shutil.which("df")} "$@" | sed s/fuse.{PROGRAM.name}/fuse/')
+            yield {
+                "FSTYP": "fuse",
+                "FUSE_SUBTYP": f".{PROGRAM.name}",
+                "TEST_DEV": "test",
+                "SCRATCH_DEV": "scratch",
+                "PATH": f"/usr/local/sbin:{os.environ['PATH']}",
+                "MOUNT_OPTIONS": "-oallow_other,dev,suid",
+                "TEST_FS_MOUNT_OPTS": "-oallow_other,dev,suid",
+            }
+
+    return up
+
+
+NATIVE = "native"
+SYSTEMS: dict[str, System] = {
+    NATIVE: on_disks,
+    "fuse-disk": on_fuse_disks,
+    "fuse": through_fuse("default"),
+    **{f"fuse-{mode}": through_fuse(mode) for mode in MODES if mode != "default"},
+}
+
+
+def enter_namespace() -> None:
+    """Goes on in a mount namespace with the users of xfstests; all else is as before."""
+    if os.environ.get(INSIDE) != "1":
+        argv = ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv]
+        os.execvpe(argv[0], argv, os.environ | {INSIDE: "1"})
+    with tempfile.TemporaryDirectory() as directory:
+        for file, line in (("passwd", "{0}:*:{1}:{1}::/tmp:/bin/bash\n"), ("group", "{0}:x:{1}:\n")):
+            known = Path("/etc", file).read_text()
+            lines = [line.format(name, FIRST_UID + at) for at, name in enumerate(USERS) if f"\n{name}:" not in known]
+            copy = Path(directory, file)
+            copy.write_text(known + "".join(lines))
+            copy.chmod(0o644)
+            checked(["mount", "--bind", str(copy), f"/etc/{file}"])
+
+
+def tests_of(xfstests: Path, group: str) -> list[str]:
+    """The generic tests of a group, from the lists that were made when it was built."""
+    listing = xfstests / "tests/generic/group.list"
+    found = (line.split() for line in listing.read_text().splitlines() if line[:1].isdigit())
+    return [f"generic/{words[0]}" for words in found if group in words[1:]]
+
+
+def run_test(xfstests: Path, test: str, environment: Environment, results: Path) -> str:
+    """passed, failed, or "not run: why"."""
+    argv = ["./check", test]
+    process = subprocess.Popen(
+        argv,
+        cwd=xfstests,
+        env=os.environ | environment | {"RESULT_BASE": str(results), "HOST_OPTIONS": "/dev/null"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TEST_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        output += f"\nended after {TEST_LIMIT_S:g} s\n"
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # it would keep the disks
+        raise
+    (results / f"{test.replace('/', '-')}.txt").write_text(output)
+    if why := re.search(r"\[not run\] ?(.*)", output):
+        return f"not run: {why[1]}"
+    return "passed" if process.returncode == 0 and f"Ran: {test}" in output else "failed"
+
+
+def run_on(
+    xfstests: Path, kind_of_fs: str, place: Path, record: Record, path: Path, system: str, tests: Sequence[str]
+) -> None:
+    """What each test does on a system, in record and at once in path."""
+    done = record.setdefault(system, {})
+    if not tests:
+        return
+    results = place / kind_of_fs / system
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ub-", dir="/var/tmp") as made_now, ExitStack() as stack:
+        directory = Path(made_now)
+        directory.chmod(0o755)
+        environment = stack.enter_context(SYSTEMS[system](directory, kind_of_fs))
+        for name in ("TEST_DIR", "SCRATCH_MNT"):
+            environment[name] = str(directory / name.lower())
+            Path(environment[name]).mkdir()
+            stack.callback(run, ["umount", "--quiet", "--lazy", environment[name]])
+        for test in tests:
+            done[test] = run_test(xfstests, test, environment, results)
+            print(f"{system}: {test}: {done[test]}", flush=True)
+            path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def explained() -> dict[str, str]:
+    """By test, the systems for which docs/fuse.md tells why it fails."""
+    _, _, section = DOCUMENT.read_text().partition("\n## xfstests\n")
+    return dict(re.findall(r"^\| (generic/\d+) \| ([^|]+?) \|", section.partition("\n## ")[0], re.M))
+
+
+def verdict(record: Record, systems: Sequence[str]) -> int:
+    """Prints what came of it; the exit status."""
+    known, status = explained(), 0
+    for system in (NATIVE, *systems):
+        counts = Counter(value.partition(":")[0] for value in record.get(system, {}).values())
+        line = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
+        print(f"{system}: {line or 'nothing was run'}")
+    for system in systems:
+        for test, found in sorted(record[system].items()):
+            if found == "failed" and record[NATIVE].get(test) == "passed":
+                told = system in re.split(r",\s*", known.get(test, ""))
+                print(f"{system}: {test} fails, and not natively" + (": see docs/fuse.md" if told else ""))
+                status = status if told else 1
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
+    parser.add_argument("--xfstests", type=Path, required=True, help="where it is installed: the directory of check")
+    parser.add_argument("--group", default="quick", help="of the generic tests (default: %(default)s)")
+    parser.add_argument("--systems", default="fuse", help=f"of {', '.join(SYSTEMS)} (default: %(default)s)")
+    parser.add_argument("--fs", choices=("ext4", "xfs"), default="ext4", help="below or above (default: %(default)s)")
+    parser.add_argument("--record", type=Path, default=ROOT / "build/xfstests", help="default: build/xfstests")
+    parser.add_argument("--again", action="store_true", help="what was run is run once more")
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="default: all of the group")
+    args = parser.parse_args(arguments)
+    systems = args.systems.split(",")
+    if unknown := [name for name in systems if name not in SYSTEMS or name == NATIVE]:
+        parser.error(f"--systems={args.systems}: {unknown[0]} is none of {', '.join(SYSTEMS)}")
+    if not (args.xfstests / "tests/generic/group.list").exists():
+        parser.error(f"--xfstests={args.xfstests}: no xfstests is installed there; Debian has no package of it")
+    if os.geteuid() != 0:
+        parser.error("needs root")
+    enter_namespace()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    tests = args.tests or tests_of(args.xfstests, args.group)
+    path = args.record / f"{args.fs}.json"
+    args.record.mkdir(parents=True, exist_ok=True)
+    record: Record = json.loads(path.read_text()) if path.exists() else {}
+    run_tests = partial(run_on, args.xfstests, args.fs, args.record, record, path)
+    for system in systems:
+        run_tests(system, [test for test in tests if args.again or test not in record.setdefault(system, {})])
+    failed = {test for system in systems for test, found in record[system].items() if found == "failed"}
+    run_tests(NATIVE, sorted(test for test in failed if args.again or test not in record.setdefault(NATIVE, {})))
+    return verdict(record, systems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""tests/differential/xfstests.py with a made-up xfstests: what it runs, keeps and compares."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuse_mount import lacking_for_fuse
+from nbdkit_server import ROOT
+
+# 1 passes; 2 fails through FUSE; 3 fails everywhere; 4 cannot run.
+CHECK = """#!/bin/sh
+echo "$1 on $FSTYP" >>ran
+id -u fsgqa >/dev/null || exit 1
+mount -t $FSTYP$FUSE_SUBTYP $MOUNT_OPTIONS $TEST_DEV $TEST_DIR || exit 1
+test "$(df -TP $TEST_DIR | awk 'END {print $2}')" = $FSTYP || exit 1
+umount $TEST_DIR
+echo "Ran: $1"
+case $1 in
+generic/002) test $FSTYP != fuse ;;
+generic/003) exit 1 ;;
+generic/004) echo "$1 [not run] no reflink" ;;
+esac
+"""
+
+
+def run(xfstests: Path, record: Path) -> tuple[int, list[str]]:
+    argv = [
+        sys.executable,
+        str(ROOT / "tests/differential/xfstests.py"),
+        f"--xfstests={xfstests}",
+        f"--record={record}",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_what_native_passes_and_fuse_fails(tmp_path: Path) -> None:
+    if lacking := lacking_for_fuse():
+        pytest.skip(f"installation: {lacking}")
+    xfstests, record = tmp_path / "xfstests", tmp_path / "record"
+    (xfstests / "tests/generic").mkdir(parents=True)
+    (xfstests / "tests/generic/group.list").write_text(
+        "# made up\n001 auto quick\n002 quick rw\n003 quick\n004 quick\n005 auto\n"
+    )
+    (xfstests / "check").write_text(CHECK)
+    (xfstests / "check").chmod(0o755)
+    users = Path("/etc/passwd").read_text()
+    status, lines = run(xfstests, record)
+    assert (status, lines[-3:]) == (
+        1,
+        [
+            "native: 1 failed, 1 passed",
+            "fuse: 2 failed, 1 not run, 1 passed",
+            "fuse: generic/002 fails, and not natively",
+        ],
+    )
+    assert json.loads((record / "ext4.json").read_text())["fuse"]["generic/004"] == "not run: no reflink"
+    ran = (xfstests / "ran").read_text().splitlines()
+    assert ran == [f"generic/00{at} on fuse" for at in (1, 2, 3, 4)] + ["generic/002 on ext4", "generic/003 on ext4"]
+    assert run(xfstests, record) == (status, lines[-3:])  # nothing is run again
+    assert (xfstests / "ran").read_text().splitlines() == ran
+    assert Path("/etc/passwd").read_text() == users
