@@ -14,8 +14,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from userblk.analysis.paper import ClaimVerdict, Verdict, check_claim, judge_cell
 from userblk.analysis.papers import load_paper
@@ -119,16 +118,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS, help="of each cell (default: %(default)s, the paper's)")
     parser.add_argument("--share", type=float, nargs="+", default=[1.0, 0.5, 0.25])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--of", type=Path, metavar="FILE", help="simulate nothing: print what --json wrote there")
     args = parser.parse_args()
-    if args.of:
-        kept = json.loads(args.of.read_text())
-        results = [Result(one["holds"], one["fails"], {Verdict(k): v for k, v in one["cells"].items()}) for one in kept]
-    else:
-        results = [simulate(share, args.replications, args.runs) for share in args.share]
+    results = [simulate(share, args.replications, args.runs) for share in args.share]
     if args.json:
-        shown = [{**asdict(one), "cells": {v.value: share for v, share in one.cells.items()}} for one in results]
-        print(json.dumps(shown, indent=1))
+        print(json.dumps([{"holds": one.holds, "fails": one.fails} for one in results], indent=1))
     else:
         print(markdown(args.share, results))
 
