@@ -53,8 +53,17 @@ def program(name: str, package: str) -> Need:
 
 
 def module(name: str, hint: str = "") -> Need:
-    fix = hint or f"boot a kernel that has {name} (Debian's linux-image-amd64), or run in the lab (--where lab)"
+    fix = hint or "boot a kernel that has it, such as Debian's linux-image-amd64, or run in the lab (--where lab)"
     return Need(f"kernel module {name}", module_there(name), fix)
+
+
+def lacks(needs: Sequence[Need]) -> str:
+    """What is missing, in one line: each remedy once."""
+    remedies: dict[str, list[str]] = {}
+    for need in needs:
+        if not need.met:
+            remedies.setdefault(need.fix, []).append(need.what)
+    return "; ".join(f"{', '.join(whats)}: {fix}" for fix, whats in remedies.items())
 
 
 def system_needs(system: SystemConfig) -> list[Need]:

@@ -88,9 +88,8 @@ def papers_command(args: argparse.Namespace) -> int:
             if name not in tables.names("systems"):
                 missing[name] = "no such system here"
                 continue
-            needs = [need for need in doctor.system_needs(config.load_system(name)) if not need.met]
-            if needs:
-                missing[name] = "; ".join(f"{need.what} ({need.fix})" for need in needs)
+            if lacks := doctor.lacks(doctor.system_needs(config.load_system(name))):
+                missing[name] = lacks
         rows.append(
             {
                 "name": paper.name,
