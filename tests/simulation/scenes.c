@@ -410,8 +410,7 @@ static void meet_unreadable(void)
 	end(l);
 }
 
-/* ---- a full store: it is had again after a little more quota, a trim and a collection
- * ----------------------------------------- */
+/* ---- a full store: it is had again after a little more quota, a trim and a collection -------- */
 
 static void tune_full(struct s3_config *c)
 {
@@ -457,6 +456,67 @@ static void meet_full_store(void)
 	if (r)
 		sim_fail("full", "all was trimmed and collected, and a flush answers: %s",
 			strerror(-r));
+	end(l);
+}
+
+/* ---- the reserve: what was acknowledged is flushed, and trimmed, in a store that is full ----- */
+
+static void tune_reserve(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 1 + draw(4);
+	c->memory = 4 * MIB;
+	c->checkpoint = 1000;
+	c->gc_delay = 0;
+}
+
+static void flush_by_reserve(struct life *l, const char *what)
+{
+	int r = backend_flush(l->device);
+
+	if (r)
+		sim_fail("full",
+			"the store is full, there was a reserve, and a flush %s answers: %s", what,
+			strerror(-r));
+}
+
+static void meet_reserve(void)
+{
+	struct life *l = newcomer();
+	uint64_t size = 24 * MIB, at = 0, objects, bytes;
+	const struct s3_volume *v;
+	int r = 0;
+
+	set_up(size);
+	plan.tune = tune_reserve;
+	open_it(l, true);
+	v = (const struct s3_volume *)l->device;
+	for (; r == 0 && at < 12 * MIB; at += 64 * KIB)
+		r = put(l, at, 64 * KIB);
+	if (r == 0)
+		r = backend_flush(l->device);
+	if (r)
+		sim_fail("error", "a write fails for no reason: %s", strerror(-r));
+	for (unsigned i = 0; v->reserve.state != S3_RESERVE_THERE; i++) {
+		if (i == 200)
+			sim_fail("full", "no reserve is put");
+		sim_sleep(SIM_SECOND);
+	}
+	store_totals(&objects, &bytes);
+	store_room(bytes + draw(4) * 48 * KIB);
+	for (; r == 0 && at < size; at += 64 * KIB) {
+		if (draw(8) == 0)
+			flush_by_reserve(l, "of writes");
+		r = put(l, at, 64 * KIB);
+	}
+	if (r != -ENOSPC)
+		sim_fail("full", "the store is full, and a write answers: %s", strerror(-r));
+	flush_by_reserve(l, "of the last writes");
+	sim_sleep(draw(3) * SIM_SECOND);
+	r = backend_trim(l->device, 0, 8 * MIB, 0);
+	if (r)
+		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
+	flush_by_reserve(l, "of a trim");
 	end(l);
 }
 
@@ -558,8 +618,8 @@ static void meet_late_deletions(void)
 void scene_run(void)
 {
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
-		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_limits,
-		meet_late_deletions};
+		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
+		meet_limits, meet_late_deletions};
 
 	store_serves();
 	sim_calm();
