@@ -517,6 +517,17 @@ static void meet_reserve(void)
 	if (r)
 		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
 	flush_by_reserve(l, "of a trim");
+	/* From now on there is room for the reserve, or for what is put while it is not there. */
+	store_totals(&objects, &bytes);
+	store_room(bytes + v->max_batches * v->batch_size + MIB + draw(4) * KIB);
+	for (unsigned i = 0; i < 8; i++) {
+		for (unsigned j = 0; j < 3000 && v->reserve.state != S3_RESERVE_PUTTING; j++)
+			sim_sleep(SIM_SECOND / 1000);
+		r = backend_trim(l->device, (8 + i / 2) * MIB, 512 * KIB, 0);
+		if (r)
+			sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
+		flush_by_reserve(l, "beside the PUT of the reserve");
+	}
 	end(l);
 }
 
