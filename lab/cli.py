@@ -13,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import CHECKOUT, KERNELS, RELEASE, RELEASES, LabError, Variant
+from . import KERNELS, RELEASE, RELEASES, LabError, Variant
 from .guest import CLOCKS, EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
-from .rootfs import die_with_parent, ensure_tree, locked
+from .rootfs import die_with_parent, ensure_tree, in_root, locked
 
 HEADERS = "tcmu-headers"  # the only target that fetches something
-HARNESS = "import userblk.harness.running.runner, userblk.harness.running.store_runner"  # what runs in a guest
+RUNNERS = ("runner", "store_runner", "explain_runner")
+HARNESS = f"import {', '.join(f'userblk.harness.running.{name}' for name in RUNNERS)}"  # what runs in a guest
 
 
 class Parser(argparse.ArgumentParser):
@@ -188,8 +189,8 @@ def make_main(arguments: Sequence[str]) -> int:
     tree = ensure_tree(Variant(args.release))
     jobs = len(os.sched_getaffinity(0))
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-    in_root = ["make", "-C", "/userblk", f"TARGET={args.release}"]
-    commands = [[*in_root, HEADERS], [*in_root, f"-j{jobs}", *args.target]]
+    make = ["make", "-C", "/userblk", f"TARGET={args.release}"]
+    commands = [[*make, HEADERS], [*make, f"-j{jobs}", *args.target]]
     if args.extra:
         env |= {"LAB_EXTRA": str(args.extra), "LAB_RELEASE": args.release}
         if os.access(args.extra / "build", os.X_OK):
@@ -200,9 +201,7 @@ def make_main(arguments: Sequence[str]) -> int:
     commands.append(["env", path, pycache, "PYTHONPATH=/userblk/python", "python3", "-c", HARNESS])
     with locked(f"make-{args.release}"):
         for inside in commands:
-            argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
-            argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *inside]
-            code = subprocess.run(argv, env=env, preexec_fn=die_with_parent).returncode
+            code = subprocess.run(in_root(tree, inside), env=env, preexec_fn=die_with_parent).returncode
             if code and inside[-1] != HEADERS:  # without those the build says what it leaves out
                 return code
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import CACHE, CHECKOUT, LabError
-from .rootfs import Tree, die_with_parent, locked
+from .rootfs import Tree, die_with_parent, in_root, locked
 
 MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
@@ -117,9 +117,7 @@ def ensure_modules(tree: Tree) -> list[Path]:
         for path in sources:
             shutil.copy(path, directory)
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "LAB_EXTRA": str(directory)}
-        argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
-        argv += [str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT)]
-        argv += ["make", "-C", f"/lib/modules/{tree.release}/build", "M=/extra", "modules"]
+        argv = in_root(tree, ["make", "-C", f"/lib/modules/{tree.release}/build", "M=/extra", "modules"])
         log = directory / "build.log"
         with log.open("wb") as stream:
             done = subprocess.run(

@@ -307,6 +307,12 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
+def in_root(tree: Tree, command: Sequence[str]) -> list[str]:
+    """The command line of a command in the root file system, by chroot, with the checkout at /userblk."""
+    argv = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--", "sh"]
+    return [*argv, str(CHECKOUT / "lab/enter.sh"), str(tree.root), str(CHECKOUT), *command]
+
+
 def find_tree(variant: Variant) -> Tree | None:
     """The cached tree, if it is complete and made of what the recipe says now."""
     top = CACHE / str(variant)

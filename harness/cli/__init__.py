@@ -16,10 +16,10 @@ from userblk.analysis.summaries import SummaryError
 from ..machine import interrupt
 from ..machine.safety import Refused
 from ..model.tables import ConfigError
-from . import bundle, host, report, results, run, tune
+from . import bundle, explain, host, report, results, run, tune
 from .common import EXIT_SIGNAL, EXIT_USAGE
 
-MODULES = (run, results, report, bundle, host, tune)
+MODULES = (run, results, report, explain, bundle, host, tune)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -486,8 +486,8 @@ def host_line(event: Event, plan: Plan | None) -> str:
     return str(event.get("reason", event.get("text", "; ".join(event.get("warnings", ())))))
 
 
-def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
-    """Start the runner, show its events, and end it whatever happens here."""
+def follow(plan: Plan, directory: Path, display: progress.Display, module: str = "") -> int:
+    """Start the runner, show its events, and end it whatever happens here. module: as Guests'."""
     others = host_load.OtherLoad()
     runner: RunnerProcess | Guests | None = None
     try:
@@ -498,7 +498,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
         if plan.emulated:
             host_load.write(directory, busy)
         with interrupt.held():
-            runner = Guests(plan, directory) if plan.model else RunnerProcess(runner_argv(plan, directory))
+            runner = Guests(plan, directory, module) if plan.model else RunnerProcess(runner_argv(plan, directory))
         for event in runner.events(TICK):
             if event is None:
                 display.tick()
@@ -512,7 +512,8 @@ def follow(plan: Plan, directory: Path, display: progress.Display) -> int:
             say("Stopping; what was brought up is torn down.")
             with interrupt.held():
                 runner.stop()
-        say(how_to_resume(directory))
+        if not module:
+            say(how_to_resume(directory))
         raise
 
 

@@ -254,11 +254,11 @@ def prepare_lab(plan: Plan) -> None:
         raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
 
 
-def runner_argv(plan: Plan, directory: Path, block: int | None = None) -> list[str]:
-    """The runner's command line, for one block of the plan or for all; ends with its parent."""
+def runner_argv(plan: Plan, directory: Path, block: int | None = None, module: str = "") -> list[str]:
+    """The runner's command line, for one block of the plan or for all; ends with its parent. module: another runner."""
     # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
     guard = ["setpriv", "--pdeathsig", "TERM", "--"]
-    module = plan.suite.engine.runner
+    module = module or plan.suite.engine.runner
     if not plan.emulated:
         return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so

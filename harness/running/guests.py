@@ -34,11 +34,15 @@ def at_once() -> int:
 
 
 class Guests:
-    """As campaign.RunnerProcess, of which there is one for each block: events() of all together, wait() and stop()."""
+    """As campaign.RunnerProcess, of which there is one for each block: events() of all together, wait() and stop().
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    module: that runs in the guests, if it is not the suite's own.
+    """
+
+    def __init__(self, plan: Plan, directory: Path, module: str = "") -> None:
         self._plan = plan
         self._directory = directory
+        self._module = module
         self._at_once = at_once()
         self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._running: dict[int, RunnerProcess] = {}
@@ -100,7 +104,7 @@ class Guests:
 
     def _start(self, block: int) -> None:
         with interrupt.held():
-            runner = self._running[block] = RunnerProcess(runner_argv(self._plan, self._directory, block))
+            runner = self._running[block] = RunnerProcess(runner_argv(self._plan, self._directory, block, self._module))
 
         def listen() -> None:
             for event in runner.events(60.0):

@@ -488,6 +488,10 @@ class Runner:
         ramp = round(profile.ramp_s * SHORTER_RAMP, 3)
         return ramp if ramp >= LEAST_RAMP else 0.0
 
+    def command(self, entry: Entry, argv: Sequence[str]) -> Sequence[str]:
+        """What is started for a run of a workload. argv: the workload's own."""
+        return argv
+
     def measure(
         self,
         entry: Entry,
@@ -534,7 +538,7 @@ class Runner:
             others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
             origin = time.monotonic()
             with on_cpus(self.plan.pin_client):
-                process = recorder.spawn(job.argv)
+                process = recorder.spawn(self.command(entry, job.argv))
             problems = []
             try:
                 if job.memory:
@@ -635,6 +639,7 @@ class Runner:
         return {
             **self.identity(entry, workload, block),
             "started": started,
+            "measured_from_s": round(begin, 9),
             "duration_s": result.duration_s if result else 0.0,
             "valid": not problems,
             "invalid": problems,

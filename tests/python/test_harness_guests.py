@@ -77,7 +77,7 @@ def play(
 ) -> tuple[list[dict[str, object]], int]:
     """All events, and the exit code."""
 
-    def argv(plan: Plan, directory: Path, block: int) -> list[str]:
+    def argv(plan: Plan, directory: Path, block: int, module: str) -> list[str]:
         return [sys.executable, "-c", GUEST, str(directory), str(block), "bdus", str(dies)]
 
     monkeypatch.setattr(guests, "runner_argv", argv)

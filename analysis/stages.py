@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The life of a request: from trace points, when it passed which border between application, kernel and server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from .instructions import Sides, application_pids
+from .perf_script import Record
+
+# The borders, in the order in which a request comes by.
+SUBMITTED, ISSUED, SEEN, ASKED, DONE, ANSWERED, RUNS = range(7)
+STAGES = {
+    (SUBMITTED, ISSUED): "system call to the framework's request",
+    (SUBMITTED, ASKED): "system call to the device's request",
+    (ISSUED, SEEN): "request to its server",
+    (ISSUED, ASKED): "request to the device's request",
+    (ISSUED, ANSWERED): "request to its answer",
+    (SEEN, ASKED): "server to the device's request",
+    (ASKED, DONE): "device",
+    (DONE, ANSWERED): "device's answer to the framework's",
+    (SEEN, ANSWERED): "server to its answer",
+    (DONE, RUNS): "device's answer to the application",
+    (ANSWERED, RUNS): "answer to the application",
+}
+
+ISSUE = re.compile(r"(\d+,\d+) (\w+) \d+ \([^)]*\) (\d+) \+ (\d+)")
+COMPLETE = re.compile(r"(\d+,\d+) (\w+) \([^)]*\) (\d+) \+ (\d+)")
+SEND = re.compile(r"connection (\d+) req (\d+) opcode (\d+)")
+END = re.compile(r"connection (\d+) req (\d+)")
+SWITCH = re.compile(r"next_pid=(\d+)|==> .*:(\d+) \[")
+FUSE_DATA = {15, 16}  # READ, WRITE: the opcodes of requests that move data
+
+
+@dataclass
+class Request:
+    """times: of the borders that were seen, by border. tid: of the thread that issued it."""
+
+    tid: int
+    sector: int
+    sectors: int
+    times: dict[int, float] = field(default_factory=dict)
+    answered: bool = False
+
+
+@dataclass(frozen=True)
+class Life:
+    """Of one system's requests. stages: mean time of each in us, in order; total: their sum.
+
+    requests: that were followed from end to end; left_out: of which a border was not seen. switches, calls: thread
+    switches, and system calls of the server, for each of them.
+    """
+
+    system: str
+    requests: int
+    left_out: int
+    stages: tuple[tuple[str, float], ...]
+    total: float
+    switches: float
+    calls: float
+
+
+class Follower:
+    """Takes trace points in the order of time, and keeps each request's borders."""
+
+    def __init__(self, sides: Sides, applications: frozenset[int], begin: float, end: float) -> None:
+        self._sides = sides
+        self._applications = applications
+        self._begin, self._end = begin, end
+        self._called: dict[int, float] = {}  # when a thread of the application made the system call that it is in
+        self._open: list[Request] = []
+        self._below: dict[int, Request] = {}  # by the first sector of the device's request
+        self._sent: dict[tuple[str, str], Request] = {}  # to a FUSE server
+        self.whole: list[Request] = []
+        self.switches = self.calls = 0
+
+    def take(self, record: Record) -> None:
+        if record.event == "raw_syscalls:sys_enter":
+            if record.pid in self._applications:
+                self._called[record.tid] = record.time
+            elif record.pid == self._sides.server and self._counts(record):
+                self.calls += 1
+        elif record.event == "raw_syscalls:sys_exit":
+            if record.pid in self._applications:
+                self._returned(record)
+            elif record.pid == self._sides.server:
+                self._seen(record)
+        elif record.event == "block:block_rq_issue":
+            self._issue(record)
+        elif record.event == "block:block_rq_complete":
+            self._complete(record)
+        elif record.event == "fuse:fuse_request_send":
+            if (match := SEND.search(record.text)) and int(match[3]) in FUSE_DATA:
+                self._sent[match[1], match[2]] = self._start(record, ISSUED, 0, 0)
+        elif record.event == "fuse:fuse_request_end":
+            if (match := END.search(record.text)) and (request := self._sent.pop((match[1], match[2]), None)):
+                self._answer(request, record.time)
+        elif record.event == "sched:sched_switch" and self._counts(record):
+            self.switches += 1
+
+    def _counts(self, record: Record) -> bool:
+        return self._begin <= record.time < self._end
+
+    def _start(self, record: Record, border: int, sector: int, sectors: int) -> Request:
+        request = Request(record.tid, sector, sectors, {border: record.time})
+        if record.tid in self._called:
+            request.times[SUBMITTED] = self._called[record.tid]
+        self._open.append(request)
+        return request
+
+    def _seen(self, record: Record) -> None:
+        """The server comes back from a system call: it has what was issued before."""
+        for request in self._open:
+            if ISSUED in request.times:
+                request.times.setdefault(SEEN, record.time)
+
+    def _issue(self, record: Record) -> None:
+        match = ISSUE.search(record.text)
+        if not match:
+            return
+        device, sector, sectors = match[1], int(match[3]), int(match[4])
+        if device == self._sides.device:
+            self._start(record, ISSUED, sector, sectors)
+        elif device == self._sides.backing:
+            if not self._sides.server and not self._sides.device:
+                self._below[sector] = self._start(record, ASKED, sector, sectors)
+                return
+            for request in self._open:
+                inside = not request.sectors or request.sector <= sector < request.sector + request.sectors
+                there = SEEN in request.times or not self._sides.server
+                if there and inside and ISSUED in request.times and ASKED not in request.times:
+                    request.times[ASKED] = record.time
+                    self._below[sector] = request
+                    return
+
+    def _complete(self, record: Record) -> None:
+        match = COMPLETE.search(record.text)
+        if not match:
+            return
+        device, sector = match[1], int(match[3])
+        if device == self._sides.backing and (below := self._below.pop(sector, None)):
+            below.times[DONE] = record.time
+            if ISSUED not in below.times:
+                self._ended(below)
+        elif device == self._sides.device:
+            for request in self._open:
+                if request.sector == sector and not request.answered:
+                    self._answer(request, record.time)
+                    return
+
+    def _answer(self, request: Request, time: float) -> None:
+        request.times[ANSWERED] = time
+        self._ended(request)
+
+    def _ended(self, request: Request) -> None:
+        request.answered = True
+        if SUBMITTED not in request.times:  # no system call waits for it
+            self._open.remove(request)
+
+    def _returned(self, record: Record) -> None:
+        """The application's system call is over: with it the requests that it waited for."""
+        self._called.pop(record.tid, None)
+        for request in [one for one in self._open if one.tid == record.tid and one.answered]:
+            self._open.remove(request)
+            if self._counts(record):
+                request.times[RUNS] = record.time
+                self.whole.append(request)
+
+
+def life(system: str, records: Sequence[Record], sides: Sides, window: tuple[float, float]) -> Life:
+    """
+    Of the requests that ended in the window of time. Those that come by the most common borders are shown; of the
+    others it is told how many they are.
+    """
+    follower = Follower(sides, application_pids(records, sides), *window)
+    for record in records:
+        follower.take(record)
+    kinds: dict[tuple[int, ...], list[Request]] = {}
+    for request in follower.whole:
+        if SUBMITTED in request.times:
+            kinds.setdefault(tuple(sorted(request.times)), []).append(request)
+    requests: list[Request] = max(kinds.values(), key=len, default=[])
+    borders = tuple(sorted(requests[0].times)) if requests else ()
+    stages = tuple(
+        (STAGES[a, b], 1e6 * fmean(one.times[b] - one.times[a] for one in requests))
+        for a, b in zip(borders, borders[1:], strict=False)
+    )
+    count = len(follower.whole)
+    return Life(
+        system,
+        len(requests),
+        count - len(requests),
+        stages,
+        sum(time for _, time in stages),
+        follower.switches / count if count else 0.0,
+        follower.calls / count if count else 0.0,
+    )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The runner of `userblk explain`: each repetition of a run looks at it in another way, by perf.
+
+Standard library only. What perf recorded is kept beside the run's summary, with what tells the sides apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..engines.base import Job
+from ..machine.durable import write_json
+from ..model.config import Profile, Workload
+from ..model.plan import Entry
+from ..systems import Running
+from .runner import Runner, main
+
+# The repetitions: as it is; where its instructions go; which steps its requests take.
+PLAIN, SAMPLED, TRACED = 1, 2, 3
+PASSES = (PLAIN, SAMPLED, TRACED)
+
+DATA, KALLSYMS, SIDES = "perf.data", "kallsyms", "sides.json"  # in a run's directory
+SCRATCH = Path("/tmp") / DATA  # memory: where results are, the clock would run ahead while the host writes
+BUFFER = "64M"  # so that perf does not have to run before the workload has ended
+LEAST_PLAIN_S = 1
+PERIOD_NS = 10007  # a prime: no loop keeps step with it
+EVENTS = (
+    *("block:block_rq_issue", "block:block_rq_complete", "sched:sched_switch"),
+    *("raw_syscalls:sys_enter", "raw_syscalls:sys_exit"),
+)
+# Of kernels that have them (6.11 and later): a request to a FUSE server has no block device of its own.
+FUSE_EVENTS = ("fuse:fuse_request_send", "fuse:fuse_request_end")
+EVENT_FILES = Path("/sys/kernel/debug/tracing/events")
+
+
+def perf_argv(repetition: int, fuse: bool) -> list[str]:
+    """What stands before a workload's command line. fuse: the kernel has FUSE's trace points."""
+    if repetition == PLAIN:
+        return []
+    argv = ["perf", "record", "--quiet", "--all-cpus", f"--output={SCRATCH}", f"--mmap-pages={BUFFER}"]
+    argv += ["--clockid=CLOCK_MONOTONIC", "--no-buildid", "--no-buildid-cache"]
+    if repetition == SAMPLED:
+        argv += ["--event=cpu-clock", f"--count={PERIOD_NS}", "-g"]
+    else:
+        argv += [f"--event={','.join((*EVENTS, *(FUSE_EVENTS if fuse else ())))}"]
+    return [*argv, "--"]
+
+
+def traced(number: int) -> str:
+    """A device number as trace points print it."""
+    return f"{os.major(number)},{os.minor(number)}"
+
+
+class Explainer(Runner):
+    """Runs each workload as it is, sampled and traced."""
+
+    def profile_of(self, entry: Entry) -> Profile:
+        """Idle time is told in hundredths of a second: the run that it is taken from is not short beside that."""
+        profile = super().profile_of(entry)
+        if entry.repetition != PLAIN:
+            return profile
+        files = dataclasses.replace(profile.files, runtime_s=max(profile.files.runtime_s, LEAST_PLAIN_S))
+        return dataclasses.replace(profile, runtime_s=max(profile.runtime_s, LEAST_PLAIN_S), files=files)
+
+    def command(self, entry: Entry, argv: Sequence[str]) -> Sequence[str]:
+        fuse = (EVENT_FILES / FUSE_EVENTS[0].replace(":", "/")).exists()
+        return [*perf_argv(entry.repetition, fuse), *argv]
+
+    def measure(
+        self,
+        entry: Entry,
+        workload: Workload,
+        job: Job,
+        running: Running,
+        block: str,
+        directory: Path,
+        preparation: dict[str, object],
+    ) -> dict[str, object]:
+        summary = super().measure(entry, workload, job, running, block, directory, preparation)
+        if entry.repetition != PLAIN:
+            shutil.move(SCRATCH, directory / DATA)
+            shutil.copyfile("/proc/kallsyms", directory / KALLSYMS)
+            write_json(directory / SIDES, self.sides(entry, job, running))
+        return summary
+
+    def sides(self, entry: Entry, job: Job, running: Running) -> Mapping[str, Any]:
+        """Who is who in what perf recorded."""
+        below = running.backing or self.devices[entry.device]
+        own = running.used.number != below.number and not running.file
+        return {
+            "application": Path(job.argv[0]).name,
+            "server": running.server,
+            "device": traced(running.used.number) if own else "",
+            "backing": traced(below.number),
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main(kind=Explainer))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk explain: from what perf prints to instructions by place, flame graphs and the life of a request."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from made_up import small_plan
+from userblk.analysis import flame, perf_script, stages
+from userblk.analysis.explain import Explained, functions, places
+from userblk.analysis.explain import stages as stages_report
+from userblk.analysis.instructions import Place, Profile, Sides, profile
+from userblk.harness.cli.explain import narrowed
+from userblk.harness.model.plan import Plan
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.explain_runner import PASSES, PLAIN, SAMPLED, TRACED, perf_argv
+
+
+def simulated() -> Plan:
+    return small_plan(model=MODEL, repetitions=2, workloads=["rand-read-1th-4k", "seq-read-1th-4k"])
+
+
+MODEL = "cpu-3 sata-2 nvme-2"
+SIDES = Sides(application="fio", server=70, device="43,0", backing="252,1")
+
+# As perf 6.12 prints it. Of the 11 samples in the window 3 are idle.
+SAMPLES = """
+fio     50/51      1.000000000: cpu-clock:
+\t    7f0000001000 pread64 (/usr/lib/libc.so.6)
+\t           12345 [unknown] (/usr/bin/fio)
+
+fio     50/51      1.000010000: cpu-clock:
+\tffffffff81000010 copy_page ([kernel.kallsyms])
+\tffffffff81000020 vfs_read ([kernel.kallsyms])
+\t    7f0000001000 pread64 (/usr/lib/libc.so.6)
+
+fio     50/51      1.000020000: cpu-clock:
+\tffffffff81000010 copy_page ([kernel.kallsyms])
+\tffffffff81000020 vfs_read ([kernel.kallsyms])
+
+nbdkit  70/71      1.000030000: cpu-clock:      7f0000002000 [unknown] (/usr/sbin/nbdkit)
+nbdkit  70/72      1.000040000: cpu-clock:
+\tffffffff81000030 tcp_sendmsg ([kernel.kallsyms])
+
+kworker/0:1H-kblockd  33/33 1.000050000: cpu-clock:
+\tffffffffc0000030 recv_work ([nbd])
+
+swapper     0/0    1.000060000: cpu-clock:
+\tffffffff81000040 handle_softirqs ([kernel.kallsyms])
+
+sh          9/9    1.000070000: cpu-clock:
+\tffffffff81000010 copy_page ([kernel.kallsyms])
+\t          400000 main (/usr/bin/dash)
+
+swapper     0/0    1.000080000: cpu-clock:
+\tffffffff81000050 pv_native_safe_halt ([kernel.kallsyms])
+\tffffffff81000060 do_idle ([kernel.kallsyms])
+
+swapper     0/0    1.000090000: cpu-clock:      ffffffff81000050 pv_native_safe_halt ([kernel.kallsyms])
+swapper     0/0    1.000100000: cpu-clock:      ffffffff81000050 pv_native_safe_halt ([kernel.kallsyms])
+fio     50/51      2.000000000: cpu-clock:      7f0000001000 pread64+0x12 (/usr/lib/libc.so.6)
+"""
+
+
+def of_samples(text: str = SAMPLES) -> Profile:
+    return profile("nbdkit", list(perf_script.records(text.splitlines())), SIDES, (1.0, 1.9), 8000)
+
+
+def test_instructions_by_place() -> None:
+    found = of_samples()
+    assert found.samples == 11 and found.idle == pytest.approx(3 / 11)
+    assert found.places() == {
+        Place.APPLICATION: 1000,
+        Place.APPLICATION_KERNEL: 2000,
+        Place.SERVER: 1000,
+        Place.SERVER_KERNEL: 1000,
+        Place.KERNEL: 2000,
+        Place.OTHERS: 1000,
+    }
+
+
+def test_stacks_are_folded_from_the_outermost_function_on() -> None:
+    found = of_samples()
+    assert found.paths["kernel, for the application", "fio", "vfs_read", "copy_page"] == 2000
+    assert found.paths["application", "fio", "pread64"] == 1000
+    assert found.paths["server", "nbdkit", "in nbdkit"] == 1000  # of a program without symbols its file is known
+    assert found.functions()["kernel, for the application", "copy_page"] == 2000
+
+
+def test_a_command_may_look_like_an_address() -> None:
+    text = "dd  220/220  2.609805424: raw_syscalls:sys_enter: NR 59 (7fffffff8d10, 7fffffffeac0, 0)"
+    (found,) = perf_script.records([text])
+    assert (found.command, found.tid, found.event) == ("dd", 220, "raw_syscalls:sys_enter")
+
+
+def trace(events: Iterable[tuple[float, str, str, str]]) -> list[perf_script.Record]:
+    """Of time in us, thread ("fio 50/51"), event and its fields."""
+    lines = [f"{thread} {1 + us / 1e6:.9f}: {event}: {text}" for us, thread, event, text in events]
+    return list(perf_script.records(lines))
+
+
+def request(us: float, sector: int = 80) -> list[tuple[float, str, str, str]]:
+    """One that goes through a server and is over after 100 us."""
+    fio, nbdkit, idle = "fio 50/51", "nbdkit 70/71", "swapper 0/0"
+    return [
+        (us, fio, "raw_syscalls:sys_enter", "NR 17 (6, 7f, 1000, 0, 0, 0)"),
+        (us + 5, fio, "block:block_rq_issue", f"43,0 R 4096 () {sector} + 8 none,0,0 [fio]"),
+        (us + 6, fio, "sched:sched_switch", "prev_comm=fio prev_pid=51 prev_prio=120 prev_state=S ==> next_comm=x"),
+        (us + 15, nbdkit, "raw_syscalls:sys_exit", "NR 45 = 28"),
+        (us + 18, nbdkit, "raw_syscalls:sys_enter", "NR 17 (6, 7f, 1000, 0, 0, 0)"),
+        (us + 20, nbdkit, "block:block_rq_issue", f"252,1 R 4096 () {sector} + 8 none,0,0 [nbdkit]"),
+        (us + 80, idle, "block:block_rq_complete", f"252,1 R () {sector} + 8 none,0,0 [0]"),
+        (us + 85, nbdkit, "raw_syscalls:sys_exit", "NR 17 = 4096"),
+        (us + 90, "kworker/0:1H 33/33", "block:block_rq_complete", f"43,0 R () {sector} + 8 none,0,0 [0]"),
+        (us + 100, fio, "raw_syscalls:sys_exit", "NR 17 = 4096"),
+    ]
+
+
+def test_a_request_s_stages() -> None:
+    events = [event for number in range(3) for event in request(200.0 * number, sector=8 * number)]
+    found = stages.life("nbdkit", trace(events), SIDES, (1.0, 1.1))
+    assert (found.requests, found.left_out) == (3, 0)
+    assert [round(time, 3) for _, time in found.stages] == [5, 10, 5, 60, 10, 10]
+    assert found.stages[1][0] == "request to its server" and found.total == pytest.approx(100)
+    assert (found.switches, found.calls) == (1, 1)
+
+
+def test_native_and_null_devices_have_fewer_stages() -> None:
+    native = Sides("fio", 0, "", "252,1")
+    of_device = [event for event in request(0) if "43,0" not in event[3] and not event[1].startswith("nbdkit 7")]
+    issue = (20.0, "fio 50/51", "block:block_rq_issue", "252,1 R 4096 () 80 + 8 none,0,0 [fio]")
+    events = sorted([*of_device, issue])
+    found = stages.life("native", trace(events), native, (1.0, 1.1))
+    assert [(name, round(time, 3)) for name, time in found.stages] == [
+        ("system call to the device's request", 20),
+        ("device", 60),
+        ("device's answer to the application", 20),
+    ]
+    null = stages.life("null", trace(e for e in request(0) if "252,1" not in e[3]), SIDES, (1.0, 1.1))
+    assert [round(time, 3) for _, time in null.stages] == [5, 10, 75, 10]
+
+
+def test_requests_of_fuse_are_known_by_their_numbers() -> None:
+    events = [
+        (time, thread, "fuse:fuse_request_send", "connection 44 req 6 opcode 15 (FUSE_READ) len 80")
+        if event.endswith("issue") and "43,0" in text
+        else (time, thread, "fuse:fuse_request_end", "connection 44 req 6 len 4112 error 0")
+        if event.endswith("complete") and "43,0" in text
+        else (time, thread, event, text)
+        for time, thread, event, text in request(0)
+    ]
+    found = stages.life("fuse", trace(events), replace(SIDES, device=""), (1.0, 1.1))
+    assert [round(time, 3) for _, time in found.stages] == [5, 10, 5, 60, 10, 10]
+
+
+def test_what_is_not_followed_to_its_end_is_counted() -> None:
+    odd = [event for event in request(400, 88) if "252,1" not in event[3]]
+    found = stages.life("nbdkit", trace([*request(0), *request(200), *odd]), SIDES, (1.0, 1.1))
+    assert (found.requests, found.left_out) == (2, 1)
+
+
+def test_a_flame_graph_is_an_image_with_every_part() -> None:
+    paths = {("server", "a", "f<int>"): 600.0, ("server", "a", "g"): 300.0, ("application", "x"): 100.0}
+    root = ET.fromstring(flame.svg("A & B", paths))
+    titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == ["all: 1,000", "server: 900", "a: 900", "f<int>: 600", "g: 300", "application: 100", "x: 100"]
+    widths = [float(element.attrib["width"]) for element in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert widths[1] == pytest.approx(0.9 * widths[0])
+
+
+def test_a_differential_one_tells_what_is_more_and_what_is_less() -> None:
+    text = flame.svg("t", {("k", "f"): 600.0, ("k", "g"): 100.0}, {("k", "f"): 100.0, ("k", "g"): 400.0})
+    assert "f: 600, +500" in text and "g: 100, -300" in text and "k: 700, +200" in text
+    fills = {
+        title.split(":")[0]: rest.split('fill="')[1][:7]
+        for title, rest in (one.split("</title>") for one in text.split("<title>")[1:])
+    }
+    red, blue = (
+        (int(fills["f"][1:3], 16), int(fills["f"][5:7], 16)),
+        (int(fills["g"][1:3], 16), int(fills["g"][5:7], 16)),
+    )
+    assert red[0] > red[1] and blue[1] > blue[0]
+
+
+def test_the_tables() -> None:
+    life = stages.life("nbdkit", trace(request(0)), SIDES, (1.0, 1.1))
+    one = Explained("nbdkit", of_samples(), life, 7.0)
+    by_place, by_function, by_stage = (
+        make("NVMe w", "SIMULATED", [one]) for make in (places, functions, stages_report)
+    )
+    assert ("kernel, for the application", "", "2,000") in by_place.rows and ("all", "", "8,000") in by_place.rows
+    assert by_function.rows[0][:3] == ("nbdkit", "copy_page (kernel, for the application)", "2,000")
+    assert ("device", "us", "60.0") in by_stage.rows and ("all", "us", "100.0") in by_stage.rows
+    assert "nbdkit 7 %" in by_stage.notes[-1]
+
+
+def test_a_run_is_looked_at_in_a_way_for_each_pass() -> None:
+    assert perf_argv(PLAIN, True) == []
+    assert "--event=cpu-clock" in perf_argv(SAMPLED, True)
+    traced = next(word for word in perf_argv(TRACED, True) if word.startswith("--event="))
+    assert "fuse:fuse_request_send" in traced and "fuse" not in " ".join(perf_argv(TRACED, False))
+
+
+def test_the_cell_s_plan() -> None:
+    plan = simulated()
+    cell = narrowed(plan, MODEL, "nvme", "rand-read-1th-4k", ["nbdkit"])
+    assert [(e.system, e.repetition) for e in cell.entries] == [(s, p) for s in ("native", "nbdkit") for p in PASSES]
+    assert {entry.device for entry in cell.entries} == {"nvme"} and len({entry.seed for entry in cell.entries}) == 2
+    assert len(list(cell.blocks())) == 2 and list(cell.systems) == ["native", "nbdkit"]
+
+
+@pytest.mark.parametrize(
+    ("device", "workload", "systems", "said"),
+    [
+        ("sda", "rand-read-1th-4k", None, "device=sda: the campaign has none such; use one of sata, nvme"),
+        ("nvme", "read", None, "workload=read: the campaign has none such"),
+        ("nvme", "rand-read-1th-4k", ["ublk"], "system=ublk: not in the campaign; use one of native, nbdkit"),
+    ],
+)
+def test_what_the_campaign_has_not_is_refused(device: str, workload: str, systems: list[str] | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        narrowed(simulated(), MODEL, device, workload, systems)
+
+
+def test_a_campaign_in_real_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="was not simulated"):
+        narrowed(replace(simulated(), model=""), MODEL, "nvme", "rand-read-1th-4k", None)
+
+
+def test_a_campaign_of_other_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="was simulated by cpu-3 sata-2 nvme-2, now there is cpu-4"):
+        narrowed(simulated(), "cpu-4", "nvme", "rand-read-1th-4k", None)
