@@ -22,20 +22,26 @@ GATE = ROOT / "build/gate"
 # The null device hides nothing: what differs is the framework's and the adapter's own time.
 SYSTEMS = "nbdkit-null,tcmu-null"
 WORKLOADS = "rand-read-1th-4k,rand-read-16th-4k"
+FAIL_OVER = 1.0  # %
 
 
 def git(*arguments: str) -> str:
     return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
-def tree_of(revision: str) -> Path:
-    """A work tree of the revision below build/gate, which shares the lab's root file system with this one."""
+def tree_of(revision: str, name: str = "") -> Path:
+    """A work tree of the revision below build/gate, which shares the lab's root file system with this one.
+
+    name: of the tree; without one its commit's.
+    """
     try:
         commit = git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
     except subprocess.CalledProcessError:
         print(f"BASE={revision}: is no revision; name a commit, a branch or a tag", file=sys.stderr)
         sys.exit(2)
-    tree = GATE / commit[:12]
+    tree = GATE / (name or commit[:12])
+    if name and tree.exists():
+        git("-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit)
     if not tree.exists():
         git("worktree", "prune")
         git("worktree", "add", "--quiet", "--force", "--detach", str(tree), commit)
@@ -72,7 +78,7 @@ def main() -> int:
     parser.add_argument("--systems", default=SYSTEMS, help="default: %(default)s")
     parser.add_argument("--workloads", default=WORKLOADS, help="default: %(default)s")
     parser.add_argument("--reps", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--fail-over", type=float, default=1.0, metavar="PERCENT", help="default: %(default)g")
+    parser.add_argument("--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="default: %(default)g")
     args = parser.parse_args()
     old, new = (str(Path(directory).resolve()) for directory in args.extra or ("", ""))
     asked = ["--systems", args.systems, "--workloads", args.workloads, "--reps", str(args.reps), "--seed", "1"]
