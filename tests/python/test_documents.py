@@ -62,6 +62,13 @@ def test_the_readme_is_read_to_its_end() -> None:
     assert len(Path("README.md").read_text().splitlines()) <= README_LINES
 
 
+def test_contributors_see_each_long_test() -> None:
+    """CONTRIBUTING.md has a row with the minutes of each target of `make test-long`."""
+    (targets,) = re.findall(r"^LONG_TESTS := ((?:.*\\\n)*.*)", Path("tests/targets.mk").read_text(), re.M)
+    named = re.findall(r"`([\w.-]+)`", "".join(re.findall(r"^\|.*", Path("CONTRIBUTING.md").read_text(), re.M)))
+    assert sorted(targets.replace("\\\n", "").split()) == sorted(named)
+
+
 def test_each_page_is_reached() -> None:
     """A page that the site's navigation does not name is found by nobody."""
     navigation = Path("mkdocs.yml").read_text()
