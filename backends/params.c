@@ -322,8 +322,7 @@ static int set_from(struct params *p, const char *key, const char *value, enum s
 	return r;
 }
 
-/* Cuts white space off both ends, in place. */
-static char *trim_space(char *text)
+char *params_trim(char *text)
 {
 	char *end = text + strlen(text);
 
@@ -347,8 +346,8 @@ static bool split_pair(char *item, char **key, char **value)
 		if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != ' ')
 			return false;
 	*equals = '\0';
-	*key = trim_space(item);
-	*value = trim_space(equals + 1);
+	*key = params_trim(item);
+	*value = params_trim(equals + 1);
 	return true;
 }
 
@@ -367,7 +366,7 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 		return r;
 	}
 	while (r == 0 && (errno = 0, getline(&line, &capacity, file) >= 0)) {
-		char *item = trim_space(line), *key, *value;
+		char *item = params_trim(line), *key, *value;
 		struct params_error detail;
 
 		number++;
@@ -421,7 +420,7 @@ int params_set_string(struct params *p, const char *text, struct params_error *e
 	while (r == 0 && (item = strsep(&rest, ";"))) {
 		char *key, *value;
 
-		item = trim_space(item);
+		item = params_trim(item);
 		if (!*item) {
 			/* Skipped; what follows is still not the first item. */
 		} else if (split_pair(item, &key, &value)) {

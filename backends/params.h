@@ -55,6 +55,9 @@ struct params_error {
 BACKEND_EXPORTED void params_error_set(struct params_error *error, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* Cuts white space off both ends of text, in place; returns where the rest begins. */
+char *params_trim(char *text);
+
 struct params;
 
 /* Never NULL: out of memory aborts, as it is called at start-up only. */

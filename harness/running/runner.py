@@ -23,8 +23,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ..engines import WorkloadError, fio, replay
+from ..engines import Result, WorkloadError, fio, replay
 from ..engines.base import Job, Run, device_engine
+from ..engines.store import StoreResult
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import leave_syncing_to_host, replace, sync_tree, write_json
@@ -94,6 +95,24 @@ def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
     names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
     values = ((name, getattr(use, name)) for name in names)
     return {name: None if value is None else round(value, 3) for name, value in values}
+
+
+def metrics_of(result: Result | StoreResult, use: Use | None) -> dict[str, float | None]:
+    """What each run measures, whatever its engine: rates in 1,000/s and MB/s, us, percent of one CPU or of all."""
+    return {
+        "throughput_kops": result.throughput_kops,
+        "latency_us": result.latency_us,
+        "cpu_percent": use.cpu_percent if use else None,
+        "server_cpu_percent": use.server_cpu_percent if use else None,
+        "throughput_mbps": result.throughput_mbps,
+    }
+
+
+def steal_warnings(use: Use | None) -> list[str]:
+    """The warning about CPU time that went to other virtual machines, if it is worth one."""
+    if use is None or use.steal_percent <= STEAL_LIMIT:
+        return []
+    return [f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines"]
 
 
 def costs(use: Use, operations: float, speed: int = 0) -> dict[str, float]:
@@ -605,16 +624,8 @@ class Runner:
             use = sampler.use(begin, begin + result.duration_s)
             if use is None:
                 problems.append(NO_SAMPLES)
-            elif use.steal_percent > STEAL_LIMIT:
-                warnings.append(f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines")
-            metrics = {
-                "throughput_kops": result.throughput_kops,
-                "latency_us": result.latency_us,
-                "cpu_percent": use.cpu_percent if use else None,
-                "server_cpu_percent": use.server_cpu_percent if use else None,
-                "throughput_mbps": result.throughput_mbps,
-                **result.metrics,
-            }
+            warnings += steal_warnings(use)
+            metrics = {**metrics_of(result, use), **result.metrics}
             warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp if result.ramp_s is None else result.ramp_s}
             if result.warm_up.steady is False:
                 warnings.append(f"not steady: {result.warm_up.reason}")

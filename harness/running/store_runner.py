@@ -29,7 +29,7 @@ from ..observing.samplers import Sampler
 from ..stores.servers import Access, GivenStore, LocalStore, Store
 from ..stores.serving import Served, serve
 from ..systems import BringUpError
-from .runner import FLUSH_PATIENCE, POLL_S, STEAL_LIMIT, Runner, main, write_counters
+from .runner import FLUSH_PATIENCE, POLL_S, Runner, main, metrics_of, steal_warnings, write_counters
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
@@ -179,15 +179,8 @@ class StoreRunner(Runner):
             problems += result.problems
             duration, version = result.duration_s, result.version
             use = sampler.use(origin, ended)
-            if use and use.steal_percent > STEAL_LIMIT:
-                warnings.append(f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines")
-            metrics = {
-                "throughput_kops": result.throughput_kops,
-                "latency_us": result.latency_us,
-                "cpu_percent": use.cpu_percent if use else None,
-                "server_cpu_percent": use.server_cpu_percent if use else None,
-                "throughput_mbps": result.throughput_mbps,
-            }
+            warnings += steal_warnings(use)
+            metrics = metrics_of(result, use)
         settings = served.settings | (store.settings if store else {}) | {"volume_bytes": profile.store.size}
         settings |= {"jobs": workload.threads, "depth": workload.depth, "block_size": workload.block_size}
         return {

@@ -8,6 +8,7 @@
 
 #include <openssl/crypto.h>
 
+#include "backends/params.h"
 #include "backends/s3/client/credentials.h"
 #include "backends/s3/client/instance.h"
 
@@ -39,18 +40,6 @@ bool s3_credentials_equal(const struct s3_credentials *a, const struct s3_creden
 {
 	return same(a->access_key, b->access_key) && same(a->secret_key, b->secret_key) &&
 	       same(a->token, b->token);
-}
-
-static char *trim(char *text)
-{
-	char *end = text + strlen(text);
-
-	while (end > text && isspace((unsigned char)end[-1]))
-		end--;
-	*end = '\0';
-	while (isspace((unsigned char)*text))
-		text++;
-	return text;
 }
 
 /* They go into headers: printable, without space, not endless. */
@@ -115,7 +104,7 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 		}
 		*end = '\0';
 		r->amazon = true;
-		r->in_section = strcmp(trim(line + 1), r->section) == 0;
+		r->in_section = strcmp(params_trim(line + 1), r->section) == 0;
 		r->seen_section |= r->in_section;
 		return 0;
 	}
@@ -131,8 +120,8 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 	if (r->amazon && !r->in_section)
 		return 0;
 	*equals = '\0';
-	key = trim(line);
-	value = trim(equals + 1);
+	key = params_trim(line);
+	value = params_trim(equals + 1);
 	field = field_of(r->credentials, key, r->amazon);
 	if (!field) {
 		if (r->amazon)
@@ -179,7 +168,7 @@ static int read_file(const char *path, struct reading *r, const struct backend_h
 	if (host && fstat(fileno(file), &st) == 0)
 		s3_warn_if_public(&st, r->label, host);
 	while (result == 0 && (errno = 0, getline(&line, &room, file) >= 0)) {
-		char *item = trim(line);
+		char *item = params_trim(line);
 
 		number++;
 		if (!*item || *item == '#' || *item == ';')

@@ -183,6 +183,14 @@ static bool is_near(const char *url)
 	return near;
 }
 
+/* Frees a header that holds a token, and leaves no copy of it in memory. */
+static void drop_header(char *header)
+{
+	if (header)
+		OPENSSL_cleanse(header, strlen(header));
+	free(header);
+}
+
 /* The header with the token that the environment or its file holds; *header NULL: there is none. */
 static int container_token(char **header, struct params_error *error)
 {
@@ -258,9 +266,7 @@ static int from_containers(
 		c->source = NULL;
 		r = -ENOMEM;
 	}
-	if (header)
-		OPENSSL_cleanse(header, strlen(header));
-	free(header);
+	drop_header(header);
 	return r;
 }
 
@@ -284,7 +290,7 @@ static int instance_token(
 		params_error_set(error, "%s: HTTP status %ld and no token", url, reply->status);
 		return -ENOENT;
 	}
-	free(*header);
+	drop_header(*header);
 	if (asprintf(header, "X-aws-ec2-metadata-token: %s", reply->text) < 0) {
 		*header = NULL;
 		return -ENOMEM;
@@ -356,9 +362,7 @@ static int from_instances(struct reply *reply, struct s3_credentials *c, struct 
 		c->source = NULL;
 		r = -ENOMEM;
 	}
-	if (header)
-		OPENSSL_cleanse(header, strlen(header));
-	free(header);
+	drop_header(header);
 	return r;
 }
 

@@ -117,6 +117,14 @@ static struct s3_packed *take_runs(struct s3_map *m, size_t n, uint16_t *room)
 	return runs;
 }
 
+static struct s3_leaf one_run(const struct s3_leaf_piece *piece)
+{
+	return (struct s3_leaf){.entry = piece->entry,
+		.start = piece->start,
+		.count = piece->count,
+		.kind = S3_LEAF_RUN};
+}
+
 void s3_leaf_shrink(struct s3_map *m, struct s3_leaf *l)
 {
 	struct s3_leaf_piece pieces[S3_LEAF_BLOCKS];
@@ -130,10 +138,7 @@ void s3_leaf_shrink(struct s3_map *m, struct s3_leaf *l)
 	if (n < 2) {
 		s3_leaf_drop(m, l);
 		if (n)
-			*l = (struct s3_leaf){.entry = pieces[0].entry,
-				.start = pieces[0].start,
-				.count = pieces[0].count,
-				.kind = S3_LEAF_RUN};
+			*l = one_run(&pieces[0]);
 		return;
 	}
 	runs = take_runs(m, n, &room);
@@ -156,10 +161,7 @@ int s3_leaf_build(struct s3_map *m, struct s3_leaf *l, const struct s3_leaf_piec
 		s3_leaf_drop(m, l);
 		*l = (struct s3_leaf){.kind = S3_LEAF_EMPTY};
 		if (n)
-			*l = (struct s3_leaf){.entry = pieces[0].entry,
-				.start = pieces[0].start,
-				.count = pieces[0].count,
-				.kind = S3_LEAF_RUN};
+			*l = one_run(&pieces[0]);
 	} else if (n > RUNS_MAX) {
 		s3_leaf_entry *flat =
 			l->kind == S3_LEAF_FLAT
