@@ -56,7 +56,7 @@ BACKEND_EXPORTED void params_error_set(struct params_error *error, const char *f
 	__attribute__((format(printf, 2, 3)));
 
 /* Cuts white space off both ends of text, in place; returns where the rest begins. */
-char *params_trim(char *text);
+BACKEND_EXPORTED char *params_trim(char *text);
 
 struct params;
 
