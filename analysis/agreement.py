@@ -93,7 +93,7 @@ def _agreement(cells: Sequence[PaperCell]) -> Agreement:
 
 
 def agreements(cells: Sequence[PaperCell]) -> list[Agreement]:
-    """Of every table, host, system and metric that has a measured cell, in the order of the cells."""
+    """How each table, host, system and metric with a measured cell agrees, in the order of the cells."""
     groups: dict[tuple[int, str, str, str], list[PaperCell]] = defaultdict(list)
     for cell in cells:
         if cell.ours is not None:

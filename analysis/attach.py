@@ -41,7 +41,7 @@ def _text(interval: Interval) -> str:
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, none without a finished run. Raises SummaryError."""
+    """The reports on a campaign; none without a finished run. Raises SummaryError."""
     found = list(summaries_of(directory, SUITE))
     if not found:
         return []

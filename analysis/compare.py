@@ -24,7 +24,7 @@ NOT_COMPARED = ("load", "memory")  # of environment.json: what is different in e
 
 
 class Verdict(Enum):
-    """Of the second campaign, against the first."""
+    """How the second campaign stands against the first."""
 
     BETTER = "better"
     WORSE = "worse"

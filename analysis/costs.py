@@ -38,7 +38,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of an operation of a workload: the mean of n runs."""
+    """What an operation of a workload costs: the mean of n runs."""
 
     host: str
     suite: str
@@ -51,7 +51,7 @@ class Cost:
 
 
 def load_costs(directory: Path) -> list[Cost]:
-    """Of all valid runs of a campaign, in the order of its tables. Raises SummaryError."""
+    """The costs in all valid runs of a campaign, in the order of its tables. Raises SummaryError."""
     samples: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for file in sorted(directory.glob("*/" * DEPTH + "summary.json")):
         if not (file.parent / "DONE").exists():

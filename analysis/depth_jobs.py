@@ -34,7 +34,7 @@ Cells = dict[tuple[Place, str, Point], Cell]  # by system, too
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, none without a finished run. Raises SummaryError."""
+    """The reports on a campaign; none without a finished run. Raises SummaryError."""
     found = list(summaries_of(directory, SUITE))
     if not found:
         return []

@@ -366,7 +366,7 @@ def _run(task: _Task) -> None:
 
 
 def table_name(table: Table, several_hosts: bool) -> str:
-    """Of a table's figures."""
+    """The file name of a table's figures."""
     return f"{table.host}-{table.suite}" if several_hosts else table.suite
 
 

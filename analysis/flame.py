@@ -28,7 +28,7 @@ class Node:
 
 
 def tree(paths: Mapping[tuple[str, ...], float]) -> Node:
-    """Of values by path, from the outermost part to the innermost."""
+    """A tree of values by path, from the outermost part to the innermost."""
     root = Node("all", sum(paths.values()))
     for path, value in paths.items():
         node = root
@@ -41,7 +41,7 @@ def tree(paths: Mapping[tuple[str, ...], float]) -> Node:
 def _rectangles(
     node: Node, other: Node | None, left: float, level: int, scale: float, colour: Callable[[Node, Node | None], str]
 ) -> list[str]:
-    """Of a part and all within it. other: the same part of what it is compared with, None: that has none."""
+    """The rectangles of a part and all within it. other: that part of the tree compared with, or None."""
     width = node.value * scale
     if width < LEAST:
         return []

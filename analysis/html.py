@@ -79,7 +79,7 @@ def table_view(table: Table, names: Mapping[tuple[str, str], str] | None = None)
 
 @cache
 def templates() -> Environment:
-    """Of the directory beside this file; a name that is not there is an error."""
+    """The templates of the directory beside this file; a name that is not there is an error."""
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

@@ -45,7 +45,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one system. paths: instructions a request by path; idle: share of samples in which the CPU was idle."""
+    """Profile of one system. paths: instructions a request by path; idle: share of samples with the CPU idle."""
 
     system: str
     instructions: float
@@ -69,7 +69,7 @@ class Profile:
 
 
 def application_pids(records: Iterable[Record], sides: Sides) -> frozenset[int]:
-    """Of the processes that ran the application's program."""
+    """The ids of the processes that ran the application's program."""
     name = sides.application[:15]  # which is all that the kernel keeps
     return frozenset(one.pid for one in records if one.command == name)
 
@@ -79,7 +79,7 @@ def is_idle(record: Record) -> bool:
 
 
 def place(record: Record, sides: Sides, applications: frozenset[int]) -> Place:
-    """Of a sample that is not idle."""
+    """Where a sample that is not idle was taken."""
     in_kernel = bool(record.stack) and record.stack[0].in_kernel
     if record.pid in applications:
         return Place.APPLICATION_KERNEL if in_kernel else Place.APPLICATION
@@ -96,7 +96,7 @@ def function(frame: Frame) -> str:
 
 
 def path_of(record: Record, where: Place) -> Path:
-    """Of programs the innermost function alone is known: Debian's have no frame pointers to find the others by."""
+    """The path of a sample; only the innermost function of a program is known: Debian's have no frame pointers."""
     known = [frame for frame in record.stack if frame.in_kernel] or record.stack[:1]
     return where.value, record.command, *(function(frame) for frame in reversed(known))
 

@@ -48,7 +48,7 @@ MAP_GROUP = 68  # px that a metric's title takes
 
 @dataclass(frozen=True)
 class Square:
-    """Of a heat map."""
+    """One square of a heat map."""
 
     x: int
     y: int
@@ -224,12 +224,12 @@ def _invalid(campaign: Campaign) -> list[tuple[str, str, str]]:
 
 
 def _steadiness(campaign: Campaign) -> str:
-    """Of the warm-up verdicts in the summaries; "" where none has one."""
+    """A sentence on the warm-up verdicts in the summaries; "" where none has one."""
     told = [run for run in campaign.runs if run.valid and run.steady is not None]
     if not told:
         return ""
     unsteady = [run for run in told if not run.steady]
-    return f"{len(told) - len(unsteady)} of {len(told)} runs that are long enough to tell were steady once warm."
+    return f"{len(told) - len(unsteady)} of {len(told)} runs that are long enough to judge were steady once warm."
 
 
 def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[PaperComparison]) -> list[str]:
@@ -249,11 +249,11 @@ def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[Pape
         total = sum(cell.n > 1 for table in tables for key, cell in table.cells.items() if key[3] in PAPERS)
         lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
     else:
-        lines.append("No cell has two runs of a system and of native: there are neither intervals nor tests.")
+        lines.append("No cell has two runs of a system and of native: no intervals and no tests.")
     if steady := _steadiness(campaign):
         lines.append(steady)
     alarm = control(tables)
-    lines.append(alarm.text if alarm else "Without an A/A control the rate of false alarms was not measured.")
+    lines.append(alarm.text if alarm else "The rate of false alarms was not measured: there was no A/A control.")
     return lines + [line for beside in besides for line in beside.summary]
 
 

@@ -40,7 +40,7 @@ OTHERS = (
 
 
 def look(system: str, systems: Sequence[str]) -> Look:
-    """Of one of a table's systems; those without a look of their own take one by their place."""
+    """The look of one of a table's systems; those without a look of their own take one by their place."""
     if system in LOOKS:
         return LOOKS[system]
     others = [name for name in systems if name not in LOOKS]
@@ -48,7 +48,7 @@ def look(system: str, systems: Sequence[str]) -> Look:
 
 
 def heat(metric: Metric, difference: float) -> tuple[str, str]:
-    """Of a cell of a heat map and of the text on it: red for what costs, blue for a gain, deeper for more."""
+    """The colours of a heat map's cell and the text on it: red for what costs, blue for a gain, deeper for more."""
     cost, gain = badness(metric, difference), badness(metric, -difference)
     (light, deep), share = (GAIN, gain) if gain > cost else (COST, cost)
     return mixed(light, deep, share), "#ffffff" if share > 0.55 else "#000000"

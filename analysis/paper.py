@@ -51,7 +51,7 @@ EXAMPLES = 3  # cells that are named where a claim does not hold
 
 
 class Verdict(Enum):
-    """Of one of the paper's numbers. The first four are also said of cells that cannot be compared, of their shape."""
+    """Verdict on one of the paper's numbers. The first four also judge the shape of cells that cannot be compared."""
 
     AGREES = "agrees"
     SAME = "same sign and order"
@@ -165,23 +165,23 @@ class PaperComparison:
         )
         lines = []
         if self.cells:
-            line = f"Of the paper's {len(self.cells):,} numbers {measured:,} are measured, {comparable:,} comparable"
+            line = f"{measured:,} of the paper's {len(self.cells):,} numbers are measured, {comparable:,} comparable"
             lines.append(line + (f": {listed}." if comparable else "."))
         if comparable < measured:
             why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
             lines.append(f"Not comparable: {why}.")
-            lines.append(f"Whatever that means for them, of all that are measured: {whatever}.")
+            lines.append(f"All measured numbers, comparable or not: {whatever}.")
         if missing:
             lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
         if not self.claims:
             return lines
         verdicts = Counter(ours.verdict for ours, _ in self.claims)
         said = ", ".join(f"{verdicts[verdict]} {PLURAL[verdict]}" for verdict in ClaimVerdict)
-        whose = "" if comparable else ", of what cannot be compared"
+        whose = "" if comparable else ", judged by numbers that are not comparable"
         contradicted = sum(theirs.verdict is ClaimVerdict.FAILS for _, theirs in self.claims)
         lines.append(
-            f"Of {len(self.claims)} claims in its text{whose}: {said}"
-            f" ({contradicted} do not hold in the paper's own tables as they are read here)."
+            f"{len(self.claims)} claims in its text{whose}: {said}"
+            f" ({contradicted} do not hold in the paper's own tables as read here)."
         )
         return lines
 
@@ -211,7 +211,7 @@ def _span(interval: Interval) -> Span:
 
 
 def _point(interval: Interval) -> Span:
-    """Of a printed number, as it stands."""
+    """The span of a printed number, as it stands."""
     return Span(interval.value, interval.value, interval.value)
 
 
@@ -332,7 +332,7 @@ def _turns(environment: Mapping[str, Any], device: str) -> bool:
 
 
 def _upstream(version: str) -> str:
-    """Of a Debian version."""
+    """The upstream part of a Debian version."""
     return version.split(":", 1)[-1]
 
 
@@ -575,7 +575,7 @@ def _judge(
 def _judge_ratio(
     claim: Claim, one: _Instance, cell: Cell, other: Cell, printed: bool
 ) -> tuple[bool | None, str] | None:
-    """Of the mean of one cell over that of the other, whose intervals are taken as independent."""
+    """Judge the mean of one cell over that of the other; their intervals are taken as independent."""
     if cell.mean is None or other.mean is None or not other.mean.value:
         return None
     value = cell.mean.value / other.mean.value
@@ -618,7 +618,7 @@ def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: 
 
 
 def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper) -> PaperComparison:
-    """Of several hosts each device's numbers are of one: each of the paper's counts once. Raises SummaryError."""
+    """Compare a campaign with a paper. With several hosts, one gives each device's numbers. Raises SummaryError."""
     where = places(campaign)
 
     cells: list[PaperCell] = []

@@ -100,12 +100,12 @@ class Paper:
 
     @property
     def all_suites(self) -> list[str]:
-        """Of all tables."""
+        """The suites of all tables."""
         return list(dict.fromkeys(suite for suites in self.suites.values() for suite in suites))
 
     @property
     def systems(self) -> list[str]:
-        """Of its tables and claims."""
+        """The systems in its tables and claims."""
         found = [system for table in self.tables.values() for system in table.systems]
         return list(dict.fromkeys([*found, *(system for claim in self.claims for system in claim.systems)]))
 
@@ -122,7 +122,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def paper_names(configs: Path) -> list[str]:
-    """Of all papers."""
+    """The names of all papers."""
     return sorted(file.parent.name for file in (configs / "papers").glob(f"*/{FILE}"))
 
 
@@ -218,7 +218,7 @@ def sample_of(runs: int, mean: float, deviation: float) -> list[float]:
 
 
 def _table_of_means(path: Path, number: int, title: str, notes: tuple[str, ...], base: str) -> Table:
-    """Of a paper that gives means of runs and their standard deviations, of each system, absolute."""
+    """Table of a paper that gives each system's mean and standard deviation over runs, absolute."""
     samples: dict[tuple[str, str], dict[str, list[float]]] = {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):
@@ -257,7 +257,7 @@ def _over(one: Interval, other: Interval) -> Interval:
 
 
 def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...], base: str) -> Table:
-    """Of a paper that gives rates with the distances to both ends of their intervals, of each system, absolute."""
+    """Table of a paper that gives each system's rate and the distances to the ends of its interval, absolute."""
     means: dict[tuple[str, str], dict[str, Interval]] = {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):

@@ -28,7 +28,7 @@ Key = tuple[str, str, str]  # device, workload, system
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, none without a finished run in rounds. Raises SummaryError."""
+    """The reports on a campaign; none without a finished run in rounds. Raises SummaryError."""
     found = [
         summary
         for _, summary in summaries_of(directory, SUITE)

@@ -41,7 +41,7 @@ Key = tuple[str, str, str, str, str]  # host, suite, device, workload, system
 
 @dataclass(frozen=True)
 class Details:
-    """Of one run. The series have a value per step from the start of the logs, None where nothing was completed.
+    """Details of one run. The series have a value per step from the start of the logs, None where none was completed.
 
     problem: why there is nothing, in a line.
     """
@@ -63,7 +63,7 @@ class Band:
 
 @dataclass(frozen=True)
 class CellDetails:
-    """Of all valid runs of a cell: step_s is the width of a step of the series, bins the merged histogram."""
+    """Details of all valid runs of a cell: step_s is the width of a step of the series, bins the merged histogram."""
 
     step_s: float
     kops: Band
@@ -210,7 +210,7 @@ def _band(series: Sequence[Sequence[float | None]]) -> Band:
 
 
 def cell_details(campaign: Campaign) -> tuple[dict[Key, CellDetails], list[str]]:
-    """Of every cell with a valid run, and what could not be read, a line each. Raises SummaryError."""
+    """Details of every cell with a valid run, and a line for each file not readable. Raises SummaryError."""
     interval, groups = _logging(campaign)
     runs = [run for run in campaign.runs if run.valid and run.engine in SOURCES]
     tasks = [_Task(campaign.directory, run, interval, groups[run.engine]) for run in runs]

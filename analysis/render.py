@@ -151,7 +151,7 @@ def cell_style(metric: Metric, system: str, cell: Cell) -> Style:
 
 
 def unit_text(table: Table, metric: Metric, system: str) -> str:
-    """Of a column."""
+    """The unit of a column."""
     return metric.unit if table.absolute(system) else "points" if metric.points else "%"
 
 

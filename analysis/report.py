@@ -42,7 +42,7 @@ class Report:
 
 
 def size_text(size: int) -> str:
-    """Of a block, in bytes: as fio writes it."""
+    """The size of a block (bytes) as fio writes it."""
     return f"{size >> 20}m" if size % (1 << 20) == 0 else f"{size >> 10}k"
 
 

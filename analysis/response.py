@@ -30,7 +30,7 @@ Cell = dict[str, list[float]]  # of each metric, a value a run
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, none without a finished run. Raises SummaryError."""
+    """The reports on a campaign; none without a finished run. Raises SummaryError."""
     found = [summary for _, summary in summaries_of(directory, SUITE)]
     if not found:
         return []

@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Life:
-    """Of one system's requests. stages: mean time of each in us, in order; total: their sum.
+    """The life of one system's requests. stages: mean time of each in us, in order; total: their sum.
 
     requests: that were followed from end to end; left_out: of which a border was not seen. switches, calls: thread
     switches, and system calls of the server, for each of them.
@@ -172,8 +172,8 @@ class Follower:
 
 def life(system: str, records: Sequence[Record], sides: Sides, window: tuple[float, float]) -> Life:
     """
-    Of the requests that ended in the window of time. Those that come by the most common borders are shown; of the
-    others it is told how many they are.
+    The requests are those that ended in the window of time. Those that pass the most common borders are shown; the
+    others are counted.
     """
     follower = Follower(sides, application_pids(records, sides), *window)
     for record in records:

@@ -148,7 +148,7 @@ def clustered_share(clusters: Sequence[tuple[int, int]]) -> Interval:
 def quantile_interval(sample: Sequence[float], share: float) -> Interval:
     """The sample's quantile, and order statistics between which the population's lies; no end where it has too few.
 
-    sample is not empty. Of any distribution: the number of values below its quantile is binomial.
+    sample is not empty. This holds for any distribution: the number of values below its quantile is binomial.
     """
     ordered, n = sorted(sample), len(sample)
     from scipy.special import bdtr  # which takes long to load

@@ -71,7 +71,7 @@ def parse_workload(name: str, store: str) -> tuple[str, Place]:
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, one for each figure with a finished run. Raises SummaryError."""
+    """The reports on a campaign, one for each figure with a finished run. Raises SummaryError."""
     found = [summary for _, summary in summaries_of(directory, SUITE)]
     if not found:
         return []

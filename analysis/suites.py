@@ -12,5 +12,5 @@ MODULES = (attach, failover, sweep, response, depth_jobs, pts, store_figures)
 
 
 def reports_of(directory: Path) -> list[Report]:
-    """Of a campaign. Raises SummaryError."""
+    """The reports on a campaign. Raises SummaryError."""
     return [one for module in MODULES for one in module.reports(directory)]

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def directory(self) -> Path:
-        """Of its raw files, relative to the campaign's."""
+        """The directory of its raw files, relative to the campaign's."""
         host = self.machine or self.host
         return Path(host, self.device, self.suite, self.system, self.workload, str(self.repetition))
 
@@ -111,7 +111,7 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
 
 
 def warnings_note(warnings: Iterable[Sequence[str]], runs: int) -> str:
-    """Of so many runs, how many have warnings, and of which kinds; "" without any. warnings: of each valid run."""
+    """How many of the runs have warnings, and of which kinds; "" without any. warnings: those of each valid run."""
     warned = [lines for lines in warnings if lines]
     if not warned:
         return ""

@@ -58,7 +58,7 @@ def published() -> dict[tuple[str, int], dict[str, str]]:
 
 
 def reports(directory: Path) -> list[Report]:
-    """Of a campaign, none without a finished run. Raises SummaryError."""
+    """The reports on a campaign; none without a finished run. Raises SummaryError."""
     found = [summary for _, summary in summaries_of(directory, SUITE)]
     if not found:
         return []

@@ -581,7 +581,7 @@ def column_name(metric: Metric, system: str) -> str:
 
 
 def printed_cell(metric: Metric, device: str, workload: str, mean: Interval | None, other: Interval | None) -> Cell:
-    """Of a paper that tells no runs. other: the difference."""
+    """A cell of a paper that does not report its runs. other: the difference."""
     return Cell(0, 0, mean, other, _marks(metric, device, workload, 0, 0, mean, other))
 
 

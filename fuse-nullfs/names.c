@@ -37,7 +37,7 @@ struct node {
 	atomic_llong size;
 	struct timespec atime, mtime, ctime;
 	size_t slot; /* in its parent */
-	/* Of a directory. */
+	/* For a directory. */
 	union slot *slots;
 	size_t used, capacity, names, directories;
 	uintptr_t first_free; /* or NO_FREE */

@@ -78,13 +78,13 @@ def _read(name: str, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, 
 
 
 def disk_models() -> list[Model]:
-    """Of the guest's two disks. Raises LabError."""
+    """The models of the guest's two disks. Raises LabError."""
     found = (_read(name, ("name", "serial"), ("version", *NUMBERS)) for name in ("sata", "nvme"))
     return [Model(v["name"], v["version"], v["serial"], {name: v[name] for name in NUMBERS}) for v in found]
 
 
 def cpu_model() -> Cpu:
-    """Of the guest's CPU. Raises LabError."""
+    """The model of the guest's CPU. Raises LabError."""
     values = _read("cpu", ("name",), ("version", "instructions_per_us"))
     speed = values["instructions_per_us"]
     if not LEAST_SPEED <= speed <= MOST_SPEED:

@@ -343,8 +343,8 @@ static int adapter_can_multi_conn(void *handle)
 	return device_info.can_multi_conn;
 }
 
-/* From the backends' answer to nbdkit's: -1 and errno. Of errors that NBD lacks, nbdkit makes
- * EINVAL. */
+/* From the backends' answer to nbdkit's: -1 and errno. nbdkit turns errors that NBD lacks
+ * into EINVAL. */
 static int answer(int r)
 {
 	if (r == 0)

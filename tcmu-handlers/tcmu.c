@@ -26,7 +26,7 @@
 #define MAX_TRANSFER (32u << 20)
 
 /*
- * Of the backstore in configfs, as the library's ways to its attributes and
+ * What configfs says of the backstore, as the library's ways to its attributes and
  * actions find them: how many LUNs of any fabric it is exported by; and a text
  * that means nothing to the kernel, which keeps backend_session() as long as
  * the backstore and its initiators are there.

@@ -70,7 +70,7 @@ ifndef UNIT_TESTS
 	@$(MAKE) TARGET=tsan UNIT_SUITE=threads run-unit
 	@$(MAKE) UNIT_SUITE=heap run-unit
 endif
-# Of TARGET: UNIT_TESTS, or all of UNIT_SUITE. What was skipped is printed at the end.
+# Those of TARGET: UNIT_TESTS, or all of UNIT_SUITE. What was skipped is printed at the end.
 UNIT_SUITE ?= unit
 run-unit:
 	$(BUILD) $(or $(UNIT_TESTS:%=tests/unit/%),$(UNIT_SUITE)-tests)

@@ -41,8 +41,8 @@ int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *
 /* Removes the disk; requests that nobody serves fail. */
 int control_stop(struct control *c, uint32_t id);
 /*
- * Of a stopped device. Waits until it is gone, but not long: the kernel keeps it for as long as
- * others have its disk open.
+ * Deletes a stopped device. Waits until it is gone, but not long: the kernel keeps it for as long
+ * as others have its disk open.
  */
 int control_delete(struct control *c, uint32_t id);
 /* Sends the server away once it has an idle tag in each queue. */

@@ -259,7 +259,7 @@ static int write_back(const struct options *o, bool in_use, bool *lost)
 		warnx("/dev/ublkb%u: what was written last is lost: %s", id, strerror(-r));
 	else
 		warnx("/dev/ublkb%u: not removed, for what was written last cannot be written "
-		      "back: %s; mend that, or use --force",
+		      "back: %s; fix the cause, or use --force",
 			id, strerror(-r));
 	return o->force ? 0 : EXIT_FAILED;
 }

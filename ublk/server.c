@@ -44,7 +44,7 @@ struct server {
 	/* While it waits for its end: */
 	bool hurried;	 /* by another signal */
 	bool gone;	 /* the kernel has taken the device away */
-	bool keeps;	 /* errors, for they may be mended by waiting */
+	bool keeps;	 /* errors, as they may go away by waiting */
 	char kept[1024]; /* the first one */
 };
 
@@ -202,7 +202,7 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 		backend_start(s->service.device);
 		return 0;
 	}
-	/* A device tells what a user can mend, and only that. */
+	/* A device reports what a user can correct, and only that. */
 	if (!s->error_told) {
 		backend_error(&host, "cannot open the %s device: %s",
 			backend_kind(params_ops(params)).name, strerror(-r));

@@ -7,7 +7,7 @@
 #include "ublk/control.h"
 #include "ublk/queue.h"
 
-/* Exit codes: of a mistake that a user can mend, and of what the kernel or the machine refuses. */
+/* Exit codes: a mistake that a user can correct, and what the kernel or the machine refuses. */
 #define EXIT_USAGE  2
 #define EXIT_FAILED 1
 

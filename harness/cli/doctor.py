@@ -67,7 +67,7 @@ def lacks(needs: Sequence[Need]) -> str:
 
 
 def system_needs(system: SystemConfig) -> list[Need]:
-    """Of one system, beside a device and root."""
+    """What one system needs beside a device and root."""
     kind, asked, found = kind_of(system), system.requires, []
     for name, package in kind.programs(system).items():
         need = program(name, package)

@@ -56,7 +56,7 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
     if not plan.model:
         raise ConfigError(f"campaign={plan.campaign}: was not simulated; run one in the lab with --clock virtual")
     if plan.model != model:
-        raise ConfigError(f"campaign={plan.campaign}: was simulated by {plan.model}, now there is {model}; run it anew")
+        raise ConfigError(f"campaign={plan.campaign}: was simulated by {plan.model}; the lab has {model}; run it again")
     known = {"device": plan.devices, "workload": dict.fromkeys(one.id for one in plan.suite.workloads)}
     for name, value in (("device", device), ("workload", workload)):
         if value not in known[name]:

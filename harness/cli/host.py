@@ -55,7 +55,7 @@ def systems_command(args: argparse.Namespace) -> int:
 
 
 def workloads_command(args: argparse.Namespace) -> int:
-    """Of one suite, or of those that are made of no others."""
+    """List the workloads of one suite, or of those that are made of no others."""
     suites = [args.suite] if args.suite else tables.names("suites")
     found = {
         (workload.suite, workload.id): workload for name in suites for workload in config.load_suite(name).workloads

@@ -200,7 +200,7 @@ def status(directory: Path) -> dict[str, object]:
 
 
 def _status(directory: Path, own: Path) -> dict[str, object]:
-    """Of one host. own: where its plan is."""
+    """The status of one host. own: where its plan is."""
     plan = read_plan(own / "plan.json")
     done = [entry for entry in plan.entries if (directory / plan.directory(entry) / "DONE").exists()]
     valid = [entry for entry in done if valid_summary(directory / plan.directory(entry))]

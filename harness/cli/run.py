@@ -253,7 +253,7 @@ class OnDevices:
         return f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run, {warm_up}"
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
-        """Of the plan for people."""
+        """The lines about a device in the plan for people."""
         written = f"at most {show_bytes(most_written)} written"
         if plan.with_files:
             written += f" (file systems: at {FILL_BYTES_PER_S / 1e6:.0f} MB/s)"

@@ -67,7 +67,7 @@ class OverStore:
         return plan, place
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
-        """Of the plan for people."""
+        """The lines about a device in the plan for people."""
         here = f"a versitygw of its own, {device.latency_ms} ms away"
         return [f"store      {device.id}: {device.path or here}"]
 

@@ -70,7 +70,7 @@ def parse(directory: Path, workload: Workload) -> Result:
 
 
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
-    """Of the rest of a suite's table: one for each number of disks."""
+    """Workloads from the rest of a suite's table: one for each number of disks."""
     disks, part = counts(table, "disks"), table.table("samples")
     samples = part.integer(profile, 1)
     table.end(("name", "engine", "systems", "disks", "samples"))

@@ -208,7 +208,7 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
 
 
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
-    """Of the rest of a suite's table: one for each event."""
+    """Workloads from the rest of a suite's table: one for each event."""
     events, part = [str(event) for event in table.array("events")], table.table("timing")
     timing = {}
     for profile in list(part.values):

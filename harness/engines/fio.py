@@ -93,7 +93,7 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
 
 
 def _threads(path: Path) -> list[list[tuple[float, float]]]:
-    """Of each thread, the times (s after the ramp) and values of a log of fio: its jobs follow one another."""
+    """For each thread, the times (s after the ramp) and values of a log of fio: its jobs follow one another."""
     threads: list[list[tuple[float, float]]] = []
     last = math.inf
     for line in path.read_text().splitlines():

@@ -41,7 +41,7 @@ def argv(workload: Workload, device: str, directory: Path, *options: str) -> lis
 
 
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
-    """Of the rest of a suite's table: each mode with each number of threads."""
+    """Workloads from the rest of a suite's table: each mode with each number of threads."""
     parameters, threads = table.text("parameters"), tables.counts(table, "threads")
     modes = table.table("modes")
     table.end(("name", "engine", "systems", "parameters", "threads", "modes"))

@@ -58,7 +58,7 @@ def argv(
 
 
 def run_options(profile: Profile, results: Path) -> list[str]:
-    """Of the measured phase."""
+    """The options of the measured phase."""
     return [f"--interval={profile.series_ms / 1e3:g}", f"--json={results}"]
 
 
@@ -188,7 +188,7 @@ SHAPE_KEYS = ("file", "id", "rw", "threads", "files", "block_sizes", "stands_for
 
 
 def _shaped(suite: str, table: Table) -> Iterator[Workload]:
-    """Of the rest of a suite's table: each shape is a workload file, and the product of what it is run with."""
+    """Workloads from a suite's table: each shape is a workload file, and the product of what it is run with."""
     parameters, shapes = table.text("parameters"), table.array("shape")
     table.end(("name", "engine", "systems", "parameters", "shape"))
     if not tables.path(f"papers/{parameters}/parameters").is_file():

@@ -30,7 +30,7 @@ def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Pa
 
 
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
-    """Of the rest of a suite's table: each operation with each number of workers."""
+    """Workloads from the rest of a suite's table: each operation with each number of workers."""
     workers, operations, sizes = counts(table, "workers"), table.array("operations"), table.table("sizes")
     size = sizes.table(profile)
     for other in list(sizes.values):  # of other profiles

@@ -14,7 +14,7 @@ ON_COMMAND_LINES = ("output", "output-format", "eta")  # which job files do not 
 
 
 def job_file(argv: Sequence[str], comments: Sequence[str]) -> str:
-    """Of fio's command line, whose options are all of the form --name=value or --name."""
+    """A job file from fio's command line, whose options are all of the form --name=value or --name."""
     head = ["# SPDX-License-Identifier: BSD-3-Clause"]
     head += [f"# {' '.join(comment.split())}" for comment in comments]
     lines: list[str] = []

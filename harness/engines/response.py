@@ -37,7 +37,7 @@ LAG_SHARE = 0.1  # of the median latency that half of the requests may be issued
 
 
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
-    """Of the rest of a suite's table: of each mode the capacity, and a workload a load."""
+    """Workloads from the rest of a suite's table: for each mode, the capacity and one workload a load."""
     size = block_size(table, "block_size", table.text("block_size"))
     loads, modes, capacity = counts(table, "loads"), table.table("modes"), table.table(CAPACITY)
     for load in loads:
@@ -56,7 +56,7 @@ def _workloads(suite: str, table: Table) -> Iterator[Workload]:
 
 def capacity_kops(run: Run) -> float:
     """
-    Of the run's system, device and mode: the mean of what valid runs of this campaign found, kept from the first time
+    For the run's system, device and mode: the mean of what valid runs of this campaign found, kept from the first time
     on, so that all repetitions of a load are offered the same. Raises WorkloadError.
     """
     mode = run.workload.id.removesuffix(f"-{run.workload.load}load")

@@ -111,7 +111,7 @@ def precondition(run: Run) -> dict[str, object]:
 
 
 def parse(path: Path, workload: Workload, profile: Profile) -> Result:
-    """Of the window; before it is warm-up. Raises WorkloadError."""
+    """The result of the window; what comes before it is warm-up. Raises WorkloadError."""
     try:
         report = json.loads(path.read_text())
         rounds, size = report["rounds"], int(report["window"])

@@ -55,7 +55,7 @@ def argv(workload: Workload, runtime_s: int, size: int, target: Sequence[str], s
 
 @dataclass(frozen=True)
 class StoreResult:
-    """Of the whole run: throughput of writes is until all was flushed. problems: why it may not be used."""
+    """Result of the whole run: throughput of writes is until all was flushed. problems: why it may not be used."""
 
     throughput_kops: float
     throughput_mbps: float
@@ -135,7 +135,7 @@ class OverStore(Engine):
     tables_so_far = False  # a figure says little before it is complete
 
     def check_device(self, profile: Profile, device: str) -> None:
-        """Of none is an area used."""
+        """Accept any device: no workload of this engine uses an area of it."""
 
     def repetitions(self, profile: Profile) -> int | None:
         return profile.store.repetitions

@@ -14,7 +14,7 @@ from .fio import Direct
 
 
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
-    """Of the rest of a suite's table."""
+    """Workloads from the rest of a suite's table."""
     part, points = table.table("modes"), table.table("points")
     scaling, timing = table.table("scaling", optional=True), times(table)
     modes = {mode: part.text(mode, FIO_MODES) for mode in list(part.values)}

@@ -102,7 +102,7 @@ def serial_of(disk: Path) -> str:
 
 
 def _first_text(*paths: Path) -> str:
-    """Of the first file that is there and holds something."""
+    """The text of the first file that is there and holds something."""
     for path in paths:
         try:
             if text := path.read_text(errors="replace").strip():

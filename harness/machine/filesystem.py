@@ -113,7 +113,7 @@ def sync_file_system(fd: int) -> None:
 
 @undo
 def remove_cgroup(path: str) -> None:
-    """Of which the processes have ended: of what stays, the kernel lets go a little later."""
+    """Remove a cgroup whose processes have ended; the kernel lets go of it a little later."""
     end = time.monotonic() + PATIENCE
     while os.path.isdir(path):
         try:

@@ -28,7 +28,7 @@ def unescape(text: str) -> str:
 
 
 def mounts_of(process: str = "self") -> Iterator[Mount]:
-    """Of a process (pid), in order. Raises OSError if it is gone."""
+    """The mounts of a process (pid), in order. Raises OSError if it is gone."""
     for line in Path("/proc", process, "mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         fields, (kind, source, options) = left.split(), right.split(" ", 2)

@@ -259,12 +259,12 @@ class Signature:
 
     @property
     def member(self) -> bool:
-        """Of something that may be there without being in use now: a volume group, an array, a pool, a cipher."""
+        """Whether it is part of what may not be in use now: a volume group, an array, a pool, a cipher."""
         return self.kind.endswith("_member") or self.usage in ("raid", "crypto") or self.kind in MEMBERS
 
 
 def signatures(device: BlockDevice) -> list[Signature]:
-    """Of the device and its partitions. One that cannot be told is UNKNOWN."""
+    """The signatures on the device and its partitions. One that cannot be identified is UNKNOWN."""
     own = sysfs_of(device.number)
     found = []
     for name in (own.name, *sorted(child.name for child in _children(own))):
@@ -363,7 +363,7 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
 
 
 def _refuse_member(device: BlockDevice) -> None:
-    """Of something that is not in use now: nobody holds it, and yet it is somebody's."""
+    """Refuse a part of something that is not in use now: no process holds it, but it holds somebody's data."""
     for one in signatures(device):
         if one.member:
             where = "" if one.where == device.name else f" in {one.where}"

@@ -127,7 +127,7 @@ def _settings(root: Path, disks: Sequence[str]) -> Iterator[tuple[str, str, Path
 
 
 def settings(disks: Sequence[str], root: Path = Path("/")) -> list[Setting]:
-    """Of this machine, and of these disks."""
+    """The settings of this machine, and of these disks."""
     return [
         Setting(kind, about, str(path.relative_to(root)), now, wanted)
         for kind, about, path, wanted in _settings(root, disks)
@@ -195,7 +195,7 @@ def restore(root: Path = Path("/"), state: Path = STATE) -> int:
 
 
 def facts(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> dict[str, object]:
-    """Of the machine's condition: what is as it is wanted and what is not, and where disks are."""
+    """The machine's condition: which settings are as wanted and which are not, and where disks are."""
     found = settings(disks, root)
     kinds = dict.fromkeys(one.kind for one in found)
     places: dict[str, object] = {

@@ -36,7 +36,7 @@ class Hosts:
 
 
 def load_hosts(name: str) -> Hosts:
-    """Of configs/hosts/NAME.toml, or of a file of the user's own, which has a / or .toml in its name."""
+    """Load configs/hosts/NAME.toml, or the user's own file, which has a / or .toml in its name."""
     own = "/" in name or name.endswith(".toml")
     table = read_file(Path(name).absolute(), Path(name).stem) if own else read("hosts", name)
     found = []

@@ -71,7 +71,7 @@ class Engine:
     in_rounds = False
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
-        """Of the rest of a suite's file. Raises ConfigError."""
+        """The suite that the rest of its file describes. Raises ConfigError."""
         raise NotImplementedError
 
     def check_device(self, profile: Profile, device: str) -> None:
@@ -121,11 +121,11 @@ class Engine:
         return profile.bring_up_s
 
     def duration_s(self, workload: Workload, profile: Profile) -> float:
-        """Of the workload itself, with the times of the profile."""
+        """How long the workload itself takes, with the times of the profile."""
         return profile.ramp_s + profile.runtime_s
 
     def overhead_s(self, profile: Profile) -> float:
-        """Of each run."""
+        """What each run takes besides."""
         return profile.overhead_s
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:

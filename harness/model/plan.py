@@ -334,7 +334,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
 def estimate(plan: Plan) -> Estimate:
     """How long a plan takes and what it writes: a block workload ends at the latest when its area is full.
 
-    Of the runs that are in it; with adaptive repetition there may come to be max_repetitions / repetitions as many.
+    Only runs that are in it count; with adaptive repetition there may come to be max_repetitions / repetitions as many.
     """
     profile = plan.profile
     slowdown = COUNTED_SLOWDOWN if profile.instructions or plan.model else 1

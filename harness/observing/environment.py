@@ -140,7 +140,7 @@ def snapshot() -> dict[str, object]:
 
 
 def source(checkout: Path | None) -> dict[str, object]:
-    """Of which commit userblk is, and whether it was changed since; {} without git."""
+    """The commit that userblk is of, and whether it was changed since; {} without git."""
     if checkout is None:
         return {}
     commit = _run("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
@@ -211,7 +211,7 @@ def parse_nvme(text: str) -> dict[str, object]:
 
 
 def temperature(disk: str) -> tuple[float | None, float | None]:
-    """Of a disk by the kernel's own sensor, and the one that it calls too hot; degrees C."""
+    """The temperature of a disk by the kernel's sensor, and the one it calls too hot; degrees C."""
     block = Path("/sys/block", disk, "device")
     for sensor in sorted([*block.glob("hwmon*"), *block.glob("hwmon/hwmon*"), *block.glob("device/hwmon/hwmon*")]):
         values = [_text(sensor / name) for name in ("temp1_input", "temp1_max")]

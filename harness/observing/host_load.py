@@ -20,7 +20,7 @@ BUSY = 50.0  # % of one CPU: more than this before a campaign is worth a word
 
 
 def _busy_ticks() -> int:
-    """Of all CPUs: user, nice, system, irq, softirq and steal, since boot. guest is part of user."""
+    """Ticks of all CPUs in user, nice, system, irq, softirq and steal, since boot. guest is part of user."""
     with open("/proc/stat", encoding="ascii") as stream:
         fields = [int(field) for field in stream.readline().split()[1:]]
     return sum(fields[:3]) + sum(fields[5:8])

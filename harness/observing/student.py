@@ -28,5 +28,5 @@ def t_quantile(degrees: int) -> float:
 
 
 def half_width(sample: Sequence[float]) -> float:
-    """Of the 95 % interval of the mean of two values or more."""
+    """Half the width of the 95 % interval of the mean of two values or more."""
     return t_quantile(len(sample) - 1) * math.sqrt(variance(sample, fmean(sample)) / len(sample))

@@ -111,7 +111,7 @@ def excursion(values: Sequence[float]) -> tuple[float, bool]:
 
 
 def settled(values: Sequence[float]) -> tuple[float, float, bool]:
-    """Of the rounds of a window: slope and excursion, % of their mean, and whether that is steady by SNIA's words.
+    """Slope and excursion of a window's rounds, % of their mean, and whether that is steady by SNIA's definition.
 
     The least-squares line changes by at most 10 % over the window, and the highest and lowest differ by at most 20 %.
     """

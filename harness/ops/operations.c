@@ -514,7 +514,7 @@ static int step_append_synced(struct worker *w)
 #define KiB(n) ((uint64_t)(n) << 10)
 #define MiB(n) ((uint64_t)(n) << 20)
 
-/* Of a private file or directory, and the same of that of all workers. */
+/* For a private file or directory, and the same for that of all workers. */
 #define BOTH(private_name, shared_name, text, trace, files, size, prepare, begin, step)            \
 	{private_name, text ", private", false, trace, files, size, prepare, begin, step},         \
 	{                                                                                          \

@@ -188,7 +188,7 @@ def choices(plan: Plan) -> list[str]:
 
 
 def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
-    """Of the workloads with these ids, by what is chosen for a paper."""
+    """The workloads with these ids, by what is chosen for a paper."""
     parameters, others = load_parameters(paper)
     lines = []
     for parameter in parameters:

@@ -34,7 +34,7 @@ EVENTS = (
     *("block:block_rq_issue", "block:block_rq_complete", "sched:sched_switch"),
     *("raw_syscalls:sys_enter", "raw_syscalls:sys_exit"),
 )
-# Of kernels that have them (6.11 and later): a request to a FUSE server has no block device of its own.
+# In kernels that have them (6.11 and later): a request to a FUSE server has no block device of its own.
 FUSE_EVENTS = ("fuse:fuse_request_send", "fuse:fuse_request_end")
 EVENT_FILES = Path("/sys/kernel/debug/tracing/events")
 

@@ -208,7 +208,7 @@ class Runner:
         self.keep_identities()
 
     def keep_identities(self) -> None:
-        """Of devices that the plan named without having seen them: who resumes it must find the same."""
+        """Record the identity of devices that the plan named unseen: a resumed run must find the same."""
         known = {
             name: device
             if device.identity or device.path.startswith("$")

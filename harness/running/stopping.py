@@ -55,7 +55,7 @@ def widest(samples: Mapping[str, Sequence[float]]) -> tuple[float, str] | None:
 
 
 def judge(profile: Profile, samples: Mapping[str, Sequence[float]], runs: int) -> Verdict:
-    """Of one cell, planned so many runs, whose valid ones have these metrics."""
+    """The verdict on one cell with so many runs planned; samples: the metrics of the valid ones."""
     valid = max((len(sample) for sample in samples.values()), default=0)
     found = widest(samples)
     least, most = profile.repetitions, profile.max_repetitions
@@ -76,7 +76,7 @@ def judge(profile: Profile, samples: Mapping[str, Sequence[float]], runs: int) -
 
 
 def judge_all(plan: Plan, directory: Path) -> dict[CellId, Verdict]:
-    """Of every cell of the plan, from what its runs below the campaign's directory say."""
+    """The verdict on every cell of the plan, from its runs below the campaign's directory."""
     runs: dict[CellId, int] = defaultdict(int)
     samples: dict[CellId, dict[str, list[float]]] = {}
     for entry in plan.entries:

@@ -138,7 +138,7 @@ class StoreRunner(Runner):
         argv = load.argv(workload, profile.store.runtime_s, profile.store.size, served.target, entry.seed, directory)
         comments = (
             f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
-            f"Of a volume of {profile.store.size} bytes, all written, that {' '.join(served.target)} reaches.",
+            f"For a volume of {profile.store.size} bytes, all written, that {' '.join(served.target)} reaches.",
         )
         (directory / replay.FILE).write_text(replay.job_file(argv, comments))
         try:

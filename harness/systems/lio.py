@@ -173,7 +173,7 @@ class Backstore:
         max_bytes: int = 1 << 20,
         timeout_s: int = 30,
     ) -> Backstore:
-        """Of one of our handlers. size, max_bytes (the largest request): bytes."""
+        """A backstore of one of our handlers. size, max_bytes (the largest request): bytes."""
         wrong = set(",:\n") & set(config)
         if wrong:
             raise LioError(f"cfgstring={config}: LIO cannot take {min(wrong)!r} in it; use config=FILE")

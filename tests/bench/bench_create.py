@@ -129,7 +129,7 @@ def trace(instance: Path, server: int, point: Path, files: int) -> list[Event]:
 
 
 def parsed(text: str) -> list[Event]:
-    """Of the kernel's trace."""
+    """The events of the kernel's trace."""
     found = []
     for match in map(LINE.search, text.splitlines()):
         if match:
@@ -139,7 +139,7 @@ def parsed(text: str) -> list[Event]:
 
 
 def stages(events: list[Event], own: int) -> list[tuple[float, ...]]:
-    """Of each file whose moments are all there: how long each stage took, in us."""
+    """How long each stage took, in us, for each file whose moments are all there."""
     found = []
     begin = sent = taken = given = answered = 0.0
     request, server = "", 0

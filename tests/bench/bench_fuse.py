@@ -285,7 +285,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def data_files(directory: Path, jobs: int) -> list[Path]:
-    """Of that many jobs: one has the whole size, each of several as much as if they were the most."""
+    """The files of that many jobs: one has the whole size, each of several as much as if they were the most."""
     return [directory / f"data{jobs if jobs == 1 else max(JOBS)}.{job}" for job in range(jobs)]
 
 
@@ -294,7 +294,7 @@ def file_bytes(jobs: int, options: argparse.Namespace) -> int:
 
 
 def empty_cache(*paths: Path) -> None:
-    """Of files whose data is on disk after this; from the top down."""
+    """Empty the cache of files, whose data is on disk after this; from the top down."""
     for directory in dict.fromkeys(path.parent for path in paths):
         sync_file_system(directory)
     for path in paths:
@@ -304,7 +304,7 @@ def empty_cache(*paths: Path) -> None:
 
 
 def resident_pages(path: Path) -> int:
-    """Of a file, in the page cache."""
+    """How many pages of a file are in the page cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as view:
         pages = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
         start = ctypes.c_char.from_buffer(view)  # which writes nothing

@@ -2,7 +2,7 @@
 """Does the lab's table repeat? Judges campaigns in virtual time by the bars of docs/lab.md.
 
 Runs Table 1's campaign twice with one seed, once as the machine is and once beside another program, or judges
-campaigns that were run before. Of each campaign it tells how wide its intervals are and, with --control, what the
+campaigns that were run before. For each campaign it prints how wide the intervals are and, with --control, what the
 control shows; of two, by how much they differ. Exit code 1: a bar is missed. Run it with:
     PYTHONPATH=python python3 tests/bench/bench_lab.py [CAMPAIGN [CAMPAIGN]]
 """

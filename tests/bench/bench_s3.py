@@ -60,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Figure:
-    """Of one run. cpu_s_per_gb: of the server, where it is ours."""
+    """Figure of one run. cpu_s_per_gb: the server's, where it is ours."""
 
     bytes_per_s: float
     cpu_s_per_gb: float | None = None

@@ -61,7 +61,7 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of which of our devices with which of rublk's targets. limit: what the lower end is to reach."""
+    """Which of our devices is compared with which of rublk's targets. limit: what the lower end is to reach."""
 
     device: str
     target: str

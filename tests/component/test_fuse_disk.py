@@ -173,7 +173,7 @@ def test_readonly(disk: Path, fuse_file: FuseStart) -> None:
 
 
 def test_what_is_read_and_written_anywhere_is_the_devices(disk: Path, served: Mount) -> None:
-    """Of any length at any offset, the largest requests and more among them."""
+    """Any length at any offset, the largest requests and more among them."""
     rng = random.Random(1)
     expected = bytearray(disk.read_bytes())
     descriptor = os.open(served.point, os.O_RDWR)

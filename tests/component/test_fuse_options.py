@@ -275,7 +275,7 @@ def needs_rings() -> None:
 
 
 def test_rings_can_be_filled(needs_rings: None, fuse_start: FuseStart) -> None:
-    """Of the requests that nobody waits for, too: the kernel keeps all but 12 to itself unless it is told."""
+    """With requests that nobody waits for, too: the kernel holds back all but 12 of them by default."""
     mount = fuse_start("--io-uring")
     connections = Path("/sys/fs/fuse/connections")
     mounted = not os.path.ismount(connections)

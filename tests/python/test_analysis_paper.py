@@ -183,7 +183,7 @@ def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) ->
     assert counts[Verdict.NOT_COMPARABLE] == 1365 - counts[Verdict.NOT_MEASURED]
     reasons = {reason for cell in comparison.cells for reason in cell.reasons}
     assert {"emulated device", "profile quick", "nbdkit 1.42.3-1, not 1.22.1"} <= reasons
-    assert "Of the paper's 1,365 numbers" in comparison.summary[0] and "0 comparable" in comparison.summary[0]
+    assert "of the paper's 1,365 numbers" in comparison.summary[0] and "0 comparable" in comparison.summary[0]
     assert all((cell.shape is None) is (cell.verdict is Verdict.NOT_MEASURED) for cell in comparison.cells)
 
 

@@ -158,7 +158,7 @@ def test_share_interval_is_scipys() -> None:
 
 @pytest.mark.parametrize("n", [5, 10, 20, 30])
 def test_coverage_is_94_to_96_percent(n: int) -> None:
-    """Of the mean's interval and the ratio's; and false alarms of the test. 10,000 campaigns, standard error 0.22 %."""
+    """The mean's interval and the ratio's; and false alarms of the test. 10,000 campaigns, standard error 0.22 %."""
     rng = random.Random(n)
     trials, mean_hits, ratio_hits, alarms = 10_000, 0, 0, 0
     for _ in range(trials):

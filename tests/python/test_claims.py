@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Of what README and docs say that userblk measured about itself, docs/claims.toml has where it comes from."""
+"""docs/claims.toml says where each number comes from that README and docs give as measured."""
 
 from __future__ import annotations
 

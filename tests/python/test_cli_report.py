@@ -60,7 +60,7 @@ def test_compare_in_three_forms(results: Path) -> None:
 def test_compare_with_the_paper(results: Path) -> None:
     text = userblk("compare", "a", "paper", cwd=results.parent)
     assert text.returncode == 0, text.stderr
-    assert "Of the paper's 1,365 numbers 12 are measured, 0 comparable." in text.stdout
+    assert "12 of the paper's 1,365 numbers are measured, 0 comparable." in text.stdout
     value = json.loads(userblk("compare", "a", "paper", "--json", cwd=results.parent).stdout)
     assert len(value["cells"]) == 1365
     assert userblk("compare", "a", "paper", "--csv", cwd=results.parent).stdout.count("\n") == 1366

@@ -86,3 +86,12 @@ def test_the_tutorials_system_is_the_one_that_is_shipped() -> None:
     shown = [line for line in lesson("Your own server as a row") if not line.startswith(("bin/", "make ", "#"))]
     shipped = Path("configs/systems/qemu-nbd.toml").read_text().splitlines()
     assert shown == [line for line in shipped if line and not line.startswith("#")]
+
+
+def test_no_sentence_begins_with_of() -> None:
+    """In comments, docstrings and pages: a reader would have to wait for its subject."""
+    starts = r'("""|/\*\*?|^[ \t]*(\*|//|#)|^|[.:;] |")\s*Of '
+    argv = ["git", "grep", "-nIE", starts, "--", ":!docs/data", ":!configs/papers", ":!*.csv", ":!LICENSE"]
+    found = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert found.returncode in (0, 1), found.stderr
+    assert found.stdout == ""

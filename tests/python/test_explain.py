@@ -26,7 +26,7 @@ def simulated() -> Plan:
 MODEL = "cpu-3 sata-2 nvme-2"
 SIDES = Sides(application="fio", server=70, device="43,0", backing="252,1")
 
-# As perf 6.12 prints it. Of the 11 samples in the window 3 are idle.
+# As perf 6.12 prints it. 3 of the 11 samples in the window are idle.
 SAMPLES = """
 fio     50/51      1.000000000: cpu-clock:
 \t    7f0000001000 pread64 (/usr/lib/libc.so.6)
@@ -97,7 +97,7 @@ def test_a_command_may_look_like_an_address() -> None:
 
 
 def trace(events: Iterable[tuple[float, str, str, str]]) -> list[perf_script.Record]:
-    """Of time in us, thread ("fio 50/51"), event and its fields."""
+    """Records of time in us, thread ("fio 50/51"), event and its fields."""
     lines = [f"{thread} {1 + us / 1e6:.9f}: {event}: {text}" for us, thread, event, text in events]
     return list(perf_script.records(lines))
 
@@ -231,5 +231,5 @@ def test_a_campaign_in_real_time_is_refused() -> None:
 
 
 def test_a_campaign_of_other_models_is_refused() -> None:
-    with pytest.raises(ConfigError, match="was simulated by cpu-3 sata-2 nvme-2, now there is cpu-4"):
+    with pytest.raises(ConfigError, match="was simulated by cpu-3 sata-2 nvme-2; the lab has cpu-4"):
         narrowed(simulated(), "cpu-4", "nvme", "rand-read-1th-4k", None)

@@ -144,7 +144,7 @@ def test_a_campaign_beside_the_published_numbers(campaign: Path) -> None:
     assert verdicts == {("hdd", Verdict.NOT_MEASURED): 135, ("ssd", Verdict.NOT_COMPARABLE): 135}
     reasons = {reason for cell in found.cells if cell.system == "stackfs" for reason in cell.reasons}
     assert "userblk-passthrough with StackFS's options, not StackFS" in reasons
-    assert "Of the paper's 270 numbers 135 are measured, 0 comparable" in found.summary[0]
+    assert "135 of the paper's 270 numbers are measured, 0 comparable" in found.summary[0]
     claims = {ours.claim.id: ours for ours, _ in compare_with_paper(read, make_tables(read.runs), TERRA).claims}
     assert claims["green-desktop-ssd"].verdict is ClaimVerdict.FAILS  # half of native's everywhere
     assert claims["no-red"].verdict is ClaimVerdict.HOLDS and claims["no-red"].missing == 90

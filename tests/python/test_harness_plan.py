@@ -185,7 +185,7 @@ def test_what_file_systems_write_counts() -> None:
 
 
 def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
-    """Of a run, and of the estimate; --warm-up is of all."""
+    """A run has them, and the estimate; --warm-up holds for all."""
     profile = load_profile("quick", virtual=True)
     read, write = (w for w in load_suite("bdus-block").workloads if w.id in ("rand-read-1th-4k", "rand-write-1th-4k"))
     reads, writes = profile.of(read, "nvme"), profile.of(write, "nvme")

@@ -59,7 +59,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, change: tuple[str, str], says: st
 
 
 def test_means_with_deviations_have_their_intervals() -> None:
-    """Of three runs, of which the paper gives mean and standard deviation."""
+    """Three runs, of which the paper gives mean and standard deviation."""
     assert mean_interval(sample_of(3, 100.0, 2.0)).half == pytest.approx(4.303 * 2 / 3**0.5, rel=1e-3)
     assert mean_interval(sample_of(5, 100.0, 2.0)).half == pytest.approx(2.776 * 2 / 5**0.5, rel=1e-3)
 

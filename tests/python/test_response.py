@@ -78,7 +78,7 @@ def stall(pid: int) -> threading.Thread:
 
 @needs_program
 def test_a_stall_is_in_the_tail_as_arithmetic_says(served: tuple[Path, int], tmp_path: Path) -> None:
-    """Of the requests of a stall, latencies are spread evenly from all of it to nothing. A closed loop sees four."""
+    """The latencies of a stall's requests are spread evenly from all of it to nothing. A closed loop sees four."""
     file, pid = served
     stalling = stall(pid)
     found = open_loop(file, tmp_path / "o.json", f"--rate={RATE}", f"--runtime={RUNTIME_S}")
@@ -101,7 +101,7 @@ def test_a_stall_is_in_the_tail_as_arithmetic_says(served: tuple[Path, int], tmp
 
 @needs_program
 def test_requests_arrive_as_a_poisson_process(tmp_path: Path) -> None:
-    """Of N requests the number scatters by the root of N; seeds repeat."""
+    """The number N of requests scatters by the root of N; seeds repeat."""
     (tmp_path / "disk").write_bytes(bytes(64 * MIB))
     options = ("--rate=20000", "--runtime=0.3", "--ramp=0.1", "--threads=2")
     found = [open_loop(tmp_path / "disk", tmp_path / "o.json", *options, f"--seed={n}") for n in (1, 1, 2, 3)]

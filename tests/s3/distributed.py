@@ -70,7 +70,7 @@ def test_store_without_conditions_is_refused(serve_s3: ServeS3, store: Store) ->
 
 @pytest.mark.fencing
 def test_second_writer_at_another_node(serve_s3: ServeS3, store: Store) -> None:
-    """Of two PUTs with the same condition, sent to two nodes, one is refused."""
+    """One of two PUTs with the same condition, sent to two nodes, is refused."""
     a = serve_s3("v").connect()
     a.pwrite(stamped(RUN, 0, 1), 0)
     a.flush()

@@ -309,7 +309,7 @@ def test_the_end_waits_for_a_store_that_comes_back(serve_s3: ServeS3, proxy: Fau
 
 
 def test_the_end_of_a_server_with_a_flush_under_way(serve_s3: ServeS3, proxy: FaultProxy) -> None:
-    """Of which nbdkit does not tell the plugin before the flush is answered."""
+    """nbdkit does not tell the plugin of its end before the flush is answered."""
     server = serve_s3("v", through=proxy, close_timeout="2")
     handle = server.connect()
     with proxy.outage():

@@ -33,7 +33,7 @@ def small_store() -> Iterator[Versitygw]:
 
 
 def content(place: int, number: int) -> bytes:
-    """Of the MiB at that place as write number leaves it."""
+    """The MiB at that place as write number leaves it."""
     return b"".join(stamped(RUN, place * MIB // BLOCK + i, number) for i in range(MIB // BLOCK))
 
 

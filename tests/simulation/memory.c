@@ -128,7 +128,7 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 16, "what malloc() returns is aligned");
 
-/* Of what is large: what was mapped, of which many pages are touched, what was allocated, of which
+/* Large blocks: what was mapped, of which many pages are touched, what was allocated, of which
  * few are, and what has no room in a slot. */
 enum pool { MAPPED, ALLOCATED, HUGE };
 static const size_t staying[HUGE] = {512, 16}; /* pages of a slot */
@@ -316,7 +316,7 @@ static void *take_small(size_t align, size_t bytes, uint8_t owner)
 	return block + before;
 }
 
-/* Of what has more than one slot it may be a part; such slots are used once. */
+/* It may be a part of several slots; such slots are used once. */
 static void give_large(void *p, size_t bytes)
 {
 	enum pool pool = (enum pool)((uint64_t)((uint8_t *)p - kept->large) / POOL_ROOM);

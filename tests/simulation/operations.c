@@ -427,7 +427,7 @@ int run_clone(struct life *l, const char *name)
 		v->exists = true;
 		s->clones++;
 	}
-	/* Of one whose creation was cut short there is none before a root of who came next. */
+	/* A snapshot whose creation was cut short shows only after a root of the next writer. */
 	if (r == -EBUSY && s->answer == MODEL_NEVER)
 		return r;
 	if (r && !may_give_up(l) && r != -ENOENT)

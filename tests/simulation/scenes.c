@@ -289,7 +289,7 @@ static void *take_over(void *opaque)
 static void meet_takeover(void)
 {
 	struct life *busy = newcomer(), *next;
-	/* Of one slow processor those who write may leave little to who takes over. */
+	/* On one slow processor the writers may leave little to who takes over. */
 	uint64_t most = sim_is_fair() ? TAKEOVER_MOST : TAKEOVER_UNFAIR;
 
 	set_up(1 * MIB);

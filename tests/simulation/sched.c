@@ -198,7 +198,7 @@ static void reap(void)
 	if (!t || !t->stack)
 		return;
 #if defined(__SANITIZE_ADDRESS__)
-	/* Of frames that were never left. */
+	/* The poison of frames that were never left. */
 	__asan_unpoison_memory_region(t->stack + SIM_GUARD, SIM_STACK - SIM_GUARD);
 #endif
 	memcpy(t->stack + SIM_GUARD, &free_stacks, sizeof free_stacks);

@@ -198,7 +198,7 @@ static void live_as_reader(struct life *l)
 	if (l->sectors > v->capacity)
 		sim_fail("size", "%s has %u sectors", v->name, l->sectors);
 	r = read_all(b, seen, l->sectors, "a reader");
-	/* Of the writer at the beginning, or one that came meanwhile. */
+	/* What the writer at the beginning wrote, or one that came meanwhile. */
 	for (struct model_session *s = v->current; r == 0 && s; s = s->older) {
 		fits |= model_is_prefix(s, seen, v->capacity, s == newest ? floor : 0,
 			MODEL_NEVER - 1, v->chunked, &bad, &why);

@@ -38,7 +38,7 @@ class Request:
         return self.offset + self.length
 
     def data(self) -> bytes:
-        """Of a write."""
+        """The data of a write."""
         return pattern(self.tag, self.offset, self.length)
 
 
@@ -156,7 +156,7 @@ class Model:
             part = slice(start, start + SECTOR)
             if found[part] in [one[part] for one in allowed]:
                 continue
-            # Of one write, of another, or of what was there: never a mixture, unless a byte is the unit.
+            # From one write, from another, or from what was there: never a mixture, unless a byte is the unit.
             if (torn or self.limits.unit < SECTOR) and all(
                 any(one[i] == found[i] for one in allowed) for i in range(start, min(start + SECTOR, len(found)))
             ):

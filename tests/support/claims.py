@@ -4,9 +4,9 @@
 
 A measured number is one with a unit of time or of a rate, a number of times, a ratio with its interval, or of a table
 that names a unit at the head of a column; outside of code. A section of README.md or docs/ that has one needs an
-entry, [[claim]] or [[other]]; that is told of sections, not of each number in one. Of a claim whose raw data are kept
-the texts are made from these, digit by digit: what differs is told. --measure also takes a sample of such claims
-anew, within MINUTES, and tells what is further from the kept value than the claim's tolerance.
+entry, [[claim]] or [[other]]; it is checked for sections, not for each number in one. Where the raw data of a claim are
+kept, the texts are made from them, digit by digit: what differs is printed. --measure also measures a sample of such
+claims again, within MINUTES, and prints what is further from the kept value than the claim's tolerance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OTHER_KEYS = {"page", "heading", "why"}
 
 @dataclass(frozen=True)
 class Section:
-    """Of a page, from one heading to the next; heading "" is what stands before the first."""
+    """Section of a page, from one heading to the next; heading "" is what stands before the first."""
 
     page: str
     heading: str
@@ -109,7 +109,7 @@ def run(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 
 def values_of(claim: dict[str, Any], raw: str) -> dict[str, float]:
-    """Of raw data: what the expressions of pick find in them, or else of a JSON object. Raises ValueError."""
+    """The values in raw data: what the expressions of pick find, or those of a JSON object. Raises ValueError."""
     if "pick" not in claim:
         return {name: float(value) for name, value in json.loads(raw).items()}
     found = {name: re.search(rule, raw, re.MULTILINE) for name, rule in claim["pick"].items()}

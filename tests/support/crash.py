@@ -527,7 +527,7 @@ def summary(results: Sequence[Result], points: int, names: Sequence[str]) -> str
 
 
 def build_of() -> str:
-    """Of the programs that crash and of what judges them."""
+    """The build of the programs that crash and of what judges them."""
     here = Path(__file__).parent
     judges = [here / f"{name}.py" for name in ("crash", "crash_load", "history", "orders")]
     files = [Path(plugin_path("s3")), ROOT / DRIVER, *judges]

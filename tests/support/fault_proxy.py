@@ -392,7 +392,7 @@ def shortened_reply(length: int) -> Action:
 
 
 def _flip(at: int, length: int | None) -> Callable[[int, bytes], bytes]:
-    """Of a body of that length."""
+    """A change to a body of that length."""
     place = at if at >= 0 else (length or 0) + at
 
     def change(offset: int, data: bytes) -> bytes:

@@ -43,7 +43,7 @@ MODES: dict[str, tuple[str, ...]] = {
 
 
 def libfuse_version() -> tuple[int, ...]:
-    """Of the library that the program runs with; empty when it does not run."""
+    """The version of the library that the program runs with; empty when it does not run."""
     if not PROGRAM.exists():
         return ()
     found = re.search(r"libfuse (\d+)\.(\d+)\.(\d+)", run([str(PROGRAM), "--version"]).stdout)

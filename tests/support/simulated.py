@@ -62,7 +62,7 @@ class Clock:
 
 
 class Disk(BlockDevice):
-    """Of a file that nothing is written to."""
+    """The disk of a file that nothing is written to."""
 
     @property
     def queue(self) -> Path:
@@ -71,7 +71,7 @@ class Disk(BlockDevice):
 
 @dataclass(frozen=True)
 class Rate:
-    """Of a cell: what its runs scatter around."""
+    """The rate of a cell: what its runs scatter around."""
 
     kops: float
     cpu_percent: float

@@ -234,7 +234,7 @@ class World:
     # ---- what it looks like
 
     def attributes(self) -> dict[str, Any]:
-        """Of all names, and of what is open."""
+        """The attributes of all names, and of what is open."""
         os.chdir(self.root)
         found = {name: _attributes(os.lstat(name)) for name in _names(".")}
         return found | {f"slot {slot}": _attributes(os.fstat(file)) for slot, file in self.files.items()}

@@ -460,8 +460,8 @@ static void test_writer_whose_roots_are_deleted(void **state)
 }
 
 /*
- * Of the log behind the root that a reader has begun with so much is deleted that it looks like its
- * end.
+ * So much is deleted of the log behind the root that a reader began with that it looks like the
+ * end of the log.
  */
 static void test_reader_behind_whose_root_the_log_goes(void **state)
 {

@@ -133,8 +133,8 @@ static int look_inside(struct s3_localfile *f, const struct stat *st)
 	for (ssize_t i = 0; i < n; i++)
 		empty &= data[i] == 0;
 	free(data);
-	/* Of its size, without any data but zeroes at its beginning: a crash of the machine has
-	 * left it so when it was new. */
+	/* Its size is right and it holds only zeroes at its beginning: so a crash of the machine
+	 * leaves a new file. */
 	f->was_empty = n == 0 || (!device && empty && (uint64_t)st->st_size == f->size &&
 					 lseek(f->fd, n, SEEK_DATA) < 0 && errno == ENXIO);
 	if (ours || f->was_empty || (device && empty))

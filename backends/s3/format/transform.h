@@ -47,7 +47,7 @@ int s3_transform_derive_key(
 	const uint8_t *user_key, const uint8_t *uuid, uint8_t key[S3_KEY_BYTES]);
 /*
  * Wraps keys, 1 + super->n_parents of them, the volume's first, into S3_WRAPPED(super->n_parents)
- * bytes. Of super only uuids are looked at. 0, -ENOMEM or -EIO.
+ * bytes. Only the uuids of super are read. 0, -ENOMEM or -EIO.
  */
 int s3_transform_wrap_keys(const uint8_t *user_key, const struct s3_super *super,
 	const uint8_t (*keys)[S3_KEY_BYTES], uint8_t *wrapped);

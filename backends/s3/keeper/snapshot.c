@@ -8,8 +8,8 @@
  * own root that is younger than the volume's is taken over, one that is older goes.
  *
  * A clone puts its marker below the snapshot, looks whether that is being deleted, and only then
- * comes into being. A deletion puts a mark, looks for clones, and only then begins. Of the two
- * at least one sees the other.
+ * comes into being. A deletion puts a mark, looks for clones, and only then begins. At least
+ * one of the two sees the other.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -13,7 +13,7 @@ struct s3_volume;
 
 /*
  * Any thread may call these, while the volume is served but for the rollback. They take as long
- * as the store does. What a user can mend is told through the host as well.
+ * as the store does. The host also reports what a user can correct.
  */
 
 /*

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * A GET of blocks of one object, checked with the checksums in its header: those in the cache of
- * them, or else the header is fetched as well. Of data that is transformed the units are fetched
- * that hold the blocks, once the header has told where they are.
+ * them, or else the header is fetched as well. For data that is transformed it fetches the units
+ * that hold the blocks, once the header has shown where they are.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -470,7 +470,7 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 	if (p->records && (p->blocks + h->blocks > v->batch_blocks ||
 				  p->records + h->n_records > max_records(v)))
 		r = put(c);
-	/* Of larger batches than ours, which memory= does not provide for: it goes alone. */
+	/* Batches larger than ours, which memory= does not provide for, go alone. */
 	if (r == 0 && large)
 		r = arrive_all(c);
 	if (r == 0 && large)

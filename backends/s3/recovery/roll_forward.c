@@ -144,7 +144,7 @@ static bool takes_any(const struct s3_volume *v)
 
 /*
  * Finds a number that the log has not come to. All that has been flushed by now is below it: who
- * comes to it follows a writer at work, maybe for ever.
+ * comes to it follows a writer at work, maybe without end.
  */
 static int find_horizon(struct s3_volume *v, struct s3_recovery *p)
 {

@@ -25,7 +25,7 @@ LEAK = 48 * MIB  # that the kernel may keep for itself
 
 @pytest.fixture(params=SYSTEMS)
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of a system that this kernel has, with its modules."""
+    """The kind of a system that this kernel has, with its modules."""
     system, teardown = load_system(request.param), Teardown()
     if reasons := absent(system):
         pytest.skip(f"kernel: {'; '.join(reasons)}")

@@ -15,7 +15,7 @@ LIMIT = 1800.0  # s for one run
 # Steps of tests that a run has begun. The program itself dies at REPORT LUNS, on every disk of the loopback fabric.
 LEAST = 300
 
-# Of tcmu-runner 1.5.4 and the kernel's TCMU: docs/testing.md says why.
+# Defects of tcmu-runner 1.5.4 and the kernel's TCMU: docs/testing.md says why.
 KNOWN = {
     "ExtendedCopy.DescrLimits", "ExtendedCopy.DescrType", "ExtendedCopy.ParamHdr",
     "Inquiry.AllocLength", "Inquiry.BlockLimits", "WriteSame16.Unmap",

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not SYSTEMD.exists(), reason="release: it has no systemd"),
 ]
 
-# Of the machine's own: no target but ours, and nothing that this boot is not about.
+# No target but ours, and nothing that this boot is not about.
 TARGET = f"""
 [Unit]
 Requires=basic.target
