@@ -15,9 +15,10 @@ from userblk.analysis.summaries import SummaryError
 
 from ..machine import interrupt
 from ..machine.safety import Refused
-from ..model.tables import ConfigError
+from ..model.tables import ConfigError, NeedsCheckout
 from . import bundle, explain, host, report, results, run, tune
 from .common import EXIT_SIGNAL, EXIT_USAGE
+from .source import start_again
 
 MODULES = (run, results, report, explain, bundle, host, tune)
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -59,7 +60,10 @@ def main() -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(message)s")
     interrupt.install()
     try:
-        code: int = args.command(args)
+        try:
+            code: int = args.command(args)
+        except NeedsCheckout as need:
+            start_again(need)
         return code
     except (ConfigError, Refused, SummaryError) as error:
         print(f"userblk: {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ from ..model import config, tables
 from ..model.config import SystemConfig
 from ..observing import environment
 from ..systems.base import find_program, kind_of, module_there
+from . import source
 
 WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
@@ -84,9 +85,11 @@ def system_needs(system: SystemConfig) -> list[Need]:
 
 
 def lab_needs() -> list[Need]:
-    if paths.CHECKOUT is None:
+    if paths.CHECKOUT is None and not source.ARCHIVE.is_file():
         return [Need("a checkout of userblk", False, "git clone userblk, and run bin/userblk in it")]
     found = [program(name, package) for name, package in LAB.items()]
+    if paths.CHECKOUT is None:  # the first run there builds it
+        return found
     root = paths.CHECKOUT / "build/lab"
     return [*found, Need(f"root file system in {root}", root.is_dir() and any(root.iterdir()), "lab/build")]
 

@@ -13,7 +13,7 @@ from userblk.analysis import papers
 
 from ..machine import paths
 from ..model import config, tables
-from ..model.tables import ConfigError
+from ..model.tables import NeedsCheckout
 from . import completion, doctor
 from .common import Add, add_json, print_json
 
@@ -126,7 +126,7 @@ def completion_command(args: argparse.Namespace) -> int:
 def lab_command(args: argparse.Namespace) -> int:
     """Becomes lab/build or lab/run."""
     if paths.CHECKOUT is None:
-        raise ConfigError("lab: needs a checkout of userblk; run bin/userblk there")
+        raise NeedsCheckout("lab: needs a checkout of userblk; run bin/userblk there")
     program = {"build": "build", "run": "run", "shell": "run"}[args.action]
     words = [*args.arguments, "--tty", "--timeout", "0", "bash"] if args.action == "shell" else args.arguments
     path = str(paths.CHECKOUT / "lab" / program)

@@ -28,7 +28,7 @@ from ..model.config import Profile, Suite
 from ..model.hosts import Hosts, load_hosts
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
 from ..model.plan import COUNTING, Device, Plan, estimate, make_plan, read_plan
-from ..model.tables import ConfigError
+from ..model.tables import ConfigError, NeedsCheckout
 from ..observing import environment, host_load
 from ..running import hosts
 from ..running.campaign import (
@@ -162,7 +162,7 @@ def lay_out_on_devices(
     else:
         place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
-        raise ConfigError(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
+        raise NeedsCheckout(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
     clock, model = chosen_clock(args, place, options["suite"])
     options["profile"] = config.load_profile(args.profile, virtual=bool(model))
     devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)

@@ -15,6 +15,10 @@ class ConfigError(Exception):
     """Something the user wrote is wrong; one line that says what and what to do."""
 
 
+class NeedsCheckout(ConfigError):
+    """What was asked for works in a checkout only, and userblk is installed."""
+
+
 class Table:
     """One TOML table while it is read: every key is taken once, what is left over is an error."""
 

@@ -27,7 +27,7 @@ from ..machine.safety import check, confirmation, first_confirmation
 from ..model.config import SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS
 from ..model.plan import Device, Plan, estimate, write_plan
-from ..model.tables import ConfigError
+from ..model.tables import ConfigError, NeedsCheckout
 from ..observing import environment
 from ..stores.servers import read_access
 from ..systems import modules
@@ -241,7 +241,7 @@ def lab_release(plan: Plan) -> list[str]:
 def prepare_lab(plan: Plan) -> None:
     """Build the root file system and the programs for the guest, where not current. Raises ConfigError."""
     if paths.CHECKOUT is None:
-        raise ConfigError("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
+        raise NeedsCheckout("where=lab: the lab needs a checkout of userblk; run bin/userblk there")
     argv = [str(paths.CHECKOUT / "lab/make-in-root"), *lab_release(plan), "all"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 PLUGINS = ("null", "passthrough", "s3")
 # Each program has a page.
@@ -21,7 +24,8 @@ def _files(top: Path) -> set[Path]:
     return {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
-def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
+def test_what_is_installed_can_be_removed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache_of_lab = tmp_path_factory.mktemp("cache")
     other = tmp_path / "usr/bin/other"
     other.parent.mkdir(parents=True)
     other.touch()
@@ -51,6 +55,17 @@ def test_what_is_installed_can_be_removed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = subprocess.run([usr / "sbin/userblk-ublk", "--help"], capture_output=True, text=True)
     assert [name for name in PLUGINS if f"\nDevice {name}: " not in done.stdout] == [] and not done.stderr
+    # The plan of a run in the lab: from the source that was brought along.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    code = f"""import sys, pathlib
+sys.path.insert(0, {str(python.parent)!r}); from userblk.harness.cli import main, source
+source.CACHE = pathlib.Path({str(cache_of_lab)!r}); sys.exit(main())"""
+    run = [sys.executable, "-B", "-c", code, "run", "--where", "lab", "--reps", "1", "--dry-run"]
+    for _ in range(2):  # unpacked, then found there
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, cwd=tmp_path_factory.mktemp("any"))
+        assert done.returncode == 0 and "96 (1 of each cell)" in done.stdout, done.stderr
+    (source,) = cache_of_lab.iterdir()
+    assert (source / "lab/make-in-root").is_file() and not list(source.rglob("*.so"))
     for cache in python.rglob("__pycache__"):
         subprocess.run(["rm", "-r", str(cache)], check=True)
     _make("uninstall", tmp_path)
