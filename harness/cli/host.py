@@ -134,7 +134,7 @@ def lab_command(args: argparse.Namespace) -> int:
 
 
 def add_commands(add: Add) -> None:
-    about = add("doctor", "what this machine can run, what is missing, and how to install it", doctor_command)
+    about = add("doctor", "show what this machine can run, what is missing, and how to install it", doctor_command)
     add_json(about)
     systems = add("systems", "list the systems that can be measured", systems_command)
     add_json(systems)
