@@ -43,6 +43,15 @@ def directory_argument(text: str) -> Path:
     return path.resolve()
 
 
+def given_argument(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=FILE, with a name below /results")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: {path or 'nothing'} is no file")
+    return name, Path(path)
+
+
 def add_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--release",
@@ -122,6 +131,21 @@ def run_main(arguments: Sequence[str]) -> int:
         "--share", type=directory_argument, metavar="DIR", help="directory to mount read-write at /results"
     )
     parser.add_argument(
+        "--sealed",
+        action="store_true",
+        help="in virtual time: let nothing of this machine reach the guest while it is up, so that it does the same in"
+        " each run, to the instruction. It has copies of the checkout's programs and of the files of --given; what the"
+        " command leaves in /results comes to --share when it ends",
+    )
+    parser.add_argument(
+        "--given",
+        action="append",
+        default=[],
+        type=given_argument,
+        metavar="NAME=FILE",
+        help="let a sealed guest have a copy of a file, as /results/NAME (may be repeated)",
+    )
+    parser.add_argument(
         "--disk-size", type=size_argument, default="4G", metavar="SIZE", help="size of each disk (default: %(default)s)"
     )
     parser.add_argument(
@@ -155,6 +179,11 @@ def run_main(arguments: Sequence[str]) -> int:
         parser.error(f"--seed={args.seed}: must be from 0 to {(1 << 32) - 1}")
     if args.cpus is not None and args.cpus < 1:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
+    if args.sealed and (not virtual or args.tty or args.network):
+        other = "--clock real" if not virtual else "--tty" if args.tty else "--network"
+        parser.error(f"--sealed: does not go with {other}, by which this machine is felt; leave one of them out")
+    if args.given and not args.sealed:
+        parser.error("--given: needs --sealed; add it, or leave it out")
     tree = ensure_tree(Variant(args.release, args.kernel))
     options = Options(
         command=tuple(command),
@@ -170,6 +199,8 @@ def run_main(arguments: Sequence[str]) -> int:
         network=args.network,
         clock=args.clock,
         seed=args.seed,
+        sealed=args.sealed,
+        given=tuple(args.given),
     )
     return run(tree, options)
 

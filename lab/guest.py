@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
 import platform
 import selectors
@@ -14,15 +16,18 @@ import socket
 import stat
 import subprocess
 import sys
+import tarfile
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
+from .channel import CONTROL, ERRORS, FILES, OUTPUT, SIZE, Channel, unpack
+from .images import checkout_image, directory_image
 from .models import cpu_model, disk_models, ensure_modules, module_parameter
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
@@ -32,6 +37,7 @@ BOOT_LIMIT = 900.0  # s until the command starts: a few on a machine that does n
 BOOT_TRIES = 3
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
+LOOK_S = 0.02  # s between two looks at what a sealed guest says
 CONSOLE_TAIL = 80  # lines shown of a guest that died
 SETUP = "/extra/setup"  # of the user's own, before the command
 
@@ -72,6 +78,8 @@ class Options:
     network: bool = False  # on which this machine's loopback interface is HOST
     clock: str = CLOCKS[0]  # virtual: it counts instructions, and the disks are modelled
     seed: int = 1  # in virtual time: of the CPU's random numbers
+    sealed: bool = False  # nothing of this machine reaches it while it is up
+    given: tuple[tuple[str, Path], ...] = ()  # names below /results of files that a sealed guest has copies of
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class Wiring:
     sata: int
     nvme: int
     ports: tuple[int, ...]  # control, then stdout and stderr, or the terminal
+    channel: int = -1  # of a sealed guest, instead of ports
+    images: tuple[Path, ...] = ()  # of a sealed guest: the checkout, and the user's own files
 
 
 class GuestDied(LabError):
@@ -133,16 +143,21 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
     argv += ["-kernel", str(tree.vmlinux), "-initrd", fd(wiring.initrd), "-append", cmdline]
     argv += ["-chardev", f"file,id=console,path={fd(wiring.console)}", "-serial", "chardev:console"]
 
-    image = str(tree.image).replace(",", ",,")
     # Memory, mapped privately: writes vanish, and programs run from it without a page cache,
     # so that dropping the guest's caches does not make the next start of one slow.
-    root = f"memory-backend-file,id=root,share=off,mem-path={image},size={tree.image.stat().st_size}"
-    argv += ["-object", root, "-device", "virtio-pmem-pci,memdev=root"]
+    for number, path in enumerate((tree.image, *wiring.images)):
+        image = str(path).replace(",", ",,")
+        memory = f"memory-backend-file,id=image{number},share=off,mem-path={image},size={path.stat().st_size}"
+        argv += ["-object", memory, "-device", f"virtio-pmem-pci,memdev=image{number}"]
     if options.clock == "real":
         argv += ["-drive", f"id=sata,file={fd(wiring.sata)},{disk}"]
         argv += ["-device", "ide-hd,drive=sata,bus=ide.0,rotation_rate=1,serial=LABSATA,model=userblk lab SATA SSD"]
         argv += ["-drive", f"id=nvme,file={fd(wiring.nvme)},{disk}"]
         argv += ["-device", "nvme,drive=nvme,serial=LABNVME"]
+
+    if options.sealed:
+        memory = f"memory-backend-file,id=channel,share=on,mem-path={fd(wiring.channel)},size={SIZE}"
+        return [*argv, "-object", memory, "-device", "ivshmem-plain,memdev=channel"]
 
     argv += ["-fsdev", f"local,id=userblk,path={checkout},security_model=none,multidevs=remap,readonly=on"]
     argv += ["-device", "virtio-9p-pci,fsdev=userblk,mount_tag=userblk"]
@@ -176,7 +191,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
     modules: list[Path] = []
     ssds = ""
     if options.clock == "virtual":
-        modules = ensure_modules(tree)
+        modules, _ = ensure_modules(tree)
         ssds = module_parameter(disk_models(), options.disk_size)
     config = {
         "LAB_CLOCK": options.clock,
@@ -186,6 +201,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
         "LAB_RELEASE": tree.variant.release,
         "LAB_KERNEL": tree.variant.kernel,
         "LAB_RESULTS": "1" if options.share else "0",
+        "LAB_SEALED": "1" if options.sealed else "0",
         "LAB_EXTRA": "1" if options.extra else "0",
         "LAB_TTY": "1" if options.tty else "0",
         "LAB_HOST": HOST if options.network else "",
@@ -200,8 +216,12 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
     command += "exec " + " ".join(map(shlex.quote, options.command)) + "\n"
     source = Path(__file__).parent / "init.d"
     program, regular = stat.S_IFREG | 0o755, stat.S_IFREG | 0o644
+    given = []
+    if options.given:
+        given.append(("lab/given.tar", regular, pack(options.given)))
     return cpio(
         [
+            *given,
             ("init", program, (source / "init").read_bytes()),
             ("lab/main", program, (source / "main").read_bytes()),
             ("lab/config", regular, settings.encode()),
@@ -209,6 +229,21 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
             *((f"lab/{module.name}", regular, module.read_bytes()) for module in modules),
         ]
     )
+
+
+def pack(given: Sequence[tuple[str, Path]]) -> bytes:
+    """A tar archive of files by these names, the same whenever they were written. Raises LabError."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as files:
+        for name, path in given:
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise LabError(f"given={path}: {error.strerror}; name a file") from None
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            files.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
 
 
 def choose_disk_dir(needed: int, shm_free: int, memory_available: int) -> Path | None:
@@ -278,23 +313,33 @@ class Guest:
         extra = guest_files(tree, accel, options, size.lines, size.columns)
         directory = disk_directory(options) if options.clock == "real" else CACHE
         space = options.disk_size if options.clock == "real" else 0
+        self.share, self.given = options.share, frozenset(name for name, _ in options.given)
+        images = []
+        if options.sealed:
+            images.append(checkout_image(tree))
+            if options.extra:
+                images.append(directory_image(tree, options.extra, "extra"))
         try:
             initrd = self.keep(memory_file("initrd", tree.initrd.read_bytes(), extra))
             self.console = self.keep(memory_file("console"))
             sata = self.keep(disk_file(directory, space))
             nvme = self.keep(disk_file(directory, space))
-            pairs = [socket.socketpair() for _ in range(2 if options.tty else 3)]
+            self.channel = self.stack.enter_context(Channel()) if options.sealed else None
+            pairs = [] if self.channel else [socket.socketpair() for _ in range(2 if options.tty else 3)]
             self.ports = [self.stack.enter_context(ours) for ours, _ in pairs]
             theirs = [other.detach() for _, other in pairs]
-            wiring = Wiring(initrd, self.console, sata, nvme, tuple(theirs))
+            channel = self.channel.number if self.channel else -1
+            wiring = Wiring(initrd, self.console, sata, nvme, tuple(theirs), channel, tuple(images))
             argv = qemu_argv(tree, accel, options, wiring)
+            env = os.environ | ({"LD_PRELOAD": str(ensure_modules(tree)[1])} if options.sealed else {})
             try:
                 self.process = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self.console,
-                    pass_fds=(initrd, self.console, sata, nvme, *theirs),
+                    env=env,
+                    pass_fds=(initrd, self.console, sata, nvme, *theirs, *([channel] if self.channel else [])),
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
@@ -326,6 +371,9 @@ class Guest:
 
     def wait_ready(self, limit: float) -> float:
         """Seconds until the command started. Raises GuestDied."""
+        if self.channel:
+            self.first_word(limit)
+            return time.monotonic() - self.started
         control = self.ports[0]
         control.settimeout(limit)
         try:
@@ -337,6 +385,40 @@ class Guest:
         if not message.startswith(b"ready"):
             raise BootDied("the guest died while it booted")
         return time.monotonic() - self.started
+
+    def first_word(self, limit: float) -> None:
+        """Wait for what a sealed guest says before its command. Raises GuestDied."""
+        while time.monotonic() < self.started + limit:
+            dead = self.process.poll() is not None
+            for _ in self.heard():
+                return
+            if dead:
+                raise BootDied("the guest died while it booted")
+            time.sleep(LOOK_S)
+        raise GuestDied(f"the guest did not boot within {limit:.0f} s")
+
+    def heard(self) -> Iterator[tuple[int, bytes]]:
+        """Messages of a sealed guest; its files are kept as they come. Raises LabError."""
+        assert self.channel is not None
+        for port, data in self.channel.messages():
+            if port != FILES:
+                yield port, data
+            elif self.share:
+                unpack(data, self.share, self.given)
+
+    def listen(self, limit: float) -> int:
+        """As relay(), to a sealed guest, whose output goes to ours."""
+        deadline = time.monotonic() + limit if limit else math.inf
+        while time.monotonic() < deadline:
+            dead = self.process.poll() is not None
+            for port, data in self.heard():
+                if port == CONTROL:
+                    return int(data.split()[-1])
+                write_all({OUTPUT: 1, ERRORS: 2}[port], data)
+            if dead:
+                raise GuestDied("the guest died before the command ended")
+            time.sleep(LOOK_S)
+        raise TimeoutError
 
     def relay(self, limit: float, routes: dict[int, int], source: int | None) -> int:
         """Move bytes until the exit code comes; returns it. routes: port index -> our descriptor."""
@@ -481,6 +563,8 @@ def run_once(tree: Tree, accel: str, options: Options) -> int:
             if options.tty:
                 with raw_terminal():
                     return guest.relay(options.timeout, {1: 1}, 0)
+            if options.sealed:
+                return guest.listen(options.timeout)
             return guest.relay(options.timeout, {1: 1, 2: 2}, None)
         except TimeoutError:
             guest.kill()

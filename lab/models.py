@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a guest in virtual time is made of: parameters (configs/models), and the modules for its timer and its disks."""
+"""What a guest in virtual time is made of: parameters (configs/models); modules for its timer, its disks and what it
+says to the host; a library that makes the spin locks of programs fit one CPU, and one that holds QEMU's main loop back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from .rootfs import Tree, die_with_parent, in_root, locked
 
 MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
-MODULES = ("userblk_clock.ko", "userblk_ssd.ko")
+SPIN_LOCKS = CHECKOUT / "lab" / "preload" / "spin_locks.c"
+MAIN_LOOP = CHECKOUT / "lab" / "preload" / "main_loop.c"
+MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be told
 
@@ -101,15 +105,20 @@ def module_parameter(disks: Sequence[Model], size: int) -> str:
     return ";".join(model.words(size) for model in disks)
 
 
-def ensure_modules(tree: Tree) -> list[Path]:
-    """The modules for the tree's kernel, built first where needed, in its own root by chroot. Raises LabError."""
+def ensure_modules(tree: Tree) -> tuple[list[Path], Path]:
+    """
+    What a guest in virtual time loads, and what QEMU does; built first where needed, in the guest's root by chroot.
+    Raises LabError.
+    """
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h") or path.name == "Kbuild")
+    sources += [SPIN_LOCKS, MAIN_LOOP]
     key = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + tree.release.encode()).hexdigest()[:16]
     directory = CACHE / str(tree.variant) / "ssd"
-    made, modules = directory / "made", [directory / name for name in MODULES]
+    spin_locks, main_loop = (directory / f"{source.stem}.so" for source in (SPIN_LOCKS, MAIN_LOOP))
+    made, modules = directory / "made", [*(directory / name for name in MODULES), spin_locks]
     with locked(f"ssd-{tree.variant}"):
-        if made.exists() and made.read_text() == key and all(module.exists() for module in modules):
-            return modules
+        if made.exists() and made.read_text() == key and all(path.exists() for path in (*modules, main_loop)):
+            return modules, main_loop
         if os.geteuid() != 0:
             raise LabError("building the modelled SSDs needs root: run `lab/run --clock virtual true` as root once")
         shutil.rmtree(directory, ignore_errors=True)
@@ -117,14 +126,24 @@ def ensure_modules(tree: Tree) -> list[Path]:
         for path in sources:
             shutil.copy(path, directory)
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8", "LAB_EXTRA": str(directory)}
-        argv = in_root(tree, ["make", "-C", f"/lib/modules/{tree.release}/build", "M=/extra", "modules"])
+        commands = [["make", "-C", f"/lib/modules/{tree.release}/build", "M=/extra", "modules"]]
+        commands += [
+            ["gcc", "-O2", "-shared", "-fPIC", "-o", f"/extra/{source.stem}.so", f"/extra/{source.name}", "-ldl"]
+            for source in (SPIN_LOCKS, MAIN_LOOP)
+        ]
         log = directory / "build.log"
         with log.open("wb") as stream:
-            done = subprocess.run(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, preexec_fn=die_with_parent
-            )
-        if done.returncode or not all(module.exists() for module in modules):
+            for argv in commands:
+                done = subprocess.run(
+                    in_root(tree, argv),
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    preexec_fn=die_with_parent,
+                )
+        if done.returncode or not all(path.exists() for path in (*modules, main_loop)):
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
             raise LabError(f"{SOURCES}: does not build for Linux {tree.release}, see {log}:\n{tail}")
         made.write_text(key)
-    return modules
+    return modules, main_loop

@@ -57,6 +57,9 @@ BUILD_TOOLS = {
 }
 RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
 
+IMAGE_STEP = 128  # MiB; a guest takes memory devices in such pieces
+IMAGE_ID = "6d9c1f6e-2f0e-4f5c-9a57-0c6b7d1d5a10"  # of all, so that directories are read in the same order
+
 APT_SETTINGS = re.compile(r'^(Acquire::(?:https?::Proxy(?:::[^ ]+)?|Check-[A-Za-z-]+)) "(.+)";$')
 
 
@@ -422,11 +425,18 @@ def build_tree(variant: Variant) -> Tree:
 
 
 def make_image(root: Path, image: Path) -> None:
-    """An ext4 image with room for half as much again; sparse."""
-    step = 128  # MiB; the guest takes memory devices in such pieces
+    """An image with room for half as much again. Raises CalledProcessError."""
     used = subprocess.run(["du", "-sm", str(root)], capture_output=True, text=True, check=True).stdout
-    size = -(-(int(used.split()[0]) * 3 // 2 + 256) // step) * step
-    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0"]
+    make_ext4(root, image, int(used.split()[0]) * 3 // 2 + 256)
+
+
+def make_ext4(top: Path, image: Path, size: int) -> None:
+    """
+    An ext4 file system of size MiB or a little more that holds what is below top; sparse. Raises CalledProcessError.
+    """
+    size = -(-size // IMAGE_STEP) * IMAGE_STEP
+    # A guest maps it (DAX), for which blocks must be pages.
+    argv = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-U", IMAGE_ID]
+    argv += ["-E", f"lazy_itable_init=0,hash_seed={IMAGE_ID}", "-d", str(top), str(image), f"{size}M"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    argv += ["-d", str(root), str(image), f"{size}M"]
     subprocess.run(argv, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"PATH": path})

@@ -38,7 +38,7 @@ DEVICES_ONLY = "backends/device.h"
 FILE_SYSTEMS = "fuse-passthrough fuse-nullfs".split()
 SESSION = "fuse-session"
 # These share nothing with the others.
-ALONE = ["lab/ssd"]
+ALONE = ["lab/preload", "lab/ssd"]
 # The programs that put load on a device or files, which share nothing with those: as ORDER.
 LOADS = "harness/flow harness/openloop harness/ops".split()
 # Tests include whatever they test.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from userblk.lab import LabError, Variant, guest, models, rootfs
+from userblk.lab import LabError, Variant, cli, guest, models, rootfs
 from userblk.lab.rootfs import Mirror, choose_mirror, parse_sources
 
 DEB822 = """\
@@ -215,7 +215,7 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     argv = guest.qemu_argv(tree, "tcg", options, WIRING)
     assert argv[argv.index("-m") + 1].startswith("777M,") and argv[argv.index("-smp") + 1] == "5"
     assert argv[argv.index("-accel") + 1] == "tcg,thread=multi"
-    root = argv[argv.index("virtio-pmem-pci,memdev=root") - 2]
+    root = argv[argv.index("virtio-pmem-pci,memdev=image0") - 2]
     assert f"share=off,mem-path={tmp_path}/a,,b.ext4,size=4096" in root
     assert not any("results" in word for word in argv)
     assert "-netdev" not in argv
@@ -237,6 +237,34 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     assert "nokaslr" in counting[counting.index("-append") + 1] and "nokaslr" not in argv[argv.index("-append") + 1]
     virtual = guest.qemu_argv(tree, "icount", replace(options, clock="virtual"), WIRING)
     assert not any("drive=" in word for word in virtual)
+
+    checkout = tmp_path / "checkout.ext4"
+    checkout.write_bytes(bytes(8192))
+    wiring = replace(WIRING, ports=(), channel=10, images=(checkout,))
+    sealed = guest.qemu_argv(tree, "icount", replace(options, clock="virtual", sealed=True, network=False), wiring)
+    image = sealed[sealed.index("virtio-pmem-pci,memdev=image1") - 2]
+    assert "share=off" in image and image.endswith("checkout.ext4,size=8192")
+    assert any("share=on" in word and "fd/10" in word for word in sealed)
+    assert not any("9p" in word or "serial-pci" in word or "netdev" in word for word in sealed)  # who wait for the host
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--sealed"], "does not go with --clock real"),
+        (["--sealed", "--clock", "virtual", "--network"], "does not go with --network"),
+        (["--clock", "virtual", "--given", "a=/etc/passwd"], "needs --sealed"),
+        (["--given", "/etc/passwd"], "must be NAME=FILE"),
+        (["--given", "../a=/etc/passwd"], "must be NAME=FILE"),
+        (["--given", "a=/nosuch"], "/nosuch is no file"),
+    ],
+)
+def test_what_a_sealed_guest_cannot_have_gets_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.run_main([*arguments, "--", "true"])
+    assert raised.value.code == 2 and says in capsys.readouterr().err.splitlines()[-1]
 
 
 # ---- models ---------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Read-only images of directories, which a guest maps as memory: it waits for no file of the host's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import CACHE, CHECKOUT, LabError
+from .rootfs import Tree, locked, make_ext4
+
+# What of the checkout runs in a guest, beside build/RELEASE.
+PARTS = ("Makefile", "bin", "python", "harness", "analysis", "configs", "lab")
+LEFT_OUT = ("__pycache__", "meson-info", "meson-logs", "meson-private")
+SUFFIXES_LEFT_OUT = (".o", ".d", ".ninja", ".p")
+SPARE = 16 << 20  # bytes of an image for what is not contents of files
+
+
+def files_below(top: Path) -> Iterator[Path]:
+    """All that belongs into an image: files and symbolic links, in the same order each time."""
+    if not top.is_dir():
+        yield top
+        return
+    for directory, names, files in os.walk(top):
+        names[:] = sorted(name for name in names if name not in LEFT_OUT and not name.endswith(SUFFIXES_LEFT_OUT))
+        links = [name for name in names if (Path(directory) / name).is_symlink()]
+        for name in sorted([*files, *links]):
+            if not name.endswith(SUFFIXES_LEFT_OUT):
+                yield Path(directory) / name
+
+
+def make_image(image: Path, top: Path, parts: list[Path]) -> None:
+    """An image of parts of a directory, unless it is there and current. Raises LabError."""
+    paths = [path for part in parts for path in files_below(part)]
+    looks = [(str(path), *_look(path)) for path in paths]
+    key = hashlib.sha256(repr([str(top), looks]).encode()).hexdigest()
+    made = image.with_suffix(".made")
+    with locked(image.stem):
+        if made.exists() and made.read_text() == key and image.exists():
+            return
+        stage, new = image.with_suffix(".stage"), image.with_suffix(".new")
+        shutil.rmtree(stage, ignore_errors=True)
+        try:
+            made.unlink(missing_ok=True)
+            stage.mkdir(parents=True)
+            for path in paths:
+                target = stage / path.relative_to(top)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target, follow_symlinks=False)
+            new.unlink(missing_ok=True)
+            make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20)
+            new.replace(image)  # who has the old one mapped keeps it
+            made.write_text(key)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise LabError(f"{image}: cannot be made of {top}: {error}") from None
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def _look(path: Path) -> tuple[int, int]:
+    """What differs when a file has changed: its size in bytes and when it was written."""
+    found = path.lstat()
+    return found.st_size, found.st_mtime_ns
+
+
+def checkout_image(tree: Tree) -> Path:
+    """Of what of this checkout runs in the tree's guest. Raises LabError."""
+    image = CACHE / f"checkout-{tree.variant.release}.ext4"
+    build = CHECKOUT / "build" / tree.variant.release
+    parts = [CHECKOUT / name for name in PARTS] + ([build] if build.is_dir() else [])
+    make_image(image, CHECKOUT, parts)
+    return image
+
+
+def directory_image(tree: Tree, directory: Path, name: str) -> Path:
+    """Of all of a directory. Raises LabError."""
+    image = CACHE / f"{name}-{tree.variant.release}.ext4"
+    make_image(image, directory, [directory])
+    return image
