@@ -7,22 +7,9 @@ import json
 import os
 from pathlib import Path
 
-_host_syncs = False
-
-
-def leave_syncing_to_host() -> None:
-    """
-    From now on nothing is synced here: the host of this guest, whose files they are, does so. In virtual time a wait
-    for the host costs the guest's clock and the host's CPU seconds.
-    """
-    global _host_syncs
-    _host_syncs = True
-
 
 def sync(path: Path) -> None:
     """Keep a file, or the names in a directory. Raises OSError."""
-    if _host_syncs:
-        return
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

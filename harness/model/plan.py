@@ -39,6 +39,7 @@ from .tables import ConfigError
 SCHEMA = 3
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
+SIMULATED = "simulated"  # what a campaign is called where its name must not be known
 COUNTING = 0  # the repetition in which costs are counted, and no timing is used
 COUNTED_AREA = 448 << 20  # bytes of the disk in memory
 COUNTED_RUNTIME_S = 2  # of the guest's time: idle is counted in hundredths of a second
@@ -132,6 +133,21 @@ class Plan:
     def blocks(self) -> Iterator[tuple[int, tuple[Entry, ...]]]:
         for number, entries in groupby(self.entries, key=lambda entry: entry.block):
             yield number, tuple(entries)
+
+    def of_block(self, block: int) -> Plan:
+        """
+        One block of it alone, for a simulated guest, which must not find in it by what the campaign differs from others
+        with this block: its name, other systems, how often it repeats.
+        """
+        entries = tuple(entry for entry in self.entries if entry.block == block)
+        names = {entry.system for entry in entries}
+        return dataclasses.replace(
+            self,
+            campaign=SIMULATED,
+            entries=entries,
+            systems={name: system for name, system in self.systems.items() if name in names},
+            profile=dataclasses.replace(self.profile, repetitions=1, max_repetitions=1),
+        )
 
 
 @dataclass(frozen=True)
@@ -356,9 +372,9 @@ def estimate(plan: Plan) -> Estimate:
     return Estimate(len(plan.entries), sum(each), each, written)
 
 
-def write_plan(plan: Plan, directory: Path) -> Path:
-    """Write directory/plan.json, by rename, and return its path."""
-    path = directory / "plan.json"
+def write_plan(plan: Plan, directory: Path, name: str = "plan.json") -> Path:
+    """Write a plan to a file in directory, by rename, and return its path."""
+    path = directory / name
     write_json(path, {"schema": SCHEMA, **dataclasses.asdict(plan)})
     return path
 

@@ -32,6 +32,7 @@ from ..observing import environment
 from ..stores.servers import read_access
 from ..systems import modules
 from ..systems.base import kind_of, module_there
+from .hand_over import PORT
 
 CLOCKS = ("virtual", "real")  # of the lab's guest
 VIRTUAL = CLOCKS[0]
@@ -254,8 +255,11 @@ def prepare_lab(plan: Plan) -> None:
         raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
 
 
-def runner_argv(plan: Plan, directory: Path, block: int | None = None, module: str = "") -> list[str]:
-    """The runner's command line, for one block of the plan or for all; ends with its parent. module: another runner."""
+def runner_argv(plan: Plan, directory: Path, sealed: Path | None = None, module: str = "") -> list[str]:
+    """
+    The runner's command line, which ends with its parent. sealed: the file of a plan of one block, for a guest that
+    nothing of this machine reaches. module: another runner.
+    """
     # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
     guard = ["setpriv", "--pdeathsig", "TERM", "--"]
     module = module or plan.suite.engine.runner
@@ -264,11 +268,10 @@ def runner_argv(plan: Plan, directory: Path, block: int | None = None, module: s
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(0 if plan.model else LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
-    each = estimate(plan).each
-    expected = sum(each) * runs if block is None else sum(each[e.index] for e in plan.entries if e.block == block)
+    expected = estimate(plan).seconds * (1 if sealed else runs)
     limit = (LAB_PATIENCE * expected + LAB_START) * (LAB_BUSY if plan.model else 1)
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
-    lab += ["--share", str(directory.parent), "--timeout", f"{limit:.0f}"]
+    lab += ["--share", str(directory), "--timeout", f"{limit:.0f}"]
     lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
     if plan.suite.engine.lab_mib:
         lab += ["--memory", str(plan.suite.engine.lab_mib)]
@@ -276,11 +279,11 @@ def runner_argv(plan: Plan, directory: Path, block: int | None = None, module: s
         lab += ["--memory", str(LAB_VIRTUAL_MIB)]
     elif plan.with_files:  # which no control group limits there
         lab += ["--memory", str((plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0))]
-    if block is not None:
-        lab += ["--seed", str(next(entry.seed for entry in plan.entries if entry.block == block))]
+    if sealed:
+        lab += ["--seed", str(plan.entries[0].seed), "--sealed", "--given", f"plan.json={sealed}"]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
-    words = [] if block is None else ["--block", str(block)]
-    return [*guard, *lab, "python3", "-m", module, *words, f"/results/{directory.name}/plan.json"]
+    words = ["--hand-over", str(PORT)] if sealed else []
+    return [*guard, *lab, "python3", "-m", module, *words, "/results/plan.json"]
 
 
 class RunnerProcess:

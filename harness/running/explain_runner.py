@@ -26,7 +26,7 @@ PLAIN, SAMPLED, TRACED = 1, 2, 3
 PASSES = (PLAIN, SAMPLED, TRACED)
 
 DATA, KALLSYMS, SIDES = "perf.data", "kallsyms", "sides.json"  # in a run's directory
-SCRATCH = Path("/tmp") / DATA  # memory: where results are, the clock would run ahead while the host writes
+SCRATCH = Path("/tmp") / DATA  # in the guest's memory
 BUFFER = "64M"  # so that perf does not have to run before the workload has ended
 LEAST_PLAIN_S = 1
 PERIOD_NS = 10007  # a prime: no loop keeps step with it

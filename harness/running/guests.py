@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A campaign in virtual time: each block of the plan in a guest of its own, several of them side by side.
 
-Nothing that happens on this machine is seen in virtual time, so guests do not disturb one another; and since each has
-been up for its own block alone, what a run finds does not depend on how many there are or on which ended first.
+Each guest is sealed (lab/run --sealed), knows its own block only and runs it from its beginning: the same block with
+the same programs gives the same results, whatever else there is on this machine or in the campaign.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +19,20 @@ from pathlib import Path
 
 from ..machine import interrupt
 from ..machine.durable import sync_tree, write_json
-from ..model.plan import CellId, Plan
+from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
 from .campaign import LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
-from .runner import ENVIRONMENT, EVENTS, EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY, mark_done, valid_summary
+from .runner import (
+    ENVIRONMENT,
+    EVENTS,
+    EXIT_DONE,
+    EXIT_NOTHING,
+    EXIT_PARTLY,
+    mark_done,
+    no_space,
+    since_the_beginning,
+    valid_summary,
+)
 from .stopping import another_round
 
 MIB = 1 << 20
@@ -50,12 +61,12 @@ class Guests:
         self._skipped = 0
         self._odd = 0  # exit code of a guest that did not come to its end
         self._absent: set[CellId] = set()
+        self._environment_seen = False
 
     def events(self, tick: float) -> Iterator[Event | None]:
         """What they say, and None at least every tick seconds."""
-        done = [valid_summary(self._directory / self._plan.directory(entry)) for entry in self._plan.entries]
-        entries = [entry for entry, is_done in zip(self._plan.entries, done, strict=True) if not is_done]
-        self._skipped = sum(done)
+        entries = [entry for _, block in self._plan.blocks() if not all(map(self._valid, block)) for entry in block]
+        self._skipped = len(self._plan.entries) - len(entries)
         yield self._keep("start", campaign=self._plan.campaign, entries=len(entries), skipped=self._skipped)
         while True:
             yield from self._blocks([block for block, _ in groupby(entries, key=lambda entry: entry.block)], tick)
@@ -82,11 +93,20 @@ class Guests:
         for runner in self._running.values():
             runner.stop()
 
+    def _valid(self, entry: Entry) -> bool:
+        return valid_summary(self._directory / self._plan.directory(entry))
+
     def _blocks(self, waiting: list[int], tick: float) -> Iterator[Event | None]:
         """Guests for these blocks, as many at a time as there is room for."""
         while waiting or self._running:
             while waiting and len(self._running) < self._at_once:
+                if lacks := no_space(self._directory, 0):
+                    yield self._keep("note", text=f"the campaign stops: {lacks}")
+                    waiting, self._odd = [], EXIT_NOTHING
+                    break
                 self._start(waiting.pop(0))
+            if not self._running:
+                break
             try:
                 block, event = self._lines.get(timeout=tick)
             except queue.Empty:
@@ -97,14 +117,26 @@ class Guests:
                     yield shown
                 continue
             code = self._running.pop(block).wait()
-            for brought_up in (self._directory / "blocks").glob(f"{block}.*"):
+            for brought_up in self._brought_up(block):
                 sync_tree(brought_up)
             if code not in (EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY):
                 self._odd = self._odd or code
 
+    def _brought_up(self, block: int) -> Iterator[Path]:
+        return (self._directory / "blocks").glob(f"{block}.*")
+
     def _start(self, block: int) -> None:
+        """From its beginning: with some of its runs left out the others would find another machine."""
+        plan = self._plan.of_block(block)
+        for old in (*self._brought_up(block), *(self._directory / plan.directory(entry) for entry in plan.entries)):
+            if old.is_dir():
+                (old / "DONE").unlink(missing_ok=True)  # first: half of a run must not count
+                shutil.rmtree(old)
+        blocks = self._directory / "blocks"
+        blocks.mkdir(exist_ok=True)
+        given = write_plan(plan, blocks, f"{block}.json")
         with interrupt.held():
-            runner = self._running[block] = RunnerProcess(runner_argv(self._plan, self._directory, block, self._module))
+            runner = self._running[block] = RunnerProcess(runner_argv(plan, self._directory, given, self._module))
 
         def listen() -> None:
             for event in runner.events(60.0):
@@ -125,12 +157,16 @@ class Guests:
             return None
         if kind == "environment":
             found = event.pop("found")
-            path = self._directory / ENVIRONMENT
-            if path.exists():
+            if self._environment_seen:
                 return None
-            write_json(path, found)
+            self._environment_seen = True
+            event["warnings"] += since_the_beginning(self._directory, found)
+            write_json(self._directory / ENVIRONMENT, found | {"warnings": event["warnings"]})
         if kind == "entry-done":
-            mark_done(self._directory / self._plan.directory(self._plan.entries[event["index"]]))
+            directory = self._directory / self._plan.directory(self._plan.entries[event["index"]])
+            event["summary"]["campaign"] = self._plan.campaign  # which its guest did not know
+            write_json(directory / "summary.json", event["summary"])
+            mark_done(directory)
         if kind == "entry-left-out":
             self._absent.add(self._plan.entries[event["index"]].cell)
         self._write(event)

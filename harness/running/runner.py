@@ -28,7 +28,7 @@ from ..engines.base import Job, Run, device_engine
 from ..engines.store import StoreResult
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
-from ..machine.durable import leave_syncing_to_host, replace, sync_tree, write_json
+from ..machine.durable import replace, sync_tree, write_json
 from ..machine.filesystem import (
     FileSystemError,
 )
@@ -53,6 +53,7 @@ from ..observing.environment import meminfo, snapshot
 from ..observing.samplers import DiskUse, Sampler, Use, read_sample, use_between
 from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
 from . import stopping
+from .hand_over import hand_over
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
@@ -86,6 +87,29 @@ def valid_summary(directory: Path) -> bool:
         return bool(summary["schema"] == SCHEMA and summary["valid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def no_space(directory: Path, largest_run: int) -> str:
+    """What is wrong with the file system that results go to, "" if nothing is. largest_run: bytes, so far."""
+    free = shutil.disk_usage(directory).free
+    needed = SPARE_BYTES + 3 * largest_run
+    if free >= needed:
+        return ""
+    return f"{directory}: {free >> 20} MiB are free for results, {needed >> 20} are needed; make room and resume"
+
+
+def since_the_beginning(directory: Path, found: Mapping[str, Any]) -> list[str]:
+    """What is not as it was when the campaign began, and what was found so before; a line each."""
+    try:
+        first = json.loads((directory / ENVIRONMENT).read_text())
+    except (OSError, ValueError):
+        return []
+    lines = [line for line in first.get("warnings", []) if line.startswith(RESUMED)]
+    for name in IDENTITY:
+        if first.get(name) != found.get(name):
+            line = f"{RESUMED} {name} is {found.get(name)} instead of {first.get(name)}"
+            lines += [line] * (line not in lines)
+    return lines
 
 
 def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
@@ -150,12 +174,14 @@ def bytes_moved(pid: int) -> int:
 
 
 class Runner:
-    """One execution of a plan, or of one of its blocks: then others may carry out others beside it, and what is of the
-    whole campaign is left to who started them all."""
+    """
+    One execution of a plan. port: in a sealed guest, where each run is handed over to the host; the plan is then of one
+    block, and what is of the whole campaign is left to the host, which may have others beside it.
+    """
 
-    def __init__(self, plan: Plan, directory: Path, block: int | None = None) -> None:
+    def __init__(self, plan: Plan, directory: Path, port: Path | None = None) -> None:
         self.plan = plan
-        self.block = block
+        self.port = port
         self.directory = directory
         self.teardown = Teardown()
         self.devices: dict[str, BlockDevice] = {}
@@ -171,7 +197,7 @@ class Runner:
 
     def emit(self, event: str, **values: object) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
-        if self.block is None:
+        if self.port is None:
             with (self.directory / EVENTS).open("a") as file:
                 file.write(line + "\n")
         with suppress(BrokenPipeError):  # who listened is gone, and will have ended us
@@ -179,6 +205,9 @@ class Runner:
 
     def failed(self, entry: Entry, reason: str) -> None:
         self.counts["failed"] += 1
+        directory = self.directory / self.plan.directory(entry)
+        if self.port and directory.exists():
+            hand_over(directory, self.directory, self.port)
         self.emit("entry-failed", index=entry.index, reason=reason)
 
     # ---- the campaign ---------------------------------------------------------------
@@ -225,9 +254,8 @@ class Runner:
             for line in recover():
                 self.emit("note", text=line)
             self.check_devices(stack)
-            wanted = [entry for entry in self.plan.entries if self.block in (None, entry.block)]
-            pending = [e for e in wanted if not valid_summary(self.directory / self.plan.directory(e))]
-            skipped = len(wanted) - len(pending)
+            pending = [e for e in self.plan.entries if not valid_summary(self.directory / self.plan.directory(e))]
+            skipped = len(self.plan.entries) - len(pending)
             self.emit("start", campaign=self.plan.campaign, entries=len(pending), skipped=skipped)
             code = 0
             try:
@@ -271,29 +299,16 @@ class Runner:
         if self.plan.emulated:
             lines = []  # the lab's are distorted as such, and say so
         self.environment["userblk"] = environment.source(paths.CHECKOUT)
-        lines += self.since_the_beginning()
+        lines += since_the_beginning(self.directory, self.environment)
         found = self.environment | {"warnings": lines}
-        if self.block is None:
+        if self.port is None:
             write_json(self.directory / ENVIRONMENT, found)
-        self.emit("environment", warnings=lines, **({} if self.block is None else {"found": found}))
-
-    def since_the_beginning(self) -> list[str]:
-        """What is not as it was when the campaign began, and what was found so before; a line each."""
-        try:
-            first = json.loads((self.directory / ENVIRONMENT).read_text())
-        except (OSError, ValueError):
-            return []
-        lines = [line for line in first.get("warnings", []) if line.startswith(RESUMED)]
-        for name in IDENTITY:
-            if first.get(name) != self.environment.get(name):
-                line = f"{RESUMED} {name} is {self.environment.get(name)} instead of {first.get(name)}"
-                lines += [line] * (line not in lines)
-        return lines
+        self.emit("environment", warnings=lines, **({} if self.port is None else {"found": found}))
 
     def extend_plan(self) -> list[Entry]:
         """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
-        if self.block is not None:
-            return []  # which whoever has started it for one block sees to
+        if self.port:
+            return []  # which the host sees to
         self.plan, added, event = stopping.another_round(
             self.plan,
             self.directory,
@@ -318,11 +333,8 @@ class Runner:
 
     def check_space(self) -> None:
         """Stop before the results' file system is full: a run that cannot be kept is lost. Raises Stopped."""
-        free = shutil.disk_usage(self.directory).free
-        needed = SPARE_BYTES + 3 * self.largest_run
-        if free < needed:
-            left = f"{free >> 20} MiB are free for results, {needed >> 20} are needed"
-            raise Stopped(f"{self.directory}: {left}; make room and resume")
+        if lacks := no_space(self.directory, self.largest_run):
+            raise Stopped(lacks)
 
     def programs(self, pending: list[Entry]) -> list[str]:
         """What the workloads run."""
@@ -425,9 +437,11 @@ class Runner:
     def finish(self, entry: Entry, directory: Path, summary: dict[str, object]) -> None:
         """Keep a run that came to its end."""
         write_json(directory / "summary.json", summary)
-        if self.block is None:
-            mark_done(directory)
         self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
+        if self.port:
+            hand_over(directory, self.directory, self.port)
+        else:
+            mark_done(directory)
         self.counts["done" if summary["valid"] else "invalid"] += 1
         self.emit("entry-done", index=entry.index, summary=summary)
 
@@ -731,17 +745,15 @@ def main(arguments: Sequence[str] | None = None, kind: type[Runner] = Runner) ->
         prog="userblk.harness.running.runner", description="Run what is not done yet of a plan; events as JSON lines."
     )
     parser.add_argument("plan", type=Path, help="plan.json in the campaign's directory")
-    parser.add_argument("--block", type=int, metavar="N", help="only this block, whose runs its starter marks as done")
+    parser.add_argument("--hand-over", type=Path, metavar="PORT", help="in a sealed guest: where runs go to the host")
     parser.add_argument("--until-eof", action="store_true", help="end as after SIGINT when standard input ends")
     args = parser.parse_args(arguments)
     path = args.plan
     interrupt.install()
     if args.until_eof:
         threading.Thread(target=interrupt_at_eof, daemon=True).start()
-    if args.block is not None:
-        leave_syncing_to_host()
     try:
-        return kind(read_plan(path), path.parent.resolve(), args.block).run()
+        return kind(read_plan(path), path.parent.resolve(), args.hand_over).run()
     except (ConfigError, Refused, TeardownError) as error:
         print(f"userblk: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -172,11 +172,11 @@ def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None
     argv = runner_argv(small_plan(), tmp_path / "made-up")
     assert argv[argv.index("--disk-size") + 1] == "4G"
     assert float(argv[argv.index("--timeout") + 1]) > 600  # a hang ends
-    assert argv[argv.index("--share") + 1] == str(tmp_path)
+    assert argv[argv.index("--share") + 1] == str(tmp_path / "made-up")
     assert argv[argv.index("--release") + 1] == "trixie"
     old = runner_argv(small_plan(build="build/bullseye"), tmp_path / "made-up")
     assert old[old.index("--release") + 1] == "bullseye"  # also when it is resumed by somebody who does not say so
-    assert argv[-1] == "/results/made-up/plan.json"
+    assert argv[-1] == "/results/plan.json" and "--sealed" not in argv
     assert "--memory" not in argv
     large = runner_argv(small_plan(profile=load_profile("paper")), tmp_path / "made-up")
     assert large[large.index("--disk-size") + 1] == "256G"
@@ -383,3 +383,12 @@ def test_a_guest_in_virtual_time_holds_what_its_disks_do(tmp_path: Path) -> None
     assert clock_of(argv) == "virtual"
     assert int(argv[argv.index("--memory") + 1]) << 20 > 2 * made.used_bytes("sata")
     assert clock_of(runner_argv(small_plan(), tmp_path)) == "real"
+
+
+def test_a_sealed_guest_has_its_plan_as_a_copy_and_hands_its_runs_over(tmp_path: Path) -> None:
+    made = small_plan(model="cpu-1 sata-1 nvme-1", devices=lab_devices("virtual")).of_block(1)
+    argv = runner_argv(made, tmp_path / "made-up", tmp_path / "made-up/blocks/1.json")
+    given = argv[argv.index("--given") + 1]
+    assert "--sealed" in argv and given == f"plan.json={tmp_path}/made-up/blocks/1.json"
+    assert argv[argv.index("--seed") + 1] == str(made.entries[0].seed)
+    assert argv[-3:] == ["--hand-over", "/run/lab/files", "/results/plan.json"]

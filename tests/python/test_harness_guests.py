@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Blocks in guests of their own, played by a program that leaves what a runner of one block leaves."""
+"""Blocks in guests of their own, played by a program that leaves what a sealed guest leaves."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from userblk.harness.running import guests
 SYSTEMS = ["native", "nbdkit", "bdus"]
 TICK = 0.1
 
-# argv: the campaign's directory, the block, the system that is not installed, the block that dies.
+# argv: the campaign's directory, the plan of the block, the system that is not installed, the block that dies.
 GUEST = """
 import json, pathlib, sys
-directory, block, absent, dies = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-plan = json.loads((directory / "plan.json").read_text())
+directory, absent, dies = pathlib.Path(sys.argv[1]), sys.argv[3], int(sys.argv[4])
+plan = json.loads(pathlib.Path(sys.argv[2]).read_text())
+assert plan["campaign"] == "simulated"
 def emit(event, **values):
     print(json.dumps({"event": event, "time": 0, **values}), flush=True)
 emit("start", entries=1, skipped=0, campaign="c")
-emit("environment", warnings=[], found={"kernel": "k", "warnings": []})
-if block == dies:
+emit("environment", warnings=[], found={"kernel": (directory / "kernel").read_text(), "warnings": []})
+if plan["entries"][0]["block"] == dies:
     sys.exit(125)
 counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
 for entry in plan["entries"]:
-    if entry["block"] != block:
-        continue
     if entry["system"] == absent:
         counts["left_out"] += 1
         emit("entry-left-out", index=entry["index"], reason="not there")
         continue
     run = directory / plan["host"] / entry["device"] / entry["suite"] / entry["system"] / entry["workload"]
     run = run / str(entry["repetition"])
-    run.mkdir(parents=True)
+    run.mkdir(parents=True)  # what an earlier guest left of it is gone
     value = 100.0 + 40 * (entry["repetition"] % 2)
     metrics = {"throughput_kops": value, "latency_us": value, "cpu_percent": 1.0}
-    summary = {"schema": 1, "valid": True, "metrics": metrics}
+    valid = entry["workload"] != "rand-write-1th-4k" or not (directory / "broken").exists()
+    summary = {"schema": 1, "campaign": plan["campaign"], "valid": valid, "metrics": metrics}
     (run / "summary.json").write_text(json.dumps(summary))
-    counts["done"] += 1
+    counts["done" if valid else "invalid"] += 1
     emit("entry-done", index=entry["index"], summary=summary)
 emit("end", **counts, interrupted=False)
 """
@@ -50,6 +50,7 @@ emit("end", **counts, interrupted=False)
 
 def plan_in(directory: Path, repetitions: int, most: int) -> Plan:
     directory.mkdir()
+    (directory / "kernel").write_text("k")
     profile = dataclasses.replace(load_profile("quick", virtual=True), repetitions=repetitions, max_repetitions=most)
     plan = make_plan(
         suite=load_suite("bdus-block"),
@@ -77,8 +78,8 @@ def play(
 ) -> tuple[list[dict[str, object]], int]:
     """All events, and the exit code."""
 
-    def argv(plan: Plan, directory: Path, block: int, module: str) -> list[str]:
-        return [sys.executable, "-c", GUEST, str(directory), str(block), "bdus", str(dies)]
+    def argv(plan: Plan, directory: Path, given: Path, module: str) -> list[str]:
+        return [sys.executable, "-c", GUEST, str(directory), str(given), "bdus", str(dies)]
 
     monkeypatch.setattr(guests, "runner_argv", argv)
     monkeypatch.setattr(guests, "at_once", lambda: 2)
@@ -119,3 +120,33 @@ def test_a_guest_that_dies_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     block = next(entry.block for entry in plan.entries if entry.system == "native")
     events, code = play(monkeypatch, directory, plan, dies=block)
     assert code == 125 and events[-1]["done"] == 6
+
+
+def test_a_block_is_run_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a run finds depends on those before it in its guest, so that a resumed campaign is as one in one go."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    (directory / "broken").touch()
+    events, code = play(monkeypatch, directory, plan)
+    assert code == 3 and (events[-1]["done"], events[-1]["invalid"]) == (4, 4)
+    native = next(entry for entry in plan.entries if entry.system == "native")
+    leftover = directory / plan.directory(native) / "leftover"
+    leftover.touch()
+    (directory / "broken").unlink()
+    (directory / "kernel").write_text("k2")
+    events, code = play(monkeypatch, directory, plan)
+    assert code == 0 and (events[0]["skipped"], events[-1]["done"]) == (0, 8) and not leftover.exists()
+    changed = ["resumed on something else: kernel is k2 instead of k"]
+    assert [event["warnings"] for event in events if event["event"] == "environment"] == [changed]
+    assert json.loads((directory / "environment.json").read_text())["warnings"] == changed
+    for entry in plan.entries:
+        if entry.system != "bdus":
+            summary = json.loads((directory / plan.directory(entry) / "summary.json").read_text())
+            assert summary["campaign"] == "c" and (directory / plan.directory(entry) / "DONE").exists()
+
+
+def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(guests, "no_space", lambda directory, largest: "1 MiB is free")
+    events, code = play(monkeypatch, tmp_path / "c", plan_in(tmp_path / "c", 1, 1))
+    assert code == 1 and [event["event"] for event in events] == ["start", "note", "end"]
+    assert events[1]["text"] == "the campaign stops: 1 MiB is free"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What goes into a sealed guest and what comes out of it, without a guest."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import struct
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, make_plan, write_plan
+from userblk.harness.running.hand_over import hand_over
+from userblk.lab import LabError, channel, guest, images
+
+
+class Port:
+    """What lab/ssd/userblk_channel.c does in the guest."""
+
+    def __init__(self, to: channel.Channel) -> None:
+        self.memory = mmap.mmap(to.number, channel.SIZE)
+        self.used = 0
+
+    def write(self, port: int, data: bytes) -> None:
+        message = struct.pack("<QQ", port, len(data)) + data
+        at = channel.MESSAGES + self.used
+        self.memory[at : at + len(message)] = message
+        self.used += -(-len(message) // 8) * 8
+        self.memory[:8] = struct.pack("<Q", self.used)
+
+
+def test_messages_come_once_and_in_order() -> None:
+    with channel.Channel() as ours:
+        port = Port(ours)
+        assert list(ours.messages()) == []
+        large = os.urandom(3 << 20)
+        port.write(channel.CONTROL, b"ready\n")
+        port.write(channel.FILES, large)
+        assert list(ours.messages()) == [(channel.CONTROL, b"ready\n"), (channel.FILES, large)]
+        port.write(channel.OUTPUT, b"")
+        port.write(channel.ERRORS, b"12345678")
+        assert list(ours.messages()) == [(channel.OUTPUT, b""), (channel.ERRORS, b"12345678")]
+        assert list(ours.messages()) == []
+        # What was read takes no memory.
+        assert os.fstat(ours.number).st_blocks * 512 < 1 << 20
+
+
+def archive(*members: tuple[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as files:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            files.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def test_files_come_as_they_were_without_those_given(tmp_path: Path) -> None:
+    run, top, kept = tmp_path / "top/a/b/1", tmp_path / "top", tmp_path / "kept"
+    (run / "empty").mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
+    (top / "plan.json").write_text("changed")
+    kept.mkdir()
+    (kept / "plan.json").write_text("the host's")
+    port = tmp_path / "port"
+    port.touch()
+    hand_over(run, top, port)
+    assert not run.exists() and (top / "a/b").is_dir()
+    channel.unpack(port.read_bytes(), kept, {"plan.json"})
+    assert (kept / "a/b/1/summary.json").read_text() == "{}" and (kept / "a/b/1/empty").is_dir()
+    channel.unpack(archive(("plan.json", b"changed")), kept, {"plan.json"})
+    assert (kept / "plan.json").read_text() == "the host's"
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
+def test_a_guest_cannot_write_elsewhere(name: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(LabError, match="outside of its results"):
+        channel.unpack(archive((name, b"")), tmp_path / "kept", set())
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_cannot_be_kept_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for data, directory in ((archive(("a/b", b"")), tmp_path / "file"), (b"no archive" * 100, tmp_path)):
+        with pytest.raises(LabError, match="cannot be kept"):
+            channel.unpack(data, directory, set())
+
+
+def test_given_files_are_the_same_whenever_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+    first = guest.pack([("plan.json", file)])
+    os.utime(file, (1, 1))
+    assert guest.pack([("plan.json", file)]) == first
+    with tarfile.open(fileobj=io.BytesIO(first)) as files:
+        assert [(member.name, member.mtime) for member in files] == [("plan.json", 0)]
+    with pytest.raises(LabError, match=r"given=.*nosuch: No such file"):
+        guest.pack([("plan.json", tmp_path / "nosuch")])
+
+
+def test_a_block_does_not_know_the_campaign(tmp_path: Path) -> None:
+    """Neither its name, its other systems nor its repetitions: it gives the same results in another campaign."""
+    files = []
+    for name, systems, repetitions in (("first", ["native"], 1), ("second", ["native", "nbdkit", "tcmu"], 3)):
+        plan = make_plan(
+            suite=load_suite("bdus-block"),
+            profile=load_profile("quick", virtual=True),
+            systems=[load_system(system) for system in systems],
+            devices=[Device("sata", "$LAB_SATA", "MODELSATA")],
+            campaign=name,
+            build="build/trixie",
+            host="lab",
+            emulated=True,
+            model="cpu-1",
+            seed=1,
+            repetitions=repetitions,
+        )
+        block = next(number for number, entries in plan.blocks() if entries[0].system == "native")
+        of_block = plan.of_block(block)
+        same = tuple(replace(entry, block=0, index=number, seed=1) for number, entry in enumerate(of_block.entries))
+        assert {entry.system for entry in same} == {"native"} and len(same) == 16
+        assert [entry.index for entry in of_block.entries] == [e.index for e in plan.entries if e.block == block]
+        entries = tuple(sorted(same, key=lambda entry: entry.workload))
+        files.append(write_plan(replace(of_block, entries=tuple(replace(e, index=0) for e in entries)), tmp_path, name))
+    assert files[0].read_text() == files[1].read_text()
+
+
+def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_path: Path) -> None:
+    top, image = tmp_path / "top", tmp_path / "image.ext4"
+    (top / "a/__pycache__").mkdir(parents=True)
+    (top / "a/__pycache__/left-out").touch()
+    (top / "a/file").write_text("one")
+    (top / "link").symlink_to("a/file")
+    (top / "b").mkdir()
+    (top / "b/object.o").touch()
+
+    def content(path: str) -> str:
+        argv = ["/usr/sbin/debugfs", "-R", f"cat {path}", str(image)]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def names(path: str) -> set[str]:
+        argv = ["/usr/sbin/debugfs", "-R", f"ls -p {path}", str(image)]
+        listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        return {line.split("/")[5] for line in listed.splitlines() if line.startswith("/")} - {".", ".."}
+
+    images.make_image(image, top, [top])
+    assert names("/") == {"a", "link", "lost+found"} and names("/a") == {"file"} and content("/a/file") == "one"
+    number = image.stat().st_ino
+    images.make_image(image, top, [top])
+    assert image.stat().st_ino == number  # nothing has changed
+    (top / "a/file").write_text("another")
+    images.make_image(image, top, [top])
+    assert content("/a/file") == "another"
+    with pytest.raises(LabError, match="cannot be made"):
+        images.make_image(top / "a/file/image.ext4", top, [top])
+    assert not (tmp_path / "image.stage").exists()
