@@ -14,72 +14,37 @@ import contextlib
 import ctypes
 import math
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .netlink import Family, attribute, attributes
+
 NAMES = ("switches", "syscalls", "instructions")
 Counts = tuple[float, ...]  # in the order of NAMES; NaN: unknown
 
-# ---- taskstats: linux/netlink.h, linux/genetlink.h, linux/taskstats.h ------------------------
+# ---- taskstats: linux/taskstats.h -------------------------------------------------------------
 
-_NETLINK_GENERIC = 16
-_CTRL, _CTRL_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
-_NLMSG_ERROR, _NLM_F_REQUEST = 2, 1
 _GET, _ATTR_TGID, _TYPE_STATS, _AGGR_TGID = 1, 2, 3, 5
 _SWITCHES = 272  # offset of nvcsw, nivcsw in struct taskstats, whose beginning never changes
 _PATIENCE = 1.0  # s
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("HH", data)
-        if length < 4:
-            return
-        yield kind & 0x3FFF, data[4:length]
-        data = data[(length + 3) & ~3 :]
-
-
-class Taskstats:
-    """Context switches of processes. Raises OSError where the kernel has no taskstats, or does not let us."""
+class Taskstats(Family):
+    """Context switches of processes."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC)
-        try:
-            self._socket.settimeout(_PATIENCE)
-            self._socket.bind((0, 0))
-            answer = dict(self._ask(_CTRL, _CTRL_GETFAMILY, _CTRL_ATTR_FAMILY_NAME, b"TASKSTATS\0"))
-            (self._family,) = struct.unpack_from("H", answer[_CTRL_ATTR_FAMILY_ID])
-        except BaseException as error:
-            self._socket.close()
-            if isinstance(error, KeyError | struct.error):
-                raise OSError("the kernel has no taskstats") from None
-            raise
-
-    def _ask(self, family: int, command: int, kind: int, value: bytes) -> Iterator[tuple[int, bytes]]:
-        attribute = struct.pack("HH", 4 + len(value), kind) + value.ljust((len(value) + 3) & ~3, b"\0")
-        body = struct.pack("BBH", command, 1, 0) + attribute
-        self._socket.send(struct.pack("IHHII", 16 + len(body), family, _NLM_F_REQUEST, 0, 0) + body)
-        answer = self._socket.recv(16384)
-        _, kind, _, _, _ = struct.unpack_from("IHHII", answer)
-        if kind == _NLMSG_ERROR:
-            (code,) = struct.unpack_from("i", answer, 16)
-            raise OSError(-code, os.strerror(-code))
-        return _attributes(answer[20:])
+        """Raises OSError where the kernel has no taskstats, or does not let us."""
+        super().__init__("TASKSTATS", _PATIENCE)
 
     def switches(self, pid: int) -> float:
         """Voluntary and other ones of all threads that the process has or had. Raises OSError if it is gone."""
-        for kind, value in self._ask(self._family, _GET, _ATTR_TGID, struct.pack("I", pid)):
-            if kind == _AGGR_TGID:
-                for inner, stats in _attributes(value):
-                    if inner == _TYPE_STATS:
-                        return float(sum(struct.unpack_from("QQ", stats, _SWITCHES)))
-        raise OSError("no answer from taskstats")
-
-    def close(self) -> None:
-        self._socket.close()
+        answer = self.ask(_GET, attribute(_ATTR_TGID, struct.pack("=I", pid)))
+        stats = attributes(answer.get(_AGGR_TGID, b"")).get(_TYPE_STATS)
+        if stats is None:
+            raise OSError("no answer from taskstats")
+        return float(sum(struct.unpack_from("=QQ", stats, _SWITCHES)))
 
 
 # ---- perf events: linux/perf_event.h ----------------------------------------------------------

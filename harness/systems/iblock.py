@@ -9,13 +9,13 @@ from ..machine.blockdev import identify
 from ..model.parts import KINDS
 from .base import BringUpError, Context, Layer, Running, expect_size, set_queue, settle
 from .lio import IBLOCK_MODULES as MODULES
-from .lio import NAME, Backstore, LioError, Lun
+from .lio import Backstore, LioError, Lun
 
 
 def up(context: Context) -> Running:
     device = context.device
     try:
-        lun = Lun(Backstore.iblock(Path(device.path)), NAME)
+        lun = Lun(Backstore.iblock(Path(device.path)))
         context.teardown.push("remove_lun", hba=str(lun.hba))
         lun.__enter__()  # left by remove_lun, which also works when this process was killed
     except LioError as error:

@@ -28,7 +28,7 @@ LOOPBACK = TARGET / "loopback"
 MODULE_PARAMETERS = Path("/sys/module/target_core_user/parameters")
 MODULES = ("sd_mod", "target_core_user", "tcm_loop")
 IBLOCK_MODULES = ("sd_mod", "target_core_iblock", "tcm_loop")
-NAME = "userblk"  # of the LUN of a system
+NAME = "userblk"  # of a LUN, before the number of the process: two campaigns may run on one machine
 
 START_LIMIT = 60.0  # s until tcmu-runner serves
 STOP_LIMIT = 15.0  # s until it has ended by SIGTERM; then SIGKILL
@@ -193,13 +193,16 @@ class Backstore:
 class Lun:
     """A backstore, exported on the loopback fabric, and the disk that this makes."""
 
-    def __init__(self, backstore: Backstore, name: str = "userblk", hba: Path | None = None) -> None:
-        """name: unique on this machine, letters and digits. hba: only to remove() what another process left."""
+    def __init__(self, backstore: Backstore, name: str = "", hba: Path | None = None) -> None:
+        """
+        name: unique on this machine, letters and digits; "": that of this process. hba: only to remove() what another
+        process left.
+        """
         self.backstore = backstore
-        self.name = name
         self.hba = hba or TARGET / "core" / f"{backstore.kind}_{os.getpid()}"
-        self.core = self.hba / name
-        self.port = LOOPBACK / naa(f"{name} target") / "tpgt_1"
+        self.name = name or NAME + self.hba.name.rpartition("_")[2]
+        self.core = self.hba / self.name
+        self.port = LOOPBACK / naa(f"{self.name} target") / "tpgt_1"
         self.disk = Path()
         self._made: list[Callable[[], None]] = []
 
@@ -315,7 +318,7 @@ class Lun:
 def remove_lun(hba: str) -> None:
     """The disk, its target and its backstore, of whatever kind, in as far as they are there."""
     try:
-        Lun(Backstore("", ""), NAME, Path(hba)).remove()
+        Lun(Backstore("", ""), hba=Path(hba)).remove()
     except LioError as error:
         raise TeardownError(str(error)) from None
 

@@ -8,12 +8,12 @@ requests wait for a new connection.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..observing.netlink import NESTED, Family, attribute
 from .base import BringUpError
 
 PATIENCE = 60.0  # s for an answer of the server or of the kernel
@@ -22,13 +22,6 @@ PATIENCE = 60.0  # s for an answer of the server or of the kernel
 MAGIC, OPTION_MAGIC = b"NBDMAGIC", b"IHAVEOPT"
 FIXED_NEWSTYLE, NO_ZEROES = 1, 2
 OPTION_EXPORT_NAME = 1
-
-# linux/netlink.h, linux/genetlink.h
-NETLINK_GENERIC = 16
-NLMSG_ERROR = 2
-NLM_F_REQUEST, NLM_F_ACK = 1, 4
-NLA_F_NESTED = 1 << 15
-CTRL_TYPE, CTRL_GET_FAMILY, CTRL_FAMILY_ID, CTRL_FAMILY_NAME = 0x10, 3, 1, 2
 
 # linux/nbd-netlink.h
 CONNECT, RECONFIGURE = 1, 3
@@ -67,60 +60,19 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     return data
 
 
-def attribute(kind: int, value: bytes) -> bytes:
-    """struct nlattr with its value, padded to 4 bytes."""
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
-def attributes(data: bytes) -> dict[int, bytes]:
-    """The values of a row of attributes by kind."""
-    found = {}
-    while len(data) >= 4:
-        length, kind = struct.unpack_from("=HH", data)
-        if length < 4:
-            break
-        found[kind & 0x3FFF] = data[4:length]
-        data = data[(length + 3) // 4 * 4 :]
-    return found
-
-
 def connections_attribute(connections: Sequence[socket.socket]) -> bytes:
     items = b"".join(
-        attribute(SOCKET_ITEM | NLA_F_NESTED, attribute(SOCKET_FD, struct.pack("=I", one.fileno())))
+        attribute(SOCKET_ITEM | NESTED, attribute(SOCKET_FD, struct.pack("=I", one.fileno())))
         for one in connections
     )
-    return attribute(SOCKETS | NLA_F_NESTED, items)
+    return attribute(SOCKETS | NESTED, items)
 
 
-def _ask(family: int, command: int, body: bytes) -> dict[int, bytes]:
-    """Send a command and return the attributes of the answer. Raises OSError with the kernel's errno."""
-    message = struct.pack("=BBH", command, 1, 0) + body
-    header = struct.pack("=IHHII", 16 + len(message), family, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
-    answer: dict[int, bytes] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_GENERIC) as link:
-        link.settimeout(PATIENCE)
-        link.bind((0, 0))
-        link.send(header + message)
-        while True:
-            data = link.recv(65536)
-            while len(data) >= 16:
-                length, kind = struct.unpack_from("=IH", data)
-                if kind == NLMSG_ERROR:
-                    (code,) = struct.unpack_from("=i", data, 16)
-                    if code:
-                        raise OSError(-code, os.strerror(-code))
-                    return answer
-                answer = attributes(data[20:length])
-                data = data[(length + 3) // 4 * 4 :]
-
-
-def _family() -> int:
+def _family() -> Family:
     try:
-        found = _ask(CTRL_TYPE, CTRL_GET_FAMILY, attribute(CTRL_FAMILY_NAME, b"nbd\0"))
+        return Family("nbd", PATIENCE)
     except OSError as error:
-        raise BringUpError(f"the kernel's nbd driver has no netlink interface: {error.strerror}") from None
-    (family,) = struct.unpack("=H", found[CTRL_FAMILY_ID])
-    return int(family)
+        raise BringUpError(f"the kernel's nbd driver has no netlink interface: {error.strerror or error}") from None
 
 
 def attach(path: Path, count: int, block_size: int, timeout_s: int, dead_timeout_s: int) -> str:
@@ -137,7 +89,8 @@ def attach(path: Path, count: int, block_size: int, timeout_s: int, dead_timeout
         numbers = ((SIZE, size), (BLOCK_SIZE, block_size), (TIMEOUT, timeout_s), (SERVER_FLAGS, flags))
         body = b"".join(attribute(kind, struct.pack("=Q", value)) for kind, value in numbers)
         body += attribute(DEAD_TIMEOUT, struct.pack("=Q", dead_timeout_s))
-        answer = _ask(_family(), CONNECT, body + connections_attribute(opened))
+        with _family() as nbd:
+            answer = nbd.ask(CONNECT, body + connections_attribute(opened))
         (index,) = struct.unpack("=I", answer[INDEX])
     except (OSError, KeyError, struct.error) as error:
         raise BringUpError(f"{path}: cannot be given to the kernel's nbd driver: {error}") from None
@@ -154,7 +107,8 @@ def reconnect(device: str, path: Path, count: int) -> None:
         for _ in range(count):
             opened.append(open_export(path)[0])
         index = struct.pack("=I", int(device.removeprefix("/dev/nbd")))
-        _ask(_family(), RECONFIGURE, attribute(INDEX, index) + connections_attribute(opened))
+        with _family() as nbd:
+            nbd.ask(RECONFIGURE, attribute(INDEX, index) + connections_attribute(opened))
     except OSError as error:
         raise BringUpError(f"{device}: cannot be connected again: {error}") from None
     finally:

@@ -9,7 +9,7 @@ from ..machine.blockdev import identify
 from ..machine.teardown import start_time, write_setting
 from ..model.parts import KINDS
 from .base import BringUpError, Context, Running, Served, expect_size, set_queue, settle
-from .lio import MODULES, NAME, Backstore, LioError, Lun, TcmuRunner
+from .lio import MODULES, Backstore, LioError, Lun, TcmuRunner
 
 
 def _running_daemon(handler: Path) -> int:
@@ -57,7 +57,7 @@ def up(context: Context) -> Running:
             max_bytes=int((device.queue / "max_sectors_kb").read_text()) * 1024,
             timeout_s=config.timeout_s,
         )
-        lun = Lun(backstore, NAME)
+        lun = Lun(backstore)
         teardown.push("remove_lun", hba=str(lun.hba))
         lun.__enter__()  # left by remove_lun, which also works when this process was killed
     except LioError as error:

@@ -21,10 +21,11 @@ from userblk.harness.machine.teardown import start_time
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, estimate, make_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing.netlink import attribute, attributes
 from userblk.harness.running.campaign import lab_devices
 from userblk.harness.systems import nbd_netlink
 from userblk.harness.systems.base import BringUpError, Running
-from userblk.harness.systems.nbd_netlink import attribute, attributes, connections_attribute, open_export
+from userblk.harness.systems.nbd_netlink import connections_attribute, open_export
 
 
 def plan_for(profile: str = "quick", systems: tuple[str, ...] = ("tcmu", "ublk-uring")) -> Plan:
