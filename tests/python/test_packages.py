@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 
@@ -30,6 +31,20 @@ def test_each_package_stands_once(installer: ModuleType) -> None:
     assert all(row["purpose"] and row["debian"] and row["fedora"] for row in rows)
     names = [row["debian"] for row in rows]
     assert len(names) == len(set(names))
+
+
+def test_what_a_test_would_be_skipped_without_is_installed(installer: ModuleType) -> None:
+    known = {row["debian"] for row in installer.read_table()}
+    skip = re.compile(r"""(?:skip\(|reason=)f?".*run: apt-get install ([^"]+)\"""")
+    wanted = {
+        (file.name, package)
+        for room in ("python", "component", "s3", "lab", "differential", "support")
+        for file in (CHECKOUT / "tests" / room).rglob("*.py")
+        for line in skip.findall(file.read_text())
+        for package in line.split()
+    }
+    assert len(wanted) > 5
+    assert {(file, package) for file, package in wanted if package not in known} == set()
 
 
 def test_the_package_is_built_with_what_a_build_needs(installer: ModuleType) -> None:
