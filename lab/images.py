@@ -68,7 +68,7 @@ def _look(path: Path) -> tuple[int, int]:
 
 
 def checkout_image(tree: Tree) -> Path:
-    """Of what of this checkout runs in the tree's guest. Raises LabError."""
+    """The image of those parts of this checkout that run in the tree's guest. Raises LabError."""
     image = CACHE / f"checkout-{tree.variant.release}.ext4"
     build = CHECKOUT / "build" / tree.variant.release
     parts = [CHECKOUT / name for name in PARTS] + ([build] if build.is_dir() else [])
@@ -77,7 +77,7 @@ def checkout_image(tree: Tree) -> Path:
 
 
 def directory_image(tree: Tree, directory: Path, name: str) -> Path:
-    """Of all of a directory. Raises LabError."""
+    """The image of a whole directory. Raises LabError."""
     image = CACHE / f"{name}-{tree.variant.release}.ext4"
     make_image(image, directory, [directory])
     return image

@@ -308,7 +308,7 @@ def test_wrong_disks_are_refused_and_not_written(name: str, tmp_path: Path, monk
 
 
 def content(disk: str) -> bytes:
-    """Of what is on the disk, not in its cache."""
+    """What is on the disk, not in its cache."""
     run(["blockdev", "--flushbufs", disk])
     with open(disk, "rb") as file:
         return file.read(LOOKED_AT)
