@@ -101,6 +101,15 @@ def serial_of(disk: Path) -> str:
     return ""
 
 
+def is_there(path: str | Path) -> bool:
+    """A block device that can be opened: the kernel shows a new disk in /sys and /dev first, and ENXIO until it is."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return Path(path).is_block_device()
+
+
 def _first_text(*paths: Path) -> str:
     """The text of the first file that is there and holds something."""
     for path in paths:

@@ -28,6 +28,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
+from ..machine.blockdev import is_there
 from . import lio
 from .base import BringUpError, built
 from .nbdkit import connected
@@ -67,7 +68,7 @@ def await_end(server: subprocess.Popen[bytes]) -> None:
 def has_size(disk: str) -> bool:
     """Is the whole disk there?"""
     size = Path("/sys/block", Path(disk).name, "size")
-    return size.exists() and int(size.read_text()) * 512 == SIZE and Path(disk).is_block_device()
+    return size.exists() and int(size.read_text()) * 512 == SIZE and is_there(disk)
 
 
 def read_block(path: str) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from ..machine.blockdev import is_there
 from ..machine.teardown import TeardownError, holds_within, undo
 
 CONFIGFS = Path("/sys/kernel/config")
@@ -250,7 +251,7 @@ class Lun:
             self.disk = Path("/dev") / disk.name
             if not (disk / "queue").is_dir():  # the last to come, on Linux 5.10 after its partitions were looked for
                 return False
-            return (disk / "size").read_text().strip() != "0" and self.disk.is_block_device()
+            return (disk / "size").read_text().strip() != "0" and is_there(self.disk)
         return False
 
     def remove(self) -> None:

@@ -9,7 +9,7 @@ import os
 import uuid
 from pathlib import Path
 
-from ..machine.blockdev import identify
+from ..machine.blockdev import identify, is_there
 from ..machine.teardown import TeardownError, await_true, undo
 from ..model.parts import KINDS
 from .base import BringUpError, Context, Layer, Running, await_up, expect_size, set_queue, settle
@@ -94,7 +94,7 @@ def up(context: Context) -> Running:
         _connect(service)
     except OSError as error:
         raise BringUpError(f"nvme over TCP: {error.filename or TARGET}: {error.strerror}") from None
-    await_up("the NVMe disk does not appear", lambda: bool(_disk(NQN)))
+    await_up("the NVMe disk does not appear", lambda: is_there(_disk(NQN)))
     settle()
     used = identify(_disk(NQN))
     expect_size(used, device.size, device)

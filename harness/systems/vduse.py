@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from ..machine.blockdev import identify
+from ..machine.blockdev import identify, is_there
 from ..machine.teardown import PATIENCE, TeardownError, await_true, undo
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
@@ -22,7 +22,7 @@ DEPTH = 256  # requests of each queue
 def disk_of(name: str) -> str:
     """/dev/vdX of a vDPA device, "" as long as there is none."""
     for path in Path("/sys/bus/vdpa/devices", name).glob("virtio*/block/vd*"):
-        if Path("/dev", path.name).is_block_device() and (path / "size").read_text().strip() != "0":
+        if (path / "size").read_text().strip() != "0" and is_there(f"/dev/{path.name}"):
             return f"/dev/{path.name}"
     return ""
 

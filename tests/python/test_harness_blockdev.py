@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from userblk.harness.machine.blockdev import (
     discard,
     flush_cache,
     identify,
+    is_there,
     queue_attributes,
     zero_fill,
     zero_samples,
@@ -125,3 +127,14 @@ def test_a_kept_program_is_mapped() -> None:
     assert "/bin/fio\n" not in maps.read_text()
     with pytest.raises(PrepareError, match="no-such-program is not installed"), kept_cached("no-such-program"):
         pass
+
+
+def test_a_node_whose_disk_is_still_to_come_is_not_there(tmp_path: Path) -> None:
+    """The kernel shows a disk in /sys and /dev before it can be opened: ENXIO in between."""
+    node = tmp_path / "node"
+    os.mknod(node, 0o600 | stat.S_IFBLK, os.makedev(259, (1 << 20) - 1))
+    assert node.is_block_device() and not is_there(node)
+    (tmp_path / "file").touch()
+    assert not is_there(tmp_path / "file") and not is_there(tmp_path / "none") and not is_there("")
+    with loop(tmp_path, 1 << 20) as disk:
+        assert is_there(disk)
