@@ -139,7 +139,7 @@ def test_other_commands(running: Running, tmp_path: Path) -> None:
 
 def test_resize(running: Running) -> None:
     disk, size = running.used.path, running.used.size
-    (core,) = CORE.glob("user_*/userblk")
+    (core,) = CORE.glob("user_*/userblk*")
 
     def resize(to: int) -> None:
         (core / "attrib/dev_size").write_text(str(to))

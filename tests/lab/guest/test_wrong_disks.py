@@ -159,14 +159,14 @@ def compressed_memory_as_swap(stack: ExitStack, directory: Path) -> tuple[str, s
 def journal_of_a_mounted_file_system(stack: ExitStack, directory: Path) -> tuple[str, str]:
     run(["mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "journal_dev", NVME, f"{AREA >> 12}"])
     run(["mkfs.ext4", "-q", "-F", "-b", "4096", "-J", f"device={NVME}", SATA, f"{AREA >> 12}"])
-    mount(stack, directory / "point", SATA)
+    mount(stack, directory / "point", SATA, "-o", "ro")  # else the journal is written now and then
     return NVME, NVME
 
 
 @wrong("in use by another program|is open in|is held by|is mounted at")
 def log_of_a_mounted_file_system(stack: ExitStack, directory: Path) -> tuple[str, str]:
     run(["mkfs.xfs", "-q", "-f", "-l", f"logdev={NVME},size=64m", "-d", "size=512m", SATA])
-    mount(stack, directory / "point", SATA, "-o", f"logdev={NVME}")
+    mount(stack, directory / "point", SATA, "-o", f"ro,logdev={NVME}")
     return NVME, NVME
 
 
