@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-#include <errno.h>
 #include <getopt.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "command.h"
+#include "crew.h"
 #include "ops.h"
 
-#define EXIT_USAGE  2
-#define MAX_WORKERS 1024
+const char command_name[] = NAME;
 
 static const char usage[] =
 	"Usage: " NAME " [OPTION]... --op OPERATION DIRECTORY\n"
@@ -36,17 +31,6 @@ static const char usage[] =
 	"\n"
 	"Operations:\n";
 
-void complain(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fputs(NAME ": ", stderr);
-	vfprintf(stderr, format, args);
-	fputc('\n', stderr);
-	va_end(args);
-}
-
 static void print_help(void)
 {
 	fputs(usage, stdout);
@@ -64,74 +48,24 @@ static const struct operation *find_operation(const char *name)
 	return NULL;
 }
 
-static bool take_number(
-	const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out)
-{
-	char *end;
-
-	errno = 0;
-	*out = strtoull(text, &end, 10);
-	if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && !errno && *out >= least &&
-		*out <= most)
-		return true;
-	complain("--%s %s: give a whole number from %ju to %ju", option, text, (uintmax_t)least,
-		(uintmax_t)most);
-	return false;
-}
-
-static bool take_seconds(const char *option, const char *text, double least, double *out)
-{
-	char *end;
-
-	*out = strtod(text, &end);
-	if (end != text && *end == '\0' && isfinite(*out) && *out >= least && *out <= 86400)
-		return true;
-	complain("--%s %s: give seconds from %g to 86400", option, text, least);
-	return false;
-}
-
-static bool take_phase(const char *text, enum phase *out)
-{
-	static const char *const phases[] = {
-		[PHASE_ALL] = "all", [PHASE_PREPARE] = "prepare", [PHASE_RUN] = "run"};
-
-	for (unsigned i = 0; i < sizeof phases / sizeof *phases; i++)
-		if (strcmp(text, phases[i]) == 0) {
-			*out = (enum phase)i;
-			return true;
-		}
-	complain("--phase %s: give all, prepare or run", text);
-	return false;
-}
+static const char *const phases[] = {
+	[PHASE_ALL] = "all", [PHASE_PREPARE] = "prepare", [PHASE_RUN] = "run"};
 
 /* What belongs together, and the directory. */
 static bool check(struct options *o, const char *directory, bool files_given, bool size_given)
 {
 	const struct operation *operation = o->operation;
-	struct stat st;
 
 	if (!operation)
 		complain("--op is missing; name an operation, see " NAME " --help");
-	else if (!directory)
-		complain("DIRECTORY is missing; name one that the files can be made in");
 	else if (files_given && operation->files == 0)
 		complain("--files: %s has none; leave it out", operation->name);
 	else if (size_given && operation->size == 0)
 		complain("--size: %s has no data; leave it out", operation->name);
 	else if (o->seconds <= 0 && o->count == 0)
 		complain("--seconds 0: needs --count; add it");
-	else if (stat(directory, &st) == -1)
-		complain("%s: %s; DIRECTORY is to be there", directory, strerror(errno));
-	else if (!S_ISDIR(st.st_mode))
-		complain("%s: no directory; name one", directory);
-	else if (snprintf(o->top, sizeof(o->top), "%s/ops", directory) >= PATH_MAX - 256)
-		complain("%s: too long; name a shorter one", directory);
-	else if (o->phase != PHASE_RUN && access(o->top, F_OK) == 0)
-		complain("%s: is there; remove it, or use what is in it with --phase run", o->top);
-	else if (o->phase == PHASE_RUN && access(o->top, F_OK) == -1)
-		complain("%s: is not there; make it with --phase prepare", o->top);
 	else
-		return true;
+		return take_place(directory, "ops", o->phase == PHASE_RUN, "prepare", o->top);
 	return false;
 }
 
@@ -174,6 +108,7 @@ static int parse(int argc, char **argv, struct options *o)
 		{NULL, 0, NULL, 0},
 	};
 	uint64_t workers = 1, fan_out = 8, files = 0, size = 0;
+	unsigned phase = PHASE_ALL;
 	bool ok = true;
 	int c;
 
@@ -185,7 +120,7 @@ static int parse(int argc, char **argv, struct options *o)
 			ok = o->operation != NULL;
 			break;
 		case OPTION_WORKERS:
-			ok = take_number("workers", optarg, 1, MAX_WORKERS, &workers);
+			ok = take_number("workers", optarg, 1, CREW_MAX, &workers);
 			break;
 		case OPTION_THREADS:
 			o->threads = true;
@@ -209,7 +144,8 @@ static int parse(int argc, char **argv, struct options *o)
 			ok = take_number("fan-out", optarg, 1, 64, &fan_out);
 			break;
 		case OPTION_PHASE:
-			ok = take_phase(optarg, &o->phase);
+			ok = take_word("phase", optarg, phases, 3, &phase);
+			o->phase = (enum phase)phase;
 			break;
 		case OPTION_INTERVAL:
 			ok = take_seconds("interval", optarg, 0.01, &o->interval);
@@ -226,12 +162,8 @@ static int parse(int argc, char **argv, struct options *o)
 		case OPTION_VERSION:
 			puts(NAME " " USERBLK_VERSION);
 			return 0;
-		case ':':
-			complain("%s: needs a value; see " NAME " --help", argv[optind - 1]);
-			ok = false;
-			break;
 		default:
-			complain("%s: no such option; see " NAME " --help", argv[optind - 1]);
+			complain_option(c, argv[optind - 1]);
 			ok = false;
 		}
 	}

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "command.h"
 #include "ops.h"
 
 #define CHUNK	     (1 << 20) /* bytes of a write that prepares */

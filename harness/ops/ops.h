@@ -4,7 +4,9 @@
  *
  *   main.c        options
  *   operations.c  what the operations do
- *   run.c         the workers: processes or threads, pinned, timed; the results
+ *   run.c         a crew that repeats one, and its results
+ *   crew.c        workers, processes or threads, pinned, timed; the results of all
+ *   command.c     what options of the engines have in common
  */
 #ifndef USERBLK_OPS_H
 #define USERBLK_OPS_H
@@ -17,7 +19,6 @@
 #include <stdio.h>
 
 #include "harness/flow/random.h"
-#include "harness/flow/stats.h"
 
 #define UNIT	 4096 /* bytes of a read or write */
 #define MAX_PATH (PATH_MAX + 128)
@@ -100,8 +101,5 @@ bool operations_trace(
 
 /* Returns an exit status. */
 int run(const struct options *options);
-
-/* One line for the user, like printf. */
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

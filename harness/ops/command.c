@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "command.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void complain(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	fprintf(stderr, "%s: ", command_name);
+	vfprintf(stderr, format, args);
+	fputc('\n', stderr);
+	va_end(args);
+}
+
+bool take_number(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out)
+{
+	char *end;
+
+	errno = 0;
+	*out = strtoull(text, &end, 10);
+	if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && !errno && *out >= least &&
+		*out <= most)
+		return true;
+	complain("--%s %s: give a whole number from %ju to %ju", option, text, (uintmax_t)least,
+		(uintmax_t)most);
+	return false;
+}
+
+bool take_seconds(const char *option, const char *text, double least, double *out)
+{
+	char *end;
+
+	*out = strtod(text, &end);
+	if (end != text && *end == '\0' && isfinite(*out) && *out >= least && *out <= 86400)
+		return true;
+	complain("--%s %s: give seconds from %g to 86400", option, text, least);
+	return false;
+}
+
+bool take_word(const char *option, const char *text, const char *const *words, unsigned count,
+	unsigned *out)
+{
+	char known[256] = "";
+	size_t used = 0;
+
+	for (unsigned i = 0; i < count; i++) {
+		if (strcmp(text, words[i]) == 0) {
+			*out = i;
+			return true;
+		}
+		used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s",
+			i == 0		 ? ""
+			: i + 1 == count ? " or "
+					 : ", ",
+			words[i]);
+	}
+	complain("--%s %s: give %s", option, text, known);
+	return false;
+}
+
+void complain_option(int returned, const char *word)
+{
+	if (returned == ':')
+		complain("%s: needs a value; see %s --help", word, command_name);
+	else
+		complain("%s: no such option; see %s --help", word, command_name);
+}
+
+bool take_place(const char *directory, const char *name, bool used, const char *maker, char *out)
+{
+	struct stat st;
+
+	if (!directory)
+		complain("DIRECTORY is missing; name one that the files can be made in");
+	else if (stat(directory, &st) == -1)
+		complain("%s: %s; DIRECTORY is to be there", directory, strerror(errno));
+	else if (!S_ISDIR(st.st_mode))
+		complain("%s: no directory; name one", directory);
+	else if (snprintf(out, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX - 256)
+		complain("%s: too long; name a shorter one", directory);
+	else if (!used && access(out, F_OK) == 0)
+		complain("%s: is there; remove it, or use what is in it with --phase run", out);
+	else if (used && access(out, F_OK) == -1)
+		complain("%s: is not there; make it with --phase %s", out, maker);
+	else
+		return true;
+	return false;
+}
