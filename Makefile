@@ -19,7 +19,7 @@ help: ## list the targets
 
 # ---- what the machine needs -----------------------------------------------------
 
-# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, test, package.
+# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, apps, test, package.
 deps-%: build/deps/%.stamp
 	@:
 
@@ -32,7 +32,7 @@ build/deps/%.stamp: configs/packages.csv packaging/install-packages
 .PRECIOUS: build/deps/%.stamp
 
 CHECKERS := build/deps/checkers.stamp
-deps: deps-build deps-bench deps-report deps-lab deps-s3 deps-test deps-package $(CHECKERS) ## install what everything here needs, from Debian's packages (root)
+deps: deps-build deps-bench deps-report deps-lab deps-s3 deps-apps deps-test deps-package $(CHECKERS) ## install what everything here needs, from Debian's packages (root)
 
 $(CHECKERS): tests/requirements.txt build/deps/test.stamp
 	$(PYTHON) -m venv --system-site-packages build/venv
@@ -76,6 +76,7 @@ handlers: ## build the tcmu-runner handlers
 flow: ## build the engine for file-system workloads
 openloop: ## build the engine of open loops (needs liburing-dev)
 ops: ## build the engine for single operations on files
+kv: ## build the engine for libraries of keys and values (needs librocksdb-dev, libleveldb-dev or libsqlite3-dev)
 fuse-passthrough: ## build the FUSE passthrough file system (needs libfuse3-dev)
 fuse-nullfs: ## build the FUSE file system that holds no data (needs libfuse3-dev)
 fuse-disk: ## build the server of devices as files through FUSE (needs libfuse3-dev)
@@ -83,7 +84,7 @@ ublk: ## build the server for Linux's ublk driver (needs liburing-dev)
 buse: ## build the sequential server on Linux's nbd driver
 s3-tool: ## build the tool for volumes of the S3 device
 s3-client-bench: ## build the benchmark of the S3 client alone
-PARTS := plugins handlers flow openloop ops fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool s3-client-bench s3-client-driver s3-volume-driver s3-simulation
+PARTS := plugins handlers flow openloop ops kv fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool s3-client-bench s3-client-driver s3-volume-driver s3-simulation
 $(PARTS):
 	$(BUILD) $@
 	$(LINK)
@@ -100,6 +101,7 @@ $(foreach v,$(LIBFUSES),$(call libfuse_place,$v)/VERSION): build/libfuse-%/VERSI
 
 # $(call with_libfuse,VERSION,SUFFIX): make the FUSE programs with that library, in build/libfuse-VERSION SUFFIX.
 with_libfuse = $(MAKE) TARGET=libfuse-$1$2 KIND=$(or $(patsubst -%,%,$2),libfuse) OPTIONS="-Dnbdkit=disabled -Dtcmu=disabled -Ds3=disabled -Dublk=disabled \
+	-Drocksdb=disabled -Dleveldb=disabled -Dsqlite=disabled \
 	-Dpkg_config_path=$(CURDIR)/$(call libfuse_place,$1)/lib/pkgconfig -Dc_link_args=-Wl,-rpath,$(CURDIR)/$(call libfuse_place,$1)/lib" \
 	fuse-passthrough fuse-nullfs fuse-disk
 libfuse-3.17: build/libfuse-3.17/3.17.2-3/VERSION ## build both against libfuse 3.17, from Debian's sources
@@ -126,7 +128,8 @@ clean: ## remove what was built, but not the lab's root file system nor results
 FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
 VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
-bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
+APPS := apps kv
+bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) $(if $(filter $(APPS),$(SUITE)),deps-apps) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) all
 	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) $(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
 lab: ## build the lab (LAB_KERNEL=stable or backports, LAB_RELEASE=trixie or bullseye) and see that it boots

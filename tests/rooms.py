@@ -40,7 +40,7 @@ SESSION = "fuse-session"
 # These share nothing with the others.
 ALONE = ["lab/preload", "lab/ssd"]
 # The programs that put load on a device or files, which share nothing with those: as ORDER.
-LOADS = "harness/flow harness/openloop harness/ops".split()
+LOADS = "harness/flow harness/openloop harness/ops harness/kv".split()
 # Tests include whatever they test.
 TESTS = "tests/"
 

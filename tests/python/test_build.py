@@ -59,7 +59,7 @@ def build(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_left_out_is_said(bare: Path) -> None:
     left_out = (bare / "left-out").read_text()
-    for what in ("S3 device", "nbdkit plugins", "userblk-ublk", "userblk-passthrough", "userblk-fuse-disk"):
+    for what in ("S3 device", "nbdkit plugins", "userblk-ublk", "userblk-passthrough", "userblk-fuse-disk", "RocksDB"):
         assert what in left_out
     assert "handlers" not in left_out  # by an option
     done = build(bare, "-Dtcmu=disabled", "--", "plugins")

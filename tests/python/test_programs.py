@@ -21,6 +21,7 @@ PAGES = [
         "fuse-nullfs/userblk-nullfs.1",
         "fuse-passthrough/userblk-passthrough.1",
         "harness/flow/userblk-flow.1",
+        "harness/kv/userblk-kv.1",
         "harness/openloop/userblk-openloop.1",
         "harness/ops/userblk-ops.1",
         "ublk/userblk-ublk.8",
