@@ -8,7 +8,7 @@
 
 #define EXIT_USAGE 2
 
-/* Of the program, which its main.c defines. */
+/* The name of the program, which its main.c defines. */
 extern const char command_name[];
 
 /* One line for the user, like printf. */
