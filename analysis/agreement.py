@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from .paper import PaperCell
+from .paper_cells import PaperCell
 from .render import new_grid
 from .statistics import Interval, share_interval
 from .table import DEVICES, SYSTEMS, Metric

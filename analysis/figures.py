@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLo
 from userblk.harness.observing.histogram import distribution
 
 from .palette import heat, look
-from .paper import PaperCell
+from .paper_cells import PaperCell
 from .raw import Band, CellDetails
 from .render import signed
 from .statistics import Interval

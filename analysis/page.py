@@ -22,7 +22,9 @@ from .compare import environment_rows, environments
 from .figures import Row, SystemRow
 from .html import TableView, embedded, table_view, templates
 from .palette import heat, look
-from .paper import ClaimResult, ClaimVerdict, PaperCell, PaperComparison, classes, compare_with_papers
+from .paper import PaperComparison, classes, compare_with_papers
+from .paper_cells import PaperCell
+from .paper_claims import ClaimResult, ClaimVerdict
 from .papers import Paper
 from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,9 +22,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ..engines import Result, WorkloadError, fio, replay
+from ..engines import WorkloadError, fio, replay
 from ..engines.base import Job, Run, device_engine
-from ..engines.store import StoreResult
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import replace, sync_tree, write_json
@@ -50,26 +48,22 @@ from ..model.plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from ..observing import counters, environment, host_load
 from ..observing.environment import meminfo, snapshot
-from ..observing.samplers import DiskUse, Sampler, Use, read_sample, use_between
+from ..observing.samplers import Sampler, read_sample, use_between
 from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
 from . import stopping
 from .hand_over import hand_over
+from .measuring import costs, mean_use, metrics_of, steal_warnings, used_by, watch, write_counters
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
 IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk")  # of all runs of a campaign
 EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
-FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
-STEAL_LIMIT = 1.0  # %
 QUIET_S = 0.5
-SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
-POLL_S = 0.1
 NO_SAMPLES = "no samples of the measured window"
 WRITE_BACK_FAILED = "writing back failed"
 SPARE_BYTES = 256 << 20  # that must be free where results are, beside what the largest run took three times
 SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did not outlast; s
-FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
@@ -110,67 +104,6 @@ def since_the_beginning(directory: Path, found: Mapping[str, Any]) -> list[str]:
             line = f"{RESUMED} {name} is {found.get(name)} instead of {first.get(name)}"
             lines += [line] * (line not in lines)
     return lines
-
-
-def mean_use(use: DiskUse | None) -> dict[str, float | None] | None:
-    """A device's part of the summary."""
-    if use is None:
-        return None
-    names = ("read_request_kib", "write_request_kib", "queue_depth", "utilisation_percent")
-    values = ((name, getattr(use, name)) for name in names)
-    return {name: None if value is None else round(value, 3) for name, value in values}
-
-
-def metrics_of(result: Result | StoreResult, use: Use | None) -> dict[str, float | None]:
-    """What each run measures, whatever its engine: rates in 1,000/s and MB/s, us, percent of one CPU or of all."""
-    return {
-        "throughput_kops": result.throughput_kops,
-        "latency_us": result.latency_us,
-        "cpu_percent": use.cpu_percent if use else None,
-        "server_cpu_percent": use.server_cpu_percent if use else None,
-        "throughput_mbps": result.throughput_mbps,
-    }
-
-
-def steal_warnings(use: Use | None) -> list[str]:
-    """The warning about CPU time that went to other virtual machines, if it is worth one."""
-    if use is None or use.steal_percent <= STEAL_LIMIT:
-        return []
-    return [f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines"]
-
-
-def costs(use: Use, operations: float, speed: int = 0) -> dict[str, float]:
-    """
-    What an operation of the workload cost, as far as the kernel counts it: no timings. speed: the one CPU of this
-    machine executes just so many instructions a microsecond.
-    """
-    if not operations:
-        return {}
-    if speed:
-        return {"machine_instructions_per_op": round((use.duration_s - use.idle_s) * 1e6 * speed / operations)}
-    found = {f"server_{name}_per_op": value for name, value in use.counts.items()}
-    for prefix, disk in zip(("device", "backing"), use.disks, strict=False):
-        found[f"{prefix}_requests_per_op"] = (disk.read_kops + disk.write_kops) * 1e3 * use.duration_s
-        found[f"{prefix}_bytes_per_op"] = (disk.read_mbps + disk.write_mbps) * 1e6 * use.duration_s
-    return {name: round(value / operations, 6) for name, value in found.items()}
-
-
-def write_counters(directory: Path) -> None:
-    """What the device counted, which servers print when they close it: counters.json in the block's directory."""
-    counters: dict[str, int] = {}
-    for log in sorted((directory / "commands").glob("*.err")):
-        for line in re.findall(r"counters:((?: \w+=\d+)+)", log.read_text(errors="replace")):
-            counters |= {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
-    write_json(directory / "counters.json", counters)
-
-
-def bytes_moved(pid: int) -> int:
-    """Bytes that a process has read and written by system calls, 0 if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines[:2])
 
 
 class Runner:
@@ -572,28 +505,9 @@ class Runner:
             origin = time.monotonic()
             with on_cpus(self.plan.pin_client):
                 process = recorder.spawn(self.command(entry, job.argv))
-            problems = []
             try:
-                if job.memory:
-                    job.memory.add(process.pid)
-                limit = time.monotonic() + job.seconds + FLUSH_PATIENCE
-                first_io = 0.0
-                while process.poll() is None:
-                    time.sleep(POLL_S)
-                    job.disturb(time.monotonic() - origin)
-                    first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
-                    if running.server_died():
-                        problems.append("the server died")
-                        for _ in range(SERVER_PATIENCE):
-                            running.fail_io()  # once more: what waited behind the first comes next
-                            if process.wait(1.0):
-                                break
-                        break
-                    if time.monotonic() > limit:
-                        problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
-                        break
+                problems, first_io = watch(process, job, running, origin)
             finally:
-                process.end()
                 recorder.save()
             for fd, path in zip(held, job.synced, strict=True):
                 try:
@@ -699,11 +613,6 @@ class Runner:
         if other <= OTHER_CPU_LIMIT:
             return []
         return [f"load: other programs took {other:.0f} % of a CPU {'before' if others is None else 'after'} the run"]
-
-
-def used_by(running: Running, area: int) -> dict[str, object]:
-    """What the workload opened, for the summary."""
-    return {"path": running.target, "size": area} if running.file else dataclasses.asdict(running.used)
 
 
 @undo

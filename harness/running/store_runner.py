@@ -29,7 +29,8 @@ from ..observing.samplers import Sampler
 from ..stores.servers import Access, GivenStore, LocalStore, Store
 from ..stores.serving import Served, serve
 from ..systems import BringUpError
-from .runner import FLUSH_PATIENCE, POLL_S, Runner, main, metrics_of, steal_warnings, write_counters
+from .measuring import FLUSH_PATIENCE, POLL_S, metrics_of, steal_warnings, write_counters
+from .runner import Runner, main
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 

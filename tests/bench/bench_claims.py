@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from userblk.analysis.paper import ClaimVerdict, Verdict, check_claim, judge_cell
+from userblk.analysis.paper_cells import Verdict, judge_cell
+from userblk.analysis.paper_claims import ClaimVerdict, check_claim
 from userblk.analysis.papers import load_paper
 from userblk.analysis.statistics import t_quantile
 from userblk.analysis.table import METRICS, NATIVE, CellKey, Table, half_width_limit, make_cell

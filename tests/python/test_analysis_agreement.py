@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from userblk.analysis.agreement import agreements, as_json
-from userblk.analysis.paper import PaperCell, Verdict
+from userblk.analysis.paper_cells import PaperCell, Verdict
 from userblk.analysis.statistics import Interval
 from userblk.analysis.table import METRICS, NATIVE
 

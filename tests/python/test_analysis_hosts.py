@@ -11,7 +11,8 @@ from typing import Any
 
 from synthetic import ENVIRONMENT, make_campaign
 from userblk.analysis.page import write_report
-from userblk.analysis.paper import Verdict, compare_with_paper
+from userblk.analysis.paper import compare_with_paper
+from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import make_tables

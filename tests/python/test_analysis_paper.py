@@ -14,19 +14,9 @@ import pytest
 from paper_claims import CONTRADICTED, OMITTED
 from rich.console import Console
 from synthetic import ENVIRONMENT, make_campaign
-from userblk.analysis.paper import (
-    ClaimVerdict,
-    PaperCell,
-    PaperComparison,
-    Verdict,
-    as_csv,
-    as_json,
-    check_claim,
-    compare_with_paper,
-    equivalence_margin,
-    judge_cell,
-    terminal,
-)
+from userblk.analysis.paper import PaperComparison, as_csv, as_json, compare_with_paper, terminal
+from userblk.analysis.paper_cells import PaperCell, Verdict, equivalence_margin, judge_cell
+from userblk.analysis.paper_claims import ClaimVerdict, check_claim
 from userblk.analysis.papers import Claim, load_claims, load_paper
 from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import SummaryError, read_campaign

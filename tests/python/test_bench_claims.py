@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bench_claims import markdown, simulate
 from paper_claims import CONTRADICTED, OMITTED
-from userblk.analysis.paper import Verdict
+from userblk.analysis.paper_cells import Verdict
 
 
 def test_a_perfect_replication_agrees_and_satisfies_what_the_tables_bear_out() -> None:

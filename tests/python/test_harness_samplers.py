@@ -14,7 +14,7 @@ import pytest
 from userblk.harness.observing import samplers
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.observing.samplers import TICKS, Sample, Sampler, at, use_between
-from userblk.harness.running.runner import costs
+from userblk.harness.running.measuring import costs
 
 DISK = [0.0] * 17
 

@@ -14,7 +14,9 @@ import runner_process as runner
 from loops import MIB, loop
 from synthetic import make_campaign
 from userblk.analysis.figures import scatter
-from userblk.analysis.paper import ClaimVerdict, PaperComparison, Verdict, compare_with_paper
+from userblk.analysis.paper import PaperComparison, compare_with_paper
+from userblk.analysis.paper_cells import Verdict
+from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.table import make_tables

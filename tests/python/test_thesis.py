@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from synthetic import make_campaign
-from userblk.analysis.paper import ClaimVerdict, Verdict, compare_with_paper
+from userblk.analysis.paper import compare_with_paper
+from userblk.analysis.paper_cells import Verdict
+from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import RATE, make_tables

@@ -17,7 +17,7 @@ from userblk.harness.machine.prepare import PrepareError, limit_cpus
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile, load_suite, load_system
-from userblk.harness.running.runner import bytes_moved
+from userblk.harness.running.measuring import bytes_moved
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]

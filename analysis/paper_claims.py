@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The claims in a paper's text, checked against tables: ours, and those that the paper prints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from .paper_cells import BLOCKS, Span, span_of
+from .papers import Claim
+from .render import signed
+from .statistics import Interval
+from .table import DEVICES, METRICS, SYSTEMS, Cell, Metric, Table, half_width_limit
+
+EPSILON = 1e-6  # a number meets the bound that is printed with the same digits
+Rows = Mapping[int, Sequence[tuple[str, str]]]  # device and workload, by table
+
+
+class ClaimVerdict(Enum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "undecided"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """How many of the claim's cells satisfy it, do not, may do either, are not there; and some that do not."""
+
+    claim: Claim
+    true: int
+    false: int
+    undecided: int
+    missing: int
+    against: tuple[str, ...]
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        total = self.true + self.false + self.undecided
+        if not total:
+            return ClaimVerdict.NOT_MEASURED
+        needed = self.claim.share * total
+        if self.true >= needed:
+            return ClaimVerdict.HOLDS
+        return ClaimVerdict.FAILS if total - self.false < needed else ClaimVerdict.OPEN
+
+    @property
+    def counted(self) -> str:
+        """The numbers in a few words."""
+        parts = [f"{self.true} of {self.true + self.false + self.undecided} cells"]
+        parts += [f"{self.undecided} undecided"] * bool(self.undecided)
+        parts += [f"{self.missing} not measured"] * bool(self.missing)
+        return ", ".join(parts)
+
+
+def _point(interval: Interval) -> Span:
+    """The span of a printed number, as it stands."""
+    return Span(interval.value, interval.value, interval.value)
+
+
+def _quantity(claim: Claim, cell: Cell, metric: Metric, printed: bool) -> Span | None:
+    interval = cell.mean if claim.of == "mean" else cell.difference
+    if interval is None:
+        return None
+    span = _point(interval) if printed else span_of(interval)
+    if claim.of == "size":
+        ends = sorted((abs(span.low), abs(span.high)))
+        return Span(0.0 if span.low < 0 < span.high else ends[0], abs(span.value), ends[1])
+    return _negative(span) if metric.sign > 0 else span
+
+
+def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
+    """How far beyond a bound, at, a number of ours satisfies the claim: the half width that the paper allows its means.
+
+    5 % of what the bound leaves of native (writes to NVMe in Table 1: 10 %), 5 points of CPU. The paper's own numbers
+    have none but that they are printed.
+    """
+    if printed or not math.isfinite(at):
+        return EPSILON
+    limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
+    if one.metric.points:
+        return limit
+    if claim.of == "mean":
+        return limit * abs(at)
+    return limit * abs(100 - one.metric.sign * at)
+
+
+def _shown(claim: Claim, cell: Cell) -> str:
+    """What a table shows of it."""
+    if claim.of == "mean":
+        return f"{cell.mean.value:.2f}" if cell.mean else ""
+    return signed(cell.difference.value, 1) if cell.difference else ""
+
+
+def _at_most(span: Span, limit: float) -> bool | None:
+    return True if span.high <= limit else False if span.low > limit else None
+
+
+def _both(a: bool | None, b: bool | None) -> bool | None:
+    if a is False or b is False:
+        return False
+    return None if a is None or b is None else True
+
+
+def _negative(span: Span) -> Span:
+    return Span(-span.high, -span.value, -span.low)
+
+
+@dataclass(frozen=True)
+class _Instance:
+    table: int
+    device: str
+    workload: str
+    system: str
+    metric: Metric
+
+
+def _instances(claim: Claim, rows: Rows) -> Iterator[_Instance]:
+    for number in claim.tables:
+        for device, workload in rows.get(number, ()):
+            if device not in claim.devices or f"{device} {workload}" in claim.left_out:
+                continue
+            if any(fnmatchcase(workload, pattern) for pattern in claim.workloads):
+                for system in claim.systems:
+                    for metric in claim.metrics:
+                        yield _Instance(number, device, workload, system, metric)
+
+
+def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
+    """What a cell is measured against."""
+    than = claim.than or {}
+    place = (than.get("table", one.table), than.get("device", one.device), than.get("workload", one.workload))
+    for system in than.get("systems", (one.system,)):
+        yield _Instance(*place, system, one.metric)
+
+
+def _judge(
+    claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
+) -> tuple[bool | None, str] | None:
+    """Whether one cell satisfies the claim (None: may or may not), with what it shows; None if it is not there."""
+
+    def cell_of(instance: _Instance, metric: Metric) -> Cell | None:
+        table = tables.get(instance.table)
+        return table.cell(instance.device, instance.workload, instance.system, metric) if table else None
+
+    cell = cell_of(one, one.metric)
+    if cell is None:
+        return None
+    if claim.half_width is not None:
+        if cell.mean is None or cell.mean.half is None or not cell.mean.value:
+            return None
+        half = cell.mean.half if one.metric.points else 100 * cell.mean.half / abs(cell.mean.value)
+        return half <= claim.half_width + EPSILON, f"±{half:.1f}"
+    if claim.reciprocal is not None:
+        other = cell_of(one, METRICS[1])
+        if cell.difference is None or other is None or other.difference is None:
+            return None
+        if not printed and None in (cell.difference.half, other.difference.half):
+            return None, "one run"
+        product = (100 + cell.difference.value) * (100 + other.difference.value) / 1e4
+        return abs(product - 1) * 100 <= claim.reciprocal, f"{product:.2f}"
+    if claim.ratio:
+        other = cell_of(rival, rival.metric) if rival else None
+        return _judge_ratio(claim, one, cell, other, printed) if other else None
+    span, value = _quantity(claim, cell, one.metric, printed), _shown(claim, cell)
+    if span is None:
+        return None
+    if rival is None:
+        most = claim.most + _tolerance(claim, one, claim.most, printed)
+        least = claim.least - _tolerance(claim, one, claim.least, printed)
+        return _both(_at_most(span, most), _at_most(_negative(span), -least)), value
+    other = cell_of(rival, rival.metric)
+    against = None if other is None else _quantity(claim, other, rival.metric, printed)
+    if other is None or against is None:
+        return None
+    gap = Span(span.low - against.high, span.value - against.value, span.high - against.low)
+    shown = f"{value} against {_shown(claim, other)}"
+    tolerance = _tolerance(claim, one, against.value, printed)
+    if claim.near is not None:
+        limit = claim.near + tolerance
+        return _both(_at_most(gap, limit), _at_most(_negative(gap), limit)), shown
+    return _at_most(gap, claim.margin + tolerance), shown
+
+
+def _judge_ratio(
+    claim: Claim, one: _Instance, cell: Cell, other: Cell, printed: bool
+) -> tuple[bool | None, str] | None:
+    """Judge the mean of one cell over that of the other; their intervals are taken as independent."""
+    if cell.mean is None or other.mean is None or not other.mean.value:
+        return None
+    value = cell.mean.value / other.mean.value
+    away = 0.0
+    if not printed:
+        halves = [
+            mean.half / abs(mean.value) if mean.half is not None else math.inf for mean in (cell.mean, other.mean)
+        ]
+        away = value * math.hypot(*halves)
+    limit = 0.0 if printed else half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
+    span = Span(value - away, value, value + away)
+    most, least = claim.most * (1 + limit) + EPSILON, claim.least * (1 - limit) - EPSILON
+    return _both(_at_most(span, most), _at_most(_negative(span), -least)), f"{value:.2f} times"
+
+
+def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: bool = False) -> ClaimResult:
+    """tables: where it is checked, by number. rows: the paper's, so that what was not measured is counted as such.
+
+    printed: they are the paper's own, to be taken as they stand.
+    """
+    counts: Counter[bool | None] = Counter()
+    missing = 0
+    against = []
+    for one in _instances(claim, rows):
+        rivals: Iterable[_Instance | None] = (None,) if claim.than is None else _rivals(claim, one)
+        for rival in rivals:
+            judged = _judge(claim, tables, one, rival, printed)
+            if judged is None:
+                missing += 1
+                continue
+            truth, shown = judged
+            counts[truth] += 1
+            if truth is False:
+                versus = ""
+                if rival is not None and rival.system != one.system:
+                    versus = f" against {SYSTEMS.get(rival.system, rival.system)}"
+                place = f"{DEVICES.get(one.device, one.device)} {one.workload} {SYSTEMS.get(one.system, one.system)}"
+                against.append(f"{place}{versus}, {one.metric.title.lower()}: {shown}")
+    return ClaimResult(claim, counts[True], counts[False], counts[None], missing, tuple(against))
