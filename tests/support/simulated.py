@@ -30,7 +30,7 @@ from userblk.harness.machine.filesystem import Memory
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model.plan import Entry
 from userblk.harness.observing.samplers import Sample, Sampler
-from userblk.harness.running import runner
+from userblk.harness.running import measuring, runner
 from userblk.harness.systems import Running
 
 EPOCH = 1_700_000_000.0
@@ -309,9 +309,10 @@ class World:
                     "time": self.clock, "Recorder": Recorder, "Sampler": Samples, "recheck": lambda *words: None,
                     "limit_dirty": lambda *words: None, "limit_cpus": lambda *words: None, "bring_up": up,
                     "queue_attributes": lambda device: {"scheduler": "none"}, "dirty_limits": lambda: LIMITS,
-                    "bytes_moved": lambda pid: 1 << 30, "absent": lambda system: [], "sync_tree": lambda path: None,
+                    "absent": lambda system: [], "sync_tree": lambda path: None,
                 },
             ),
+            (measuring, {"time": self.clock, "bytes_moved": lambda pid: 1 << 30}),
             (runner.host_load, {"OtherPrograms": Quiet}),
             (runner.counters, {"counting": lambda server, events: nullcontext(None)}),
             (runner.environment, {"device_facts": lambda disk: nothing, "condition": lambda disks: nothing}),
