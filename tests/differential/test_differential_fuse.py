@@ -7,11 +7,12 @@ import ctypes
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
+from fuse_mount import LIBFUSE, MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
 from sequences import Call, Difference, draw, program, replay
 from shrinking import shrink
 from world import World
@@ -21,6 +22,9 @@ pytestmark = pytest.mark.timeout(SECONDS + 900)
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", str(time.time_ns())))
 LENGTH = 120  # calls of a sequence
 SHRINK_SECONDS = 60.0
+LEFT_OUT = () if LIBFUSE >= (3, 17) else ("tmpfile",)
+ENTRIES = 10_000
+CHANGES = 10  # between two names that are read
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -104,17 +108,73 @@ def report(pair: Pair, calls: Sequence[Call], seed: int, directory: Path) -> str
     return f"DIFFERENTIAL_SEED={seed}, {len(fewest)} calls, {where}:\n{lines}\n{found}\nprogram: {path}"
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if lacking_for_mode(mode) is None])
+MODES_HERE = [mode for mode in MODES if lacking_for_mode(mode) is None]
+
+
+@pytest.mark.parametrize("mode", MODES_HERE)
 def test_same_as_native(mode: str, disk: Path, tmp_path: Path) -> None:
     pair = Pair(disk, mode)
     deadline = time.monotonic() + SECONDS
     seed = SEED
     try:
         while time.monotonic() < deadline:
-            calls = draw(random.Random(seed), LENGTH, pair.modes())
+            calls = draw(random.Random(seed), LENGTH, pair.modes(), LEFT_OUT)
             if pair.replay(calls):
                 pytest.fail(report(pair, calls, seed, tmp_path), pytrace=False)
             seed += 1
         print(f"{mode}: {seed - SEED} sequences of {LENGTH} calls from seed {SEED}")
     finally:
         pair.end()
+
+
+@pytest.fixture(scope="module")
+def crowd(disk: Path) -> Path:
+    """A directory of many names."""
+    top = disk / "crowd"
+    top.mkdir()
+    for number in range(ENTRIES):
+        os.close(os.open(top / f"{number}", os.O_WRONLY | os.O_CREAT))
+    return top
+
+
+def change(rng: random.Random, directory: Path, names: list[str], made: int) -> set[str]:
+    """Makes, removes or renames a file; the names that it touched."""
+    at = rng.randrange(len(names))
+    name, new = names[at], f"made-{made}-{'x' * rng.randrange(40)}"
+    kind = rng.choice(["make", "remove", "rename"])
+    if kind == "make":
+        os.close(os.open(directory / new, os.O_WRONLY | os.O_CREAT))
+        names.append(new)
+        return {new}
+    if kind == "remove":
+        names[at] = names[-1]
+        names.pop()
+        (directory / name).unlink()
+        return {name}
+    names[at] = new
+    (directory / name).rename(directory / new)
+    return {name, new}
+
+
+@pytest.mark.parametrize("mode", MODES_HERE)
+def test_many_names_are_read_while_they_change(mode: str, disk: Path, crowd: Path) -> None:
+    """Those that stay come once each, and none that was not there; what ext4 itself does is not asked."""
+    rng, point = random.Random(f"{SEED} {mode}"), disk / f"crowd-{mode}"
+    point.mkdir()
+    mount = start(crowd, point, *MODES[mode])
+    try:
+        for _ in range(2):  # the second time from the cache, where there is one
+            names = os.listdir(crowd)
+            before, touched, read = set(names), set[str](), Counter[str]()
+            with os.scandir(point) as entries:
+                for number, entry in enumerate(entries):
+                    read[entry.name] += 1
+                    if number % CHANGES == 0:
+                        touched |= change(rng, point, names, rng.randrange(1 << 60))
+            stayed = before - touched
+            assert {name: read[name] for name in stayed if read[name] != 1} == {}, f"DIFFERENTIAL_SEED={SEED}"
+            assert read.keys() <= before | touched, f"DIFFERENTIAL_SEED={SEED}"
+            assert sorted(os.listdir(point)) == sorted(names) == sorted(os.listdir(crowd)), f"DIFFERENTIAL_SEED={SEED}"
+        mount.unmount()
+    finally:
+        mount.kill()

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from world import FALLOCATE_MODES, RENAME_FLAGS, USER, Call, World
+from world import FALLOCATE_MODES, LOCK_KINDS, RENAME_FLAGS, USER, Call, World
 
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
 ATTRIBUTES = ("user.one", "user.two", "trusted.one", "system.posix_acl_access", "system.posix_acl_default")
+TMPFILE_FLAGS = (os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDONLY)
 SLOTS = 4
 PAGE = 4096
 LARGEST = 10 * PAGE
@@ -91,7 +92,11 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (2, lambda r: ("copy_file_range", _slot(r), _offset(r), _slot(r), _offset(r), _size(r))),
     (1, lambda r: ("fsync", _slot(r))),
     (1, lambda r: ("flock", _slot(r), r.choice([1, 2, 8]))),
+    (2, lambda r: ("lock", _slot(r), r.choice(list(LOCK_KINDS)), _offset(r), r.choice([0, _size(r)]))),
+    (1, lambda r: ("get_lock", _slot(r), r.choice(["read", "write"]), _offset(r), r.choice([0, _size(r)]))),
     (1, lambda r: ("fchmod", _slot(r), _mode(r))),
+    (2, lambda r: ("tmpfile", _slot(r), r.choice([".", *DIRECTORIES]), r.choice(TMPFILE_FLAGS), _mode(r))),
+    (2, lambda r: ("link_open", _slot(r), _name(r))),
     (3, lambda r: ("map", _slot(r), _slot(r), _size(r), r.random() < 0.8)),
     (1, lambda r: ("unmap", _slot(r))),
     (2, lambda r: ("load", _slot(r), _size(r), _offset(r))),
@@ -119,15 +124,19 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (3, lambda r: ("user", r.choice([0, 0, USER]))),
     (2, lambda r: ("tree",)),
 )
-WITH_MODE = {"open", "mkdir", "mkfifo", "chmod", "fchmod"}  # their last argument
+WITH_MODE = {"open", "tmpfile", "mkdir", "mkfifo", "chmod", "fchmod"}  # their last argument
 REMOUNT_CHANCE = 0.003
 
 
-def draw(rng: random.Random, length: int, modes: int = 0o7777) -> list[Call]:
-    """Calls, of which none sets other bits of the mode than those."""
-    makers = rng.choices([make for _, make in CALLS], [weight for weight, _ in CALLS], k=length)
-    calls = [("remount",) if rng.random() < REMOUNT_CHANCE else make(rng) for make in makers]
-    return [(*call[:-1], call[-1] & modes) if call[0] in WITH_MODE else call for call in calls]
+def draw(rng: random.Random, length: int, modes: int = 0o7777, left_out: Sequence[str] = ()) -> list[Call]:
+    """Calls, of which none is left out nor sets other bits of the mode than those."""
+    calls: list[Call] = []
+    while len(calls) < length:
+        (make,) = rng.choices([make for _, make in CALLS], [weight for weight, _ in CALLS])
+        call = ("remount",) if rng.random() < REMOUNT_CHANCE else make(rng)
+        if call[0] not in left_out:
+            calls.append((*call[:-1], call[-1] & modes) if call[0] in WITH_MODE else call)
+    return calls
 
 
 @dataclass

@@ -13,6 +13,7 @@ import itertools
 import mmap
 import os
 import stat
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,11 @@ FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-siz
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-AT_FDCWD = -100
+_libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
+AT_FDCWD, AT_SYMLINK_FOLLOW = -100, 0x400
+F_OFD_GETLK, F_OFD_SETLK = 36, 37
+LOCK_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK, "none": fcntl.F_UNLCK}
+_FLOCK = struct.Struct("hhqqi4x")
 
 
 def runs(data: bytes) -> str:
@@ -131,8 +136,26 @@ class World:
     def flock(self, slot: int, kind: int) -> None:
         fcntl.flock(self.files[slot], kind | fcntl.LOCK_NB)
 
+    def lock(self, slot: int, kind: str, offset: int, size: int) -> None:
+        """Locks belong to the open file, so that slots exclude each other as processes do."""
+        self._fcntl_lock(slot, F_OFD_SETLK, kind, offset, size)
+
+    def get_lock(self, slot: int, kind: str, offset: int, size: int) -> tuple[Any, ...]:
+        return self._fcntl_lock(slot, F_OFD_GETLK, kind, offset, size)
+
+    def _fcntl_lock(self, slot: int, command: int, kind: str, offset: int, size: int) -> tuple[Any, ...]:
+        asked = _FLOCK.pack(LOCK_KINDS[kind], os.SEEK_SET, offset, size, 0)
+        return _FLOCK.unpack(fcntl.fcntl(self.files[slot], command, asked))
+
     def fchmod(self, slot: int, mode: int) -> None:
         os.fchmod(self.files[slot], mode)
+
+    def tmpfile(self, slot: int, directory: str, flags: int, mode: int) -> None:
+        self.open(slot, directory, flags | os.O_TMPFILE, mode)
+
+    def link_open(self, slot: int, name: str) -> None:
+        source = f"/proc/self/fd/{self.files[slot]}".encode()
+        _checked(_libc.linkat(AT_FDCWD, source, AT_FDCWD, name.encode(), AT_SYMLINK_FOLLOW))
 
     # ---- mappings
 
