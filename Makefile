@@ -128,7 +128,7 @@ clean: ## remove what was built, but not the lab's root file system nor results
 FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
 VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
-APPS := apps kv
+APPS := apps kv postgresql source-tree
 bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) $(if $(filter $(APPS),$(SUITE)),deps-apps) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	@$(MAKE) all
 	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) $(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))

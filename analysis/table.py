@@ -82,7 +82,8 @@ FILE_WORKLOADS = (
     *(f"{action}-{threads}th" for action in ("create", "read", "delete") for threads in (1, 16)),
     *("file-server", "mail-server", "web-server"),
 )
-FILE_ENGINES = ("flow", "ops", "fio-files")
+APPLICATIONS = ("kv", "postgresql", "source-tree")
+FILE_ENGINES = ("flow", "ops", "fio-files", *APPLICATIONS)
 ENGINES = ("fio", *FILE_ENGINES)  # of the runs that the tables hold
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
@@ -444,6 +445,8 @@ def make_table(
     notes = _notes(runs, valid, seed) + _tested(cells)
     if any(run.engine == "ops" for run in runs):
         notes += (OPERATIONS,)
+    elif any(run.engine in APPLICATIONS for run in runs):
+        notes += (OF_APPLICATIONS,)
     elif files:
         notes += (FLOWOPS,) * any(run.engine == "flow" for run in runs)
         head = "The paper does not state it" if _known(runs) else "How it is done"
@@ -518,6 +521,12 @@ FLOWOPS = (
 OPERATIONS = (
     "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as the"
     " program in the paper's artefact does it."
+)
+
+
+OF_APPLICATIONS = (
+    "An operation is one of YCSB's (userblk-kv(1)), a transaction of sysbench, or a file that was unpacked or compiled:"
+    " docs/apps.md. Rates of one row compare; those of two rows do not."
 )
 
 

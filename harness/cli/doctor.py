@@ -13,12 +13,14 @@ from ..machine.safety import Refused, check, confirmation, contents, first_confi
 from ..machine.tuning import hardware_disks
 from ..model import config, tables
 from ..model.config import SystemConfig
+from ..model.parts import ENGINES
 from ..observing import environment
 from ..systems.base import find_program, kind_of, module_there
 from . import source
 
 WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
+APPLICATIONS = ("kv", "postgresql", "source-tree")  # suites
 ADVICE = {"smartctl": "smartmontools", "nvme": "nvme-cli"}
 
 
@@ -104,6 +106,14 @@ def base_needs() -> list[Need]:
     ]
 
 
+def suite_needs(name: str) -> list[Need]:
+    """What workloads of a suite lack; each thing once."""
+    workloads = config.load_suite(name).workloads
+    lacking = (ENGINES[workload.engine].lacks(workload, str(paths.HOST_BUILD)) for workload in workloads)
+    reasons = [reason.partition("; ") for reason in dict.fromkeys(lacking) if reason]
+    return [Need(what, False, fix) for what, _, fix in reasons]
+
+
 def device_needs(disk: str) -> list[Need]:
     """May this disk be named to --sata or --nvme? Asked without touching it."""
     path = f"/dev/{disk}"
@@ -130,5 +140,6 @@ def examine() -> list[Finding]:
     found = [Finding("measuring on this machine", "base", base_needs()), Finding("lab", "lab", lab_needs())]
     for name in tables.names("systems"):
         found.append(Finding(name, "system", system_needs(config.load_system(name))))
+    found += [Finding(f"suite {name}", "suite", suite_needs(name)) for name in APPLICATIONS]
     found += [Finding(disk, "device", device_needs(disk)) for disk in hardware_disks()]
     return [*found, Finding("wear and temperature of devices", "advice", [program(*one) for one in ADVICE.items()])]

@@ -118,6 +118,15 @@ def times(table: Table) -> dict[str, dict[str, int]]:
     return found
 
 
+def sizes_of(table: Table, profile: str) -> Table:
+    """The part of a suite's [sizes] that a profile has; those of the others are read, and left."""
+    sizes = table.table("sizes")
+    size = sizes.table(profile)
+    for other in list(sizes.values):
+        sizes.table(other)
+    return size
+
+
 def grid(table: Table, suite: str, engine: str) -> tuple[list[Workload], list[int]]:
     """The product of [modes], threads and block_sizes; and the numbers of threads."""
     threads, sizes, modes = counts(table, "threads"), table.array("block_sizes"), table.table("modes")

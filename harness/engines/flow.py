@@ -7,7 +7,7 @@ import csv
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -331,6 +331,23 @@ class Flow(DeviceEngine):
         options = run_options(run.profile, results)
         return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "run", *options)
 
+    def make(self, run: Run, directory: Path, recorder: Recorder, memory: Memory) -> dict[str, object]:
+        """Makes its files below the system under test; what was found. Raises CommandError, BringUpError."""
+        (program,) = map(Path, self.programs(run.plan.build))
+        if create := self.create(run, program, directory):
+            wait_for(recorder.spawn(create), memory, run.running, CREATE_LIMIT)
+        return {}
+
+    def begin(
+        self, run: Run, directory: Path, recorder: Recorder, memory: Memory
+    ) -> tuple[list[str], Callable[[], list[str]]]:
+        """What is measured on the system as the run uses it, and what may be wrong with it afterwards."""
+        (program,) = map(Path, self.programs(run.plan.build))
+        return self.measured(run, program, directory, self.place_of_results(run)), lambda: []
+
+    def place_of_results(self, run: Run) -> Path:
+        return run.directory / f"{self.results or self.name}.json"
+
     def read_results(self, run: Run, results: Path) -> Result:
         """Raises WorkloadError if there is nothing to read."""
         write_series(results, results.with_name(f"{self.name}_intervals.csv"))
@@ -345,7 +362,7 @@ class Flow(DeviceEngine):
         recorder = Recorder(run.directory / "preparation")
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
-        results = run.directory / f"{self.results or self.name}.json"
+        results = self.place_of_results(run)
         try:
             for used in run.devices():
                 flush_cache(used.path)
@@ -355,9 +372,7 @@ class Flow(DeviceEngine):
             found |= make_ext4(running.used, size, recorder, self.bytes_per_inode, running.mkfs)
             teardown.push("unmount", path=str(lower))
             mount_ext4(running.used, lower, recorder, running.mount)
-            (program,) = map(Path, self.programs(run.plan.build))
-            if create := self.create(run, program, lower):
-                wait_for(recorder.spawn(create), memory, running, CREATE_LIMIT)
+            found |= self.make(run, lower, recorder, memory)
             recorder.run(["umount", str(lower)], timeout=CREATE_LIMIT)
             found |= drop_caches(run.devices(), size)
             if not running.on_device:
@@ -367,15 +382,16 @@ class Flow(DeviceEngine):
                 with on_cpus(run.plan.pin_server):
                     run.running, top = running.serve(lower, upper, recorder, teardown), upper
                 memory.add(run.running.server)
+            measured, own_problems = self.begin(run, top, recorder, memory)
         finally:
             recorder.save()
 
         def problems() -> list[str]:
             count = ext4_errors(run.running.used)
-            return memory.problems() + ([f"ext4 found {count} errors"] if count else [])
+            return memory.problems() + ([f"ext4 found {count} errors"] if count else []) + own_problems()
 
         job = Job(
-            argv=self.measured(run, program, top, results),
+            argv=measured,
             seconds=profile.files.ramp_s + profile.files.seconds(workload),
             parse=lambda: self.read_results(run, results),
             synced=tuple(str(point) for point in dict.fromkeys((top,) if running.on_device else (top, lower))),

@@ -11,7 +11,7 @@ from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
-from .base import Run
+from .base import Run, sizes_of
 from .flow import Flow, run_options
 
 UNIT = 4096  # bytes of a read or write
@@ -31,10 +31,7 @@ def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Pa
 
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each operation with each number of workers."""
-    workers, operations, sizes = counts(table, "workers"), table.array("operations"), table.table("sizes")
-    size = sizes.table(profile)
-    for other in list(sizes.values):  # of other profiles
-        sizes.table(other)
+    workers, operations, size = counts(table, "workers"), table.array("operations"), sizes_of(table, profile)
     known = [str(name) for name in operations]
     fixed = {name: size.table(name, optional=True) for name in known}
     values = {name: {key: one.integer(key, 1) for key in list(one.values)} for name, one in fixed.items()}

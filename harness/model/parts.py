@@ -92,6 +92,10 @@ class Engine:
         """Why a machine with so many CPUs cannot show it, "" if it can: it is then left out."""
         return ""
 
+    def lacks(self, workload: Workload, build: str) -> str:
+        """What a machine lacks for it, with the remedy; "" if nothing: it is then left out. build: as the plan's."""
+        return ""
+
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
     ) -> Workload:

@@ -287,7 +287,8 @@ class Runner:
     def beyond(self, suite: str, name: str) -> str:
         """Why this machine cannot show a workload, "" if it can."""
         workload = next(w for w in self.plan.suite.workloads if (w.suite, w.id) == (suite, name))
-        reason = device_engine(workload.engine).beyond(workload, len(os.sched_getaffinity(0)))
+        engine = device_engine(workload.engine)
+        reason = engine.beyond(workload, len(os.sched_getaffinity(0))) or engine.lacks(workload, self.plan.build)
         return f"{name}: {reason}" if reason else ""
 
     def run_block(self, number: int, pending: list[Entry]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -79,6 +80,28 @@ def test_a_purpose_that_is_none(installer: ModuleType, capsys: pytest.CaptureFix
         installer.main(["benches"])
     assert end.value.code == 2
     assert "benches" in capsys.readouterr().err
+
+
+def test_postgresql_is_installed_without_a_cluster(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what tells it so is gone afterwards, also if the installation fails."""
+    place = tmp_path / "postgresql-common/createcluster.d"
+    monkeypatch.setattr(installer, "CLUSTERS", place)
+    monkeypatch.setattr(installer, "distribution", lambda: "debian")
+    monkeypatch.setattr(installer, "missing_packages", lambda system, purposes: ["postgresql"])
+    monkeypatch.setattr(installer.os, "geteuid", lambda: 0)
+    said: list[str] = []
+
+    def install(system: str, packages: list[str]) -> None:
+        said.append((place / "userblk.conf").read_text())
+        raise installer.CannotInstall("no network")
+
+    monkeypatch.setattr(installer, "install", install)
+    assert installer.main(["apps"]) == 2
+    assert said == ["create_main_cluster = off\n"] and list(tmp_path.iterdir()) == []
+    with installer.without_cluster(["fio"]):
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_missing_twice(
