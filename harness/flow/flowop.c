@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-#include "flowop.h"
+#include "database.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ bool flowop_is_read(enum flowop_type type)
 bool flowop_is_write(enum flowop_type type)
 {
 	return type == FLOWOP_WRITE || type == FLOWOP_WRITEWHOLEFILE || type == FLOWOP_APPENDFILE ||
-	       type == FLOWOP_APPENDFILERAND;
+	       type == FLOWOP_APPENDFILERAND || type == FLOWOP_AIOWRITE;
 }
 
 /*
@@ -65,8 +65,7 @@ static ssize_t write_plain(int fd, const void *buffer, size_t size)
 
 /* ---- what the flowops need ---- */
 
-/* Counts an operation that began at the given time and has just ended. */
-static void count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
+void flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 {
 	uint64_t end = flow_now();
 
@@ -77,8 +76,7 @@ static void count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 	w->pending_bytes += bytes;
 }
 
-/* "FILE:LINE: flowop NAME: WHAT PATH: errno" */
-static enum step fail(struct worker *w, const struct flowop *op, const char *what, const char *path)
+enum step flowop_fail(struct worker *w, const struct flowop *op, const char *what, const char *path)
 {
 	flow_error_set(&w->error, "%s:%d: flowop %s: %s%s%s: %m", op->file, op->line, op->name,
 		what, path != NULL ? " " : "", path != NULL ? path : "");
@@ -92,15 +90,10 @@ static enum step refuse(struct worker *w, const struct flowop *op, const char *w
 	return STEP_FAILED;
 }
 
-static bool stopped(const struct worker *w)
-{
-	return atomic_load_explicit(&w->control->stop, memory_order_relaxed);
-}
-
 /* Why a file could not be had. */
 static enum step no_file(const struct worker *w)
 {
-	return stopped(w) ? STEP_STOPPED : STEP_NO_FILE;
+	return flowop_stopped(w) ? STEP_STOPPED : STEP_NO_FILE;
 }
 
 /*
@@ -131,7 +124,7 @@ static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size,
 		char *buffer = aligned_alloc(PAGE, room);
 
 		if (buffer == NULL) {
-			fail(w, op, "buffer", NULL);
+			flowop_fail(w, op, "buffer", NULL);
 			return NULL;
 		}
 		if (w->control->original)
@@ -145,21 +138,40 @@ static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size,
 	return w->buffer;
 }
 
-/* Takes the file whose turn it is, or the one that indexed= says. */
+/* Takes the file whose turn it is, the thread's own turn with opennext, or the one that indexed=
+ * says. */
 static uint32_t pick(struct worker *w, const struct flowop *op, enum pick what)
 {
 	uint32_t index = NO_FILE;
 
+	if (op->opennext && what == PICK_EXISTING)
+		index = w->flows[op->rotor].next;
 	if (op->has_indexed)
 		index = (uint32_t)(number_sample(&op->indexed, &w->rng) % op->fs->entries);
-	return fileset_pick(op->fs, what, index, &w->control->stop);
+
+	uint32_t file = fileset_pick(op->fs, what, index, &w->control->stop);
+
+	if (op->opennext && what == PICK_EXISTING && file != NO_FILE)
+		w->flows[op->rotor].next = file + 1 == op->fs->entries ? 0 : file + 1;
+	return file;
+}
+
+/*
+ * The slot that a flowop works on: with opennext and no fd= the next one, downwards, as
+ * Filebench goes; each is opened when it is first met and stays so.
+ */
+static struct slot *slot_of(struct worker *w, const struct flowop *op)
+{
+	if (!op->opennext || op->fd > 0)
+		return &w->slots[op->fd];
+	w->fd_rotor = (w->fd_rotor > 0 ? w->fd_rotor : FLOW_FDS) - 1;
+	return &w->slots[w->fd_rotor];
 }
 
 /* createfile and openfile, and the open that other flowops imply. */
-static enum step open_file(struct worker *w, unsigned i, bool create)
+static enum step open_file(struct worker *w, unsigned i, struct slot *slot, bool create)
 {
 	const struct flowop *op = &w->def->flowops[i];
-	struct slot *slot = &w->slots[op->fd];
 	struct fileset *fs = op->fs;
 
 	if (slot->fd >= 0)
@@ -193,11 +205,11 @@ static enum step open_file(struct worker *w, unsigned i, bool create)
 
 	if (fd < 0) {
 		fileset_give(fs, file, state);
-		return fail(w, op, create ? "create" : "open", w->path);
+		return flowop_fail(w, op, create ? "create" : "open", w->path);
 	}
 	if (op->noreadahead)
 		posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-	count(w, i, begin, 0);
+	flowop_count(w, i, begin, 0);
 	fileset_give(fs, file, (state | FILE_EXISTS) + 1);
 	*slot = (struct slot){.fd = fd, .file = file, .fs = fs};
 	return STEP_OK;
@@ -208,9 +220,9 @@ static enum step open_slot(struct worker *w, unsigned i, struct slot **slot)
 {
 	const struct flowop *op = &w->def->flowops[i];
 
-	*slot = &w->slots[op->fd];
+	*slot = slot_of(w, op);
 	if ((*slot)->fd < 0)
-		return open_file(w, i, false);
+		return open_file(w, i, *slot, false);
 	if (op->fs != NULL && (*slot)->fs != op->fs)
 		return refuse(w, op, "holds a file of another fileset; name another fd=");
 	return STEP_OK;
@@ -239,12 +251,12 @@ static bool write_all(int fd, const char *data, uint64_t size)
 
 static enum step flow_createfile(struct worker *w, unsigned i)
 {
-	return open_file(w, i, true);
+	return open_file(w, i, slot_of(w, &w->def->flowops[i]), true);
 }
 
 static enum step flow_openfile(struct worker *w, unsigned i)
 {
-	return open_file(w, i, false);
+	return open_file(w, i, slot_of(w, &w->def->flowops[i]), false);
 }
 
 static enum step flow_closefile(struct worker *w, unsigned i)
@@ -263,9 +275,9 @@ static enum step flow_closefile(struct worker *w, unsigned i)
 
 	slot->fd = -1;
 	if (result == 0)
-		count(w, i, begin, 0);
+		flowop_count(w, i, begin, 0);
 	fileset_give(slot->fs, slot->file, state - 1);
-	return result == 0 ? STEP_OK : fail(w, op, "close", NULL);
+	return result == 0 ? STEP_OK : flowop_fail(w, op, "close", NULL);
 }
 
 /* The file that deletefile removes, taken; NO_FILE with *step: there is none. */
@@ -315,9 +327,9 @@ static enum step flow_deletefile(struct worker *w, unsigned i)
 
 	if (unlink(w->path) < 0) {
 		fileset_give(fs, file, state);
-		return fail(w, op, "delete", w->path);
+		return flowop_fail(w, op, "delete", w->path);
 	}
-	count(w, i, begin, 0);
+	flowop_count(w, i, begin, 0);
 	fileset_give(fs, file, state & ~FILE_EXISTS);
 	return STEP_OK;
 }
@@ -332,8 +344,8 @@ static enum step flow_statfile(struct worker *w, unsigned i)
 		uint64_t begin = flow_now();
 
 		if (fstat(slot->fd, &st) < 0)
-			return fail(w, op, "stat", NULL);
-		count(w, i, begin, 0);
+			return flowop_fail(w, op, "stat", NULL);
+		flowop_count(w, i, begin, 0);
 		return STEP_OK;
 	}
 	if (op->fs == NULL)
@@ -349,9 +361,9 @@ static enum step flow_statfile(struct worker *w, unsigned i)
 	int result = stat(w->path, &st);
 
 	if (result == 0)
-		count(w, i, begin, 0);
+		flowop_count(w, i, begin, 0);
 	fileset_give(op->fs, file, fileset_state(op->fs, file));
-	return result == 0 ? STEP_OK : fail(w, op, "stat", w->path);
+	return result == 0 ? STEP_OK : flowop_fail(w, op, "stat", w->path);
 }
 
 static enum step flow_fsync(struct worker *w, unsigned i)
@@ -365,8 +377,8 @@ static enum step flow_fsync(struct worker *w, unsigned i)
 	uint64_t begin = flow_now();
 
 	if (fsync_plain(slot->fd) < 0)
-		return fail(w, op, "fsync", NULL);
-	count(w, i, begin, 0);
+		return flowop_fail(w, op, "fsync", NULL);
+	flowop_count(w, i, begin, 0);
 	return STEP_OK;
 }
 
@@ -399,8 +411,8 @@ static enum step flow_readwholefile(struct worker *w, unsigned i)
 		total += n > 0 ? (uint64_t)n : 0;
 	}
 	if (n < 0)
-		return fail(w, op, "read", NULL);
-	count(w, i, begin, total);
+		return flowop_fail(w, op, "read", NULL);
+	flowop_count(w, i, begin, total);
 	return STEP_OK;
 }
 
@@ -434,10 +446,10 @@ static enum step flow_writewholefile(struct worker *w, unsigned i)
 		uint64_t n = left < chunk ? left : chunk;
 
 		if (!write_all(slot->fd, buffer, n))
-			return fail(w, op, "write", NULL);
+			return flowop_fail(w, op, "write", NULL);
 		left -= n;
 	}
-	count(w, i, begin, size);
+	flowop_count(w, i, begin, size);
 	return STEP_OK;
 }
 
@@ -449,7 +461,7 @@ static enum step append(struct worker *w, unsigned i, uint64_t bytes, uint64_t i
 	enum step step;
 
 	if (bytes == 0) {
-		count(w, i, flow_now(), 0);
+		flowop_count(w, i, flow_now(), 0);
 		return STEP_OK;
 	}
 	step = open_slot(w, i, &slot);
@@ -464,8 +476,8 @@ static enum step append(struct worker *w, unsigned i, uint64_t bytes, uint64_t i
 	uint64_t begin = flow_now();
 
 	if (lseek(slot->fd, 0, SEEK_END) < 0 || !write_all(slot->fd, buffer, bytes))
-		return fail(w, op, "append", NULL);
-	count(w, i, begin, bytes);
+		return flowop_fail(w, op, "append", NULL);
+	flowop_count(w, i, begin, bytes);
 	return STEP_OK;
 }
 
@@ -483,8 +495,7 @@ static enum step flow_appendfilerand(struct worker *w, unsigned i)
 	return append(w, i, most > 0 ? rng_below(&w->rng, most) : 0, most);
 }
 
-/* read and write: the open file, the buffer, and the offset if it is random. */
-static enum step prepare_io(struct worker *w, unsigned i, struct slot **slot, char **buffer,
+enum step flowop_prepare_io(struct worker *w, unsigned i, struct slot **slot, char **buffer,
 	uint64_t *size, off_t *offset)
 {
 	const struct flowop *op = &w->def->flowops[i];
@@ -517,7 +528,7 @@ static enum step flow_read(struct worker *w, unsigned i)
 	char *buffer;
 	uint64_t size;
 	off_t offset = 0;
-	enum step step = prepare_io(w, i, &slot, &buffer, &size, &offset);
+	enum step step = flowop_prepare_io(w, i, &slot, &buffer, &size, &offset);
 
 	if (step != STEP_OK)
 		return step;
@@ -529,15 +540,15 @@ static enum step flow_read(struct worker *w, unsigned i)
 	if (n == 0 && !op->random) {
 		/* At the end it starts again; Filebench counts an operation without data. */
 		if (lseek(slot->fd, 0, SEEK_SET) < 0)
-			return fail(w, op, "seek", NULL);
+			return flowop_fail(w, op, "seek", NULL);
 		if (!w->control->original)
 			n = read_plain(slot->fd, buffer, size);
 	}
 	if (n < 0)
-		return fail(w, op, "read", NULL);
+		return flowop_fail(w, op, "read", NULL);
 	if (n == 0 && (op->random || !w->control->original))
 		return refuse(w, op, "holds no data where it reads; give the fileset prealloc");
-	count(w, i, begin, (uint64_t)n);
+	flowop_count(w, i, begin, (uint64_t)n);
 	return STEP_OK;
 }
 
@@ -548,7 +559,7 @@ static enum step flow_write(struct worker *w, unsigned i)
 	char *buffer;
 	uint64_t size;
 	off_t offset = 0;
-	enum step step = prepare_io(w, i, &slot, &buffer, &size, &offset);
+	enum step step = flowop_prepare_io(w, i, &slot, &buffer, &size, &offset);
 
 	if (step != STEP_OK)
 		return step;
@@ -561,14 +572,25 @@ static enum step flow_write(struct worker *w, unsigned i)
 				pwrite(slot->fd, buffer + done, size - done, offset + (off_t)done);
 
 			if (n < 0)
-				return fail(w, op, "write", NULL);
+				return flowop_fail(w, op, "write", NULL);
 			done += (uint64_t)n;
 		}
 	} else if (!write_all(slot->fd, buffer, size)) {
-		return fail(w, op, "write", NULL);
+		return flowop_fail(w, op, "write", NULL);
 	}
-	count(w, i, begin, size);
+	flowop_count(w, i, begin, size);
 	return STEP_OK;
+}
+
+void flowop_count_other(struct worker *w, unsigned i, uint64_t begin)
+{
+	uint64_t end = flow_now();
+
+	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed))
+		return;
+	stats_record(&w->stats[i], end - begin, 0);
+	if (w->control->original)
+		w->pending_ops++;
 }
 
 /* Filebench's counter sees every flowop, these included. */
@@ -622,6 +644,12 @@ static enum step (*const flow_functions[FLOWOP_TYPES])(struct worker *, unsigned
 	[FLOWOP_WRITE] = flow_write,
 	[FLOWOP_FINISHONCOUNT] = flow_finishoncount,
 	[FLOWOP_FINISHONBYTES] = flow_finishonbytes,
+	[FLOWOP_AIOWRITE] = flow_aiowrite,
+	[FLOWOP_AIOWAIT] = flow_aiowait,
+	[FLOWOP_HOG] = flow_hog,
+	[FLOWOP_SEMBLOCK] = flow_semblock,
+	[FLOWOP_SEMPOST] = flow_sempost,
+	[FLOWOP_EVENTLIMIT] = flow_eventlimit,
 };
 
 /* ---- workers ---- */
@@ -635,10 +663,10 @@ static void *map(size_t size)
 }
 
 bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
-	struct process_count *process, uint64_t seed, uint64_t stream)
+	struct process_count *process, uint64_t seed, unsigned number)
 {
-	*w = (struct worker){.def = def, .control = control, .process = process};
-	rng_seed(&w->rng, seed, stream);
+	*w = (struct worker){.def = def, .control = control, .process = process, .number = number};
+	rng_seed(&w->rng, seed, (uint64_t)number + 1);
 	for (unsigned i = 0; i < FLOW_FDS; i++)
 		w->slots[i].fd = -1;
 	w->flows = map(def->count * sizeof *w->flows);
@@ -678,7 +706,7 @@ enum step worker_run(struct worker *w)
 			uint64_t iters = number_sample(&op->iters, &w->rng);
 
 			do {
-				if (stopped(w))
+				if (flowop_stopped(w))
 					return STEP_STOPPED;
 
 				enum step step = flow_functions[op->type](w, i);
@@ -692,6 +720,7 @@ enum step worker_run(struct worker *w)
 
 void worker_destroy(struct worker *w)
 {
+	database_end(w);
 	for (unsigned i = 0; i < FLOW_FDS; i++)
 		if (w->slots[i].fd >= 0)
 			close(w->slots[i].fd);

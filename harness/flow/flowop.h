@@ -27,10 +27,15 @@ struct flowop {
 	int line;
 	struct fileset *fs; /* NULL: of the file that is open */
 	unsigned fd, srcfd;
-	struct number iosize, workingset, iters, value, indexed;
-	bool has_indexed, random, dsync, directio, noreadahead;
-	int target;   /* index of the flowop that a finishon* counts; -1: all of the process */
-	unsigned row; /* of the results */
+	struct number iosize, workingset, iters, value, indexed, highwater;
+	bool has_indexed, random, dsync, directio, noreadahead, opennext, blocking;
+	/*
+	 * Of a finishon* the index of the flowop that it counts, -1: all of the process; of a
+	 * sempost the row of the semblocks that it posts to.
+	 */
+	int target;
+	unsigned rotor; /* opennext: the thread's first such flowop on the fileset, which has it */
+	unsigned row;	/* of the results */
 };
 
 struct thread_def {
@@ -46,11 +51,25 @@ struct process_count {
 	_Alignas(128) _Atomic uint64_t ops, bytes;
 };
 
+/* A semblock of one thread: the rows of its flowop, the thread's number, its two semaphores in the
+ * set. */
+struct block {
+	unsigned row, thread;
+	unsigned short posts, room;
+	uint64_t highwater; /* room at the start */
+};
+
 /* What all workers of a run share. */
 struct control {
 	_Atomic bool stop;
 	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns; what ends later does not count */
 	bool original;		   /* Filebench's own behaviour: docs/flow.md */
+	int semaphores;		   /* a System V set; -1: no semblock */
+	struct block *blocks;
+	unsigned block_count;
+	double event_rate;	      /* 0: eventlimit limits nothing */
+	_Atomic uint64_t events;      /* taken so far */
+	_Atomic uint64_t event_start; /* since when there are events */
 };
 
 struct slot {
@@ -59,9 +78,11 @@ struct slot {
 	struct fileset *fs; /* NULL: never opened */
 };
 
-/* A worker's own part of a flowop: attributes drawn once. */
+/* A worker's own part of a flowop: attributes drawn once; next: the file that opennext goes on
+ * with. */
 struct flow {
 	uint64_t value, workingset;
+	uint32_t next;
 };
 
 enum step {
@@ -81,13 +102,16 @@ struct worker {
 	char *buffer; /* memsize bytes, or room of as many as were needed */
 	uint64_t room;
 	uint64_t pending_ops, pending_bytes; /* not yet added to the process */
+	unsigned number;		     /* of the thread */
+	unsigned fd_rotor;		     /* opennext: the descriptor before, counted down */
+	struct write_behind *writes;	     /* aiowrite's, not yet waited for; the newest first */
 	struct flow *flows;		     /* def->count of each */
 	struct stats_live *stats;
 	struct flow_error error;
 	char path[FILESET_PATH];
 };
 
-/* Is it an operation of the summary? finishon* are not. */
+/* Is it an operation of the summary? finishon*, hog, semaphores and eventlimit are not. */
 static inline bool flowop_is_io(enum flowop_type type)
 {
 	return type < FLOWOP_FINISHONCOUNT;
@@ -102,7 +126,7 @@ bool flowop_is_write(enum flowop_type type);
  * into the measurement; the buffer is random unless control->original is set.
  */
 bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
-	struct process_count *process, uint64_t seed, uint64_t stream);
+	struct process_count *process, uint64_t seed, unsigned number);
 /* Runs the flowops until one of them ends it; files that are open stay so. */
 enum step worker_run(struct worker *w);
 /* Closes files and frees what worker_init() allocated. */

@@ -18,6 +18,7 @@
 #include "workload.h"
 
 #define EXIT_USAGE 2
+#define MOST_FILES 1048576 /* as the kernel has it unless told */
 
 static const char usage[] =
 	"Usage: userblk-flow [OPTION]... FILE\n"
@@ -185,6 +186,16 @@ static bool run_workload(struct program *p, const struct wml_statement *s, struc
 	return ok;
 }
 
+static bool do_eventgen(struct program *p, const struct wml_statement *s, struct flow_error *error)
+{
+	int64_t rate = 0;
+
+	if (!wml_int(p->wml, &s->args[0], "the rate of eventgen", 0, INT32_MAX, &rate, error))
+		return false;
+	p->options.event_rate = (double)rate;
+	return true;
+}
+
 /* system and echo */
 static bool do_text(struct program *p, const struct wml_statement *s, struct flow_error *error)
 {
@@ -250,6 +261,8 @@ static bool do_statement(struct program *p, const struct wml_statement *s, struc
 	case CMD_SYSTEM:
 	case CMD_ECHO:
 		return do_text(p, s, error);
+	case CMD_EVENTGEN:
+		return do_eventgen(p, s, error);
 	case CMD_QUIT:
 		p->done = true;
 		return true;
@@ -271,6 +284,7 @@ static bool execute(struct program *p, struct flow_error *error)
 		p->check = pass == 0;
 		p->created = p->done = false;
 		p->options.mode = MODE_TIMEOUT;
+		p->options.event_rate = 0;
 		p->workload = (struct workload){.wml = p->wml};
 		wml_reset(p->wml);
 		for (; ok && !p->done && s != NULL; s = s->next)
@@ -285,12 +299,12 @@ static bool execute(struct program *p, struct flow_error *error)
 	return ok;
 }
 
-/* Threads times descriptors may be many. */
+/* Threads times descriptors may be many: as many as root may have, else as this user may. */
 static void raise_file_limit(void)
 {
-	struct rlimit limit;
+	struct rlimit limit = {.rlim_cur = MOST_FILES, .rlim_max = MOST_FILES};
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		limit.rlim_cur = limit.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &limit);
 	}

@@ -10,6 +10,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "database.h"
+
 #define SECOND	   UINT64_C(1000000000)
 #define STACK_SIZE (256 * 1024)
 
@@ -87,6 +89,7 @@ static void stop(struct run *r, enum run_end end, uint64_t at)
 	atomic_store(&r->control.stop, true);
 	for (unsigned i = 0; i < r->workload->file_count; i++)
 		fileset_wake(r->workload->files[i].fs);
+	database_stop(&r->control);
 }
 
 static void fail(struct run *r, const struct flow_error *error)
@@ -120,8 +123,7 @@ static void *thread_main(void *arg)
 	struct crew *c = arg;
 	struct run *r = c->run;
 	struct worker *w = c->worker;
-	bool ok = worker_init(
-		w, c->def, &r->control, c->process, r->options->seed, (uint64_t)c->number + 1);
+	bool ok = worker_init(w, c->def, &r->control, c->process, r->options->seed, c->number);
 
 	pthread_mutex_lock(&r->lock);
 	c->initialised = true;
@@ -356,6 +358,7 @@ static bool run_init(struct run *r, const struct workload *w, const struct run_o
 
 	*r = (struct run){.workload = w, .options = options, .error = error};
 	r->control.original = options->original;
+	r->control.semaphores = -1;
 	pthread_mutex_init(&r->lock, NULL);
 	pthread_cond_init(&r->changed, NULL);
 	for (unsigned i = 0; i < w->process_count; i++) {
@@ -374,6 +377,7 @@ static bool run_init(struct run *r, const struct workload *w, const struct run_o
 		r->at_print == NULL || r->scratch == NULL)
 		return flow_error_set(error, "out of memory; lower instances=");
 	memset(r->processes, 0, processes * sizeof *r->processes);
+	r->control.event_rate = options->event_rate;
 
 	unsigned process = 0, thread = 0;
 
@@ -388,7 +392,10 @@ static bool run_init(struct run *r, const struct workload *w, const struct run_o
 						.process = &r->processes[process],
 						.number = thread};
 	}
-	return true;
+	for (thread = 0; thread < r->threads; thread++)
+		if (!database_add_blocks(&r->control, r->crew[thread].def, thread))
+			return flow_error_set(error, "out of memory; lower instances=");
+	return database_start(&r->control, processes, error);
 }
 
 static void run_destroy(struct run *r)
@@ -398,6 +405,8 @@ static void run_destroy(struct run *r)
 			worker_destroy(r->crew[i].worker);
 		free(r->crew[i].worker);
 	}
+	database_stop(&r->control);
+	free(r->control.blocks);
 	free(r->processes);
 	free(r->crew);
 	free(r->now);
@@ -422,6 +431,7 @@ static void measure(struct run *r, run_print *print, struct run_result *result, 
 	clock_gettime(CLOCK_REALTIME, &result->started);
 	getrusage(RUSAGE_SELF, &before);
 	result->started_ns = flow_now();
+	atomic_store(&r->control.event_start, result->started_ns);
 	atomic_store(&r->control.deadline,
 		seconds > 0 ? result->started_ns + (uint64_t)(seconds * 1e9) : UINT64_MAX);
 	release_threads(r);

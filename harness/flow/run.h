@@ -27,10 +27,11 @@ enum run_end {
 
 struct run_options {
 	enum wml_mode mode;
-	double seconds;	 /* 0: no limit */
-	double interval; /* of the series, s */
-	double period;	 /* of printed statistics (psrun), s; 0: none */
-	bool clear;	 /* printed statistics are of the period, not of the run so far */
+	double seconds;	   /* 0: no limit */
+	double interval;   /* of the series, s */
+	double period;	   /* of printed statistics (psrun), s; 0: none */
+	bool clear;	   /* printed statistics are of the period, not of the run so far */
+	double event_rate; /* of eventgen, events per second; 0: eventlimit limits nothing */
 	uint64_t seed;
 	bool original;
 	bool quiet;

@@ -74,6 +74,10 @@ static const struct attr_row attr_rows[ATTR_COUNT] = {
 	[ATTR_DIRECTIO] = {"directio", NULL, ON(WML_FLOWOP)},
 	[ATTR_INDEXED] = {"indexed", NULL, ON(WML_FLOWOP)},
 	[ATTR_NOREADAHEAD] = {"noreadahead", NULL, ON(WML_FLOWOP)},
+	[ATTR_OPENNEXT] = {"opennext", NULL, ON(WML_FLOWOP)},
+	[ATTR_HIGHWATER] = {"highwater", NULL, ON(WML_FLOWOP)},
+	[ATTR_BLOCKING] = {"blocking", NULL, ON(WML_FLOWOP)},
+	[ATTR_USEISM] = {"useism", NULL, ON(WML_THREAD)},
 };
 
 static const char *const object_names[] = {
@@ -99,6 +103,12 @@ static const char *const flowop_names[FLOWOP_TYPES] = {
 	[FLOWOP_WRITE] = "write",
 	[FLOWOP_FINISHONCOUNT] = "finishoncount",
 	[FLOWOP_FINISHONBYTES] = "finishonbytes",
+	[FLOWOP_AIOWRITE] = "aiowrite",
+	[FLOWOP_AIOWAIT] = "aiowait",
+	[FLOWOP_HOG] = "hog",
+	[FLOWOP_SEMBLOCK] = "semblock",
+	[FLOWOP_SEMPOST] = "sempost",
+	[FLOWOP_EVENTLIMIT] = "eventlimit",
 };
 
 static const struct {
@@ -113,6 +123,7 @@ static const struct {
 	{"sleep", CMD_SLEEP},
 	{"system", CMD_SYSTEM},
 	{"echo", CMD_ECHO},
+	{"eventgen", CMD_EVENTGEN},
 	{"quit", CMD_QUIT},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
@@ -495,9 +506,9 @@ static bool is_keyword(const char *text)
 	static const char *const more[] = {"files", "file", "fileset", "process", "thread",
 		"flowop", "mode", "timeout", "alldone", "firstdone", "true", "false", "cvar",
 		"randvar", "type", "min", "max", "round", "parameters", "seed", "mean", "gamma",
-		"uniform", "tabular", "randsrc", "randtable", "eventgen", "rate", "list", "debug",
-		"enable", "multi", "lathist", "version", "client", "nice", "useism", "ioprio",
-		"leafdirs", "trusttree", "dirdepthrv", "opennext", "blocking", "highwater"};
+		"uniform", "tabular", "randsrc", "randtable", "rate", "list", "debug", "enable",
+		"multi", "lathist", "version", "client", "nice", "ioprio", "leafdirs", "trusttree",
+		"dirdepthrv"};
 
 	for (size_t i = 0; i < ATTR_COUNT; i++)
 		if (strcmp(text, attr_rows[i].name) == 0 ||
@@ -665,6 +676,18 @@ static bool parse_set(struct parser *p, struct wml_statement *s)
 	return parse_value(p, &s->value);
 }
 
+/* rate = NUMBER */
+static bool parse_rate(struct parser *p, struct wml_statement *s)
+{
+	if (!is_word(p, "rate"))
+		return expected(p, "rate after eventgen");
+	if (!next(p) || !take_punctuation(p, '=', "'='"))
+		return false;
+	if (p->token.kind != TOKEN_INT && p->token.kind != TOKEN_VARIABLE)
+		return expected(p, "a number of events per second");
+	return parse_expr(p, &s->args[0]);
+}
+
 /* Up to n numbers or variables. */
 static bool parse_numbers(struct parser *p, struct wml_expr *args, int n)
 {
@@ -692,8 +715,9 @@ static bool parse_statement(struct parser *p, struct wml_statement *s)
 	while (i < COMMANDS && !is_word(p, commands[i].word))
 		i++;
 	if (i == COMMANDS)
-		return expected(p,
-			"a command: set, define, create, run, psrun, sleep, system, echo or quit");
+		return expected(p, "a command: set, define, create, run, psrun, sleep, system, "
+				   "echo, eventgen or "
+				   "quit");
 	s->command = commands[i].command;
 	if (!next(p))
 		return false;
@@ -714,6 +738,8 @@ static bool parse_statement(struct parser *p, struct wml_statement *s)
 	case CMD_SYSTEM:
 	case CMD_ECHO:
 		return parse_text(p, s);
+	case CMD_EVENTGEN:
+		return parse_rate(p, s);
 	default:
 		return true;
 	}

@@ -81,6 +81,10 @@ enum wml_attr {
 	ATTR_DIRECTIO,
 	ATTR_INDEXED,
 	ATTR_NOREADAHEAD,
+	ATTR_OPENNEXT,
+	ATTR_HIGHWATER,
+	ATTR_BLOCKING,
+	ATTR_USEISM,
 	ATTR_COUNT,
 };
 
@@ -105,8 +109,14 @@ enum flowop_type {
 	FLOWOP_APPENDFILERAND,
 	FLOWOP_READ,
 	FLOWOP_WRITE,
-	FLOWOP_FINISHONCOUNT,
+	FLOWOP_AIOWRITE,
+	FLOWOP_AIOWAIT,
+	FLOWOP_FINISHONCOUNT, /* these and what follows: no operations of the summary */
 	FLOWOP_FINISHONBYTES,
+	FLOWOP_HOG,
+	FLOWOP_SEMBLOCK,
+	FLOWOP_SEMPOST,
+	FLOWOP_EVENTLIMIT,
 	FLOWOP_TYPES,
 };
 
@@ -130,11 +140,12 @@ enum wml_command {
 	CMD_MODE,
 	CMD_DEFINE, /* object */
 	CMD_CREATE,
-	CMD_RUN,    /* args[0]: seconds */
-	CMD_PSRUN,  /* args[0]: period, args[1]: seconds */
-	CMD_SLEEP,  /* args[0]: seconds */
-	CMD_SYSTEM, /* args[0] */
-	CMD_ECHO,   /* args[0] */
+	CMD_RUN,      /* args[0]: seconds */
+	CMD_PSRUN,    /* args[0]: period, args[1]: seconds */
+	CMD_SLEEP,    /* args[0]: seconds */
+	CMD_SYSTEM,   /* args[0] */
+	CMD_ECHO,     /* args[0] */
+	CMD_EVENTGEN, /* args[0]: events per second */
 	CMD_QUIT,
 };
 

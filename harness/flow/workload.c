@@ -169,13 +169,42 @@ static bool find_row(
 	return true;
 }
 
+/* Semaphores of the kernel hold no more. */
+#define MOST_POSTS 32767
+
+/* What aiowrite and the semaphores cannot do without, or with more. */
+static bool check_database(const struct workload *w, const struct wml_object *o,
+	const struct flowop *op, uint64_t memsize, struct flow_error *error)
+{
+	const char *what = NULL;
+
+	if (op->type == FLOWOP_AIOWRITE && memsize == 0)
+		what = "memsize of the thread, in which data stay until they are written, for";
+	else if (op->type == FLOWOP_AIOWRITE && !op->random)
+		what = "attribute random of";
+	else if (op->type == FLOWOP_SEMPOST && o->attr[ATTR_TARGET].line == 0)
+		what = "attribute target of";
+	if (what != NULL)
+		return flow_error_set(error, "%s:%d: expected %s flowop %s (%s)", w->wml->file,
+			o->line, what, op->name, flowop_type_name(op->type));
+	if ((op->type != FLOWOP_SEMBLOCK && op->type != FLOWOP_SEMPOST) ||
+		(!op->value.varies && op->value.value > 0 && op->value.value <= MOST_POSTS &&
+			!op->highwater.varies && op->highwater.value <= MOST_POSTS))
+		return true;
+	return flow_error_set(error,
+		"%s:%d: expected a value from 1 and a highwater up to %d, both constant, of flowop "
+		"%s (%s)",
+		w->wml->file, o->line, MOST_POSTS, op->name, flowop_type_name(op->type));
+}
+
 /* What a flowop cannot do without. */
 static bool check_flowop(const struct workload *w, const struct wml_object *o,
 	const struct flowop *op, uint64_t memsize, struct flow_error *error)
 {
 	const char *missing = NULL;
 	bool sized = op->type == FLOWOP_READ || op->type == FLOWOP_WRITE ||
-		     op->type == FLOWOP_APPENDFILE || op->type == FLOWOP_APPENDFILERAND;
+		     op->type == FLOWOP_APPENDFILE || op->type == FLOWOP_APPENDFILERAND ||
+		     op->type == FLOWOP_AIOWRITE;
 
 	switch (op->type) {
 	case FLOWOP_CREATEFILE:
@@ -193,7 +222,8 @@ static bool check_flowop(const struct workload *w, const struct wml_object *o,
 		missing = NULL;
 	if (sized && !op->iosize.varies && op->iosize.value == 0)
 		missing = "iosize";
-	if (!flowop_is_io(op->type) && o->attr[ATTR_VALUE].line == 0)
+	if (!flowop_is_io(op->type) && op->type != FLOWOP_EVENTLIMIT &&
+		o->attr[ATTR_VALUE].line == 0)
 		missing = "value";
 	if (missing != NULL)
 		return flow_error_set(error, "%s:%d: expected attribute %s of flowop %s (%s)",
@@ -205,7 +235,7 @@ static bool check_flowop(const struct workload *w, const struct wml_object *o,
 			", found %" PRIu64,
 			w->wml->file, attr_line(o, ATTR_IOSIZE), op->name, memsize,
 			op->iosize.value);
-	return true;
+	return check_database(w, o, op, memsize, error);
 }
 
 static bool bind_flowop(struct workload *w, const struct wml_object *o, uint64_t memsize,
@@ -229,10 +259,13 @@ static bool bind_flowop(struct workload *w, const struct wml_object *o, uint64_t
 		!get_number(wml, o, ATTR_ITERS, &op->iters, error) ||
 		!get_number(wml, o, ATTR_VALUE, &op->value, error) ||
 		!get_number(wml, o, ATTR_INDEXED, &op->indexed, error) ||
+		!get_number(wml, o, ATTR_HIGHWATER, &op->highwater, error) ||
 		!get_bool(wml, o, ATTR_RANDOM, &op->random, error) ||
 		!get_bool(wml, o, ATTR_DSYNC, &op->dsync, error) ||
 		!get_bool(wml, o, ATTR_DIRECTIO, &op->directio, error) ||
-		!get_bool(wml, o, ATTR_NOREADAHEAD, &op->noreadahead, error))
+		!get_bool(wml, o, ATTR_NOREADAHEAD, &op->noreadahead, error) ||
+		!get_bool(wml, o, ATTR_OPENNEXT, &op->opennext, error) ||
+		!get_bool(wml, o, ATTR_BLOCKING, &op->blocking, error))
 		return false;
 	op->fd = (unsigned)fd;
 	op->srcfd = (unsigned)srcfd;
@@ -241,7 +274,7 @@ static bool bind_flowop(struct workload *w, const struct wml_object *o, uint64_t
 	       check_flowop(w, o, op, memsize, error) && find_row(w, o, op, error);
 }
 
-/* target= names a flowop of the same thread. */
+/* target= of a finishon* names a flowop of the same thread. */
 static bool bind_target(const struct wml *wml, const struct wml_object *o,
 	const struct thread_def *t, struct flowop *op, struct flow_error *error)
 {
@@ -249,7 +282,7 @@ static bool bind_target(const struct wml *wml, const struct wml_object *o,
 
 	if (!get_string(wml, o, ATTR_TARGET, &target, error))
 		return false;
-	if (target == NULL)
+	if (target == NULL || op->type == FLOWOP_SEMPOST)
 		return true;
 	for (unsigned i = 0; i < t->count; i++)
 		if (strcmp(t->flowops[i].name, target) == 0)
@@ -257,6 +290,18 @@ static bool bind_target(const struct wml *wml, const struct wml_object *o,
 	return op->target >= 0 ||
 	       flow_error_set(error, "%s:%d: expected a flowop of thread %s for target, found '%s'",
 		       wml->file, o->attr[ATTR_TARGET].line, t->name, target);
+}
+
+/* The threads' flowops that opennext on one fileset go on with one rotor. */
+static void share_rotors(struct thread_def *t)
+{
+	for (unsigned i = 0; i < t->count; i++) {
+		struct flowop *op = &t->flowops[i];
+
+		for (op->rotor = 0; op->rotor < i; op->rotor++)
+			if (t->flowops[op->rotor].opennext && t->flowops[op->rotor].fs == op->fs)
+				break;
+	}
 }
 
 static bool bind_thread(struct workload *w, const struct wml_object *o, struct thread_def *t,
@@ -276,11 +321,41 @@ static bool bind_thread(struct workload *w, const struct wml_object *o, struct t
 			return false;
 	}
 
+	share_rotors(t);
+
 	unsigned i = 0;
 
 	for (const struct wml_object *f = o->children; f != NULL; f = f->next, i++)
 		if (!bind_target(w->wml, f, t, &t->flowops[i], error))
 			return false;
+	return true;
+}
+
+/* target= of a sempost names semblocks, of whatever threads. */
+static bool bind_posts(struct workload *w, const struct wml_object *threads,
+	const struct process_def *p, struct flow_error *error)
+{
+	for (unsigned i = 0; i < p->count; i++, threads = threads->next) {
+		const struct wml_object *o = threads->children;
+
+		for (unsigned j = 0; j < p->threads[i].count; j++, o = o->next) {
+			struct flowop *op = &p->threads[i].flowops[j];
+			const char *target = NULL;
+
+			if (op->type != FLOWOP_SEMPOST)
+				continue;
+			if (!get_string(w->wml, o, ATTR_TARGET, &target, error))
+				return false;
+			for (unsigned k = 0; k < w->row_count; k++)
+				if (w->rows[k].type == FLOWOP_SEMBLOCK &&
+					strcmp(w->rows[k].name, target) == 0)
+					op->target = (int)k;
+			if (op->target < 0)
+				return flow_error_set(error,
+					"%s:%d: expected a semblock for target, found '%s'",
+					w->wml->file, o->attr[ATTR_TARGET].line, target);
+		}
+	}
 	return true;
 }
 
@@ -301,6 +376,9 @@ bool workload_bind_processes(struct workload *w, struct flow_error *error)
 				return false;
 		}
 	}
+	for (unsigned i = 0; i < w->process_count; i++)
+		if (!bind_posts(w, w->processes[i].object->children, &w->processes[i], error))
+			return false;
 	return true;
 }
 

@@ -28,9 +28,7 @@ def flow_is_built() -> None:
 
 
 def run_flow(*args: object, timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(FLOW), *map(str, args)], capture_output=True, text=True, timeout=timeout, check=False
-    )
+    return subprocess.run([str(FLOW), *map(str, args)], capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def settings(directory: Path, **values: object) -> list[str]:
@@ -61,15 +59,13 @@ def counts(result: dict[str, Any]) -> dict[str, int]:
 
 def test_all_shapes_servers_and_files_are_correct() -> None:
     files = sorted(WORKLOADS.glob("*.f"))
-    assert len(files) == 7 + 3 + 2
+    assert len(files) == 7 + 3 + 2 + 1
     for file in files:
         done = run_flow("--check", file)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), file
 
 
-@pytest.mark.parametrize(
-    "name", [f"{order}-{op}" for order in ("seq", "rand") for op in ("read", "write")]
-)
+@pytest.mark.parametrize("name", [f"{order}-{op}" for order in ("seq", "rand") for op in ("read", "write")])
 def test_data_workloads_use_a_file_per_thread_once(tmp_path: Path, name: str) -> None:
     sizes = {"nthreads": 16, "nfiles": 16, "iosize": "128k", "filesize": "4m", "iters": 32, "runtime": 60}
     result = results(tmp_path, WORKLOADS / f"{name}.f", **sizes)
@@ -102,9 +98,7 @@ def test_metadata_workloads_handle_every_file_once(tmp_path: Path, threads: int)
 # Filebench 1.5-alpha3's own, per loop, of the same workloads.
 SYSTEM_CALLS = {
     "file-server": dict(openat=3, close=3, newfstatat=2, write=2, read=2, lseek=2, unlink=1),
-    "mail-server": dict(
-        openat=3, close=3, read=4, lseek=4, write=2, fsync=2, unlink=1, newfstatat=1
-    ),
+    "mail-server": dict(openat=3, close=3, read=4, lseek=4, write=2, fsync=2, unlink=1, newfstatat=1),
     "web-server": dict(openat=10, close=10, read=20, lseek=11, write=1),
 }
 FLOWOPS = {"file-server": 11, "mail-server": 13, "web-server": 31}
@@ -131,16 +125,69 @@ def test_system_calls_of_a_loop_are_filebenchs(tmp_path: Path, name: str) -> Non
         )
         loops = json.loads(out.read_text())["summary"]["ops"] / FLOWOPS[name]
     assert loops > 100
-    calls = {
-        name: int(number)
-        for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])
-    }
+    calls = {name: int(number) for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])}
     expected = SYSTEM_CALLS[name]
     # Start and end of the program, and the look at 64 files, are some hundred calls.
     for call in ("openat", "close", "newfstatat", "write", "read", "lseek", "unlink", "fsync"):
-        assert calls.get(call, 0) == pytest.approx(
-            expected.get(call, 0) * loops, rel=0.01, abs=250
-        ), call
+        assert calls.get(call, 0) == pytest.approx(expected.get(call, 0) * loops, rel=0.01, abs=250), call
+
+
+OLTP = {"nshadows": 4, "ndbwriters": 2, "filesize": "1m", "logfilesize": "1m", "nfiles": 3, "usermode": 100}
+
+
+def test_system_calls_of_oltp_are_filebenchs(tmp_path: Path) -> None:
+    """
+    Filebench posts to each writer by a semtimedop(2) of two semaphores and waits by two; a thread opens 128 files one
+    after the other (opennext), writes through the C library's asynchronous I/O and reads by pread64(2).
+    """
+    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
+        pytest.skip("strace is not installed; run: apt-get install strace")
+    out, table = tmp_path / "results.json", tmp_path / "strace"
+    values = settings(tmp_path, **OLTP, runtime=6)
+    workload = WORKLOADS / "oltp.f"
+    assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
+    command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
+    subprocess.run(
+        ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
+        check=True,
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    rows = counts(json.loads(out.read_text()))
+    lines = (line.split() for line in table.read_text().splitlines()[2:-2])
+    calls = {name: int(number) for name, number in lines}
+    posts = rows["shadow-post-lg"] + 2 * rows["shadow-post-dbwr"]
+    waits = 2 * (rows["lg-block"] + rows["dbwr-block"])
+    assert rows["shadowread"] > 2000 and rows["dbwr-block"] > 2
+    assert calls.get("semop", 0) + calls.get("semtimedop", 0) == pytest.approx(posts + waits, abs=60)
+    reads = rows["shadowread"] - 4 * 128  # each descriptor's open counts as an operation
+    writes = rows["dbwrite-a"] + rows["lg-write"] - 3 * 128
+    assert calls["pread64"] == pytest.approx(reads, abs=60)
+    # Those of the end may not have begun when the program ends.
+    assert writes - 400 <= calls["pwrite64"] <= writes + 400
+    assert "fsync" not in calls and "unlink" not in calls
+
+
+def test_oltp_posts_as_its_writers_wait(tmp_path: Path) -> None:
+    result = results(tmp_path, WORKLOADS / "oltp.f", **OLTP, runtime=3)
+    rows = counts(result)
+    done = rows["shadow-post-dbwr"]
+    assert done > 3000
+    # Each of two writers waits for 1000 posts, the log for 3200; posts are ahead by 3000 at most.
+    assert done / 1000 - 4 <= rows["dbwr-block"] / 2 <= done / 1000
+    assert rows["shadow-post-lg"] / 3200 - 3 <= rows["lg-block"] <= rows["shadow-post-lg"] / 3200
+    assert rows["dbwrite-a"] == pytest.approx((rows["dbwr-block"] + 2) * 100 + 2 * 128, abs=400)
+    shown = {row["name"]: row["in_summary"] for row in result["flowops"]}
+    assert [name for name, yes in shown.items() if yes] == [
+        "lg-write", "lg-aiowait", "dbwrite-a", "dbwr-aiowait", "shadowread",
+    ]  # fmt: skip
+    assert result["summary"]["ops"] == sum(rows[name] for name, yes in shown.items() if yes)
+    assert subprocess.run(["ipcs", "-s"], capture_output=True, text=True, check=True).stdout.count("0x") == 0
+
+
+def test_events_come_at_their_rate(tmp_path: Path) -> None:
+    result = results(tmp_path, WORKLOADS / "oltp.f", **OLTP, runtime=3, eventrate=200)
+    assert 300 <= counts(result)["random-rate"] <= 600
 
 
 @pytest.mark.parametrize(
@@ -207,9 +254,7 @@ def test_a_run_takes_the_time_it_was_given(tmp_path: Path) -> None:
             merged[value] = merged.get(value, 0) + number
     assert merged == result["summary"]["latency_ns"]["bins"]
     summary = result["summary"]
-    assert summary["latency_ns"]["mean"] == pytest.approx(
-        summary["latency_ns"]["sum"] / summary["ops"], abs=0.1
-    )
+    assert summary["latency_ns"]["mean"] == pytest.approx(summary["latency_ns"]["sum"] / summary["ops"], abs=0.1)
     middle = sum(int(v) * n for v, n in summary["latency_ns"]["bins"].items()) / summary["ops"]
     assert middle == pytest.approx(summary["latency_ns"]["mean"], rel=0.01)
     assert 0 < summary["user_s"] + summary["system_s"] < 2 * (os.cpu_count() or 1)
@@ -337,13 +382,13 @@ def test_progress_is_on_standard_error(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_early_has_results_and_says_so(tmp_path: Path) -> None:
     """Filebench prints no results here, and exits with 0."""
-    text = READS.replace("flowop openfile name=open1,filesetname=f,fd=1", "").replace(
-        "flowop readwholefile name=read1,fd=1", "flowop deletefile name=delete1,filesetname=f"
-    ).replace("flowop closefile name=close1,fd=1", "")
-    out = tmp_path / "results.json"
-    done = run_flow(
-        "-q", "--json", out, *settings(tmp_path), write(tmp_path, text.format("run 60"))
+    text = (
+        READS.replace("flowop openfile name=open1,filesetname=f,fd=1", "")
+        .replace("flowop readwholefile name=read1,fd=1", "flowop deletefile name=delete1,filesetname=f")
+        .replace("flowop closefile name=close1,fd=1", "")
     )
+    out = tmp_path / "results.json"
+    done = run_flow("-q", "--json", out, *settings(tmp_path), write(tmp_path, text.format("run 60")))
     assert done.returncode == 0
     assert "the run ended before its time: a thread found no file to take" in done.stderr
     result = json.loads(out.read_text())

@@ -416,6 +416,63 @@ static void test_failures(void **state)
 	}
 }
 
+#define DATABASE                                                                                   \
+	"set $dir=x\n"                                                                             \
+	"define fileset name=f,path=$dir,entries=5,dirwidth=20,size=8k,prealloc\n"                 \
+	"define process name=w,instances=2 { thread name=w,memsize=8k {\n"                         \
+	"flowop aiowrite name=write1,filesetname=f,iosize=4k,random,iters=6\n"                     \
+	"flowop aiowait name=wait1\n"                                                              \
+	"flowop semblock name=block1,value=10,highwater=30\n"
+
+/* Posts reach every writer; who posts with blocking is never further ahead than there is room. */
+static void test_semaphores(void **state)
+{
+	const char *text =
+		DATABASE "} } define process name=r { thread name=r,memsize=8k,instances=3 {\n"
+			 "flowop read name=read1,filesetname=f,iosize=4k,random,opennext\n"
+			 "flowop hog name=hog1,value=10\n"
+			 "flowop sempost name=post1,value=1,target=block1,blocking\n"
+			 "flowop finishoncount name=finish1,value=500,target=read1\n" TAIL;
+	const struct run_options options = {
+		.mode = MODE_TIMEOUT, .seconds = 30, .interval = 10, .seed = 3, .quiet = true};
+	struct flow_error error;
+	struct scene s;
+	uint64_t posts, waits;
+
+	(void)state;
+	if (!perform(&s, text, &options, &error))
+		fail_msg("%s", error.text);
+	assert_int_equal(s.result.end, RUN_EARLY); /* a reader has its 500 */
+	posts = row(&s, "post1")->ops;
+	waits = row(&s, "block1")->ops;
+	assert_in_range(posts, 400, 1500);
+	assert_in_range(waits, 2 * ((posts - 40) / 10), 2 * (posts / 10 + 1));
+	assert_in_range(row(&s, "write1")->ops, 6 * waits, 6 * (waits + 2) + 2);
+	assert_int_equal(row(&s, "hog1")->bytes, 0);
+	/* Each of a thread's 128 descriptors is opened once, which counts as an operation. */
+	assert_int_equal(row(&s, "read1")->bytes, (row(&s, "read1")->ops - 3 * FLOW_FDS) * 4096);
+	leave(&s);
+}
+
+/* A thread that waits when the time is over ends; half of what it wrote is waited for. */
+static void test_wait_ends(void **state)
+{
+	const struct run_options options = {
+		.mode = MODE_TIMEOUT, .seconds = 1, .interval = 10, .seed = 3, .quiet = true};
+	struct flow_error error;
+	struct scene s;
+
+	(void)state;
+	if (!perform(&s, DATABASE TAIL, &options, &error))
+		fail_msg("%s", error.text);
+	assert_int_equal(s.result.end, RUN_TIME);
+	assert_int_equal(row(&s, "block1")->ops, 0);
+	assert_int_equal(row(&s, "wait1")->ops, 2);
+	assert_int_equal(row(&s, "write1")->bytes, 2 * 6 * 4096);
+	assert_true(s.result.seconds < 1.1);
+	leave(&s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -427,6 +484,8 @@ int main(void)
 		cmocka_unit_test(test_finish_on_count),
 		cmocka_unit_test(test_finish_targets),
 		cmocka_unit_test(test_failures),
+		cmocka_unit_test(test_semaphores),
+		cmocka_unit_test(test_wait_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

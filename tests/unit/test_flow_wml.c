@@ -42,7 +42,7 @@ static void test_errors(void **state)
 		const char *text, *message;
 	} cases[] = {
 		{"set $x=1\nfrob\n", "w.f:2: expected a command: set, define, create, run, psrun, "
-				     "sleep, system, echo or quit, found 'frob'"},
+				     "sleep, system, echo, eventgen or quit, found 'frob'"},
 		{"set $x=$x", "w.f:1: expected a value: number, true, false, word, \"string\" or "
 			      "cvar(...), found '$x'"},
 		{"set $x", "w.f:1: expected '=', found the end of the file"},
@@ -79,6 +79,8 @@ static void test_errors(void **state)
 			"expected a name that is no keyword of the language, found 'random'"},
 		{"run $seconds", "w.f:1: expected a variable that the file sets, found '$seconds'"},
 		{"sleep", "expected a number of seconds after sleep"},
+		{"eventgen 5", "expected rate after eventgen, found '5'"},
+		{"eventgen rate=fast", "expected a number of events per second, found 'fast'"},
 		{"echo hello", "expected a \"string\", found 'hello'"},
 	};
 
@@ -235,6 +237,13 @@ static void test_binding_errors(void **state)
 			"w.f:5: expected iosize of flowop o up to the thread's memsize=4096, found "
 			"8192"},
 		{FLOWOPS("flowop finishoncount name=o"), "expected attribute value"},
+		{FLOWOPS("flowop hog name=o"), "expected attribute value"},
+		{FLOWOPS("flowop aiowrite name=o,filesetname=f,iosize=1k"), "attribute random of "},
+		{FLOWOPS("flowop sempost name=o,value=1"), "w.f:4: expected attribute target of "},
+		{FLOWOPS("flowop sempost name=o,value=1,target=x"),
+			"a semblock for target, found 'x'"},
+		{FLOWOPS("flowop semblock name=o,value=40000"),
+			"a value from 1 and a highwater up to 32767"},
 		{FLOWOPS("flowop finishoncount name=o,value=1,target=x"),
 			"expected a flowop of thread t for target, found 'x'"},
 		{FLOWOPS("flowop statfile name=o,fd=1\nflowop fsync name=o,fd=1"),
