@@ -21,7 +21,10 @@ SPARE = 16 << 20  # bytes of an image for what is not contents of files
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """All that belongs into an image: files and symbolic links, in the same order each time."""
+    """
+    All that belongs into an image: files and symbolic links, in the same order each time. Devices and the like, which
+    the root of a system has, cannot be copied: to read one may never end.
+    """
     if not top.is_dir():
         yield top
         return
@@ -29,8 +32,9 @@ def files_below(top: Path) -> Iterator[Path]:
         names[:] = sorted(name for name in names if name not in LEFT_OUT and not name.endswith(SUFFIXES_LEFT_OUT))
         links = [name for name in names if (Path(directory) / name).is_symlink()]
         for name in sorted([*files, *links]):
-            if not name.endswith(SUFFIXES_LEFT_OUT):
-                yield Path(directory) / name
+            path = Path(directory) / name
+            if not name.endswith(SUFFIXES_LEFT_OUT) and (path.is_symlink() or path.is_file()):
+                yield path
 
 
 def make_image(image: Path, top: Path, parts: list[Path]) -> None:

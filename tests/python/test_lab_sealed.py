@@ -139,6 +139,7 @@ def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_pat
     (top / "link").symlink_to("a/file")
     (top / "b").mkdir()
     (top / "b/object.o").touch()
+    os.mkfifo(top / "b/pipe")  # which nobody writes to
 
     def content(path: str) -> str:
         argv = ["/usr/sbin/debugfs", "-R", f"cat {path}", str(image)]
