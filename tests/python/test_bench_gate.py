@@ -51,8 +51,8 @@ def test_both_revisions_are_run_and_the_gate_s_exit_code_is_compare_s(checkout: 
         base, ours, compared = (checkout.parent / "log").read_text().splitlines()[-3:]
         assert base.startswith("old LAB_EXTRA= run --where lab --clock virtual") and "--reps 2 --seed 1" in base
         assert ours.startswith("new LAB_EXTRA= run") and base.split("--systems")[1] == ours.split("--systems")[1]
-        assert compared.startswith("new") and compared.endswith("--fail-over 5.0")
-        assert "/base/campaign-" in compared.split()[3] and "/ours/campaign-" in compared.split()[4]
+        assert compared.startswith("new LAB_EXTRA= compare --fail-over 5.0 ")
+        assert "/base/campaign-" in compared.split()[-2] and "/ours/campaign-" in compared.split()[-1]
 
 
 def test_two_versions_of_a_server_of_ones_own(checkout: Path) -> None:
@@ -60,6 +60,16 @@ def test_two_versions_of_a_server_of_ones_own(checkout: Path) -> None:
     assert done.returncode == 3, done.stderr
     first, second, _ = (checkout.parent / "log").read_text().splitlines()
     assert "LAB_EXTRA=/srv/old run" in first and "LAB_EXTRA=/srv/new run" in second and "--systems mine" in second
+
+
+def test_of_several_versions_each_is_compared_with_the_one_before(checkout: Path) -> None:
+    assert gate(checkout, "--extra", "/srv/11", "/srv/12", "/srv/13").returncode == 3
+    lines = (checkout.parent / "log").read_text().splitlines()
+    assert [line.split()[1] for line in lines[:3]] == [f"LAB_EXTRA=/srv/{version}" for version in (11, 12, 13)]
+    pairs = [[path[-1] for path in line.split()[-2:]] for line in lines[3:]]
+    assert pairs == [["0", "1"], ["1", "2"]]
+    alone = gate(checkout, "--extra", "/srv/11")
+    assert alone.returncode == 2 and "--extra /srv/11: is one version; name two or more" in alone.stderr
 
 
 def test_what_is_no_revision_is_named(checkout: Path) -> None:
