@@ -544,7 +544,7 @@ def _title(runs: Sequence[Run], emulated: str, files: bool) -> str:
 
 def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: int | None) -> tuple[str, ...]:
     facts = [
-        "devices " + ", ".join(DEVICES.get(d, d) for d in ordered((run.device for run in runs), DEVICES)),
+        "devices " + ", ".join(_device(runs, d) for d in ordered((run.device for run in runs), DEVICES)),
         f"campaign {_one(runs, 'campaign')}",
         f"profile {_one(runs, 'profile')}",
         f"n = {_range(valid.values()) if valid else 0} runs per cell",
@@ -563,11 +563,29 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
     return tuple(notes)
 
 
+def _device(runs: Sequence[Run], device: str) -> str:
+    """Its title, and where hosts have different ones, whose it is."""
+    title = DEVICES.get(device, device)
+    if len({run.host for run in runs}) == 1:
+        return title
+    return f"{title} of {_one([run for run in runs if run.device == device], 'host')}"
+
+
 def make_tables(
-    runs: Sequence[Run], seed: int | None = None, choices: Sequence[str] = (), of_blocks: Sequence[str] = ()
+    runs: Sequence[Run],
+    seed: int | None = None,
+    choices: Sequence[str] = (),
+    of_blocks: Sequence[str] = (),
+    joined: bool = False,
 ) -> list[Table]:
-    """One table for each host and suite that runs were made on; other engines have reports of their own."""
+    """
+    One table for each host and suite that runs were made on; other engines have reports of their own. joined: hosts
+    that measured different devices are in one, where each device is compared with the native of its own host all the
+    same.
+    """
     groups = _groups(run for run in runs if run.engine in ENGINES)
+    if joined:
+        groups = _joined(groups)
     return [make_table(group, seed, choices, of_blocks) for group in groups]
 
 
@@ -582,6 +600,19 @@ def _groups(runs: Iterable[Run]) -> list[list[Run]]:
     for run in runs:
         groups[run.host, run.suite].append(run)
     return [group for _, group in sorted(groups.items())]
+
+
+def _joined(groups: Iterable[list[Run]]) -> list[list[Run]]:
+    """Those of one suite as one, unless a device is in two of them."""
+    by_suite: dict[str, list[list[Run]]] = defaultdict(list)
+    for group in groups:
+        by_suite[group[0].suite].append(group)
+    found = []
+    for parts in by_suite.values():
+        devices = [device for part in parts for device in {run.device for run in part}]
+        alike = len(devices) > len(set(devices)) or len({run.emulated for part in parts for run in part}) > 1
+        found += parts if alike else [[run for part in parts for run in part]]
+    return found
 
 
 def column_name(metric: Metric, system: str) -> str:

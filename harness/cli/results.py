@@ -38,7 +38,7 @@ EXPORTS = {ARCHIVE: archive.SUFFIXES[0], "openmetrics": ".openmetrics", "json": 
 def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError."""
     campaign = read_campaign(directory)
-    return make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
+    return make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices, joined=True)
 
 
 def print_reports(reports: Sequence[Report], console: Console) -> None:

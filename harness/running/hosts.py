@@ -25,6 +25,7 @@ from ..model.plan import Device, Plan, make_plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from . import archive
 from .campaign import Event, RunnerProcess, create
+from .runner import EXIT_PARTLY
 
 FILE = "hosts.json"
 DONE = "DONE"  # in a run's directory that is complete
@@ -190,7 +191,7 @@ class MultiHostCampaign:
         code = part.runner.wait()
         if code == SSH_FAILED:
             self._tell(host, "the connection was lost; what runs there ends by itself")
-            return code
+            return EXIT_PARTLY
         self._fetch(host, there)
         return code
 

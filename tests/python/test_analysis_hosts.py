@@ -74,6 +74,24 @@ def test_a_device_on_each_is_one_comparison(tmp_path: Path) -> None:
     assert faster.true + faster.false + faster.undecided == 4  # over both hosts
 
 
+def test_a_device_on_each_is_one_table(tmp_path: Path) -> None:
+    hosts = {"one": ("sata", MACHINE), "other": ("nvme", {**MACHINE, "cpus": 72})}
+    campaign = read_campaign(several_hosts(tmp_path, hosts))
+    apart = {table.rows[0][0]: table for table in make_tables(campaign.runs)}
+    (table,) = make_tables(campaign.runs, joined=True)
+    assert {device for device, _ in table.rows} == {"sata", "nvme"} and "host one, other" in table.title
+    assert "devices SATA of one, NVMe of other" in table.notes[0]
+    # Each device is compared with the native of its own host.
+    for key, cell in table.cells.items():
+        own = apart[key[0]].cells[key]
+        assert (cell.n, cell.mean, cell.difference) == (own.n, own.mean, own.difference)
+
+
+def test_a_device_on_both_is_two_tables(tmp_path: Path) -> None:
+    campaign = read_campaign(several_hosts(tmp_path, {"one": ("", MACHINE), "other": ("", {**MACHINE, "cpus": 72})}))
+    assert [table.host for table in make_tables(campaign.runs, joined=True)] == ["one", "other"]
+
+
 def test_identical_machines_are_pooled(tmp_path: Path) -> None:
     campaign = read_campaign(several_hosts(tmp_path, {"one": ("", MACHINE), "other": ("", MACHINE)}))
     tables = make_tables(campaign.runs)
