@@ -29,6 +29,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..machine.blockdev import is_there
+from ..machine.teardown import holds_within
 from . import lio
 from .base import BringUpError, built
 from .nbdkit import connected
@@ -45,13 +46,16 @@ NULL = ["null", f"size={SIZE}"]
 
 def until(what: str, condition: Callable[[], bool], server: subprocess.Popen[bytes] | None = None) -> None:
     """Raises BringUpError when it takes too long, or the server ends."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
+
+    def there() -> bool:
+        if condition():
+            return True
         if server and server.poll() is not None:
             raise BringUpError(f"{what}: its server has ended with code {server.returncode}")
-        if time.monotonic() > end:
-            raise BringUpError(f"{what} within {PATIENCE_S:g} s")
-        time.sleep(POLL_S)
+        return False
+
+    if not holds_within(PATIENCE_S, there, POLL_S):
+        raise BringUpError(f"{what} within {PATIENCE_S:g} s")
 
 
 def await_end(server: subprocess.Popen[bytes]) -> None:
