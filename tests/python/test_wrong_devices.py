@@ -351,9 +351,43 @@ def raid() -> tuple[int, bytes]:
     return 4096, bytes(block)
 
 
+def crc(data: bytes, polynomial: int, bits: int) -> int:
+    """With the register full of ones at both ends. polynomial: reflected for CRC-32C, else as it is."""
+    full = (1 << bits) - 1
+    value = full
+    for byte in data:
+        if bits == 32:
+            value ^= byte
+            for _ in range(8):
+                value = value >> 1 ^ (polynomial if value & 1 else 0)
+        else:
+            value ^= byte << bits - 8
+            for _ in range(8):
+                value = (value << 1 ^ (polynomial if value >> bits - 1 else 0)) & full
+    return value ^ full
+
+
+def bcache() -> tuple[int, bytes]:
+    body = struct.pack("<QQ16s16s", 8, 0, bytes.fromhex("c68573f64e1a45ca8265f57f48ba6d81"), b"x" * 16)
+    body = body.ljust(200, b"\0")  # up to the journal's buckets, of which there are none
+    return 4096, struct.pack("<Q", crc(body, 0x42F0E1EBA9EA3693, 64)) + body
+
+
+def btrfs() -> tuple[int, bytes]:
+    """One of two devices of a file system."""
+    block = bytearray(4096)
+    struct.pack_into("<16sQQ8sQ", block, 32, b"u" * 16, 65536, 1, b"_BHRfS_M", 1)
+    struct.pack_into("<QQQQ", block, 112, SIZE, 4096, 6, 2)
+    struct.pack_into("<IIII", block, 144, 4096, 16384, 16384, 4096)
+    struct.pack_into("<I", block, 0, crc(bytes(block[32:]), 0x82F63B78, 32))
+    return 65536, bytes(block)
+
+
 MEMBERS: dict[str, list[tuple[int, bytes]]] = {
     "LVM2_member": [lvm()],
     "linux_raid_member": [raid()],
+    "bcache": [bcache()],
+    "btrfs": [btrfs()],
     "crypto_LUKS": [(0, b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")],
     "ceph_bluestore": [(0, b"bluestore block device\n")],
     "DM_verity_hash": [(0, b"verity\0\0" + struct.pack("<I", 1))],
