@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .instructions import Place, Profile
+from userblk.harness.observing.instructions import Place, Profile
+
 from .report import NO_VALUE, Report
 from .stages import STAGES, Life
 from .table import SYSTEMS

@@ -3,16 +3,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
+
+from userblk.harness.observing import perf
+from userblk.harness.observing.instructions import Place
 
 from .palette import COST, GAIN
 from .render import mixed
+from .summaries import SAMPLING
+from .table import DEVICES, NATIVE, SYSTEMS, ordered
+
+FLAMES = "flames"
 
 WIDTH, ROW, LETTER = 1200, 17, 6.6  # pixels
 LEAST = 0.4  # pixels: what is narrower is not drawn
 TOP = 44  # of title and scale
+
+
+Paths = Mapping[tuple[str, ...], float]  # from the outermost part to the innermost
 
 
 @dataclass
@@ -27,7 +40,7 @@ class Node:
         return 1 + max((part.depth() for part in self.parts.values()), default=0)
 
 
-def tree(paths: Mapping[tuple[str, ...], float]) -> Node:
+def tree(paths: Paths) -> Node:
     """A tree of values by path, from the outermost part to the innermost."""
     root = Node("all", sum(paths.values()))
     for path, value in paths.items():
@@ -73,17 +86,15 @@ def _of_difference(node: Node, other: Node | None) -> str:
     return mixed(light, deep, min(1.0, abs(node.value - was) / max(node.value, was, 1e-9)))
 
 
-def svg(
-    title: str, paths: Mapping[tuple[str, ...], float], other: Mapping[tuple[str, ...], float] | None = None
-) -> str:
-    """A graph of the paths, the outermost on top. other: colours tell the difference to it."""
+def svg(title: str, paths: Paths, unit: str, other: Paths | None = None) -> str:
+    """A graph of the paths, the outermost on top. unit: of their values. other: colours tell the difference to it."""
     root = tree(paths)
     height = TOP + root.depth() * ROW + 10
     scale = (WIDTH - 20) / root.value if root.value else 0.0
     drawn = _rectangles(
         root, tree(other) if other is not None else None, 10.0, 0, scale, _of_difference if other else _of_name
     )
-    legend = "width: instructions a request" + ("; red: more, blue: less than native" if other else "")
+    legend = f"width: {unit}" + ("; red: more, blue: less than native" if other else "")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
@@ -94,3 +105,55 @@ def svg(
             "</svg>\n",
         ]
     )
+
+
+def draw(directory: Path, title: str, systems: Mapping[str, Paths], unit: str) -> list[str]:
+    """A graph of each system, and of each but native one that tells the difference to it; the names of the files."""
+    of_native = systems.get(NATIVE)
+    names = []
+    for system, paths in systems.items():
+        graphs: dict[str, Paths | None] = {f"{system}.svg": None}
+        if of_native is not None and system != NATIVE:
+            graphs[f"{system}-against-native.svg"] = of_native
+        for name, other in graphs.items():
+            (directory / name).write_text(svg(f"{SYSTEMS.get(system, system)}, {title}", paths, unit, other))
+            names.append(name)
+    return names
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The graphs of one workload on one device. graphs: title of the system, and the file below the figures."""
+
+    title: str
+    graphs: tuple[tuple[str, str], ...]
+
+
+def write_flames(directory: Path, figures: Path, words: str) -> list[Cell]:
+    """
+    The graphs of all that perf looked at in a campaign, into FLAMES below figures. words: what titles say of a campaign
+    in the lab. Other programs are left out, and files that cannot be read, and those of invalid runs.
+    """
+    found: dict[tuple[str, ...], dict[str, tuple[Paths, str]]] = {}
+    for file in sorted(directory.glob(f"*/*/*/*/*/{SAMPLING}/{perf.FILE}")):
+        host, device, suite, system, workload = file.parent.relative_to(directory).parts[:5]
+        with suppress(OSError, ValueError, LookupError):
+            if json.loads((file.parent / "summary.json").read_text())["valid"]:
+                paths, unit = perf.read(file)
+                own = {path: value for path, value in paths.items() if path[0] != Place.OTHERS.value}
+                found.setdefault((host, device, suite, workload), {})[system] = own, unit
+    cells = []
+    for key, systems in sorted(found.items()):
+        host, device, suite, workload = key
+        place = Path(FLAMES, "-".join(key))
+        (figures / place).mkdir(parents=True, exist_ok=True)
+        title = ", ".join(filter(None, (f"{DEVICES.get(device, device)} {workload}", suite, f"host {host}", words)))
+        graphs = []
+        for unit in dict.fromkeys(unit for _, unit in systems.values()):
+            alike = {name: systems[name][0] for name in ordered(systems, SYSTEMS) if systems[name][1] == unit}
+            for name in draw(figures / place, title, alike, f"{unit} an operation"):
+                system, _, _ = name.removesuffix(".svg").partition(f"-against-{NATIVE}")
+                label = SYSTEMS.get(system, system)
+                graphs.append((label if name == f"{system}.svg" else f"{label} beside native", str(place / name)))
+        cells.append(Cell(title, tuple(graphs)))
+    return cells

@@ -16,7 +16,7 @@ from typing import Any
 
 from userblk.harness.observing.histogram import distribution, supported
 
-from . import figures
+from . import figures, flame
 from .agreement import Agreement, agreements
 from .compare import environment_rows, environments
 from .figures import Row, SystemRow
@@ -326,8 +326,12 @@ def render(
     problems: Sequence[str],
     besides: Sequence[PaperComparison],
     others: Sequence[Report] = (),
+    flames: Sequence[flame.Cell] = (),
 ) -> str:
-    """The page. rows: of all tables in order; problems: raw files that could not be read; others: of other suites."""
+    """
+    The page. rows: of all tables in order; problems: raw files that could not be read; others: of other suites; flames:
+    what perf saw.
+    """
     names = row_names(tables)
     places: dict[str, Table] = {name: tables[at] for (at, _, _), name in names.items()}
     views, maps = [], []
@@ -361,6 +365,7 @@ def render(
             summary=_summary(campaign, tables, besides),
             views=views,
             others=others,
+            flames=flames,
             tail_views=[table_view(tail) for table in tables if (tail := tail_table(table))],
             maps=maps,
             besides=[_beside(beside, tables) for beside in besides],
@@ -393,7 +398,9 @@ def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
     page = output / PAGE
     temporary = page.with_name(f"{PAGE}.new")
     besides = compare_with_papers(campaign, tables, configs)
-    temporary.write_text(render(campaign, tables, rows, problems, besides, others), encoding="utf-8")
+    words = max(run.emulated for run in campaign.runs)
+    flames = flame.write_flames(campaign.directory, output / FIGURES, words)
+    temporary.write_text(render(campaign, tables, rows, problems, besides, others, flames), encoding="utf-8")
     temporary.rename(page)
     figures.write_figures(tables, rows, [cell for one in besides for cell in one.cells], output / FIGURES)
     for name, draw in (figure for one in others for figure in one.figures.items()):

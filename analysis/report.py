@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval, mean_interval
-from .summaries import COUNTING, SCHEMA, SummaryError, lab_words, warnings_note
+from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
 
 NO_VALUE = "-"
 INTERVALS = "±: half width of the 95 % confidence interval, which a single run has not."
@@ -49,7 +49,7 @@ def size_text(size: int) -> str:
 def summaries_of(directory: Path, suite: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Directory and summary of every finished run of a suite in a campaign. Raises SummaryError."""
     for done in sorted(directory.glob(f"*/*/{suite}/*/*/*/DONE")):
-        if done.parent.name == COUNTING:
+        if done.parent.name in EXTRA:
             continue
         file = done.with_name("summary.json")
         try:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from .instructions import Sides, application_pids
-from .perf_script import Record
+from userblk.harness.observing.instructions import Sides, application_pids
+from userblk.harness.observing.perf_script import Record
 
 # The borders, in the order in which a request comes by.
 SUBMITTED, ISSUED, SEEN, ASKED, DONE, ANSWERED, RUNS = range(7)

@@ -16,8 +16,10 @@ from userblk.harness.observing.histogram import TAIL, tail_metric
 
 SCHEMA = 1
 TAILS = tuple(map(tail_metric, TAIL))
-METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS)
-COUNTING = "0"  # the repetition in which costs were counted, and no timing is used
+METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS, "energy_uj_per_op")
+# The repetitions of which no timing is used: in the one costs were counted, at the other perf looked.
+COUNTING, SAMPLING = "0", "perf"
+EXTRA = (COUNTING, SAMPLING)
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 
@@ -131,7 +133,7 @@ def _run_directories(directory: str, depth: int) -> Iterator[str]:
         if entry.is_dir():
             if depth > 1:
                 yield from _run_directories(entry.path, depth - 1)
-            elif entry.name != COUNTING and os.path.exists(os.path.join(entry.path, "DONE")):
+            elif entry.name not in EXTRA and os.path.exists(os.path.join(entry.path, "DONE")):
                 yield entry.path
 
 
@@ -166,9 +168,7 @@ def read_campaign(directory: Path) -> Campaign:
     asked = read_json(file)
     try:
         name, created, seed = str(asked["campaign"]), str(asked["created"]), int(asked["seed"])
-        choices, of_blocks = (
-            tuple(str(line) for line in asked.get(name, [])) for name in ("choices", "block_choices")
-        )
+        choices, of_blocks = (tuple(str(line) for line in asked.get(name, [])) for name in ("choices", "block_choices"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{file}: not what was asked of a campaign: {type(error).__name__} {error}") from None
     runs = tuple(pooled(directory, load_campaign(directory)))

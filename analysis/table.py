@@ -145,7 +145,9 @@ RELATIVE = Metric("relative_percent", "relative", "Throughput relative to native
 TAILS = tuple(
     Metric(tail_metric(percent), f"p{percent:g}_us", f"Latency p{percent:g}", "us", False, -1) for percent in TAIL
 )
-ALL_METRICS = (*METRICS, FILES, *TAILS)
+# Nor is the energy of the machine's CPUs and memory, where it counts it.
+ENERGY = Metric("energy_uj_per_op", "energy_uj", "Energy of an operation", "uJ", False, -1)
+ALL_METRICS = (*METRICS, FILES, *TAILS, ENERGY)
 
 
 # What some papers print instead of operations.

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from userblk.analysis import flame, instructions, perf_script, stages
+from userblk.analysis import flame, stages
 from userblk.analysis.explain import Explained, functions, places
 from userblk.analysis.explain import stages as stages_report
 from userblk.analysis.report import Report, as_csv
 from userblk.analysis.summaries import lab_words
-from userblk.analysis.table import DEVICES, SYSTEMS
+from userblk.analysis.table import DEVICES
 
 from ..model.plan import Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
+from ..observing import instructions, perf_script
 from ..running import explain_runner
 from ..running.campaign import prepare_lab
 from ..running.explain_runner import DATA, KALLSYMS, PASSES, PLAIN, SAMPLED, SIDES, TRACED
@@ -34,6 +35,7 @@ from .results import print_reports, write_reports
 from .run import follow
 
 NATIVE = "native"
+UNIT = "instructions a request"
 DIRECTORY = "explain"  # in the campaign's
 EXIT_NOTHING = 1
 
@@ -156,21 +158,6 @@ def explained(plan: Plan, directory: Path, system: str, speed: int) -> Explained
     return Explained(system, profile, life, slowed)
 
 
-def _draw(directory: Path, title: str, found: Sequence[Explained]) -> list[str]:
-    """A flame graph of each system, and of each but native one that tells the difference to it; their names."""
-    of_native = next((one.profile.paths for one in found if one.system == NATIVE), None)
-    names = []
-    for one in found:
-        graphs: dict[str, Mapping[tuple[str, ...], float] | None] = {f"{one.system}.svg": None}
-        if of_native is not None and one.system != NATIVE:
-            graphs[f"{one.system}-against-native.svg"] = of_native
-        for name, other in graphs.items():
-            text = flame.svg(f"{SYSTEMS.get(one.system, one.system)}, {title}", one.profile.paths, other)
-            (directory / name).write_text(text)
-            names.append(name)
-    return names
-
-
 def explain_command(args: argparse.Namespace) -> int:
     campaign = find_campaign(args.campaign, args.results)
     model, speed = _model()
@@ -195,8 +182,9 @@ def explain_command(args: argparse.Namespace) -> int:
         return EXIT_NOTHING
     title = f"{DEVICES.get(args.device, args.device)} {args.workload}"
     words = lab_words({"emulated": True, "model": plan.model})
+    graphs = {one.system: one.profile.paths for one in found}
     reports: list[Report] = [make(title, words, found) for make in (places, functions, stages_report)]
-    names = [*write_reports(reports, directory), *_draw(directory, f"{title}, {words}", found)]
+    names = [*write_reports(reports, directory), *flame.draw(directory, f"{title}, {words}", graphs, UNIT)]
     if args.json:
         rows = {one.name: list(csv.DictReader(io.StringIO(as_csv(one)))) for one in reports}
         print(json.dumps({"event": "explained", **rows, "files": names}))

@@ -19,7 +19,7 @@ from userblk.analysis.render import grids
 from userblk.analysis.summaries import Run, SummaryError, run_from_summary
 from userblk.analysis.table import make_tables
 
-from ..model.plan import COUNTING, Entry, Plan, estimate
+from ..model.plan import COUNTING, EXTRA, SAMPLING, Entry, Plan, estimate
 
 ENDS = ("entry-done", "entry-failed", "entry-left-out")
 WARMUP = 5  # runs until the pace measured replaces the estimate
@@ -101,7 +101,12 @@ def mixed(plan: Plan) -> bool:
 def _ids(event: Event, named: bool) -> str:
     """Which run an event or an entry is about; named: with its suite."""
     suite = f" {event['suite']}" if named else ""
-    return f"{event['device']} {event['system']}{suite} {event['workload']} #{event['repetition']}"
+    return f"{event['device']} {event['system']}{suite} {event['workload']} {number(event['repetition'])}"
+
+
+def number(repetition: int) -> str:
+    """A repetition as progress shows it."""
+    return f"#{EXTRA[repetition]}" if repetition == SAMPLING else f"#{repetition}"
 
 
 def extended(plan: Plan, event: Event) -> Plan:
@@ -145,7 +150,7 @@ class Lines:
 
     def _table_so_far(self, entry: Entry, event: Event) -> None:
         """Shown when all runs of a round have ended, but for the last round's, which the caller shows with all else."""
-        if event["event"] == "entry-done" and entry.repetition != COUNTING:
+        if event["event"] == "entry-done" and entry.repetition not in EXTRA:
             with suppress(SummaryError):  # who makes the final table says so
                 self._runs.append(run_from_summary(event["summary"], f"entry {entry.index}"))
         self._left[entry.repetition] -= 1
@@ -170,6 +175,8 @@ def outcome(event: Event) -> str:
     summary = event["summary"]
     if not summary["valid"]:
         return "INVALID: " + "; ".join(summary["invalid"])
+    if summary["repetition"] == SAMPLING:
+        return "sampled by perf"
     if summary["repetition"] == COUNTING:
         return "costs: " + (", ".join(f"{name} {value:g}" for name, value in summary["costs"].items()) or "none known")
     metrics = summary["metrics"]
@@ -234,7 +241,7 @@ class Screen:
         if failed:
             place = _ids(dataclasses.asdict(entry), self._mixed)
             self._console.print(Text(f"{place}: {outcome(event)}", style="bold red"))
-        if event["event"] == "entry-done" and entry.repetition != COUNTING:
+        if event["event"] == "entry-done" and entry.repetition not in EXTRA:
             try:
                 self._runs.append(run_from_summary(event["summary"], f"entry {event['index']}"))
             except SummaryError as error:

@@ -22,7 +22,7 @@ from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import Table, graded, make_tables, tail_table
 
 from ..machine import paths
-from ..model.plan import COUNTING, Plan, read_plan
+from ..model.plan import EXTRA, Plan, read_plan
 from ..model.tables import ConfigError
 from ..running import archive, hosts, stopping
 from ..running.runner import valid_summary
@@ -220,7 +220,7 @@ def _status(directory: Path, own: Path) -> dict[str, object]:
 
 def _repetitions(own: Path, plan: Plan) -> dict[str, object]:
     """How often cells are measured, and why those are not done whose intervals are wide."""
-    counts = [entry.repetition for entry in plan.entries if entry.repetition != COUNTING]
+    counts = [entry.repetition for entry in plan.entries if entry.repetition not in EXTRA]
     try:
         cells = json.loads((own / stopping.FILE).read_text())["cells"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,9 +28,9 @@ from ..model import config
 from ..model.config import Profile, Suite
 from ..model.hosts import Hosts, load_hosts
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
-from ..model.plan import COUNTING, Device, Plan, estimate, make_plan, read_plan
+from ..model.plan import COUNTING, SAMPLING, Device, Plan, estimate, make_plan, read_plan
 from ..model.tables import ConfigError, NeedsCheckout
-from ..observing import environment, host_load
+from ..observing import environment, host_load, perf
 from ..running import hosts
 from ..running.campaign import (
     CLOCKS,
@@ -74,6 +75,7 @@ BLOCKS_SHOWN = 12
 COSTS = "costs.csv"
 LOG = "userblk.log"  # of a detached campaign, in its directory
 NATIVE = "native"
+DEFAULT_PROFILE, PERF = "quick", "perf"
 SYSTEMS = f"{NATIVE},nbdkit,tcmu"
 FILE_SYSTEMS = "fuse"  # and these by default, where the suite has workloads for them
 
@@ -87,8 +89,11 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         if getattr(args, word) not in (None, False):
             word = word.replace("_", "-")
             raise ConfigError(f"instructions: they are counted once, and nothing else is measured; leave --{word} out")
-    suite = config.load_suite(args.suite, args.profile)
-    profile = config.load_profile(args.profile)
+    named, sampled = asked_profile(args.profile)
+    if sampled and args.instructions:
+        raise ConfigError(f"profile={args.profile}: perf would be counted with the instructions; leave one of them out")
+    suite = config.load_suite(args.suite, named)
+    profile = config.load_profile(named)
     SUBJECTS[suite.engine.measures].check(args, suite)
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.on_files for workload in suite.workloads)
     wanted = list_of(default if args.systems is None else args.systems)
@@ -104,10 +109,20 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_repetitions": args.max_reps,
         "warm_up_s": args.warm_up,
         "count_costs": args.costs,
+        "sample_stacks": sampled,
         "count_instructions": args.instructions,
         "workloads": list_of(args.workloads),
         "pin": pinned(args.pin),
     }
+
+
+def asked_profile(text: str) -> tuple[str, bool]:
+    """The profile, and whether perf is to look at an extra repetition of each cell. Raises ConfigError."""
+    names = text.split(",")
+    others = [name for name in names if name != PERF]
+    if len(others) > 1:
+        raise ConfigError(f"profile={text}: name one profile, and {PERF} beside it if flame graphs are wanted")
+    return (others or [DEFAULT_PROFILE])[0], PERF in names
 
 
 def pinned(text: str | None) -> tuple[str, str]:
@@ -126,7 +141,7 @@ def campaign_name(profile: Profile, more: str = "") -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{profile.name}{more}"
 
 
-def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite) -> tuple[str, str]:
+def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite, profile: str) -> tuple[str, str]:
     """Which clock the guest has, and what is simulated with it, "" in real time. Raises ConfigError.
 
     Virtual by default where it is known to be right: file systems and servers that are killed wait for much else.
@@ -137,7 +152,7 @@ def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite) -> tuple[
     if not place.lab:
         return "real", ""
     of_disks = all(ENGINES[workload.engine].modelled for workload in suite.workloads)
-    clock = asked or (VIRTUAL if of_disks and args.profile != PAPER else "real")
+    clock = asked or (VIRTUAL if of_disks and profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
     from userblk.lab.models import model_names  # which only a checkout has
@@ -163,8 +178,10 @@ def lay_out_on_devices(
         place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
         raise NeedsCheckout(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
-    clock, model = chosen_clock(args, place, options["suite"])
-    options["profile"] = config.load_profile(args.profile, virtual=bool(model))
+    if options["sample_stacks"] and not place.lab and not shutil.which("perf"):
+        raise ConfigError(f"profile={args.profile}: perf is not installed; {perf.REMEDY}")
+    clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
+    options["profile"] = config.load_profile(options["profile"].name, virtual=bool(model))
     devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
     if not any(system.backed for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
@@ -309,7 +326,9 @@ def _how_often(plan: Plan) -> str:
     text = f"{profile.repetitions} of each cell"
     if profile.max_repetitions > profile.repetitions:
         text += f", up to {profile.max_repetitions} while a half width is over {profile.half_width:g} %"
-    return text + (", and one that counts costs" if plan.entries[0].repetition == COUNTING else "")
+    besides = {COUNTING: ", and one that counts costs", SAMPLING: ", and one that perf looks at"}
+    found = {entry.repetition for entry in plan.entries}
+    return text + "".join(words for repetition, words in besides.items() if repetition in found)
 
 
 def endurance_text(disk: str, written: float) -> str:
@@ -482,7 +501,8 @@ def host_line(event: Event, plan: Plan | None) -> str:
     """An event for people; "" if it is none for them."""
     if event["event"] in progress.ENDS and plan:
         entry = plan.entries[event["index"]]
-        return f"{entry.device} {entry.system} {entry.workload} #{entry.repetition}: {progress.outcome(event)}"
+        cell = f"{entry.device} {entry.system} {entry.workload}"
+        return f"{cell} {progress.number(entry.repetition)}: {progress.outcome(event)}"
     return str(event.get("reason", event.get("text", "; ".join(event.get("warnings", ())))))
 
 
@@ -523,7 +543,10 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", default="bdus-block", help="a suite of configs/suites (default: %(default)s)")
     parser.add_argument(
-        "--profile", default="quick", help="a profile of configs/profiles: quick, paper or pts (default: %(default)s)"
+        "--profile",
+        default=DEFAULT_PROFILE,
+        help="a profile of configs/profiles: quick, paper or pts; and perf, alone or as in paper,perf: one more"
+        " repetition of each cell, which perf looks at, for flame graphs in the report (default: %(default)s)",
     )
     parser.add_argument(
         "--reps",

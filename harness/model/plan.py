@@ -41,6 +41,8 @@ ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 SIMULATED = "simulated"  # what a campaign is called where its name must not be known
 COUNTING = 0  # the repetition in which costs are counted, and no timing is used
+SAMPLING = -1  # the one in which the kernel samples where the CPUs are: nor is it used here
+EXTRA = {COUNTING: "0", SAMPLING: "perf"}  # those that are in no table, and what their directories are called
 COUNTED_AREA = 448 << 20  # bytes of the disk in memory
 COUNTED_RUNTIME_S = 2  # of the guest's time: idle is counted in hundredths of a second
 COUNTED_SLOWDOWN = 8  # of an emulated CPU that counts, for the estimate only
@@ -105,8 +107,8 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Without the one that counts."""
-        return max((entry.repetition for entry in self.entries), default=0)
+        """Without those that are in no table."""
+        return max((entry.repetition for entry in self.entries if entry.repetition not in EXTRA), default=0)
 
     @property
     def with_files(self) -> bool:
@@ -128,7 +130,7 @@ class Plan:
     def directory(self, entry: Entry) -> Path:
         """The entry's run directory, relative to the campaign's."""
         cell = Path(self.host, entry.device, entry.suite, entry.system, entry.workload)
-        return cell / str(entry.repetition)
+        return cell / EXTRA.get(entry.repetition, str(entry.repetition))
 
     def blocks(self) -> Iterator[tuple[int, tuple[Entry, ...]]]:
         for number, entries in groupby(self.entries, key=lambda entry: entry.block):
@@ -184,6 +186,7 @@ def make_plan(
     max_repetitions: int | None = None,
     warm_up_s: int | None = None,
     count_costs: bool = False,
+    sample_stacks: bool = False,
     count_instructions: bool = False,
     workloads: Sequence[str] | None = None,
     pin: tuple[str, str] = ("", ""),
@@ -191,8 +194,8 @@ def make_plan(
     """Lay a campaign out. build: directory of plugins/ and tcmu-handlers/, relative to the checkout.
 
     seed None: a new one. repetitions: just so many; max_repetitions: more than the profile's where intervals are
-    wide, at most so many. count_costs: a round before the first in which costs are counted. count_instructions:
-    such a round alone. pin: CPUs of servers, and of workloads.
+    wide, at most so many. count_costs: a round before the first in which costs are counted. sample_stacks: one in
+    which perf looks on. count_instructions: a round of the first kind alone. pin: CPUs of servers, and of workloads.
     warm_up_s: discarded instead of what is found. workloads: None: all of the suite.
     """
     host = host or re.sub(r"[^a-z0-9._-]", "-", platform.node().lower()) or "host"
@@ -272,6 +275,8 @@ def make_plan(
     )
     if count_costs or count_instructions:
         plan = _round(plan, COUNTING)
+    if sample_stacks:
+        plan = _round(plan, SAMPLING)
     for _ in range(0 if count_instructions else profile.repetitions):
         plan = extend(plan)
     return plan
@@ -319,7 +324,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
     ranks: dict[tuple[str, str], int] = {}
     for device, system, part in triples:
         here = [w for w in plan.suite.workloads if w.suite == part and system.runs(w)]
-        if repetition == COUNTING:
+        if repetition in EXTRA:
             here = [w for w in here if not w.load]  # which begins with a capacity in operations a second
         first = [w.id for w in here if ENGINES[w.engine].comes_first(w)]
         then = [w.id for w in here if w.id not in first]

@@ -13,11 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 from .counters import NAMES, Counters, Counts
+from .energy import Meter
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CPUS = os.cpu_count() or 1
@@ -31,13 +32,17 @@ READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 1
 
 @dataclass(frozen=True)
 class Sample:
-    """time: s, monotonic; the rest as the kernel counts. counts: of the server, see counters.NAMES."""
+    """
+    time: s, monotonic; the rest as the kernel counts. counts: of the server, see counters.NAMES; energy: J, of a
+    Meter's zones.
+    """
 
     time: float
     cpu: tuple[float, ...]
     server: float | None
     disks: tuple[tuple[float, ...], ...]
     counts: Counts = ()
+    energy: tuple[float, ...] = ()
 
 
 def read_server(pid: int) -> float | None:
@@ -49,12 +54,15 @@ def read_server(pid: int) -> float | None:
     return float(fields[11]) + float(fields[12])
 
 
-def read_sample(stats: Sequence[Path], server: int | None, counters: Counters | None = None) -> Sample:
+def read_sample(
+    stats: Sequence[Path], server: int | None, counters: Counters | None = None, meter: Meter | None = None
+) -> Sample:
     with Path("/proc/stat").open() as file:
         cpu = tuple(map(float, file.readline().split()[1:9]))
     disks = tuple(tuple(map(float, path.read_text().split())) for path in stats)
     counts = counters.read() if counters else ()
-    return Sample(time.monotonic(), cpu, read_server(server) if server else None, disks, counts)
+    energy = meter.read() if meter else ()
+    return Sample(time.monotonic(), cpu, read_server(server) if server else None, disks, counts, energy)
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class DiskUse:
 class Use:
     """
     Means over a span of duration_s seconds. idle_s: of all CPUs. server_cpu_percent: 100 = one CPU. counts: what could
-    be counted.
+    be counted. energy_j: of each zone of the machine that counts it.
     """
 
     duration_s: float
@@ -85,6 +93,7 @@ class Use:
     server_cpu_percent: float | None
     disks: tuple[DiskUse, ...]
     counts: Mapping[str, float] = field(default_factory=dict)
+    energy_j: Mapping[str, float] = field(default_factory=dict)
 
 
 def _disk_use(a: Sequence[float], b: Sequence[float], seconds: float) -> DiskUse:
@@ -139,7 +148,8 @@ def at(samples: Sequence[Sample], when: float) -> Sample:
                 server = a.server + (b.server - a.server) * share
             disks = tuple(_between(x, y, share) for x, y in zip(a.disks, b.disks, strict=True))
             counts = _between(a.counts, b.counts, share)
-            return Sample(when, _between(a.cpu, b.cpu, share), server, disks, counts)
+            energy = _between(a.energy, b.energy, share)
+            return Sample(when, _between(a.cpu, b.cpu, share), server, disks, counts, energy)
     return samples[-1]
 
 
@@ -147,15 +157,21 @@ class Sampler:
     """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
 
     disks: kernel names (also of partitions) of the device used and, if there is one, of the device below.
-    counters: of the server.
+    counters: of the server; meter: of the machine's energy.
     """
 
     def __init__(
-        self, disks: Sequence[str], server: int | None, interval: float, counters: Counters | None = None
+        self,
+        disks: Sequence[str],
+        server: int | None,
+        interval: float,
+        counters: Counters | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.stats = [Path("/sys/class/block", name, "stat") for name in disks]
         self.server = server
         self.counters = counters
+        self.meter = meter
         self.interval = interval
         self.samples: list[Sample] = []
         self.errors: list[str] = []
@@ -174,7 +190,7 @@ class Sampler:
 
     def _take(self) -> None:
         try:
-            self.samples.append(read_sample(self.stats, self.server, self.counters))
+            self.samples.append(read_sample(self.stats, self.server, self.counters, self.meter))
         except OSError as error:
             self.errors.append(f"sampling failed: {error}")
 
@@ -191,7 +207,10 @@ class Sampler:
         if len(self.samples) < 2:
             return None
         a, b = at(self.samples, begin), at(self.samples, end)
-        return use_between(a, b) if b.time > a.time else None
+        if b.time <= a.time:
+            return None
+        use = use_between(a, b)
+        return replace(use, energy_j=self.meter.between(a.energy, b.energy)) if self.meter else use
 
     def write_csv(self, path: Path, origin: float) -> None:
         """One row per interval; time_s counts from origin."""

@@ -7,18 +7,17 @@ Standard library only. What perf recorded is kept beside the run's summary, with
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..engines.base import Job
 from ..machine.durable import write_json
 from ..model.config import Profile, Workload
 from ..model.plan import Entry
 from ..systems import Running
+from .measuring import sides
 from .runner import Runner, main
 
 # The repetitions: as it is; where its instructions go; which steps its requests take.
@@ -52,11 +51,6 @@ def perf_argv(repetition: int, fuse: bool) -> list[str]:
     return [*argv, "--"]
 
 
-def traced(number: int) -> str:
-    """A device number as trace points print it."""
-    return f"{os.major(number)},{os.minor(number)}"
-
-
 class Explainer(Runner):
     """Runs each workload as it is, sampled and traced."""
 
@@ -86,19 +80,8 @@ class Explainer(Runner):
         if entry.repetition != PLAIN:
             shutil.move(SCRATCH, directory / DATA)
             shutil.copyfile("/proc/kallsyms", directory / KALLSYMS)
-            write_json(directory / SIDES, self.sides(entry, job, running))
+            write_json(directory / SIDES, dataclasses.asdict(sides(job, running, self.devices[entry.device])))
         return summary
-
-    def sides(self, entry: Entry, job: Job, running: Running) -> Mapping[str, Any]:
-        """Who is who in what perf recorded."""
-        below = running.backing or self.devices[entry.device]
-        own = running.used.number != below.number and not running.file
-        return {
-            "application": Path(job.argv[0]).name,
-            "server": running.server,
-            "device": traced(running.used.number) if own else "",
-            "backing": traced(below.number),
-        }
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import time
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 from ..engines import Result
 from ..engines.base import Job
 from ..engines.store import StoreResult
+from ..machine.blockdev import BlockDevice
 from ..machine.durable import write_json
 from ..machine.subprocesses import Process
+from ..observing import perf
+from ..observing.instructions import Sides
 from ..observing.samplers import DiskUse, Use
 from ..systems import Running
 
@@ -41,6 +45,37 @@ def metrics_of(result: Result | StoreResult, use: Use | None) -> dict[str, float
         "server_cpu_percent": use.server_cpu_percent if use else None,
         "throughput_mbps": result.throughput_mbps,
     }
+
+
+def energy_of(operations: float, use: Use | None) -> dict[str, float | None]:
+    """What an operation took of the whole machine's energy, where that is counted."""
+    if use is None or not use.energy_j or not operations:
+        return {}
+    return {"energy_uj_per_op": round(1e6 * sum(use.energy_j.values()) / operations, 3)}
+
+
+def traced(number: int) -> str:
+    """A device number as trace points print it."""
+    return f"{os.major(number)},{os.minor(number)}"
+
+
+def sides(job: Job, running: Running, device: BlockDevice) -> Sides:
+    """Who is who in what perf recorded. device: of the plan."""
+    below = running.backing or device
+    own = running.used.number != below.number and not running.file
+    return Sides(
+        application=Path(job.argv[0]).name,
+        server=running.server,
+        device=traced(running.used.number) if own else "",
+        backing=traced(below.number),
+    )
+
+
+def keep_stacks(directory: Path, sampled: str, who: Sides, window: tuple[float, float], operations: float) -> None:
+    """What perf recorded of the measured time, folded; the recording itself, which is large, is not kept."""
+    data = directory / perf.DATA
+    perf.write(directory / perf.FILE, perf.folded(perf.script(data, window), who), operations, sampled)
+    data.unlink()
 
 
 def steal_warnings(use: Use | None) -> list[str]:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,27 @@ from ..machine.teardown import Teardown, TeardownError, undo
 from ..machine.tuning import on_cpus
 from ..model.config import Profile, Workload
 from ..model.parts import KINDS
-from ..model.plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
+from ..model.plan import COUNTING, EXTRA, SAMPLING, CellId, Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
-from ..observing import counters, environment, host_load
+from ..observing import counters, environment, host_load, perf
+from ..observing.energy import Meter
 from ..observing.environment import meminfo, snapshot
 from ..observing.samplers import Sampler, read_sample, use_between
 from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
 from . import stopping
 from .hand_over import hand_over
-from .measuring import costs, mean_use, metrics_of, steal_warnings, used_by, watch, write_counters
+from .measuring import (
+    costs,
+    energy_of,
+    keep_stacks,
+    mean_use,
+    metrics_of,
+    sides,
+    steal_warnings,
+    used_by,
+    watch,
+    write_counters,
+)
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
@@ -428,7 +440,15 @@ class Runner:
                 if running.server_died():
                     running.fail_io()  # else what is still dirty would hold the unmount
                 self.teardown.unwind(mark)
-        except (PrepareError, CommandError, WorkloadError, FileSystemError, BringUpError, OSError) as error:
+        except (
+            PrepareError,
+            CommandError,
+            WorkloadError,
+            FileSystemError,
+            BringUpError,
+            perf.PerfError,
+            OSError,
+        ) as error:
             self.failed(entry, str(error))
             return False
         except DeviceError as error:
@@ -501,7 +521,9 @@ class Runner:
             interval_s = job.interval_s or profile.interval_ms / 1e3
             events = entry.repetition == COUNTING and not profile.instructions  # which counting syscalls takes itself
             counted = stack.enter_context(counters.counting(server, events))
-            sampler = stack.enter_context(Sampler(names, server, interval_s, counted))
+            looking = perf.recording(directory / perf.DATA, job.seconds)
+            sampled = stack.enter_context(looking if entry.repetition == SAMPLING else nullcontext(""))
+            sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
             others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
             origin = time.monotonic()
             with on_cpus(self.plan.pin_client):
@@ -554,7 +576,7 @@ class Runner:
             if use is None:
                 problems.append(NO_SAMPLES)
             warnings += steal_warnings(use)
-            metrics = {**metrics_of(result, use), **result.metrics}
+            metrics = {**metrics_of(result, use), **result.metrics, **energy_of(result.operations, use)}
             warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp if result.ramp_s is None else result.ramp_s}
             if result.warm_up.steady is False:
                 warnings.append(f"not steady: {result.warm_up.reason}")
@@ -563,8 +585,11 @@ class Runner:
         if result and whole and entry.repetition == COUNTING:
             speed = int(os.environ["LAB_INSTRUCTIONS_PER_US"]) if profile.instructions else 0
             cost = costs(whole, result.operations, speed)
-        if entry.repetition == COUNTING:
+        if entry.repetition in EXTRA:
             metrics = {}  # its timings are those of a slowed machine
+        if sampled and result:
+            who = sides(job, running, self.devices[entry.device])
+            keep_stacks(directory, sampled, who, (begin, begin + result.duration_s), result.operations)
         settings: dict[str, object] = dict(running.settings)
         settings |= preparation
         settings |= before.get(running.used.name, {})
@@ -587,6 +612,7 @@ class Runner:
             "metrics": metrics,
             "warm_up": warm_up,
             "costs": cost,
+            "energy_j": use.energy_j if use else {},
             "device_io": mean_use(disks[0] if disks else None),
             "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
             "settings": settings,

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ..model.config import Profile
-from ..model.plan import COUNTING, CellId, Entry, Plan, extend, write_plan
+from ..model.plan import EXTRA, CellId, Entry, Plan, extend, write_plan
 from ..observing.student import half_width
 
 FILE = "repetitions.json"
@@ -80,7 +80,7 @@ def judge_all(plan: Plan, directory: Path) -> dict[CellId, Verdict]:
     runs: dict[CellId, int] = defaultdict(int)
     samples: dict[CellId, dict[str, list[float]]] = {}
     for entry in plan.entries:
-        if entry.repetition == COUNTING:
+        if entry.repetition in EXTRA:
             continue
         runs[entry.cell] += 1
         sample = samples.setdefault(entry.cell, {})

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 from made_up import small_plan
-from userblk.analysis import flame, perf_script, stages
+from userblk.analysis import flame, stages
 from userblk.analysis.explain import Explained, functions, places
 from userblk.analysis.explain import stages as stages_report
-from userblk.analysis.instructions import Place, Profile, Sides, profile
 from userblk.harness.cli.explain import narrowed
 from userblk.harness.model.plan import Plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing import perf_script
+from userblk.harness.observing.instructions import Place, Profile, Sides, profile
 from userblk.harness.running.explain_runner import PASSES, PLAIN, SAMPLED, TRACED, perf_argv
 
 
@@ -164,7 +165,7 @@ def test_what_is_not_followed_to_its_end_is_counted() -> None:
 
 def test_a_flame_graph_is_an_image_with_every_part() -> None:
     paths = {("server", "a", "f<int>"): 600.0, ("server", "a", "g"): 300.0, ("application", "x"): 100.0}
-    root = ET.fromstring(flame.svg("A & B", paths))
+    root = ET.fromstring(flame.svg("A & B", paths, "ns"))
     titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert titles == ["all: 1,000", "server: 900", "a: 900", "f<int>: 600", "g: 300", "application: 100", "x: 100"]
     widths = [float(element.attrib["width"]) for element in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
@@ -172,7 +173,7 @@ def test_a_flame_graph_is_an_image_with_every_part() -> None:
 
 
 def test_a_differential_one_tells_what_is_more_and_what_is_less() -> None:
-    text = flame.svg("t", {("k", "f"): 600.0, ("k", "g"): 100.0}, {("k", "f"): 100.0, ("k", "g"): 400.0})
+    text = flame.svg("t", {("k", "f"): 600.0, ("k", "g"): 100.0}, "ns", {("k", "f"): 100.0, ("k", "g"): 400.0})
     assert "f: 600, +500" in text and "g: 100, -300" in text and "k: 700, +200" in text
     fills = {
         title.split(":")[0]: rest.split('fill="')[1][:7]

@@ -63,6 +63,7 @@ def plan_for(
     max_repetitions: int = 1,
     half_width: float = 5.0,
     count_costs: bool = False,
+    sample_stacks: bool = False,
 ) -> Plan:
     """One round unless more are asked for; directory becomes the campaign's."""
     profile = load_profile("quick")
@@ -85,6 +86,7 @@ def plan_for(
         host="here",
         workloads=workloads,
         count_costs=count_costs,
+        sample_stacks=sample_stacks,
     )
     directory.mkdir()
     write_plan(plan, directory)

@@ -309,7 +309,7 @@ class World:
                     "time": self.clock, "Recorder": Recorder, "Sampler": Samples, "recheck": lambda *words: None,
                     "limit_dirty": lambda *words: None, "limit_cpus": lambda *words: None, "bring_up": up,
                     "queue_attributes": lambda device: {"scheduler": "none"}, "dirty_limits": lambda: LIMITS,
-                    "absent": lambda system: [], "sync_tree": lambda path: None,
+                    "Meter": lambda: None, "absent": lambda system: [], "sync_tree": lambda path: None,
                 },
             ),
             (measuring, {"time": self.clock, "bytes_moved": lambda pid: 1 << 30}),

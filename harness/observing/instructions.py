@@ -23,7 +23,23 @@ class Place(Enum):
 
 
 IDLE = frozenset(
-    ("pv_native_safe_halt", "native_safe_halt", "default_idle", "arch_cpu_idle", "default_idle_call", "mwait_idle")
+    (
+        "pv_native_safe_halt",
+        "native_safe_halt",
+        "default_idle",
+        "arch_cpu_idle",
+        "default_idle_call",
+        "mwait_idle",
+        "intel_idle",
+        "intel_idle_irq",
+        "intel_idle_ibrs",
+        "acpi_safe_halt",
+        "acpi_idle_do_entry",
+        "acpi_idle_enter",
+        "mwait_idle_with_hints",
+        "cpuidle_enter_state",
+        "poll_idle",
+    )  # fmt: skip
 )
 HARNESS = ("perf", "python3")
 

@@ -11,7 +11,7 @@ SAMPLE_FIELDS = "comm,pid,tid,time,event,ip,sym,dso"
 TRACE_FIELDS = "comm,pid,tid,time,event,trace"
 UNKNOWN = "[unknown]"
 
-HEAD = re.compile(r"(\S.*?)\s+(-?\d+)/(-?\d+)\s+(\d+\.\d+):\s+(?:\d+\s+)?([a-z_]+(?:[:-][a-z_]+)*):(.*)$")
+HEAD = re.compile(r"(\S.*?)\s+(-?\d+)/(-?\d+)\s+(\d+\.\d+):\s+(\d+\s+)?([a-z_]+(?:[:-][A-Za-z_]+)*):(.*)$")
 FRAME = re.compile(r"([0-9a-f]+) (.+?) \((.*)\)$")
 KERNEL_ADDRESS = 1 << 63
 
@@ -27,7 +27,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Record:
-    """One sample, or one trace point, with its fields as text. time: s of CLOCK_MONOTONIC. stack: innermost first."""
+    """
+    One sample, or one trace point, with its fields as text. time: s of CLOCK_MONOTONIC. stack: innermost first. period:
+    how much of its event a sample stands for, 1 where that was not asked for.
+    """
 
     command: str
     pid: int
@@ -36,6 +39,7 @@ class Record:
     event: str
     stack: tuple[Frame, ...]
     text: str
+    period: int = 1
 
 
 def _frame(text: str) -> Frame | None:
@@ -52,8 +56,8 @@ def records(lines: Iterable[str]) -> Iterator[Record]:
     stack: list[Frame] = []
 
     def made(match: re.Match[str]) -> Record:
-        command, pid, tid, time, event, rest = match.groups()
-        return Record(command, int(pid), int(tid), float(time), event, tuple(stack), rest.strip())
+        command, pid, tid, time, period, event, rest = match.groups()
+        return Record(command, int(pid), int(tid), float(time), event, tuple(stack), rest.strip(), int(period or 1))
 
     for line in lines:
         text = line.strip()
@@ -61,7 +65,7 @@ def records(lines: Iterable[str]) -> Iterator[Record]:
             if head:
                 yield made(head)
             head, stack = match, []
-            if own := _frame(match[6].strip()):  # of a sample without callers, which stands in its line
+            if own := _frame(match[7].strip()):  # of a sample without callers, which stands in its line
                 stack.append(own)
         elif head and (frame := _frame(text)):
             stack.append(frame)
