@@ -12,6 +12,9 @@ cell's limit, slower when the upper end is below it.
 Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one file wait
 for each other in the kernel, whoever passes the file on), and cold: before each run the caches of the mount
 and of the file below are emptied, except where a reader is `cached`: it has read all once.
+With --count cpu a figure is operations for each second of CPU time that fio and the side's server take (not the
+kernel's own threads): how much work an operation is, not how long one waits for it. Other load disturbs that
+less than time.
 A run takes --runtime; a sequential read is one pass. fio does neither
 advise nor invalidate, which would reach the file below on one side only. Files of the metadata workloads
 (create, stat, open-read-close, unlink) are on tmpfs. What each side negotiated is checked at every mount.
@@ -76,6 +79,8 @@ RING_WORKLOADS = tuple(
     ("randread", "randwrite", "read", "write") for block in BLOCKS
 )  # fmt: skip
 METADATA_WORKLOADS = ("create", "stat", "open", "unlink")
+
+CPUCLOCK_SCHED = 2  # of a clock of a whole process, as clock_getcpuclockid(3) makes them
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -252,11 +257,18 @@ def ours(side: Side, source: Path, point: Path) -> Iterator[int]:
         mount.kill()
 
 
+@dataclass(frozen=True)
+class Top:
+    """The directory to work in, and who serves it: nobody where it is native."""
+
+    directory: Path
+    server: int | None
+
+
 @contextmanager
-def mounted(side: Side, source: Path, point: Path) -> Iterator[Path]:
-    """The directory to work in."""
+def mounted(side: Side, source: Path, point: Path) -> Iterator[Top]:
     if side.program == "native":
-        yield source
+        yield Top(source, None)
         return
     point.mkdir()
     with ExitStack() as stack:
@@ -267,7 +279,7 @@ def mounted(side: Side, source: Path, point: Path) -> Iterator[Path]:
         check_rings(side, pid)
         file = data_files(source, 1)[0].name
         check_passthrough(side, pid, point / file, source / file)
-        yield point
+        yield Top(point, pid)
     point.with_name(point.name + ".errors").unlink()
     point.rmdir()
 
@@ -328,6 +340,11 @@ def make_cold(above: Sequence[Path], below: Sequence[Path]) -> None:
         time.sleep(0.01)
 
 
+def cpu_seconds(pid: int | None) -> float:
+    """CPU time of a server, whose threads in the kernel are its own; 0 without one."""
+    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED) if pid else 0.0
+
+
 def read_all(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         while file.read(MIB):
@@ -339,8 +356,9 @@ def warm_memory(size: int) -> None:
     mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
-def run_data(cell: Cell, directory: Path, source: Path, seed: int, options: argparse.Namespace) -> float:
-    """Operations a second."""
+def run_data(cell: Cell, top: Top, source: Path, seed: int, options: argparse.Namespace) -> float:
+    """Operations a second, of the clock or of the CPU."""
+    directory = top.directory
     files = data_files(directory, cell.jobs)
     make_cold(files, data_files(source, cell.jobs))
     kind, mode, *block = cell.workload.split("-")
@@ -360,9 +378,14 @@ def run_data(cell: Cell, directory: Path, source: Path, seed: int, options: argp
         argv += ["--norandommap", "--randrepeat=0", f"--randseed={seed}"]
     if mode != "read":
         argv += ["--time_based", f"--runtime={round(options.runtime * 1000)}ms"]
+    before = cpu_seconds(top.server)
     job = run_fio(argv, cell.name, timeout=options.runtime + 120)
+    served = cpu_seconds(top.server) - before
     side = job["read"] if mode.endswith("read") else job["write"]
-    return float(side["iops"])
+    if options.count == "time":
+        return float(side["iops"])
+    fio = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    return float(side["total_ios"] / (served + fio))
 
 
 def run_metadata(threads: int, directory: Path, options: argparse.Namespace) -> dict[str, float]:
@@ -411,7 +434,7 @@ def measure_round(
                 for i, side in enumerate(sides)
             ]
             for count in rng.sample(threads, len(threads)):
-                results = {i: run_metadata(count, tops[i], options) for i in rng.sample((0, 1), 2)}
+                results = {i: run_metadata(count, tops[i].directory, options) for i in rng.sample((0, 1), 2)}
                 done = [cell for cell in cells if cell.workload in METADATA_WORKLOADS and cell.jobs == count]
                 for cell in done:
                     cell.pairs.append((results[0][cell.workload], results[1][cell.workload]))
@@ -475,6 +498,7 @@ def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]
         "runtime_s": options.runtime,
         "size_mib": options.size,
         "files": options.files,
+        "count": options.count,
         "libfuse": ".".join(map(str, LIBFUSE)),
         "cells": [
             {
@@ -508,6 +532,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         "--size", type=int, default=1024, metavar="MIB", help="of what the jobs of a cell read (default 1024)"
     )
     parser.add_argument("--files", type=int, default=4000, help="of the metadata workloads (default 4000)")
+    parser.add_argument(
+        "--count", choices=("time", "cpu"), default="time", help="operations for a second of what (default time)"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument(
         "--disk-dir",
@@ -544,6 +571,9 @@ def main(argv: list[str]) -> int:
     if not cells:
         print(f"--cells={' '.join(options.cells)}: no such cell; try io-uring, native", file=sys.stderr)
         return 2
+    if options.count == "cpu" and any(cell.workload in METADATA_WORKLOADS for cell in cells):
+        print("--count=cpu: counts cells of data only; choose them by --cells", file=sys.stderr)
+        return 2
     reason = lacking(cells)
     if reason:
         print(f"bench_fuse: {reason}", file=sys.stderr)
@@ -553,7 +583,8 @@ def main(argv: list[str]) -> int:
     code, cells = run_cells("bench_fuse", cells, lambda chosen: measure(chosen, options))
     if not cells:
         return code
-    print(f"seed {options.seed}, {options.runtime} s a run, libfuse {'.'.join(map(str, LIBFUSE))}")
+    print(f"seed {options.seed}, {options.runtime} s a run, operations for a second of {options.count}")
+    print(f"libfuse {'.'.join(map(str, LIBFUSE))}")
     print_table(cells)
     if options.json:
         write_json(options.json, results(cells, options))
