@@ -32,7 +32,8 @@ from .table import (
 FILE = "paper.toml"
 CLAIMS = "claims.toml"
 METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2], "rate": RATE}
-RATE_HEADS = ("device", "workload", "system", "gbps", "below", "above")  # of a table that gives rates with intervals
+RATE_HEADS = ("device", "workload", "system", "below", "above")  # of a table that gives rates with intervals, and
+RATE_UNITS = {"gbps": 1e3, "mib_per_s": 1.048576}  # one of these: MB/s, of 10^6 bytes, in its unit
 RUNS_HEADS = ("device", "workload", "system", "runs", "ops_per_s", "sd")  # of a table that gives means of runs
 
 
@@ -202,8 +203,8 @@ def _read_table(path: Path, number: int, title: str, notes: tuple[str, ...], dec
             heads = csv.DictReader(stream).fieldnames or []
         if set(RUNS_HEADS) <= set(heads):
             return _table_of_means(path, number, title, notes, base)
-        if set(RATE_HEADS) <= set(heads):
-            return _table_of_rates(path, number, title, notes, base)
+        if units := [unit for unit in RATE_UNITS if {*RATE_HEADS, unit} <= set(heads)]:
+            return _table_of_rates(path, number, title, notes, base, units[0])
         return paper_table(path, number, title, notes, decimals_cpu)
     except (OSError, ValueError, LookupError) as error:
         raise SummaryError(f"{path}: cannot be read: {type(error).__name__} {error}") from None
@@ -256,12 +257,12 @@ def _over(one: Interval, other: Interval) -> Interval:
     return Interval(ratio, low, high).scaled(100.0, -100.0)
 
 
-def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...], base: str) -> Table:
+def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...], base: str, unit: str) -> Table:
     """Table of a paper that gives each system's rate and the distances to the ends of its interval, absolute."""
     means: dict[tuple[str, str], dict[str, Interval]] = {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):
-            value, below, above = (1e3 * float(record[head]) for head in RATE_HEADS[3:])
+            value, below, above = (RATE_UNITS[unit] * float(record[head]) for head in (unit, "below", "above"))
             row = means.setdefault((record["device"], record["workload"]), {})
             row[record["system"]] = Interval(value, value - below, value + above)
     cells: dict[tuple[str, str, str, str], Cell] = {}

@@ -83,7 +83,8 @@ FILE_WORKLOADS = (
     *("file-server", "mail-server", "web-server"),
 )
 APPLICATIONS = ("kv", "postgresql", "source-tree")
-FILE_ENGINES = ("flow", "ops", "fio-files", *APPLICATIONS)
+OVER_STORE = "store-files"  # an engine: on files on a disk over a store, beside which there is no native one
+FILE_ENGINES = ("flow", "ops", "fio-files", *APPLICATIONS, OVER_STORE)
 ENGINES = ("fio", *FILE_ENGINES)  # of the runs that the tables hold
 IMPROVEMENT = 5.0  # %, or points of CPU: beyond it the paper leaves the cell white
 
@@ -588,7 +589,12 @@ def make_tables(
     groups = _groups(run for run in runs if run.engine in ENGINES)
     if joined:
         groups = _joined(groups)
-    return [make_table(group, seed, choices, of_blocks) for group in groups]
+    return [
+        make_table(group, seed, choices, of_blocks, "", (RATE, *METRICS))
+        if group[0].engine == OVER_STORE
+        else make_table(group, seed, choices, of_blocks)
+        for group in groups
+    ]
 
 
 def tables_of(runs: Sequence[Run], base: str, metrics: Sequence[Metric]) -> list[Table]:

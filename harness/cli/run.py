@@ -261,13 +261,21 @@ class OnDevices:
         """The plan that the options ask for; name: of the campaign. Raises ConfigError, Refused."""
         return lay_out_on_devices(args, options, name)
 
-    def run_text(self, profile: Profile) -> str:
-        """How long a run is."""
+    def run_text(self, plan: Plan) -> str:
+        """How long a run is; a second line where there are file systems."""
+        profile, files = plan.profile, plan.profile.files
         if rounds := profile.rounds:
             most = rounds["most"]
-            return f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"
-        warm_up = "no warm-up beyond that" if profile.fixed_warm_up else "less the warm-up that is found in them"
-        return f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run, {warm_up}"
+            text = f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"
+        else:
+            warm_up = "no warm-up beyond that" if profile.fixed_warm_up else "less the warm-up that is found in them"
+            text = f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run, {warm_up}"
+        if not plan.with_files:
+            return text
+        return (
+            f"{text}\n           on file systems: {files.ramp_s} s discarded + {files.runtime_s} s (servers"
+            f" {files.macro_runtime_s} s) measured, {show_bytes(files.memory_bytes)} of memory"
+        )
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
         """The lines about a device in the plan for people."""
@@ -299,8 +307,7 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
     lines = [
         place_line(place, plan.model),
         f"suite      {plan.suite.name}: {len(plan.suite.workloads)} workloads",
-        f"profile    {plan.profile.name}: {subject.run_text(plan.profile)}",
-        *_files_lines(plan),
+        f"profile    {plan.profile.name}: {subject.run_text(plan)}",
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
         f"duration   about {progress.duration(expected.seconds / beside(plan))} (h:mm:ss)"
@@ -340,16 +347,6 @@ def endurance_text(disk: str, written: float) -> str:
     if wear == 0:
         return "its endurance cannot be told yet (worn by 0 %)"
     return "its endurance is not known: it does not tell, or neither smartctl nor nvme is installed"
-
-
-def _files_lines(plan: Plan) -> list[str]:
-    files = plan.profile.files
-    if not plan.with_files:
-        return []
-    return [
-        f"           on file systems: {files.ramp_s} s discarded + {files.runtime_s} s (servers"
-        f" {files.macro_runtime_s} s) measured, {show_bytes(files.memory_bytes)} of memory"
-    ]
 
 
 def show_plan(plan: Plan, place: Place, as_json: bool) -> None:

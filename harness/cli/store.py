@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..machine import paths
-from ..model.config import Profile, Suite
+from ..model.config import Profile, Suite, SystemConfig
+from ..model.parts import ENGINES
 from ..model.plan import Device, Plan, make_plan
 from ..model.tables import ConfigError
-from ..running.campaign import LAB_BUILD, Place, missing_modules, store_devices
+from ..running.campaign import LAB_BUILD, VIRTUAL, Place, missing_modules, store_devices
 from ..stores.servers import server_program
 from ..stores.serving import lacks
+from .common import show_bytes
 
 log = logging.getLogger("userblk")
 
@@ -23,6 +25,8 @@ class OverStore:
     """What OnDevices of run.py is for block devices."""
 
     def check(self, args: argparse.Namespace, suite: Suite) -> None:
+        if args.clock == VIRTUAL:
+            raise ConfigError(f"clock={VIRTUAL}: a store answers in real time; leave --clock out")
         if args.hosts:
             raise ConfigError(f"hosts={args.hosts}: suite {args.suite} needs no devices; run it on each host")
 
@@ -44,7 +48,7 @@ class OverStore:
                 raise ConfigError(f"suite={suite.name}: its costs are not counted; leave {word} out")
         if args.where == "lab" and args.store:
             raise ConfigError("where=lab: the lab reaches no other machine; leave --store out")
-        place = Place(args.where == "lab", "as asked" if args.where == "lab" else "the suite needs no kernel module")
+        place = self._place(args, options["systems"])
         systems = []
         for system in options["systems"]:
             reason = "" if place.lab else lacks(system)
@@ -68,13 +72,27 @@ class OverStore:
         )
         return plan, place
 
+    def _place(self, args: argparse.Namespace, systems: Sequence[SystemConfig]) -> Place:
+        """This host, unless none of the systems can have its disk here, or the lab is asked for."""
+        missing = [missing_modules([system]) for system in systems]
+        if args.where == "lab":
+            return Place(True, "as asked")
+        if args.where == "auto" and not args.store and missing and all(missing):
+            return Place(True, f"this host's kernel has no {', '.join(missing[0])}")
+        return Place(False, "as asked" if args.where == "host" else "the suite needs no device")
+
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
         """The lines about a device in the plan for people."""
         here = f"a versitygw of its own, {device.latency_ms} ms away"
         return [f"store      {device.id}: {device.path or here}"]
 
-    def run_text(self, profile: Profile) -> str:
-        return f"{profile.store.runtime_s} s on a volume of {profile.store.size / 1e9:,.1f} GB a run"
+    def run_text(self, plan: Plan) -> str:
+        """How long a run is."""
+        store, workload = plan.profile.store, plan.suite.workloads[0]
+        seconds = ENGINES[workload.engine].duration_s(workload, plan.profile)
+        if workload.on_files:
+            return f"{seconds:g} s on a new ext4 on a new volume of {show_bytes(store.files_size)} a run"
+        return f"{seconds:g} s on a volume of {show_bytes(store.size)} a run"
 
     def prepare(self, plan: Plan) -> None:
         """Build the store that the campaign starts. Raises ConfigError."""

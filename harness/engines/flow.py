@@ -187,10 +187,13 @@ def wait_for(process: Process, memory: Memory, running: Running, limit: float) -
 SHAPE_KEYS = ("file", "id", "rw", "threads", "files", "block_sizes", "stands_for", "macro")
 
 
-def _shaped(suite: str, table: Table) -> Iterator[Workload]:
-    """Workloads from a suite's table: each shape is a workload file, and the product of what it is run with."""
+def shaped(suite: str, table: Table, engine: str, more: Sequence[str] = ()) -> Iterator[Workload]:
+    """
+    Workloads from the rest of a suite's table: each shape is a workload file, and the product of what it is run with.
+    more: keys that it has besides.
+    """
     parameters, shapes = table.text("parameters"), table.array("shape")
-    table.end(("name", "engine", "systems", "parameters", "shape"))
+    table.end(("name", "engine", "systems", "parameters", "shape", *more))
     if not tables.path(f"papers/{parameters}/parameters").is_file():
         raise table.error("parameters", parameters, f"configs/papers/{parameters}/parameters.toml is missing; add it")
     for number, item in enumerate(shapes, 1):
@@ -213,7 +216,7 @@ def _shaped(suite: str, table: Table) -> Iterator[Workload]:
                 count,
                 bytes_each,
                 suite,
-                "flow",
+                engine,
                 files=stands_for,
                 macro=macro,
                 file=file,
@@ -265,7 +268,7 @@ class Flow(DeviceEngine):
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         if "shape" in table.values:
-            return Suite(name, tuple(_shaped(name, table)), systems)
+            return Suite(name, tuple(shaped(name, table, self.name)), systems)
         data, threads = grid(table, name, self.name)
         workloads = [replace(one, file=_mode(one), fixed=_own_files(one)) for one in data]
         metadata, macro = table.table("metadata"), table.table("macro")

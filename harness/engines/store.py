@@ -89,13 +89,19 @@ def parse(path: Path, workload: Workload, seconds: float) -> StoreResult:
     )
 
 
-def _suite(table: Table, name: str, profile: str, systems: tuple[str, ...]) -> Suite:
-    """Its figures share workloads."""
+def latencies_of(table: Table) -> tuple[int, ...]:
+    """How far the suite's stores are away, in ms."""
     latencies = []
     for value in table.array("latencies_ms"):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10000:
             raise table.error("latencies_ms", value, "must be a whole number of milliseconds, 0 to 10000")
         latencies.append(value)
+    return tuple(latencies)
+
+
+def _suite(table: Table, name: str, profile: str, systems: tuple[str, ...]) -> Suite:
+    """Its figures share workloads."""
+    latencies = latencies_of(table)
     items = table.array("figure")
     table.end(("name", "engine", "latencies_ms", "figure"))
     figures = []
@@ -122,7 +128,7 @@ def _suite(table: Table, name: str, profile: str, systems: tuple[str, ...]) -> S
                         workloads[one_id] = Workload(one_id, rw, count, size_bytes, name, "store", depth=depth)
                         ids.append(one_id)
         figures.append(Figure(title, x, tuple(ids)))
-    return Suite(name, tuple(workloads.values()), systems, tuple(latencies), tuple(figures))
+    return Suite(name, tuple(workloads.values()), systems, latencies, tuple(figures))
 
 
 class OverStore(Engine):

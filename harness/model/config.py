@@ -25,6 +25,7 @@ class Workload:
     engine fio: a job with this rw, threads and block_size (bytes). engine flow: configs/workloads/FILE.f with the
     variables given per device, which a plan fills in; threads and block_size are 0 where the file alone knows.
     engine store: fio with that many jobs on a device over a store; depth: requests that each has in flight.
+    engine store-files: as flow, with the seconds of timing (by profile), on a volume over a store.
     files: the type of the flowop that stands for one file, "" where an operation is a read or a write.
     engine failover: fio while the server ends by event, with the seconds of timing (by profile).
     engine sweep: fio with io_uring past the page cache, depth operations of each thread at once; cpus: as many are
@@ -142,11 +143,12 @@ class FilesProfile:
 
 @dataclass(frozen=True)
 class StoreProfile:
-    """Workloads over a store: on a volume of size bytes."""
+    """Workloads over a store: on a volume of size bytes; files_size: of one with a file system."""
 
     repetitions: int
     runtime_s: int
     size: int
+    files_size: int
     overhead_s: float
 
 
@@ -371,6 +373,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
             repetitions=store.integer("repetitions", 1),
             runtime_s=store.integer("runtime_s", 1),
             size=store.integer("size", 1 << 26),
+            files_size=store.integer("files_size", 1 << 28),
             overhead_s=store.number("overhead_s"),
         ),
     )
@@ -390,8 +393,9 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
     files.end(tuple(FilesProfile.__dataclass_fields__))
     store.end(tuple(StoreProfile.__dataclass_fields__))
-    if profile.store.size % (1 << 20):
-        raise store.error("size", profile.store.size, "must be a multiple of 1048576 (1 MiB)")
+    for key, value in (("size", profile.store.size), ("files_size", profile.store.files_size)):
+        if value % (1 << 20):
+            raise store.error(key, value, "must be a multiple of 1048576 (1 MiB)")
     for part, values in ((area, profile.area), (size, profile.files.size)):
         for key, value in values.items():
             if value % (1 << 20):

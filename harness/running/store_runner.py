@@ -11,28 +11,56 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..engines import WorkloadError, replay
+from ..engines import Result, WorkloadError, flow, replay
 from ..engines import store as load
+from ..engines.store_files import StoreFiles
 from ..machine import interrupt
+from ..machine.blockdev import flush_cache, identify, opened
+from ..machine.filesystem import (
+    FileSystemError,
+    Memory,
+    ext4_errors,
+    make_ext4,
+    mount_ext4,
+    mount_points,
+    sync_file_system,
+)
+from ..machine.prepare import PrepareError, drop_caches
 from ..machine.subprocesses import CommandError, Recorder, last_line, now
 from ..machine.tuning import on_cpus
 from ..model.config import SystemConfig, Workload
-from ..model.parts import KINDS
+from ..model.parts import ENGINES, KINDS
 from ..model.plan import Entry
 from ..model.tables import ConfigError
 from ..observing.host_load import OtherPrograms
 from ..observing.samplers import Sampler
 from ..stores.servers import Access, GivenStore, LocalStore, Store
 from ..stores.serving import Served, serve
-from ..systems import BringUpError
+from ..systems import BringUpError, Running
+from ..systems.base import built
 from .measuring import FLUSH_PATIENCE, POLL_S, metrics_of, steal_warnings, write_counters
-from .runner import Runner, main
+from .runner import WRITE_BACK_FAILED, Runner, main
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is measured: its engine, command line and seconds; parse: its results, given all seconds until its end.
+
+    close: before the server ends; what went wrong meanwhile.
+    """
+
+    engine: str
+    argv: list[str]
+    seconds: float
+    parse: Callable[[float], load.StoreResult | Result]
+    close: Callable[[], list[str]] = lambda: []
 
 
 class StoreRunner(Runner):
@@ -42,7 +70,18 @@ class StoreRunner(Runner):
         """There are none."""
 
     def programs(self, pending: list[Entry]) -> list[str]:
+        if any(self.plan.workload(entry).on_files for entry in pending):
+            return [str(self.flow_program())]
         return ["fio"] if pending else []
+
+    def flow_program(self) -> Path:
+        """What runs the workloads on a file system. Raises BringUpError."""
+        return built(self.plan.build, "flow", "userblk-flow")
+
+    def size_of(self, workload: Workload) -> int:
+        """Bytes of its volume."""
+        store = self.plan.profile.store
+        return store.files_size if workload.on_files else store.size
 
     def run_block(self, number: int, pending: list[Entry]) -> None:
         """A store with a filled volume, and the runs over it."""
@@ -61,7 +100,7 @@ class StoreRunner(Runner):
             filled = False
             while left:
                 if store and not filled:
-                    self.fill(system, store, recorder)
+                    self.fill(system, store, self.plan.workload(left[0]), recorder)
                     store.keep()
                 dirty = self.run_one(left[0], system, store, directory.name)
                 left.pop(0)
@@ -85,7 +124,7 @@ class StoreRunner(Runner):
             given = GivenStore(Path(device.path))
             given.reset()
             return given
-        return LocalStore(self.plan.profile.store.size, device.latency_ms, recorder, self.teardown)
+        return LocalStore(self.size_of(self.plan.workload(first)), device.latency_ms, recorder, self.teardown)
 
     def clean(self, store: GivenStore) -> None:
         """Nothing of ours stays in a store of the user's."""
@@ -94,15 +133,17 @@ class StoreRunner(Runner):
         except BringUpError as error:
             self.emit("note", text=f"objects below {store.access.prefix} may be left: {error}")
 
-    def start(self, system: SystemConfig, store: Store | None, create: bool, recorder: Recorder) -> Served:
+    def start(self, system: SystemConfig, store: Store | None, size: int, create: bool, recorder: Recorder) -> Served:
         access = store.access if store else NO_STORE
-        size = self.plan.profile.store.size
         with on_cpus(self.plan.pin_server):
             return serve(system, access, size, create, self.plan.build, recorder, self.teardown)
 
-    def fill(self, system: SystemConfig, store: Store, recorder: Recorder) -> None:
-        served = self.start(system, store, True, recorder)
-        recorder.run(load.fill_argv(served.target, self.plan.profile.store.size), timeout=load.FILL_LIMIT)
+    def fill(self, system: SystemConfig, store: Store, workload: Workload, recorder: Recorder) -> None:
+        """The volume, all of it written; for a file system it is only made."""
+        size = self.size_of(workload)
+        served = self.start(system, store, size, True, recorder)
+        if not workload.on_files:
+            recorder.run(load.fill_argv(served.target, size), timeout=load.FILL_LIMIT)
         served.stop()
 
     # ---- one run ------------------------------------------------------------------
@@ -117,14 +158,14 @@ class StoreRunner(Runner):
                 summary = self.measure_one(entry, workload, system, store, block, directory)
             finally:
                 self.teardown.unwind(mark)
-        except (CommandError, WorkloadError, BringUpError, OSError) as error:
+        except (CommandError, WorkloadError, BringUpError, FileSystemError, PrepareError, OSError) as error:
             self.failed(entry, str(error))
             return True
         except interrupt.Interrupted:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         self.finish(entry, directory, summary)
-        return workload.writes
+        return workload.writes or workload.on_files
 
     def measure_one(
         self, entry: Entry, workload: Workload, system: SystemConfig, store: Store | None, block: str, directory: Path
@@ -134,44 +175,48 @@ class StoreRunner(Runner):
         warnings = self.busy_warnings()
         problems: list[str] = []
         recorder = Recorder(directory)
-        served = self.start(system, store, False, recorder)
-        started = now()
-        argv = load.argv(workload, profile.store.runtime_s, profile.store.size, served.target, entry.seed, directory)
-        comments = (
-            f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
-            f"For a volume of {profile.store.size} bytes, all written, that {' '.join(served.target)} reaches.",
+        size = self.size_of(workload)
+        served = self.start(system, store, size, False, recorder)
+        job = (
+            self.on_files(entry, workload, served, directory)
+            if workload.on_files
+            else self.on_device(entry, workload, served, directory)
         )
-        (directory / replay.FILE).write_text(replay.job_file(argv, comments))
+        started = now()
         try:
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
                 with on_cpus(self.plan.pin_client):
-                    process = recorder.spawn(argv)
+                    process = recorder.spawn(job.argv)
                 try:
                     while process.poll() is None and served.server.poll() is None:
                         time.sleep(POLL_S / 10)
-                        if time.monotonic() > origin + profile.store.runtime_s + FLUSH_PATIENCE:
+                        if time.monotonic() > origin + job.seconds + FLUSH_PATIENCE:
                             problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
                             break
                 finally:
+                    if served.server.poll() is not None:
+                        served.fail_io()  # else who waits for it could not end
                     process.end()
                 ended = time.monotonic()
             if served.server.poll() is not None:
                 problems.append("the server died")
+            problems += job.close()
             served.stop()
             if served.flush_by_end:
                 ended = time.monotonic()
         finally:
             recorder.save()
         if process.poll():
-            problems.append(f"fio: exit code {process.poll()}: {last_line(process.errors)}")
+            problems.append(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
         sampler.write_csv(directory / "samples.csv", origin)
         metrics: dict[str, float | None] = {}
         duration = 0.0
         version = ""
+        more: dict[str, object] = {}
         try:
-            result = load.parse(directory / "fio.json", workload, ended - origin)
+            result = job.parse(ended - origin)
         except WorkloadError as error:
             if not problems:
                 raise
@@ -179,10 +224,15 @@ class StoreRunner(Runner):
         else:
             problems += result.problems
             duration, version = result.duration_s, result.version
-            use = sampler.use(origin, ended)
+            begin = origin
+            if isinstance(result, Result):
+                warnings += result.warnings
+                begin, ended = result.measured_from or origin, (result.measured_from or origin) + duration
+                more = dict(result.settings)
+            use = sampler.use(begin, ended)
             warnings += steal_warnings(use)
-            metrics = metrics_of(result, use)
-        settings = served.settings | (store.settings if store else {}) | {"volume_bytes": profile.store.size}
+            metrics = metrics_of(result, use) | (result.metrics if isinstance(result, Result) else {})
+        settings = served.settings | (store.settings if store else {}) | {"volume_bytes": size}
         settings |= {"jobs": workload.threads, "depth": workload.depth, "block_size": workload.block_size}
         return {
             **self.identity(entry, workload, block),
@@ -194,9 +244,68 @@ class StoreRunner(Runner):
             "metrics": metrics,
             "device_io": None,
             "backing_io": None,
-            "settings": settings | {"fio": {"version": version}},
-            "device_used": {"path": served.target[-1], "size": profile.store.size},
+            "settings": settings | {job.engine: {"version": version, **more}},
+            "device_used": {"path": served.target[-1], "size": size},
         }
+
+    def on_device(self, entry: Entry, workload: Workload, served: Served, directory: Path) -> Load:
+        """fio on the volume."""
+        profile = self.plan.profile.store
+        argv = load.argv(workload, profile.runtime_s, profile.size, served.target, entry.seed, directory)
+        comments = (
+            f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
+            f"For a volume of {profile.size} bytes, all written, that {' '.join(served.target)} reaches.",
+        )
+        (directory / replay.FILE).write_text(replay.job_file(argv, comments))
+        file = directory / "fio.json"
+        return Load("fio", argv, profile.runtime_s, lambda seconds: load.parse(file, workload, seconds))
+
+    def on_files(self, entry: Entry, workload: Workload, served: Served, directory: Path) -> Load:
+        """The workload's files on a new ext4 on the volume's disk, nothing of them in the page cache."""
+        engine = ENGINES[workload.engine]
+        assert isinstance(engine, StoreFiles)
+        profile = engine.timed(workload, self.plan.profile)
+        recorder = Recorder(directory / "preparation")
+        disk = identify(served.device)
+        mark = self.teardown.mark()
+        point, _ = mount_points(self.teardown)
+        program, results = self.flow_program(), directory / "flow.json"
+        words = (program, workload, entry.device, point, entry.seed)
+        try:
+            flush_cache(disk.path)  # of a volume that another run had there
+            made = make_ext4(disk, self.size_of(workload), recorder)
+            self.teardown.push("unmount", path=str(point))
+            mount_ext4(disk, point, recorder)
+            everything = Memory(None, 0)
+            running = Running(disk, server=served.server.pid, server_started=served.server.started)
+            running.fail_io = served.fail_io
+            flow.wait_for(recorder.spawn(flow.argv(*words, "create")), everything, running, flow.CREATE_LIMIT)
+            recorder.run(["umount", str(point)], timeout=flow.CREATE_LIMIT)
+            made |= drop_caches([disk], self.size_of(workload))
+            mount_ext4(disk, point, recorder)
+        finally:
+            recorder.save()
+        served.settings |= made
+
+        def close() -> list[str]:
+            """Write back and unmount; what went wrong."""
+            problems = []
+            try:
+                with opened(str(point), os.O_RDONLY) as fd:
+                    sync_file_system(fd)
+            except OSError as error:
+                problems.append(f"{point}: {WRITE_BACK_FAILED}: {error.strerror}")
+            if count := ext4_errors(disk):
+                problems.append(f"ext4 found {count} errors")
+            self.teardown.unwind(mark)
+            return problems
+
+        def parse(seconds: float) -> Result:
+            flow.write_series(results, directory / "flow_intervals.csv")
+            return flow.parse(results, workload, profile)
+
+        argv = flow.argv(*words, "run", *flow.run_options(profile, results))
+        return Load("flow", argv, engine.duration_s(workload, self.plan.profile), parse, close)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

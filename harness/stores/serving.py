@@ -16,8 +16,8 @@ from ..machine.teardown import PATIENCE, Teardown, await_true, undo
 from ..model.config import SystemConfig, parameters_of
 from ..model.parts import KINDS
 from ..model.tables import Table
-from ..systems.base import BringUpError, SystemKind, await_up, built, scratch
-from ..systems.nbdkit import MODULES, connect_kernel, disconnect_nbd
+from ..systems.base import BringUpError, SystemKind, await_up, built, find_program, scratch
+from ..systems.nbdkit import MODULES, connect_kernel, disconnect_nbd, hang_up
 from .servers import Access
 
 STOP_LIMIT = 600.0  # s to store what is left: through a slow store
@@ -34,6 +34,8 @@ def lacks(config: SystemConfig) -> str:
             return f"s3backer is not installed; run: apt-get install {S3BACKER_PACKAGE}"
         if not Path("/dev/fuse").exists():
             return "there is no /dev/fuse; load the kernel module fuse"
+    if config.client == "kernel" and not find_program("nbd-client"):
+        return "nbd-client is not installed; run: apt-get install nbd-client"
     if config.device == "nbdkit-s3":
         argv = ["nbdkit", "S3", "--dump-plugin"]
         if subprocess.run(argv, capture_output=True, check=False).returncode:
@@ -56,6 +58,11 @@ class Served:
     unmount: Path | None = None
     device: str = ""  # of the kernel
     settings: dict[str, object] = field(default_factory=dict)
+
+    def fail_io(self) -> None:
+        """Let what waits for a server that has ended fail."""
+        if self.device:
+            hang_up(self.device)
 
     def stop(self) -> None:
         """Ends it, which stores what is left. Raises BringUpError if it does not end well."""

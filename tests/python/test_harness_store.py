@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
+from userblk.harness.engines import flow
 from userblk.harness.engines import store as load
-from userblk.harness.machine.paths import PYTHON_PATH
+from userblk.harness.machine.paths import HOST_BUILD, PYTHON_PATH
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
@@ -26,6 +27,7 @@ from userblk.harness.running.campaign import store_devices
 from userblk.harness.stores.latency_proxy import Delays, distribution
 from userblk.harness.stores.servers import read_access
 
+FLOW = HOST_BUILD / "flow/userblk-flow"
 SYSTEMS = ("s3", "s3-direct", "s3backer-file", "nbdkit-s3", "s3-null")
 
 
@@ -296,3 +298,50 @@ def test_a_foreign_workload_is_no_point() -> None:
     with pytest.raises(ValueError):
         parse_workload("seq-read-1th-4k", "store")
     assert parse_workload("rand-read-12th-1m-d32", "store") == ("rand-read", Place("store", 32, 12, 1 << 20))
+
+
+# ---- on a file system -------------------------------------------------------------------
+
+
+def files_plan(profile: str = "quick", systems: tuple[str, ...] = ("s3-nbd", "s3-weak-nbd", "s3-direct-nbd")) -> Plan:
+    suite = load_suite("bs3-fs", profile)
+    return make_plan(
+        suite=suite,
+        profile=load_profile(profile),
+        systems=[load_system(name) for name in systems],
+        devices=store_devices(suite.latencies_ms, None),
+        campaign="c",
+        build="build/host",
+        seed=7,
+    )
+
+
+def test_the_thesis_file_systems_are_planned_with_its_sizes(tmp_path: Path) -> None:
+    plan = files_plan("paper")
+    assert read_plan(write_plan(plan, tmp_path)) == plan
+    assert len(plan.entries) == 3 * 3 * 2 * plan.profile.store.repetitions
+    values = {workload.id: workload.variables["store-20ms"] for workload in plan.suite.workloads}
+    assert values["fileserver"]["nfiles"] == 960000 and values["fileserver"]["nthreads"] == 96
+    assert values["varmail"]["filesize"] == 32768 and values["varmail"]["nthreads"] == 256
+    assert (values["oltp"]["nshadows"], values["oltp"]["ndbwriters"], values["oltp"]["nfiles"]) == (500, 30, 500)
+    assert {one["runtime"] for one in values.values()} == {60}
+    assert plan.profile.store.files_size == 2**40
+
+
+def test_all_variables_of_the_file_systems_are_the_workload_files(tmp_path: Path) -> None:
+    for profile in ("quick", "paper"):
+        for workload in files_plan(profile).suite.workloads:
+            argv = flow.argv(FLOW, workload, "store-0ms", tmp_path, 1, "create", "--check")
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), (profile, workload.id)
+
+
+def test_a_file_system_needs_a_disk_of_the_kernel() -> None:
+    with pytest.raises(ConfigError, match="system=s3: none of the workloads can run on it; leave it out"):
+        files_plan(systems=("s3",))
+    with pytest.raises(ConfigError, match="system=fuse: none of the workloads can run on it; leave it out"):
+        files_plan(systems=("fuse",))
+
+
+def test_it_fits_a_coffee_break() -> None:
+    assert estimate(files_plan()).seconds <= 1200

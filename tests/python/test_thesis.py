@@ -23,7 +23,7 @@ SPEED = {"nbdkit-null": 1.0, "tcmu-null": 1.43, "ublk-null": 5.0}
 
 
 def test_its_numbers_with_their_intervals() -> None:
-    assert THESIS.numbers == 44 + 36
+    assert THESIS.numbers == 44 + 36 + 9
     scaling = THESIS.tables[1]
     nbd = scaling.cell("null", "write-48cpu", "nbdkit-null", RATE)
     assert nbd.mean is not None and (nbd.mean.value, nbd.mean.low, nbd.mean.high) == pytest.approx(
@@ -35,10 +35,13 @@ def test_its_numbers_with_their_intervals() -> None:
     assert 695 < buse.low < 705 and 731 < buse.high < 737
     store = THESIS.tables[2].cell("store", "rand-write-24th-64k-d4", "s3", RATE).mean
     assert store is not None and store.value == 9220
+    files = THESIS.tables[3].cell("store", "varmail", "s3-weak-nbd", RATE)
+    assert files.mean is not None and files.mean.value == pytest.approx(263.31 * 2**20 / 1e6)
+    assert files.difference is not None and files.difference.value == pytest.approx(100 * (263.31 / 7.61 - 1))
 
 
 def test_its_rows_are_workloads_of_the_suites() -> None:
-    for number, suite in ((1, "buse-null"), (2, "s3")):
+    for number, suite in ((1, "buse-null"), (2, "s3"), (3, "bs3-fs")):
         known = {workload.id for workload in load_suite(suite, "paper").workloads}
         assert {workload for _, workload in THESIS.tables[number].rows} <= known
 
@@ -57,7 +60,7 @@ def test_a_campaign_beside_it(tmp_path: Path) -> None:
     assert not make_tables(campaign.runs)  # whose engine has reports of its own
     found = compare_with_paper(campaign, [], THESIS)
     verdicts = Counter(cell.verdict for cell in found.cells)
-    assert verdicts == {Verdict.NOT_COMPARABLE: 6, Verdict.NOT_MEASURED: 74}
+    assert verdicts == {Verdict.NOT_COMPARABLE: 6, Verdict.NOT_MEASURED: 74 + 9}
     cells = {(cell.workload, cell.system): cell for cell in found.cells}
     assert cells["read-2cpu", "tcmu-null"].shape is Verdict.AGREES
     assert cells["read-2cpu", "ublk-null"].shape is Verdict.SAME
