@@ -70,15 +70,6 @@ static int to_status(struct tcmur_cmd *cmd, int r, int medium_error)
 	}
 }
 
-/* The runner fills the beginning of an answer, and the initiator gets all of the memory. */
-static void clear_answer(const struct tcmur_cmd *cmd)
-{
-	const struct tcmulib_cmd *lib = cmd->lib_cmd;
-
-	for (size_t i = 0; i < lib->iov_cnt; i++)
-		memset(lib->iovec[i].iov_base, 0, lib->iovec[i].iov_len);
-}
-
 /*
  * Sees each command before the runner does: refuses those that the runner would
  * acknowledge without having done them, or with bits that it does not look at
@@ -89,14 +80,15 @@ int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 {
 	uint8_t *cdb = cmd->lib_cmd->cdb;
 
-	(void)dev;
 	switch (cdb[0]) {
 	case FORMAT_UNIT:
 		/* Errors of all writes but the last are lost; above 2^32 blocks it never ends. */
 		return TCMU_STS_INVALID_CMD;
 	case INQUIRY:
-		clear_answer(cmd);
+		conform_inquiry(tcmur_dev_get_private(dev), cmd->lib_cmd);
 		return TCMU_STS_NOT_HANDLED;
+	case EXTENDED_COPY:
+		return conform_copy(cmd->lib_cmd);
 	case READ_10:
 	case READ_12:
 	case READ_16:
@@ -115,7 +107,8 @@ int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 		/* Other bits change what is written, and the runner does not look at them. */
 		if (cdb[1] & ~CDB_UNMAP)
 			return TCMU_STS_INVALID_CDB;
-		if (cdb[1] & CDB_UNMAP && tcmu_cdb_get_xfer_length(cdb) == UNMAP_ALIGNMENT)
+		/* Also the one length that the runner would take for aligned, and unmap. */
+		if (tcmu_cdb_get_xfer_length(cdb) > MAX_SAME)
 			return TCMU_STS_INVALID_CDB;
 		return TCMU_STS_NOT_HANDLED;
 	default:

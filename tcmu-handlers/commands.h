@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The two halves of the adapter to each other: tcmu.c has a device from its configuration to its
- * end, commands.c does what initiators ask of it.
+ * The parts of the adapter to each other: tcmu.c has a device from its configuration to its end,
+ * commands.c does what initiators ask of it, conformance.c mends what the runner answers itself.
  */
 #ifndef USERBLK_TCMU_COMMANDS_H
 #define USERBLK_TCMU_COMMANDS_H
@@ -23,11 +23,24 @@
  */
 #define UNMAP_ALIGNMENT (1u << 31)
 
+/*
+ * Blocks of one UNMAP and of one WRITE SAME. They end long before an initiator loses its patience,
+ * also where zeroes have to be written.
+ */
+#define MAX_UNMAP (1u << 20)
+#define MAX_SAME  (1u << 15)
+
+struct tcmu_mailbox;
+
 /* What the runner keeps for us with each of its devices. */
 struct device {
 	struct params *params;
 	struct backend *backend;
-	_Atomic bool write_cache; /* off: a write is durable when it is acknowledged */
+	_Atomic bool write_cache;  /* off: a write is durable when it is acknowledged */
+	struct tcmu_mailbox *ring; /* shared with the kernel; NULL: it is not known where */
+	/* For the one INQUIRY that the runner answers at a time: see conformance.c. */
+	struct iovec around[3];
+	uint8_t dropped[8];
 };
 
 extern struct tcmur_handler tcmu_handler;
@@ -44,5 +57,9 @@ int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offse
 int command_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset,
 	uint64_t length, struct iovec *iov, size_t iov_cnt);
 #endif
+
+/* Before the runner answers: see conformance.c. */
+void conform_inquiry(struct device *d, struct tcmulib_cmd *lib);
+int conform_copy(struct tcmulib_cmd *lib);
 
 #endif

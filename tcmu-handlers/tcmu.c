@@ -196,6 +196,7 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info)
 	tcmu_dev_set_unmap_enabled(dev, info->can_trim);
 	tcmu_dev_set_opt_unmap_gran(dev, granularity ? granularity : 1, false);
 	tcmu_dev_set_unmap_gran_align(dev, UNMAP_ALIGNMENT);
+	tcmu_dev_set_max_unmap_len(dev, MAX_UNMAP);
 }
 
 /*
@@ -228,6 +229,15 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 			"cannot note who serves the disk: %s; a daemon that is started again "
 			"will refuse it\n",
 			strerror(-r));
+}
+
+/* NULL: it cannot be told. */
+static struct tcmu_mailbox *ring_of(struct tcmu_device *dev)
+{
+	void *ring = NULL;
+
+	free(tcmu_dev_get_memory_info(dev, &ring, NULL, NULL));
+	return ring;
 }
 
 static int adapter_open(struct tcmu_device *dev, bool reopen)
@@ -272,6 +282,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 	if (backend_kind(handler_identity.ops).holds_writes)
 		keep_session(dev, d->backend);
 	backend_start(d->backend);
+	d->ring = ring_of(dev);
 	atomic_store(&d->write_cache, true);
 	tcmur_dev_set_private(dev, d);
 	return 0;

@@ -29,7 +29,7 @@
 struct tcmu_device {
 	char cfgstring[512];
 	uint64_t blocks;
-	uint32_t block_size, max_transfer, xcopy, granularity, alignment;
+	uint32_t block_size, max_transfer, xcopy, granularity, alignment, max_unmap;
 	bool write_cache, solid_state, unmap, split;
 	int exports, session; /* as configfs has them */
 	void *own;
@@ -123,6 +123,18 @@ void tcmu_dev_set_opt_unmap_gran(struct tcmu_device *dev, uint32_t len, bool spl
 void tcmu_dev_set_unmap_gran_align(struct tcmu_device *dev, uint32_t len)
 {
 	dev->alignment = len;
+}
+
+void tcmu_dev_set_max_unmap_len(struct tcmu_device *dev, uint32_t len)
+{
+	dev->max_unmap = len;
+}
+
+/* There is no ring. */
+char *tcmu_dev_get_memory_info(struct tcmu_device *dev, void **base, size_t *len, off_t *offset)
+{
+	(void)dev, (void)base, (void)len, (void)offset;
+	return NULL;
 }
 
 void tcmu_dev_set_unmap_enabled(struct tcmu_device *dev, bool enabled)
@@ -386,6 +398,7 @@ static void test_announced(void **state)
 	assert_int_equal(dev.xcopy, 128);
 	/* The runner divides by it, and announces the lower 31 bits. */
 	assert_int_equal(dev.alignment, 1u << 31);
+	assert_int_equal(dev.max_unmap, 1u << 20);
 	registered->close(&dev);
 
 	/* The runner multiplies it by the block size in 32 bits. */
@@ -737,8 +750,21 @@ static void test_refused_commands(void **state)
 	cmd = command(&c, WRITE_SAME_16, 0x08);
 	c.cdb[10] = 0x80;
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	c.cdb[1] = 0;
+	/* The most that is announced, and a block more. */
+	cmd = command(&c, WRITE_SAME_16, 0);
+	c.cdb[12] = 0x80;
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
+	c.cdb[13] = 1;
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
+	/* A parameter list whose identifier is used in a way that there is none. */
+	char list[16] = {0, 0x08};
+	struct iovec iov = {list, sizeof list};
+
+	cmd = command(&c, EXTENDED_COPY, 0);
+	c.cdb[13] = sizeof list;
+	c.lib.iovec = &iov;
+	c.lib.iov_cnt = 1;
+	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_PARAM_LIST);
 }
 
 static void test_an_inquiry_shows_no_other_command_s_data(void **state)
@@ -754,8 +780,7 @@ static void test_an_inquiry_shows_no_other_command_s_data(void **state)
 	c.lib.iov_cnt = 2;
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
 	for (size_t i = 0; i < sizeof answer; i++)
-		assert_int_equal(answer[i], 0);
-	assert_int_equal(iov[0].iov_len, 40);
+		assert_int_equal(answer[i], i == 4 ? 91 : 0); /* the rest of 96 */
 }
 
 /* Sense key, additional code and its qualifier of the last failed command. */

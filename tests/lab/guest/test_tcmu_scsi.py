@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from userblk.harness.systems import Running
 BLOCK = 512
 CORE = Path("/sys/kernel/config/target/core")
 ILLEGAL_REQUEST = 5  # exit codes of sg3_utils
+INVALID_PARAMETER = 19
 OUT_OF_RANGE = 22
 INVALID_OPCODE = 9
 MISCOMPARE = 14
@@ -135,6 +137,38 @@ def test_other_commands(running: Running, tmp_path: Path) -> None:
     assert read(disk, 0, MIB) == expected[: 9 * BLOCK] + b"\x33" * BLOCK + expected[10 * BLOCK :]
     limits = run(["sg_vpd", "--page=bl", disk])
     assert "Unmap granularity alignment valid: true" in limits or "Unmap granularity alignment: 0" in limits, limits
+
+
+def test_answers_are_as_long_as_they_say(running: Running) -> None:
+    """The kernel tells the initiator how much of its memory was filled; with none beside it, a command knows that."""
+    disk = running.used.path
+    for evpd, page, length in (("00", "00", 96), ("01", "00", 10), ("01", "b0", 64), ("01", "b1", 64), ("01", "b2", 8)):
+        assert f"Received {length} bytes" in run(["sg_raw", "-r", "255", disk, "12", evpd, page, "00", "ff", "00"])
+        assert "Received 7 bytes" in run(["sg_raw", "-r", "7", disk, "12", evpd, page, "00", "07", "00"])
+    limits = run(["sg_vpd", "--page=bl", disk])
+    assert "Maximum write same length: 0x8000" in limits and "Maximum unmap LBA count: 0x100000" in limits, limits
+    versions = run(["sg_inq", "--descriptors", disk])
+    assert "SPC-3 (no version claimed)" in versions and "SBC-3 (no version claimed)" in versions, versions
+    write_same(disk, "/dev/zero", 0, 32769, "--16", expect=ILLEGAL_REQUEST)
+
+
+def test_copies_with_a_list_identifier(running: Running, tmp_path: Path) -> None:
+    disk, page, parameters = running.used.path, tmp_path / "page", tmp_path / "parameters"
+    expected = fill(disk, MIB)
+    write_same(disk, "/dev/zero", 4096, 24, "--16")  # behind what is filled
+    run(["sg_raw", "-r", "255", "-o", page, disk, "12", "01", "83", "00", "ff", "00"])
+    designators = page.read_bytes()[4:]
+    while designators[1] & 0x0F != 3:  # NAA
+        designators = designators[4 + designators[3] :]
+    device = bytes([0xE4, 0, 0, 0]) + designators[:20] + (BLOCK).to_bytes(8, "big")
+    for usage, status, at in ((0, 0, 4096), (2, 0, 4104), (1, INVALID_PARAMETER, 4112)):
+        segment = struct.pack(">BBHHHHHQQ", 2, 0, 24, 0, 0, 0, 8, 0, at)
+        header = struct.pack(">BBHIII", 7, usage << 3, len(device), 0, len(segment), 0)
+        parameters.write_bytes(header + device + segment)
+        length = f"{parameters.stat().st_size:02x}"
+        given = ["-s", str(parameters.stat().st_size), "-i", str(parameters)]
+        run(["sg_raw", *given, disk, "83", *["00"] * 12, length, "00", "00"], expect=status)
+        assert (read(disk, at * BLOCK, 8 * BLOCK) == expected[: 8 * BLOCK]) == (status == 0)
 
 
 def test_resize(running: Running) -> None:
