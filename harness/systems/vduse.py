@@ -16,6 +16,7 @@ from .base import BringUpError, Context, Layer, Running, await_up, expect_size, 
 MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
 
 NAME = "userblk"
+NO_DIRECT_IO = "the kernel does not transfer between a device and VDUSE's memory"  # EFAULT, seen with Linux 6.12.118
 DEPTH = 256  # requests of each queue
 
 
@@ -36,6 +37,16 @@ def remove_vdpa(name: str) -> None:
         if done.returncode and device.exists():
             raise TeardownError(done.stderr.strip() or f"vDPA device {name} stays")
     await_true(f"vDPA device {name} stays", lambda: not device.exists())
+
+
+def read_once(path: str) -> None:
+    """Raises BringUpError where direct I/O of the server fails."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.read(4096)
+    except OSError as error:
+        text = f"{path}: {error.strerror}; {NO_DIRECT_IO}: use another kernel, or leave vduse out"
+        raise BringUpError(text) from None
 
 
 def up(context: Context) -> Running:
@@ -61,6 +72,7 @@ def up(context: Context) -> Running:
     settle()
     used = identify(disk_of(NAME))
     expect_size(used, size, device)
+    read_once(used.path)
     set_queue(context, used)
     return Running(
         used=used,
