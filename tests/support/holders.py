@@ -13,12 +13,12 @@ from pathlib import Path
 from loops import LIMIT
 
 
-def write_table(device: str) -> None:
-    """An MBR with two partitions; addpart and sfdisk are not everywhere."""
+def write_table(device: str, *partitions: tuple[int, int]) -> None:
+    """An MBR with partitions, start and length in sectors, or with two small ones; sfdisk is not everywhere."""
     table = bytearray(512)
     table[440:444] = bytes.fromhex("78563412")
-    for entry, start in ((446, 2048), (462, 20480)):
-        table[entry : entry + 16] = struct.pack("<B3xB3xII", 0, 0x83, start, 16384)
+    for number, (start, length) in enumerate(partitions or ((2048, 16384), (20480, 16384))):
+        struct.pack_into("<B3xB3xII", table, 446 + 16 * number, 0, 0x83, start, length)
     table[510:] = b"\x55\xaa"
     with Path(device).open("r+b") as disk:
         disk.write(table)
