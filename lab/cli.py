@@ -52,6 +52,13 @@ def given_argument(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+def forward_argument(text: str) -> tuple[int, int]:
+    numbers = [int(word) if word.isdecimal() else 0 for word in text.split(":")]
+    if len(numbers) != 2 or not all(0 < number < 1 << 16 for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text}: must be PORT:PORT, this machine's first, as in 2222:22")
+    return numbers[0], numbers[1]
+
+
 def add_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--release",
@@ -128,6 +135,14 @@ def run_main(arguments: Sequence[str]) -> int:
         "--network", action="store_true", help="give the guest a network, on which this machine is $LAB_HOST"
     )
     parser.add_argument(
+        "--forward",
+        action="append",
+        default=[],
+        type=forward_argument,
+        metavar="PORT:PORT",
+        help="with --network: let a port of this machine's 127.0.0.1 lead to one of the guest's (may be repeated)",
+    )
+    parser.add_argument(
         "--share", type=directory_argument, metavar="DIR", help="directory to mount read-write at /results"
     )
     parser.add_argument(
@@ -182,6 +197,8 @@ def run_main(arguments: Sequence[str]) -> int:
     if args.sealed and (not virtual or args.tty or args.network):
         other = "--clock real" if not virtual else "--tty" if args.tty else "--network"
         parser.error(f"--sealed: does not go with {other}, by which this machine is felt; leave one of them out")
+    if args.forward and not args.network:
+        parser.error("--forward: needs --network; add it, or leave it out")
     if args.given and not args.sealed:
         parser.error("--given: needs --sealed; add it, or leave it out")
     tree = ensure_tree(Variant(args.release, args.kernel))
@@ -197,6 +214,7 @@ def run_main(arguments: Sequence[str]) -> int:
         tty=args.tty,
         verbose=args.verbose,
         network=args.network,
+        forward=tuple(args.forward),
         clock=args.clock,
         seed=args.seed,
         sealed=args.sealed,

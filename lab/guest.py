@@ -76,6 +76,7 @@ class Options:
     tty: bool = False
     verbose: bool = False
     network: bool = False  # on which this machine's loopback interface is HOST
+    forward: tuple[tuple[int, int], ...] = ()  # ports of that interface, and those of the guest that they lead to
     clock: str = CLOCKS[0]  # virtual: it counts instructions, and the disks are modelled
     seed: int = 1  # in virtual time: of the CPU's random numbers
     sealed: bool = False  # nothing of this machine reaches it while it is up
@@ -171,7 +172,8 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
         argv += ["-device", "virtio-9p-pci,fsdev=extra,mount_tag=extra"]
 
     if options.network:
-        argv += ["-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile="]
+        leads = "".join(f",hostfwd=tcp:127.0.0.1:{ours}-:{its}" for ours, its in options.forward)
+        argv += ["-netdev", f"user,id=net,ipv6=off{leads}", "-device", "virtio-net-pci,netdev=net,romfile="]
 
     argv += ["-device", "virtio-serial-pci"]
     for number, port in enumerate(wiring.ports, 1):

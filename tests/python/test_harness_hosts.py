@@ -7,60 +7,35 @@ import getpass
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from command_line import whole as userblk
-from loops import LIMIT, MIB, loop
+from loops import MIB, loop
+from ssh_server import CONFIG, SSHD, await_login, client, reserved_port, write_config
 from userblk.harness.machine import paths, prepare
 from userblk.harness.machine.teardown import write_setting
 from userblk.harness.model.config import load_profile
 
 SIZE = 2048 * MIB  # as much as the profile uses
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
-
-
 @contextmanager
 def sshd(directory: Path) -> Iterator[list[str]]:
     """The ssh command that reaches it."""
     if not SSHD or os.geteuid() != 0:
         pytest.skip("openssh-server is not installed, or this is not root")
-    for name in ("host", "user"):
-        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
-        subprocess.run(argv, check=True, timeout=LIMIT)
-    shutil.copy(directory / "user.pub", directory / "authorized")
-    reserved = socket.socket()  # nobody else can take the port before sshd does, which also allows its reuse
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved = reserved_port()
     port = reserved.getsockname()[1]
-    options = {
-        "Port": port,
-        "ListenAddress": "127.0.0.1",
-        "HostKey": directory / "host",
-        "AuthorizedKeysFile": directory / "authorized",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "PermitRootLogin": "prohibit-password",
-        "PidFile": "none",
-    }
-    (directory / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
+    write_config(directory, port)
     Path("/run/sshd").mkdir(exist_ok=True)
     with (directory / "sshd.log").open("wb") as log:
-        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stderr=log)
-    ssh = ["ssh", "-F", "none", "-p", str(port), "-i", str(directory / "user"), "-o", "IdentitiesOnly=yes"]
-    ssh += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={directory / 'known'}", "-o", "LogLevel=ERROR"]
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / CONFIG)], stderr=log)
+    ssh = client(directory, "-p", str(port))
     try:
-        end = time.monotonic() + LIMIT
-        while subprocess.run([*ssh, "127.0.0.1", "true"], capture_output=True, timeout=LIMIT, check=False).returncode:
-            assert server.poll() is None and time.monotonic() < end, (directory / "sshd.log").read_text()
-            time.sleep(0.1)
+        await_login(ssh, "127.0.0.1", lambda: "" if server.poll() is None else (directory / "sshd.log").read_text())
         yield ssh
     finally:
         server.terminate()

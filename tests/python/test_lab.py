@@ -226,7 +226,10 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
 
     options = replace(options, share=Path("/a,b"), extra=Path("/c,d"), network=True)
     shared = guest.qemu_argv(tree, "kvm", options, WIRING)
-    assert shared[shared.index("-netdev") + 1].startswith("user,")
+    assert shared[shared.index("-netdev") + 1] == "user,id=net,ipv6=off"
+    led = guest.qemu_argv(tree, "kvm", replace(options, forward=((2222, 22), (8080, 80))), WIRING)
+    forwarded = ",hostfwd=tcp:127.0.0.1:2222-:22,hostfwd=tcp:127.0.0.1:8080-:80"  # and to no other interface
+    assert led[led.index("-netdev") + 1] == "user,id=net,ipv6=off" + forwarded
     assert any("id=results,path=/a,,b," in word for word in shared)
     assert any("id=extra,path=/c,,d," in word and word.endswith("readonly=on") for word in shared)
     assert shared[shared.index("-accel") + 1] == "kvm"
@@ -257,9 +260,12 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
         (["--given", "/etc/passwd"], "must be NAME=FILE"),
         (["--given", "../a=/etc/passwd"], "must be NAME=FILE"),
         (["--given", "a=/nosuch"], "/nosuch is no file"),
+        (["--forward", "2222:22"], "needs --network"),
+        (["--network", "--forward", "2222"], "must be PORT:PORT"),
+        (["--network", "--forward", "2222:70000"], "must be PORT:PORT"),
     ],
 )
-def test_what_a_sealed_guest_cannot_have_gets_one_line(
+def test_what_a_guest_cannot_have_gets_one_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:

@@ -580,7 +580,7 @@ class Record:
 
 def crashes_wanted(results: Sequence[Result], points: int, names: Sequence[str]) -> int:
     """More than points, but not forever, while there is a name that no crash was at: chance ends a volume's way."""
-    return points if points_done(results) < points or not never_reached(results, names) else points * 3
+    return points if points_done(results) < points or not never_reached(results, names) else points * 3 // 2
 
 
 def run(store: Store, options: argparse.Namespace) -> list[Result]:
