@@ -18,8 +18,8 @@ Events = list[dict[str, Any]]
 
 
 @contextmanager
-def runner(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(directory / "plan.json")]
+def runner(directory: Path, module: str = "userblk.harness.running.runner") -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", module, str(directory / "plan.json")]
     with (directory / "runner.log").open("ab") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
