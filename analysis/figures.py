@@ -272,7 +272,7 @@ def scatter(cells: Sequence[PaperCell], label: str, emulated: str) -> Figure:
 
 
 def _plain(axes: Any, title: str, x: str) -> None:
-    axes.set_title(title, loc="left")
+    axes.set_title(title, loc="left", y=1.0)  # given, or matplotlib looks at all labels for each drawing
     axes.set_xlabel(x)
     axes.grid(axis="y", color="#e6e6e6", lw=0.5)
     axes.set_axisbelow(True)
@@ -299,16 +299,17 @@ def details(row: Row) -> Figure:
     names = [one.system for one in row.systems]
     ((bars, speed), (delay, spread)) = figure.subplots(2, 2, gridspec_kw={"wspace": 0.2, "hspace": 0.42})
     figure.subplots_adjust(left=0.085, right=0.975, top=0.84, bottom=0.09)
+    intervals: list[tuple[int, float, float]] = []
+    samples: list[tuple[float, float]] = []
     for at, one in enumerate(row.systems):
         style = look(one.system, names)
         if one.mean is not None:
             bars.bar(at, one.mean.value, 0.62, color=style.colour, alpha=0.85, lw=0)
             if one.mean.low is not None and one.mean.high is not None:
                 # Its lower end may be below nothing, where there is no axis.
-                ends = [max(0.0, one.mean.low), one.mean.high]
-                bars.plot([at, at], ends, "_-", color="#000000", lw=0.9, ms=8, mew=0.9, zorder=3)
+                intervals.append((at, max(0.0, one.mean.low), one.mean.high))
         if len(one.sample) > 1:
-            bars.plot([at + 0.2] * len(one.sample), one.sample, ".", color="#555555", ms=2.5, mec="none", zorder=4)
+            samples += [(at + 0.2, value) for value in one.sample]
         if one.details is None:
             continue
         _band(speed, one.details.kops, one.details.step_s, one.system, names)
@@ -318,7 +319,13 @@ def details(row: Row) -> Figure:
         if held:
             line = {"dashes": style.dash} if style.dash else {}
             spread.plot(*zip(*held, strict=True), color=style.colour, **line)
-    several = any(len(one.sample) > 1 for one in row.systems)
+    if intervals:
+        places, lows, highs = zip(*intervals, strict=True)
+        bars.vlines(places, lows, highs, color="#000000", lw=0.9, zorder=3)
+        bars.plot(places + places, lows + highs, "_", color="#000000", ms=8, mew=0.9, zorder=3)
+    if samples:
+        bars.plot(*zip(*samples, strict=True), ".", color="#555555", ms=2.5, mec="none", zorder=4)
+    several = bool(samples)
     _plain(bars, "Throughput (kop/s): mean" + ", 95 % interval, runs" * several, "")
     bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names])
     bars.tick_params(axis="x", length=0)
