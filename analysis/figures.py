@@ -327,7 +327,8 @@ def details(row: Row) -> Figure:
         bars.plot(*zip(*samples, strict=True), ".", color="#555555", ms=2.5, mec="none", zorder=4)
     several = bool(samples)
     _plain(bars, "Throughput (kop/s): mean" + ", 95 % interval, runs" * several, "")
-    bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names])
+    slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if len(names) > SIDE_BY_SIDE else {}
+    bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names], **slanted)
     bars.tick_params(axis="x", length=0)
     _plain(speed, "Throughput (kop/s) over time" + ": mean, range of runs" * several, "s")
     _plain(delay, "Latency (us) over time".replace("us", "\N{MICRO SIGN}s"), "s")
@@ -348,7 +349,7 @@ def details(row: Row) -> Figure:
     spread.xaxis.set_minor_locator(NullLocator())
     figure.legend(
         handles=[_handle(name, names, line=True) for name in names],
-        loc="upper left", bbox_to_anchor=(0.0, 0.965), ncol=8, columnspacing=1.6, handlelength=2.4,
+        loc="upper left", bbox_to_anchor=(0.0, 0.965), ncol=7, columnspacing=1.0, handlelength=2.0,
     )  # fmt: skip
     return figure
 
