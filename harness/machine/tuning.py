@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..observing.hardware import above
 from .durable import write_json
 from .teardown import RUN
 
@@ -77,23 +78,14 @@ def hardware_disks(root: Path = Path("/")) -> list[str]:
     return sorted(path.parent.name for path in root.glob("sys/block/*/device"))
 
 
-def _above(root: Path, disk: str) -> Iterator[Path]:
-    """The directories of a disk's device and of the buses that it is on, the nearest first."""
-    place = (root / "sys/block" / disk / "device").resolve()
-    top = (root / "sys").resolve()
-    while place != top and top in place.parents:
-        yield place
-        place = place.parent
-
-
 def numa_node(disk: str, root: Path = Path("/")) -> int | None:
     """None: it has none of its own, or does not tell."""
-    found = next((text for place in _above(root, disk) if (text := _text(place / "numa_node"))), "-1")
+    found = next((text for place in above(root, disk) if (text := _text(place / "numa_node"))), "-1")
     return int(found) if found.isdigit() else None
 
 
 def interrupts(disk: str, root: Path = Path("/")) -> list[int]:
-    for place in _above(root, disk):
+    for place in above(root, disk):
         if (place / "msi_irqs").is_dir():
             return sorted(int(path.name) for path in (place / "msi_irqs").iterdir())
         if (text := _text(place / "irq")).isdigit() and int(text):

@@ -16,6 +16,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from .hardware import full_link, link, temperature, throttled
+
 PACKAGES = (
     "fio", "nbdkit", "nbd-client", "tcmu-runner", "libfuse3-3", "libfuse3-4", "liburing2", "e2fsprogs", "util-linux",
     "smartmontools", "nvme-cli", "qemu-utils", "s3backer",
@@ -72,11 +74,6 @@ def _turbo() -> str:
         return "off" if no_turbo == "1" else "on"
     boost = _text(CPU / "cpufreq/boost")
     return {"1": "on", "0": "off"}.get(boost, "")
-
-
-def _throttled() -> int:
-    """How often CPUs have been slowed down because they were hot."""
-    return sum(int(_text(path) or 0) for path in CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
 
 
 def _virtual(cpuinfo: str) -> str:
@@ -210,17 +207,6 @@ def parse_nvme(text: str) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def temperature(disk: str) -> tuple[float | None, float | None]:
-    """The temperature of a disk by the kernel's sensor, and the one it calls too hot; degrees C."""
-    block = Path("/sys/block", disk, "device")
-    for sensor in sorted([*block.glob("hwmon*"), *block.glob("hwmon/hwmon*"), *block.glob("device/hwmon/hwmon*")]):
-        values = [_text(sensor / name) for name in ("temp1_input", "temp1_max")]
-        if values[0]:
-            now, limit = (float(value) / 1e3 if value.lstrip("-").isdigit() else None for value in values)
-            return now, limit
-    return None, None
-
-
 def device_facts(disk: str) -> dict[str, object]:
     """Model, firmware, wear, temperature of a whole disk by its kernel name, as far as it and the tools there tell."""
     block = Path("/sys/block", disk, "device")
@@ -236,6 +222,9 @@ def device_facts(disk: str) -> dict[str, object]:
             facts[name] = value
     if turning := _text(block.parent / "queue/rotational"):
         facts["rotational"] = turning == "1"
+    if current := link(disk):
+        facts["link"] = current
+        facts |= {"link_can_be": best} if (best := full_link(disk)) else {}
     now, limit = temperature(disk)
     facts |= {"temperature_c": now} if now is not None else {}
     facts |= {"temperature_limit_c": limit} if limit is not None else {}
@@ -280,12 +269,13 @@ def condition(disks: Mapping[str, str] | None = None) -> dict[str, object]:
         "smt": _text(CPU / "smt/active"),
         "cpus_online": _text(CPU / "online"),
         "transparent_hugepages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "throttled": _throttled(),
+        "throttled": throttled(),
         "temperature_c": max((float(text) / 1e3 for text in zones if text), default=None),
         "load": os.getloadavg()[0],
         "memory_available_bytes": meminfo()["MemAvailable"],
         "swap_used_bytes": meminfo()["SwapTotal"] - meminfo()["SwapFree"],
         "disks": {name: temperature(disk) for name, disk in (disks or {}).items()},
+        "links": {name: link(disk) for name, disk in (disks or {}).items()},
     }
 
 
@@ -307,6 +297,11 @@ def changes(before: Mapping[str, object], now: Mapping[str, object], fewer_cpus:
     for name, (degrees, limit) in (disks if isinstance(disks, dict) else {}).items():
         if degrees is not None and limit is not None and degrees > limit - HOT:
             lines.append(f"hot: {name} has {degrees:.0f} degrees C and throttles at {limit:.0f}")
+    links, at_first = now["links"], before["links"]
+    if isinstance(links, dict) and isinstance(at_first, dict):
+        for name in links.keys() & at_first.keys():
+            if links[name] != at_first[name]:
+                lines.append(f"changed: the PCIe link of {name} is {links[name]} instead of {at_first[name]}")
     return lines
 
 
@@ -321,6 +316,10 @@ def distortions(found: Mapping[str, object], now: Mapping[str, object]) -> list[
         lines.append("SMT is on: two threads share a core, CPU shares say less")
     if found.get("virtual"):
         lines.append(f"this machine is a guest ({found['virtual']}): others may take its time")
+    devices = found.get("devices")
+    for name, facts in (devices if isinstance(devices, dict) else {}).items():
+        if (current := facts.get("link")) and current != (best := facts.get("link_can_be", current)):
+            lines.append(f"the PCIe link of {name} is {current}, and the device can do {best}; use another slot")
     if float(str(now["load"])) > LOAD_LIMIT * (os.cpu_count() or 1):
         lines.append(f"load is {now['load']:.1f} before the first run")
     return lines

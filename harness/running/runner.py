@@ -49,6 +49,7 @@ from ..model.tables import ConfigError
 from ..observing import counters, environment, host_load, perf
 from ..observing.energy import Meter
 from ..observing.environment import meminfo, snapshot
+from ..observing.hardware import Watcher
 from ..observing.samplers import Sampler, read_sample, use_between
 from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
 from . import stopping
@@ -524,6 +525,9 @@ class Runner:
             looking = perf.recording(directory / perf.DATA, job.seconds)
             sampled = stack.enter_context(looking if entry.repetition == SAMPLING else nullcontext(""))
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
+            hardware = Watcher(entry.device, self.devices[entry.device].disk)
+            if not self.plan.emulated:
+                stack.enter_context(hardware)
             others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
             origin = time.monotonic()
             with on_cpus(self.plan.pin_client):
@@ -550,6 +554,8 @@ class Runner:
         if process.poll() not in job.ends:
             name = process.record["name"]
             problems.append(f"{name}: exit code {process.poll()}: {last_line(process.errors)}")
+        problems += hardware.problems
+        warnings += hardware.warnings
         problems += sampler.errors + ([] if problems else running.problems()) + job.problems()
         if after != before:
             changed = sorted(name for name in before if before[name] != after.get(name))
@@ -613,6 +619,7 @@ class Runner:
             "warm_up": warm_up,
             "costs": cost,
             "energy_j": use.energy_j if use else {},
+            "hardware": hardware.facts,
             "device_io": mean_use(disks[0] if disks else None),
             "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
             "settings": settings,
