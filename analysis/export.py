@@ -76,7 +76,7 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
 
 
 def as_json(campaign: Campaign, tables: Sequence[Table]) -> dict[str, Any]:
-    """Every run and every cell of the tables; configs/export.schema.json tells what is what."""
+    """Every run and every cell of the tables; configs/export.schema.json describes them."""
     metrics = {metric.id: metric for metric in ALL_METRICS}
     cells = []
     for table in tables:

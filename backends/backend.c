@@ -10,7 +10,7 @@
 
 #include "backends/device.h"
 
-/* Counters that are told; a device with more tells the first ones. */
+/* Counters that are reported; of a device with more, the first ones. */
 #define MAX_COUNTERS 48
 
 #define MAX_DEVICES 8

@@ -173,7 +173,7 @@ struct backend_kind {
 	const char *name;	/* "passthrough" */
 	const char *summary;	/* one sentence, for --help and man pages */
 	const char *main_param; /* parameter that may stand without its key, or NULL */
-	bool open_takes_over;	/* opening takes it away from whoever serves it */
+	bool open_takes_over;	/* opening takes it away from a server that has it */
 	bool holds_writes;  /* writes that were acknowledged die with the process until a flush */
 	bool answers_later; /* backend_submit() does not wait for the device */
 };
@@ -182,7 +182,7 @@ struct backend_kind backend_kind(const struct backend_ops *ops);
 /*
  * Opens the device described by params (params_complete() must have succeeded).
  * size: bytes that the framework demands (targetcli's size=), or 0 when the
- * device tells; a device that is smaller is refused. Errors are told through
+ * device tells; a device that is smaller is refused. Errors are reported through
  * host->error. 0 or negative errno.
  */
 int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
@@ -193,7 +193,7 @@ void backend_start(struct backend *b);
 void backend_stop(struct backend *b);
 /* Is something out of reach now that the device waits for? */
 bool backend_stalled(struct backend *b);
-/* 0, or negative errno if something that was acknowledged could not be kept: told already. */
+/* 0, or negative errno if something that was acknowledged could not be kept: reported already. */
 int backend_close(struct backend *b);
 /*
  * A number that tells this opening of the device from all others, for a framework whose clients
@@ -206,7 +206,7 @@ uint64_t backend_size(const struct backend *b);
 /* To whom it tells errors. */
 const struct backend_host *backend_host(const struct backend *b);
 /*
- * The framework demands another size in bytes of the open device. -EINVAL, told
+ * The framework demands another size in bytes of the open device. -EINVAL, reported
  * through host->error: the device has less. Requests may be in flight.
  */
 int backend_resize(struct backend *b, uint64_t size);

@@ -24,7 +24,8 @@ struct backend_ops {
 	const struct param *params; /* ends with a NULL name */
 	const char *main_param;	    /* parameter that may stand without its key, or NULL */
 	size_t config_size;	    /* bytes of the struct that the params point into */
-	/* open() takes the device away from whoever serves it: not to be done just to look. */
+	/* open() takes the device away from another server that has it, so that it is not for a
+	 * mere look. */
 	bool open_takes_over;
 	/*
 	 * Writes that were acknowledged die with the process, as with a machine, until a flush. Its
@@ -81,7 +82,7 @@ struct backend {
 	bool readonly;
 	/* Set by open() of a device that holds writes: see backend_session(). */
 	uint32_t session;
-	/* The core's: when a failed request of the kind was told of, and how many were not. */
+	/* The core's: when a failed request of the kind was reported, and how many were not. */
 	_Atomic int64_t failure_told[BACKEND_OPS];
 	_Atomic uint64_t failures_untold[BACKEND_OPS];
 };

@@ -305,7 +305,7 @@ static int set_from(struct params *p, const char *key, const char *value, enum s
 		return -EINVAL;
 	}
 	if (*have > source) {
-		/* Overridden, but a mistake in it is still told. */
+		/* Overridden, but a mistake in it is still reported. */
 		char *unused = alloc_or_abort(p->ops->config_size);
 		int r = set_field(&named, value, unused, error);
 

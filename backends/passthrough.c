@@ -77,7 +77,7 @@ static int passthrough_available(struct backend *b, uint64_t *size)
 
 	if (now < 0)
 		return (int)now;
-	/* A part of a block behind the last whole one cannot be had by direct I/O. */
+	/* Direct I/O cannot transfer a part of a block behind the last whole one. */
 	*size = (uint64_t)now - (uint64_t)now % p->block;
 	return 0;
 }
@@ -114,7 +114,7 @@ static int passthrough_readv(
 }
 
 /*
- * The kernel tells a failed write-back once, to whoever syncs first, and then
+ * The kernel reports a failed write-back once, to the first who syncs, and then
  * takes the data for clean. Another connection's flush must not report success
  * after that, so the failure stays until the device is opened again.
  */

@@ -60,7 +60,7 @@ int program_open(const struct params *params, struct backend **device)
 		backend_start(*device);
 		return 0;
 	}
-	/* A device tells what a user can fix, and only that. */
+	/* A device reports what a user can fix, and only that. */
 	if (error_told)
 		return EXIT_USAGE;
 	program_error("cannot open the %s device: %s", backend_kind(params_ops(params)).name,

@@ -20,15 +20,15 @@ extern const struct backend_host program_host;
 
 /* For getopt_long() when it answers ':' or '?'; word: what it stopped at. Returns EXIT_USAGE. */
 int program_wrong_option(int got, const char *word);
-/* The value of --OPTION, a number from min to max. False: text is none, which was told. */
+/* The value of --OPTION, a number from min to max. False: text is none, which was reported. */
 bool program_number(const char *option, const char *text, long min, long max, long *value);
 
 /*
  * Opens the device of params and lets it start, so that no fork may follow. 0, or
- * an exit code; then it was told why.
+ * an exit code after an error message.
  */
 int program_open(const struct params *params, struct backend **device);
-/* At the end, so that whoever reads a result knows of bounced requests and the like. */
+/* At the end, so that the reader of a result knows of bounced requests and the like. */
 void program_tell_counters(struct backend *device);
 
 #endif

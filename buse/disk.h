@@ -25,7 +25,7 @@ struct disk {
  * Gives one end of a socket pair to /dev/nbdN and waits until the disk has its
  * size; requests then come to disk->sockets[1], which must be served at once. path: NULL,
  * the first free one. The caller has blocked all signals that it takes by
- * sigwait, SIGUSR1 among them. 0 or negative errno, told through host; -EBUSY:
+ * sigwait, SIGUSR1 among them. 0 or negative errno, reported through host; -EBUSY:
  * mounted, or connected already; nothing was changed.
  */
 int disk_attach(struct disk *disk, const char *path, unsigned timeout,

@@ -132,7 +132,7 @@ static void block_signals(sigset_t *set)
 	pthread_sigmask(SIG_BLOCK, set, NULL);
 }
 
-/* Until the disk is gone, whoever removed it. Returns 0 or an exit code. */
+/* Waits until the disk is gone, by us or by another program. Returns 0 or an exit code. */
 static int wait_for_end(const struct disk *disk, const sigset_t *set)
 {
 	int code = 0, number;

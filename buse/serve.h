@@ -38,7 +38,7 @@ struct serve_reply {
 /*
  * Takes requests from a socket and answers each before it takes the next, until
  * the driver says goodbye or hangs up: 0. Negative errno: the connection cannot go
- * on, which was told through the device's host. What fails in the device is
+ * on, which was reported through the device's host. What fails in the device is
  * answered.
  */
 int serve(struct backend *device, int socket);

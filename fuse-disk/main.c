@@ -67,7 +67,7 @@ static bool add(struct options *o, const char *option)
 	       fuse_opt_add_arg(&o->session, option) == 0;
 }
 
-/* False: MOUNTPOINT cannot be one, which was told. */
+/* False: MOUNTPOINT cannot be one, which was reported. */
 static bool check_mount_point(const char *path)
 {
 	struct stat st;
@@ -140,7 +140,7 @@ static const char *state(bool granted)
 	return granted ? "on" : "refused";
 }
 
-/* The mount is there, and whoever uses it waits until this was answered. */
+/* The mount is there; its users wait until this was answered. */
 static void disk_init(void *opaque, struct fuse_conn_info *conn)
 {
 	const struct server *s = opaque;

@@ -14,7 +14,7 @@
 
 struct node;
 
-/* Makes the root, owned by whoever runs this. */
+/* Makes the root, which the user of this process owns. */
 int names_init(void);
 void names_destroy(void);
 

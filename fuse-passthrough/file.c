@@ -135,7 +135,7 @@ static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
 #if HAVE_PASSTHROUGH
 /*
  * Asks the kernel to do the I/O of the file fd itself. It does so with the
- * credentials of this thread, whoever writes, so without the right to keep
+ * credentials of this thread for any writer, so without the right to keep
  * set-id bits. A file that has them now goes through the daemon, which knows
  * who writes. Returns the kernel's number for it, or 0.
  */

@@ -517,7 +517,7 @@ static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 }
 
 /*
- * Whoever sets an ACL without belonging to the file's group loses the
+ * A user who sets an ACL without belonging to the file's group loses the
  * set-group-ID bit. The kernel leaves that to the file system, which sees
  * only that the daemon may keep it.
  */

@@ -19,7 +19,7 @@ extern struct options {
 /*
  * Reads the arguments; what is libfuse's stays in args. What they mean is in options afterwards,
  * except with help or version, which leave the rest unchecked. false: a mistake, which has been
- * told.
+ * reported.
  */
 bool options_read(struct fuse_args *args);
 

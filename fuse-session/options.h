@@ -64,7 +64,7 @@ struct session_options {
  */
 int session_option_rest(const char *arg, int key);
 
-/* Looks at the values and fills in what they say. False: a mistake, which has been told. */
+/* Looks at the values and fills in what they say. False: a mistake, which has been reported. */
 bool session_options_check(struct session_options *o);
 
 /* --help with the program's own lines, which are before and after those of the options here. */

@@ -265,7 +265,7 @@ static void *announce(void *arg)
 			served->files && session.own_rings && atomic_load(&session.rings)),
 		granted.max_write);
 	served->tell(line + length, sizeof(line) - (size_t)length);
-	/* At once: whoever reads it may look at any time. */
+	/* At once, because its reader may look at any time. */
 	dprintf(status_fd, "%s\n", line);
 	if (!session.options->foreground)
 		go_to_background();

@@ -405,7 +405,7 @@ def build_tree(variant: Variant) -> Tree:
         key = tree_key(variant, packages)
         (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
 
-        # The old tree may be in use; whoever has it open keeps what they have.
+        # The old tree may be in use; programs that have it open keep what they have.
         top = CACHE / str(variant)
         if top.exists():
             old = CACHE / f"{variant}.old"

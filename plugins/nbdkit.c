@@ -96,7 +96,7 @@ static void host_debug(void *opaque, const char *message)
 /*
  * nbdkit ends itself without a word to us if, between get_ready and after_fork, it cannot have its
  * socket, its user or a process in the background. The device would then be left as if it had been
- * killed, and whoever serves it next be told to wait or to take over.
+ * killed, and its next server would have to wait or to take over.
  */
 static bool serving; /* or that is another process's affair */
 
@@ -132,7 +132,7 @@ static int adapter_get_ready(void)
 		r = -ENOMEM;
 	if (r == 0)
 		return 0;
-	/* A device tells what a user can fix, and only that. */
+	/* A device reports what a user can fix, and only that. */
 	if (!error_told)
 		nbdkit_error("cannot open the %s device: %s",
 			backend_kind(plugin_identity.ops).name, strerror(-r));
@@ -205,7 +205,7 @@ static int adapter_after_fork(void)
 }
 
 /*
- * One line on standard error when the server ends, always: whoever reads a
+ * One line on standard error when the server ends, always: the reader of a
  * result must know of bounced requests, and -v would cost a line per request.
  * In the background, standard error is /dev/null.
  */

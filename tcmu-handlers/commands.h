@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The parts of the adapter to each other: tcmu.c has a device from its configuration to its end,
- * commands.c does what initiators ask of it, conformance.c mends what the runner answers itself.
+ * commands.c does what initiators ask of it, conformance.c corrects what the runner answers itself.
  */
 #ifndef USERBLK_TCMU_COMMANDS_H
 #define USERBLK_TCMU_COMMANDS_H

@@ -202,7 +202,7 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info)
 /*
  * Have initiators the disk that is about to be opened? LIO exports none before
  * its handler has opened it, so that they had it from a daemon that ended. 0 or
- * negative errno, which is logged: that cannot be told.
+ * negative errno, which is logged: that is unknown.
  */
 static int look_for_clients(struct tcmu_device *dev, struct backend_host *host)
 {
@@ -231,7 +231,7 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 			strerror(-r));
 }
 
-/* NULL: it cannot be told. */
+/* NULL: it is unknown. */
 static struct tcmu_mailbox *ring_of(struct tcmu_device *dev)
 {
 	void *ring = NULL;
@@ -288,7 +288,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 	return 0;
 }
 
-/* Whoever reads a result must know of bounced requests. */
+/* The reader of a result must know of bounced requests. */
 static void log_counters(struct tcmu_device *dev, struct backend *backend)
 {
 	char line[2048];

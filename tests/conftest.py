@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""With CI=true a skipped test is a failure, unless for a reason that no installation could mend."""
+"""With CI=true a skipped test is a failure, unless no installation could have prevented it."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def summary(targets: list[str], runs: Runs) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Run make targets and tell what failed and what was skipped.")
+    parser = argparse.ArgumentParser(description="Run make targets and report what failed and what was skipped.")
     parser.add_argument("--beside", metavar="TARGET", action="append", default=[], help="run it beside the others")
     parser.add_argument("--resume", action="store_true", help="leave out what passed at this commit")
     parser.add_argument("targets", metavar="TARGET", nargs="+", help="of the Makefile")

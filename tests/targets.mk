@@ -14,7 +14,7 @@ TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-
 LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-xfstests test-fuse-asan test-fuse-tsan test-fuse-3.17 \
 	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
-# Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have mended.
+# Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have prevented.
 # Those of BESIDE have a guest or servers of their own, and run beside the others: the longest first, the next in the
 # stream that is free. RESUME=1: without what has passed at this commit.
 BESIDE := test-lab test-s3
@@ -58,7 +58,7 @@ analyze: all ## look for defects in the C programs with clang-tidy
 	$(PYTHON) tests/analyze.py
 .PHONY: analyze
 
-claims: all ## do the numbers of README and docs come from what is kept; a sample of them anew, within 30 minutes
+claims: all ## compare the numbers of README and docs with what is kept; measure a sample again, within 30 minutes
 	$(PYTHON) tests/support/claims.py --measure
 .PHONY: claims
 

@@ -8,7 +8,7 @@
 
 /*
  * Unless name is linked in, loads them all, so that they are among backend_devices(). Name may
- * be NULL. One that cannot be loaded is told on standard error, and is not there.
+ * be NULL. One that cannot be loaded is reported on standard error, and is not there.
  */
 void devices_load_unless(const char *name);
 

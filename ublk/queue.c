@@ -178,7 +178,7 @@ static void complete(struct io *io, int result)
 	do
 		io->next_finished = newest;
 	while (!atomic_compare_exchange_weak(&q->finished, &newest, io));
-	/* Whoever put the first one there wakes it for all that follow. */
+	/* The thread that put the first one there wakes it for all that follow. */
 	if (!newest)
 		eventfd_write(q->wake, 1);
 }

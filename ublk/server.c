@@ -48,7 +48,7 @@ struct server {
 	char kept[1024]; /* the first one */
 };
 
-/* ---- what is told to whom --------------------------------------------------------- */
+/* ---- messages --------------------------------------------------------------------- */
 
 static void host_error(void *opaque, const char *message)
 {
@@ -421,7 +421,7 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 			return failed(s, "STOP_DEV", r);
 	}
 	kept = end_threads(s);
-	/* Whoever stopped the device deletes it, or gives it another server. */
+	/* The program that stopped the device deletes it, or gives it another server. */
 	if (asked) {
 		r = control_delete(s->control, s->id);
 		if (r < 0 && r != -ENODEV)

@@ -41,7 +41,7 @@ struct server_options {
  * SIGINT or SIGHUP comes, which removes it: at once after what was written has
  * arrived, or when it is not in use any more, or at a second signal. ready() is
  * called once the disk can be used.
- * cookie: kept by the kernel for whoever asks. An exit code; errors are told
+ * cookie: kept by the kernel, and readable by all. An exit code; errors are reported
  * on standard error, and by syslog after ready().
  */
 int server_add(struct control *c, const struct params *params, const struct server_options *o,

@@ -11,7 +11,7 @@ struct work {
 	void (*run)(struct work *work);
 };
 
-/* NULL: no memory or no threads to be had. count: at least 1. */
+/* NULL: no memory, or no threads can be made. count: at least 1. */
 struct workers *workers_new(unsigned count);
 /* No work left, and none will come. NULL is allowed. */
 void workers_free(struct workers *w);

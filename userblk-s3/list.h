@@ -5,7 +5,7 @@
 
 #include "userblk-s3/answer.h"
 
-/* 0 or negative errno, which has been told. */
+/* 0 or negative errno, which has been reported. */
 int list_volumes(const struct options *o, struct answer *answer);
 
 #endif

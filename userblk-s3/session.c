@@ -51,7 +51,7 @@ struct backend_host session_host(struct answer *answer)
 
 /* ---- the server -------------------------------------------------------------------------- */
 
-/* A connection to the server at control=; *fd is -1 if there is none. Negative errno, told. */
+/* A connection to the server at control=; *fd is -1 if there is none. Negative errno, reported. */
 static int call_server(const struct options *o, int *fd)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -142,7 +142,7 @@ static int ask_server(int fd, const struct options *o, const char *request, stru
 		return -ENOMEM;
 	}
 	set_patience(fd, PATIENCE_S);
-	/* If it cannot be sent, the answer says why, or there is none, which is told. */
+	/* If it cannot be sent, the answer says why, or there is none, which is reported. */
 	(void)send(fd, line, (size_t)length, MSG_NOSIGNAL);
 	free(line);
 	r = take_answer(o, stream, slow, answer);

@@ -14,18 +14,18 @@ enum way {
 };
 
 /*
- * Has a request performed, and its answer taken. 0 or negative errno, which has been told on
+ * Has a request performed, and its answer taken. 0 or negative errno, which has been reported on
  * standard error in one line.
  */
 int session_perform(
 	const struct options *o, enum way way, const char *request, struct answer *answer);
 
-/* Is there a server at control=? 1, 0, or negative errno, which has been told. */
+/* Is there a server at control=? 1, 0, or negative errno, which has been reported. */
 int session_is_served(const struct options *o);
 
 /*
  * Opens a volume, has a request (may be NULL) performed, and closes it again. kept: takes an error
- * that is not to be told; may be NULL.
+ * that is not to be reported; may be NULL.
  */
 int session_open(const struct options *o, const struct s3_config *config, const char *request,
 	struct answer *answer, struct params_error *kept);

@@ -41,7 +41,7 @@ EXIT_NOTHING = 1
 
 
 def _check(plan: Plan) -> None:
-    """Can its guest tell what explain needs? Raises ConfigError."""
+    """Does its guest measure what explain needs? Raises ConfigError."""
     from userblk.lab.rootfs import OLD_RELEASES
 
     if Path(plan.build).name in OLD_RELEASES:

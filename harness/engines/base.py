@@ -24,7 +24,7 @@ FIO_MODES = ("read", "randread", "write", "randwrite")
 class Job:
     """The measured process of a run. seconds: ramp and runtime; parse: reads its results.
 
-    Synced at the end, which tells what a workload cannot see: that its buffered writes failed later.
+    Synced at the end, which shows what a workload cannot see: that its buffered writes failed later.
     disturb: called all the time with the seconds since its start. ends: exit codes that are no failure of the run.
     """
 

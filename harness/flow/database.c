@@ -183,7 +183,7 @@ bool database_start(struct control *control, unsigned processes, struct flow_err
 	unshare(CLONE_NEWIPC);
 	control->semaphores = semget(IPC_PRIVATE, (int)(2 * control->block_count), PRIVATE);
 	if (control->semaphores < 0)
-		return flow_error_set(error, "%u semaphores cannot be had: %m; lower instances=",
+		return flow_error_set(error, "cannot make %u semaphores: %m; lower instances=",
 			2 * control->block_count);
 	for (unsigned i = 0; i < control->block_count; i++) {
 		union {

@@ -90,7 +90,7 @@ static enum step refuse(struct worker *w, const struct flowop *op, const char *w
 	return STEP_FAILED;
 }
 
-/* Why a file could not be had. */
+/* Why no file was available. */
 static enum step no_file(const struct worker *w)
 {
 	return flowop_stopped(w) ? STEP_STOPPED : STEP_NO_FILE;

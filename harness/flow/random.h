@@ -2,7 +2,7 @@
 /*
  * Random numbers of userblk-flow. Every stream is derived from the seed that
  * the user gave (and that the results record) and a stream number, so that a
- * file tree and the choices of every thread can be had again.
+ * file tree and the choices of every thread can be repeated.
  */
 #ifndef FLOW_RANDOM_H
 #define FLOW_RANDOM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * A run: starts the threads of a workload together, samples what they count,
- * ends them, and hands over the results.
+ * ends them, and returns the results.
  *
  * The clock starts when every thread is ready and its memory touched. It stops
  * at the end of the time to the nanosecond (operations that end later do not

@@ -33,7 +33,7 @@ struct options {
 	const char *json;
 };
 
-/* Each returns an exit status; what is wrong was told. */
+/* Each returns an exit status; what is wrong was reported. */
 int bench_load(const struct options *o);
 int bench_run(const struct options *o);
 /* Reads all records there are. */

@@ -230,7 +230,7 @@ def flush_cache(path: str) -> None:
 
 
 def forget_errors(path: str) -> None:
-    """Hear of what an earlier disk of this name could not write: older kernels tell whoever syncs next."""
+    """Take the error of an earlier disk of this name, which older kernels report to the next who syncs."""
     with opened(path, os.O_RDONLY) as fd, suppress(OSError):
         os.fsync(fd)
 

@@ -18,7 +18,7 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """The file with another text; whoever looks finds the old one or the new one. Raises OSError."""
+    """Replace the text of the file; a reader finds the old one or the new one. Raises OSError."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
     sync(temporary)

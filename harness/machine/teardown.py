@@ -90,7 +90,7 @@ class Teardown:
         return len(self.steps)
 
     def unwind(self, mark: int = 0) -> None:
-        """Undo everything since mark, in reverse. All steps are tried; TeardownError tells what failed.
+        """Undo everything since mark, in reverse. All steps are tried; TeardownError says what failed.
 
         What failed stays noted: who unwinds further, or begins the next campaign, tries it again.
         """
@@ -158,7 +158,7 @@ def _alone() -> Iterator[None]:
 
 @undo
 def end_process(pid: int, started: int, name: str) -> None:
-    """SIGTERM, then SIGKILL; a child is reaped by whoever holds its Popen. started: 0 if it had ended already."""
+    """SIGTERM, then SIGKILL; the holder of its Popen reaps a child. started: 0 if it had ended already."""
     if not started:
         return
     for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):

@@ -16,7 +16,7 @@ COUNTED = ("package", "dram")  # how the names of zones begin
 
 @dataclass(frozen=True)
 class Zone:
-    """name: such as package-0, or dram-0 of it. wraps: uJ at which its counter begins anew."""
+    """name: such as package-0, or dram-0 of it. wraps: uJ at which its counter begins again."""
 
     name: str
     counter: Path

@@ -342,7 +342,8 @@ static int measure(const struct options *o)
 	return error ? fail(o->file, error) : 0;
 }
 
-/* A number between two limits, a whole one if it has to be. False: it is none, which was told. */
+/* A number between two limits, a whole one if it has to be. False: it is none, which was reported.
+ */
 static bool number(
 	const char *name, const char *text, double least, double most, bool whole, double *value)
 {
@@ -386,7 +387,7 @@ static const struct option words[] = {
 	{NULL, 0, NULL, 0},
 };
 
-/* False: it is wrong, which was told. */
+/* False: it is wrong, which was reported. */
 static bool take(struct options *o, int option, const char *text)
 {
 	switch (option) {

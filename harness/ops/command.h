@@ -14,7 +14,7 @@ extern const char command_name[];
 /* One line for the user, like printf. */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The value of an option. False: told. */
+/* The value of an option. False: reported. */
 bool take_number(
 	const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out);
 bool take_seconds(const char *option, const char *text, double least, double *out);
@@ -26,7 +26,7 @@ bool take_word(const char *option, const char *text, const char *const *words, u
 void complain_option(int returned, const char *word);
 
 /* DIRECTORY/NAME as the place of what a program makes: there already if it is only used, else
- * not. False: told. */
+ * not. False: reported. */
 bool take_place(const char *directory, const char *name, bool used, const char *maker, char *out);
 
 #endif

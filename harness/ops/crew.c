@@ -161,7 +161,7 @@ static void *work_in_thread(void *arg)
 
 /* ---- all workers ---- */
 
-/* False: told. */
+/* False: reported. */
 static bool start_worker(const struct start *start)
 {
 	struct shared_worker *mine = &start->work->all->workers[start->index];

@@ -57,12 +57,12 @@ struct crew_results {
 	char *intervals; /* JSON; free() */
 };
 
-/* The crew at work. False: told, and nothing was measured. */
+/* The crew at work. False: reported, and nothing was measured. */
 bool crew_run(const struct crew *crew, struct crew_results *results);
 /* One line of it for people. */
 void crew_print(const struct crew *crew, const struct crew_results *results);
 /* All of it for programs; path gets its name only when it is complete. head: members of the object
- * that say what was done, with a comma behind each. False: told. */
+ * that say what was done, with a comma behind each. False: reported. */
 bool crew_write(const struct crew *crew, const struct crew_results *results, const char *path,
 	const char *head);
 /* The exit status, which tells of an interruption. */

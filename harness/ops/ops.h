@@ -91,11 +91,11 @@ extern const unsigned operation_count;
 void worker_init(struct worker *w, const struct options *options, unsigned index);
 void worker_end(struct worker *w);
 
-/* Makes everything in options.top. 0, or a negative errno that was told. */
+/* Makes everything in options.top. 0, or a negative errno that was reported. */
 int operations_prepare(const struct options *options);
 
 /* What is left behind by total operations as it should be and as it is. False: cannot be read,
- * told. */
+ * reported. */
 bool operations_trace(
 	const struct options *options, uint64_t total, uint64_t *expected, uint64_t *found);
 

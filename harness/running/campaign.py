@@ -121,7 +121,7 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     """
     answers = {}
     for name, path in named.items():
-        with contextlib.suppress(OSError):  # check() tells what is wrong with it
+        with contextlib.suppress(OSError):  # check() says what is wrong with it
             answers[name] = first_confirmation(identify(path))[0]
     words = confirm.split()
     if " ".join(answers.values()).split() == words and len(answers) == len(named):

@@ -294,7 +294,7 @@ FRAMEWORKS: dict[str, type[Framework]] = {
 
 
 def cycle(framework: Framework, disks: int, samples: dict[str, list[float]]) -> None:
-    """All disks come and go once. Raises BringUpError, after which none is left if that can be had."""
+    """All disks come and go once. Raises BringUpError, after which none is left if that is possible."""
 
     def appear(number: int) -> tuple[float, float]:
         path = framework.start(number)

@@ -3,7 +3,7 @@
 
 The server stays in the foreground, or (BDUS) ends once a daemon of the same program serves. Its disk is that of the
 kernel's NBD client on the socket that it was given, one that its standard output names, or a loop device on a file that
-it shows in a file system of its own. docs/extending.md tells what the keys mean.
+it shows in a file system of its own. docs/extending.md describes the keys.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class Lun:
         return False
 
     def remove(self) -> None:
-        """Remove whatever there is of it, whoever made it; nothing if there is nothing."""
+        """Remove what there is of it, also what another program made; does nothing if there is nothing."""
         lun = self.port / "lun" / "lun_0"
         directories = (self.hba, self.core, LOOPBACK, self.port.parent, self.port, lun)
         self._made = [path.rmdir for path in directories if path.exists()]

@@ -10,7 +10,7 @@ Hodges-Lehmann estimate of first/second with its 95 % interval; it is ok when th
 cell's limit, slower when the upper end is below it.
 
 Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one file wait
-for each other in the kernel, whoever passes the file on), and cold: before each run the caches of the mount
+for each other in the kernel, with any server of the file), and cold: before each run the caches of the mount
 and of the file below are emptied, except where a reader is `cached`: it has read all once.
 With --count cpu a figure is operations for each second of CPU time that fio and the side's server take (not the
 kernel's own threads): how much work an operation is, not how long one waits for it. Other load disturbs that

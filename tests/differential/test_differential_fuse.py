@@ -72,7 +72,7 @@ class Pair:
     def modes(self) -> int:
         """Which bits of a mode are kept by the same rules as native."""
         if "--passthrough" in self.options:
-            return 0o1777  # the kernel writes without the right to keep set-id bits, whoever writes
+            return 0o1777  # the kernel writes without the right to keep set-id bits, for any writer
         assert self.mount
         # Without the flags the kernel itself clears the bits, and leaves set-group-ID without execution alone.
         return 0o7777 if self.mount.status["killpriv-v2"] == "on" else 0o5777

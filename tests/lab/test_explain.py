@@ -36,7 +36,7 @@ def test_a_cell_is_explained(tmp_path: Path) -> None:
     places = {(row["system"], row["place"]): float(row["instructions_per_request"]) for row in found["explain-places"]}
     stages = {(row["system"], row["stage"]): float(row["us"]) for row in found["explain-stages"]}
     for system in ("nbdkit", "tcmu"):
-        # The model's own time for 4 KiB, whoever asks.
+        # The model's own time for 4 KiB, the same for each system.
         assert stages[system, "device"] == pytest.approx(stages["native", "device"], rel=0.05)
         assert stages[system, "request to its server"] > 1 and places[system, "server"] > 100
         for place in ("application", "kernel, for the application", "kernel, for the server"):

@@ -11,7 +11,7 @@ import pytest
 from documents import lesson
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LIMIT = 3 * 3600  # s: a busy machine, and the lab is built anew
+LIMIT = 3 * 3600  # s: a busy machine, and the lab is built again
 
 pytestmark = [
     pytest.mark.timeout(LIMIT),

@@ -11,6 +11,29 @@ from documents import lesson, lessons
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), Path("CHANGELOG.md"), *sorted(Path("docs").glob("*.md"))]
 README_LINES = 120
 
+# Turns of phrase that readers stumbled over, with what to say instead.
+STILTED = {
+    r"it was to end": "it was told to shut down",
+    r"has not answered for": "no reply from the store for",
+    r"mend(s|ed|ing)?": "fix, repair, correct",
+    r"anew": "again",
+    r"for ever": "forever, always",
+    r"whoever|by whomever": "the user, the program, the thread that",
+    r"there is none under": "not found under",
+    r"just so much": "a fixed amount",
+    r"least that is said": "minimum severity logged",
+    r"where it is looked for": "install everything",
+    r"tells? what": "says, shows, describes, measures",
+    r"hands? over": "ships, returns, saves",
+    r"of its aims": "targets not met",
+    r"takes? less as nothing": "treats smaller differences as noise",
+    r"be had( as it is)?": "be taken over, is available, can be made",
+    r"a system of others": "a third-party system",
+    r"nobody told": "it is missing",
+    r"behind the end": "past the end",
+    r"errno, (which )?(was |has been )?told": "errno, reported",
+}
+
 
 def _prose(page: Path) -> str:
     """The page without its indented blocks and code spans, in which nothing is a link."""
@@ -95,3 +118,13 @@ def test_no_sentence_begins_with_of() -> None:
     found = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert found.returncode in (0, 1), found.stderr
     assert found.stdout == ""
+
+
+@pytest.mark.parametrize("phrase", STILTED)
+def test_stilted_phrases_stay_away(phrase: str) -> None:
+    """From pages, messages, comments and configuration: see STILTED for what to say instead."""
+    places = ["docs/data", "configs/papers", "*.csv", "LICENSE", "tests/python/test_documents.py"]
+    argv = ["git", "grep", "-nIiE", rf"\b({phrase})\b", "--", *(f":!{place}" for place in places)]
+    found = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert found.returncode in (0, 1), found.stderr
+    assert found.stdout == "", STILTED[phrase]

@@ -121,13 +121,13 @@ def test_a_server_that_dies_is_noticed(device: str, tmp_path: Path) -> None:
         runner.wait_for(running.server_died)
         with pytest.raises(OSError) as caught:
             os.open(running.target, os.O_RDONLY)
-        # The first, of the last thread's end; the second, of whoever was under way then.
+        # The first, of the last thread's end; the second, of the requests under way then.
         assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     assert running.file and not os.path.lexists(running.file)
 
 
 def test_a_server_of_another_size_is_refused(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever else is mounted there."""
+    """Another file system is mounted there."""
     script = tmp_path / "fuse-disk/userblk-fuse-disk"
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {PROGRAM} "$1" "$2" "$3" null size=1M\n')

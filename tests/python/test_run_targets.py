@@ -17,7 +17,7 @@ MAKEFILE = """
 passes:
 \t@echo ran >> passes.ran; echo 'SKIPPED [1] x.py:1: kernel: none'
 fails:
-\t@echo 'E   what went wrong'; test -e mended
+\t@echo 'E   what went wrong'; test -e repaired
 waits:
 \t@for i in $$(seq 100); do test -e passes.ran && exit 0; sleep 0.1; done; exit 1
 """
@@ -29,7 +29,7 @@ def top(tmp_path: Path) -> Path:
     (tmp_path / "tests").mkdir()
     shutil.copy(paths.CHECKOUT / "tests/run.py", tmp_path / "tests")
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / ".gitignore").write_text("build\n*.ran\nmended\n")
+    (tmp_path / ".gitignore").write_text("build\n*.ran\nrepaired\n")
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     return tmp_path
@@ -52,7 +52,7 @@ def test_a_failure_ends_nothing_and_is_told(top: Path, words: tuple[str, ...]) -
 
 
 def test_the_stream_that_ends_first_takes_the_next(top: Path) -> None:
-    (top / "mended").touch()
+    (top / "repaired").touch()
     result = run(top, "--beside", "waits", "--beside", "passes", "fails")
     assert result.returncode == 0, result.stdout
     assert (top / "passes.ran").read_text() == "ran\n"
@@ -60,7 +60,7 @@ def test_the_stream_that_ends_first_takes_the_next(top: Path) -> None:
 
 def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
     run(top, "passes", "fails")
-    (top / "mended").touch()
+    (top / "repaired").touch()
     result = run(top, "--resume", "passes", "fails")
     assert result.returncode == 0 and "all passed" in result.stdout
     assert (top / "passes.ran").read_text() == "ran\n"

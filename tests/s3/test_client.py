@@ -563,7 +563,7 @@ def test_hedged_read_that_nothing_answers(connect: Connect, proxy: FaultProxy, s
     assert driver("get", key, 0, 4096)["result"] == 0
 
 
-# ---- what a user can mend --------------------------------------------------------
+# ---- what a user can fix ---------------------------------------------------------
 
 
 def test_token_is_sent_and_signed(connect: Connect, proxy: FaultProxy, tmp_path: Path, key: str) -> None:
@@ -763,7 +763,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_body_is_signed_unless_tls_protects_it(connect: Connect, certificate: tuple[Path, Path], key: str) -> None:
-    """Whoever stands between, as tls-verify=off allows, is not to change what is stored."""
+    """A server in between, which tls-verify=off allows, cannot change what is stored."""
     cert, private = certificate
     sent: list[tuple[bytes, str | None]] = []
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Local files of simulated machines: those whose path begins with /sim/. What was not synced is
- * there for whoever reads it, and after a crash of the machine, sector by sector, or not.
+ * Local files of simulated machines: those whose path begins with /sim/. Readers see
+ * what was not synced; after a crash of the machine, each of its sectors is there or not.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -443,7 +443,7 @@ int __wrap_munmap(void *p, size_t bytes)
 	return 0;
 }
 
-/* What the kernel would take away and give anew: zeroes. */
+/* What the kernel would take away and give again: zeroes. */
 int __wrap_madvise(void *p, size_t bytes, int advice)
 {
 	if (advice == MADV_DONTNEED)

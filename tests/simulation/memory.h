@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * Memory of the simulated machine. What the engine and the simulation allocate comes from a part of
- * the address space that each schedule of a process uses anew, so that the kernel clears it once.
+ * the address space that each schedule of a process uses again, so that the kernel clears it once.
  */
 #ifndef USERBLK_TESTS_SIMULATION_MEMORY_H
 #define USERBLK_TESTS_SIMULATION_MEMORY_H

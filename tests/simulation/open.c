@@ -43,7 +43,7 @@ static void on_error(void *opaque, const char *message)
 	/* Lossy, or what said whose it is was not synced by a disk that fails to. */
 	l->volume->log_is_void |= strstr(message, "is older than what volume") &&
 				  (l->volume->lossy || plan.failing_disk);
-	/* It was to end in an outage. */
+	/* It was told to shut down in an outage. */
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
 	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
 	 */
@@ -458,7 +458,7 @@ struct snapshot *snapshot_learn(struct life *l, const char *name)
 	r = read_all(b, seen, sectors, name);
 	backend_close(b);
 	sim_self()->memory_limit = limit;
-	/* Deleted or made anew while it was read: not to be known. */
+	/* Deleted or made again while it was read: which, cannot be known. */
 	if (r == 0 && snapshot_find(v, name) == s && s->delete_call == MODEL_NEVER)
 		snapshot_check(v, name, seen, sectors);
 	else if (r && l->final && s->required)

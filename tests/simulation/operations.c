@@ -471,7 +471,7 @@ static void run_resize(struct life *l)
 	if (!before || wanted * (uint64_t)SECTOR < (1 << 20))
 		return;
 	snprintf(bytes, sizeof bytes, "%" PRIu64, (uint64_t)wanted * SECTOR);
-	v->sectors = 0; /* for whoever looks meanwhile */
+	v->sectors = 0; /* for those who look meanwhile */
 	r = ask(l, "resize %s", bytes, "", "");
 	runner_count(COUNT_resizes, r == 0);
 	/* The answer of one that may have been overtaken says nothing about the volume. */
@@ -492,7 +492,7 @@ static void run_rekey(struct life *l)
 	char digits[65];
 	int r;
 
-	v->keys_unsure = true; /* for whoever looks meanwhile */
+	v->keys_unsure = true; /* for those who look meanwhile */
 	key_digits(key, digits);
 	r = ask(l, "rekey %s", digits, "", "");
 	runner_count(COUNT_rekeys, r == 0);

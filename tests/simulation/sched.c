@@ -528,7 +528,7 @@ void sim_yield(void)
 	struct sim_thread *t = sim_current;
 
 	t->priority = --lowest;
-	/* Whoever it waits for may wait for something else. */
+	/* The thread that it waits for may wait for something else. */
 	if (n_runnable == 1 && n_events && events[0].when > now)
 		now = events[0].when;
 	avoided = t;

@@ -22,7 +22,7 @@ struct sim_thread {
 	void *sp, *fake;
 	uint8_t *stack;
 	size_t size;
-	/* What it does, for whoever reads of a failure. */
+	/* What it does, for the reader of a failure. */
 	const char *what;
 	const void *object;
 	void *frame;

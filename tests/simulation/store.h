@@ -25,7 +25,7 @@ void store_calm(void);
 bool store_busy(void);
 /* Conditions that it ignores, as some stores do. */
 void store_ignores(bool if_none_match, bool if_match);
-/* For scenes: no faults but these. A store of so many bytes; requests that it refuses for ever. */
+/* For scenes: no faults but these. A store of so many bytes; requests that it always refuses. */
 void store_serves(void);
 void store_room(uint64_t bytes);
 void store_refuses(enum s3_op op, const char *part_of_key);

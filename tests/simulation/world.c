@@ -147,7 +147,7 @@ static void live_as_writer(struct life *l)
 		return;
 	}
 	v->exists = true;
-	/* Its log is of no use any more, and whoever has it open is told so by the store. */
+	/* Its log is useless now, and the store reports that to a process that has it open. */
 	if (l->discard && *v->write_back)
 		snprintf(v->write_back, sizeof v->write_back, "/sim/log%u", v->writers);
 	if (establish(l) == 0) {

@@ -178,7 +178,7 @@ class Model:
             self.check(str(request), at, piece, allowed, torn=self.limits.torn)
 
     def after(self, batch: Batch, read: Callable[[int, int], bytes]) -> None:
-        """Takes over what the batch has changed; read(offset, length) tells what is not certain."""
+        """Takes over what the batch has changed; read(offset, length) says what is not certain."""
         changes = [r for r in batch if r.op in ("write", "trim", "zero")]
         new: list[tuple[int, bytes]] = []
         for at, until, over in self._pieces(changes, 0, self.limits.size):

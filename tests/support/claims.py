@@ -163,7 +163,7 @@ def told() -> list[str]:
 
 
 def measure(claims: Sequence[dict[str, Any]], minutes: float, rng: random.Random) -> int:
-    """A sample anew. How many of its claims differ."""
+    """Take the sample again. How many of its claims differ."""
     left, wrong = minutes, 0
     for claim in rng.sample(list(claims), len(claims)):
         if claim["minutes"] > left:
@@ -190,7 +190,7 @@ def measure(claims: Sequence[dict[str, Any]], minutes: float, rng: random.Random
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--measure", action="store_true", help="also take a sample of the claims anew")
+    parser.add_argument("--measure", action="store_true", help="also measure a sample of the claims again")
     parser.add_argument("--minutes", type=float, default=30, help="for all of them (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="of the sample (default: another one each time)")
     args = parser.parse_args()

@@ -266,7 +266,7 @@ def ext4(top: Path = Path("/var/tmp")) -> Iterator[Path]:
 
 @contextmanager
 def frozen(source: Path) -> Iterator[None]:
-    """Until its end, whoever writes to the source waits."""
+    """Until its end, all writers to the source wait."""
     # It thaws when its input ends, so also when this process is killed.
     freeze = 'fsfreeze --freeze "$1" && echo; read _; fsfreeze --unfreeze "$1"'
     argv = ["sh", "-c", freeze, "sh", str(source)]

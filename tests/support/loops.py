@@ -55,7 +55,7 @@ def loop_without_zeroes(directory: Path, size: int) -> Iterator[str]:
 
 @contextmanager
 def mounted(point: Path, kind: str, *options: str) -> Iterator[Path]:
-    """A file system of the kernel's memory; skips the test, saying why, where it cannot be had."""
+    """A file system of the kernel's memory; skips the test, saying why, where there is none."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     point.mkdir()

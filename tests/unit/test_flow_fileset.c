@@ -174,7 +174,7 @@ static void test_rotation(void **state)
 	fileset_free(fs);
 }
 
-/* Whoever looks for a closed file gives up when all are open, and does not wait. */
+/* A search for a closed file gives up when all are open, and does not wait. */
 static void test_all_open(void **state)
 {
 	struct fileset *fs = small(100);

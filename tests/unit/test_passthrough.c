@@ -677,7 +677,7 @@ static void test_file_shrinks(void **state)
 			assert_int_equal(truncate(path, odd ? 512 * KIB + 100 : 512 * KIB), 0);
 			assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
 			assert_int_equal(d.told.errors, 0);
-			/* Behind the end, across it, in parts of blocks: never zeroes. */
+			/* Past the end, across it, in parts of blocks: never zeroes. */
 			assert_int_equal(device_read(&d, buffer, 4096, 768 * KIB), -EIO);
 			assert_int_equal(d.told.errors, 1);
 			assert_holds(d.told.error, "became smaller while it was served");

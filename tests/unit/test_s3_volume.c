@@ -147,7 +147,7 @@ static void test_light_roots_from_the_beginning(void **state)
 	fake_store_reset();
 }
 
-/* What was written since the last full one counts, by whomever it was. */
+/* What was written since the last full one counts, by any writer. */
 static void test_full_root_after_many_sessions(void **state)
 {
 	static uint8_t data[128 * BLOCK];

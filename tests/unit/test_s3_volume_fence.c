@@ -490,7 +490,7 @@ static void test_reader_behind_whose_root_the_log_goes(void **state)
 	fake_store_reset();
 }
 
-/* So that whoever opens the volume meanwhile need not begin again, they stay for a while. */
+/* They stay for a while, so that an open in the meantime need not begin again. */
 static void test_old_roots_stay_for_a_while(void **state)
 {
 	static const char *const names[] = {"t", "u", "v"};

@@ -23,13 +23,13 @@ typedef int (*s3_control_line)(void *opaque, const char *line);
 /*
  * Performs a request, such as "info", and gives the lines of its answer to line, the last
  * one excepted, which says how it ended: that is what is returned, 0 or negative errno.
- * Errors are told to the volume's host. stop ends what takes long; may be NULL.
+ * Errors are reported to the volume's host. stop ends what takes long; may be NULL.
  */
 int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic bool *stop,
 	s3_control_line line, void *opaque);
 /*
  * Would the request be refused, as far as can be known before the volume is opened for writing?
- * For before_change of struct s3_config. Changes nothing. 0 or negative errno, told.
+ * For before_change of struct s3_config. Changes nothing. 0 or negative errno, reported.
  */
 int s3_control_look(struct s3_volume *v, const char *request);
 
@@ -37,7 +37,7 @@ struct s3_control;
 
 /*
  * Makes v's socket at path, for the user alone; one that nobody listens at is replaced. Makes no
- * thread: who connects waits for s3_control_start(). 0 or negative errno, which has been told.
+ * thread: who connects waits for s3_control_start(). 0 or negative errno, reported.
  */
 int s3_control_open(struct s3_volume *v, const char *path);
 /* All of these take NULL. From now on requests are answered. */

@@ -32,7 +32,8 @@ static int meet(void *opaque, const struct s3_listed *listed)
 	return w->fn(w->opaque, listed->key, ours ? &name : NULL);
 }
 
-/* Walks all keys below the volume's name that begin with part. What fn answers has been told. */
+/* Walks all keys below the volume's name that begin with part. What fn answers has been reported.
+ */
 static int walk(struct s3_volume *v, const char *part, key_fn fn, void *opaque)
 {
 	struct walk w = {.v = v, .fn = fn, .opaque = opaque};
@@ -64,7 +65,7 @@ int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 
 /* ---- the super object and its copy --------------------------------------------------- */
 
-/* Reads it from under a name. -ENOENT: not there; other errors are told. */
+/* Reads it from under a name. -ENOENT: not there; other errors are reported. */
 static int read_copy(struct s3_volume *v, enum s3_name_kind kind, void **data, size_t *length)
 {
 	struct s3_name name = {.kind = kind};

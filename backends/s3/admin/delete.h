@@ -20,13 +20,13 @@ struct s3_removal {
 };
 
 /*
- * Deletes the volume, or what an interrupted deletion has left. No writer may have it: whoever
- * calls this has fenced them all. 0 or negative errno, which has been told: -ENOENT: nothing
+ * Deletes the volume, or what an interrupted deletion has left. No writer may have it: the
+ * caller has fenced them all. 0 or negative errno, which has been reported: -ENOENT: nothing
  * there; -EBUSY: it has snapshots with clones.
  */
 int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
 	struct s3_removal *removal);
-/* As before_change of struct s3_config. -EBUSY, told: the volume has snapshots with clones. */
+/* As before_change of struct s3_config. -EBUSY, reported: the volume has snapshots with clones. */
 int s3_volume_may_remove(struct s3_volume *v, void *opaque);
 
 #endif

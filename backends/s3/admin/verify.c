@@ -30,7 +30,7 @@ struct damaged {
 	uint32_t blocks;
 	bool *bad; /* of each block */
 	bool other_size;
-	bool always; /* to be told although no block that is in use is concerned */
+	bool always; /* to be reported although no block that is in use is concerned */
 	bool told;
 	char key[S3_KEY_MAX + 1];
 	char reason[96];

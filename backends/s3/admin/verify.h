@@ -32,7 +32,7 @@ struct s3_verify {
 
 /*
  * 0, whether there is damage or not; negative errno when it could not be found out, which has been
- * told. The volume may be in use.
+ * reported. The volume may be in use.
  */
 int s3_verify(struct s3_volume *v, struct s3_verify *verify);
 

@@ -41,7 +41,7 @@ enum s3_failpoint {
 	S3_FAIL_WB_MARK_BEFORE,	 /* the write-back log knows its next owner, the super does not */
 	S3_FAIL_WB_MARK_AFTER,	 /* the super does, the log is still the last one's */
 	S3_FAIL_WB_APPEND_AFTER, /* an entry is written, but not synced */
-	S3_FAIL_WB_SYNC_AFTER,	 /* synced, nobody has been told */
+	S3_FAIL_WB_SYNC_AFTER,	 /* synced, nothing acknowledged */
 	S3_FAIL_WB_FREE_BEFORE,	 /* the log has no room, but entries that are not needed */
 	S3_FAIL_WB_FREE_AFTER,	 /* it begins behind those */
 	S3_FAIL_WB_REPLAY_PUT_BEFORE, /* an object of entries is complete */
@@ -52,7 +52,7 @@ enum s3_failpoint {
 
 extern _Atomic int s3_failpoint_chosen;
 
-/* Reads the environment. 0, or -EINVAL for what is no such point, which is told to host. */
+/* Reads the environment. 0, or -EINVAL for what is no such point, which is reported to host. */
 int s3_failpoint_choose(const struct backend_host *host);
 
 void s3_failpoint_pass(void);

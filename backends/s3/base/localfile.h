@@ -35,7 +35,7 @@ struct s3_localfile {
 
 /*
  * Opens path, or makes it, reserves its space (asked bytes; 0: the default) and writes the magic to
- * one that is empty. 0, or negative errno, told to host in one line; then as after
+ * one that is empty. 0, or negative errno, reported to host in one line; then as after
  * s3_localfile_close().
  */
 int s3_localfile_open(struct s3_localfile *f, const struct s3_localfile_kind *kind,
@@ -45,7 +45,7 @@ void s3_localfile_close(struct s3_localfile *f, bool used);
 /* All of length bytes. 0 or negative errno. */
 int s3_localfile_transfer(
 	const struct s3_localfile *f, bool write, void *memory, size_t length, uint64_t at);
-/* Tell what is wrong, and answer r: "PARAMETER=PATH: WHAT", "PARAMETER=PATH: ERRNO; REMEDY". */
+/* Report the mistake, and return r: "PARAMETER=PATH: WHAT", "PARAMETER=PATH: ERRNO; REMEDY". */
 int s3_localfile_refuse(const struct s3_localfile *f, int r, const char *what);
 int s3_localfile_refuse_errno(const struct s3_localfile *f, int r, const char *remedy);
 

@@ -88,8 +88,8 @@ struct s3_direct {
 	struct s3_io *checked; /* flushes that wait for the epoch only */
 	bool unchecked;	       /* something was stored since the epoch was looked at */
 	bool checking, stopping;
-	bool check_failing; /* which has been told */
-	bool space_again;   /* to be told when the lock is released */
+	bool check_failing; /* which has been reported */
+	bool space_again;   /* to be reported when the lock is released */
 	uint64_t retry_ns;  /* while the store refuses: when a chunk is put again */
 	struct s3_request check;
 	struct iovec check_iov;

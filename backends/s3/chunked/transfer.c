@@ -35,7 +35,7 @@ static bool is_refusal(const struct s3_request *req)
 	return req->result != -ESHUTDOWN && !(req->result == -EIO && req->deadline);
 }
 
-/* The chunk stays dirty and is put again; flushes are told meanwhile. */
+/* The chunk stays dirty and is put again; flushes fail meanwhile. */
 static void refuse(struct s3_direct *d, const struct s3_request *req)
 {
 	bool tell;
@@ -61,7 +61,7 @@ static void store_done(struct s3_request *req)
 	c->state = S3_CHUNK_IDLE;
 	d->storing--;
 	if (req->result) {
-		/* An attempt may have arrived: so whoever cuts the chunk has to delete it. */
+		/* An attempt may have arrived, so that a trim of the chunk has to delete it. */
 		s3_chunk_set_present(d, c->index, true);
 		d->retry_ns = s3_now() + RETRY_NS;
 	} else {

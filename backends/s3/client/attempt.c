@@ -318,7 +318,7 @@ bool s3_transfer_correct_clock(const struct s3_transfer *t, const struct s3_erro
 	if (strcmp(e->code, "RequestTimeTooSkewed") != 0 || t->date == -1 ||
 		(off < CLOCK_OFF && off > -CLOCK_OFF))
 		return false;
-	/* Many requests find out at the same time; the user is told of each step once. */
+	/* Many requests find out at the same time; each step is reported once. */
 	pthread_mutex_lock(&s->outage_lock);
 	tell = llabs(offset - atomic_load(&s->clock_offset)) >= CLOCK_OFF;
 	atomic_store(&s->clock_offset, offset);

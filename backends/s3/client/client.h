@@ -184,7 +184,7 @@ void s3_listing_free(struct s3_listing *listing); /* what it holds, not the stru
  *	       key_results tells of each (0 or negative errno).
  * LIST	       one page of at most max_keys keys that begin with key (may be "") and come
  *	       after start_after (may be NULL), or that follow the page which gave
- *	       token; with delimiter those that hold a '/' after key are told once, as
+ *	       token; with delimiter those that hold a '/' after key are listed once, as
  *	       prefixes. Fills listing, which is the caller's to free.
  */
 struct s3_request {
@@ -257,7 +257,7 @@ struct s3_store;
 /* Checks what one parameter alone cannot tell, without side effects. 0 or -EINVAL. */
 int s3_store_check(const struct s3_store_config *config, struct params_error *error);
 /*
- * Loads the credentials, for which a role's service may be asked; no threads. Errors are told
+ * Loads the credentials, for which a role's service may be asked; no threads. Errors are reported
  * through host->error. Later the store itself tells host->error when it is out of reach and when it
  * is back.
  */

@@ -36,7 +36,7 @@ int s3_credentials_load(const char *file, const char *profile, const struct back
 	struct s3_credentials *credentials, struct params_error *error);
 /* Frees what it holds and overwrites the secrets. */
 void s3_credentials_clear(struct s3_credentials *credentials);
-/* Warns of a file with a secret, told as "PARAMETER=FILE", that everyone may read or change. */
+/* Warns of a file with a secret, named as "PARAMETER=FILE", that everyone may read or change. */
 void s3_warn_if_public(const struct stat *st, const char *label, const struct backend_host *host);
 /* Is it a key or token that can stand in a header? */
 bool s3_credential_valid(const char *value);

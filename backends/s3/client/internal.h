@@ -61,7 +61,7 @@ struct s3_transfer {
 	uint64_t length;		   /* Content-Length */
 	char etag[S3_ETAG_MAX + 1];
 	char region[64];
-	time_t date;	  /* the store's; -1: not told */
+	time_t date;	  /* the store's; -1: unknown */
 	time_t signed_at; /* what the signature says that the time is */
 	char *text;	  /* a body that is not an object's */
 	size_t text_length, text_room;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Strings out of a JSON object (RFC 8259), which is all that is to be had from the services that
+ * Strings out of a JSON object (RFC 8259), which is all that is needed from the services that
  * give credentials. There is no library for it: the device is loaded into other programs'
  * processes, some of which load one of two libraries whose functions have the same names.
  */

@@ -11,7 +11,7 @@
 
 struct s3_keyring;
 
-/* Loads the credentials, as s3_credentials_load() does; a failure is told to host. */
+/* Loads the credentials, as s3_credentials_load() does; a failure is reported to host. */
 int s3_keyring_open(const char *file, const char *profile, const struct backend_host *host,
 	struct s3_keyring **out);
 void s3_keyring_close(struct s3_keyring *k); /* NULL is fine */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the user is told of a request that failed, and of a store out of reach. */
+/* Messages to the user: a request that failed, a store out of reach. */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 #include "backends/s3/client/internal.h"
 #include "backends/s3/client/reply.h"
 
-/* The user is told of a store out of reach after this time. */
+/* A store out of reach is reported after this time. */
 #define OUTAGE_TOLD (5 * S3_SECOND)
 
 /* ---- messages ------------------------------------------------------------------ */

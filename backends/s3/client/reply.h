@@ -15,7 +15,7 @@ struct s3_error_reply {
 	char message[200];
 	char region[64];
 	char endpoint[128];
-	uint64_t object_size; /* of a range past the end; 0: not told */
+	uint64_t object_size; /* of a range past the end; 0: unknown */
 };
 
 /*
@@ -24,7 +24,7 @@ struct s3_error_reply {
  */
 int s3_parse_error(const char *xml, size_t length, struct s3_error_reply *error);
 /*
- * A page of ListObjectsV2 of what begins with prefix: whoever asked may count on that of each key.
+ * A page of ListObjectsV2: the keys that begin with prefix. The caller may rely on that for each.
  * -EPROTO: one does not. On an error the listing is empty.
  */
 int s3_parse_listing(

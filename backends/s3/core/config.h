@@ -38,7 +38,7 @@ struct s3_config {
 				      take it */
 	/*
 	 * Called when the volume is known up to its end and nothing has been changed: what is to be
-	 * refused is refused here, by a negative errno, told. Not of readonly. Or NULL.
+	 * refused is refused here, by a negative errno, reported. Not of readonly. Or NULL.
 	 */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;

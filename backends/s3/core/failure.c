@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What goes wrong, told and remembered. */
+/* What goes wrong, reported and remembered. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What goes wrong, told and remembered. */
+/* What goes wrong, reported and remembered. */
 #ifndef USERBLK_S3_FAILURE_H
 #define USERBLK_S3_FAILURE_H
 

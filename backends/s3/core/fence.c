@@ -25,10 +25,10 @@ static uint64_t behind_frontier(struct s3_volume *v, uint64_t *applied)
 }
 
 /*
- * The fence of whoever took over stands behind the last object of ours that arrived before it. The
- * frontier lags behind that: of what is uploaded now some may be there already, and what stands
- * behind the frontier be our own. Then the fence may be behind that, so it is looked for there.
- * This ends: what was begun after it (behind applied) cannot be stored, and so not pass the
+ * The fence of a writer that took over stands behind the last object of ours that arrived before
+ * it. The frontier lags behind that: of what is uploaded now some may be there already, and what
+ * stands behind the frontier be our own. Then the fence may be behind that, so it is looked for
+ * there. This ends: what was begun after it (behind applied) cannot be stored, and so not pass the
  * frontier, if there was a fence when it began.
  */
 int s3_check_not_fenced(struct s3_volume *v)

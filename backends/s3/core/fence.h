@@ -6,7 +6,7 @@
 struct s3_volume;
 
 /*
- * Has another writer taken over? Whoever did stands right behind our frontier. 0: no. To be asked
+ * Has another writer taken over? Its fence stands right behind our frontier. 0: no. To be asked
  * before each deletion; a fence that lands afterwards is of a writer that has not yet read
  * what it would need.
  */

@@ -17,7 +17,7 @@ struct s3_volume;
 /* Any PUT, made once more if the store is full and the reserve makes room. */
 int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req);
 /*
- * Requests of the pool for background work, waited for. req tells what came of it. PUT replaces
+ * Requests of the pool for background work, waited for. req has the outcome. PUT replaces
  * what is there if if_none_match is false. The answer is req->result.
  */
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
@@ -33,7 +33,7 @@ int s3_volume_get(
 int s3_volume_get_all(
 	struct s3_volume *v, const char *key, void **data, size_t *length, struct s3_request *req);
 /*
- * The whole header of the object of the log at seq. If the answer is 0, check tells what it is
+ * The whole header of the object of the log at seq. If the answer is 0, check says what it is
  * worth; data, which header points into, is to be freed. Also -ENOMEM.
  */
 int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,

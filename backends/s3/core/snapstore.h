@@ -24,7 +24,7 @@ int s3_snapshot_erase(struct s3_volume *v, const char *name, uint64_t seq);
 int s3_snapshot_unmark(struct s3_volume *v, const char *name);
 /* Takes away all marks of earlier writers. By the keeper's thread. */
 void s3_snapshot_unmark_all(struct s3_volume *v);
-/* Older programs would not find what has a number in its key. 0, or negative errno, told. */
+/* Older programs would not find what has a number in its key. 0, or negative errno, reported. */
 int s3_snapshot_keep_older_out(struct s3_volume *v);
 /* The head is a snapshot, now: enters it. No change of the map meanwhile. 0 or -ENOMEM. */
 int s3_snapshot_enter(struct s3_volume *v, const struct s3_root_snapshot *snapshot);

@@ -9,7 +9,7 @@ struct s3_volume;
 
 /*
  * Under the lock (layout=direct has another one): the store refuses what is put with r. True if
- * that is news, to be told by s3_space_tell() without the lock.
+ * that is news, to be reported by s3_space_tell() without the lock.
  */
 bool s3_space_refused(struct s3_volume *v, int r);
 /* why: the store's message. */

@@ -227,7 +227,7 @@ struct s3_volume {
 	uint32_t n_summaries;
 	uint64_t previous; /* frontier of the root before the newest, 0: none */
 	uint64_t previous_full;
-	bool checkpoint_failing; /* which has been told */
+	bool checkpoint_failing; /* which has been reported */
 	bool full_wanted;	 /* the next root has to be a full one */
 	bool root_in_doubt;	 /* the last one could not be stored, as far as is known */
 	bool rolled_back;	 /* regions are not those of the newest root */

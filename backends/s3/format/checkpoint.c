@@ -102,7 +102,7 @@ static enum s3_check check_head(
 
 _Static_assert(S3_BLOCKS_MAX <= 1ull << (8 * S3_SUMMARY_PLANES - 2), "a distance fits the planes");
 
-/* What the next record is told relative to. */
+/* What the next record is encoded relative to. */
 struct context {
 	uint64_t lba, offset, source, source_offset;
 };

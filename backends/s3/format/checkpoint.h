@@ -28,7 +28,7 @@ struct s3_summary {
 	uint64_t first, last; /* sequence numbers, all there */
 };
 
-#define S3_SUMMARY_PLANES 5 /* bytes of an address, told relative to another */
+#define S3_SUMMARY_PLANES 5 /* bytes of an address, relative to another */
 
 /* Builds one: zero it, add headers in the order of the log, finish. */
 struct s3_summary_writer {
@@ -56,7 +56,7 @@ void s3_summary_abandon(struct s3_summary_writer *w);
  * Decodes: calls header() for each log header (its records and crcs are NULL; salt, batch, time,
  * frontier, cache_record are 0) and then record() for each of its records. Non-zero ends it and
  * is kept in *stopped. The checksum is checked before the first call, and a record before it is
- * told; uuid NULL: any.
+ * reported; uuid NULL: any.
  */
 struct s3_summary_visitor {
 	int (*header)(void *opaque, const struct s3_object_header *header);

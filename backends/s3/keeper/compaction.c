@@ -604,7 +604,7 @@ struct s3_passed {
 	uint64_t until; /* ns, monotonic; 0: it may be tried */
 };
 
-/* Leaves a source alone that could not be read, which is told once. False: put it back. */
+/* Leaves a source alone that could not be read, which is reported once. False: put it back. */
 static bool pass_over(struct s3_volume *v, const struct source *s, int r)
 {
 	struct s3_passed *passed;

@@ -43,7 +43,7 @@ static int store_size(struct s3_volume *v, uint64_t blocks)
 	if (r == 0)
 		r = s3_check_not_fenced(v);
 	if (r == -ESTALE)
-		return -EIO; /* told */
+		return -EIO; /* reported */
 	if (r)
 		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_AFTER);

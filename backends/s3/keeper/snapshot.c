@@ -464,7 +464,7 @@ int s3_snapshot_rollback(struct s3_volume *v, const char *name)
 
 /*
  * Finds a snapshot. 0: known; 1: the root does not list it, but the store has one, which the fence
- * may bring in; -EINVAL or -ENOENT, told.
+ * may bring in; -EINVAL or -ENOENT, reported.
  */
 static int look_for(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot)
 {

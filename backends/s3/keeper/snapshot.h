@@ -41,7 +41,7 @@ int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t
 /*
  * A new volume <new_prefix>/<new_volume> in the same bucket that begins as the snapshot is, and
  * reads what it has not overwritten from where it is. The snapshot cannot be deleted as long as
- * there is its marker, snap/<snapshot>/child/<uuid of the clone>, which whoever deletes the clone
+ * there is its marker, snap/<snapshot>/child/<uuid of the clone>, which the deletion of the clone
  * deletes last. parent may be open read-only, or served elsewhere. -ENOENT; -EEXIST: the name is
  * taken; -EMLINK: the parent is the 255th in its chain; -EBUSY: the snapshot is being deleted;
  * -EINVAL: not a name or prefix.
@@ -65,7 +65,7 @@ int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *
 
 /*
  * What the above would refuse, as far as can be known before a writer's fence: 0, or the error,
- * told. They change nothing, neither in memory nor in the store, and are for before_change of
+ * reported. They change nothing, neither in memory nor in the store, and are for before_change of
  * struct s3_config: no thread of the volume runs yet.
  */
 int s3_snapshot_may_create(struct s3_volume *v, const char *name);

@@ -20,7 +20,7 @@ int s3_snapshot_put(struct s3_volume *v, const char *key, const void *data, size
 	const char *etag, uint32_t deadline, struct s3_request *req);
 /* Is there an object? 0, -ENOENT, or negative errno of the store. */
 int s3_snapshot_head(struct s3_volume *v, const char *key, struct s3_request *req);
-/* 0, or -EINVAL, told: not a name of a snapshot. */
+/* 0, or -EINVAL, reported: not a name of a snapshot. */
 int s3_snapshot_check_name(struct s3_volume *v, const char *name);
 /* What the volume knows of a snapshot. False: nothing. */
 bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot);
@@ -32,7 +32,7 @@ bool s3_snapshot_clone_is_missing(
 
 /* ---- resize.c ---- */
 
-/* Makes the volume larger. 0 or negative errno, told. */
+/* Makes the volume larger. 0 or negative errno, reported. */
 int s3_volume_grow(struct s3_volume *v, uint64_t blocks);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The end of a volume whose store is gone. A thread watches over it: when every attempt has failed
- * for close-timeout=, what could not be stored is told, and given up.
+ * for close-timeout=, what could not be stored is reported, and given up.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -10,7 +10,7 @@ struct s3_volume;
 
 /* ---- create.c ---- */
 
-/* Creates the volume, of size bytes unless size= says otherwise. 0 or negative errno, told. */
+/* Creates the volume, of size bytes unless size= says otherwise. 0 or negative errno, reported. */
 int s3_volume_create(
 	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key);
 /*
@@ -21,12 +21,12 @@ int s3_volume_create(
 int s3_probe_conditional_put(struct s3_volume *v);
 
 /* Sets v->checksums if the store refuses data that does not fit its checksum; says if it does not.
- * 0 or negative errno, told. */
+ * 0 or negative errno, reported. */
 int s3_probe_checksums(struct s3_volume *v);
 
 /* ---- features.c ---- */
 
-/* Reads the file of encryption-key= into v->key. 0 or negative errno, told. */
+/* Reads the file of encryption-key= into v->key. 0 or negative errno, reported. */
 int s3_volume_read_key(struct s3_volume *v, const char *path);
 /* Do the parameters go with the volume, which knows by itself how its data is stored? */
 int s3_volume_check_features(struct s3_volume *v, const struct s3_config *c);
@@ -35,7 +35,8 @@ int s3_volume_make_transforms(struct s3_volume *v);
 
 /* ---- log_layout.c ---- */
 
-/* What layout=log has: caches, and what recovery finds in the store. 0 or negative errno, told. */
+/* What layout=log has: caches, and what recovery finds in the store. 0 or negative errno, reported.
+ */
 int s3_log_open(struct s3_volume *v, const struct s3_config *c);
 
 #endif

@@ -262,7 +262,7 @@ int s3_volume_attach(
 	init_locks(v);
 	snprintf(v->base, sizeof v->base, "%s/%s/", c->prefix, c->volume);
 	v->name = strdup(c->volume);
-	/* Who starts a server is to be told what is wrong, if he did not ask for patience. */
+	/* Report an error to the user who starts a server, unless they asked for patience. */
 	v->deadline = c->store.retry_deadline && !c->use_default_deadline
 			      ? (uint32_t)c->store.retry_deadline
 			      : OPEN_DEADLINE;

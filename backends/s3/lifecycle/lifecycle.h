@@ -25,7 +25,7 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *config, uint64_t
 int s3_volume_finish(struct s3_volume *v);
 /*
  * Name and store of a volume of which nothing is read: for those that look at keys alone. Errors
- * are told. To be ended with s3_volume_detach().
+ * are reported. To be ended with s3_volume_detach().
  */
 int s3_volume_attach(
 	const struct s3_config *config, const struct backend_host *host, struct s3_volume **out);

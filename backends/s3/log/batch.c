@@ -78,7 +78,7 @@ static int open_batch(struct s3_volume *v)
 			return v->n_batches ? S3_LOG_STALLED : -ENOMEM;
 		v->n_batches++;
 	}
-	/* Its size is told when it is sealed. */
+	/* Its size is reported when it is sealed. */
 	b->slot = s3_objects_add(v->objects,
 		&(struct s3_object){
 			.id = v->next_seq, .birth = v->next_seq, .blocks = v->batch_blocks});

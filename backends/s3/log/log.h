@@ -24,7 +24,7 @@ struct s3_lag {
 	uint64_t oldest;  /* when the first of it was written, ns, monotonic; 0: nothing */
 };
 void s3_log_lag(struct s3_volume *v, struct s3_lag *lag);
-/* The same; if there are no changes the volume ends with that, and nothing is told of it. */
+/* The same; if there are no changes the volume ends with that, and nothing is reported. */
 void s3_log_end(struct s3_volume *v, struct s3_lag *lag);
 /*
  * Waits until all that was written is in the store, or has failed; while the keeper runs not for a

@@ -31,7 +31,7 @@ struct s3_writeback;
 
 /*
  * Opens, or makes, a regular file (of size bytes; 0: 1 GiB, or what it has) or a block device (0:
- * all of it), which nobody else may use meanwhile. 0, or negative errno, told in one line.
+ * all of it), which nobody else may use meanwhile. 0, or negative errno, reported in one line.
  */
 int s3_writeback_open(const char *path, uint64_t size, const struct backend_host *host,
 	struct s3_writeback **out);

@@ -144,7 +144,7 @@ int s3_get_restore_unit(const struct s3_get *g, uint32_t i)
 
 	memcpy(header.salt, e->salt, sizeof header.salt);
 	s3_get_units_of(g, &first, &end);
-	/* All of the object was got before its header told how long it is to be. */
+	/* All of the object was fetched before its header said how long it has to be. */
 	if (e->units[i].at - e->units[first].at + e->units[i].unit.bytes > g->stored.iov_len)
 		return -EBADMSG;
 	if (left > S3_UNIT)
@@ -172,7 +172,7 @@ static int restore(const struct s3_get *g, uint32_t *bad)
 
 /*
  * An object is not what was written. True: because another writer has taken over, or may have,
- * which is told. He replaces what he has not seen, and that is beyond what is durable here.
+ * which is reported. He replaces what he has not seen, and that is beyond what is durable here.
  */
 static bool is_overtaken(struct s3_volume *v, uint8_t origin, uint64_t id, const char *key)
 {

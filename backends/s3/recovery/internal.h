@@ -89,7 +89,7 @@ int s3_recovery_apply(struct s3_recovery *p, const struct s3_object_header *head
 
 /* ---- roots.c ---- */
 
-/* Newest first. Errors are told. */
+/* Newest first. Errors are reported. */
 int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots);
 /* The volume's own at seq. -ENOENT: no such root, or a damaged one. */
 int s3_recovery_read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root);
@@ -99,9 +99,9 @@ struct s3_root_part *s3_recovery_parts_of(const struct s3_root *root, bool summa
 int s3_recovery_check_error(enum s3_check check);
 /* Map, table and snapshots of a full root of a volume under base. -ENOENT: it cannot be used. */
 int s3_recovery_load_full(struct s3_volume *v, const char *base, struct s3_root *root);
-/* Begins with the newest root that can be used, or with nothing. 0 or negative errno, told. */
+/* Begins with the newest root that can be used, or with nothing. 0 or negative errno, reported. */
 int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p);
-/* Is the root at seq in the store? 1: yes; errors are told. */
+/* Is the root at seq in the store? 1: yes; errors are reported. */
 int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq);
 
 /* ---- snapshots.c ---- */
@@ -116,7 +116,7 @@ int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bo
 
 /* Why what stands at a number of the log cannot be used. */
 int s3_recovery_damaged(struct s3_volume *v, const char *key, const char *why);
-/* What stands in the log at seq. 0, -ENOENT, or negative errno, which has been told. */
+/* What stands in the log at seq. 0, -ENOENT, or negative errno, which has been reported. */
 int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, struct s3_request *req);
 /* Follows the log to where nothing stands; n: how many are asked for first. */

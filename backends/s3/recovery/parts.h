@@ -27,7 +27,7 @@ struct s3_parts *s3_parts_new(
 /*
  * The next part that nobody has: its index, and its bytes, which are as the root says; free() them.
  * Several threads may call. 1; 0: there are no more; -ENOENT: there is none in the store, or a
- * damaged one; -ENOMEM; other errors have been told.
+ * damaged one; -ENOMEM; other errors have been reported.
  */
 int s3_parts_next(struct s3_parts *p, size_t *index, void **data);
 /* Waits for what is on its way. NULL is fine. */

@@ -19,7 +19,7 @@ int s3_recover(struct s3_volume *v, bool readonly);
 int s3_recover_snapshot(struct s3_volume *v, const char *name);
 /*
  * Which snapshot of that name is it that the newest root in the store knows, or has not yet come
- * to? 0 in seq: none. 0 or negative errno, told.
+ * to? 0 in seq: none. 0 or negative errno, reported.
  */
 int s3_snapshot_find_stored(struct s3_volume *v, const char *name, uint64_t *seq);
 /*
@@ -29,7 +29,7 @@ int s3_snapshot_find_stored(struct s3_volume *v, const char *name, uint64_t *seq
 int s3_restore(struct s3_volume *v, uint64_t seq);
 /*
  * Reads a root of a volume under base ("<prefix>/<volume>/") with that uuid. -ENOENT: there is no
- * such object, or a damaged one, or no root. Other errors are told. data outlives root.
+ * such object, or a damaged one, or no root. Other errors are reported. data outlives root.
  */
 int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	const struct s3_name *name, void **data, struct s3_root *root);
@@ -55,7 +55,7 @@ struct s3_chain {
 };
 /*
  * Puts an object, complete and with its header decoded, behind the log, which has been fenced, and
- * applies it. 0 or negative errno, told.
+ * applies it. 0 or negative errno, reported.
  */
 int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 	const struct s3_object_header *header);

@@ -603,11 +603,11 @@ static int adopt(struct s3_volume *v)
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_WB_MARK_AFTER);
-	/* Whoever took over before the super object named us does not know of the log: nothing may
-	 * be expected of it. */
+	/* A writer that took over before the super object named us does not know of the log:
+	 * nothing may be expected of it. */
 	r = s3_check_not_fenced(v);
 	if (r == -ESTALE)
-		return -EIO; /* told */
+		return -EIO; /* reported */
 	if (r)
 		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
 	state.live = true;

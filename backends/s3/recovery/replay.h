@@ -9,12 +9,12 @@ struct s3_volume;
 
 /*
  * The volume has been recovered from the store, for writing: may it be opened with the log that
- * was given, or none? Changes nothing. Negative errno: no, which has been told.
+ * was given, or none? Changes nothing. Negative errno: no, which has been reported.
  */
 int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain);
 /*
  * The same once the volume has been fenced. Then replays what the store lacks, and makes the log,
- * if there is one, this writer's. 0 or negative errno, told.
+ * if there is one, this writer's. 0 or negative errno, reported.
  */
 int s3_writeback_attach(
 	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery);

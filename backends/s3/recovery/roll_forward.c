@@ -90,7 +90,7 @@ int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 		return 0;
 	free(*data);
 	s3_volume_object_key(v, seq, key);
-	/* It may hold what was flushed: whoever knows the format can read it. */
+	/* It may hold what was flushed: a program that knows the format can read it. */
 	if (check == S3_NEWER || check == S3_UNKNOWN_FLAG)
 		return s3_volume_refuse(
 			v, -EIO, "volume=%s: %s %s", v->name, key, s3_check_text(check));

@@ -71,7 +71,8 @@ int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots)
 	return r;
 }
 
-/* Reads something whose size is not known. -ENOENT and -ENOMEM are not told, other errors are. */
+/* Reads something whose size is not known. -ENOENT and -ENOMEM are not reported, other errors are.
+ */
 static int read_whole(struct s3_volume *v, const char *base, const struct s3_name *name, char *key,
 	void **data, size_t *length)
 {

@@ -50,7 +50,7 @@ struct s3_disk_job {
 /*
  * Opens, or makes, a regular file (of size bytes; 0: 1 GiB) or a block device (0: all of it), which
  * nobody else may use meanwhile. What holds anything but such a cache is refused. 0, or
- * negative errno, told to host in one line.
+ * negative errno, reported to host in one line.
  */
 int s3_cachefile_open(const char *path, uint64_t size, const struct backend_host *host,
 	struct s3_cachefile **out);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """
-A file system on every adapter's disk outlives a loss of power: dm-log-writes below the adapter tells what was durable
+A file system on every adapter's disk outlives a loss of power: dm-log-writes below the adapter shows what was durable
 when. At states of that log, what fsync(2) had acknowledged is there, and fsck finds nothing.
 """
 

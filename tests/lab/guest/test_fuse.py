@@ -126,7 +126,7 @@ def stuck() -> list[str]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_daemon(mode: str, start: Start, mountpoint: Path) -> None:
-    """ENOTCONN for whoever comes, an error and no hang for whoever was there, and a clean unmount."""
+    """New requests get ENOTCONN, those under way an error and no hang, and the unmount is clean."""
     process, _ = start(*MODES[mode])
     load = subprocess.Popen(
         ["fio", "--name=load", f"--directory={mountpoint}", "--size=1M", "--rw=randrw", "--bs=4k", "--ioengine=psync",

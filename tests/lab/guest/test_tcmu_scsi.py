@@ -76,7 +76,7 @@ def test_write_same(running: Running, tmp_path: Path) -> None:
         write_same(disk, pattern, lba, count, *options.split())
         expected[lba * BLOCK : (lba + count) * BLOCK] = b"\xa5" * (count * BLOCK)
         check()
-    # Behind the end, and what the runner would do wrong: LBDATA.
+    # Past the end, and what the runner would do wrong: LBDATA.
     write_same(disk, "/dev/zero", running.used.size // BLOCK - 1, 2, "--16", expect=OUT_OF_RANGE)
     write_same(disk, "/dev/zero", 0, 1, "--10", "--lbdata", expect=ILLEGAL_REQUEST)
     check()

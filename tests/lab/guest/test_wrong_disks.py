@@ -199,7 +199,7 @@ def exported_by_lio_as_a_file(stack: ExitStack, directory: Path) -> tuple[str, s
 
 
 def nvme_target(stack: ExitStack, namespaces: list[str]) -> None:
-    """Offered to whoever asks by the driver's loop."""
+    """The driver's loop offers them to every host."""
     run(["modprobe", "nvme_loop"])
     run(["mount", "-t", "configfs", "configfs", CONFIG], expect=None)
     subsystem, port = CONFIG / "nvmet/subsystems" / NQN, CONFIG / "nvmet/ports/7"
