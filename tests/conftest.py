@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""With CI=true a skipped test is a failure, unless no installation could have prevented it."""
+"""With CI=true a skipped test is a failure, unless no installation could have prevented it.
+
+Campaigns of tests run beside each other: what they measure does not matter.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import pytest
 # release, or a sanitizer lacks, and what a guest's old release is too old for. Anything else was to
 # be installed.
 UNMENDABLE = ("kernel: ", "libfuse: ", "release: ", "sanitizer: ")
+
+os.environ.setdefault("USERBLK_BESIDE", "1")
 
 
 @pytest.hookimpl(hookwrapper=True)

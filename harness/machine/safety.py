@@ -18,7 +18,7 @@ import stat
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ from .mounts import mounts_of, unescape
 from .teardown import RUN
 
 CLAIMS = RUN / "claims"
+MACHINE = RUN / "campaign"
+BESIDE = "USERBLK_BESIDE"
 DISKS = Path("/sys/block")
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
@@ -429,20 +431,45 @@ def recheck(device: BlockDevice, confirm: str, server: int | None, over: str = "
 
 
 @contextmanager
-def claimed(device: BlockDevice) -> Iterator[None]:
-    """Keep other campaigns off the device's disk; ends with this process, however that ends. Raises Refused."""
-    CLAIMS.mkdir(parents=True, exist_ok=True)
-    fd = os.open(CLAIMS / device.disk, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _locked(path: Path, content: str, refusal: Callable[[str], str]) -> Iterator[None]:
+    """Hold a file's lock; it ends with this process, however that ends. Raises Refused: refusal(who has it)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.read(fd, 32).decode().strip() or "unknown"
-            raise Refused(
-                f"{device.path}: disk {device.disk} is in use by another campaign (pid {owner}); wait for its end"
-            ) from None
+            raise Refused(refusal(os.read(fd, 4096).decode(errors="replace").strip() or "pid unknown")) from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{content}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def claimed(device: BlockDevice) -> Iterator[None]:
+    """Keep other campaigns off the device's disk. Raises Refused."""
+    with _locked(
+        CLAIMS / device.disk,
+        f"pid {os.getpid()}",
+        lambda who: f"{device.path}: disk {device.disk} is in use by another campaign ({who}); wait for its end",
+    ):
+        yield
+
+
+@contextmanager
+def alone(campaign: Path) -> Iterator[None]:
+    """Keep other campaigns off this machine, whose CPUs, dirty limits and tcmu-runner all have in common.
+
+    Raises Refused. Tests, which do not look at what they measure, run beside others by BESIDE in their environment.
+    """
+    if os.environ.get(BESIDE):
+        yield
+        return
+    with _locked(
+        MACHINE,
+        f"pid {os.getpid()}, {campaign}",
+        lambda who: f"{campaign}: another campaign ({who}) measures on this machine; wait for its end, then resume",
+    ):
+        yield

@@ -38,7 +38,7 @@ from ..machine.prepare import (
     limit_cpus,
     limit_dirty,
 )
-from ..machine.safety import Refused, check, claimed, recheck
+from ..machine.safety import Refused, alone, check, claimed, recheck
 from ..machine.subprocesses import CommandError, Recorder, last_line, now
 from ..machine.teardown import Teardown, TeardownError, undo
 from ..machine.tuning import on_cpus
@@ -197,6 +197,7 @@ class Runner:
     def run(self) -> int:
         """Everything that is not done yet. The exit code; raises Refused before anything was touched."""
         with ExitStack() as stack:
+            stack.enter_context(alone(self.directory))
             for line in recover():
                 self.emit("note", text=line)
             self.check_devices(stack)

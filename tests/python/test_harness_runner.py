@@ -19,6 +19,7 @@ from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, su
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.machine.prepare import dirty_limits
+from userblk.harness.machine.safety import BESIDE
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Entry, read_plan, write_plan
@@ -295,6 +296,41 @@ def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: 
     finally:
         runner.send_signal(signal.SIGINT)
         finish(runner)
+
+
+def test_a_second_campaign_on_the_machine_is_refused(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another device, too: both would measure the other's CPU time, and one would put back its settings."""
+    code = (
+        "import sys; from pathlib import Path; from userblk.harness.machine import safety\n"
+        "safety.MACHINE = Path(sys.argv[1])\n"  # this test's own machine: others run beside it
+        "from userblk.harness.running import runner; sys.exit(runner.main(sys.argv[2:]))"
+    )
+
+    def begin(name: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", code, str(tmp_path / "run/campaign"), str(tmp_path / name / "plan.json")]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.delenv(BESIDE)
+    (tmp_path / "other").mkdir()
+    with loop(tmp_path / "other", SIZE) as other:
+        plan_for(device, tmp_path / "first", runtime_s=30)
+        plan_for(other, tmp_path / "second", workloads=["rand-read-1th-4k"])
+        runner = begin("first")
+        try:
+            read_until(runner, "entry-start")
+            status, events, err = finish(begin("second"))
+            assert (status, events) == (2, [])
+            who = f"(pid {runner.pid}, {tmp_path / 'first'})"
+            assert err == (
+                f"userblk: {tmp_path / 'second'}: another campaign {who} measures on this machine;"
+                " wait for its end, then resume\n"
+            )
+        finally:
+            runner.kill()  # what it held goes with it
+            finish(runner)
+        assert finish(begin("second"))[0] == 0
 
 
 def test_a_system_of_others_that_is_absent_is_left_out(device: str, tmp_path: Path) -> None:
