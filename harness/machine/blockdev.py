@@ -46,7 +46,8 @@ class BlockDevice:
     """name: the kernel's; disk: the whole disk that it is (a part of); serial: of the disk, "" if it tells none.
 
     wwid: of the disk or NVMe namespace, "" if it tells none. partuuid, start (bytes): of a partition. sequence: of the
-    disk, which the kernel counts up with every disk and medium that comes; 0 if it does not.
+    disk, which the kernel counts up with every disk and medium that comes; 0 if it does not. file: that a loop device
+    lies on.
     """
 
     path: str
@@ -61,12 +62,19 @@ class BlockDevice:
     partuuid: str = ""
     start: int = 0
     sequence: int = 0
+    file: str = ""
 
     @property
     def identity(self) -> str:
         """Whatever tells it from other devices, also after a restart: "wwid=eui.0025... size=500107862016"."""
-        values = {"wwid": self.wwid, "serial": self.serial, "partuuid": self.partuuid, "start": self.start}
-        return ", ".join(f"{key}={value}" for key, value in (values | {"size": self.size}).items() if value)
+        values: dict[str, str | int] = {
+            "wwid": self.wwid,
+            "serial": self.serial,
+            "file": self.file,
+            "partuuid": self.partuuid,
+        }
+        values |= {"start": self.start, "size": self.size}
+        return ", ".join(f"{key}={value}" for key, value in values.items() if value)
 
     @property
     def queue(self) -> Path:
@@ -156,6 +164,7 @@ def identify(path: str) -> BlockDevice:
         partuuid=_partuuid(path) if part else "",
         start=int((sysfs / "start").read_text()) * 512 if part else 0,
         sequence=int(_first_text(disk / "diskseq") or 0),
+        file=_first_text(disk / "loop/backing_file"),
     )
 
 

@@ -18,6 +18,7 @@ from loops import loop, small_tmpfs
 from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
+from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import BESIDE
 from userblk.harness.machine.teardown import recover
@@ -276,12 +277,31 @@ def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: P
     path.write_text(json.dumps(value))
     code, events, err = finish(start(tmp_path / "c"))
     assert (code, events) == (2, [])
-    assert f"planned for (wwid=eui.01, size={SIZE}), but another (size={SIZE})" in err
+    own = identify(device).identity
+    assert f"planned for (wwid=eui.01, size={SIZE}), but another ({own})" in err
     del value["devices"]["sata"]["identity"]  # as plans had none
     value["entries"] = []
     path.write_text(json.dumps(value))
     finish(start(tmp_path / "c"))
-    assert json.loads(path.read_text())["devices"]["sata"]["identity"] == f"size={SIZE}"
+    assert json.loads(path.read_text())["devices"]["sata"]["identity"] == own
+
+
+def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Path) -> None:
+    """Without serials: between two sessions the names have come to stand for each other's disk."""
+    plan_for(device, tmp_path / "c")
+    assert finish(start(tmp_path / "c"))[0] == 0
+    plan = json.loads((tmp_path / "c/plan.json").read_text())
+    (tmp_path / "other").mkdir()
+    with loop(tmp_path / "other", SIZE) as other:
+        assert identify(device).serial == identify(other).serial and identify(device).size == identify(other).size
+        content = (tmp_path / "other/disk0").read_bytes()
+        plan["devices"]["sata"]["path"] = other  # as the planned name would lead there
+        (tmp_path / "c/plan.json").write_text(json.dumps(plan))
+        shutil.rmtree(tmp_path / "c/here")  # nothing is done yet
+        status, events, err = finish(start(tmp_path / "c"))
+        assert (status, events) == (2, []) and "is not the device that the campaign was planned for" in err
+        assert len(err.splitlines()) == 1
+        assert (tmp_path / "other/disk0").read_bytes() == content
 
 
 def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: Path) -> None:
@@ -328,7 +348,7 @@ def test_a_second_campaign_on_the_machine_is_refused(
                 " wait for its end, then resume\n"
             )
         finally:
-            runner.kill()  # what it held goes with it
+            runner.send_signal(signal.SIGINT)
             finish(runner)
         assert finish(begin("second"))[0] == 0
 

@@ -344,8 +344,13 @@ def test_partitions_are_told_apart(tmp_path: Path) -> None:
             if not Path(first).exists():
                 pytest.skip("kernel: no partitions of loop devices")
             run("mkfs.ext4", "-q", "-F", "-L", "data", second)
-            assert identify(first).identity == f"partuuid=12345678-01, start={MIB}, size={8 * MIB}"
-            assert identify(second).identity == f"partuuid=12345678-02, start={10 * MIB}, size={8 * MIB}"
+            assert (
+                identify(first).identity == f"file={tmp_path}/disk0, partuuid=12345678-01, start={MIB}, size={8 * MIB}"
+            )
+            assert (
+                identify(second).identity
+                == f"file={tmp_path}/disk0, partuuid=12345678-02, start={10 * MIB}, size={8 * MIB}"
+            )
             assert contents(identify(device)) == f"dos, {Path(second).name}: ext4 data"
         finally:
             run("partx", "--delete", device)
@@ -354,7 +359,7 @@ def test_partitions_are_told_apart(tmp_path: Path) -> None:
 def test_a_size_alone_confirms_no_device_that_holds_something(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
         (free,) = host_devices({"sata": device}, CONFIRM)
-        assert (free.confirm, free.identity) == (CONFIRM, f"size={SIZE}")
+        assert (free.confirm, free.identity) == (CONFIRM, f"file={tmp_path}/disk0, size={SIZE}")
         run("mkfs.ext4", "-q", "-F", "-L", "data", device)
         with pytest.raises(Refused, match=f"it holds ext4 data, .* what it holds, {SIZE},ext4$"):
             host_devices({"sata": device}, CONFIRM)
