@@ -501,7 +501,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 {
 	size_t size = fuse_buf_size(in);
 	struct fuse_bufvec out = FUSE_BUFVEC_INIT(size);
-	int fd = data_fd(fi);
+	int fd = data_fd(fi), rwf = session_write_flags(fi);
 	ssize_t result = 0;
 
 	(void)ino;
@@ -513,11 +513,11 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	if (fs.killpriv_v2 && fi->kill_suidgid)
 		result = clear_setid(req, fd);
 #endif
-	if (result == 0 && appends(fi))
-		result = write_copy(fd, in, size, offset, RWF_APPEND);
-	/* Direct I/O from memory that libfuse has not aligned. */
-	else if (result == 0 && fd != file_fd(fi) && !is_aligned(in))
-		result = write_copy(fd, in, size, offset, 0);
+	if (appends(fi))
+		rwf |= RWF_APPEND;
+	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
+	if (result == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
+		result = write_copy(fd, in, size, offset, rwf);
 	else if (result == 0)
 		result = fuse_buf_copy(
 			&out, in, session.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);

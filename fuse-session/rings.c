@@ -232,10 +232,10 @@ static void end_io(struct entry *entry, unsigned mark, int result)
  * wakes this thread. Returns whether all of it was written; not where it had to
  * wait for the file's lock or for space, while nobody of this CPU is served.
  */
-static bool write_at_once(struct entry *entry, int fd, uint32_t size, uint64_t offset)
+static bool write_at_once(struct entry *entry, int fd, uint32_t size, uint64_t offset, int rwf)
 {
 	struct iovec iov = {entry->payload, size};
-	ssize_t length = pwritev2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
+	ssize_t length = pwritev2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT | rwf);
 
 	if (length != (ssize_t)size)
 		return false;
@@ -262,11 +262,12 @@ static bool start_write(struct entry *entry)
 	if (fd == -1)
 		return false;
 	if (queue->at_hand == 1 && queue->writes == 0 && arg->size <= MAX_AT_ONCE &&
-		write_at_once(entry, fd, arg->size, arg->offset))
+		write_at_once(entry, fd, arg->size, arg->offset, session_write_flags(&fi)))
 		return true;
 	queue->writes++;
 	sqe = new_sqe(queue);
 	io_uring_prep_write(sqe, fd, entry->payload, arg->size, arg->offset);
+	sqe->rw_flags = session_write_flags(&fi);
 	io_uring_sqe_set_data64(sqe, (uintptr_t)entry | IO_WRITE);
 	return true;
 }

@@ -175,6 +175,13 @@ static bool came_by_ring(fuse_req_t req)
 #endif
 }
 
+int session_write_flags(const struct fuse_file_info *fi)
+{
+	if (fi->writepage || !(fi->flags & O_DSYNC))
+		return 0;
+	return (fi->flags & O_SYNC) == O_SYNC ? RWF_SYNC : RWF_DSYNC;
+}
+
 void session_note_statfs(fuse_req_t req)
 {
 	if (came_by_ring(req))

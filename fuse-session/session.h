@@ -58,6 +58,13 @@ void session_do_not_want(struct fuse_conn_info *conn, unsigned long capability);
 /* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
 const char *session_state(bool asked, bool on);
 
+/*
+ * RWF_DSYNC, RWF_SYNC or 0 for the write fi. The flags are those of this write: where it does not
+ * go to the cache, the kernel leaves it to the program to make it durable, and the program's own
+ * descriptor has only what the file was opened with.
+ */
+int session_write_flags(const struct fuse_file_info *fi);
+
 /* For the operation statfs: the first to come, which tells how requests come. */
 void session_note_statfs(fuse_req_t req);
 
