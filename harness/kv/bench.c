@@ -165,7 +165,7 @@ static enum crew_step begin(struct crew_worker *w)
 		abort();
 	w->own = t;
 	chooser_init(&t->chooser, o->mix, o->distribution, o->records);
-	rng_seed(&t->rng, o->seed, CHOICES_STREAM + w->index);
+	rng_seed(&t->rng, o->common.seed, CHOICES_STREAM + w->index);
 	t->version = (uint64_t)(w->index + 1) << VERSION_SHIFT;
 	if (begin_session(o, bench->store, &t->session))
 		return CREW_DONE;
@@ -290,10 +290,10 @@ static bool write_json(
 		    ",\n  \"variables\": {\"records\": %" PRIu64 ", \"write-buffer\": %" PRIu64
 		    ", \"count\": %" PRIu64 "},",
 		    o->store->name, o->store->name, version, o->mix->name,
-		    ycsb_distributions[o->distribution], o->sync ? "true" : "false", o->seed,
-		    o->records, o->write_buffer, o->count) == -1)
+		    ycsb_distributions[o->distribution], o->sync ? "true" : "false", o->common.seed,
+		    o->records, o->write_buffer, o->common.count) == -1)
 		abort();
-	ok = crew_write(crew, r, o->json, head);
+	ok = crew_write(crew, r, o->common.json, head);
 	free(head);
 	return ok;
 }
@@ -308,9 +308,9 @@ static bool work(const struct bench *bench, struct crew_results *results)
 		.workers = o->threads,
 		.threads = true,
 		.unpinned = true,
-		.seconds = o->seconds,
-		.interval = o->interval,
-		.count = o->count,
+		.seconds = o->common.seconds,
+		.interval = o->common.interval,
+		.count = o->common.count,
 		.kinds = ycsb_kinds,
 		.kind_count = KINDS,
 		.begin = begin,
@@ -322,7 +322,7 @@ static bool work(const struct bench *bench, struct crew_results *results)
 	if (!crew_run(&crew, results))
 		return false;
 	crew_print(&crew, results);
-	return !o->json || write_json(o, &crew, results);
+	return !o->common.json || write_json(o, &crew, results);
 }
 
 int bench_run(const struct options *o)

@@ -13,6 +13,8 @@
 
 #include <limits.h>
 
+#include "harness/ops/command.h"
+
 #include "store.h"
 #include "ycsb.h"
 
@@ -26,11 +28,10 @@ struct options {
 	enum distribution distribution;
 	enum phase phase;
 	char place[PATH_MAX]; /* a directory that is ours alone */
-	uint64_t records, write_buffer, count, seed;
+	struct common_options common;
+	uint64_t records, write_buffer;
 	unsigned threads;
 	bool sync;
-	double seconds, interval;
-	const char *json;
 };
 
 /* Each returns an exit status; what is wrong was reported. */

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/ops/command.h"
 #include "harness/ops/crew.h"
 
 #include "kv.h"
@@ -119,7 +118,7 @@ static bool check(struct options *o, const char *directory)
 	else if (o->mix && o->mix->fills && o->phase == PHASE_LOAD)
 		complain("--phase load: %s loads its records as what it measures; leave it out",
 			o->mix->name);
-	else if (o->seconds <= 0 && o->count == 0 && !(o->mix && o->mix->fills))
+	else if (o->common.seconds <= 0 && o->common.count == 0 && !(o->mix && o->mix->fills))
 		complain("--seconds 0: needs --count; add it");
 	else
 		return take_place(directory, "kv", !makes, "load", o->place);
@@ -135,14 +134,9 @@ static int parse(int argc, char **argv, struct options *o)
 		OPTION_PHASE,
 		OPTION_RECORDS,
 		OPTION_THREADS,
-		OPTION_SECONDS,
-		OPTION_COUNT,
 		OPTION_DISTRIBUTION,
 		OPTION_SYNC,
 		OPTION_WRITE_BUFFER,
-		OPTION_INTERVAL,
-		OPTION_SEED,
-		OPTION_JSON,
 		OPTION_HELP,
 		OPTION_VERSION,
 	};
@@ -152,14 +146,10 @@ static int parse(int argc, char **argv, struct options *o)
 		{"phase", required_argument, NULL, OPTION_PHASE},
 		{"records", required_argument, NULL, OPTION_RECORDS},
 		{"threads", required_argument, NULL, OPTION_THREADS},
-		{"seconds", required_argument, NULL, OPTION_SECONDS},
-		{"count", required_argument, NULL, OPTION_COUNT},
 		{"distribution", required_argument, NULL, OPTION_DISTRIBUTION},
 		{"sync", no_argument, NULL, OPTION_SYNC},
 		{"write-buffer", required_argument, NULL, OPTION_WRITE_BUFFER},
-		{"interval", required_argument, NULL, OPTION_INTERVAL},
-		{"seed", required_argument, NULL, OPTION_SEED},
-		{"json", required_argument, NULL, OPTION_JSON},
+		COMMON_ROWS,
 		{"help", no_argument, NULL, OPTION_HELP},
 		{"version", no_argument, NULL, OPTION_VERSION},
 		{NULL, 0, NULL, 0},
@@ -190,12 +180,6 @@ static int parse(int argc, char **argv, struct options *o)
 		case OPTION_THREADS:
 			ok = take_number("threads", optarg, 1, CREW_MAX, &threads);
 			break;
-		case OPTION_SECONDS:
-			ok = take_seconds("seconds", optarg, 0, &o->seconds);
-			break;
-		case OPTION_COUNT:
-			ok = take_number("count", optarg, 1, UINT32_MAX, &o->count);
-			break;
 		case OPTION_DISTRIBUTION:
 			ok = take_word("distribution", optarg, ycsb_distributions, DISTRIBUTIONS,
 				&distribution);
@@ -207,15 +191,6 @@ static int parse(int argc, char **argv, struct options *o)
 			ok = take_number(
 				"write-buffer", optarg, 65536, UINT64_C(1) << 36, &o->write_buffer);
 			break;
-		case OPTION_INTERVAL:
-			ok = take_seconds("interval", optarg, 0.01, &o->interval);
-			break;
-		case OPTION_SEED:
-			ok = take_number("seed", optarg, 0, UINT64_MAX, &o->seed);
-			break;
-		case OPTION_JSON:
-			o->json = optarg;
-			break;
 		case OPTION_HELP:
 			print_help();
 			return 0;
@@ -223,15 +198,10 @@ static int parse(int argc, char **argv, struct options *o)
 			print_version();
 			return 0;
 		default:
-			complain_option(c, argv[optind - 1]);
-			ok = false;
+			ok = take_common(c, argv, &o->common);
 		}
 	}
-	if (ok && optind + 1 < argc) {
-		complain("%s: one argument too many; DIRECTORY is enough", argv[optind + 1]);
-		ok = false;
-	}
-	if (!ok || !check(o, argv[optind]))
+	if (!ok || !take_at_most_one(argc, argv) || !check(o, argv[optind]))
 		return EXIT_USAGE;
 	o->threads = (unsigned)threads;
 	if (o->mix)
@@ -242,7 +212,7 @@ static int parse(int argc, char **argv, struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.records = 1000, .seconds = 30, .interval = 1, .seed = 1};
+	struct options o = {.records = 1000, .common = COMMON_DEFAULTS};
 	int status = parse(argc, argv, &o);
 
 	if (status != -1)

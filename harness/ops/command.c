@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -68,12 +69,37 @@ bool take_word(const char *option, const char *text, const char *const *words, u
 	return false;
 }
 
-void complain_option(int returned, const char *word)
+bool take_common(int returned, char **argv, struct common_options *out)
 {
-	if (returned == ':')
+	const char *word = argv[optind - 1];
+
+	switch (returned) {
+	case COMMON_SECONDS:
+		return take_seconds("seconds", optarg, 0, &out->seconds);
+	case COMMON_COUNT:
+		return take_number("count", optarg, 1, UINT32_MAX, &out->count);
+	case COMMON_INTERVAL:
+		return take_seconds("interval", optarg, 0.01, &out->interval);
+	case COMMON_SEED:
+		return take_number("seed", optarg, 0, UINT64_MAX, &out->seed);
+	case COMMON_JSON:
+		out->json = optarg;
+		return true;
+	case ':':
 		complain("%s: needs a value; see %s --help", word, command_name);
-	else
+		return false;
+	default:
 		complain("%s: no such option; see %s --help", word, command_name);
+		return false;
+	}
+}
+
+bool take_at_most_one(int argc, char **argv)
+{
+	if (optind + 1 >= argc)
+		return true;
+	complain("%s: one argument too many; DIRECTORY is enough", argv[optind + 1]);
+	return false;
 }
 
 bool take_place(const char *directory, const char *name, bool used, const char *maker, char *out)

@@ -62,7 +62,7 @@ static bool check(struct options *o, const char *directory, bool files_given, bo
 		complain("--files: %s has none; leave it out", operation->name);
 	else if (size_given && operation->size == 0)
 		complain("--size: %s has no data; leave it out", operation->name);
-	else if (o->seconds <= 0 && o->count == 0)
+	else if (o->common.seconds <= 0 && o->common.count == 0)
 		complain("--seconds 0: needs --count; add it");
 	else
 		return take_place(directory, "ops", o->phase == PHASE_RUN, "prepare", o->top);
@@ -77,15 +77,10 @@ static int parse(int argc, char **argv, struct options *o)
 		OPTION_WORKERS,
 		OPTION_THREADS,
 		OPTION_UNPINNED,
-		OPTION_SECONDS,
-		OPTION_COUNT,
 		OPTION_FILES,
 		OPTION_SIZE,
 		OPTION_FAN_OUT,
 		OPTION_PHASE,
-		OPTION_INTERVAL,
-		OPTION_SEED,
-		OPTION_JSON,
 		OPTION_HELP,
 		OPTION_VERSION,
 	};
@@ -94,15 +89,11 @@ static int parse(int argc, char **argv, struct options *o)
 		{"workers", required_argument, NULL, OPTION_WORKERS},
 		{"threads", no_argument, NULL, OPTION_THREADS},
 		{"unpinned", no_argument, NULL, OPTION_UNPINNED},
-		{"seconds", required_argument, NULL, OPTION_SECONDS},
-		{"count", required_argument, NULL, OPTION_COUNT},
 		{"files", required_argument, NULL, OPTION_FILES},
 		{"size", required_argument, NULL, OPTION_SIZE},
 		{"fan-out", required_argument, NULL, OPTION_FAN_OUT},
 		{"phase", required_argument, NULL, OPTION_PHASE},
-		{"interval", required_argument, NULL, OPTION_INTERVAL},
-		{"seed", required_argument, NULL, OPTION_SEED},
-		{"json", required_argument, NULL, OPTION_JSON},
+		COMMON_ROWS,
 		{"help", no_argument, NULL, OPTION_HELP},
 		{"version", no_argument, NULL, OPTION_VERSION},
 		{NULL, 0, NULL, 0},
@@ -128,12 +119,6 @@ static int parse(int argc, char **argv, struct options *o)
 		case OPTION_UNPINNED:
 			o->unpinned = true;
 			break;
-		case OPTION_SECONDS:
-			ok = take_seconds("seconds", optarg, 0, &o->seconds);
-			break;
-		case OPTION_COUNT:
-			ok = take_number("count", optarg, 1, UINT32_MAX, &o->count);
-			break;
 		case OPTION_FILES:
 			ok = take_number("files", optarg, 1, UINT32_MAX, &files);
 			break;
@@ -147,15 +132,6 @@ static int parse(int argc, char **argv, struct options *o)
 			ok = take_word("phase", optarg, phases, 3, &phase);
 			o->phase = (enum phase)phase;
 			break;
-		case OPTION_INTERVAL:
-			ok = take_seconds("interval", optarg, 0.01, &o->interval);
-			break;
-		case OPTION_SEED:
-			ok = take_number("seed", optarg, 0, UINT64_MAX, &o->seed);
-			break;
-		case OPTION_JSON:
-			o->json = optarg;
-			break;
 		case OPTION_HELP:
 			print_help();
 			return 0;
@@ -163,15 +139,10 @@ static int parse(int argc, char **argv, struct options *o)
 			puts(NAME " " USERBLK_VERSION);
 			return 0;
 		default:
-			complain_option(c, argv[optind - 1]);
-			ok = false;
+			ok = take_common(c, argv, &o->common);
 		}
 	}
-	if (ok && optind + 1 < argc) {
-		complain("%s: one argument too many; DIRECTORY is enough", argv[optind + 1]);
-		ok = false;
-	}
-	if (!ok || !check(o, argv[optind], files > 0, size > 0))
+	if (!ok || !take_at_most_one(argc, argv) || !check(o, argv[optind], files > 0, size > 0))
 		return EXIT_USAGE;
 	o->workers = (unsigned)workers;
 	o->fan_out = (unsigned)fan_out;
@@ -182,7 +153,7 @@ static int parse(int argc, char **argv, struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = {.seconds = 30, .interval = 1, .seed = 1};
+	struct options o = {.common = COMMON_DEFAULTS};
 	int status = parse(argc, argv, &o);
 
 	if (status != -1)

@@ -463,7 +463,7 @@ static int step_read_each(struct worker *w)
 {
 	if (w->done == units(w))
 		return OUT_OF_WORK;
-	uint64_t at = permute(w->done, units(w), w->options->seed + w->index) * UNIT;
+	uint64_t at = permute(w->done, units(w), w->options->common.seed + w->index) * UNIT;
 
 	return moved(w, pread(w->fd, w->buffer, UNIT, (off_t)at));
 }
@@ -600,7 +600,7 @@ void worker_init(struct worker *w, const struct options *options, unsigned index
 		snprintf(w->home, sizeof(w->home), "%.*s/shared", PATH_MAX - 16, options->top);
 	else
 		snprintf(w->home, sizeof(w->home), "%.*s/w%u", PATH_MAX - 16, options->top, index);
-	rng_seed(&w->rng, options->seed, DATA_STREAM + ((uint64_t)index << WORKER_SHIFT));
+	rng_seed(&w->rng, options->common.seed, DATA_STREAM + ((uint64_t)index << WORKER_SHIFT));
 	/* As direct I/O would need it, so that no mount sees another alignment. */
 	w->buffer = aligned_alloc(UNIT, UNIT);
 	if (!w->buffer)

@@ -20,6 +20,8 @@
 
 #include "harness/flow/random.h"
 
+#include "command.h"
+
 #define UNIT	 4096 /* bytes of a read or write */
 #define MAX_PATH (PATH_MAX + 128)
 #define NAME	 "userblk-ops"
@@ -35,13 +37,10 @@ struct options {
 	enum phase phase;
 	unsigned workers;
 	bool threads, unpinned;
-	double seconds, interval;
-	uint64_t count;	  /* operations of each worker; 0: as many as there is time for */
+	struct common_options common;
 	uint64_t files;	  /* of each worker, or names in a directory */
 	uint64_t size;	  /* bytes of a file of data */
 	unsigned fan_out; /* names in each directory of a tree */
-	uint64_t seed;
-	const char *json;
 };
 
 /* One process or thread that repeats the operation. */

@@ -60,10 +60,10 @@ static bool write_json(const struct options *o, const struct crew *crew,
 		    "\"operation\": \"%s\", \"seed\": %" PRIu64
 		    ", \"variables\": {\"files\": %" PRIu64 ", \"size\": %" PRIu64
 		    ", \"fan-out\": %u, \"count\": %" PRIu64 "},%s",
-		    o->operation->name, o->seed, o->files, o->size, o->fan_out, o->count,
-		    left_behind) == -1)
+		    o->operation->name, o->common.seed, o->files, o->size, o->fan_out,
+		    o->common.count, left_behind) == -1)
 		abort();
-	ok = crew_write(crew, r, o->json, head);
+	ok = crew_write(crew, r, o->common.json, head);
 	free(head);
 	return ok;
 }
@@ -88,7 +88,7 @@ static bool report(const struct options *o, const struct crew *crew, const struc
 		ok = ok && expected == found;
 	}
 	crew_print(crew, r);
-	if (o->json)
+	if (o->common.json)
 		ok = write_json(o, crew, r, left_behind) && ok;
 	return ok;
 }
@@ -102,9 +102,9 @@ int run(const struct options *o)
 		.workers = o->workers,
 		.threads = o->threads,
 		.unpinned = o->unpinned,
-		.seconds = o->seconds,
-		.interval = o->interval,
-		.count = o->count,
+		.seconds = o->common.seconds,
+		.interval = o->common.interval,
+		.count = o->common.count,
 		.kinds = kinds,
 		.kind_count = 1,
 		.begin = begin,
