@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..machine.blockdev import BlockDevice
@@ -125,6 +125,19 @@ def sizes_of(table: Table, profile: str) -> Table:
     for other in list(sizes.values):
         sizes.table(other)
     return size
+
+
+def with_fixed_values(
+    workload: Workload, profile: Profile, devices: Sequence[str], key: str, value: int, needed: int
+) -> Workload:
+    """The workload with the suite's own values on each device. ConfigError: it needs more than a file system has."""
+    for device in devices:
+        if needed > profile.files.size[device]:
+            raise ConfigError(
+                f"{key}={value}: {workload.id} may need {needed} bytes, but the file system of profile {profile.name}"
+                f" on {device} has {profile.files.size[device]}; use fewer"
+            )
+    return replace(workload, variables={device: workload.fixed for device in devices})
 
 
 def grid(table: Table, suite: str, engine: str) -> tuple[list[Workload], list[int]]:

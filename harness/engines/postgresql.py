@@ -20,13 +20,13 @@ from ..machine.filesystem import Memory
 from ..machine.subprocesses import CommandError, Process, Recorder
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, KINDS, Kind
-from ..model.tables import ConfigError, Table
+from ..model.tables import Table
 from ..observing import warmup
 from ..observing.histogram import tails
 from ..observing.warmup import Interval
 from ..systems.base import await_up, find_program, scratch
 from . import Result, WorkloadError
-from .base import Run, sizes_of
+from .base import Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, wait_for
 
 USERS = ("postgres", "nobody")  # whose server it is: the first that there is
@@ -188,13 +188,7 @@ class Postgresql(Flow):
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
     ) -> Workload:
         needed = 2 * ROW_SIZE * workload.fixed["tables"] * workload.fixed["rows"] + (1 << 30)  # and its log
-        for device in devices:
-            if needed > profile.files.size[device]:
-                raise ConfigError(
-                    f"rows={workload.fixed['rows']}: {workload.id} may need {needed} bytes, but the file system of"
-                    f" profile {profile.name} on {device} has {profile.files.size[device]}; use fewer"
-                )
-        return dataclasses.replace(workload, variables={device: workload.fixed for device in devices})
+        return with_fixed_values(workload, profile, devices, "rows", workload.fixed["rows"], needed)
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         rows = workload.fixed["tables"] * workload.fixed["rows"]

@@ -25,12 +25,12 @@ from ..machine.filesystem import Memory
 from ..machine.subprocesses import Recorder
 from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES
-from ..model.tables import ConfigError, Table
+from ..model.tables import Table
 from ..observing import timed
 from ..observing.warmup import WarmUp
 from ..systems.base import scratch
 from . import Result, WorkloadError
-from .base import Run, sizes_of
+from .base import Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, wait_for
 
 UNPACK, BUILD = "unpack", "build"
@@ -160,14 +160,8 @@ class SourceTree(Flow):
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
     ) -> Workload:
-        needed = workload.fixed["copies"] * COPY_BYTES
-        for device in devices:
-            if needed > profile.files.size[device]:
-                raise ConfigError(
-                    f"{workload.id}={workload.fixed['copies']}: so many copies may need {needed} bytes, but the file"
-                    f" system of profile {profile.name} on {device} has {profile.files.size[device]}; use fewer"
-                )
-        return dataclasses.replace(workload, variables={device: workload.fixed for device in devices})
+        copies = workload.fixed["copies"]
+        return with_fixed_values(workload, profile, devices, workload.id, copies, copies * COPY_BYTES)
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         return workload.fixed["copies"] * COPY_BYTES
