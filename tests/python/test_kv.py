@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_program import results_of, run_program
 from loops import LIMIT, small_tmpfs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +31,7 @@ def kv_is_built() -> None:
 
 
 def run_kv(*words: object, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    argv = [*wrapper, str(KV), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return run_program(KV, *words, wrapper=wrapper)
 
 
 @pytest.fixture(params=STORES)
@@ -43,11 +43,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def result(tmp_path: Path, *words: object) -> dict[str, Any]:
-    out = tmp_path / "kv.json"
-    done = run_kv(f"--json={out}", *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    return results_of(KV, tmp_path, *words)
 
 
 def records(store: str, place: Path) -> int:

@@ -13,10 +13,9 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop
 from userblk.harness.machine import paths
-from userblk.harness.model import tables
 from userblk.harness.model.config import SystemConfig, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, write_plan
-from userblk.harness.model.tables import ConfigError
+from wrong_systems import complaint
 
 SIZE = 64 * MIB
 PROGRAM = paths.HOST_BUILD / "fuse-passthrough/userblk-passthrough"
@@ -93,9 +92,4 @@ def test_a_program_that_mounts_nothing_is_named(device: str, tmp_path: Path) -> 
     ],
 )
 def test_a_wrong_system_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "systems").mkdir()
-    (tmp_path / "systems/mine.toml").write_text(f'name = "mine"\nkind = "mount"\n{text}\n')
-    monkeypatch.setattr(tables, "CONFIGS", tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        load_system("mine")
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert says in complaint("mount", text, tmp_path, monkeypatch)

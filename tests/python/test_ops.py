@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_program import results_of, run_program
 from loops import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +37,7 @@ def ops_is_built() -> None:
 
 
 def run_ops(*words: object, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    argv = [*wrapper, str(OPS), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return run_program(OPS, *words, wrapper=wrapper)
 
 
 def names() -> list[str]:
@@ -55,11 +55,7 @@ def options(name: str) -> list[str]:
 
 
 def result(tmp_path: Path, *words: object) -> dict[str, Any]:
-    out = tmp_path / "ops.json"
-    done = run_ops(f"--json={out}", *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    return results_of(OPS, tmp_path, *words)
 
 
 def test_there_are_those_of_both_papers() -> None:

@@ -16,10 +16,9 @@ from userblk.analysis.papers import load_paper
 from userblk.harness.engines import ops
 from userblk.harness.machine import paths
 from userblk.harness.machine.paths import CONFIGS
-from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
-from userblk.harness.model.tables import ConfigError
+from wrong_systems import complaint
 
 UFS = load_paper("ufs", CONFIGS)
 SIZE = 64 * MIB
@@ -65,12 +64,7 @@ def test_every_variable_is_one_of_the_workloads_file() -> None:
     ],
 )
 def test_a_wrong_system_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "systems").mkdir()
-    (tmp_path / "systems/mine.toml").write_text(f'name = "mine"\nkind = "ext4"\n{text}\n')
-    monkeypatch.setattr(tables, "CONFIGS", tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        load_system("mine")
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert says in complaint("ext4", text, tmp_path, monkeypatch)
 
 
 def test_they_are_for_files_alone() -> None:

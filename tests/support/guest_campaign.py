@@ -6,15 +6,57 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from guest import BUILD
+from userblk.harness.model import plan
+from userblk.harness.model.config import Profile, load_suite, load_system
 
 START_LIMIT = 300.0  # s until fio runs
 END_LIMIT = 600.0  # s for what is left of a campaign of two cells
 
 Events = list[dict[str, Any]]
+NVME = plan.Device("nvme", "$LAB_NVME", "LABNVME")
+
+
+def make_campaign(
+    directory: Path,
+    suite: str,
+    profile: Profile,
+    system: str,
+    workloads: Sequence[str] | None = None,
+    devices: Sequence[plan.Device] = (NVME,),
+) -> plan.Plan:
+    """A new directory with the plan of one repetition."""
+    directory.mkdir()
+    made = plan.make_plan(
+        suite=load_suite(suite),
+        profile=profile,
+        systems=[load_system(system)],
+        devices=devices,
+        campaign=directory.name,
+        host="lab",
+        emulated=True,
+        build=BUILD,
+        workloads=workloads,
+        repetitions=1,
+        seed=1,
+    )
+    plan.write_plan(made, directory)
+    return made
+
+
+def await_start(process: subprocess.Popen[bytes], directory: Path, started: Callable[[], bool]) -> None:
+    """Until the campaign's first run has started. Fails if its runner ends before, or takes too long."""
+    end = time.monotonic() + START_LIMIT
+    while not started():
+        assert process.poll() is None, (directory / "runner.log").read_text()
+        assert time.monotonic() < end, (directory / "runner.log").read_text()
+        time.sleep(0.1)
 
 
 @contextmanager

@@ -7,16 +7,15 @@ import dataclasses
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
+import guest_campaign
 import pytest
-from guest import AREA, BUILD, MIB
-from guest_campaign import END_LIMIT, START_LIMIT, events, pids, runner, summaries
+from guest import AREA, MIB
+from guest_campaign import END_LIMIT, await_start, events, pids, runner, summaries
 from userblk.harness.machine.prepare import PrepareError, limit_cpus
 from userblk.harness.machine.teardown import Teardown
-from userblk.harness.model import plan
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import load_profile
 from userblk.harness.running.measuring import bytes_moved
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
@@ -24,30 +23,13 @@ WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
 
 
 def make_campaign(directory: Path, system: str) -> None:
-    directory.mkdir()
-    made = plan.make_plan(
-        suite=load_suite("bdus-block"),
-        profile=dataclasses.replace(load_profile("quick"), area={"nvme": AREA}),
-        systems=[load_system(system)],
-        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
-        campaign=directory.name,
-        host="lab",
-        emulated=True,
-        build=BUILD,
-        workloads=WORKLOADS,
-        repetitions=1,
-        seed=1,
-    )
-    plan.write_plan(made, directory)
+    profile = dataclasses.replace(load_profile("quick"), area={"nvme": AREA})
+    guest_campaign.make_campaign(directory, "bdus-block", profile, system, WORKLOADS)
 
 
 def await_io(process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until fio is in the middle of the campaign's first run."""
-    end = time.monotonic() + START_LIMIT
-    while not any(bytes_moved(pid) > MIB for pid in pids("fio")):
-        assert process.poll() is None, (directory / "runner.log").read_text()
-        assert time.monotonic() < end, (directory / "runner.log").read_text()
-        time.sleep(0.1)
+    await_start(process, directory, lambda: any(bytes_moved(pid) > MIB for pid in pids("fio")))
 
 
 def test_cpus_are_taken_off_line_and_come_back() -> None:

@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from guest import AREA, BUILD, LIMIT, Up, config
-from guest_campaign import END_LIMIT, runner, summaries
+from guest import AREA, LIMIT, Up, config
+from guest_campaign import END_LIMIT, make_campaign, runner, summaries
 from userblk.harness.machine.teardown import start_time
-from userblk.harness.model import plan
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import load_profile
 
 CHANGES = [
     ("nbdkit", "", "kill"),
@@ -62,20 +61,7 @@ def test_no_request_fails(up: Up, kind: str, mode: str, event: str) -> None:
 @pytest.mark.parametrize("system", ["nbdkit", "tcmu", "ublk-workers", "ublk-uring"])
 def test_a_campaign_measures_it(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
-    directory.mkdir()
-    made = plan.make_plan(
-        suite=load_suite("failover"),
-        profile=dataclasses.replace(load_profile("quick"), area={"nvme": AREA}),
-        systems=[load_system(system)],
-        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
-        campaign=directory.name,
-        host="lab",
-        emulated=True,
-        build=BUILD,
-        repetitions=1,
-        seed=1,
-    )
-    plan.write_plan(made, directory)
+    make_campaign(directory, "failover", dataclasses.replace(load_profile("quick"), area={"nvme": AREA}), system)
     with runner(directory) as process:
         assert process.wait(3 * END_LIMIT) == 0, (directory / "runner.log").read_text()
     found = summaries(directory)

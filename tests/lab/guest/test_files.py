@@ -8,15 +8,15 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
+import guest_campaign
 import pytest
-from guest import BUILD, MIB
-from guest_campaign import START_LIMIT, events, pids, runner, summaries
+from guest import MIB
+from guest_campaign import await_start, events, pids, runner, summaries
 from userblk.harness.model import plan
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import load_profile
 
 SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
@@ -28,24 +28,12 @@ DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr"}
 
 
 def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s: int) -> plan.Plan:
-    directory.mkdir()
     profile = load_profile("quick")
     files = dataclasses.replace(
         profile.files, ramp_s=0, runtime_s=runtime_s, macro_runtime_s=runtime_s, size={"nvme": SIZE}
     )
-    made = plan.make_plan(
-        suite=load_suite("bdus-fs"),
-        profile=dataclasses.replace(profile, area={"nvme": SIZE}, files=files),
-        systems=[load_system(system)],
-        devices=[plan.Device("nvme", "$LAB_NVME", "LABNVME")],
-        campaign=directory.name,
-        host="lab",
-        emulated=True,
-        build=BUILD,
-        workloads=workloads,
-        repetitions=1,
-        seed=1,
-    )
+    profile = dataclasses.replace(profile, area={"nvme": SIZE}, files=files)
+    made = guest_campaign.make_campaign(directory, "bdus-fs", profile, system, workloads)
     small = []
     for workload in made.suite.workloads:
         values = dict(workload.variables["nvme"])
@@ -67,11 +55,8 @@ def leftovers() -> list[str]:
 
 def await_run(process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until the measured phase goes on."""
-    end = time.monotonic() + START_LIMIT
-    while not subprocess.run(["pgrep", "-f", "--", "--phase=run"], capture_output=True, check=False).stdout:
-        assert process.poll() is None, (directory / "runner.log").read_text()
-        assert time.monotonic() < end, (directory / "runner.log").read_text()
-        time.sleep(0.1)
+    argv = ["pgrep", "-f", "--", "--phase=run"]
+    await_start(process, directory, lambda: bool(subprocess.run(argv, capture_output=True, check=False).stdout))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

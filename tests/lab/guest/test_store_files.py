@@ -7,14 +7,13 @@ import dataclasses
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
+import guest_campaign
 import pytest
-from guest import BUILD, MIB, leftovers
-from guest_campaign import END_LIMIT, START_LIMIT, events, pids, runner, summaries
-from userblk.harness.model import plan
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from guest import MIB, leftovers
+from guest_campaign import END_LIMIT, await_start, events, pids, runner, summaries
+from userblk.harness.model.config import load_profile
 from userblk.harness.model.parts import ENGINES
 from userblk.harness.running.campaign import store_devices
 
@@ -23,31 +22,18 @@ WORKLOADS = ["varmail", "oltp"]
 
 
 def make_campaign(directory: Path, size: int = 512 * MIB) -> None:
-    directory.mkdir()
-    suite, profile = load_suite("bs3-fs"), load_profile("quick")
-    made = plan.make_plan(
-        suite=suite,
-        profile=dataclasses.replace(profile, store=dataclasses.replace(profile.store, files_size=size)),
-        systems=[load_system("s3-weak-nbd")],
-        devices=store_devices([0], None),
-        campaign=directory.name,
-        host="lab",
-        emulated=True,
-        build=BUILD,
-        workloads=WORKLOADS,
-        repetitions=1,
-        seed=1,
-    )
-    plan.write_plan(made, directory)
+    profile = load_profile("quick")
+    profile = dataclasses.replace(profile, store=dataclasses.replace(profile.store, files_size=size))
+    guest_campaign.make_campaign(directory, "bs3-fs", profile, "s3-weak-nbd", WORKLOADS, store_devices([0], None))
 
 
 def await_run(process: subprocess.Popen[bytes], directory: Path) -> None:
     """Until the first run of the campaign measures."""
-    end = time.monotonic() + START_LIMIT
-    while not any(b"--phase=run" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids("userblk-flow")):
-        assert process.poll() is None, (directory / "runner.log").read_text()
-        assert time.monotonic() < end, (directory / "runner.log").read_text()
-        time.sleep(0.1)
+    await_start(
+        process,
+        directory,
+        lambda: any(b"--phase=run" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids("userblk-flow")),
+    )
 
 
 def assert_clean() -> None:
