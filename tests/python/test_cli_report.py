@@ -57,6 +57,20 @@ def test_compare_in_three_forms(results: Path) -> None:
     assert sum(record["verdict"] == "worse" for record in records) == 4
 
 
+def test_the_gate_has_an_exit_code_of_its_own(results: Path) -> None:
+    for second, code in (("a", 0), ("b", 3)):
+        done = userblk("compare", "a", second, "--fail-over", "10", cwd=results.parent)
+        assert done.returncode == code, done.stderr
+        value = json.loads(userblk("compare", "a", second, "--fail-over", "10", "--json", cwd=results.parent).stdout)
+        assert value["gate"]["open"] is (code == 0)
+    for arguments, says in (
+        (("b", "--fail-over", "-1"), "fail-over=-1: is no limit here; give a percentage from 0 on"),
+        (("paper", "--fail-over", "10"), "fail-over=10: is no limit here; compare two campaigns"),
+    ):
+        done = userblk("compare", "a", *arguments, cwd=results.parent)
+        assert done.returncode == 2 and done.stderr == f"userblk: {says}\n"
+
+
 def test_compare_with_the_paper(results: Path) -> None:
     text = userblk("compare", "a", "paper", cwd=results.parent)
     assert text.returncode == 0, text.stderr

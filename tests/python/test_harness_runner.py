@@ -18,12 +18,13 @@ from loops import loop, small_tmpfs
 from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
+from userblk.harness.machine import prepare
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import BESIDE
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
-from userblk.harness.model.plan import Entry, read_plan, write_plan
+from userblk.harness.model.plan import Entry, Plan, read_plan, write_plan
 from userblk.harness.running.runner import NO_SAMPLES, Runner
 
 
@@ -267,6 +268,33 @@ def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
     others: list[list[str]] = [[], ["the server died"], [fio.NOTHING_LEFT, "the server died"]]
     for problems in others:
         assert not fio.done_in_ramp(problems)
+
+
+@pytest.mark.parametrize("workload", ["rand-write-1th-4k", "rand-read-1th-4k"])
+@pytest.mark.parametrize("able", [True, False])
+def test_all_that_a_campaign_uses_is_discarded(
+    workload: str, able: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the area lies what file systems wrote before; a device that cannot discard still has it."""
+    area, mark = SIZE // 2, b"x" * 4096
+    plan = plan_for(device, tmp_path / "c", workloads=[workload])
+    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, area={"sata": area}))
+    monkeypatch.setattr(Plan, "used_bytes", lambda self, name: SIZE - 4096)
+    if not able:
+        monkeypatch.setattr(prepare, "discard", lambda path, length: False)
+    with Path(device).open("r+b") as disk:
+        for offset in (area, SIZE - 8192, SIZE - 4096):
+            disk.seek(offset)
+            disk.write(mark)
+    assert Runner(plan, tmp_path / "c").run() == 0
+    left = (b"\0" if able else b"x") * 4096
+    with Path(device).open("rb") as disk:
+        for offset, wanted in ((area, left), (SIZE - 8192, left), (SIZE - 4096, mark)):
+            disk.seek(offset)
+            assert disk.read(4096) == wanted, offset
+    (summary,) = summaries(tmp_path / "c").values()
+    warned = [line for line in summary["warnings"] if line.startswith("discard:")]  # type: ignore[attr-defined]
+    assert len(warned) == (0 if able else 1) and summary["settings"]["discarded"] is able  # type: ignore[index]
 
 
 def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:
