@@ -20,6 +20,8 @@ from .statistics import Interval, mean_interval
 from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
 
 NO_VALUE = "-"
+LARGE = 10_000
+NAMES = 2  # columns that say what a row is of: where all rows have the same, a terminal has it once, above them
 INTERVALS = "±: half width of the 95 % confidence interval, which a single run has not."
 
 
@@ -81,10 +83,12 @@ def interval_of(values: Sequence[float]) -> Interval | None:
 
 
 def interval_text(interval: Interval | None, decimals: int) -> str:
-    """The mean, and the half width of its interval if there is one."""
+    """The mean, and the half width of its interval if there is one; from LARGE on without decimals."""
     if interval is None:
         return NO_VALUE
     half = interval.half
+    if max(abs(interval.value), half or 0.0) >= LARGE:
+        decimals = 0
     return f"{interval.value:.{decimals}f}" + ("" if half is None else f" ±{half:.{decimals}f}")
 
 
@@ -97,13 +101,18 @@ def interval_fields(interval: Interval | None) -> tuple[str, str, str]:
 
 
 def terminal(report: Report) -> RenderableType:
+    """Nothing is cut off: what does not fit into its column goes on in the next line."""
+    same = [n for n in range(NAMES) if len({row[n] for row in report.rows}) == 1]
+    shown = [n for n in range(len(report.columns)) if n not in same]
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for number, column in enumerate(report.columns):
-        grid.add_column(column, justify="right" if number > 1 else "left")
+    for number in shown:
+        words = number < NAMES or all(row[number][:1].isalpha() for row in report.rows)
+        grid.add_column(report.columns[number], justify="left" if words else "right", overflow="fold")
     for row in report.rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(row[number]) for number in shown))
     title = Text(report.title, style="bold reverse" if report.emulated else "bold")
-    return Group(title, "", grid, "", Text("\n".join(report.notes)))
+    above = [Text(", ".join(f"{report.columns[n]}: {report.rows[0][n]}" for n in same))] if same else []
+    return Group(title, *above, "", grid, "", Text("\n".join(report.notes)))
 
 
 def markdown(reports: Sequence[Report]) -> str:

@@ -23,6 +23,7 @@ NOTES = (
     " *: not sustained, less than 95 % was done in the measured time, so that latencies grow with the time of the run.",
     INTERVALS,
 )
+LEAST = 1e-9  # of a mean: where the lower end of its interval is drawn, if that is 0 or less
 UNSUSTAINED = "not sustained"
 
 Key = tuple[str, str, str, int]  # device, mode, system, load in %
@@ -104,6 +105,7 @@ def _draw(
     figure = Figure(figsize=(3.6 * len(PERCENTILES) + 0.5, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(PERCENTILES), sharey=True, squeeze=False)[0]
+    drawn: list[float] = []
     for axis, percent in zip(axes, PERCENTILES, strict=True):
         for number, system in enumerate(systems):
             line = []
@@ -113,13 +115,18 @@ def _draw(
                     line.append((offered.value if offered else 0.0, latency.value, latency.half or 0.0))
             if line:
                 x, y, half = zip(*line, strict=True)
+                drawn += y
+                below = [min(one, value * (1 - LEAST)) for one, value in zip(half, y, strict=True)]
+                style = {"marker": "o", "markersize": 3, "capsize": 2, "linewidth": 1.4, "elinewidth": 0.8}
                 label = SYSTEMS.get(system, system)
-                axis.errorbar(x, y, half, marker="o", markersize=3, capsize=2, color=f"C{number}", label=label)
+                axis.errorbar(x, y, (below, half), color=f"C{number}", label=label, **style)
         axis.set_yscale("log")
         axis.set_xlim(left=0)
         axis.set_title(f"p{percent:g}", fontsize=9)
         axis.set_xlabel("offered load, kop/s")
         axis.grid(alpha=0.3)
+    if drawn:  # by the means: an interval of few runs may reach to 0 and beyond all of them
+        axes[0].set_ylim(min(drawn) / 2, max(drawn) * 2)
     axes[0].set_ylabel("latency from the intended start, us")
     axes[0].legend(fontsize=7)
     figure.suptitle(f"{mode} on {DEVICES.get(device, device)}, open loop, {where}", fontsize=10)

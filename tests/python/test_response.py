@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 from loops import LIMIT, MIB, loop, run
+from matplotlib.figure import Figure
+from rich.console import Console
 from runner_process import SIZE, finish, start
 from userblk.analysis import report, response
 from userblk.analysis.page import write_report
@@ -272,3 +275,26 @@ def test_latency_over_load(tmp_path: Path) -> None:
     text = page.read_text()
     assert "figures/response-nvme-rand-read.png" in text and "Latency over offered load" in text
     assert "<script" not in text
+
+
+def test_wide_intervals_hide_neither_curves_nor_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that differ much have an interval far beyond both, and below 0."""
+    for load, latencies in ((10, (200.0, 300.0)), (50, (400.0, 900_000.0))):
+        for number, latency in enumerate(latencies, 1):
+            write_run(tmp_path, "native", load, number, latency, [])
+    (one,) = response.reports(tmp_path)
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **options: drawn.append(self))
+    one.figures["response-nvme-rand-read"]([tmp_path / "a.png"])
+    (figure,) = drawn
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        for line in axis.get_lines():
+            if line.get_marker() == "o":
+                assert all(low <= value <= high for value in line.get_ydata()), (low, high)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report.terminal(one))
+    text = console.export_text()
+    assert "…" not in text and "Device: NVMe, Mode: rand-read" in text
+    for word in " ".join(" ".join(row[2:]) for row in one.rows).split():
+        assert word in text, word
