@@ -129,6 +129,7 @@ def _draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     here = [system for system in systems if any(key[:2] == (what, system) for key in cells)]
     points = {point for place, _, point in cells if place == what}
@@ -159,7 +160,11 @@ def _draw(
                         axis.text(x, y, _value(value), ha="center", va="center", fontsize=7, color=ink)
             if row == 0:
                 axis.set_title(SYSTEMS.get(here[column], here[column]), fontsize=9)
-        figure.colorbar(image, ax=list(axes[row])).set_label(title, fontsize=8)
+        plain = FuncFormatter(lambda value, _: f"{value:g}")  # 6, not 6 x 10^0
+        bar = figure.colorbar(image, ax=list(axes[row]), format=plain)
+        bar.ax.yaxis.set_minor_formatter(plain if max(known) < 10 * min(known) else NullFormatter())
+        bar.ax.tick_params(which="both", labelsize=8)
+        bar.set_label(title, fontsize=8)
     figure.supxlabel("jobs", fontsize=9)
     figure.supylabel("depth of each job", fontsize=9)
     device, mode, block = what
