@@ -26,7 +26,12 @@ enum step flow_semblock(struct worker *w, unsigned i);
 enum step flow_sempost(struct worker *w, unsigned i);
 enum step flow_eventlimit(struct worker *w, unsigned i);
 
-/* ---- of flowop.c ---- */
+/* ---- of flowop.c, also for worker.c ---- */
+
+#define PAGE 4096
+
+/* What carries out a flowop, by its type. */
+extern enum step (*const flowop_functions[FLOWOP_TYPES])(struct worker *w, unsigned i);
 
 static inline bool flowop_stopped(const struct worker *w)
 {

@@ -1,43 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-#include "wml.h"
+#include "wml_internal.h"
 
-#include <ctype.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum token_kind {
-	TOKEN_END,
-	TOKEN_INT,
-	TOKEN_WORD,
-	TOKEN_STRING,
-	TOKEN_VARIABLE,
-	TOKEN_PUNCTUATION,
-};
-
-struct token {
-	enum token_kind kind;
-	int line;
-	const char *text; /* of the program; for STRING without quotes, for VARIABLE the name */
-	int64_t integer;
-};
-
-/* Everything that the parser allocates hangs here and goes at once. */
-struct wml_block {
-	struct wml_block *next;
-	_Alignas(max_align_t) char data[];
-};
-
-struct parser {
-	struct wml *wml;
-	const char *at;
-	int line;
-	struct token token; /* the one looked at */
-	struct flow_error *error;
-};
 
 struct attr_row {
 	const char *name, *synonym;
@@ -148,174 +116,6 @@ const char *wml_attr_name(enum wml_attr attr)
 	return attr_rows[attr].name;
 }
 
-/* Never NULL: a workload file is small, and without memory nothing can run. */
-static void *wml_alloc(struct wml *wml, size_t size)
-{
-	struct wml_block *block = calloc(1, sizeof *block + size);
-
-	if (block == NULL)
-		abort();
-	block->next = wml->blocks;
-	wml->blocks = block;
-	return block->data;
-}
-
-static char *wml_text(struct wml *wml, const char *start, size_t length)
-{
-	char *text = wml_alloc(wml, length + 1);
-
-	memcpy(text, start, length);
-	return text;
-}
-
-/* ---- lexer ---- */
-
-static bool word_start(int c)
-{
-	return isalpha(c) || c == '/' || c == '-';
-}
-
-static bool word_char(int c)
-{
-	return isalnum(c) || (c != '\0' && strchr("/._:;-", c) != NULL);
-}
-
-static bool name_char(int c)
-{
-	return isalnum(c) || c == '_';
-}
-
-static bool lex_error(struct parser *p, const char *what)
-{
-	return flow_error_set(p->error, "%s:%d: %s", p->wml->file, p->line, what);
-}
-
-/* Finds the name of a variable behind '$'; NULL if there is none. */
-static const char *variable_name(const char *at, size_t *length, const char **end)
-{
-	char close = *at == '{' ? '}' : *at == '(' ? ')' : '\0';
-	const char *start = at + (close != '\0');
-	const char *stop = start;
-
-	while (name_char((unsigned char)*stop))
-		stop++;
-	if (stop == start || (close != '\0' && *stop != close))
-		return NULL;
-	*length = (size_t)(stop - start);
-	*end = stop + (close != '\0');
-	return start;
-}
-
-static bool lex_string(struct parser *p)
-{
-	const char *s = p->at + 1;
-	size_t n = 0;
-
-	for (const char *q = s; *q != '"'; q++) {
-		if (*q == '\0' || *q == '\n')
-			return lex_error(p, "expected a closing \" on the same line");
-		if (*q == '\\' && q[1] != '\0')
-			q++;
-		n++;
-	}
-
-	char *text = wml_alloc(p->wml, n + 1);
-
-	for (n = 0; *s != '"'; s++) {
-		if (*s == '\\')
-			s++;
-		text[n++] = *s;
-	}
-	p->at = s + 1;
-	p->token.kind = TOKEN_STRING;
-	p->token.text = text;
-	return true;
-}
-
-static bool lex_int(struct parser *p)
-{
-	const char *start = p->at;
-	char *end;
-	int shift = 0;
-
-	errno = 0;
-	p->token.integer = strtoll(start, &end, 10);
-	if (*end == 'k' || *end == 'm' || *end == 'g')
-		shift = *end == 'k' ? 10 : *end == 'm' ? 20 : 30;
-	if (shift > 0)
-		end++;
-	if (word_char((unsigned char)*end)) {
-		while (word_char((unsigned char)*end))
-			end++;
-		return flow_error_set(p->error,
-			"%s:%d: expected a whole number with at most one suffix k, m or g, found "
-			"'%.*s'",
-			p->wml->file, p->line, (int)(end - start), start);
-	}
-	if (errno == ERANGE || p->token.integer > INT64_MAX >> shift ||
-		p->token.integer < INT64_MIN >> shift)
-		return flow_error_set(p->error, "%s:%d: expected a number below 2^63, found '%.*s'",
-			p->wml->file, p->line, (int)(end - start), start);
-	p->token.integer *= INT64_C(1) << shift;
-	p->token.kind = TOKEN_INT;
-	p->token.text = wml_text(p->wml, start, (size_t)(end - start));
-	p->at = end;
-	return true;
-}
-
-/* Reads the next token. */
-static bool next(struct parser *p)
-{
-	for (;; p->at++) {
-		if (*p->at == '#')
-			p->at += strcspn(p->at, "\n");
-		if (*p->at == '\n')
-			p->line++;
-		if (*p->at == '\0' || !isspace((unsigned char)*p->at))
-			break;
-	}
-	p->token = (struct token){.kind = TOKEN_END, .line = p->line};
-
-	int c = (unsigned char)*p->at;
-
-	if (c == '\0')
-		return true;
-	if (c == '"')
-		return lex_string(p);
-	if (isdigit(c) || (c == '-' && isdigit((unsigned char)p->at[1])))
-		return lex_int(p);
-	if (c == '$') {
-		size_t length;
-		const char *end, *name = variable_name(p->at + 1, &length, &end);
-
-		if (name == NULL)
-			return lex_error(p, "expected the name of a variable after '$'");
-		p->token.kind = TOKEN_VARIABLE;
-		p->token.text = wml_text(p->wml, name, length);
-		p->at = end;
-		return true;
-	}
-
-	size_t length = 1;
-
-	if (word_start(c)) {
-		p->token.kind = TOKEN_WORD;
-		while (word_char((unsigned char)p->at[length]))
-			length++;
-	} else if (strchr("{}=,()", c) != NULL) {
-		p->token.kind = TOKEN_PUNCTUATION;
-	} else {
-		return flow_error_set(p->error,
-			"%s:%d: expected a word, number, \"string\" or $variable, found '%c'",
-			p->wml->file, p->line, isprint(c) ? c : '?');
-	}
-	p->token.text = wml_text(p->wml, p->at, length);
-	p->at += length;
-	return true;
-}
-
-/* ---- parser ---- */
-
 static bool expected(struct parser *p, const char *what)
 {
 	const struct token *t = &p->token;
@@ -345,20 +145,12 @@ static bool take_punctuation(struct parser *p, char c, const char *what)
 {
 	if (!is_punctuation(p, c))
 		return expected(p, what);
-	return next(p);
-}
-
-static struct wml_variable *find_variable(const struct wml *wml, const char *name, size_t length)
-{
-	for (struct wml_variable *v = wml->variables; v != NULL; v = v->next)
-		if (strncmp(v->name, name, length) == 0 && v->name[length] == '\0')
-			return v;
-	return NULL;
+	return wml_next(p);
 }
 
 static struct wml_variable *variable(struct wml *wml, const char *name)
 {
-	struct wml_variable *v = find_variable(wml, name, strlen(name));
+	struct wml_variable *v = wml_find_variable(wml, name, strlen(name));
 
 	if (v == NULL) {
 		v = wml_alloc(wml, sizeof *v);
@@ -408,7 +200,7 @@ static bool parse_cvar(struct parser *p, struct cvar *cvar)
 	static const char what[] = "type=cvar-gamma, parameters=, min=, max= or round=";
 
 	*cvar = (struct cvar){.mean = 4096, .gamma = 1.5};
-	if (!next(p) || !take_punctuation(p, '(', "'(' after cvar"))
+	if (!wml_next(p) || !take_punctuation(p, '(', "'(' after cvar"))
 		return false;
 	for (;;) {
 		const char *key = p->token.text;
@@ -424,7 +216,7 @@ static bool parse_cvar(struct parser *p, struct cvar *cvar)
 
 		if (out == NULL && strcmp(key, "type") != 0 && strcmp(key, "parameters") != 0)
 			return expected(p, what);
-		if (!next(p) || !take_punctuation(p, '=', "'='"))
+		if (!wml_next(p) || !take_punctuation(p, '=', "'='"))
 			return false;
 		if (out != NULL) {
 			if (p->token.kind != TOKEN_INT || p->token.integer < 0)
@@ -436,14 +228,14 @@ static bool parse_cvar(struct parser *p, struct cvar *cvar)
 		} else if (!parse_cvar_parameters(p, cvar)) {
 			return false;
 		}
-		if (!next(p))
+		if (!wml_next(p))
 			return false;
 		if (is_punctuation(p, ')')) {
 			if (cvar->mean <= 0 || cvar->gamma <= 0)
 				return flow_error_set(p->error,
 					"%s:%d: expected mean and gamma of a cvar above 0",
 					p->wml->file, line);
-			return next(p);
+			return wml_next(p);
 		}
 		if (!take_punctuation(p, ',', "',' or ')'"))
 			return false;
@@ -469,7 +261,7 @@ static bool parse_value(struct parser *p, struct wml_value *value)
 	} else {
 		return expected(p, "a value: number, true, false, word, \"string\" or cvar(...)");
 	}
-	return next(p);
+	return wml_next(p);
 }
 
 static bool parse_expr(struct parser *p, struct wml_expr *expr)
@@ -477,7 +269,7 @@ static bool parse_expr(struct parser *p, struct wml_expr *expr)
 	expr->line = p->token.line;
 	if (p->token.kind == TOKEN_VARIABLE) {
 		expr->variable = variable(p->wml, p->token.text);
-		return next(p);
+		return wml_next(p);
 	}
 	return parse_value(p, &expr->value);
 }
@@ -544,11 +336,11 @@ static bool parse_attr(struct parser *p, struct wml_object *object)
 			p->wml->file, p->token.line, attr_rows[attr].name);
 	*expr = (struct wml_expr){
 		.line = p->token.line, .value = {.kind = WML_BOOL, .integer = true}};
-	if (!next(p))
+	if (!wml_next(p))
 		return false;
 	if (!is_punctuation(p, '='))
 		return true;
-	if (!next(p))
+	if (!wml_next(p))
 		return false;
 	if (attr == ATTR_NAME && p->token.kind == TOKEN_WORD && is_keyword(p->token.text))
 		return expected(p, "a name that is no keyword of the language");
@@ -575,7 +367,7 @@ static bool parse_object(struct parser *p, enum wml_object_kind kind, struct wml
 			return expected(p, list);
 		}
 		object->type = (enum flowop_type)type;
-		if (!next(p))
+		if (!wml_next(p))
 			return false;
 	}
 	for (;;) {
@@ -583,7 +375,7 @@ static bool parse_object(struct parser *p, enum wml_object_kind kind, struct wml
 			return false;
 		if (!is_punctuation(p, ','))
 			break;
-		if (!next(p))
+		if (!wml_next(p))
 			return false;
 	}
 
@@ -614,14 +406,14 @@ static bool parse_children(struct parser *p, struct wml_object *parent)
 	do {
 		if (!is_word(p, object_names[kind]))
 			return expected(p, what);
-		if (!next(p) || !parse_object(p, kind, tail))
+		if (!wml_next(p) || !parse_object(p, kind, tail))
 			return false;
 		if (kind == WML_THREAD && !parse_children(p, *tail))
 			return false;
 		tail = &(*tail)->next;
 		snprintf(what, sizeof what, "%s or '}'", object_names[kind]);
 	} while (!is_punctuation(p, '}'));
-	return next(p);
+	return wml_next(p);
 }
 
 static bool parse_define(struct parser *p, struct wml_statement *s)
@@ -637,7 +429,7 @@ static bool parse_define(struct parser *p, struct wml_statement *s)
 		kind = WML_PROCESS;
 	else
 		return expected(p, "fileset, file or process");
-	return next(p) && parse_object(p, kind, &s->object) &&
+	return wml_next(p) && parse_object(p, kind, &s->object) &&
 	       (kind != WML_PROCESS || parse_children(p, s->object));
 }
 
@@ -652,12 +444,12 @@ static bool parse_mode(struct parser *p, struct wml_statement *s)
 	s->command = CMD_MODE;
 	if (!is_word(p, "quit"))
 		return expected(p, "quit after set mode");
-	if (!next(p))
+	if (!wml_next(p))
 		return false;
 	for (int mode = MODE_TIMEOUT; mode <= MODE_FIRSTDONE; mode++)
 		if (is_word(p, modes[mode])) {
 			s->mode = (enum wml_mode)mode;
-			return next(p);
+			return wml_next(p);
 		}
 	return expected(p, "timeout, alldone or firstdone");
 }
@@ -665,13 +457,13 @@ static bool parse_mode(struct parser *p, struct wml_statement *s)
 static bool parse_set(struct parser *p, struct wml_statement *s)
 {
 	if (is_word(p, "mode"))
-		return next(p) && parse_mode(p, s);
+		return wml_next(p) && parse_mode(p, s);
 	s->command = CMD_SET;
 	if (p->token.kind != TOKEN_VARIABLE)
 		return expected(p, "$variable or mode");
 	s->variable = variable(p->wml, p->token.text);
 	s->variable->assigned = true;
-	if (!next(p) || !take_punctuation(p, '=', "'='"))
+	if (!wml_next(p) || !take_punctuation(p, '=', "'='"))
 		return false;
 	return parse_value(p, &s->value);
 }
@@ -681,7 +473,7 @@ static bool parse_rate(struct parser *p, struct wml_statement *s)
 {
 	if (!is_word(p, "rate"))
 		return expected(p, "rate after eventgen");
-	if (!next(p) || !take_punctuation(p, '=', "'='"))
+	if (!wml_next(p) || !take_punctuation(p, '=', "'='"))
 		return false;
 	if (p->token.kind != TOKEN_INT && p->token.kind != TOKEN_VARIABLE)
 		return expected(p, "a number of events per second");
@@ -719,7 +511,7 @@ static bool parse_statement(struct parser *p, struct wml_statement *s)
 				   "echo, eventgen or "
 				   "quit");
 	s->command = commands[i].command;
-	if (!next(p))
+	if (!wml_next(p))
 		return false;
 	switch (s->command) {
 	case CMD_SET:
@@ -727,7 +519,7 @@ static bool parse_statement(struct parser *p, struct wml_statement *s)
 	case CMD_DEFINE:
 		return parse_define(p, s);
 	case CMD_CREATE:
-		return is_word(p, "files") ? next(p) : expected(p, "files after create");
+		return is_word(p, "files") ? wml_next(p) : expected(p, "files after create");
 	case CMD_RUN:
 		return parse_numbers(p, s->args, 1);
 	case CMD_PSRUN:
@@ -778,7 +570,7 @@ struct wml *wml_parse(const char *name, const char *text, struct flow_error *err
 	wml->file = wml_text(wml, name, strlen(name));
 
 	struct wml_statement **tail = &wml->statements;
-	bool ok = next(&p);
+	bool ok = wml_next(&p);
 
 	while (ok && p.token.kind != TOKEN_END) {
 		*tail = wml_alloc(wml, sizeof **tail);
@@ -826,35 +618,6 @@ struct wml *wml_load(const char *path, struct flow_error *error)
 	return wml;
 }
 
-void wml_free(struct wml *wml)
-{
-	if (wml == NULL)
-		return;
-	while (wml->blocks != NULL) {
-		struct wml_block *block = wml->blocks;
-
-		wml->blocks = block->next;
-		free(block);
-	}
-	free(wml);
-}
-
-/* ---- values ---- */
-
-void wml_assign(struct wml_variable *v, const struct wml_value *value)
-{
-	if (v->pinned)
-		return;
-	v->value = *value;
-	v->defined = true;
-}
-
-void wml_reset(struct wml *wml)
-{
-	for (struct wml_variable *v = wml->variables; v != NULL; v = v->next)
-		v->defined = v->pinned;
-}
-
 bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
 {
 	const char *equals = strchr(assignment, '=');
@@ -862,7 +625,7 @@ bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
 	if (equals == NULL || equals == assignment)
 		return flow_error_set(error, "--set %s: write NAME=VALUE", assignment);
 
-	struct wml_variable *v = find_variable(wml, assignment, (size_t)(equals - assignment));
+	struct wml_variable *v = wml_find_variable(wml, assignment, (size_t)(equals - assignment));
 
 	if (v == NULL || !v->assigned) {
 		char names[512] = "";
@@ -880,7 +643,7 @@ bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
 	struct parser p = {.wml = wml, .at = text, .line = 1, .error = &ignored};
 	struct wml_value value;
 
-	if (!next(&p) || !parse_value(&p, &value) || p.token.kind != TOKEN_END) {
+	if (!wml_next(&p) || !parse_value(&p, &value) || p.token.kind != TOKEN_END) {
 		if (strncmp(text, "cvar(", 5) == 0)
 			return flow_error_set(
 				error, "--set %s: %s", assignment, strchr(ignored.text, ':') + 1);
@@ -889,159 +652,5 @@ bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
 	}
 	v->value = value;
 	v->defined = v->pinned = true;
-	return true;
-}
-
-void wml_print(const struct wml_value *value, char *buffer, size_t size)
-{
-	switch (value->kind) {
-	case WML_INT:
-		snprintf(buffer, size, "%" PRId64, value->integer);
-		break;
-	case WML_BOOL:
-		snprintf(buffer, size, "%s", value->integer ? "true" : "false");
-		break;
-	case WML_STRING:
-		snprintf(buffer, size, "%s", value->string);
-		break;
-	case WML_CVAR:
-		snprintf(buffer, size,
-			"cvar(type=cvar-gamma,parameters=mean:%g;gamma:%g,min=%.0f,max=%.0f,round=%"
-			".0f)",
-			value->cvar.mean, value->cvar.gamma, value->cvar.min, value->cvar.max,
-			value->cvar.round);
-		break;
-	}
-}
-
-char *wml_interpolate(const struct wml *wml, const char *text, int line, struct flow_error *error)
-{
-	char *out = NULL, value[256];
-	size_t size = 0;
-	FILE *f = open_memstream(&out, &size);
-
-	if (f == NULL)
-		abort();
-	while (*text != '\0') {
-		size_t length;
-		const char *end;
-		const char *name = *text == '$' ? variable_name(text + 1, &length, &end) : NULL;
-
-		if (name == NULL) {
-			putc(*text++, f);
-			continue;
-		}
-
-		const struct wml_variable *v = find_variable(wml, name, length);
-
-		if (v == NULL || !v->defined) {
-			flow_error_set(error,
-				"%s:%d: expected a variable that is set, found '$%.*s'", wml->file,
-				line, (int)length, name);
-			fclose(f);
-			free(out);
-			return NULL;
-		}
-		wml_print(&v->value, value, sizeof value);
-		fputs(v->value.kind == WML_STRING ? v->value.string : value, f);
-		text = end;
-	}
-	fclose(f);
-	return out;
-}
-
-/* The present value of an expression that is there; NULL with an error. */
-static const struct wml_value *evaluate(
-	const struct wml *wml, const struct wml_expr *expr, struct flow_error *error)
-{
-	if (expr->variable == NULL)
-		return &expr->value;
-	if (!expr->variable->defined) {
-		flow_error_set(error, "%s:%d: expected $%s to be set before it is used", wml->file,
-			expr->line, expr->variable->name);
-		return NULL;
-	}
-	return &expr->variable->value;
-}
-
-static bool wrong_kind(const struct wml *wml, const struct wml_expr *expr, const char *what,
-	const char *wanted, const struct wml_value *value, struct flow_error *error)
-{
-	char text[256];
-
-	wml_print(value, text, sizeof text);
-	return flow_error_set(error, "%s:%d: expected %s for %s, found '%s'", wml->file, expr->line,
-		wanted, what, text);
-}
-
-bool wml_int(const struct wml *wml, const struct wml_expr *expr, const char *what, int64_t min,
-	int64_t max, int64_t *out, struct flow_error *error)
-{
-	if (expr->line == 0)
-		return true;
-
-	const struct wml_value *value = evaluate(wml, expr, error);
-
-	if (value == NULL)
-		return false;
-	if (value->kind != WML_INT || value->integer < min || value->integer > max) {
-		char wanted[96];
-
-		snprintf(wanted, sizeof wanted, "a number from %" PRId64 " to %" PRId64, min, max);
-		return wrong_kind(wml, expr, what, wanted, value, error);
-	}
-	*out = value->integer;
-	return true;
-}
-
-bool wml_bool(const struct wml *wml, const struct wml_expr *expr, const char *what, bool *out,
-	struct flow_error *error)
-{
-	if (expr->line == 0)
-		return true;
-
-	const struct wml_value *value = evaluate(wml, expr, error);
-
-	if (value == NULL)
-		return false;
-	if (value->kind != WML_BOOL)
-		return wrong_kind(wml, expr, what, "true or false", value, error);
-	*out = value->integer;
-	return true;
-}
-
-bool wml_string(const struct wml *wml, const struct wml_expr *expr, const char *what,
-	const char **out, struct flow_error *error)
-{
-	if (expr->line == 0)
-		return true;
-
-	const struct wml_value *value = evaluate(wml, expr, error);
-
-	if (value == NULL)
-		return false;
-	if (value->kind != WML_STRING || value->string[0] == '\0')
-		return wrong_kind(wml, expr, what, "a word or \"string\"", value, error);
-	*out = value->string;
-	return true;
-}
-
-bool wml_number(const struct wml *wml, const struct wml_expr *expr, const char *what,
-	struct number *out, struct flow_error *error)
-{
-	if (expr->line == 0)
-		return true;
-
-	const struct wml_value *value = evaluate(wml, expr, error);
-
-	if (value == NULL)
-		return false;
-	if (value->kind == WML_CVAR) {
-		*out = (struct number){.varies = true, .cvar = value->cvar};
-		return true;
-	}
-	if (value->kind != WML_INT || value->integer < 0)
-		return wrong_kind(wml, expr, what, "a number not below 0 or a cvar", value, error);
-	*out = (struct number){.value = (uint64_t)value->integer};
 	return true;
 }
