@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* userblk-ublk: serves, lists and removes disks of Linux's ublk driver. */
-#include <dirent.h>
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -23,8 +21,7 @@
 #include "ublk/disk.h"
 #include "ublk/options.h"
 #include "ublk/record.h"
-
-#define CHAR_DEVICES "/sys/class/ublk-char"
+#include "ublk/show.h"
 
 /* For how long a server that was killed may be seen as living. */
 #define PATIENCE_MS 3000
@@ -53,194 +50,6 @@ static int open_control(struct control *c)
 		warnx(CONTROL_PATH ": %s", strerror(-r));
 	}
 	return EXIT_FAILED;
-}
-
-/* ---- what there is ------------------------------------------------------------------ */
-
-static const char *state_name(uint16_t state)
-{
-	switch (state) {
-	case UBLK_S_DEV_DEAD:
-		return "dead";
-	case UBLK_S_DEV_LIVE:
-		return "live";
-	case UBLK_S_DEV_QUIESCED:
-		return "waiting";
-	case UBLK_S_DEV_FAIL_IO:
-		return "failing";
-	default:
-		return "unknown";
-	}
-}
-
-static const char *recovery_name(uint64_t flags)
-{
-	if (flags & UBLK_F_USER_RECOVERY_REISSUE)
-		return "reissue";
-	if (flags & UBLK_F_USER_RECOVERY_FAIL_IO)
-		return "fail-all";
-	return flags & UBLK_F_USER_RECOVERY ? "fail" : "none";
-}
-
-/* JSON (RFC 8259): a string. Bytes that are no UTF-8 are passed on as they are. */
-static void print_string(const char *text)
-{
-	putchar('"');
-	for (; *text; text++) {
-		unsigned char c = (unsigned char)*text;
-
-		if (c == '"' || c == '\\')
-			printf("\\%c", c);
-		else if (c < 0x20)
-			printf("\\u%04x", c);
-		else
-			putchar(c);
-	}
-	putchar('"');
-}
-
-static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
-{
-	printf("{\"disk\": \"/dev/ublkb%u\", \"number\": %u, \"state\": \"%s\", \"pid\": %d, "
-	       "\"queues\": %u, \"depth\": %u, \"max_request\": %u, \"zero_copy\": %s, "
-	       "\"recovery\": \"%s\", \"arguments\": ",
-		info->dev_id, info->dev_id, state_name(info->state), info->ublksrv_pid,
-		info->nr_hw_queues, info->queue_depth, info->max_io_buf_bytes,
-		info->flags & UBLK_F_AUTO_BUF_REG ? "true" : "false", recovery_name(info->flags));
-	if (!record->argv)
-		printf("null");
-	for (int i = 0; i < record->count; i++) {
-		printf("%s", i ? ", " : "[");
-		print_string(record->argv[i]);
-	}
-	printf("%s}", record->argv ? "]" : "");
-}
-
-static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
-{
-	printf("/dev/ublkb%u %s pid=%d queues=%u depth=%u max_request=%u zero_copy=%s recovery=%s",
-		info->dev_id, state_name(info->state), info->ublksrv_pid, info->nr_hw_queues,
-		info->queue_depth, info->max_io_buf_bytes,
-		info->flags & UBLK_F_AUTO_BUF_REG ? "on" : "off", recovery_name(info->flags));
-	for (int i = 0; i < record->count; i++)
-		printf("%s %s", i ? "" : ":", record->argv[i]);
-}
-
-static void print_disk(const struct ublksrv_ctrl_dev_info *info, bool json)
-{
-	struct record record;
-
-	record_read(info->dev_id, info->ublksrv_flags, &record);
-	(json ? print_json : print_line)(info, &record);
-	record_free(&record);
-}
-
-static int compare_numbers(const void *a, const void *b)
-{
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Numbers of all disks, ascending; the caller frees. */
-static uint32_t *find_disks(size_t *count)
-{
-	DIR *directory = opendir(CHAR_DEVICES);
-	uint32_t *numbers = NULL;
-	struct dirent *entry;
-
-	*count = 0;
-	while (directory && (entry = readdir(directory))) {
-		uint32_t number, *more;
-
-		if (sscanf(entry->d_name, "ublkc%" SCNu32, &number) != 1)
-			continue;
-		more = realloc(numbers, (*count + 1) * sizeof *numbers);
-		if (!more)
-			break;
-		numbers = more;
-		numbers[(*count)++] = number;
-	}
-	if (directory)
-		closedir(directory);
-	if (numbers)
-		qsort(numbers, *count, sizeof *numbers, compare_numbers);
-	return numbers;
-}
-
-static int list(struct control *c, bool json)
-{
-	size_t count, printed = 0;
-	uint32_t *numbers = find_disks(&count);
-
-	if (json)
-		printf("[");
-	for (size_t i = 0; i < count; i++) {
-		struct ublksrv_ctrl_dev_info info;
-
-		if (control_info(c, numbers[i], &info) < 0)
-			continue; /* gone */
-		if (json && printed)
-			printf(", ");
-		print_disk(&info, json);
-		if (!json)
-			printf("\n");
-		printed++;
-	}
-	if (json)
-		printf("]\n");
-	free(numbers);
-	return 0;
-}
-
-static int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
-{
-	int r = control_info(c, id, info);
-
-	if (r < 0)
-		warnx("ublk%u: %s", id,
-			r == -ENODEV ? "no such disk; see userblk-ublk list" : strerror(-r));
-	return r < 0 ? EXIT_USAGE : 0;
-}
-
-static int info_command(struct control *c, const struct options *o)
-{
-	struct ublksrv_ctrl_dev_info info;
-	int r = examine(c, (uint32_t)o->server.id, &info);
-
-	if (r == 0) {
-		print_disk(&info, o->json);
-		printf("\n");
-	}
-	return r;
-}
-
-static int features(const struct control *c, bool json)
-{
-	static const struct {
-		uint64_t flag;
-		const char *name;
-	} known[] = {
-		{UBLK_F_USER_RECOVERY, "USER_RECOVERY"},
-		{UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"},
-		{UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"},
-		{UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"},
-		{UBLK_F_QUIESCE, "QUIESCE"},
-		{UBLK_F_BATCH_IO, "BATCH_IO"},
-		{UBLK_F_SAFE_STOP_DEV, "SAFE_STOP_DEV"},
-	};
-
-	printf(json ? "{\"features\": \"0x%" PRIx64 "\"" : "0x%" PRIx64, c->features);
-	for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-		bool has = c->features & known[i].flag;
-
-		if (json)
-			printf(", \"%s\": %s", known[i].name, has ? "true" : "false");
-		else if (has)
-			printf(" %s", known[i].name);
-	}
-	printf(json ? "}\n" : "\n");
-	return 0;
 }
 
 /* ---- the end of a disk --------------------------------------------------------------- */
@@ -391,7 +200,7 @@ static void ready(void *opaque, uint32_t id)
 		warnx(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
 	if (start->options->json && control_info(start->control, id, &info) == 0) {
-		print_disk(&info, true);
+		show_disk(&info, true);
 		printf("\n");
 	} else {
 		printf("/dev/ublkb%u\n", id);
@@ -685,13 +494,13 @@ int main(int argc, char **argv)
 	if (r)
 		return r;
 	if (o.command == COMMAND_LIST)
-		r = list(&c, o.json);
+		r = show_list(&c, o.json);
 	else if (o.command == COMMAND_INFO)
-		r = info_command(&c, &o);
+		r = show_info(&c, &o);
 	else if (o.command == COMMAND_DELETE)
 		r = delete_disk(&c, &o);
 	else
-		r = features(&c, o.json);
+		r = show_features(&c, o.json);
 	control_close(&c);
 	return r;
 }

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What userblk-ublk prints of disks and of the driver: a line, or JSON. */
+#ifndef USERBLK_UBLK_SHOW_H
+#define USERBLK_UBLK_SHOW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ublk/control.h"
+#include "ublk/options.h"
+
+/* One disk, without a newline. */
+void show_disk(const struct ublksrv_ctrl_dev_info *info, bool json);
+
+/* These return an exit code, after an error message if it is not 0. */
+int show_list(struct control *c, bool json);
+int show_info(struct control *c, const struct options *o);
+int show_features(const struct control *c, bool json);
+/* What the driver has of a disk. */
+int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
+
+#endif
