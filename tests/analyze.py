@@ -56,7 +56,7 @@ FALSE = {
     Finding(
         "ublk/server.c", GARBAGE, "r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);"
     ): "the driver's commands return 0 or an error",
-    Finding("ublk/main.c", NULL, "print_string(record->words[i]);"): "without words there are 0 of them",
+    Finding("ublk/show.c", NULL, "print_string(record->argv[i]);"): "without words there are 0 of them",
     Finding("ublk/main.c", MALLOC, 'warnx("%s", error.text);'): "the process ends here",
     Finding(
         "userblk-s3/options.c", NULL, "if (words + 1 >= argc || argv[words + 1][0] == '-') {"
