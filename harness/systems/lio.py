@@ -158,11 +158,12 @@ class TcmuRunner:
 
 @dataclass(frozen=True)
 class Backstore:
-    """What a LUN is made of. kind: "user" or "iblock"."""
+    """What a LUN is made of. kind: "user" or "iblock". modules: of the kernel, which it needs."""
 
     kind: str
     control: str  # dev_config=...,dev_size=... or udev_path=...
     attributes: tuple[tuple[str, str], ...] = ()
+    modules: tuple[str, ...] = MODULES
 
     @staticmethod
     def user(
@@ -188,7 +189,7 @@ class Backstore:
     @staticmethod
     def iblock(device: Path) -> Backstore:
         """LIO's own, in the kernel, on a block device."""
-        return Backstore("iblock", f"udev_path={device},readonly=0")
+        return Backstore("iblock", f"udev_path={device},readonly=0", modules=IBLOCK_MODULES)
 
 
 class Lun:
@@ -226,7 +227,7 @@ class Lun:
             self._made.append(directory.rmdir)
 
     def _create(self) -> None:
-        load_modules(MODULES if self.backstore.kind == "user" else IBLOCK_MODULES)
+        load_modules(self.backstore.modules)
         self._make(self.hba)
         self._make(self.core)
         write_attribute(self.core / "control", self.backstore.control)
