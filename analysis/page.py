@@ -32,7 +32,8 @@ from .report import Report
 from .statistics import Interval
 from .suites import reports_of
 from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
-from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control, make_tables, tail_table
+from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control
+from .tabulate import make_tables, tail_table
 
 PAGE = "report.html"
 FIGURES = "figures"

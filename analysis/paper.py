@@ -20,7 +20,8 @@ from .paper_claims import ClaimResult, ClaimVerdict, check_claim
 from .papers import Paper, load_paper, papers_of
 from .render import new_grid
 from .summaries import Campaign, SummaryError
-from .table import METRICS, NATIVE, SYSTEMS, Grade, Table, grade_of, graded, tables_of
+from .table import METRICS, NATIVE, SYSTEMS, Grade, Table, grade_of, graded
+from .tabulate import tables_of
 
 ANY = "paper"  # on the command line: whichever has the campaign's suites
 EXAMPLES = 3  # cells that are named where a claim does not hold

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +29,6 @@ from .summaries import Campaign, Run, SummaryError, read_json
 SCHEMA = 3
 POINTS = 200  # at most, of a series
 PARALLEL = 200  # runs to read from which on it is worth processes of its own
-SOURCES = {
-    "fio": ("fio.json", fio.IOPS_LOG),
-    "flow": ("flow.json",),
-    "ops": ("ops.json",),
-    "fio-files": ("fio.json", fio.IOPS_LOG),
-}
-
 Key = tuple[str, str, str, str, str]  # host, suite, device, workload, system
 
 
@@ -87,7 +80,7 @@ def _series(intervals: Sequence[Interval], group: int) -> tuple[list[float | Non
     return kops, latency
 
 
-def _fio(directory: Path, interval_s: float, group: int) -> Details:
+def _fio(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     job = read_json(directory / "fio.json")["jobs"][0]
     sides = job["read"], job["write"]
     bins = merged({int(k): n for k, n in side["clat_ns"].get("bins", {}).items()} for side in sides)
@@ -95,11 +88,12 @@ def _fio(directory: Path, interval_s: float, group: int) -> Details:
     return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
 
 
-def _flow(path: Path, interval_s: float, group: int, measured_s: float) -> Details:
-    found = [one for one in read_json(path)["intervals"] if one["end_s"] > one["start_s"]]
+def _flow(directory: Path, run: Run, interval_s: float, group: int) -> Details:
+    report = read_json(directory / SOURCES[run.engine].files[0])
+    found = [one for one in report["intervals"] if one["end_s"] > one["start_s"]]
     intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
     # What was measured is the end of it.
-    begin = intervals[-1].end - measured_s - interval_s / 2 if intervals else 0.0
+    begin = intervals[-1].end - run.duration_s - interval_s / 2 if intervals else 0.0
     bins = merged(
         {int(name): count for name, count in one["latency_ns"]["bins"].items()}
         for one in found
@@ -108,12 +102,22 @@ def _flow(path: Path, interval_s: float, group: int, measured_s: float) -> Detai
     return Details(*_series(intervals, group), bins)
 
 
+@dataclass(frozen=True)
+class Source:
+    """The raw files of an engine's runs, and their reader, which has the arguments of read_details()."""
+
+    files: tuple[str, ...]
+    read: Callable[[Path, Run, float, int], Details]
+
+
+FIO = Source(("fio.json", fio.IOPS_LOG), _fio)
+SOURCES = {"fio": FIO, "fio-files": FIO, "flow": Source(("flow.json",), _flow), "ops": Source(("ops.json",), _flow)}
+
+
 def read_details(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     """From the raw files in a run's directory. interval_s: of the logs; group: intervals in a step of the series."""
     try:
-        if run.engine in ("flow", "ops"):
-            return _flow(directory / SOURCES[run.engine][0], interval_s, group, run.duration_s)
-        return _fio(directory, interval_s, group)
+        return SOURCES[run.engine].read(directory, run, interval_s, group)
     except SummaryError as error:
         return Details(problem=str(error))
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -126,7 +130,7 @@ def read_details(directory: Path, run: Run, interval_s: float, group: int) -> De
 def _stamp(directory: Path, engine: str, *parameters: float) -> list[object]:
     """What must be the same for kept details to hold."""
     stamp: list[object] = [SCHEMA, *parameters]
-    for name in SOURCES[engine]:
+    for name in SOURCES[engine].files:
         with contextlib.suppress(OSError):
             status = os.stat(directory / name)
             stamp.append([name, status.st_size, status.st_mtime_ns])

@@ -14,7 +14,8 @@ from typing import Any
 from userblk.analysis import export, paper
 from userblk.analysis.compare import environments
 from userblk.analysis.summaries import Campaign, lab_banner
-from userblk.analysis.table import Table, make_tables
+from userblk.analysis.table import Table
+from userblk.analysis.tabulate import make_tables
 
 from ..machine import paths
 from ..model.tables import ConfigError

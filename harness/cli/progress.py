@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 from userblk.analysis.render import grids
 from userblk.analysis.summaries import Run, SummaryError, run_from_summary
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 
 from ..model.plan import COUNTING, EXTRA, SAMPLING, Entry, Plan, estimate
 

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from userblk.analysis import agreement, compare, history, paper, report
 from userblk.analysis.papers import paper_names
 from userblk.analysis.summaries import Campaign, read_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 
 from ..machine import paths
 from ..model.tables import ConfigError

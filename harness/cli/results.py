@@ -19,7 +19,8 @@ from userblk.analysis.papers import Paper, load_paper, load_papers, paper_names
 from userblk.analysis.report import Report
 from userblk.analysis.suites import reports_of
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import Table, graded, make_tables, tail_table
+from userblk.analysis.table import Table, graded
+from userblk.analysis.tabulate import make_tables, tail_table
 
 from ..machine import paths
 from ..model.plan import EXTRA, Plan, read_plan

@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import CONTROL, METRICS, Table, control, make_tables
+from userblk.analysis.table import CONTROL, METRICS, Table, control
+from userblk.analysis.tabulate import make_tables
 
 SHOWN = METRICS[:2]  # throughput and latency
 BESIDE = "stress-ng --quiet --cpu 2 --vm 1"

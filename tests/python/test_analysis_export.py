@@ -15,7 +15,7 @@ from command_line import userblk
 from synthetic import make_campaign
 from userblk.analysis import export
 from userblk.analysis.summaries import Campaign, read_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from userblk.analysis import failover, report
 from userblk.analysis.summaries import SummaryError, load_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 
 
 def write_run(

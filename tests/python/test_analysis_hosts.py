@@ -15,7 +15,7 @@ from userblk.analysis.paper import compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.cli.results import status, status_lines
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model.hosts import Host, Hosts

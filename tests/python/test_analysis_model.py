@@ -14,7 +14,7 @@ from synthetic import make_campaign
 from userblk.analysis import model, report
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine import paths
 
 PAPER = {("sata", "seq-read-1th-4k"): 133.18, ("nvme", "rand-write-16th-128k"): 13.04}

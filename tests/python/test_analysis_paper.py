@@ -20,7 +20,8 @@ from userblk.analysis.paper_claims import ClaimVerdict, check_claim
 from userblk.analysis.papers import Claim, load_claims, load_paper
 from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.analysis.table import METRICS, Cell, Table, make_tables
+from userblk.analysis.table import METRICS, Cell, Table
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
 
 THROUGHPUT, LATENCY, CPU = METRICS

@@ -20,7 +20,8 @@ from userblk.analysis import latex, render
 from userblk.analysis.html import html
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import Run
-from userblk.analysis.table import METRICS, TAILS, Mark, Table, make_table, tail_table
+from userblk.analysis.table import METRICS, TAILS, Mark, Table
+from userblk.analysis.tabulate import make_table, tail_table
 from userblk.harness.machine.paths import CONFIGS
 
 PAPER = list(load_paper("bdus", CONFIGS).tables.values())

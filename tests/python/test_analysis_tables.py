@@ -26,9 +26,8 @@ from userblk.analysis.table import (
     Table,
     half_width_limit,
     make_cell,
-    make_table,
-    make_tables,
 )
+from userblk.analysis.tabulate import make_table, make_tables
 from userblk.harness.machine.paths import CONFIGS
 
 THROUGHPUT, LATENCY, CPU = METRICS

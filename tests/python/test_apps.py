@@ -15,7 +15,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop
 from userblk.analysis.summaries import run_from_summary
-from userblk.analysis.table import OF_APPLICATIONS, make_tables
+from userblk.analysis.tabulate import OF_APPLICATIONS, make_tables
 from userblk.harness.cli import doctor
 from userblk.harness.engines import WorkloadError, kv, postgresql, source_tree
 from userblk.harness.machine import paths

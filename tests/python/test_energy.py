@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from made_up import runs
 from userblk.analysis.render import csv_long
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.observing import energy
 from userblk.harness.observing.energy import Meter, zones
 from userblk.harness.observing.samplers import Sampler, Use

@@ -17,7 +17,8 @@ from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import graded, make_tables
+from userblk.analysis.table import graded
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.engines.flow import argv
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD
 from userblk.harness.model import tables

@@ -14,7 +14,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop
 from userblk.analysis.summaries import run_from_summary
-from userblk.analysis.table import OPERATIONS, make_tables
+from userblk.analysis.tabulate import OPERATIONS, make_tables
 from userblk.harness.engines import ops
 from userblk.harness.machine import paths
 from userblk.harness.model.config import load_profile, load_suite, load_system

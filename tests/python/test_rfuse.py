@@ -19,7 +19,7 @@ from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.analysis.table import make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine import paths
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model import tables

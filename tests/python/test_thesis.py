@@ -14,7 +14,8 @@ from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
-from userblk.analysis.table import RATE, make_tables
+from userblk.analysis.table import RATE
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model.config import load_suite
 
