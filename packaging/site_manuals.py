@@ -2,6 +2,7 @@
 """Hook of mkdocs: the manual pages, which stand beside the code, as pages of the site."""
 
 import logging
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,4 +31,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     for page in pages():
         argv = ["mandoc", "-T", "markdown", str(page)]
         text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        files.append(File.generated(config, f"manual/{page.stem}.md", content=text))
+        # mandoc escapes in code, too, where a backslash is one; and its first line is no heading.
+        text = re.sub(r"`[^`\n]*`", lambda code: code[0].replace("\\_", "_"), text)
+        title = f"# {page.stem}({page.suffix[1:]})"
+        text = re.sub(r"^# ", "## ", text.partition("\n")[2], flags=re.M)
+        files.append(File.generated(config, f"manual/{page.stem}.md", content=f"{title}\n{text}"))

@@ -128,3 +128,9 @@ def test_stilted_phrases_stay_away(phrase: str) -> None:
     found = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert found.returncode in (0, 1), found.stderr
     assert found.stdout == "", STILTED[phrase]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_code_in_tables_has_no_escaped_pipe(page: Path) -> None:
+    """The site would show the backslash."""
+    assert re.findall(r"`[^`\n]*\\\|[^`\n]*`", page.read_text()) == []
