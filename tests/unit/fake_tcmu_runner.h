@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A stand-in for the part of tcmu-runner that holds a device's attributes and takes the answers. */
+#ifndef USERBLK_FAKE_TCMU_RUNNER_H
+#define USERBLK_FAKE_TCMU_RUNNER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tcmu-runner.h>
+
+struct tcmu_device {
+	char cfgstring[512];
+	uint64_t blocks;
+	uint32_t block_size, max_transfer, xcopy, granularity, alignment, max_unmap;
+	bool write_cache, solid_state, unmap, split;
+	int exports, session; /* as configfs has them */
+	void *own;
+};
+
+extern struct tcmur_handler *registered;
+extern char logged[4096]; /* all messages since a test emptied it */
+extern int completions, completed_status;
+
+#endif
