@@ -5,6 +5,7 @@ Runs Table 1's campaign twice with one seed, once as the machine is and once bes
 campaigns that were run before. For each campaign it prints how wide the intervals are and, with --control, what the
 control shows; of two, by how much they differ. Exit code 1: a bar is missed. Run it with:
     PYTHONPATH=python python3 tests/bench/bench_lab.py [CAMPAIGN [CAMPAIGN]]
+With --markdown EXPORTED it prints what docs/lab.md says of a campaign that was exported.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from statistics import median
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.table import CONTROL, METRICS, Table, control
 from userblk.analysis.tabulate import make_tables
+from userblk.harness.running import archive
 
 SHOWN = METRICS[:2]  # throughput and latency
 BESIDE = "stress-ng --quiet --cpu 2 --vm 1"
@@ -116,6 +119,16 @@ def minutes(directory: Path) -> str:
     return f"{(max(times) - min(times)) / 60:.1f} minutes"
 
 
+def judged(table: Table) -> list[Bar]:
+    """By the bars of one campaign."""
+    return [*widths(table), *(alarms(table) if CONTROL in table.systems else ())]
+
+
+def markdown(bars: Sequence[Bar]) -> str:
+    rows = [f"| {bar.name} | {bar.found} | {'met' if bar.met else 'missed'} |" for bar in bars]
+    return "\n".join(["| criterion | result | |", "|---|---|---|", *rows])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("campaign", type=Path, nargs="*", help="at most two, which are judged; none: two are run")
@@ -125,7 +138,12 @@ def main() -> int:
     parser.add_argument("--beside", default=BESIDE, help="runs beside the second campaign (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", type=Path, metavar="EXPORTED", help="print a table of this one; exit code 0")
     args = parser.parse_args()
+    if args.markdown:
+        with tempfile.TemporaryDirectory() as place:
+            print(markdown(judged(table_of(archive.unpack(args.markdown, Path(place))))))
+        return 0
     campaigns = args.campaign
     if not campaigns:
         asked = ["--systems", "native,nbdkit,tcmu", "--reps", str(args.reps), "--seed", str(args.seed)]
@@ -135,7 +153,7 @@ def main() -> int:
     bars: list[Bar] = []
     tables = [table_of(directory) for directory in campaigns[:2]]
     for directory, table in zip(campaigns, tables, strict=True):
-        own = [*widths(table), *(alarms(table) if CONTROL in table.systems else ())]
+        own = judged(table)
         bars += [Bar(f"{directory.name} ({minutes(directory)}): {bar.name}", bar.found, bar.met) for bar in own]
     if len(tables) == 2:
         bars += differing(*tables)

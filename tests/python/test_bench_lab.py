@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import bench_table1
 from bench_lab import alarms, differing, widths
 from userblk.analysis.table import CONTROL, METRICS, NATIVE, Table, make_cell
+from userblk.harness.running import archive
 
 WORKLOADS = [f"w{number}" for number in range(20)]
 
@@ -44,3 +48,9 @@ def test_the_control_shows_nothing() -> None:
     bars = list(alarms(table({NATIVE: [100.0, 100.1, 100.2], CONTROL: [100.0, 100.2, 100.3]})))
     assert bars[0].met
     assert not next(alarms(table({NATIVE: [100.0, 100.1, 100.2], CONTROL: [102.0, 102.1, 102.3]}))).met
+
+
+def test_the_kept_cells_are_those_of_the_kept_campaign(tmp_path: Path) -> None:
+    data = Path("docs/data")
+    kept = json.loads((data / "table1-reads.json").read_text())
+    assert bench_table1.values(archive.unpack(data / "table1.tar.gz", tmp_path)) == kept and len(kept) == 12
