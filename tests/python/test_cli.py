@@ -196,7 +196,10 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
 def test_what_table_1_chose_is_kept() -> None:
     lines = block_choices(small_plan(profile=load_profile("paper"), emulated=False))
     assert lines[0].startswith("memory: 4294967296 bytes") and "858993459 bytes" in lines[1]
-    assert any(line.startswith("threads: nbdkit ") for line in lines)
+    assert [line.partition(":")[0].split(" ")[0] for line in lines] == [
+        "memory", "dirty", "discarded", "fio", "queue", "threads"
+    ]  # fmt: skip
+    assert "threads: nbdkit " in lines[-1] and "psync, buffered, no fsync" in lines[3]
     assert block_choices(small_plan(suite=load_suite("bdus-fs"))) == []
 
 

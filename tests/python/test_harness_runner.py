@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loops import loop, small_tmpfs
+from loops import loop, run, small_tmpfs
 from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
@@ -295,6 +295,34 @@ def test_all_that_a_campaign_uses_is_discarded(
     (summary,) = summaries(tmp_path / "c").values()
     warned = [line for line in summary["warnings"] if line.startswith("discard:")]  # type: ignore[attr-defined]
     assert len(warned) == (0 if able else 1) and summary["settings"]["discarded"] is able  # type: ignore[index]
+
+
+@pytest.mark.parametrize("step", ["set_up", "begin"])
+def test_a_device_that_came_into_use_is_not_touched(
+    step: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is looked at again before a block's system is brought up, and before its area is prepared."""
+    before, uppers = getattr(Runner, step), []
+    with Path(device).open("r+b") as disk:
+        disk.write(b"precious")
+
+    def used(self: Runner, *arguments: object) -> object:
+        uppers.append(run("losetup", "--find", "--show", device))
+        return before(self, *arguments)
+
+    monkeypatch.setattr(Runner, step, used)
+    plan = plan_for(device, tmp_path / "c", workloads=["rand-write-1th-4k"])
+    try:
+        assert Runner(plan, tmp_path / "c").run() == 1
+    finally:
+        for upper in uppers:
+            run("losetup", "--detach", upper)
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"userblk: {device}: loop device ") and " lies on it; " in line
+    assert ('"entry-start"' in said.out) is (step == "begin") and '"entry-done"' not in said.out
+    with Path(device).open("rb") as after:
+        assert after.read(8) == b"precious"
 
 
 def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:
