@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, RELEASE, Up, config, read, run
+from guest import LIMIT, MIB, RELEASE, Up, await_true, config, mapped, read, run
 from userblk.harness.systems import Running
 
+NVME = os.environ["LAB_NVME"]
 BLOCK = 512
+SLOW = 64 * 1024
 CORE = Path("/sys/kernel/config/target/core")
 ILLEGAL_REQUEST = 5  # exit codes of sg3_utils
 INVALID_PARAMETER = 19
@@ -150,6 +155,49 @@ def test_answers_are_as_long_as_they_say(running: Running) -> None:
     versions = run(["sg_inq", "--descriptors", disk])
     assert "SPC-3 (no version claimed)" in versions and "SBC-3 (no version claimed)" in versions, versions
     write_same(disk, "/dev/zero", 0, 32769, "--16", expect=ILLEGAL_REQUEST)
+
+
+def read_slowly(disk: str) -> bytes:
+    """SLOW bytes past the page cache, in one command."""
+    fd = os.open(disk, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, SLOW) as memory:
+            return memory[: os.preadv(fd, [memory], 0)]
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def read_under_way(disk: str, below: str) -> Iterator[Future[bytes]]:
+    """A read that stays in the ring until the block's end, since the device mapper's disk below is suspended."""
+    run(["dmsetup", "suspend", "--noflush", "--nolockfs", below])
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            slow = pool.submit(read_slowly, disk)
+            inflight = Path("/sys/block", Path(disk).name, "inflight")
+            await_true("the read has not begun", lambda: inflight.read_text().split() == ["1", "0"])
+            yield slow
+            assert not slow.done()
+        finally:
+            run(["dmsetup", "resume", below])
+
+
+def test_inquiries_beside_a_slow_command(up: Up, tmp_path: Path) -> None:
+    """Each gets its own answer, and the whole of its memory: a length would be that of whichever command ends next."""
+    answer = tmp_path / "answer"
+    sectors = int(Path("/sys/block", Path(NVME).name, "size").read_text())
+    with mapped("slow", f"0 {sectors} linear {NVME} 0") as below, up(config("tcmu", direct="on"), below) as running:
+        disk = running.used.path
+        expected = fill(disk, MIB)
+        for evpd, page, length in (("00", "00", 96), ("01", "b0", 64)):
+            inquiry: list[str | Path] = ["sg_raw", "-o", answer, "-r", "255", disk, "12", evpd, page, "00", "ff", "00"]
+            run(inquiry)
+            alone = answer.read_bytes()
+            with read_under_way(disk, "slow") as slow:
+                run(inquiry)
+            assert answer.read_bytes() == alone.ljust(255, b"\0") and len(alone) == length
+            assert slow.result() == expected[:SLOW]
+        assert not running.server_died()
 
 
 def test_copies_with_a_list_identifier(running: Running, tmp_path: Path) -> None:
