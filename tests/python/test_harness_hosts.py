@@ -17,11 +17,13 @@ import pytest
 from command_line import whole as userblk
 from loops import MIB, loop
 from ssh_server import CONFIG, SSHD, await_login, client, reserved_port, write_config
-from userblk.harness.machine import paths, prepare
+from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.teardown import write_setting
 from userblk.harness.model.config import load_profile
 
 SIZE = 2048 * MIB  # as much as the profile uses
+
+
 @contextmanager
 def sshd(directory: Path) -> Iterator[list[str]]:
     """The ssh command that reaches it."""
@@ -32,7 +34,9 @@ def sshd(directory: Path) -> Iterator[list[str]]:
     write_config(directory, port)
     Path("/run/sshd").mkdir(exist_ok=True)
     with (directory / "sshd.log").open("wb") as log:
-        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / CONFIG)], stderr=log)
+        # Both hosts are this machine, which has one campaign at a time otherwise.
+        beside = f"SetEnv={safety.BESIDE}=1"
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / CONFIG), "-o", beside], stderr=log)
     ssh = client(directory, "-p", str(port))
     try:
         await_login(ssh, "127.0.0.1", lambda: "" if server.poll() is None else (directory / "sshd.log").read_text())
