@@ -73,7 +73,7 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         assert metrics["throughput_kops"] > 0 and metrics["latency_us"] > 0 and 0 < metrics["cpu_percent"] <= 100
         assert metrics["server_cpu_percent"] is None
         assert summary["warm_up"]["rule"].startswith("MSER-") and summary["warm_up"]["ramp_s"] == 0
-        assert summary["warm_up"]["intervals"] >= 5
+        assert summary["warm_up"]["intervals"] >= 1  # as many as the disk needs for its area
         assert summary["costs"] == {}
         found = json.loads((directory / "environment.json").read_text())
         assert found["devices"]["sata"]["disk"] == Path(device).name and found["condition"]["load"] >= 0
