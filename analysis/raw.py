@@ -185,7 +185,8 @@ def _logging(campaign: Campaign) -> tuple[float, dict[str, int]]:
     try:
         profile: Mapping[str, Any] = read_json(file)["profile"]
         files = profile["files"]
-        interval = profile.get("series_ms", profile["interval_ms"]) / 1e3
+        earlier = profile.get("series_ms", profile["interval_ms"])  # in plans before schema 4
+        interval = profile.get("workload_interval_ms", earlier) / 1e3
         seconds = {
             "fio": profile["ramp_s"] + profile["runtime_s"],
             "flow": files["ramp_s"] + max(files["runtime_s"], files["macro_runtime_s"]),

@@ -183,7 +183,7 @@ def lay_out_on_devices(
     clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
     options["profile"] = config.load_profile(options["profile"].name, virtual=bool(model))
     devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
-    if not any(system.backed for system in options["systems"]):
+    if not any(system.uses_device for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
     cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
     if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:

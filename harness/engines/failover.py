@@ -231,7 +231,7 @@ class Failover(DeviceEngine):
         return Suite(name, tuple(_workloads(name, table)), systems)
 
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
-        return system.backed and workload.event in kind.events
+        return system.uses_device and workload.event in kind.events
 
     def duration_s(self, workload: Workload, profile: Profile) -> float:
         return sum(workload.timing[profile.name].values())

@@ -49,7 +49,7 @@ def log_options(profile: Profile, directory: Path) -> list[str]:
         f"--write_bw_log={log}",
         f"--write_iops_log={log}",
         f"--write_lat_log={log}",
-        f"--log_avg_msec={profile.series_ms}",
+        f"--log_avg_msec={profile.workload_interval_ms}",
         "--per_job_logs=0",
         "--output-format=json+",
         f"--output={directory / 'fio.json'}",
@@ -184,7 +184,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         errors = [j["error"] for j in report["jobs"]]
         waiting = under_way(side)
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
-        intervals = series(path.with_name(IOPS_LOG), profile.series_ms / 1e3, waiting, operations)
+        intervals = series(path.with_name(IOPS_LOG), profile.workload_interval_ms / 1e3, waiting, operations)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
@@ -222,7 +222,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
 def make_area(run: Run) -> dict[str, object]:
     """Zero-filled before reads, discarded before writes."""
     device, modelled = run.device, bool(run.plan.model)
-    if not run.plan.systems[run.entry.system].backed:
+    if not run.plan.systems[run.entry.system].uses_device:
         return {}
     found: dict[str, object] = {}
     recheck(device, run.confirm, run.running.server, run.running.used.name)

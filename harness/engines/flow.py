@@ -59,7 +59,7 @@ def argv(
 
 def run_options(profile: Profile, results: Path) -> list[str]:
     """The options of the measured phase."""
-    return [f"--interval={profile.series_ms / 1e3:g}", f"--json={results}"]
+    return [f"--interval={profile.workload_interval_ms / 1e3:g}", f"--json={results}"]
 
 
 def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float) -> Sequence[dict[str, Any]]:
@@ -93,10 +93,10 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     done = report["end"] not in ("time", "early", "interrupted")
     # A fast device may be through all files before the ramp is over, and more files would be more than memory holds.
     ramp = min(full, RAMP_SHARE * report["duration_s"]) if done and not profile.fixed_warm_up else full
-    measured = _measured(report["intervals"], ramp, profile.series_ms / 1e3)
+    measured = _measured(report["intervals"], ramp, profile.workload_interval_ms / 1e3)
     begin = measured[0]["start_s"] if measured else report["duration_s"]
-    warm_up = warmup.find(_series(measured, begin, profile.series_ms / 1e3), profile.fixed_warm_up)
-    measured = [one for one in measured if one["start_s"] - begin >= warm_up.cut_s - profile.series_ms / 2e3]
+    warm_up = warmup.find(_series(measured, begin, profile.workload_interval_ms / 1e3), profile.fixed_warm_up)
+    measured = [one for one in measured if one["start_s"] - begin >= warm_up.cut_s - profile.workload_interval_ms / 2e3]
     seconds = sum(one["end_s"] - one["start_s"] for one in measured)
     operations = sum(one["ops"] for one in measured)
     bins: Counter[int] = Counter()
@@ -283,7 +283,7 @@ class Flow(DeviceEngine):
         return Suite(name, tuple(workloads), systems)
 
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
-        return system.backed and not kind.of_store
+        return system.uses_device and not kind.of_store
 
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]

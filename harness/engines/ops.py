@@ -81,12 +81,12 @@ class Ops(Flow):
         return [str(built(build, "ops", "userblk-ops"))]
 
     def create(self, run: Run, program: Path, directory: Path) -> list[str]:
-        if not run.plan.systems[run.entry.system].backed:
+        if not run.plan.systems[run.entry.system].uses_device:
             return []
         return argv(program, run.workload, run.entry.seed, "prepare", directory)
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
-        phase = "run" if run.plan.systems[run.entry.system].backed else "all"
+        phase = "run" if run.plan.systems[run.entry.system].uses_device else "all"
         seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
         options = run_options(run.profile, results)
         return argv(program, run.workload, run.entry.seed, phase, directory, f"--seconds={seconds}", *options)

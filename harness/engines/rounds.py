@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def precondition(run: Run) -> dict[str, object]:
     """Purge the area, and write all of it sequentially, below the system. What was done."""
-    if not run.plan.systems[run.entry.system].backed:
+    if not run.plan.systems[run.entry.system].uses_device:
         return {}
     recheck(run.device, run.confirm, run.running.server, run.running.used.name)
     for used in run.devices():

@@ -167,8 +167,9 @@ class Profile:
     intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what observing/warmup.py
     finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up says,
     instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
-    interval_ms: of the samples of the machine; series_ms: of the workload's own series. memory_bytes: what the
-    programs of block workloads may use, their page cache with it; 0: all that there is.
+    interval_ms: of the samples of the machine; workload_interval_ms: of the workload's own series. reuse_system: one
+    bring-up serves all workloads of a suite. memory_bytes: what the programs of block workloads may use, their page
+    cache with it; 0: all that there is.
     read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
     rounds: of SNIA's Performance Test Specification: the device is purged and written sequentially passes times, then a
     workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
@@ -182,8 +183,8 @@ class Profile:
     ramp_s: float
     runtime_s: float
     interval_ms: int
-    series_ms: int
-    keep_up: bool
+    workload_interval_ms: int
+    reuse_system: bool
     dirty_bytes: int
     dirty_background_bytes: int
     overhead_s: float
@@ -260,7 +261,7 @@ class SystemConfig:
     requires: Requires = field(default_factory=Requires)
 
     @property
-    def backed(self) -> bool:
+    def uses_device(self) -> bool:
         """Does its data lie on the user's device?"""
         return self.device != "null"
 
@@ -351,8 +352,8 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         ramp_s=table.number("ramp_s"),
         runtime_s=table.number("runtime_s", 0.1),
         interval_ms=table.integer("interval_ms", 10),
-        series_ms=table.integer("series_ms", 5),
-        keep_up=table.boolean("keep_up"),
+        workload_interval_ms=table.integer("workload_interval_ms", 5),
+        reuse_system=table.boolean("reuse_system"),
         dirty_bytes=table.integer("dirty_bytes", 0),
         dirty_background_bytes=table.integer("dirty_background_bytes", 0),
         memory_bytes=table.integer("memory_bytes", 0),

@@ -3,8 +3,8 @@
 
 A round is every cell once, later (extend()) every cell that needs another run. Rounds follow one another, so that slow
 drift of the machine spreads over all cells alike; inside a round the order is shuffled from the recorded seed. With
-keep_up the unit that is shuffled is the block (device, system, suite), brought up once: reads first, shuffled, on a
-zero-filled area, then writes, shuffled, each after a discard; workloads on a file system, all shuffled, each on a new
+reuse_system the unit that is shuffled is the block (device, system, suite), brought up once: reads first, shuffled, on
+a zero-filled area, then writes, shuffled, each after a discard; workloads on a file system, all shuffled, each on a new
 one. Without it every run is its own block.
 """
 
@@ -36,7 +36,7 @@ from .config import (
 from .parts import ENGINES, FILL_BYTES_PER_S, KINDS
 from .tables import ConfigError
 
-SCHEMA = 3
+SCHEMA = 4
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 SIMULATED = "simulated"  # what a campaign is called where its name must not be known
@@ -318,7 +318,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
         # To the others all devices, or stores, are the same.
         if number == 0 or (KINDS[system.kind].needs_store(system) and part not in of_none)
     ]
-    if profile.keep_up:
+    if profile.reuse_system:
         rng.shuffle(triples)
     groups: list[list[CellId]] = []
     ranks: dict[tuple[str, str], int] = {}
@@ -328,7 +328,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
             here = [w for w in here if not w.load]  # which begins with a capacity in operations a second
         first = [w.id for w in here if ENGINES[w.engine].comes_first(w)]
         then = [w.id for w in here if w.id not in first]
-        if profile.keep_up:
+        if profile.reuse_system:
             first, then = rng.sample(first, len(first)), rng.sample(then, len(then))
         ranks |= {(part, w.id): ENGINES[w.engine].rank(w) for w in here}
         first, then = (sorted(ids, key=lambda one: ranks[part, one]) for ids in (first, then))
@@ -336,7 +336,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
         alone = {workload.id for workload in here if workload.alone}
         groups.append([cell for cell in group if cell[3] not in alone])
         groups += [[cell] for cell in group if cell[3] in alone]
-    if not profile.keep_up:
+    if not profile.reuse_system:
         flat = [cell for group in groups for cell in group]
         rng.shuffle(flat)
         flat.sort(key=lambda cell: ranks[cell[1], cell[3]])
@@ -365,14 +365,14 @@ def estimate(plan: Plan) -> Estimate:
         device, system = entries[0].device, plan.systems[entries[0].system]
         workloads = [plan.workload(entry) for entry in entries]
         start = max(ENGINES[workload.engine].start_s(profile) for workload in workloads)
-        if system.backed and not plan.model and any(ENGINES[one.engine].fills(one) for one in workloads):
+        if system.uses_device and not plan.model and any(ENGINES[one.engine].fills(one) for one in workloads):
             written[device] += profile.area[device]
             start += profile.area[device] / FILL_BYTES_PER_S
         for workload in workloads:
             engine = ENGINES[workload.engine]
             seconds = engine.duration_s(workload, profile.of(workload, device))
             each.append(seconds * (1 if engine.on_files else slowdown) + engine.overhead_s(profile))
-            written[device] += engine.written(workload, profile, device) if system.backed else 0
+            written[device] += engine.written(workload, profile, device) if system.uses_device else 0
         each[-len(entries)] += start
     return Estimate(len(plan.entries), sum(each), each, written)
 

@@ -179,7 +179,7 @@ class OverStore(SystemKind):
         return MODULES if config.client == "kernel" else ()
 
     def needs_store(self, system: SystemConfig) -> bool:
-        return system.backed
+        return system.uses_device
 
 
 KINDS.add(OverStore())

@@ -65,7 +65,7 @@ class Context:
 
     def parameters(self) -> dict[str, str]:
         """key=value of our device, but for its size."""
-        values = {"file": self.device.path} if self.config.backed else {}
+        values = {"file": self.device.path} if self.config.uses_device else {}
         return values | dict(self.config.parameters)
 
 
@@ -229,7 +229,7 @@ class Served(SystemKind):
         return system
 
     def attaches(self, system: SystemConfig) -> bool:
-        return not system.backed
+        return not system.uses_device
 
 
 class Layer(SystemKind):

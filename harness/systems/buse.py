@@ -16,7 +16,7 @@ def up(context: Context) -> Running:
     config, device, teardown, recorder = context.config, context.device, context.teardown, context.recorder
     program = str(context.library("buse", "userblk-buse"))
     parameters = context.parameters()
-    if not config.backed:
+    if not config.uses_device:
         parameters |= {"size": str(context.area), "block-size": str(device.logical_block_size)}
     argv = [program, "--json", f"--timeout={config.timeout_s}", config.device]
     argv += [f"{key}={value}" for key, value in parameters.items()]
@@ -29,12 +29,12 @@ def up(context: Context) -> Running:
 
     settle()
     used = identify(disk)
-    size = device.size if config.backed else context.area
+    size = device.size if config.uses_device else context.area
     expect_size(used, size, device)
     set_queue(context, used)
     return Running(
         used=used,
-        backing=device if config.backed else None,
+        backing=device if config.uses_device else None,
         server=server.pid,
         server_started=server.started,
         settings={"connections": 1, "threads": 1, "timeout_s": config.timeout_s, **parameters},

@@ -92,7 +92,7 @@ def _daemon(server: Process, argv: list[str]) -> tuple[int, int]:
 def up(context: Context) -> Running:
     config, teardown, recorder, device = context.config, context.teardown, context.recorder, context.device
     directory = scratch(teardown)
-    size = device.size if config.backed else context.area
+    size = device.size if config.uses_device else context.area
     values = {
         "device": device.path,
         "directory": str(directory),
@@ -157,7 +157,7 @@ def up(context: Context) -> Running:
 
     return Running(
         used=used,
-        backing=device if config.backed else None,
+        backing=device if config.uses_device else None,
         server=pid,
         server_started=started,
         settings=settings | ({"connections": connections} if config.disk == "nbd" else {}),
@@ -166,7 +166,7 @@ def up(context: Context) -> Running:
     )
 
 
-COMMAND_KEYS = ("name", "kind", "server", "disk", "backed", "connections", "threads", "timeout_s", "file", "stop")
+COMMAND_KEYS = ("name", "kind", "server", "disk", "uses_device", "connections", "threads", "timeout_s", "file", "stop")
 
 
 def _read(name: str, table: Table) -> SystemConfig:
@@ -175,7 +175,7 @@ def _read(name: str, table: Table) -> SystemConfig:
     system = SystemConfig(
         name=name,
         kind="command",
-        device="passthrough" if table.boolean("backed") else "null",
+        device="passthrough" if table.boolean("uses_device") else "null",
         connections=table.integer("connections", 1) if disk == "nbd" else 0,
         threads=table.integer("threads", 1) if "threads" in table.values else 1,
         timeout_s=table.integer("timeout_s", 1) if disk == "nbd" else 0,

@@ -46,7 +46,7 @@ class FuseDisk(SystemKind):
         return system
 
     def attaches(self, system: SystemConfig) -> bool:
-        return not system.backed
+        return not system.uses_device
 
     def up(self, context: Context) -> Running:
         return up(context)

@@ -74,7 +74,7 @@ def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, tea
 def disk_of(context: Context, device: str, server: Process) -> BlockDevice:
     """The connected disk, once it is as it must be, with the system's queue. Raises BringUpError."""
     block_size = context.device.logical_block_size
-    size = context.device.size if context.config.backed else context.area
+    size = context.device.size if context.config.uses_device else context.area
     await_up(f"{device} does not have {size} bytes", lambda: identify(device).size == size, server)
     settle()
     forget_errors(device)
@@ -102,7 +102,7 @@ def up(context: Context) -> Running:
     socket, pidfile = directory / "s", directory / "pid"
 
     parameters = context.parameters()
-    if not config.backed:
+    if not config.uses_device:
         parameters |= {"size": str(context.area), "block-size": str(context.device.logical_block_size)}
     argv = ["nbdkit", "-f", "-U", str(socket), "-P", str(pidfile), "-t", str(config.threads), str(plugin)]
     argv += [f"{key}={value}" for key, value in parameters.items()]
@@ -135,7 +135,7 @@ def up(context: Context) -> Running:
     used = disk_of(context, device, server)
     return Running(
         used=used,
-        backing=context.device if config.backed else None,
+        backing=context.device if config.uses_device else None,
         server=server.pid,
         server_started=server.started,
         settings={"connections": connections, "threads": config.threads, "timeout_s": timeout_s, **waits, **parameters},

@@ -43,7 +43,7 @@ def up(context: Context) -> Running:
     config, device, teardown = context.config, context.device, context.teardown
     handler = context.library("tcmu-handlers", f"handler_userblk_{config.device}.so")
     parameters = context.parameters()
-    size = device.size if config.backed else context.area
+    size = device.size if config.uses_device else context.area
     settings: dict[str, object] = {"connections": 1, "timeout_s": config.timeout_s, **parameters}
     try:
         server = _running_daemon(handler)
@@ -85,7 +85,7 @@ def up(context: Context) -> Running:
     ours = settings["threads"] == config.threads
     return Running(
         used=used,
-        backing=device if config.backed else None,
+        backing=device if config.uses_device else None,
         server=server,
         server_started=start_time(server),
         settings=settings,

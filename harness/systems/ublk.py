@@ -32,7 +32,7 @@ def up(context: Context) -> Running:
     config, device, teardown, recorder = context.config, context.device, context.teardown, context.recorder
     program = str(context.library("ublk", "userblk-ublk"))
     parameters = context.parameters()
-    if not config.backed:
+    if not config.uses_device:
         parameters |= {"size": str(context.area), "block-size": str(device.logical_block_size)}
     served = [f"--mode={config.mode}", f"--threads={config.threads}", config.device]
     served += [f"{key}={value}" for key, value in parameters.items()]
@@ -51,7 +51,7 @@ def up(context: Context) -> Running:
 
     settle()
     used = identify(told["disk"])
-    size = device.size if config.backed else context.area
+    size = device.size if config.uses_device else context.area
     expect_size(used, size, device)
     set_queue(context, used)
 
@@ -62,7 +62,7 @@ def up(context: Context) -> Running:
 
     return Running(
         used=used,
-        backing=device if config.backed else None,
+        backing=device if config.uses_device else None,
         server=server.pid,
         server_started=server.started,
         settings={"mode": config.mode, "threads": config.threads, **parameters}

@@ -53,11 +53,11 @@ def up(context: Context) -> Running:
     config, device, recorder, teardown = context.config, context.device, context.recorder, context.teardown
     if Path("/dev/vduse", NAME).exists():
         raise BringUpError(f"/dev/vduse/{NAME} is there already: another server runs")
-    size = device.size if config.backed else context.area
+    size = device.size if config.uses_device else context.area
     queues = os.cpu_count() or 1
     below = (
         f"driver=host_device,node-name=below,filename={device.path},cache.direct=on,aio=native,discard=unmap"
-        if config.backed
+        if config.uses_device
         else f"driver=null-co,node-name=below,size={size},read-zeroes=on"
     )
     export = (
@@ -76,7 +76,7 @@ def up(context: Context) -> Running:
     set_queue(context, used)
     return Running(
         used=used,
-        backing=device if config.backed else None,
+        backing=device if config.uses_device else None,
         server=server.pid,
         server_started=server.started,
         settings={"queues": queues, "depth": DEPTH},
@@ -90,7 +90,7 @@ class Vduse(Layer):
     with_null = True
 
     def attaches(self, system: SystemConfig) -> bool:
-        return not system.backed
+        return not system.uses_device
 
     def up(self, context: Context) -> Running:
         return up(context)

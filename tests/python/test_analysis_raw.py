@@ -170,3 +170,14 @@ def test_without_a_plan_it_says_so(tmp_path: Path) -> None:
     (campaign.directory / "plan.json").write_text("{}")
     with pytest.raises(SummaryError, match="plan.json"):
         cell_details(campaign)
+
+
+def test_the_interval_of_a_campaign_before_schema_4(tmp_path: Path) -> None:
+    campaign = campaign_of(tmp_path)
+    now, _ = cell_details(campaign)
+    file = campaign.directory / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["profile"]["series_ms"] = 2 * plan["profile"].pop("workload_interval_ms")
+    file.write_text(json.dumps(plan))
+    before, _ = cell_details(campaign)
+    assert {key: one.step_s for key, one in before.items()} == {key: 2 * one.step_s for key, one in now.items()}

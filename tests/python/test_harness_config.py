@@ -84,8 +84,8 @@ def test_everything_shipped_loads() -> None:
     assert {load_profile(name).name for name in names("profiles")} == {"quick", "paper", "pts"}
     systems = {name: load_system(name) for name in names("systems")}
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
-    unbacked = [name for name, system in systems.items() if not system.backed]
-    assert unbacked == [
+    without_device = [name for name, system in systems.items() if not system.uses_device]
+    assert without_device == [
         "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-uring", "s3-null", "s3backer", "tcmu-null",
         "ublk-null",
         "vduse-null",
@@ -101,7 +101,7 @@ def test_everything_shipped_loads() -> None:
 
 def test_the_paper_profile_is_the_papers() -> None:
     paper = load_profile("paper")
-    assert (paper.ramp_s + paper.runtime_s, paper.repetitions, paper.keep_up) == (900, 5, False)
+    assert (paper.ramp_s + paper.runtime_s, paper.repetitions, paper.reuse_system) == (900, 5, False)
     assert paper.max_repetitions > 5 and paper.half_width == 5
     assert paper.area == {"sata": 64 << 30, "nvme": 256 << 30}
     files = paper.files
@@ -120,7 +120,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("profiles/quick", "repetitions = 3", "repetitions = 0", "repetitions=0: must be an integer of at least 1"),
         ("profiles/quick", "repetitions = 3", "", "repetitions is missing"),
         ("profiles/quick", "repetitions = 3", "repetitions = 3\nrepetition = 4", "repetition=4: unknown key"),
-        ("profiles/quick", "keep_up = true", "keep_up = 1", "keep_up=1: must be true or false"),
+        ("profiles/quick", "reuse_system = true", "reuse_system = 1", "reuse_system=1: must be true or false"),
         ("profiles/quick", "sata = 2", "sata = 1", "area.sata=1147483648: must be a multiple"),
         ("profiles/quick", 'name = "quick"', 'name = "fast"', "name=fast: must be the file's name, quick"),
         ("profiles/quick", "ramp_s = 1", "ramp_s = ", "not valid TOML"),
@@ -132,7 +132,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/nbdkit-file", '"{socket}"', '"/s"', "disk=nbd needs {socket} in it"),
         ("systems/nbdkit-file", 'disk = "nbd"', 'disk = "usb"', "disk=usb: must be one of nbd, output, loop"),
         ("systems/nbdkit-file", 'modules = ["nbd"]', "modules = [5]", "requires.modules=5: must be a list of strings"),
-        ("systems/nbdkit-file", "backed = true", "", "backed is missing"),
+        ("systems/nbdkit-file", "uses_device = true", "", "uses_device is missing"),
         ("systems/nbdkit-file", "timeout_s = 120", "timeout = 120", "timeout_s is missing"),
         ("systems/bdus", 'disk = "output"', 'disk = "output"\nfile = "x"', "file=x: unknown key; known are name,"),
         ("hosts/example", '"root@nvme.example"]\n\n#', '"root@other"]\n\n#', "root@other is missing"),

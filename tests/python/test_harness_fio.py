@@ -69,7 +69,7 @@ def test_the_series_adds_threads_up(tmp_path: Path) -> None:
     late = [(250, 400), (300, 1000)] + [(100 * i, 1000) for i in range(4, 21)]
     early = [(100 * i, 2000) for i in range(1, 6)]
     write_log(tmp_path, steady, late, early)
-    series = fio.series(tmp_path / fio.IOPS_LOG, QUICK.series_ms / 1e3, 3)
+    series = fio.series(tmp_path / fio.IOPS_LOG, QUICK.workload_interval_ms / 1e3, 3)
     assert len(series) == 20 and series[-1].end == pytest.approx(2.0)
     operations = [one.operations for one in series]
     assert operations[:3] == pytest.approx([340, 340, 370]) and operations[5:] == pytest.approx([200] * 15)
@@ -82,7 +82,7 @@ def test_a_burst_is_not_spread_over_the_pause_before_it(tmp_path: Path) -> None:
     steady = [(100 * i, 1000) for i in range(1, 21)]
     bursts = [(100, 5000), (600, 5000), (1100, 5000), (1600, 5000)]
     write_log(tmp_path, steady, bursts)
-    length = QUICK.series_ms / 1e3
+    length = QUICK.workload_interval_ms / 1e3
     operations = [one.operations for one in fio.series(tmp_path / fio.IOPS_LOG, length, 2)]
     assert operations[:6] == pytest.approx([600, 100, 100, 100, 100, 600])
     # Lines may be late: what fio counted is what the whole is.
@@ -93,7 +93,7 @@ def test_a_burst_is_not_spread_over_the_pause_before_it(tmp_path: Path) -> None:
 def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
     whole = [(100 * i, 1000) for i in range(1, 21)]
     write_log(tmp_path, whole, whole[:-1])  # its last interval is never logged
-    assert len(fio.series(tmp_path / fio.IOPS_LOG, QUICK.series_ms / 1e3, 3)) == 19
+    assert len(fio.series(tmp_path / fio.IOPS_LOG, QUICK.workload_interval_ms / 1e3, 3)) == 19
 
 
 def test_threads_have_their_own_parts() -> None:

@@ -95,7 +95,7 @@ def device(tmp_path: Path) -> Iterator[str]:
 
 def test_a_file_is_null_and_nothing_else() -> None:
     system = load_system("fuse-null")
-    assert (system.kind, system.device, system.threads, system.backed) == ("fuse-disk", "null", 16, False)
+    assert (system.kind, system.device, system.threads, system.uses_device) == ("fuse-disk", "null", 16, False)
     assert (system.queue, system.parameters) == ({}, {})
 
 

@@ -166,9 +166,9 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
     assert plan.directory(plan.entries[0]).parts[-1] == "1"
     value = json.loads(path.read_text())
     path.write_text(json.dumps(value | {"schema": 1}))
-    with pytest.raises(ConfigError, match="another schema than 3"):
+    with pytest.raises(ConfigError, match="another schema than 4"):
         read_plan(path)
-    path.write_text(json.dumps({"schema": 3, "suite": 5}))
+    path.write_text(json.dumps({"schema": 4, "suite": 5}))
     with pytest.raises(ConfigError, match="not a plan"):
         read_plan(path)
     with pytest.raises(ConfigError, match="No such file"):

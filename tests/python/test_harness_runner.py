@@ -54,7 +54,7 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     limits = dirty_limits()
     plan = plan_for(device, tmp_path / "c", runtime_s=2)
     # A fast disk writes the area in three of the profile's intervals.
-    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, series_ms=20))
+    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, workload_interval_ms=20))
     write_plan(plan, tmp_path / "c")
     code, events, err = finish(start(tmp_path / "c"))
     assert (code, err) == (0, "")

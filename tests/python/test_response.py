@@ -150,9 +150,9 @@ def plan_of(suite: Suite, device: str = "/dev/null", **changes: object) -> Plan:
     )
 
 
-@pytest.mark.parametrize("keep_up", [True, False])
-def test_the_capacity_comes_first(keep_up: bool) -> None:
-    plan = plan_of(load_suite("response"), keep_up=keep_up)
+@pytest.mark.parametrize("reuse_system", [True, False])
+def test_the_capacity_comes_first(reuse_system: bool) -> None:
+    plan = plan_of(load_suite("response"), reuse_system=reuse_system)
     assert len(plan.entries) == 2 * (1 + 10)
     for mode in ("rand-read", "rand-write"):
         names = [entry.workload for entry in plan.entries if entry.workload.startswith(mode)]

@@ -80,7 +80,7 @@ def write_run(
     threads = workload.threads or 16
     kops = (40.0 if entry.device == "nvme" else 10.0) * threads**0.5 * speed[entry.system] * rng.gauss(1.0, NOISE)
     us = threads * 1e3 / kops
-    step_s = profile.series_ms / 1e3
+    step_s = profile.workload_interval_ms / 1e3
     directory = campaign / plan.directory(entry)
     directory.mkdir(parents=True)
     on_files = workload.engine == "flow"
