@@ -13,4 +13,9 @@ static void version(char *out)
 	snprintf(out, VERSION_SIZE, "%d.%d", leveldb_major_version(), leveldb_minor_version());
 }
 
+static void set_more(leveldb_options_t *options)
+{
+	(void)options;
+}
+
 #include "sorted.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * LevelDB and RocksDB, whose C interfaces differ in their prefix alone. Who includes it has that of
- * its library in DB(name), its name in DB_NAME, a function version(), and in OPS the name of the
- * store_ops that come out.
+ * its library in DB(name), its name in DB_NAME, functions version() and set_more(), which sets its
+ * own options, and in OPS the name of the store_ops that come out.
  *
  * A record is one value. To change a field is to read it, and to write it with that field changed,
  * as YCSB's own binding of RocksDB does.
@@ -21,7 +21,7 @@ struct sorted {
 };
 
 /* 0, or -1 with the library's own words in why. */
-static int told(char *error, char *why)
+static int failed(char *error, char *why)
 {
 	if (!error)
 		return 0;
@@ -56,8 +56,9 @@ static void *open_store(const struct store_options *options, char *why)
 	if (options->write_buffer)
 		DB(options_set_write_buffer_size)(s->options, options->write_buffer);
 	DB(writeoptions_set_sync)(s->writing, options->sync);
+	set_more(s->options);
 	s->db = DB(open)(s->options, options->path, &error);
-	if (told(error, why) == 0)
+	if (failed(error, why) == 0)
 		return s;
 	s->db = NULL;
 	close_store(s);
@@ -94,7 +95,7 @@ static int get(struct session *session, const char *key, struct record *out)
 	int result;
 
 	value = DB(get)(s->db, s->reading, key, KEY_SIZE, &length, &error);
-	if (told(error, session->why) == -1)
+	if (failed(error, session->why) == -1)
 		return -1;
 	if (!value) {
 		snprintf(session->why, WHY, MISSING);
@@ -111,7 +112,7 @@ static int put(struct session *session, const char *key, const struct record *re
 	char *error = NULL;
 
 	DB(put)(s->db, s->writing, key, KEY_SIZE, record->fields[0], RECORD_SIZE, &error);
-	return told(error, session->why);
+	return failed(error, session->why);
 }
 
 static int update(struct session *session, const char *key, unsigned field, const char *value)
@@ -148,7 +149,7 @@ static int scan(
 		DB(iter_next)(at);
 	}
 	DB(iter_get_error)(at, &error);
-	if (told(error, session->why) == -1)
+	if (failed(error, session->why) == -1)
 		result = -1;
 	DB(iter_destroy)(at);
 	return result;

@@ -41,7 +41,8 @@ static void version(char *out)
 	snprintf(out, VERSION_SIZE, "%s", sqlite3_libversion());
 }
 
-static int told(sqlite3 *db, char *why)
+/* -1, with the library's own words in why. */
+static int failed(sqlite3 *db, char *why)
 {
 	snprintf(why, WHY, "%s", sqlite3_errmsg(db));
 	return -1;
@@ -49,7 +50,7 @@ static int told(sqlite3 *db, char *why)
 
 static int execute(sqlite3 *db, const char *text, char *why)
 {
-	return sqlite3_exec(db, text, NULL, NULL, NULL) == SQLITE_OK ? 0 : told(db, why);
+	return sqlite3_exec(db, text, NULL, NULL, NULL) == SQLITE_OK ? 0 : failed(db, why);
 }
 
 static void disconnect(struct connection *c)
@@ -86,7 +87,7 @@ static struct connection *connect_to(const struct place *place, int flags, char 
 	result = sqlite3_open_v2(
 		place->path, &c->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | flags, NULL);
 	if (result != SQLITE_OK)
-		told(c->db, why);
+		failed(c->db, why);
 	else if (settings(place, c, why))
 		return c;
 	disconnect(c);
@@ -104,7 +105,7 @@ static bool prepare(struct connection *c, char *why)
 				i - UPDATE);
 		if (sqlite3_prepare_v2(c->db, i >= UPDATE ? text : texts[i], -1, &c->statements[i],
 			    NULL) != SQLITE_OK) {
-			told(c->db, why);
+			failed(c->db, why);
 			return false;
 		}
 	}
@@ -171,7 +172,7 @@ static int finish(struct session *s, sqlite3_stmt *statement, int result, int wa
 	struct connection *c = s->handle;
 
 	if (result != wanted)
-		told(c->db, s->why);
+		failed(c->db, s->why);
 	sqlite3_reset(statement);
 	return result == wanted ? 0 : -1;
 }
