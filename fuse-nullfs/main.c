@@ -47,15 +47,10 @@ static const char help_own[] =
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {
 	struct options *o = data;
-	int kind = session_option_rest(arg, key);
+	char **const words[] = {&o->session.mount_point, NULL};
 
 	(void)rest;
-	if (kind != 2)
-		return kind;
-	if (!o->session.mount_point)
-		return fuse_opt_add_opt(&o->session.mount_point, arg);
-	session_warn("%s: one argument too many; MOUNTPOINT is enough", arg);
-	return -1;
+	return session_option_rest(arg, key, words, "MOUNTPOINT");
 }
 
 /* A number of bytes, or -1. */

@@ -28,17 +28,10 @@ static const char help_own[] =
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {
 	struct options *o = data;
-	int kind = session_option_rest(arg, key);
+	char **const words[] = {&o->source, &o->session.mount_point, NULL};
 
 	(void)rest;
-	if (kind != 2)
-		return kind;
-	if (!o->source)
-		return fuse_opt_add_opt(&o->source, arg);
-	if (!o->session.mount_point)
-		return fuse_opt_add_opt(&o->session.mount_point, arg);
-	session_warn("%s: one argument too many; SOURCE and MOUNTPOINT are enough", arg);
-	return -1;
+	return session_option_rest(arg, key, words, "SOURCE and MOUNTPOINT");
 }
 
 static bool check_options(struct options *o)

@@ -31,10 +31,19 @@ static const char help_rest[] =
 	"    -h, --help           this text\n"
 	"    -V, --version        the version\n";
 
-int session_option_rest(const char *arg, int key)
+static int take_word(const char *arg, char **const words[], const char *names)
+{
+	for (; *words; words++)
+		if (!**words)
+			return fuse_opt_add_opt(*words, arg);
+	session_warn("%s: one argument too many; give %s only", arg, names);
+	return -1;
+}
+
+int session_option_rest(const char *arg, int key, char **const words[], const char *names)
 {
 	if (key == FUSE_OPT_KEY_NONOPT)
-		return 2;
+		return take_word(arg, words, names);
 	/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
 	if (arg[0] != '-')
 		return 1;

@@ -29,11 +29,8 @@ struct write_behind {
 enum step flow_aiowrite(struct worker *w, unsigned i)
 {
 	const struct flowop *op = &w->def->flowops[i];
-	struct slot *slot;
-	char *buffer;
-	uint64_t size;
-	off_t offset = 0;
-	enum step step = flowop_prepare_io(w, i, &slot, &buffer, &size, &offset);
+	struct io io;
+	enum step step = flowop_prepare_io(w, i, &io);
 
 	if (step != STEP_OK)
 		return step;
@@ -44,10 +41,10 @@ enum step flow_aiowrite(struct worker *w, unsigned i)
 		return flowop_fail(w, op, "write", NULL);
 	*write = (struct write_behind){.op = op,
 		.next = w->writes,
-		.control = {.aio_fildes = slot->fd,
-			.aio_buf = buffer,
-			.aio_nbytes = size,
-			.aio_offset = offset,
+		.control = {.aio_fildes = io.fd,
+			.aio_buf = io.buffer,
+			.aio_nbytes = io.size,
+			.aio_offset = io.offset,
 			.aio_sigevent.sigev_notify = SIGEV_NONE}};
 
 	uint64_t begin = flow_now();
@@ -57,7 +54,7 @@ enum step flow_aiowrite(struct worker *w, unsigned i)
 		return flowop_fail(w, op, "write", NULL);
 	}
 	w->writes = write;
-	flowop_count(w, i, begin, size);
+	flowop_count(w, i, begin, io.size);
 	return STEP_OK;
 }
 

@@ -45,8 +45,14 @@ void flowop_count_other(struct worker *w, unsigned i, uint64_t begin);
 /* "FILE:LINE: flowop NAME: WHAT PATH: errno" */
 enum step flowop_fail(
 	struct worker *w, const struct flowop *op, const char *what, const char *path);
-/* What reads or writes: the open file, the buffer, and the offset if it is random. */
-enum step flowop_prepare_io(struct worker *w, unsigned i, struct slot **slot, char **buffer,
-	uint64_t *size, off_t *offset);
+/* What is read or written, and where if it is random. */
+struct io {
+	int fd;
+	char *buffer;
+	uint64_t size;
+	off_t offset;
+};
+
+enum step flowop_prepare_io(struct worker *w, unsigned i, struct io *io);
 
 #endif

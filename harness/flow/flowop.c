@@ -492,54 +492,51 @@ static enum step flow_appendfilerand(struct worker *w, unsigned i)
 	return append(w, i, most > 0 ? rng_below(&w->rng, most) : 0, most);
 }
 
-enum step flowop_prepare_io(struct worker *w, unsigned i, struct slot **slot, char **buffer,
-	uint64_t *size, off_t *offset)
+enum step flowop_prepare_io(struct worker *w, unsigned i, struct io *io)
 {
 	const struct flowop *op = &w->def->flowops[i];
-	enum step step = open_slot(w, i, slot);
+	struct slot *slot;
+	enum step step = open_slot(w, i, &slot);
 
 	if (step != STEP_OK)
 		return step;
-	*size = number_sample(&op->iosize, &w->rng);
+	*io = (struct io){.fd = slot->fd, .size = number_sample(&op->iosize, &w->rng)};
 	if (op->random) {
 		uint64_t set =
-			w->flows[i].workingset > 0 ? w->flows[i].workingset : slot_size(*slot);
+			w->flows[i].workingset > 0 ? w->flows[i].workingset : slot_size(slot);
 
-		if (*size == 0 || *size > set) {
+		if (io->size == 0 || io->size > set) {
 			flow_error_set(&w->error,
 				"%s:%d: flowop %s: iosize=%" PRIu64 " exceeds the %" PRIu64
 				" bytes it works on; lower it",
-				op->file, op->line, op->name, *size, set);
+				op->file, op->line, op->name, io->size, set);
 			return STEP_FAILED;
 		}
-		*offset = (off_t)(rng_below(&w->rng, set / *size) * *size);
+		io->offset = (off_t)(rng_below(&w->rng, set / io->size) * io->size);
 	}
-	*buffer = io_buffer(w, op, *size, *size);
-	return *buffer != NULL ? STEP_OK : STEP_FAILED;
+	io->buffer = io_buffer(w, op, io->size, io->size);
+	return io->buffer != NULL ? STEP_OK : STEP_FAILED;
 }
 
 static enum step flow_read(struct worker *w, unsigned i)
 {
 	const struct flowop *op = &w->def->flowops[i];
-	struct slot *slot;
-	char *buffer;
-	uint64_t size;
-	off_t offset = 0;
-	enum step step = flowop_prepare_io(w, i, &slot, &buffer, &size, &offset);
+	struct io io;
+	enum step step = flowop_prepare_io(w, i, &io);
 
 	if (step != STEP_OK)
 		return step;
 
 	uint64_t begin = flow_now();
-	ssize_t n = op->random ? pread(slot->fd, buffer, size, offset)
-			       : read_plain(slot->fd, buffer, size);
+	ssize_t n = op->random ? pread(io.fd, io.buffer, io.size, io.offset)
+			       : read_plain(io.fd, io.buffer, io.size);
 
 	if (n == 0 && !op->random) {
 		/* At the end it starts again; Filebench counts an operation without data. */
-		if (lseek(slot->fd, 0, SEEK_SET) < 0)
+		if (lseek(io.fd, 0, SEEK_SET) < 0)
 			return flowop_fail(w, op, "seek", NULL);
 		if (!w->control->original)
-			n = read_plain(slot->fd, buffer, size);
+			n = read_plain(io.fd, io.buffer, io.size);
 	}
 	if (n < 0)
 		return flowop_fail(w, op, "read", NULL);
@@ -552,11 +549,8 @@ static enum step flow_read(struct worker *w, unsigned i)
 static enum step flow_write(struct worker *w, unsigned i)
 {
 	const struct flowop *op = &w->def->flowops[i];
-	struct slot *slot;
-	char *buffer;
-	uint64_t size;
-	off_t offset = 0;
-	enum step step = flowop_prepare_io(w, i, &slot, &buffer, &size, &offset);
+	struct io io;
+	enum step step = flowop_prepare_io(w, i, &io);
 
 	if (step != STEP_OK)
 		return step;
@@ -564,18 +558,18 @@ static enum step flow_write(struct worker *w, unsigned i)
 	uint64_t begin = flow_now();
 
 	if (op->random) {
-		for (uint64_t done = 0; done < size;) {
-			ssize_t n =
-				pwrite(slot->fd, buffer + done, size - done, offset + (off_t)done);
+		for (uint64_t done = 0; done < io.size;) {
+			ssize_t n = pwrite(
+				io.fd, io.buffer + done, io.size - done, io.offset + (off_t)done);
 
 			if (n < 0)
 				return flowop_fail(w, op, "write", NULL);
 			done += (uint64_t)n;
 		}
-	} else if (!write_all(slot->fd, buffer, size)) {
+	} else if (!write_all(io.fd, io.buffer, io.size)) {
 		return flowop_fail(w, op, "write", NULL);
 	}
-	flowop_count(w, i, begin, size);
+	flowop_count(w, i, begin, io.size);
 	return STEP_OK;
 }
 
