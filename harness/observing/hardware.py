@@ -12,10 +12,11 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from .periodic import Periodic
 
 CPUS = "sys/devices/system/cpu"
 PERIOD = 1.0  # s; reads of sysfs that send the disk no command
@@ -117,30 +118,25 @@ def thermal_counts(disk: str) -> dict[str, int]:
     return {}
 
 
-class Watcher:
+class Watcher(Periodic):
     """From entry to exit of the with block: problems, warnings and facts of the disk and of the CPUs."""
 
     def __init__(self, name: str, disk: str, root: Path = Path("/"), period: float = PERIOD) -> None:
         """name: of the disk, for people; disk: of the kernel."""
+        super().__init__(period)
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.facts: dict[str, object] = {}
-        self._name, self._disk, self._root, self._period = name, disk, root, period
+        self._name, self._disk, self._root = name, disk, root
         self._links: list[str] = []
         self._rates: list[float] = []  # the highest of all CPUs
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         now = link(self._disk, self._root)
         if not self._links or self._links[-1] != now:
             self._links.append(now)
         if rates := frequencies(self._root):
             self._rates.append(max(rates))
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._period):
-            self._look()
 
     def _counts(self) -> dict[str, int]:
         counts = {"cpus_throttled": throttled(self._root), "link_errors": link_errors(self._disk, self._root)}
@@ -148,14 +144,10 @@ class Watcher:
 
     def __enter__(self) -> Watcher:
         self._before = self._counts()
-        self._look()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
+        super().__exit__(*error)
         after = self._counts()
         self._judge({name: after[name] - count for name, count in self._before.items() if name in after})
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from .counters import NAMES, Counters, Counts
 from .energy import Meter
+from .periodic import Periodic
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CPUS = os.cpu_count() or 1
@@ -153,7 +153,7 @@ def at(samples: Sequence[Sample], when: float) -> Sample:
     return samples[-1]
 
 
-class Sampler:
+class Sampler(Periodic):
     """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
 
     disks: kernel names (also of partitions) of the device used and, if there is one, of the device below.
@@ -168,39 +168,19 @@ class Sampler:
         counters: Counters | None = None,
         meter: Meter | None = None,
     ) -> None:
+        super().__init__(interval)
         self.stats = [Path("/sys/class/block", name, "stat") for name in disks]
         self.server = server
         self.counters = counters
         self.meter = meter
-        self.interval = interval
         self.samples: list[Sample] = []
         self.errors: list[str] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Sampler:
-        self._take()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._take()
-
-    def _take(self) -> None:
+    def look(self) -> None:
         try:
             self.samples.append(read_sample(self.stats, self.server, self.counters, self.meter))
         except OSError as error:
             self.errors.append(f"sampling failed: {error}")
-
-    def _run(self) -> None:
-        due = time.monotonic()
-        while True:
-            due += self.interval
-            if self._stop.wait(max(0.0, due - time.monotonic())):
-                return
-            self._take()
 
     def use(self, begin: float, end: float) -> Use | None:
         """Means between two times (monotonic); None without two samples or any time between."""

@@ -45,7 +45,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
-from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json  # noqa: E402
+from paired import check_positive, is_chosen, json_file, print_cells, run_comparison, run_fio, tell  # noqa: E402
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -545,9 +545,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
-    for name in ("pairs", "runtime", "size", "files"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    check_positive(parser, options, ("pairs", "runtime", "size", "files"))
     return options
 
 
@@ -580,15 +578,8 @@ def main(argv: list[str]) -> int:
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):  # from a script's background both are ignored
         signal.signal(number, signal.default_int_handler)
-    code, cells = run_cells("bench_fuse", cells, lambda chosen: measure(chosen, options))
-    if not cells:
-        return code
-    print(f"seed {options.seed}, {options.runtime} s a run, operations for a second of {options.count}")
-    print(f"libfuse {'.'.join(map(str, LIBFUSE))}")
-    print_table(cells)
-    if options.json:
-        write_json(options.json, results(cells, options))
-    return 0
+    head = f", operations for a second of {options.count}\nlibfuse {'.'.join(map(str, LIBFUSE))}"
+    return run_comparison("bench_fuse", cells, options, measure, head, print_table, results)
 
 
 if __name__ == "__main__":

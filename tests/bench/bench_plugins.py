@@ -245,9 +245,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
     parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
-    for name in ("pairs", "runtime", "size", "threads"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    paired.check_positive(parser, options, ("pairs", "runtime", "size", "threads"))
     return options
 
 
@@ -257,14 +255,7 @@ def main(argv: list[str]) -> int:
     if not cells:
         print(f"--cells={' '.join(options.cells)}: no such cell; try file, null", file=sys.stderr)
         return 2
-    code, cells = paired.run_cells("bench_plugins", cells, lambda chosen: measure(chosen, options))
-    if not cells:
-        return code
-    print(f"seed {options.seed}, {options.runtime} s a run")
-    print_table(cells)
-    if options.json:
-        paired.write_json(options.json, results(cells, options))
-    return 0
+    return paired.run_comparison("bench_plugins", cells, options, measure, "", print_table, results)
 
 
 if __name__ == "__main__":

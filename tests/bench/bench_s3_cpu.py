@@ -177,9 +177,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.writes is None:
         options.writes = 20000 if options.callgrind else 200000
-    for name in ("pairs", "writes", "size", "functions"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    paired.check_positive(parser, options, ("pairs", "writes", "size", "functions"))
     return options
 
 

@@ -122,9 +122,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every figure here")
     options = parser.parse_args(argv)
-    for name in ("size", "runtime", "depth", "pairs"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    paired.check_positive(parser, options, ("size", "runtime", "depth", "pairs"))
     return options
 
 

@@ -124,9 +124,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--opens", type=int, default=5, help="of each kind (default 5)", metavar="N")
     parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every figure here")
     options = parser.parse_args(argv)
-    for name in ("size", "objects", "opens"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    paired.check_positive(parser, options, ("size", "objects", "opens"))
     return options
 
 

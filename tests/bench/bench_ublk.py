@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from checkout import CHECKOUT
-from paired import is_chosen, json_file, print_cells, run_cells, run_fio, tell, write_json
+from paired import check_positive, is_chosen, json_file, print_cells, run_comparison, run_fio, tell
 from userblk.harness.machine.blockdev import zero_fill
 
 SCHEMA = 1
@@ -255,9 +255,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
-    for name in ("pairs", "runtime", "size"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+    check_positive(parser, options, ("pairs", "runtime", "size"))
     if not options.device:
         parser.error("--device: name the block device to use; its contents are lost")
     return options
@@ -290,15 +288,9 @@ def main(argv: list[str]) -> int:
         cells = [cell for cell in cells if not COMPARISONS[cell.comparison].zero_copy]
     for number in (signal.SIGINT, signal.SIGTERM):  # from a script's background both are ignored
         signal.signal(number, signal.default_int_handler)
-    code, cells = run_cells("bench_ublk", cells, lambda chosen: measure(chosen, options))
-    if not cells:
-        return code
     version = subprocess.run([str(RUBLK), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    print(f"seed {options.seed}, {options.runtime} s a run, {version}, Linux {platform.release()}")
-    print_cells(cells)
-    if options.json:
-        write_json(options.json, results(cells, options))
-    return 0
+    head = f", {version}, Linux {platform.release()}"
+    return run_comparison("bench_ublk", cells, options, measure, head, print_cells, results)
 
 
 if __name__ == "__main__":

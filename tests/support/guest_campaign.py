@@ -27,16 +27,16 @@ def make_campaign(
     directory: Path,
     suite: str,
     profile: Profile,
-    system: str,
+    systems: str | Sequence[str],
     workloads: Sequence[str] | None = None,
     devices: Sequence[plan.Device] = (NVME,),
 ) -> plan.Plan:
-    """A new directory with the plan of one repetition."""
+    """A new directory with the plan of one repetition. systems: one, or several."""
     directory.mkdir()
     made = plan.make_plan(
         suite=load_suite(suite),
         profile=profile,
-        systems=[load_system(system)],
+        systems=[load_system(name) for name in ([systems] if isinstance(systems, str) else systems)],
         devices=devices,
         campaign=directory.name,
         host="lab",

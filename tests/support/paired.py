@@ -164,3 +164,30 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     partial.rename(path)
+
+
+def check_positive(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Options that have to be above 0. Exits with 2."""
+    for name in names:
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name}={getattr(options, name)}: too small; give more than 0")
+
+
+def run_comparison(
+    program: str,
+    cells: list[SomeCell],
+    options: argparse.Namespace,
+    measure: Callable[[list[SomeCell], argparse.Namespace], None],
+    head: str,
+    show: Callable[[list[SomeCell]], None],
+    results: Callable[[list[SomeCell], argparse.Namespace], dict[str, Any]],
+) -> int:
+    """Measures, prints the seed, head and the table, keeps the results in the file of --json. An exit code."""
+    code, cells = run_cells(program, cells, lambda chosen: measure(chosen, options))
+    if not cells:
+        return code
+    print(f"seed {options.seed}, {options.runtime} s a run{head}")
+    show(cells)
+    if options.json:
+        write_json(options.json, results(cells, options))
+    return 0

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from guest import BUILD, MIB, NVME, run
-from guest_campaign import runner, summaries
+from guest import MIB, NVME, run
+from guest_campaign import make_campaign, runner, summaries
 from holders import write_table
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.model import plan
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import load_profile
 
 pytestmark = pytest.mark.long
 
@@ -100,23 +100,12 @@ def partition() -> Iterator[str]:
 
 def test_a_campaign_changes_nothing_outside_what_it_announces(partition: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
-    directory.mkdir()
-    profile = load_profile("quick")
-    files = dataclasses.replace(profile.files, ramp_s=0, runtime_s=1, macro_runtime_s=1, size={"nvme": FILES})
-    made = plan.make_plan(
-        suite=load_suite("bdus"),
-        profile=dataclasses.replace(profile, ramp_s=0.2, runtime_s=1, area={"nvme": AREA}, files=files),
-        systems=[load_system(name) for name in SYSTEMS],
-        devices=[plan.Device("nvme", partition, "LABNVME")],
-        campaign="monitored",
-        host="lab",
-        emulated=True,
-        build=BUILD,
-        workloads=WORKLOADS,
-        repetitions=1,
-        seed=1,
+    quick = load_profile("quick")
+    files = dataclasses.replace(quick.files, ramp_s=0, runtime_s=1, macro_runtime_s=1, size={"nvme": FILES})
+    profile = dataclasses.replace(quick, ramp_s=0.2, runtime_s=1, area={"nvme": AREA}, files=files)
+    made = make_campaign(
+        directory, "bdus", profile, SYSTEMS, WORKLOADS, devices=[plan.Device("nvme", partition, "LABNVME")]
     )
-    plan.write_plan(made, directory)
     with monitored(NVME) as seen, runner(directory) as process:
         process.wait(END_LIMIT)
     assert process.returncode in (0, 3), (directory / "runner.log").read_text()  # few operations may make a run invalid
