@@ -147,7 +147,7 @@ def _difference(metric: Metric, a: Sequence[float], b: Sequence[float]) -> Inter
 
 
 def compare(first: Campaign, second: Campaign) -> Comparison:
-    """Every metric of every cell that either has. Hosts are told apart only where a campaign has several."""
+    """Every metric of every cell that either has. Hosts are named only where a campaign has several."""
     by_host = any(len({run.host for run in campaign.runs}) > 1 for campaign in (first, second))
     samples = _samples(first.runs, by_host), _samples(second.runs, by_host)
     places = sorted(set(samples[0]) | set(samples[1]), key=lambda p: (p[0], p[1], *row_order(p[2], p[3], p[4])))

@@ -228,11 +228,11 @@ def _invalid(campaign: Campaign) -> list[tuple[str, str, str]]:
 
 def _steadiness(campaign: Campaign) -> str:
     """A sentence on the warm-up verdicts in the summaries; "" where none has one."""
-    told = [run for run in campaign.runs if run.valid and run.steady is not None]
-    if not told:
+    judged = [run for run in campaign.runs if run.valid and run.steady is not None]
+    if not judged:
         return ""
-    unsteady = [run for run in told if not run.steady]
-    return f"{len(told) - len(unsteady)} of {len(told)} runs that are long enough to judge were steady once warm."
+    unsteady = [run for run in judged if not run.steady]
+    return f"{len(judged) - len(unsteady)} of {len(judged)} runs that are long enough to judge were steady once warm."
 
 
 def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[PaperComparison]) -> list[str]:

@@ -55,9 +55,9 @@ class PaperComparison:
         measured = len(self.cells) - counts[Verdict.NOT_MEASURED]
         comparable = measured - counts[Verdict.NOT_COMPARABLE]
         missing = sorted({cell.system for cell in self.cells if cell.verdict is Verdict.NOT_MEASURED})
-        told = (Verdict.AGREES, Verdict.SAME, Verdict.DIFFERS, Verdict.UNDECIDED)
+        compared = (Verdict.AGREES, Verdict.SAME, Verdict.DIFFERS, Verdict.UNDECIDED)
         listed, whatever = (
-            ", ".join(f"{count[verdict]:,} {PLURAL[verdict]}" for verdict in told) for count in (counts, shapes)
+            ", ".join(f"{count[verdict]:,} {PLURAL[verdict]}" for verdict in compared) for count in (counts, shapes)
         )
         lines = []
         if self.cells:

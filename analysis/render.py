@@ -92,7 +92,7 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     if ci and any(interval.half is not None for system, cell in cells if (interval := table.printed(system, cell))):
         lines.append("±: half width of the 95 % confidence interval; of a difference the wider half.")
     if ci and any(half_text(table, table.metrics[0], system, cell) == NO_INTERVAL for system, cell in cells):
-        lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or cannot be told from 0.")
+        lines.append(f"{NO_INTERVAL}: no interval: native has a single run, or does not differ from 0.")
     used = {mark for _, cell in cells for mark in cell.marks}
     if table.single:
         used.discard(Mark.SINGLE)  # a note says so of the whole table

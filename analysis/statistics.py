@@ -9,7 +9,7 @@ theorem, with the Satterthwaite degrees of freedom at the estimated ratio, becau
 have different variances. Fieller's interval is exact for normal means with known variance ratio,
 needs neither logarithms (a mean of logarithms estimates the geometric mean, not the paper's
 arithmetic one) nor a linearisation (the delta method is too narrow at three to five runs), and says
-so honestly, by having no finite end, when native's mean cannot be told from zero.
+so honestly, by having no finite end, when native's mean does not differ from zero.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def difference_interval(sample: Sequence[float], baseline: Sequence[float]) -> I
 def ratio_interval(sample: Sequence[float], baseline: Sequence[float]) -> Interval | None:
     """Ratio of the means and Fieller's interval. Neither sample is empty.
 
-    None if the baseline's mean is 0; no ends if it cannot be told from 0.
+    None if the baseline's mean is 0; no ends if it does not differ from 0.
     """
     n, m = len(sample), len(baseline)
     top, bottom = fmean(sample), fmean(baseline)

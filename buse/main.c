@@ -37,8 +37,8 @@ struct server {
 static void print_help(void)
 {
 	printf("Usage: userblk-buse [OPTION]... DEVICE [KEY=VALUE]...\n"
-	       "Serves a block device as /dev/nbdN, one request at a time, until it is told to "
-	       "end.\n"
+	       "Serves a block device as /dev/nbdN, one request at a time, until a signal "
+	       "ends it.\n"
 	       "\nOptions:\n"
 	       "    --disk=/dev/nbdN\n        the disk (default: the first free one)\n"
 	       "    --timeout=S\n        seconds after which the kernel gives a request up "

@@ -22,7 +22,7 @@
 
 /*
  * Requests of io_uring and libaio that the kernel lets come at once, as many as the queues of the
- * kernel's nbd and tcmu drivers hold; unless told it is 12.
+ * kernel's nbd and tcmu drivers hold; its default is 12.
  */
 #define MAX_BACKGROUND 128
 
@@ -34,7 +34,7 @@ struct options {
 	bool clone_fd;
 	long threads;
 	struct params *params;
-	struct fuse_args session; /* what libfuse is told */
+	struct fuse_args session; /* options for libfuse */
 };
 
 /* The session's user data. */
@@ -48,8 +48,8 @@ struct server {
 static void print_help(void)
 {
 	printf("Usage: " NAME " [OPTION]... MOUNTPOINT DEVICE [KEY=VALUE]...\n"
-	       "Shows a block device as the regular file MOUNTPOINT, through FUSE, until it is "
-	       "told to end.\n"
+	       "Shows a block device as the regular file MOUNTPOINT, through FUSE, until a signal "
+	       "ends it.\n"
 	       "\nOptions:\n"
 	       "    --max-threads=N\n        at most N threads (default: %d)\n"
 	       "    --clone-fd\n        a connection to the kernel for each thread\n"
@@ -60,7 +60,7 @@ static void print_help(void)
 	params_print_devices();
 }
 
-/* What libfuse is told. False: out of memory. */
+/* The options for libfuse. False: out of memory. */
 static bool add(struct options *o, const char *option)
 {
 	return fuse_opt_add_arg(&o->session, "-o") == 0 &&

@@ -69,7 +69,8 @@ int session_write_flags(const struct fuse_file_info *fi);
 void session_note_statfs(fuse_req_t req);
 
 /*
- * Mounts and serves until it is unmounted or told to end, in the background unless told otherwise.
+ * Mounts and serves until it is unmounted or gets a signal, in the background unless options say
+ * foreground.
  * options have been checked; source is what mount(8) shows. Returns the exit status: in the parent
  * when the file system is up, and in the process that serves it when that ends.
  */

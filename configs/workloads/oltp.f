@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# A database: processes of its clients read random blocks and compute; each read is told to the log's writer and to the
+# A database: processes of its clients read random blocks and compute. After each read, they notify the log's writer and the
 # writers of the tables, which write, synced, once there are enough.
 
 set $dir=/mnt/userblk

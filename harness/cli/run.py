@@ -345,7 +345,7 @@ def endurance_text(disk: str, written: float) -> str:
     if total:
         return f"{100 * written / total:.2g} % of its endurance (worn by {wear:.0f} %, judged by what wore it)"
     if wear == 0:
-        return "its endurance cannot be told yet (worn by 0 %)"
+        return "its endurance is not known yet (worn by 0 %)"
     return "its endurance is not known: it does not tell, or neither smartctl nor nvme is installed"
 
 

@@ -57,7 +57,7 @@ def user() -> pwd.struct_passwd:
 
 
 def as_user(argv: Sequence[str]) -> list[str]:
-    """A command of the user's; told again to end with its parent, which a change of the user undoes."""
+    """A command of the user's; asks again to end with its parent, which a change of the user undoes."""
     who = user()
     ids = f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups"
     return ["setpriv", *ids, "--pdeathsig=INT", "--", *argv]

@@ -18,7 +18,7 @@
 #include "workload.h"
 
 #define EXIT_USAGE 2
-#define MOST_FILES 1048576 /* as the kernel has it unless told */
+#define MOST_FILES 1048576 /* the kernel's default */
 
 static const char usage[] =
 	"Usage: userblk-flow [OPTION]... FILE\n"

@@ -119,7 +119,7 @@ class Teardown:
 
 def recover() -> list[str]:
     """Tear down what runners that no longer live left behind; a line for each of them. Raises TeardownError."""
-    told, errors = [], []
+    done, errors = [], []
     with _alone():
         for journal in sorted(RUN.glob("journal-*.json")):
             _, pid, started = journal.stem.split("-")
@@ -138,10 +138,10 @@ def recover() -> list[str]:
             except TeardownError as error:
                 errors.append(f"{error}; fix that, or remove {journal}")
                 continue
-            told.append(f"tore down {count} things that runner {pid} had left")
+            done.append(f"tore down {count} things that runner {pid} had left")
     if errors:
         raise TeardownError("; ".join(errors))
-    return told
+    return done
 
 
 @contextlib.contextmanager

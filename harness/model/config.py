@@ -154,7 +154,7 @@ class StoreProfile:
 
 # Not at the top of a profile's file.
 NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s", "writes")
-LEAST_WINDOW = 3  # rounds, of which a line can be told
+LEAST_WINDOW = 3  # rounds, below which no line can be fitted
 ROUNDS = ("most", "window", "passes")
 WRITES = ("ramp_s", "runtime_s", "dirty_bytes", "dirty_background_bytes")
 

@@ -56,7 +56,7 @@ class Device:
 
     confirm is the serial (or size in bytes, where there is none) that the user repeated.
     A store counts as one: path is the file that describes it, "" for one that is started here.
-    latency_ms: added to it. identity: what told it from other devices when it was confirmed, "" if it was not here.
+    latency_ms: added to it. identity: what identified it when it was confirmed, "" if it was not here.
     """
 
     id: str

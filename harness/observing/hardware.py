@@ -20,7 +20,7 @@ from .periodic import Periodic
 
 CPUS = "sys/devices/system/cpu"
 PERIOD = 1.0  # s; reads of sysfs that send the disk no command
-SLOWED = 0.9  # of the highest clock rate: a rate below it is told where the governor asks for the highest
+SLOWED = 0.9  # of the highest clock rate: a rate below it is a warning if the governor asks for the highest
 PATIENCE = 30  # s for a command
 LINK = ("current_link_speed", "current_link_width")
 ERRORS = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")

@@ -47,7 +47,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """cut_s: cut off after the ramp. steady None: it cannot be told. reason: for people, "" if steady."""
+    """cut_s: cut off after the ramp. steady None: not known. reason: for people, "" if steady."""
 
     rule: str
     cut_s: float

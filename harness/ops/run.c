@@ -10,7 +10,7 @@
 static const char *const kinds[] = {"operation"};
 
 /* What a step returned, for the crew. */
-static enum crew_step told(struct crew_worker *c, int result)
+static enum crew_step step_of(struct crew_worker *c, int result)
 {
 	const struct worker *w = c->own;
 
@@ -28,7 +28,7 @@ static enum crew_step begin(struct crew_worker *c)
 		abort();
 	c->own = w;
 	worker_init(w, o, c->index);
-	return told(c, o->operation->begin(w));
+	return step_of(c, o->operation->begin(w));
 }
 
 static enum crew_step step(struct crew_worker *c)
@@ -41,7 +41,7 @@ static enum crew_step step(struct crew_worker *c)
 	w->bytes = 0;
 	result = o->operation->step(w);
 	c->bytes = w->bytes;
-	return told(c, result);
+	return step_of(c, result);
 }
 
 static void end(struct crew_worker *c)

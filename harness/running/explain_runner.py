@@ -55,7 +55,7 @@ class Explainer(Runner):
     """Runs each workload as it is, sampled and traced."""
 
     def profile_of(self, entry: Entry) -> Profile:
-        """Idle time is told in hundredths of a second: the run that it is taken from is not short beside that."""
+        """Idle time is given in hundredths of a second: the run that it is taken from is not short beside that."""
         profile = super().profile_of(entry)
         if entry.repetition != PLAIN:
             return profile

@@ -45,7 +45,7 @@ def lacks(config: SystemConfig) -> str:
 
 @dataclass
 class Served:
-    """A system that serves a volume. target: what fio is told of it.
+    """A system that serves a volume. target: what fio gets to find it.
 
     flush_by_end: it answers a flush at once, so that only its end tells that all is stored.
     """

@@ -132,7 +132,7 @@ class Framework:
         self.servers[number] = server
         return server
 
-    def told(self, number: int, *argv: str | Path) -> str:
+    def disk_named(self, number: int, *argv: str | Path) -> str:
         """What a server prints first: its disk."""
         server = self.spawn(number, *argv, output=True)
         assert server.stdout
@@ -154,12 +154,12 @@ class Framework:
 class Ublk(Framework):
     def start(self, number: int) -> str:
         program = built(self.build, "ublk", "userblk-ublk")
-        return self.told(number, program, "add", "--foreground", "--recovery=none", "--mode=uring", *NULL)
+        return self.disk_named(number, program, "add", "--foreground", "--recovery=none", "--mode=uring", *NULL)
 
 
 class Buse(Framework):
     def start(self, number: int) -> str:
-        return self.told(number, built(self.build, "buse", "userblk-buse"), f"--disk=/dev/nbd{number}", *NULL)
+        return self.disk_named(number, built(self.build, "buse", "userblk-buse"), f"--disk=/dev/nbd{number}", *NULL)
 
     def stop(self, number: int) -> None:
         disk = self.disks.pop(number)

@@ -120,7 +120,7 @@ def up(context: Context) -> Running:
         disk = nbdkit.connect(context, Path(values["socket"]), int(values["connections"]))
         used = nbdkit.disk_of(context, disk, server)
     elif config.disk == "output":
-        # One that becomes a daemon ends here with exit code 0, its disk told.
+        # One that becomes a daemon ends here with exit code 0, and has named its disk.
         await_up(f"{argv[0]} names no disk", lambda: bool(_first_line(output)), None if config.stop else server)
         disk = _first_line(output)
         stop = [word.format_map(values | {"disk": disk}) for word in config.stop]

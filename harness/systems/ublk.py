@@ -45,19 +45,19 @@ def up(context: Context) -> Running:
         return server, json.loads(output.read_text())
 
     # With --recovery=none the kernel fails all requests once the server is gone: nothing hangs.
-    server, told = start("add", f"--recovery={'reissue' if context.outlives else 'none'}", *served)
-    number = str(told["number"])
-    teardown.push("remove_ublk", program=program, number=told["number"])
+    server, added = start("add", f"--recovery={'reissue' if context.outlives else 'none'}", *served)
+    number = str(added["number"])
+    teardown.push("remove_ublk", program=program, number=added["number"])
 
     settle()
-    used = identify(told["disk"])
+    used = identify(added["disk"])
     size = device.size if config.uses_device else context.area
     expect_size(used, size, device)
     set_queue(context, used)
 
     def change(command: str, *words: str) -> int:
         server, _ = start(command, number, *words)
-        teardown.push("remove_ublk", program=program, number=told["number"])  # before the server's end
+        teardown.push("remove_ublk", program=program, number=added["number"])  # before the server's end
         return server.pid
 
     return Running(
@@ -66,8 +66,8 @@ def up(context: Context) -> Running:
         server=server.pid,
         server_started=server.started,
         settings={"mode": config.mode, "threads": config.threads, **parameters}
-        | {key: told[key] for key in ("queues", "depth", "max_request", "zero_copy")},
-        fail_io=lambda: remove_ublk(program, told["number"]),
+        | {key: added[key] for key in ("queues", "depth", "max_request", "zero_copy")},
+        fail_io=lambda: remove_ublk(program, added["number"]),
         restart=(lambda: change("recover")) if context.outlives else None,
         replace=(lambda: change("replace", *served)) if context.outlives else None,
     )

@@ -127,7 +127,7 @@ def run_once(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
 
 
 def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, seed: int) -> float:
-    """IOPS of one run; of another one after a disturbed run, which is told."""
+    """IOPS of one run; of another one after a disturbed run, which is reported."""
     for _ in range(TRIES - 1):
         try:
             return run_once(side, cell, file, options, seed)

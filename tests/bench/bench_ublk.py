@@ -162,7 +162,7 @@ def served(argv: Sequence[str], number: int) -> Iterator[Path]:
                 server.kill()
                 server.wait()
             if Path(f"/dev/ublkc{number}").exists():
-                with suppress(Refused, subprocess.SubprocessError):  # what went wrong before is told
+                with suppress(Refused, subprocess.SubprocessError):  # what went wrong before is reported
                     userblk("delete", "--force", str(number))
 
 

@@ -235,7 +235,7 @@ def test_fast_zero(serve: Serve, disk: Path) -> None:
 def test_zero_on_a_file_system_that_cannot_zero_in_place(
     serve: Serve, small_filesystem: Path
 ) -> None:
-    """tmpfs can only punch holes. No error is told."""
+    """tmpfs can only punch holes. No error is reported."""
     path = small_filesystem / "disk"
     path.write_bytes(b"z" * 65536)
     server = serve("passthrough", str(path), "direct=off")

@@ -170,7 +170,7 @@ def test_the_share_of_a_devices_endurance(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("userblk.harness.observing.environment.device_facts", lambda disk: facts)
     assert endurance_text("sda", 1e12).startswith("0.1 % of its endurance (worn by 4 %")
     facts["wear_percent"] = 0.0
-    assert "cannot be told yet" in endurance_text("sda", 1e12)
+    assert "is not known yet" in endurance_text("sda", 1e12)
     facts.clear()
     assert "not known" in endurance_text("sda", 1e12)
 

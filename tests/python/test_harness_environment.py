@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is told of the machine and its devices; the tools' reports are made up after what they print."""
+"""What is reported of the machine and its devices; the tools' reports are made up after what they print."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def play(
 
 
 def test_one_campaign_of_many_guests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It looks like that of one runner: started, looked at and ended once, and nothing is told twice."""
+    """It looks like that of one runner: started, looked at and ended once, and nothing is reported twice."""
     directory = tmp_path / "c"
     plan = plan_in(directory, 1, 1)
     events, code = play(monkeypatch, directory, plan)

@@ -622,7 +622,7 @@ def test_refusals_are_told_at_once(
 
 
 def test_stores_clock_is_followed(through: Driver, proxy: FaultProxy, key: str) -> None:
-    """This host's clock is an hour off, later it is set; each time is told once."""
+    """This host's clock is an hour off, later it is set; each time is reported once."""
     ahead = 3600
 
     def clock(exchange: Exchange) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Requests in flight to a server that is to be killed, told to a history; and the whole volume, read afterwards."""
+"""Requests in flight to a server that is to be killed, recorded in a history; and the whole volume, read afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NoReply(Failure):
 
 
 class Load:
-    """Requests to one server, in flight over several connections, told to a history."""
+    """Requests to one server, in flight over several connections, recorded in a history."""
 
     def __init__(self, history: History, run: int, handles: Sequence[Handle], durable: bool) -> None:
         self.history = history

@@ -90,7 +90,7 @@ class VolumeDriver:
                 return future
             self._last += 1
             self._pending[self._last] = future
-            with suppress(BrokenPipeError):  # then its end is told
+            with suppress(BrokenPipeError):  # then its end is reported
                 self.process.stdin.write(" ".join(map(str, (self._last, *words))).encode() + b"\n" + data)
                 self.process.stdin.flush()
         return future

@@ -690,7 +690,7 @@ static void test_file_shrinks(void **state)
 			assert_int_equal(list.n, 0);
 			if (direct)
 				assert_int_equal(device_write(&d, buffer, 7, 700001, 0), -EIO);
-			assert_int_equal(d.told.errors, 1); /* told once */
+			assert_int_equal(d.told.errors, 1); /* reported once */
 			device_close(&d);
 		}
 	free(buffer);
@@ -825,7 +825,7 @@ static void test_map(void **state)
 	assert_memory_equal(found, wrote, sizeof found);
 	r.op = BACKEND_WRITE;
 	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
-	/* Its failure would be told once and be lost. */
+	/* Its failure would be reported once and be lost. */
 	r.flags = BACKEND_FUA;
 	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
 	r.flags = 0;

@@ -298,7 +298,7 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
-/* One object that is refused, among others that are not, is told once. */
+/* One object that is refused, among others that are not, is reported once. */
 static void test_a_refusal_is_told_once(void **state)
 {
 	struct device d;
@@ -474,7 +474,7 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	fake_store_reset();
 }
 
-/* An object that cannot be read is passed over, which is told once. */
+/* An object that cannot be read is passed over, which is reported once. */
 static void test_an_unreadable_source_is_passed_over(void **state)
 {
 	struct device d;

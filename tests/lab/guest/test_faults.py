@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What fails below a device fails above it, as the same kind of error in every framework, is told once, and passes."""
+"""What fails below a device fails above it, as the same kind of error in every framework, and is reported once."""
 
 from __future__ import annotations
 
