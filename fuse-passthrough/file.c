@@ -466,12 +466,12 @@ void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct f
 static ssize_t write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t offset, int rwf)
 {
 	struct fuse_bufvec copy = FUSE_BUFVEC_INIT(size);
+	char *memory = thread_memory(size);
 	ssize_t result, written = 0;
-	char *memory;
 
-	if (posix_memalign(&copy.buf[0].mem, DIRECT_ALIGNMENT, size) != 0)
+	if (!memory)
 		return -ENOMEM;
-	memory = copy.buf[0].mem;
+	copy.buf[0].mem = memory;
 	result = fuse_buf_copy(&copy, in, FUSE_BUF_NO_SPLICE);
 	size = result < 0 ? 0 : (size_t)result;
 	while (written < (ssize_t)size) {
@@ -484,7 +484,6 @@ static ssize_t write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t off
 		}
 		written += result;
 	}
-	free(memory);
 	return written > 0 ? written : result;
 }
 

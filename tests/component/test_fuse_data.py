@@ -51,6 +51,27 @@ def test_write_only_file_can_be_written_in_part(fuse: Mount) -> None:
     assert path.read_bytes() == b"a" * 5000 + b"bcd" + b"a" * 4997
 
 
+def page_faults(mount: Mount) -> int:
+    fields = Path(f"/proc/{mount.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[7])
+
+
+def test_memory_for_copies_is_not_new_for_each_write(fuse_start: FuseStart) -> None:
+    """Durable writes go through a copy. New memory for each would fault in each of its pages."""
+    count, pages = 200, 32
+    mount = fuse_start("--nosplice", "--no-writeback")
+    data = pattern(pages * 4096)
+    descriptor = os.open(mount.point / "file", os.O_RDWR | os.O_CREAT | os.O_DSYNC)
+    try:
+        before = page_faults(mount)
+        for _ in range(count):
+            assert os.pwrite(descriptor, data, 0) == len(data)
+        assert page_faults(mount) - before < count * pages / 4
+    finally:
+        os.close(descriptor)
+    assert (mount.source / "file").read_bytes() == data
+
+
 def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
     script = (
         "import os, sys\n"
