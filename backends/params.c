@@ -460,7 +460,7 @@ int params_complete(struct params *p, bool size_given, struct params_error *erro
 	return p->ops->check ? p->ops->check(p->config, error) : 0;
 }
 
-struct params *params_from_words(char *const *words, struct params_error *error)
+struct params *params_from_argv(char *const *argv, struct params_error *error)
 {
 	const struct backend_ops *const *devices = backend_devices();
 	const struct backend_ops *ops = NULL;
@@ -469,26 +469,26 @@ struct params *params_from_words(char *const *words, struct params_error *error)
 	int r = 0;
 
 	for (size_t i = 0; devices[i]; i++) {
-		if (*words && strcmp(*words, devices[i]->name) == 0)
+		if (*argv && strcmp(*argv, devices[i]->name) == 0)
 			ops = devices[i];
 		strncat(names, i ? ", " : "", sizeof names - strlen(names) - 1);
 		strncat(names, devices[i]->name, sizeof names - strlen(names) - 1);
 	}
 	if (!ops) {
-		params_error_set(error, "%s: %s; name one of %s", *words ? *words : "DEVICE",
-			*words ? "no such device" : "missing", names);
+		params_error_set(error, "%s: %s; name one of %s", *argv ? *argv : "DEVICE",
+			*argv ? "no such device" : "missing", names);
 		return NULL;
 	}
 	p = params_new(ops);
-	for (words++; r == 0 && *words; words++) {
-		char *value = strchr(*words, '=');
+	for (argv++; r == 0 && *argv; argv++) {
+		char *value = strchr(*argv, '=');
 
 		if (value) {
 			*value = 0;
-			r = params_set(p, *words, value + 1, error);
+			r = params_set(p, *argv, value + 1, error);
 			*value = '=';
 		} else {
-			r = params_set(p, ops->main_param, *words, error);
+			r = params_set(p, ops->main_param, *argv, error);
 		}
 	}
 	if (r == 0)

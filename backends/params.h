@@ -72,9 +72,9 @@ int params_set_string(struct params *p, const char *text, struct params_error *e
 /*
  * A device and its pairs as they stand on a command line: NAME [KEY=VALUE]...,
  * ended by NULL; a word without '=' is the main parameter. The complete params; NULL: error says
- * why. The words are as before when it returns.
+ * why. argv is as before when it returns.
  */
-struct params *params_from_words(char *const *words, struct params_error *error);
+struct params *params_from_argv(char *const *argv, struct params_error *error);
 /*
  * Applies defaults, checks required parameters and the device's own check().
  * size_given: the framework tells the size (TCMU), so a required "size" may be absent.

@@ -1,39 +1,29 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 
 #include "backends/program.h"
+#include "programs/exit_codes.h"
 
 static _Atomic bool error_told;
-
-void program_error(const char *format, ...)
-{
-	va_list args;
-
-	fprintf(stderr, "%s: ", program_invocation_short_name);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-}
 
 static void host_error(void *opaque, const char *message)
 {
 	(void)opaque;
 	error_told = true;
-	program_error("%s", message);
+	warnx("%s", message);
 }
 
 const struct backend_host program_host = {.error = host_error};
 
 int program_wrong_option(int got, const char *word)
 {
-	program_error("%s: %s; see %s --help", word,
-		got == ':' ? "needs a value" : "no such option", program_invocation_short_name);
+	warnx("%s: %s; see %s --help", word, got == ':' ? "needs a value" : "no such option",
+		program_invocation_short_name);
 	return EXIT_USAGE;
 }
 
@@ -45,7 +35,7 @@ bool program_number(const char *option, const char *text, long min, long max, lo
 	*value = strtol(text, &end, 10);
 	if (end != text && !*end && !errno && *value >= min && *value <= max)
 		return true;
-	program_error("--%s=%s: must be a number from %ld to %ld", option, text, min, max);
+	warnx("--%s=%s: must be a number from %ld to %ld", option, text, min, max);
 	return false;
 }
 
@@ -63,9 +53,8 @@ int program_open(const struct params *params, struct backend **device)
 	/* A device reports what a user can fix, and only that. */
 	if (error_told)
 		return EXIT_USAGE;
-	program_error("cannot open the %s device: %s", backend_kind(params_ops(params)).name,
-		strerror(-r));
-	return EXIT_FAILED;
+	warnx("cannot open the %s device: %s", backend_kind(params_ops(params)).name, strerror(-r));
+	return EXIT_FAILURE;
 }
 
 void program_tell_counters(struct backend *device)
@@ -73,5 +62,5 @@ void program_tell_counters(struct backend *device)
 	char counters[1024];
 
 	if (backend_counters_text(device, counters, sizeof counters))
-		program_error("counters:%s", counters);
+		warnx("counters:%s", counters);
 }

@@ -8,14 +8,7 @@
 
 #include "backends/backend.h"
 
-/* Exit codes: of a mistake that a user can fix, and of what the kernel or the machine refuses. */
-#define EXIT_USAGE  2
-#define EXIT_FAILED 1
-
-/* A line on standard error behind the program's name, like printf, without newline. */
-void program_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* A device's host which tells errors like that. */
+/* A device's host which tells errors on standard error, as warnx(3) does. */
 extern const struct backend_host program_host;
 
 /* For getopt_long() when it answers ':' or '?'; word: what it stopped at. Returns EXIT_USAGE. */

@@ -4,6 +4,7 @@
  * at one end of a socket pair, Linux's nbd driver at the other, and one request at
  * a time.
  */
+#include <err.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -17,6 +18,7 @@
 #include "backends/program.h"
 #include "buse/disk.h"
 #include "buse/serve.h"
+#include "programs/exit_codes.h"
 
 #define MAX_TIMEOUT 86400
 
@@ -79,8 +81,7 @@ static int parse(int argc, char **argv, struct options *o)
 		switch (got) {
 		case 'd':
 			if (!names_disk(optarg)) {
-				program_error(
-					"--disk=%s: no disk of the nbd driver; name /dev/nbdN",
+				warnx("--disk=%s: no disk of the nbd driver; name /dev/nbdN",
 					optarg);
 				return EXIT_USAGE;
 			}
@@ -104,9 +105,9 @@ static int parse(int argc, char **argv, struct options *o)
 			return program_wrong_option(got, argv[optind - 1]);
 		}
 	}
-	o->params = params_from_words(argv + optind, &error);
+	o->params = params_from_argv(argv + optind, &error);
 	if (!o->params) {
-		program_error("%s", error.text);
+		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	return -1;
@@ -144,8 +145,8 @@ static int wait_for_end(const struct disk *disk, const sigset_t *set)
 			continue;
 		r = disk_sync(disk);
 		if (r < 0) {
-			program_error("%s: the last writes are lost: %s", disk->path, strerror(-r));
-			code = EXIT_FAILED;
+			warnx("%s: the last writes are lost: %s", disk->path, strerror(-r));
+			code = EXIT_FAILURE;
 		}
 		disk_disconnect(disk);
 	}
@@ -162,19 +163,19 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	int code, r = backend_info(device, &info);
 
 	if (r < 0) {
-		program_error("cannot examine the device: %s", strerror(-r));
-		return EXIT_FAILED;
+		warnx("cannot examine the device: %s", strerror(-r));
+		return EXIT_FAILURE;
 	}
 	r = disk_attach(&disk, o->disk, o->timeout, &info, &program_host);
 	if (r < 0)
-		return r == -EBUSY || r == -EINVAL ? EXIT_USAGE : EXIT_FAILED;
+		return r == -EBUSY || r == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
 	server.socket = disk.sockets[1];
 	r = -pthread_create(&thread, NULL, run, &server);
 	if (r < 0) {
-		program_error("cannot start a thread: %s", strerror(-r));
+		warnx("cannot start a thread: %s", strerror(-r));
 		shutdown(disk.sockets[1], SHUT_RDWR);
 		disk_detach(&disk);
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	if (o->json)
 		printf("{\"disk\": \"%s\", \"size\": %" PRIu64 "}\n", disk.path, disk.size);
@@ -185,10 +186,9 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	pthread_join(thread, NULL);
 	disk_detach(&disk);
 	if (disk.result < 0)
-		program_error(
-			"%s: the kernel gave the disk up: %s", disk.path, strerror(-disk.result));
+		warnx("%s: the kernel gave the disk up: %s", disk.path, strerror(-disk.result));
 	program_tell_counters(device);
-	return server.result < 0 || disk.result < 0 ? EXIT_FAILED : code;
+	return server.result < 0 || disk.result < 0 ? EXIT_FAILURE : code;
 }
 
 int main(int argc, char **argv)
@@ -206,7 +206,7 @@ int main(int argc, char **argv)
 	if (r == 0) {
 		r = serve_device(device, &o, &set);
 		if (backend_close(device) < 0)
-			r = EXIT_FAILED;
+			r = EXIT_FAILURE;
 	}
 	params_free(o.params);
 	return r;

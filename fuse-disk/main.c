@@ -3,6 +3,7 @@
  * userblk-fuse-disk: a device as a regular file, through FUSE. The mount point is a
  * file itself, so that there is no directory and no other file in between.
  */
+#include <err.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -14,6 +15,7 @@
 
 #include "backends/program.h"
 #include "fuse-disk/disk.h"
+#include "programs/exit_codes.h"
 
 #define NAME "userblk-fuse-disk"
 
@@ -73,13 +75,13 @@ static bool check_mount_point(const char *path)
 	struct stat st;
 
 	if (!path)
-		program_error("MOUNTPOINT: missing; name a regular file to mount on");
+		warnx("MOUNTPOINT: missing; name a regular file to mount on");
 	else if (stat(path, &st) < 0)
-		program_error("%s: %s; %s", path, strerror(errno),
+		warnx("%s: %s; %s", path, strerror(errno),
 			errno == ENOTCONN ? "unmount what a killed server left there"
 					  : "MOUNTPOINT is to be a regular file");
 	else if (!S_ISREG(st.st_mode))
-		program_error("%s: no regular file; name one to mount on", path);
+		warnx("%s: no regular file; name one to mount on", path);
 	else
 		return true;
 	return false;
@@ -110,7 +112,7 @@ static int parse(int argc, char **argv, struct options *o)
 			break;
 		case 'o':
 			if (!add(o, optarg))
-				return EXIT_FAILED;
+				return EXIT_FAILURE;
 			break;
 		case 'h':
 			print_help();
@@ -125,9 +127,9 @@ static int parse(int argc, char **argv, struct options *o)
 	o->mount_point = argv[optind];
 	if (!check_mount_point(o->mount_point))
 		return EXIT_USAGE;
-	o->params = params_from_words(argv + optind + 1, &error);
+	o->params = params_from_argv(argv + optind + 1, &error);
 	if (!o->params) {
-		program_error("%s", error.text);
+		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	return -1;
@@ -177,21 +179,20 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 	int r;
 
 	if (fuse_set_signal_handlers(session) != 0) {
-		program_error("signals cannot be taken");
-		return EXIT_FAILED;
+		warnx("signals cannot be taken");
+		return EXIT_FAILURE;
 	}
 	/* libfuse tells why not. */
 	if (fuse_session_mount(session, o->mount_point) != 0) {
 		fuse_remove_signal_handlers(session);
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	r = loop(session, o);
 	fuse_session_unmount(session);
 	fuse_remove_signal_handlers(session);
 	if (r < 0)
-		program_error("%s: the connection with the kernel ends: %s", o->mount_point,
-			strerror(-r));
-	return r < 0 ? EXIT_FAILED : 0; /* a signal is a way to end */
+		warnx("%s: the connection with the kernel ends: %s", o->mount_point, strerror(-r));
+	return r < 0 ? EXIT_FAILURE : 0; /* a signal is a way to end */
 }
 
 /* An exit code. */
@@ -204,8 +205,8 @@ static int serve(struct options *o)
 	int r = disk_prepare(disk, &ops);
 
 	if (r < 0) {
-		program_error("cannot start: %s", strerror(-r));
-		return EXIT_FAILED;
+		warnx("cannot start: %s", strerror(-r));
+		return EXIT_FAILURE;
 	}
 	/* Before the device, which may make a file: a mistake of -o makes none. libfuse tells it.
 	 */
@@ -216,8 +217,8 @@ static int serve(struct options *o)
 	if (r == 0) {
 		r = backend_info(disk->device, &disk->info);
 		if (r < 0) {
-			program_error("cannot examine the device: %s", strerror(-r));
-			r = EXIT_FAILED;
+			warnx("cannot examine the device: %s", strerror(-r));
+			r = EXIT_FAILURE;
 		} else {
 			r = mount_and_serve(session, o);
 			program_tell_counters(disk->device);
@@ -225,14 +226,14 @@ static int serve(struct options *o)
 	}
 	fuse_session_destroy(session);
 	if (disk->device && backend_close(disk->device) < 0)
-		r = EXIT_FAILED;
+		r = EXIT_FAILURE;
 	return r;
 }
 
 int main(int argc, char **argv)
 {
 	struct options o = {.threads = DEFAULT_THREADS, .session = FUSE_ARGS_INIT(0, NULL)};
-	int r = EXIT_FAILED;
+	int r = EXIT_FAILURE;
 
 	if (fuse_opt_add_arg(&o.session, NAME) == 0 &&
 		add(&o, "fsname=" NAME ",subtype=" NAME ",default_permissions"))

@@ -9,6 +9,7 @@
 
 #include "names.h"
 #include "nullfs.h"
+#include "programs/exit_codes.h"
 
 #define NAME	     "userblk-nullfs"
 #define MAX_SIZE     (1LL << 60)

@@ -14,6 +14,7 @@
 
 #include "options.h"
 #include "passthrough.h"
+#include "programs/exit_codes.h"
 
 struct filesystem fs;
 

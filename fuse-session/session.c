@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "session.h"
+#include "programs/exit_codes.h"
 
 /* What libfuse has room for before the data of a request. */
 #define REQUEST_HEADER 4096

@@ -15,9 +15,6 @@
 #include "options.h"
 #include "rings.h"
 
-/* Exit statuses. */
-#define EXIT_USAGE 2
-
 /* A file system. */
 struct session_program {
 	struct fuse_lowlevel_ops operations; /* but init */

@@ -208,27 +208,27 @@ static int choose_recovery(struct options *o, struct params_error *error)
 	return -EINVAL;
 }
 
-static int parse_words(char **words, struct options *o, struct params_error *error)
+static int parse_arguments(char **argv, struct options *o, struct params_error *error)
 {
 	bool names_disk = FOR(REPLACE) & 1u << o->command || FOR(RECOVER) & 1u << o->command ||
 			  FOR(DELETE) & 1u << o->command || FOR(INFO) & 1u << o->command;
 
 	if (names_disk) {
-		o->server.id = *words ? options_disk(*words) : -1;
+		o->server.id = *argv ? options_disk(*argv) : -1;
 		if (o->server.id < 0) {
 			params_error_set(error, "%s: %s; give the N of /dev/ublkbN",
-				*words ? *words : "N", *words ? "no disk of ublk" : "missing");
+				*argv ? *argv : "N", *argv ? "no disk of ublk" : "missing");
 			return -EINVAL;
 		}
-		words++;
+		argv++;
 	}
 	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE) {
-		devices_load_unless(*words);
-		o->params = params_from_words(words, error);
+		devices_load_unless(*argv);
+		o->params = params_from_argv(argv, error);
 		return o->params ? choose_recovery(o, error) : -EINVAL;
 	}
-	if (*words) {
-		params_error_set(error, "%s: too many words; see userblk-ublk --help", *words);
+	if (*argv) {
+		params_error_set(error, "%s: too many words; see userblk-ublk --help", *argv);
 		return -EINVAL;
 	}
 	return 0;
@@ -288,5 +288,5 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 	}
 	if (o->command == COMMAND_HELP)
 		return parse_command(NULL, o, error) ? 0 : -EINVAL;
-	return parse_words(argv + optind, o, error);
+	return parse_arguments(argv + optind, o, error);
 }

@@ -28,7 +28,7 @@ struct options {
 };
 
 /*
- * Parses the words after the program's name. -EINVAL: error has the line to
+ * Parses the arguments after the program's name. -EINVAL: error has the line to
  * print. argv is permuted.
  */
 int options_parse(int argc, char **argv, struct options *o, struct params_error *error);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* userblk-s3: manages volumes of the S3 device. */
+#include <err.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,12 +15,13 @@
 #include "backends/s3/core/config.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
+#include "programs/exit_codes.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"
 
 static int refuse_served(const struct options *o)
 {
-	complain("volume=%s: a server is listening at control=%s; end it first", o->config.volume,
+	warnx("volume=%s: a server is listening at control=%s; end it first", o->config.volume,
 		o->config.control);
 	return -EBUSY;
 }
@@ -61,7 +63,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
 	 */
 	if (r && r != -ENOENT && !o->take_over) {
-		complain("%s", error.text);
+		warnx("%s", error.text);
 		return r;
 	}
 	r = s3_volume_remove(&config, &host, &removal);
@@ -83,11 +85,11 @@ static int rekey(const struct options *o, struct answer *answer)
 	int r = s3_transform_read_key(o->new_key, key);
 
 	if (r == -EINVAL)
-		complain("--new-encryption-key=%s: has not exactly %zu bytes; make a key with head "
-			 "-c %zu /dev/urandom",
+		warnx("--new-encryption-key=%s: has not exactly %zu bytes; make a key with head "
+		      "-c %zu /dev/urandom",
 			o->new_key, sizeof key, sizeof key);
 	else if (r)
-		complain("--new-encryption-key=%s: cannot be read: %s; give the file with the key",
+		warnx("--new-encryption-key=%s: cannot be read: %s; give the file with the key",
 			o->new_key, strerror(-r));
 	if (r)
 		return -EINVAL;
@@ -164,7 +166,7 @@ static int exit_code(int r)
 	case ENOMEM:
 	case ETIMEDOUT:
 	case ESHUTDOWN:
-		return EXIT_DAMAGED;
+		return EXIT_FAILURE;
 	default:
 		return EXIT_USAGE;
 	}
@@ -178,7 +180,7 @@ int main(int argc, char **argv)
 	int r;
 
 	if (options_parse(argc, argv, &o, &error) < 0) {
-		complain("%s", error.text);
+		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	if (o.command == COMMAND_HELP) {
@@ -200,7 +202,7 @@ int main(int argc, char **argv)
 	else
 		progress_clear(&answer.progress);
 	if (r == 0 && o.command == COMMAND_CHECK && answer_number(&answer, "damaged_objects") > 0)
-		r = EXIT_DAMAGED;
+		r = EXIT_FAILURE;
 	answer_free(&answer);
 	params_free(o.params);
 	return r;

@@ -189,13 +189,13 @@ static bool is_volume(const char *word)
 }
 
 /* The parameters: all that is left on the command line. */
-static int parse_parameters(char **words, struct options *o, struct params_error *error)
+static int parse_parameters(char **argv, struct options *o, struct params_error *error)
 {
 	char device[] = "s3", all[] = "volume=all";
 	char **line;
 	size_t n = 0;
 
-	while (words[n])
+	while (argv[n])
 		n++;
 	line = calloc(n + 3, sizeof *line);
 	if (!line)
@@ -205,10 +205,10 @@ static int parse_parameters(char **words, struct options *o, struct params_error
 	/* A list is of all volumes. */
 	if (o->command == COMMAND_LIST)
 		line[n++] = all;
-	for (; *words; words++)
-		if (o->command != COMMAND_LIST || !is_volume(*words))
-			line[n++] = *words;
-	o->params = params_from_words(line, error);
+	for (; *argv; argv++)
+		if (o->command != COMMAND_LIST || !is_volume(*argv))
+			line[n++] = *argv;
+	o->params = params_from_argv(line, error);
 	free(line);
 	if (!o->params)
 		return -EINVAL;

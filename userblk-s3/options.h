@@ -8,9 +8,6 @@
 #include "backends/params.h"
 #include "backends/s3/core/config.h"
 
-#define EXIT_DAMAGED 1 /* damage was found, or something failed on the way */
-#define EXIT_USAGE   2 /* bad input, or refused: nothing was changed */
-
 enum command {
 	COMMAND_HELP,
 	COMMAND_VERSION,
@@ -45,7 +42,7 @@ struct options {
 };
 
 /*
- * Parses the words after the program's name. -EINVAL: error has the line to print. argv is
+ * Parses the arguments after the program's name. -EINVAL: error has the line to print. argv is
  * permuted.
  */
 int options_parse(int argc, char **argv, struct options *o, struct params_error *error);

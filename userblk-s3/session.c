@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,24 +20,13 @@
 /* Seconds after which the tool gives a request up, unless retry-deadline= says otherwise. */
 #define RETRY_DEADLINE 60
 
-void complain(const char *format, ...)
-{
-	va_list args;
-
-	fputs("userblk-s3: ", stderr);
-	va_start(args, format);
-	vfprintf(stderr, format, args);
-	va_end(args);
-	fputc('\n', stderr);
-}
-
 static void host_error(void *opaque, const char *message)
 {
 	struct answer *answer = opaque;
 
 	if (answer)
 		progress_clear(&answer->progress);
-	complain("%s", message);
+	warnx("%s", message);
 }
 
 static void host_keep(void *opaque, const char *message)
@@ -70,7 +60,7 @@ static int call_server(const struct options *o, int *fd)
 	*fd = -1;
 	if (r == -ENOENT || r == -ECONNREFUSED)
 		return 0;
-	complain("control=%s: %s; name the socket of the volume's server, and run as its user",
+	warnx("control=%s: %s; name the socket of the volume's server, and run as its user",
 		o->config.control, strerror(-r));
 	return r;
 }
@@ -104,7 +94,7 @@ static int take_answer(const struct options *o, FILE *stream, bool slow, struct 
 			r = 0;
 		} else if (sscanf(line, "error %d %n", &code, &start) == 1 && start) {
 			progress_clear(&answer->progress);
-			complain("%s", line + start);
+			warnx("%s", line + start);
 			r = code > 0 ? -code : -EIO;
 		} else {
 			answer_line(answer, line);
@@ -114,11 +104,11 @@ static int take_answer(const struct options *o, FILE *stream, bool slow, struct 
 		r = errno == EAGAIN ? -ETIMEDOUT : -EPIPE;
 		progress_clear(&answer->progress);
 		if (r == -ETIMEDOUT)
-			complain("control=%s: no answer in %d s; the server may still be opening "
-				 "its volume",
+			warnx("control=%s: no answer in %d s; the server may still be opening "
+			      "its volume",
 				o->config.control, PATIENCE_S);
 		else
-			complain("control=%s: the server ended before it had answered",
+			warnx("control=%s: the server ended before it had answered",
 				o->config.control);
 	}
 	free(line);
@@ -206,7 +196,7 @@ int session_perform(
 	if (fd >= 0)
 		return ask_server(fd, o, request, answer);
 	if (way == WAY_NONE) {
-		complain("control=%s: no server is there; name the socket of the volume's server",
+		warnx("control=%s: no server is there; name the socket of the volume's server",
 			config.control);
 		return -ENOENT;
 	}

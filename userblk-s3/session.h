@@ -30,9 +30,8 @@ int session_is_served(const struct options *o);
 int session_open(const struct options *o, const struct s3_config *config, const char *request,
 	struct answer *answer, struct params_error *kept);
 
-/* The lines on standard error. */
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Tells them what the engine says; opaque is an answer, whose bar is removed before, or NULL. */
+/* Writes what the engine says to standard error; opaque is an answer, whose bar is removed before,
+ * or NULL. */
 struct backend_host session_host(struct answer *answer);
 
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -29,12 +30,12 @@ static void *open_store(const struct options *o, bool create)
 	void *store;
 
 	if (create && mkdir(o->place, 0755) == -1) {
-		complain("%s: %s", o->place, strerror(errno));
+		warnx("%s: %s", o->place, strerror(errno));
 		return NULL;
 	}
 	store = o->store->open(&options, why);
 	if (!store)
-		complain("%s: %s: %s", o->store->name, o->place, why);
+		warnx("%s: %s: %s", o->store->name, o->place, why);
 	return store;
 }
 
@@ -76,7 +77,7 @@ int bench_load(const struct options *o)
 		return 1;
 	ok = begin_session(o, store, &s) && load(o, &s);
 	if (!ok)
-		complain("%s: loading: %s", o->store->name, s.why);
+		warnx("%s: loading: %s", o->store->name, s.why);
 	s.ops->end(&s);
 	o->store->close(store);
 	return ok ? 0 : 1;
@@ -130,7 +131,7 @@ int bench_check(const struct options *o)
 		return 1;
 	ok = begin_session(o, store, &s) && s.ops->scan(&s, NULL, 0, look_at, &look) == 0;
 	if (!ok || look.why[0])
-		complain("%s: %s", o->store->name, ok ? look.why : s.why);
+		warnx("%s: %s", o->store->name, ok ? look.why : s.why);
 	else
 		printf("%s: %" PRIu64 " records, all as they were written\n", o->store->name,
 			look.records);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,6 +7,7 @@
 #include "harness/ops/crew.h"
 
 #include "kv.h"
+#include "programs/exit_codes.h"
 
 const char command_name[] = NAME;
 
@@ -87,12 +89,12 @@ static const struct store_ops *find_store(const char *name)
 			return stores[i];
 	for (unsigned i = 0; i < sizeof packages / sizeof *packages; i++)
 		if (strcmp(packages[i][0], name) == 0) {
-			complain("--store %s: this program was built without it; install %s and "
-				 "build it again (make kv)",
+			warnx("--store %s: this program was built without it; install %s and "
+			      "build it again (make kv)",
 				name, packages[i][1]);
 			return NULL;
 		}
-	complain("--store %s: give rocksdb, leveldb or sqlite", name);
+	warnx("--store %s: give rocksdb, leveldb or sqlite", name);
 	return NULL;
 }
 
@@ -101,7 +103,7 @@ static const struct mix *find_mix(const char *name)
 	for (unsigned i = 0; i < ycsb_mix_count; i++)
 		if (strcmp(ycsb_mixes[i].name, name) == 0)
 			return &ycsb_mixes[i];
-	complain("--workload %s: no such workload; see " NAME " --help", name);
+	warnx("--workload %s: no such workload; see " NAME " --help", name);
 	return NULL;
 }
 
@@ -112,14 +114,14 @@ static bool check(struct options *o, const char *directory)
 		     (o->mix && o->mix->fills && o->phase == PHASE_RUN);
 
 	if (!o->store)
-		complain("--store is missing; give rocksdb, leveldb or sqlite");
+		warnx("--store is missing; give rocksdb, leveldb or sqlite");
 	else if (!o->mix && o->phase != PHASE_CHECK)
-		complain("--workload is missing; name one, see " NAME " --help");
+		warnx("--workload is missing; name one, see " NAME " --help");
 	else if (o->mix && o->mix->fills && o->phase == PHASE_LOAD)
-		complain("--phase load: %s loads its records as what it measures; leave it out",
+		warnx("--phase load: %s loads its records as what it measures; leave it out",
 			o->mix->name);
 	else if (o->common.seconds <= 0 && o->common.count == 0 && !(o->mix && o->mix->fills))
-		complain("--seconds 0: needs --count; add it");
+		warnx("--seconds 0: needs --count; add it");
 	else
 		return take_place(directory, "kv", !makes, "load", o->place);
 	return false;

@@ -27,9 +27,7 @@
 
 #include "harness/flow/random.h"
 #include "harness/flow/stats.h"
-
-#define EXIT_USAGE  2
-#define EXIT_FAILED 1
+#include "programs/exit_codes.h"
 
 #define SECOND	      UINT64_C(1000000000) /* ns */
 #define QUEUE	      4096
@@ -295,7 +293,7 @@ static int write_results(const struct options *o, struct worker *workers)
 static int fail(const char *what, int error)
 {
 	fprintf(stderr, "userblk-openloop: %s: %s\n", what, strerror(error));
-	return EXIT_FAILED;
+	return EXIT_FAILURE;
 }
 
 static int measure(const struct options *o)

@@ -1,27 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "command.h"
 
+#include <err.h>
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-void complain(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	fprintf(stderr, "%s: ", command_name);
-	vfprintf(stderr, format, args);
-	fputc('\n', stderr);
-	va_end(args);
-}
 
 bool take_number(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out)
 {
@@ -32,7 +21,7 @@ bool take_number(const char *option, const char *text, uint64_t least, uint64_t 
 	if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && !errno && *out >= least &&
 		*out <= most)
 		return true;
-	complain("--%s %s: give a whole number from %ju to %ju", option, text, (uintmax_t)least,
+	warnx("--%s %s: give a whole number from %ju to %ju", option, text, (uintmax_t)least,
 		(uintmax_t)most);
 	return false;
 }
@@ -44,7 +33,7 @@ bool take_seconds(const char *option, const char *text, double least, double *ou
 	*out = strtod(text, &end);
 	if (end != text && *end == '\0' && isfinite(*out) && *out >= least && *out <= 86400)
 		return true;
-	complain("--%s %s: give seconds from %g to 86400", option, text, least);
+	warnx("--%s %s: give seconds from %g to 86400", option, text, least);
 	return false;
 }
 
@@ -65,7 +54,7 @@ bool take_word(const char *option, const char *text, const char *const *words, u
 					 : ", ",
 			words[i]);
 	}
-	complain("--%s %s: give %s", option, text, known);
+	warnx("--%s %s: give %s", option, text, known);
 	return false;
 }
 
@@ -86,10 +75,10 @@ bool take_common(int returned, char **argv, struct common_options *out)
 		out->json = optarg;
 		return true;
 	case ':':
-		complain("%s: needs a value; see %s --help", word, command_name);
+		warnx("%s: needs a value; see %s --help", word, command_name);
 		return false;
 	default:
-		complain("%s: no such option; see %s --help", word, command_name);
+		warnx("%s: no such option; see %s --help", word, command_name);
 		return false;
 	}
 }
@@ -98,7 +87,7 @@ bool take_at_most_one(int argc, char **argv)
 {
 	if (optind + 1 >= argc)
 		return true;
-	complain("%s: one argument too many; DIRECTORY is enough", argv[optind + 1]);
+	warnx("%s: one argument too many; DIRECTORY is enough", argv[optind + 1]);
 	return false;
 }
 
@@ -107,17 +96,17 @@ bool take_place(const char *directory, const char *name, bool used, const char *
 	struct stat st;
 
 	if (!directory)
-		complain("DIRECTORY is missing; name one that the files can be made in");
+		warnx("DIRECTORY is missing; name one that the files can be made in");
 	else if (stat(directory, &st) == -1)
-		complain("%s: %s; DIRECTORY is to be there", directory, strerror(errno));
+		warnx("%s: %s; DIRECTORY is to be there", directory, strerror(errno));
 	else if (!S_ISDIR(st.st_mode))
-		complain("%s: no directory; name one", directory);
+		warnx("%s: no directory; name one", directory);
 	else if (snprintf(out, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX - 256)
-		complain("%s: too long; name a shorter one", directory);
+		warnx("%s: too long; name a shorter one", directory);
 	else if (!used && access(out, F_OK) == 0)
-		complain("%s: is there; remove it, or use what is in it with --phase run", out);
+		warnx("%s: is there; remove it, or use what is in it with --phase run", out);
 	else if (used && access(out, F_OK) == -1)
-		complain("%s: is not there; make it with --phase %s", out, maker);
+		warnx("%s: is not there; make it with --phase %s", out, maker);
 	else
 		return true;
 	return false;

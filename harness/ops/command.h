@@ -6,13 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EXIT_USAGE 2
-
 /* The name of the program, which its main.c defines. */
 extern const char command_name[];
-
-/* One line for the user, like printf. */
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* The value of an option. False: reported. */
 bool take_number(

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "crew.h"
 
+#include <err.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -170,7 +171,7 @@ static bool start_worker(const struct start *start)
 	if (start->work->crew->threads) {
 		error = pthread_create(&mine->thread, NULL, work_in_thread, (void *)start);
 		if (error)
-			complain("worker %u cannot start: %s", start->index, strerror(error));
+			warnx("worker %u cannot start: %s", start->index, strerror(error));
 		return !error;
 	}
 	pid_t pid = fork();
@@ -184,7 +185,7 @@ static bool start_worker(const struct start *start)
 		_exit(0);
 	}
 	if (pid == -1)
-		complain("worker %u cannot start: %s", start->index, strerror(errno));
+		warnx("worker %u cannot start: %s", start->index, strerror(errno));
 	mine->pid = pid; /* here: a child that wrote it would write 0 */
 	return pid != -1;
 }
@@ -201,7 +202,7 @@ static void look_after(const struct work *work)
 		w->reaped = true;
 		if (WIFEXITED(status))
 			continue;
-		complain("worker %u was ended by signal %d", i, WTERMSIG(status));
+		warnx("worker %u was ended by signal %d", i, WTERMSIG(status));
 		atomic_store(&w->state, FAILED);
 		atomic_store(&work->all->stop, true);
 		atomic_fetch_sub(&work->all->running, 1);
@@ -321,7 +322,7 @@ static bool collect(const struct work *work, unsigned started, struct crew_resul
 			waitpid(w->pid, NULL, 0);
 		if (atomic_load(&w->state) == FAILED && ok) {
 			if (w->why[0])
-				complain("%s: %s", crew->name, w->why);
+				warnx("%s: %s", crew->name, w->why);
 			ok = false;
 		}
 		r->without_work += atomic_load(&w->state) == OUT_OF_WORK;
@@ -388,7 +389,7 @@ bool crew_run(const struct crew *crew, struct crew_results *results)
 
 	memset(results, 0, sizeof(*results));
 	if (!work.all || !work.live || !starts) {
-		complain("out of memory");
+		warnx("out of memory");
 	} else {
 		sigaction(SIGINT, &action, NULL);
 		sigaction(SIGTERM, &action, NULL);
@@ -443,7 +444,7 @@ bool crew_write(
 	snprintf(partial, sizeof(partial), "%s.partial", path);
 	f = fopen(partial, "we");
 	if (!f) {
-		complain("--json %s: %s", path, strerror(errno));
+		warnx("--json %s: %s", path, strerror(errno));
 		return false;
 	}
 	fprintf(f,
@@ -468,7 +469,7 @@ bool crew_write(
 	ok = fclose(f) == 0 && ok;
 	ok = ok && rename(partial, path) == 0;
 	if (!ok) {
-		complain("--json %s: %s", path, strerror(errno));
+		warnx("--json %s: %s", path, strerror(errno));
 		unlink(partial);
 	}
 	return ok;
@@ -477,6 +478,6 @@ bool crew_write(
 int crew_status(const struct crew_results *r, bool ok)
 {
 	if (r->interrupted)
-		complain("interrupted; the results are of the time until then");
+		warnx("interrupted; the results are of the time until then");
 	return ok && !r->interrupted ? 0 : 1;
 }

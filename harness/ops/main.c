@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <getopt.h>
 #include <string.h>
 
 #include "command.h"
 #include "crew.h"
 #include "ops.h"
+#include "programs/exit_codes.h"
 
 const char command_name[] = NAME;
 
@@ -44,7 +46,7 @@ static const struct operation *find_operation(const char *name)
 	for (unsigned i = 0; i < operation_count; i++)
 		if (strcmp(operations[i].name, name) == 0)
 			return &operations[i];
-	complain("--op %s: no such operation; see " NAME " --help", name);
+	warnx("--op %s: no such operation; see " NAME " --help", name);
 	return NULL;
 }
 
@@ -57,13 +59,13 @@ static bool check(struct options *o, const char *directory, bool files_given, bo
 	const struct operation *operation = o->operation;
 
 	if (!operation)
-		complain("--op is missing; name an operation, see " NAME " --help");
+		warnx("--op is missing; name an operation, see " NAME " --help");
 	else if (files_given && operation->files == 0)
-		complain("--files: %s has none; leave it out", operation->name);
+		warnx("--files: %s has none; leave it out", operation->name);
 	else if (size_given && operation->size == 0)
-		complain("--size: %s has no data; leave it out", operation->name);
+		warnx("--size: %s has no data; leave it out", operation->name);
 	else if (o->common.seconds <= 0 && o->common.count == 0)
-		complain("--seconds 0: needs --count; add it");
+		warnx("--seconds 0: needs --count; add it");
 	else
 		return take_place(directory, "ops", o->phase == PHASE_RUN, "prepare", o->top);
 	return false;

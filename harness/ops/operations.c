@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -622,7 +623,7 @@ int operations_prepare(const struct options *options)
 	int result = 0;
 
 	if (mkdir(options->top, 0755) == -1) {
-		complain("%s: %s", options->top, strerror(errno));
+		warnx("%s: %s", options->top, strerror(errno));
 		return -errno;
 	}
 	for (unsigned i = 0; i < options->workers && result == 0; i++) {
@@ -634,7 +635,7 @@ int operations_prepare(const struct options *options)
 		if (result == 0)
 			result = options->operation->prepare(&w);
 		if (result < 0)
-			complain("%s: %s", w.path, strerror(-result));
+			warnx("%s: %s", w.path, strerror(-result));
 		worker_end(&w);
 	}
 	return result;
@@ -682,7 +683,7 @@ bool operations_trace(
 		else
 			here = count_names(path);
 		if (here == -1) {
-			complain("%s: %s", path, strerror(errno));
+			warnx("%s: %s", path, strerror(errno));
 			return false;
 		}
 		*found += (uint64_t)here;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,8 +78,8 @@ static bool report(const struct options *o, const struct crew *crew, const struc
 	if (o->operation->trace != TRACE_NONE) {
 		ok = operations_trace(o, r->total.ops, &expected, &found);
 		if (ok && expected != found)
-			complain("%s: %" PRIu64 " operations leave %" PRIu64
-				 ", but there are %" PRIu64,
+			warnx("%s: %" PRIu64 " operations leave %" PRIu64
+			      ", but there are %" PRIu64,
 				o->operation->name, r->total.ops, expected, found);
 		if (ok)
 			snprintf(left_behind, sizeof(left_behind),
