@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "programs/exit_codes.h"
 #include "ublk/disk.h"
 #include "ublk/options.h"
 #include "ublk/record.h"
@@ -49,7 +50,7 @@ static int open_control(struct control *c)
 	default:
 		warnx(CONTROL_PATH ": %s", strerror(-r));
 	}
-	return EXIT_FAILED;
+	return EXIT_FAILURE;
 }
 
 /* ---- the end of a disk --------------------------------------------------------------- */
@@ -70,7 +71,7 @@ static int write_back(const struct options *o, bool in_use, bool *lost)
 		warnx("/dev/ublkb%u: not removed, for what was written last cannot be written "
 		      "back: %s; fix the cause, or use --force",
 			id, strerror(-r));
-	return o->force ? 0 : EXIT_FAILED;
+	return o->force ? 0 : EXIT_FAILURE;
 }
 
 /* Has the process ended, within CONTROL_LIMIT? One that cannot be watched has. */
@@ -113,14 +114,14 @@ static int delete_disk(struct control *c, const struct options *o)
 		r = r == -ENODEV ? 0 : r;
 		if (r < 0) {
 			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));
-			return EXIT_FAILED;
+			return EXIT_FAILURE;
 		}
 		record_remove(id, info.ublksrv_flags);
 		if (!has_ended(pidfd)) {
 			warnx("ublk%u: removed, but its server (process %d) does not end; kill "
 			      "it",
 				id, info.ublksrv_pid);
-			return EXIT_FAILED;
+			return EXIT_FAILURE;
 		}
 		printf("/dev/ublkb%u: %s%s\n", id,
 			!live  ? "removed; it had no server to write back to"
@@ -244,7 +245,7 @@ static int go_to_background(void)
 
 	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0) {
 		warnx("cannot start a process: %s", strerror(errno));
-		exit(EXIT_FAILED);
+		exit(EXIT_FAILURE);
 	}
 	if (child == 0) {
 		setsid();
@@ -257,7 +258,7 @@ static int go_to_background(void)
 	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status))
 		_exit(WEXITSTATUS(status));
 	warnx("the server died before the disk was ready");
-	_exit(EXIT_FAILED);
+	_exit(EXIT_FAILURE);
 }
 
 static int add(const struct options *o, char *const *argv)
@@ -274,7 +275,7 @@ static int add(const struct options *o, char *const *argv)
 		return r;
 	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
 		warnx("no random numbers: %s", strerror(errno));
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	return forget(&start, server_add(&c, o->params, &o->server, start.cookie, ready, &start));
 }
@@ -302,7 +303,7 @@ static int serve_record(
 	char **argv = calloc((size_t)record.count + 2, sizeof *argv);
 
 	if (!argv)
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	argv[0] = "userblk-ublk";
 	memcpy(argv + 1, record.argv, (size_t)record.count * sizeof *argv);
 	r = options_parse(record.count + 1, argv, &old, &error);
@@ -372,7 +373,7 @@ static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *inf
 		r = control_quiesce(c, info->dev_id);
 		if (r < 0) {
 			warnx("ublk%u: its server does not go: %s", info->dev_id, strerror(-r));
-			return EXIT_FAILED;
+			return EXIT_FAILURE;
 		}
 		return 0;
 	}
@@ -385,7 +386,7 @@ static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *inf
 	}
 	if (kill(info->ublksrv_pid, SIGKILL) < 0 && errno != ESRCH) {
 		warnx("ublk%u: process %d: %s", info->dev_id, info->ublksrv_pid, strerror(errno));
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	return 0;
 }
@@ -400,7 +401,7 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 {
 	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
 	struct control c;
-	unsigned char code = EXIT_FAILED;
+	unsigned char code = EXIT_FAILURE;
 	pid_t child = fork();
 
 	if (child != 0)
@@ -414,7 +415,7 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	old.control = &c;
 	old.code = code;
 	if (open_control(&c) != 0)
-		_exit(EXIT_FAILED);
+		_exit(EXIT_FAILURE);
 	_exit(serve_record(&c, info, &old));
 }
 
@@ -435,7 +436,7 @@ static int replace(const struct options *o, char *const *argv)
 		(start.keeper = keep_the_old(
 			 &start, &info, outcome, o->foreground ? ends[1] : start.report)) < 0) {
 		warnx("cannot start a process: %s", strerror(errno));
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	close(outcome[0]);
 	if (o->foreground)
@@ -467,7 +468,7 @@ int main(int argc, char **argv)
 	int r;
 
 	if (!given)
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	for (int i = 1; i < argc; i++)
 		given[i - 1] = argv[i];
 	if (options_parse(argc, argv, &o, &error) < 0) {

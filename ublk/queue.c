@@ -26,7 +26,7 @@ struct io {
 	struct work work; /* for the workers */
 	struct backend_request request;
 	struct iovec iov; /* this tag's buffer, as long as the request */
-	struct queue *queue;
+	struct ublk_queue *queue;
 	struct io *next_finished;
 	int result;	  /* of a finished request: 0 or negative errno */
 	uint32_t moved;	  /* bytes that transfers have done */
@@ -34,8 +34,8 @@ struct io {
 	uint16_t tag;
 };
 
-struct queue {
-	const struct service *service;
+struct ublk_queue {
+	const struct ublk_dev *dev;
 	/* For requests with data and for the others: the same for all that the queue gets. */
 	void (*start_data)(struct io *io), (*start_other)(struct io *io);
 	uint16_t id;
@@ -103,7 +103,7 @@ int queue_answer(const struct backend_request *request, int result)
 
 /* ---- the ring ------------------------------------------------------------------- */
 
-static struct io_uring_sqe *get_sqe(struct queue *q)
+static struct io_uring_sqe *get_sqe(struct ublk_queue *q)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
 
@@ -121,7 +121,7 @@ static uint64_t user_data(enum event event, uint16_t tag)
 }
 
 /* Fetches the tag's next request, after the result of the last one, if any, is committed. */
-static void fetch(struct queue *q, struct io *io, uint32_t op, int result)
+static void fetch(struct ublk_queue *q, struct io *io, uint32_t op, int result)
 {
 	struct io_uring_sqe *sqe = get_sqe(q);
 	struct ublksrv_io_cmd *command = (struct ublksrv_io_cmd *)sqe->cmd;
@@ -135,7 +135,7 @@ static void fetch(struct queue *q, struct io *io, uint32_t op, int result)
 	command->q_id = q->id;
 	command->tag = io->tag;
 	command->result = result;
-	if (q->service->zero_copy)
+	if (q->dev->zero_copy)
 		sqe->addr =
 			io->tag; /* the slot for the next request's pages: UBLK_F_AUTO_BUF_REG */
 	else
@@ -144,13 +144,13 @@ static void fetch(struct queue *q, struct io *io, uint32_t op, int result)
 
 static void finish(struct io *io, int result)
 {
-	struct queue *q = io->queue;
+	struct ublk_queue *q = io->queue;
 
 	q->in_service--;
 	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, queue_answer(&io->request, result));
 }
 
-static void arm_wake(struct queue *q)
+static void arm_wake(struct ublk_queue *q)
 {
 	struct io_uring_sqe *sqe = get_sqe(q);
 
@@ -165,13 +165,13 @@ static int call(struct io *io)
 {
 	io->request.iov = &io->iov;
 	io->request.iovcnt = 1;
-	return backend_perform(io->queue->service->device, &io->request);
+	return backend_perform(io->queue->dev->device, &io->request);
 }
 
 /* Hands a result to the queue's thread. From any thread; io is not the caller's any more. */
 static void complete(struct io *io, int result)
 {
-	struct queue *q = io->queue;
+	struct ublk_queue *q = io->queue;
 	struct io *newest = atomic_load(&q->finished);
 
 	io->result = result;
@@ -188,7 +188,7 @@ static void run_in_worker(struct work *work)
 	struct io *io = (struct io *)work;
 
 	/* After a transfer of its own, the queue wants only this. */
-	complete(io, io->flush_after ? backend_flush(io->queue->service->device) : call(io));
+	complete(io, io->flush_after ? backend_flush(io->queue->dev->device) : call(io));
 }
 
 static void done_later(struct backend_request *request, int result)
@@ -198,7 +198,7 @@ static void done_later(struct backend_request *request, int result)
 
 static void to_workers(struct io *io)
 {
-	struct queue *q = io->queue;
+	struct ublk_queue *q = io->queue;
 
 	io->work = (struct work){.run = run_in_worker};
 	*q->last_for_workers = &io->work;
@@ -208,7 +208,7 @@ static void to_workers(struct io *io)
 /* Starts the transfer of what is left of a request. 0 or negative errno. */
 static int transfer(struct io *io)
 {
-	struct queue *q = io->queue;
+	struct ublk_queue *q = io->queue;
 	struct backend_request rest = {
 		.op = io->request.op,
 		.flags = io->request.flags,
@@ -216,11 +216,11 @@ static int transfer(struct io *io)
 		.length = io->request.length - io->moved,
 	};
 	struct backend_backing m;
-	int r = backend_get_backing(q->service->device, &rest, &m);
+	int r = backend_get_backing(q->dev->device, &rest, &m);
 
 	if (r == -EOPNOTSUPP && rest.flags & BACKEND_FUA) {
 		rest.flags &= ~BACKEND_FUA;
-		r = backend_get_backing(q->service->device, &rest, &m);
+		r = backend_get_backing(q->dev->device, &rest, &m);
 		io->flush_after = r == 0;
 	}
 	if (r)
@@ -229,7 +229,7 @@ static int transfer(struct io *io)
 	struct io_uring_sqe *sqe = get_sqe(q);
 	bool reads = rest.op == BACKEND_READ;
 
-	if (q->service->zero_copy) {
+	if (q->dev->zero_copy) {
 		/* The address is an offset into the registered pages. */
 		if (reads)
 			io_uring_prep_read_fixed(sqe, m.fd, (void *)(uintptr_t)io->moved,
@@ -252,7 +252,7 @@ static int transfer(struct io *io)
 
 static void transferred(struct io *io, int result)
 {
-	const struct service *s = io->queue->service;
+	const struct ublk_dev *dev = io->queue->dev;
 	int r = -EIO; /* the file has ended */
 
 	if (result > 0) {
@@ -272,7 +272,7 @@ static void transferred(struct io *io, int result)
 		r = result;
 	}
 	/* Only the device can say what it means; without a buffer, it cannot be asked. */
-	if (s->zero_copy) {
+	if (dev->zero_copy) {
 		finish(io, r);
 	} else {
 		io->flush_after = false;
@@ -291,47 +291,48 @@ static void start_submit(struct io *io)
 	io->request.iovcnt = 1;
 	io->request.done = done_later;
 	io->request.opaque = io;
-	backend_submit(io->queue->service->device, &io->request);
+	backend_submit(io->queue->dev->device, &io->request);
 }
 
 static void start_transfer(struct io *io)
 {
 	int r = transfer(io);
 
-	if (r == -EOPNOTSUPP && !io->queue->service->zero_copy)
+	if (r == -EOPNOTSUPP && !io->queue->dev->zero_copy)
 		to_workers(io);
 	else if (r)
 		finish(io, r);
 }
 
-static void choose_handlers(struct queue *q)
+static void choose_handlers(struct ublk_queue *q)
 {
-	const struct service *s = q->service;
+	const struct ublk_dev *dev = q->dev;
 
 	q->start_other = to_workers;
-	if (s->mode == MODE_URING && s->info.never_waits)
+	if (dev->mode == MODE_URING && dev->info.never_waits)
 		q->start_other = start_call;
-	else if (s->mode == MODE_URING && s->info.answers_later)
+	else if (dev->mode == MODE_URING && dev->info.answers_later)
 		q->start_other = start_submit;
-	q->start_data = q->start_other == to_workers && s->mapped ? start_transfer : q->start_other;
+	q->start_data =
+		q->start_other == to_workers && dev->mapped ? start_transfer : q->start_other;
 }
 
 /* A request has come. */
-static void serve(struct io *io)
+static void start_request(struct io *io)
 {
-	struct queue *q = io->queue;
-	const struct service *s = q->service;
+	struct ublk_queue *q = io->queue;
+	const struct ublk_dev *dev = q->dev;
 	int r = queue_translate(&q->iods[io->tag], &io->request);
 	bool has_data = io->request.op == BACKEND_READ || io->request.op == BACKEND_WRITE;
 
 	/* What was acknowledged is in the device's hands: in order, if not durable. */
-	if (s->weak_flush)
+	if (dev->weak_flush)
 		io->request.flags &= ~BACKEND_FUA;
 	q->in_service++;
 	io->moved = 0;
 	io->flush_after = false;
 	io->iov.iov_len = io->request.length;
-	if (r || (s->weak_flush && io->request.op == BACKEND_FLUSH))
+	if (r || (dev->weak_flush && io->request.op == BACKEND_FLUSH))
 		finish(io, r);
 	else if (has_data)
 		q->start_data(io);
@@ -339,7 +340,7 @@ static void serve(struct io *io)
 		q->start_other(io);
 }
 
-static void take_finished(struct queue *q)
+static void take_finished(struct ublk_queue *q)
 {
 	struct io *io = atomic_exchange(&q->finished, NULL), *next;
 
@@ -349,14 +350,14 @@ static void take_finished(struct queue *q)
 	}
 }
 
-static void handle_cqe(struct queue *q, uint64_t data, int result)
+static void handle_cqe(struct ublk_queue *q, uint64_t data, int result)
 {
 	struct io *io = &q->ios[data & 0xffff];
 
 	switch ((enum event)(data >> 32)) {
 	case EVENT_COMMAND:
 		if (result == UBLK_IO_RES_OK)
-			serve(io);
+			start_request(io);
 		else
 			q->stopping = true; /* UBLK_IO_RES_ABORT, or the end of the device */
 		break;
@@ -371,7 +372,7 @@ static void handle_cqe(struct queue *q, uint64_t data, int result)
 }
 
 /* Everything that has completed. Were there any? */
-static bool handle_cqes(struct queue *q)
+static bool handle_cqes(struct ublk_queue *q)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head, count = 0;
@@ -383,7 +384,7 @@ static bool handle_cqes(struct queue *q)
 	}
 	io_uring_cq_advance(&q->ring, count);
 	if (q->for_workers) {
-		workers_push(q->service->workers, q->for_workers);
+		workers_push(q->dev->workers, q->for_workers);
 		q->for_workers = NULL;
 		q->last_for_workers = &q->for_workers;
 	}
@@ -394,14 +395,14 @@ static bool handle_cqes(struct queue *q)
  * Until the kernel takes the tags away. A tag whose result was committed after
  * that is not answered any more (QUIESCE_DEV), so that nobody waits for it.
  */
-static void loop(struct queue *q)
+static void loop(struct ublk_queue *q)
 {
 	do {
 		int r = io_uring_submit_and_wait(&q->ring, 1);
 
 		if (r < 0 && r != -EINTR && r != -EAGAIN && r != -EBUSY) {
-			backend_error(backend_host(q->service->device),
-				"queue %u: io_uring fails: %s", q->id, strerror(-r));
+			backend_error(backend_host(q->dev->device), "queue %u: io_uring fails: %s",
+				q->id, strerror(-r));
 			_exit(1); /* the kernel deals with it as with any dead server */
 		}
 		handle_cqes(q);
@@ -420,21 +421,21 @@ static size_t page_multiple(size_t bytes)
 	return (bytes + page - 1) / page * page;
 }
 
-static int map_memory(struct queue *q)
+static int map_memory(struct ublk_queue *q)
 {
-	const struct service *s = q->service;
+	const struct ublk_dev *dev = q->dev;
 	size_t stride = page_multiple(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
 	void *memory;
 
-	q->iods_size = page_multiple(s->depth * sizeof(struct ublksrv_io_desc));
-	memory = mmap(NULL, q->iods_size, PROT_READ, MAP_SHARED | MAP_POPULATE, s->fd,
+	q->iods_size = page_multiple(dev->depth * sizeof(struct ublksrv_io_desc));
+	memory = mmap(NULL, q->iods_size, PROT_READ, MAP_SHARED | MAP_POPULATE, dev->fd,
 		(off_t)(UBLKSRV_CMD_BUF_OFFSET + q->id * stride));
 	if (memory == MAP_FAILED)
 		return -errno;
 	q->iods = memory;
-	if (s->zero_copy)
+	if (dev->zero_copy)
 		return 0;
-	q->buffers_size = (size_t)s->depth * s->buffer_size;
+	q->buffers_size = (size_t)dev->depth * dev->buffer_size;
 	/* Pages come with the first request that needs them. */
 	memory = mmap(NULL, q->buffers_size, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -444,22 +445,22 @@ static int map_memory(struct queue *q)
 	return 0;
 }
 
-static int set_up_ring(struct queue *q)
+static int set_up_ring(struct ublk_queue *q)
 {
-	const struct service *s = q->service;
+	const struct ublk_dev *dev = q->dev;
 	struct io_uring_params params = {
 		.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
 			 IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE,
 		/* A command or a transfer of each tag, and the wake-up. */
-		.cq_entries = 2u * s->depth + 2,
+		.cq_entries = 2u * dev->depth + 2,
 	};
-	int r = io_uring_queue_init_params(s->depth + 2u, &q->ring, &params);
+	int r = io_uring_queue_init_params(dev->depth + 2u, &q->ring, &params);
 
 	if (r < 0)
 		return r;
-	r = io_uring_register_files(&q->ring, &s->fd, 1);
-	if (r == 0 && s->zero_copy)
-		r = io_uring_register_buffers_sparse(&q->ring, s->depth);
+	r = io_uring_register_files(&q->ring, &dev->fd, 1);
+	if (r == 0 && dev->zero_copy)
+		r = io_uring_register_buffers_sparse(&q->ring, dev->depth);
 	if (r == 0)
 		r = io_uring_register_ring_fd(&q->ring) == 1 ? 0 : -EINVAL;
 	if (r < 0)
@@ -469,12 +470,12 @@ static int set_up_ring(struct queue *q)
 
 static void *run(void *opaque)
 {
-	struct queue *q = opaque;
-	const struct service *s = q->service;
+	struct ublk_queue *q = opaque;
+	const struct ublk_dev *dev = q->dev;
 	int r = set_up_ring(q);
 
 	if (r == 0) {
-		for (uint16_t tag = 0; tag < s->depth; tag++)
+		for (uint16_t tag = 0; tag < dev->depth; tag++)
 			fetch(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
 		arm_wake(q);
 		r = io_uring_submit(&q->ring);
@@ -487,11 +488,11 @@ static void *run(void *opaque)
 		return NULL;
 	loop(q);
 	io_uring_queue_exit(&q->ring);
-	s->ended(s->opaque);
+	dev->ended(dev->opaque);
 	return NULL;
 }
 
-void queue_free(struct queue *q)
+void queue_free(struct ublk_queue *q)
 {
 	if (q->iods)
 		munmap((void *)q->iods, q->iods_size);
@@ -505,31 +506,31 @@ void queue_free(struct queue *q)
 }
 
 int queue_start(
-	const struct service *service, uint16_t id, const cpu_set_t *cpus, struct queue **out)
+	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out)
 {
-	struct queue *q = calloc(1, sizeof *q);
+	struct ublk_queue *q = calloc(1, sizeof *q);
 	pthread_attr_t attributes;
 	int r;
 
 	if (!q)
 		return -ENOMEM;
-	q->service = service;
+	q->dev = dev;
 	choose_handlers(q);
 	q->id = id;
 	q->last_for_workers = &q->for_workers;
 	sem_init(&q->started, 0, 0);
 	q->wake = eventfd(0, EFD_CLOEXEC);
-	q->ios = calloc(service->depth, sizeof *q->ios);
+	q->ios = calloc(dev->depth, sizeof *q->ios);
 	r = q->wake < 0 ? -errno : q->ios ? map_memory(q) : -ENOMEM;
 	if (r < 0) {
 		queue_free(q);
 		return r;
 	}
-	for (uint16_t tag = 0; tag < service->depth; tag++)
+	for (uint16_t tag = 0; tag < dev->depth; tag++)
 		q->ios[tag] = (struct io){.queue = q,
 			.tag = tag,
-			.iov.iov_base = q->buffers ? q->buffers + (size_t)tag * service->buffer_size
-						   : NULL};
+			.iov.iov_base =
+				q->buffers ? q->buffers + (size_t)tag * dev->buffer_size : NULL};
 	pthread_attr_init(&attributes);
 	if (CPU_COUNT(cpus) > 0)
 		pthread_attr_setaffinity_np(&attributes, sizeof *cpus, cpus);
@@ -550,7 +551,7 @@ int queue_start(
 	return 0;
 }
 
-void queue_join(struct queue *q)
+void queue_join(struct ublk_queue *q)
 {
 	pthread_join(q->thread, NULL);
 }

@@ -22,7 +22,7 @@ enum mode {
 };
 
 /* What all queues of a device share. */
-struct service {
+struct ublk_dev {
 	struct backend *device;
 	struct backend_info info;
 	enum mode mode;
@@ -38,18 +38,18 @@ struct service {
 	void *opaque;
 };
 
-struct queue;
+struct ublk_queue;
 
 /*
  * Starts the thread of queue number id and returns once it has offered all its
  * tags to the kernel. cpus: where it may run. 0 or a negative errno.
  */
 int queue_start(
-	const struct service *service, uint16_t id, const cpu_set_t *cpus, struct queue **out);
+	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out);
 /* Waits for the end of the thread: the kernel has taken the device away. */
-void queue_join(struct queue *queue);
+void queue_join(struct ublk_queue *queue);
 /* After the join, and after the end of all threads that may still be answering. */
-void queue_free(struct queue *queue);
+void queue_free(struct ublk_queue *queue);
 
 /* What the kernel's description of a request asks of the device. -EOPNOTSUPP: nothing it knows. */
 int queue_translate(const struct ublksrv_io_desc *description, struct backend_request *request);

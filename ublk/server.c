@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "programs/exit_codes.h"
 #include "ublk/disk.h"
 #include "ublk/server.h"
 
@@ -34,8 +35,8 @@
 struct server {
 	struct control *control;
 	uint32_t id;
-	struct service service;
-	struct queue **queues;
+	struct ublk_dev dev;
+	struct ublk_queue **queues;
 	unsigned started; /* queues with a thread */
 	unsigned ended;	  /* of these, for whatever reason; atomic */
 	pthread_t main;
@@ -72,7 +73,7 @@ static int failed(struct server *s, const char *what, int r)
 
 	snprintf(line, sizeof line, "ublk%" PRId32 ": %s: %s", (int32_t)s->id, what, strerror(-r));
 	host_error(s, line);
-	return EXIT_FAILED;
+	return EXIT_FAILURE;
 }
 
 /* What is not an error. */
@@ -87,7 +88,7 @@ static void log_counters(struct server *s)
 {
 	char line[2048];
 
-	if (backend_counters_text(s->service.device, line, sizeof line))
+	if (backend_counters_text(s->dev.device, line, sizeof line))
 		log_line(s, "counters:", line);
 }
 
@@ -188,7 +189,7 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	s->keeps = true;
 	for (int waited = 0;; waited += STEP_MS) {
 		s->kept[0] = 0;
-		r = backend_open(params, size, &host, &s->service.device);
+		r = backend_open(params, size, &host, &s->dev.device);
 		if (r != -EBUSY || waited >= timeout_ms)
 			break;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
@@ -197,16 +198,16 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	if (s->kept[0])
 		host_error(s, s->kept);
 	if (r == 0)
-		r = backend_info(s->service.device, &s->service.info);
+		r = backend_info(s->dev.device, &s->dev.info);
 	if (r == 0) {
-		backend_start(s->service.device);
+		backend_start(s->dev.device);
 		return 0;
 	}
 	/* A device reports what a user can correct, and only that. */
 	if (!s->error_told) {
 		backend_error(&host, "cannot open the %s device: %s",
 			backend_kind(params_ops(params)).name, strerror(-r));
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	return EXIT_USAGE;
 }
@@ -218,8 +219,8 @@ static int open_char(struct server *s)
 
 	snprintf(path, sizeof path, "/dev/ublkc%u", s->id);
 	for (int waited = 0;; waited += STEP_MS) {
-		s->service.fd = open(path, O_RDWR | O_CLOEXEC);
-		if (s->service.fd >= 0)
+		s->dev.fd = open(path, O_RDWR | O_CLOEXEC);
+		if (s->dev.fd >= 0)
 			return 0;
 		if ((errno != ENOENT && errno != EACCES) || waited >= PATIENCE_MS)
 			return -errno;
@@ -239,18 +240,19 @@ static void queue_ended(void *opaque)
 /* Starts the threads, which offer all tags. 0 or negative errno. */
 static int start_threads(struct server *s, const struct server_options *o, uint16_t queues)
 {
-	struct service *v = &s->service;
-	bool in_place = v->mode == MODE_URING && (v->info.never_waits || v->info.answers_later);
+	struct ublk_dev *dev = &s->dev;
+	bool in_place =
+		dev->mode == MODE_URING && (dev->info.never_waits || dev->info.answers_later);
 
-	v->ended = queue_ended;
-	v->opaque = s;
+	dev->ended = queue_ended;
+	dev->opaque = s;
 	s->main = pthread_self();
 	if (!in_place) {
-		v->workers = workers_new(o->threads);
-		if (!v->workers)
+		dev->workers = workers_new(o->threads);
+		if (!dev->workers)
 			return -EAGAIN;
 	}
-	s->queues = calloc(queues, sizeof(struct queue *));
+	s->queues = calloc(queues, sizeof(struct ublk_queue *));
 	if (!s->queues)
 		return -ENOMEM;
 	s->started = queues;
@@ -259,7 +261,7 @@ static int start_threads(struct server *s, const struct server_options *o, uint1
 		int r = control_affinity(s->control, s->id, i, &cpus);
 
 		if (r == 0)
-			r = queue_start(v, i, &cpus, &s->queues[i]);
+			r = queue_start(dev, i, &cpus, &s->queues[i]);
 		if (r < 0)
 			return r;
 	}
@@ -274,19 +276,19 @@ static int end_threads(struct server *s)
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
 			queue_join(s->queues[i]);
-	workers_free(s->service.workers);
+	workers_free(s->dev.workers);
 	/* An orderly end leaves nothing behind that a crash of the machine could take. */
-	if (s->service.weak_flush && (r = backend_flush(s->service.device)) < 0)
+	if (s->dev.weak_flush && (r = backend_flush(s->dev.device)) < 0)
 		failed(s, "the last writes are not durable", -EIO);
 	log_counters(s);
-	if (backend_close(s->service.device) < 0)
+	if (backend_close(s->dev.device) < 0)
 		r = -EIO;
 	/* Before the kernel is asked to delete the device: it waits for these mappings. */
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
 			queue_free(s->queues[i]);
 	free(s->queues);
-	close(s->service.fd);
+	close(s->dev.fd);
 	return r;
 }
 
@@ -385,8 +387,8 @@ static uint64_t recovery_flags(uint64_t features, enum recovery recovery)
 }
 
 /* Threads, then start, then service until the end. recovers: the disk is there already. */
-static int serve(struct server *s, const struct server_options *o, uint16_t queues, bool recovers,
-	void (*ready)(void *opaque, uint32_t id), void *opaque)
+static int run_server(struct server *s, const struct server_options *o, uint16_t queues,
+	bool recovers, void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	const char *step = "cannot start the queues";
 	int r = start_threads(s, o, queues), kept;
@@ -401,11 +403,11 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 	if (r < 0) {
 		failed(s, step, r);
 		if (recovers)
-			_exit(EXIT_FAILED); /* the device waits for another server */
+			_exit(EXIT_FAILURE); /* the device waits for another server */
 		control_stop(s->control, s->id);
 		end_threads(s);
 		control_delete(s->control, s->id);
-		return EXIT_FAILED;
+		return EXIT_FAILURE;
 	}
 	ready(opaque, s->id);
 	s->logs = true;
@@ -415,7 +417,7 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 
 	asked = asked && !s->gone;
 	if (asked) {
-		backend_stop(s->service.device);
+		backend_stop(s->dev.device);
 		r = control_stop(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "STOP_DEV", r);
@@ -429,14 +431,14 @@ static int serve(struct server *s, const struct server_options *o, uint16_t queu
 		if (released == 0 && kept == 0)
 			log_line(s, "written back and removed", "");
 	}
-	return kept < 0 || released < 0 ? EXIT_FAILED : 0;
+	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
 }
 
 int server_add(struct control *c, const struct params *params, const struct server_options *o,
 	uint64_t cookie, void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
-	struct service *v = &s.service;
+	struct ublk_dev *dev = &s.dev;
 	const struct backend_host host = {.opaque = &s, .error = host_error};
 	struct ublksrv_ctrl_dev_info info = {
 		.dev_id = (uint32_t)o->id,
@@ -459,39 +461,39 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	r = open_device(&s, params, 0, 0);
 	if (r)
 		return r;
-	v->mode = o->mode;
-	v->weak_flush = o->flush == FLUSH_WEAK;
-	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
-	v->zero_copy = v->mapped && o->zero_copy != ZERO_COPY_OFF &&
-		       c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
-	if (o->zero_copy == ZERO_COPY_ON && !v->zero_copy) {
+	dev->mode = o->mode;
+	dev->weak_flush = o->flush == FLUSH_WEAK;
+	dev->mapped = o->mode == MODE_URING && can_map(dev->device, &dev->info, &alignment);
+	dev->zero_copy = dev->mapped && o->zero_copy != ZERO_COPY_OFF &&
+			 c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
+	if (o->zero_copy == ZERO_COPY_ON && !dev->zero_copy) {
 		backend_error(&host, "--zero-copy=on: %s",
-			!v->mapped
+			!dev->mapped
 				? "needs --mode=uring and a device that is a file, as passthrough"
 				: "this kernel's ublk has no AUTO_BUF_REG (6.16); leave it out");
-		backend_close(v->device);
+		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
-	if (v->zero_copy)
+	if (dev->zero_copy)
 		info.flags |= UBLK_F_AUTO_BUF_REG;
-	if (server_parameters(&v->info, v->zero_copy ? alignment : 1, MAX_REQUEST, &sent) < 0) {
+	if (server_parameters(&dev->info, dev->zero_copy ? alignment : 1, MAX_REQUEST, &sent) < 0) {
 		backend_error(&host,
 			"the device's blocks have %" PRIu32
 			" bytes; ublk takes at most 4096: use direct=off",
-			v->info.block_size);
-		backend_close(v->device);
+			dev->info.block_size);
+		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
 	r = control_add(c, &info);
 	if (r < 0) {
 		failed(&s, r == -EEXIST ? "exists; choose another --number" : "ADD_DEV", r);
-		backend_close(v->device);
-		return r == -EEXIST ? EXIT_USAGE : EXIT_FAILED;
+		backend_close(dev->device);
+		return r == -EEXIST ? EXIT_USAGE : EXIT_FAILURE;
 	}
 	s.id = info.dev_id;
-	v->depth = info.queue_depth;
-	v->buffer_size = info.max_io_buf_bytes;
-	sent.basic.max_sectors = v->buffer_size >> SECTOR_SHIFT;
+	dev->depth = info.queue_depth;
+	dev->buffer_size = info.max_io_buf_bytes;
+	sent.basic.max_sectors = dev->buffer_size >> SECTOR_SHIFT;
 	r = control_set_params(c, s.id, &sent);
 	if (r < 0)
 		failed(&s, "SET_PARAMS", r);
@@ -499,17 +501,17 @@ int server_add(struct control *c, const struct params *params, const struct serv
 		failed(&s, "cannot open its character device", r);
 	if (r < 0) {
 		control_delete(c, s.id);
-		backend_close(v->device);
-		return EXIT_FAILED;
+		backend_close(dev->device);
+		return EXIT_FAILURE;
 	}
-	return serve(&s, o, info.nr_hw_queues, false, ready, opaque);
+	return run_server(&s, o, info.nr_hw_queues, false, ready, opaque);
 }
 
 int server_recover(struct control *c, const struct params *params, const struct server_options *o,
 	void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
-	struct service *v = &s.service;
+	struct ublk_dev *dev = &s.dev;
 	const struct backend_host host = {.opaque = &s, .error = host_error};
 	struct ublksrv_ctrl_dev_info info;
 	struct ublk_params_sent old, new;
@@ -538,28 +540,29 @@ int server_recover(struct control *c, const struct params *params, const struct 
 	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);
 	if (r)
 		return r;
-	v->mode = o->mode;
-	v->weak_flush = o->flush == FLUSH_WEAK;
-	v->mapped = o->mode == MODE_URING && can_map(v->device, &v->info, &alignment);
-	v->zero_copy = info.flags & UBLK_F_AUTO_BUF_REG;
-	v->depth = info.queue_depth;
-	v->buffer_size = info.max_io_buf_bytes;
+	dev->mode = o->mode;
+	dev->weak_flush = o->flush == FLUSH_WEAK;
+	dev->mapped = o->mode == MODE_URING && can_map(dev->device, &dev->info, &alignment);
+	dev->zero_copy = info.flags & UBLK_F_AUTO_BUF_REG;
+	dev->depth = info.queue_depth;
+	dev->buffer_size = info.max_io_buf_bytes;
 	mismatch = "its blocks are too large";
-	if (server_parameters(&v->info, v->zero_copy ? alignment : 1, v->buffer_size, &new) == 0)
+	if (server_parameters(&dev->info, dev->zero_copy ? alignment : 1, dev->buffer_size, &new) ==
+		0)
 		mismatch = server_mismatch(&old, &new);
-	if (!mismatch && v->zero_copy && !v->mapped)
+	if (!mismatch && dev->zero_copy && !dev->mapped)
 		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
 	if (mismatch) {
 		backend_error(
 			&host, "ublk%u: this device cannot serve the disk: %s", s.id, mismatch);
-		backend_close(v->device);
+		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
 	r = open_char(&s);
 	if (r < 0) {
 		failed(&s, "cannot open its character device", r);
-		backend_close(v->device);
-		return EXIT_FAILED;
+		backend_close(dev->device);
+		return EXIT_FAILURE;
 	}
-	return serve(&s, o, info.nr_hw_queues, true, ready, opaque);
+	return run_server(&s, o, info.nr_hw_queues, true, ready, opaque);
 }

@@ -7,10 +7,6 @@
 #include "ublk/control.h"
 #include "ublk/queue.h"
 
-/* Exit codes: a mistake that a user can correct, and what the kernel or the machine refuses. */
-#define EXIT_USAGE  2
-#define EXIT_FAILED 1
-
 /* Bytes of the largest request. */
 #define MAX_REQUEST (1u << 20)
 

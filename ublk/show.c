@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "programs/exit_codes.h"
 #include "ublk/record.h"
 
 #define CHAR_DEVICES "/sys/class/ublk-char"
