@@ -320,11 +320,11 @@ static int transfer_blocks(struct direct *d, struct cursor *c, uint64_t offset, 
 				plan[n] = (struct iovec){here, take};
 				cursor_copy(c, NULL, take, writing);
 			} else {
-				size_t room = DIRECT_BUFFER_SIZE - used;
+				size_t capacity = DIRECT_BUFFER_SIZE - used;
 
-				if (room == 0)
+				if (capacity == 0)
 					break;
-				take = bounce_length(d, *c, left < room ? left : room);
+				take = bounce_length(d, *c, left < capacity ? left : capacity);
 				is_bounced[n] = true;
 				plan[n] = (struct iovec){buffer + used, take};
 				cursor_copy(c, writing ? buffer + used : NULL, take, writing);

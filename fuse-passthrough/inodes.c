@@ -87,7 +87,7 @@ static struct file_handle *handle_of(int fd)
 {
 	union {
 		struct file_handle handle;
-		char room[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+		char space[sizeof(struct file_handle) + MAX_HANDLE_SZ];
 	} big;
 	struct file_handle *handle;
 	size_t size;

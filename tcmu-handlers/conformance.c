@@ -84,12 +84,12 @@ static void prepare_standard(struct device *d, struct tcmulib_cmd *lib)
 {
 	static const uint8_t versions[] = {0x03, 0x00, 0x04, 0xc0}; /* SPC-3, SBC-3 */
 	uint8_t *answer = lib->iovec[0].iov_base;
-	size_t room = lib->iovec[0].iov_len;
+	size_t capacity = lib->iovec[0].iov_len;
 
 	if (!keep_bytes(d, lib, ADDITIONAL_LENGTH, 1))
 		return;
 	answer[ADDITIONAL_LENGTH] = STANDARD_LENGTH - ADDITIONAL_LENGTH - 1;
-	for (size_t i = 0; i < sizeof versions && VERSIONS + i < room; i++)
+	for (size_t i = 0; i < sizeof versions && VERSIONS + i < capacity; i++)
 		answer[VERSIONS + i] = versions[i];
 }
 
@@ -109,7 +109,7 @@ static void prepare_limits(struct device *d, struct tcmulib_cmd *lib)
 void conform_inquiry(struct device *d, struct tcmulib_cmd *lib)
 {
 	const uint8_t *cdb = lib->cdb;
-	uint32_t room = get_16(cdb + 3), length;
+	uint32_t capacity = get_16(cdb + 3), length;
 
 	/* The runner fills the beginning of an answer, and the initiator gets all of the memory. */
 	for (size_t i = 0; i < lib->iov_cnt; i++)
@@ -140,7 +140,7 @@ void conform_inquiry(struct device *d, struct tcmulib_cmd *lib)
 			return;
 		}
 	}
-	end_answer(d->ring, length < room ? length : room);
+	end_answer(d->ring, length < capacity ? length : capacity);
 }
 
 /* ---- EXTENDED COPY ------------------------------------------------------------- */
