@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import subprocess
@@ -157,25 +156,21 @@ def test_answers_are_as_long_as_they_say(running: Running) -> None:
     write_same(disk, "/dev/zero", 0, 32769, "--16", expect=ILLEGAL_REQUEST)
 
 
-def read_slowly(disk: str) -> bytes:
-    """SLOW bytes past the page cache, in one command."""
-    fd = os.open(disk, os.O_RDONLY | os.O_DIRECT)
-    try:
-        with mmap.mmap(-1, SLOW) as memory:
-            return memory[: os.preadv(fd, [memory], 0)]
-    finally:
-        os.close(fd)
+def read_slowly(disk: str, output: Path) -> bytes:
+    """SLOW bytes in one command, as far as it says that there are: the block layer would read the others again."""
+    run(["sg_raw", "-o", output, "-r", str(SLOW), disk, *f"28 00 00 00 00 00 00 00 {SLOW // BLOCK:02x} 00".split()])
+    return output.read_bytes()
 
 
 @contextmanager
-def read_under_way(disk: str, below: str) -> Iterator[Future[bytes]]:
+def read_under_way(disk: str, below: str, output: Path) -> Iterator[Future[bytes]]:
     """A read that stays in the ring until the block's end, since the device mapper's disk below is suspended."""
     run(["dmsetup", "suspend", "--noflush", "--nolockfs", below])
     with ThreadPoolExecutor(1) as pool:
         try:
-            slow = pool.submit(read_slowly, disk)
-            inflight = Path("/sys/block", Path(disk).name, "inflight")
-            await_true("the read has not begun", lambda: inflight.read_text().split() == ["1", "0"])
+            slow = pool.submit(read_slowly, disk, output)
+            busy = Path("/sys/block", Path(disk).name, "device/device_busy")
+            await_true("the read has not begun", lambda: busy.read_text().strip() == "1")
             yield slow
             assert not slow.done()
         finally:
@@ -193,10 +188,11 @@ def test_inquiries_beside_a_slow_command(up: Up, tmp_path: Path) -> None:
             inquiry: list[str | Path] = ["sg_raw", "-o", answer, "-r", "255", disk, "12", evpd, page, "00", "ff", "00"]
             run(inquiry)
             alone = answer.read_bytes()
-            with read_under_way(disk, "slow") as slow:
+            with read_under_way(disk, "slow", tmp_path / "slow") as slow:
                 run(inquiry)
             assert answer.read_bytes() == alone.ljust(255, b"\0") and len(alone) == length
-            assert slow.result() == expected[:SLOW]
+            data = slow.result()
+            assert len(data) == SLOW and data == expected[:SLOW]
         assert not running.server_died()
 
 
