@@ -28,6 +28,7 @@ static const char usage[] =
 	"      --phase PHASE     all: make the files and run (default); create: make the\n"
 	"                        files only; run: use the files that create has made\n"
 	"      --seed N          seed of sizes, tree and choices (default 1)\n"
+	"      --seconds S       end after this time, whatever run in the file says\n"
 	"      --interval S      seconds per interval of the series (default 1, or psrun's)\n"
 	"      --json FILE       write the results to FILE\n"
 	"      --original        count, round and fill as Filebench does\n"
@@ -48,7 +49,7 @@ struct program {
 	struct wml *wml;
 	struct workload workload;
 	struct run_options options;
-	double interval; /* as given; 0: not */
+	double seconds, interval; /* as given; 0: not */
 	enum phase phase;
 	const char *json;
 	bool check; /* evaluate everything, do nothing */
@@ -138,7 +139,7 @@ static bool run_arguments(
 		return flow_error_set(error,
 			"%s:%d: expected a run time above 0 in mode timeout, found 0", p->wml->file,
 			s->line);
-	o->seconds = (double)seconds;
+	o->seconds = p->seconds > 0 ? p->seconds : (double)seconds;
 	o->period = (double)llabs(period);
 	o->clear = period < 0;
 	o->interval = p->interval > 0 ? p->interval : psrun ? o->period : 1;
@@ -326,7 +327,7 @@ static bool parse_seed(const char *text, uint64_t *out)
 	return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
 }
 
-static bool parse_interval(const char *text, double *out)
+static bool parse_seconds(const char *text, double *out)
 {
 	char *end;
 
@@ -351,6 +352,7 @@ int main(int argc, char **argv)
 	enum {
 		OPTION_PHASE = 256,
 		OPTION_SEED,
+		OPTION_SECONDS,
 		OPTION_INTERVAL,
 		OPTION_JSON,
 		OPTION_ORIGINAL,
@@ -362,6 +364,7 @@ int main(int argc, char **argv)
 		{"set", required_argument, NULL, 's'},
 		{"phase", required_argument, NULL, OPTION_PHASE},
 		{"seed", required_argument, NULL, OPTION_SEED},
+		{"seconds", required_argument, NULL, OPTION_SECONDS},
 		{"interval", required_argument, NULL, OPTION_INTERVAL},
 		{"json", required_argument, NULL, OPTION_JSON},
 		{"original", no_argument, NULL, OPTION_ORIGINAL},
@@ -393,8 +396,13 @@ int main(int argc, char **argv)
 			ok = parse_seed(optarg, &p.options.seed) ||
 			     flow_error_set(&error, "--seed %s: write a number below 2^64", optarg);
 			break;
+		case OPTION_SECONDS:
+			ok = parse_seconds(optarg, &p.seconds) ||
+			     flow_error_set(&error,
+				     "--seconds %s: write seconds from 0.01 to 86400", optarg);
+			break;
 		case OPTION_INTERVAL:
-			ok = parse_interval(optarg, &p.interval) ||
+			ok = parse_seconds(optarg, &p.interval) ||
 			     flow_error_set(&error,
 				     "--interval %s: write seconds from 0.01 to 86400", optarg);
 			break;

@@ -278,6 +278,12 @@ def test_text_is_in_filebenchs_layout(tmp_path: Path) -> None:
     assert re.findall(r"(?m)^(\w+1) ", done.stdout)[:3] == ["close1", "read1", "open1"]
 
 
+def test_seconds_end_a_run_before_its_own_time(tmp_path: Path) -> None:
+    found = results(tmp_path, WORKLOADS / "mail-server.f", "--seconds=0.3", nfiles=300, nthreads=2, runtime=60)
+    assert found["end"] == "time" and found["duration_s"] == pytest.approx(0.3)
+    assert found["variables"]["runtime"] == 60
+
+
 def test_a_seed_gives_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
     values = {"nfiles": 500, "runtime": 1, "filesize": GAMMA.format(3000)}
 
@@ -452,6 +458,7 @@ def test_reads_at_the_end_of_a_file(tmp_path: Path) -> None:
         (["/nonexistent.f"], "/nonexistent.f: No such file or directory; name a workload file"),
         (["--seed=x", "a.f"], "--seed x: write a number below 2^64"),
         (["--interval=0", "a.f"], "--interval 0: write seconds from 0.01 to 86400"),
+        (["--seconds=1m", "a.f"], "--seconds 1m: write seconds from 0.01 to 86400"),
         (["--phase=x", "a.f"], "--phase x: write all, create or run"),
         (["/"], "/: "),
     ],
