@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..machine.blockdev import identify
 from ..machine.safety import contents
 from ..machine.tuning import cpu_list
 from ..model import config
-from ..model.config import Profile, Suite
+from ..model.config import VIRTUAL, Profile, Suite, Workload
 from ..model.hosts import Hosts, load_hosts
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
 from ..model.plan import COUNTING, SAMPLING, Device, Plan, estimate, make_plan, read_plan
@@ -38,7 +38,6 @@ from ..running.campaign import (
     LAB_BUILD,
     LAB_CPUS,
     PAPER,
-    VIRTUAL,
     Event,
     Place,
     RunnerProcess,
@@ -144,15 +143,15 @@ def campaign_name(profile: Profile, more: str = "") -> str:
 def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite, profile: str) -> tuple[str, str]:
     """Which clock the guest has, and what is simulated with it, "" in real time. Raises ConfigError.
 
-    Virtual by default where it is known to be right: file systems and servers that are killed wait for much else.
+    Virtual by default where it is known to be right.
     """
     asked = args.clock or os.environ.get("LAB_CLOCK", "")
     if asked and asked not in CLOCKS:
         raise ConfigError(f"LAB_CLOCK={asked}: must be one of {', '.join(CLOCKS)}")
     if not place.lab:
         return "real", ""
-    of_disks = all(ENGINES[workload.engine].modelled for workload in suite.workloads)
-    clock = asked or (VIRTUAL if of_disks and profile != PAPER else "real")
+    modelled = all(ENGINES[workload.engine].modelled(workload) for workload in suite.workloads)
+    clock = asked or (VIRTUAL if modelled and profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
     from userblk.lab.models import model_names  # which only a checkout has
@@ -188,7 +187,7 @@ def lay_out_on_devices(
     cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
     if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:
         raise ConfigError(f"pin={args.pin}: there are CPUs 0 to {cpus - 1}; name some of them")
-    fitting = tuple(workload for workload in options["suite"].workloads if workload.cpus <= cpus)
+    fitting = within(options["suite"], options["workloads"], cpus, "--clock real" if model else "")
     if not options["workloads"]:  # one that is asked for by its name is left out when it is its turn
         beyond = [workload for workload in fitting if ENGINES[workload.engine].beyond(workload, cpus)]
         if beyond:
@@ -209,6 +208,19 @@ def lay_out_on_devices(
         if reason := plan.too_small(device.id, device.path, identify(device.path).size):
             raise ConfigError(reason)
     return plan, place
+
+
+def within(suite: Suite, asked: Sequence[str] | None, cpus: int, remedy: str) -> tuple[Workload, ...]:
+    """The workloads that need no more CPUs than there are; says how many others there were. Raises ConfigError."""
+    more = [workload for workload in suite.workloads if workload.cpus > cpus]
+    for workload in more:
+        if workload.id in (asked or ()):
+            use = f"; leave it out, or use {remedy}" if remedy else "; leave it out"
+            raise ConfigError(f"workload={workload.id}: needs {workload.cpus} CPUs, here are only {cpus}{use}")
+    if more and not asked:
+        use = f"; {remedy} has more" if remedy else ""
+        say(f"Left out: {len(more)} of {len(suite.workloads)} workloads, which need more CPUs than {cpus}{use}.")
+    return tuple(workload for workload in suite.workloads if workload not in more)
 
 
 def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
@@ -273,8 +285,8 @@ class OnDevices:
         if not plan.with_files:
             return text
         return (
-            f"{text}\n           on file systems: {files.ramp_s} s discarded + {files.runtime_s} s (servers"
-            f" {files.macro_runtime_s} s) measured, {show_bytes(files.memory_bytes)} of memory"
+            f"{text}\n           on file systems: {files.ramp_s:g} s discarded + {files.runtime_s:g} s (servers"
+            f" {files.macro_runtime_s:g} s) measured, {show_bytes(files.memory_bytes)} of memory"
         )
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
@@ -582,7 +594,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         choices=CLOCKS,
         help="clock of the lab. virtual: the clock counts instructions and the SSDs are modelled, so that a campaign"
         " gives the same numbers on any machine; real: emulated SSDs in real time (default: $LAB_CLOCK; else virtual"
-        " for workloads on disks, real for file systems, scaling and failover)",
+        " where it has been tried, see docs/lab.md)",
     )
     parser.add_argument(
         "--systems",

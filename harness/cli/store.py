@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..machine import paths
-from ..model.config import Profile, Suite, SystemConfig
+from ..model.config import VIRTUAL, Profile, Suite, SystemConfig
 from ..model.parts import ENGINES
 from ..model.plan import Device, Plan, make_plan
 from ..model.tables import ConfigError
-from ..running.campaign import LAB_BUILD, VIRTUAL, Place, missing_modules, store_devices
+from ..running.campaign import LAB_BUILD, Place, missing_modules, store_devices
 from ..stores.servers import server_program
 from ..stores.serving import lacks
 from .common import show_bytes

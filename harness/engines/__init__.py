@@ -15,10 +15,16 @@ from ..observing.warmup import WarmUp
 __path__ = extend_path(__path__, __name__)
 
 LEAST_RUNTIME = 0.5  # s, below which a run says nothing
+LEAST_SHARE = 0.5  # of a short run's time, which the lab's virtual time has
 
 
 class WorkloadError(Exception):
     """A program's result cannot be read; one line."""
+
+
+def least_runtime(planned: float) -> float:
+    """Seconds below which a run says nothing that should have taken so many."""
+    return min(LEAST_RUNTIME, LEAST_SHARE * planned)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..model.tables import Table
 from ..observing import warmup
 from ..observing.histogram import tails
 from ..observing.warmup import Interval
-from . import LEAST_RUNTIME, Result, WorkloadError
+from . import Result, WorkloadError, least_runtime
 from .base import DeviceEngine, Job, Run, grid
 
 REPORTS_ERROR = "fio reports error"
@@ -195,7 +195,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         problems.append(NOTHING_LEFT)
     if other["total_ios"]:
         problems.append("fio did operations of the other direction")
-    if seconds < min(LEAST_RUNTIME, 0.5 * profile.runtime_s):
+    if seconds < least_runtime(profile.runtime_s):
         problems.append(f"measured for {seconds:.2f} {TOO_SHORT}")
     elif seconds < 0.9 * profile.runtime_s:
         warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s:g} s its area was done")
@@ -242,13 +242,15 @@ class Fio(DeviceEngine):
 
     name = "fio"
     counted = True
-    modelled = True
     buffered = True
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         workloads, _ = grid(table, name, self.name)
         table.end(("name", "engine", "threads", "block_sizes", "modes", "suites", "systems"))
         return Suite(name, tuple(workloads), systems)
+
+    def modelled(self, workload: Workload) -> bool:
+        return True
 
     def fills(self, workload: Workload) -> bool:
         return not workload.writes
@@ -278,8 +280,10 @@ class Direct(Fio):
     """fio with io_uring past the page cache, and for the whole time: of suites that may have times of their own."""
 
     counted = False
-    modelled = False
     buffered = False
+
+    def modelled(self, workload: Workload) -> bool:
+        return False
 
     def timed(self, profile: Profile, workload: Workload) -> Profile:
         own = workload.timing.get(profile.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from ..observing import warmup
 from ..observing.histogram import tails
 from ..observing.warmup import Interval
 from ..systems.base import Running, built
-from . import LEAST_RUNTIME, Result, WorkloadError
+from . import Result, WorkloadError, least_runtime
 from .base import FIO_MODES, DeviceEngine, Job, Run, grid
 
 SCHEMA = 1
@@ -57,9 +58,15 @@ def argv(
     return [str(program), "--quiet", f"--phase={phase}", f"--seed={seed}", *words, *options, str(file)]
 
 
-def run_options(profile: Profile, results: Path) -> list[str]:
+def duration_s(workload: Workload, profile: Profile) -> float:
+    """Ramp and runtime."""
+    return profile.files.ramp_s + profile.files.seconds(workload)
+
+
+def run_options(workload: Workload, profile: Profile, results: Path) -> list[str]:
     """The options of the measured phase."""
-    return [f"--interval={profile.workload_interval_ms / 1e3:g}", f"--json={results}"]
+    times = f"--seconds={duration_s(workload, profile):g}", f"--interval={profile.workload_interval_ms / 1e3:g}"
+    return [*times, f"--json={results}"]
 
 
 def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float) -> Sequence[dict[str, Any]]:
@@ -110,13 +117,13 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
 
     problems, warnings = [], []
     end, lost = report["end"], report["threads_without_file"]
-    ran = f"after {report['duration_s']:.1f} s of {full + planned} s"
+    ran = f"after {report['duration_s']:.1f} s of {full + planned:g} s"
     if end == "early":
         problems.append(f"{ran} {lost} threads found no file any more; give it more files")
     elif end == "interrupted":
         problems.append(f"interrupted {ran}")
     elif done and report["duration_s"] < full + 0.9 * planned:
-        instead = f", of which {begin:.1f} s were discarded instead of {full}" if ramp < full else ""
+        instead = f", of which {begin:.1f} s were discarded instead of {full:g}" if ramp < full else ""
         warnings.append(f"early end: {ran} its files were done{instead}")
     elif end == "time" and lost:
         warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
@@ -124,7 +131,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
         problems.append("ran with --original")
     if not operations:
         problems.append(f"no operation was completed after the ramp; it ran for {report['duration_s']:.1f} s")
-    elif seconds < LEAST_RUNTIME:
+    elif seconds < least_runtime(planned):
         problems.append(f"measured for {seconds:.2f} s only; give it more files")
     return Result(
         throughput_kops=operations / span / 1e3,
@@ -236,7 +243,7 @@ def values_of(workload: Workload, profile: Profile, parameters: Sequence[Paramet
     values = {}
     for parameter in parameters:
         if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
-            value = parameter.value(profile.name, device)
+            value = parameter.value(profile.name, device, profile.virtual)
             if value is None:
                 of_paper = f"papers/{workload.parameters}" if workload.parameters else "workloads"
                 raise ConfigError(
@@ -285,6 +292,10 @@ class Flow(DeviceEngine):
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
         return system.uses_device and not kind.of_store
 
+    def modelled(self, workload: Workload) -> bool:
+        """The BDUS paper's: sizes of other papers, and other engines on files, have not been tried there."""
+        return workload.engine == Flow.name and not workload.parameters
+
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
     ) -> Workload:
@@ -294,7 +305,7 @@ class Flow(DeviceEngine):
             values = values_of(workload, profile, parameters, device)
             if workload.file and workload.block_size:
                 values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
-            runtime = profile.files.ramp_s + profile.files.seconds(workload)
+            runtime = math.ceil(duration_s(workload, profile.of(workload, device)))  # whole seconds, as files have it
             variables[device] = {**workload.fixed, **values, "runtime": runtime}
         return replace(workload, variables=variables)
 
@@ -305,7 +316,7 @@ class Flow(DeviceEngine):
         return profile.files.size[device]
 
     def duration_s(self, workload: Workload, profile: Profile) -> float:
-        return float(profile.files.ramp_s + profile.files.seconds(workload))
+        return duration_s(workload, profile)
 
     def overhead_s(self, profile: Profile) -> float:
         return profile.files.overhead_s
@@ -331,7 +342,7 @@ class Flow(DeviceEngine):
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
         """What is measured, and writes its results."""
-        options = run_options(run.profile, results)
+        options = run_options(run.workload, run.profile, results)
         return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "run", *options)
 
     def make(self, run: Run, directory: Path, recorder: Recorder, memory: Memory) -> dict[str, object]:
@@ -395,7 +406,7 @@ class Flow(DeviceEngine):
 
         job = Job(
             argv=measured,
-            seconds=profile.files.ramp_s + profile.files.seconds(workload),
+            seconds=duration_s(workload, profile),
             parse=lambda: self.read_results(run, results),
             synced=tuple(str(point) for point in dict.fromkeys((top,) if running.on_device else (top, lower))),
             sync=sync_file_system,

@@ -102,8 +102,7 @@ class Kv(Flow):
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
         words = argv(program, run.workload, run.entry.device, run.entry.seed, "run", directory)
-        seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
-        return [*words, f"--seconds={seconds}", *run_options(run.profile, results)]
+        return [*words, *run_options(run.workload, run.profile, results)]
 
     def read_results(self, run: Run, results: Path) -> Result:
         result = super().read_results(run, results)

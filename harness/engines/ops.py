@@ -87,9 +87,8 @@ class Ops(Flow):
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
         phase = "run" if run.plan.systems[run.entry.system].uses_device else "all"
-        seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
-        options = run_options(run.profile, results)
-        return argv(program, run.workload, run.entry.seed, phase, directory, f"--seconds={seconds}", *options)
+        options = run_options(run.workload, run.profile, results)
+        return argv(program, run.workload, run.entry.seed, phase, directory, *options)
 
 
 ENGINES.add(Ops())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pwd
 import re
@@ -27,7 +28,7 @@ from ..observing.warmup import Interval
 from ..systems.base import await_up, find_program, scratch
 from . import Result, WorkloadError
 from .base import Run, sizes_of, with_fixed_values
-from .flow import CREATE_LIMIT, Flow, wait_for
+from .flow import CREATE_LIMIT, Flow, duration_s, wait_for
 
 USERS = ("postgres", "nobody")  # whose server it is: the first that there is
 PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, by release
@@ -227,7 +228,7 @@ class Postgresql(Flow):
     ) -> tuple[list[str], Callable[[], list[str]]]:
         server = self.server(run, directory)
         process = server.start(recorder, memory, run)
-        seconds = run.profile.files.ramp_s + run.profile.files.seconds(run.workload)
+        seconds = math.ceil(duration_s(run.workload, run.profile))  # sysbench has whole ones only
         words = (f"--time={seconds}", "--report-interval=1", "--histogram", f"--rand-seed={run.entry.seed}", "run")
 
         def problems() -> list[str]:

@@ -46,6 +46,10 @@ class Sweep(Direct):
     name = "sweep"
     in_rounds = True
 
+    def modelled(self, workload: Workload) -> bool:
+        """Those with the times of the profile: longer ones of a suite's own have not been tried there."""
+        return not workload.timing
+
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)
 

@@ -14,6 +14,8 @@ from . import tables
 from .parts import ENGINES, KINDS, Engine
 from .tables import ConfigError, Table, parse_bytes
 
+VIRTUAL = "virtual"  # what stands instead of a profile's values in the lab's virtual time
+
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
 QUEUE_KEYS = ("rotational", "nomerges", "rq_affinity", "scheduler", "max_sectors_kb", "read_ahead_kb")
 
@@ -101,7 +103,8 @@ class Suite:
 class Parameter:
     """A variable of workload files that the paper does not state, or that a profile scales.
 
-    workloads: patterns of ids. values: by profile, then by device; "" there is every device.
+    workloads: patterns of ids. values: by profile, then by device; "" there is every device. In the lab's virtual time
+    those of VIRTUAL take the place of the profile's.
     """
 
     variable: str
@@ -109,9 +112,9 @@ class Parameter:
     reason: str
     values: Mapping[str, Mapping[str, int]]
 
-    def value(self, profile: str, device: str) -> int | None:
-        column = self.values.get(profile, {})
-        return column.get(device, column.get(""))
+    def value(self, profile: str, device: str, virtual: bool = False) -> int | None:
+        columns = [self.values.get(name, {}) for name in ((VIRTUAL, profile) if virtual else (profile,))]
+        return next((column[key] for column in columns for key in (device, "") if key in column), None)
 
 
 @dataclass(frozen=True)
@@ -125,18 +128,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class FilesProfile:
-    """Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes)."""
+    """
+    Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes). writes: by
+    device, other times of those that write data.
+    """
 
-    ramp_s: int
-    runtime_s: int
-    macro_runtime_s: int
+    ramp_s: float
+    runtime_s: float
+    macro_runtime_s: float
     memory_bytes: int
     dirty_bytes: int
     dirty_background_bytes: int
     overhead_s: float
     size: Mapping[str, int]
+    writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def seconds(self, workload: Workload) -> int:
+    def seconds(self, workload: Workload) -> float:
         """Measured after the ramp."""
         return self.macro_runtime_s if workload.macro else self.runtime_s
 
@@ -153,10 +160,11 @@ class StoreProfile:
 
 
 # Not at the top of a profile's file.
-NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s", "writes")
+NOT_IN_FILES = ("fixed_warm_up", "instructions", "read_ramp_s", "read_runtime_s", "writes", "slowdown")
 LEAST_WINDOW = 3  # rounds, below which no line can be fitted
 ROUNDS = ("most", "window", "passes")
-WRITES = ("ramp_s", "runtime_s", "dirty_bytes", "dirty_background_bytes")
+TIMES = ("ramp_s", "runtime_s")
+LIMITS = ("dirty_bytes", "dirty_background_bytes")
 
 
 @dataclass(frozen=True)
@@ -173,7 +181,8 @@ class Profile:
     read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
     rounds: of SNIA's Performance Test Specification: the device is purged and written sequentially passes times, then a
     workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
-    writes: by device, what WRITES names instead, for block workloads that write to it.
+    writes: by device, what TIMES and LIMITS name instead, for block workloads that write to it.
+    slowdown: by device, for the estimate only: s of a core's time that a second of virtual time takes.
     """
 
     name: str
@@ -199,9 +208,18 @@ class Profile:
     read_runtime_s: float | None = None
     writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rounds: Mapping[str, int] = field(default_factory=dict)
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def virtual(self) -> bool:
+        """Is it for the lab's virtual time?"""
+        return self.read_ramp_s is not None
 
     def of(self, workload: Workload, device: str) -> Profile:
-        """With the times of a workload on the device's blocks in ramp_s and runtime_s."""
+        """With the times of a workload on the device in ramp_s and runtime_s, its own or those of its files."""
+        if workload.on_files:
+            own = self.files.writes.get(device, {}) if workload.writes else {}
+            return dataclasses.replace(self, files=dataclasses.replace(self.files, **own))
         if workload.writes and device in self.writes:
             own = self.writes[device]
             return dataclasses.replace(self, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"])
@@ -343,7 +361,9 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         for part, key in ((area, "area"), (files, "files")):
             part.values.update(instead.table(key, optional=True).values)
         reads, writes = instead.table("reads", optional=True), instead.table("writes", optional=True)
+        slowdown = instead.table("slowdown")
         table.values.update(instead.values)
+    slow = files.table("writes", optional=True)
     profile = Profile(
         name=name,
         repetitions=table.integer("repetitions", 1),
@@ -361,14 +381,15 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         bring_up_s=table.number("bring_up_s"),
         area={key: area.integer(key, 1 << 20) for key in list(area.values)},
         files=FilesProfile(
-            ramp_s=files.integer("ramp_s", 0),
-            runtime_s=files.integer("runtime_s", 1),
-            macro_runtime_s=files.integer("macro_runtime_s", 1),
+            ramp_s=files.number("ramp_s"),
+            runtime_s=files.number("runtime_s", 0.1),
+            macro_runtime_s=files.number("macro_runtime_s", 0.1),
             memory_bytes=files.integer("memory_bytes", 1 << 28),
             dirty_bytes=files.integer("dirty_bytes", 0),
             dirty_background_bytes=files.integer("dirty_background_bytes", 0),
             overhead_s=files.number("overhead_s"),
             size={key: size.integer(key, 1 << 28) for key in list(size.values)},
+            writes={key: _times(slow.table(key)) for key in list(slow.values)},
         ),
         store=StoreProfile(
             repetitions=store.integer("repetitions", 1),
@@ -387,8 +408,10 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         ramp_s, runtime_s = reads.number("ramp_s"), reads.number("runtime_s", 0.1)
         profile = dataclasses.replace(profile, read_ramp_s=ramp_s, read_runtime_s=runtime_s)
         reads.end(("ramp_s", "runtime_s"))
-        profile = dataclasses.replace(profile, writes={key: _writes(writes.table(key)) for key in profile.area})
+        profile = dataclasses.replace(profile, writes={key: _times(writes.table(key), *LIMITS) for key in profile.area})
         writes.end(tuple(profile.area))
+        profile = dataclasses.replace(profile, slowdown={key: slowdown.number(key, 1) for key in profile.area})
+        slowdown.end(tuple(profile.area))
     table.end([name for name in Profile.__dataclass_fields__ if name not in NOT_IN_FILES])
     if profile.max_repetitions < profile.repetitions:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")
@@ -412,12 +435,9 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
     return profile
 
 
-def _writes(table: Table) -> dict[str, float]:
-    found = {
-        "ramp_s": table.number("ramp_s"),
-        "runtime_s": table.number("runtime_s", 0.1),
-        "dirty_bytes": table.integer("dirty_bytes", 1),
-        "dirty_background_bytes": table.integer("dirty_background_bytes", 1),
-    }
-    table.end(WRITES)
+def _times(table: Table, *limits: str) -> dict[str, float]:
+    """How long, and limits in bytes."""
+    found = {"ramp_s": table.number("ramp_s"), "runtime_s": table.number("runtime_s", 0.1)}
+    found |= {name: table.integer(name, 1) for name in limits}
+    table.end((*TIMES, *limits))
     return found

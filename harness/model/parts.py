@@ -49,8 +49,7 @@ class Engine:
     """What makes the workloads of a suite and runs them.
 
     on_files: on a file system. parameters: sizes of its workloads are in a parameters.toml. counted: of which
-    instructions can be counted. modelled: the lab's virtual time is known to be right for it. buffered: on a device,
-    through the page cache.
+    instructions can be counted. buffered: on a device, through the page cache.
     in_rounds: it can repeat a workload until it is steady.
 
     For a whole suite, whose first workload's engine answers: measures: what the commands plan it with (SUBJECTS of
@@ -66,7 +65,6 @@ class Engine:
     on_files = False
     parameters = False
     counted = False
-    modelled = False
     buffered = False
     in_rounds = False
 
@@ -101,6 +99,10 @@ class Engine:
     ) -> Workload:
         """The workload with what depends on profile and devices. Raises ConfigError."""
         return workload
+
+    def modelled(self, workload: Workload) -> bool:
+        """Is the lab's virtual time known to be right for it?"""
+        return False
 
     def fills(self, workload: Workload) -> bool:
         """Does it want a zero-filled area, and leave it so?"""

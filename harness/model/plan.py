@@ -227,7 +227,8 @@ def make_plan(
             )
         profile = dataclasses.replace(profile, max_repetitions=max_repetitions)
     if warm_up_s is not None:
-        files = dataclasses.replace(profile.files, ramp_s=warm_up_s)
+        on_files = {key: {**own, "ramp_s": float(warm_up_s)} for key, own in profile.files.writes.items()}
+        files = dataclasses.replace(profile.files, ramp_s=warm_up_s, writes=on_files)
         profile = dataclasses.replace(profile, ramp_s=warm_up_s, files=files, fixed_warm_up=True)
         if profile.read_ramp_s is not None:
             writes = {key: {**own, "ramp_s": float(warm_up_s)} for key, own in profile.writes.items()}
@@ -358,7 +359,8 @@ def estimate(plan: Plan) -> Estimate:
     Only runs that are in it count; with adaptive repetition there may come to be max_repetitions / repetitions as many.
     """
     profile = plan.profile
-    slowdown = COUNTED_SLOWDOWN if profile.instructions or plan.model else 1
+    slowdown = profile.slowdown if plan.model else {}
+    default = COUNTED_SLOWDOWN if profile.instructions else 1
     each: list[float] = []
     written = dict.fromkeys(plan.devices, 0)
     for _, entries in plan.blocks():
@@ -371,7 +373,7 @@ def estimate(plan: Plan) -> Estimate:
         for workload in workloads:
             engine = ENGINES[workload.engine]
             seconds = engine.duration_s(workload, profile.of(workload, device))
-            each.append(seconds * (1 if engine.on_files else slowdown) + engine.overhead_s(profile))
+            each.append(seconds * slowdown.get(device, default) + engine.overhead_s(profile))
             written[device] += engine.written(workload, profile, device) if system.uses_device else 0
         each[-len(entries)] += start
     return Estimate(len(plan.entries), sum(each), each, written)

@@ -24,7 +24,7 @@ from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.durable import write_json
 from ..machine.safety import check, confirmation, first_confirmation
-from ..model.config import SystemConfig, load_parameters
+from ..model.config import VIRTUAL, SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS
 from ..model.plan import Device, Plan, estimate, write_plan
 from ..model.tables import ConfigError, NeedsCheckout
@@ -34,8 +34,7 @@ from ..systems import modules
 from ..systems.base import kind_of, module_there
 from .hand_over import PORT
 
-CLOCKS = ("virtual", "real")  # of the lab's guest
-VIRTUAL = CLOCKS[0]
+CLOCKS = (VIRTUAL, "real")  # of the lab's guest
 LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
 SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
 LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
@@ -195,7 +194,7 @@ def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
     for parameter in parameters:
         if not any(fnmatchcase(name, pattern) for name in ids for pattern in parameter.workloads):
             continue
-        values = {device: parameter.value(plan.profile.name, device) for device in plan.devices}
+        values = {device: parameter.value(plan.profile.name, device, plan.profile.virtual) for device in plan.devices}
         each = ", ".join(f"{value} on {device}" for device, value in values.items())
         shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
         full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"

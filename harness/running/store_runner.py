@@ -304,7 +304,7 @@ class StoreRunner(Runner):
             flow.write_series(results, directory / "flow_intervals.csv")
             return flow.parse(results, workload, profile)
 
-        argv = flow.argv(*words, "run", *flow.run_options(profile, results))
+        argv = flow.argv(*words, "run", *flow.run_options(workload, profile, results))
         return Load("flow", argv, engine.duration_s(workload, self.plan.profile), parse, close)
 
 

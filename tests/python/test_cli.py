@@ -314,13 +314,21 @@ def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
     result = userblk("plan", *LAB, "--suite", "frameworks", "--systems", "native,buse", "--json", cwd=tmp_path)
     assert list(json.loads(result.stdout)["plan"]["systems"]) == ["native", "buse"]
     # Null devices touch no disk, so that one of the lab's stands for both; and it has 2 CPUs.
-    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", cwd=tmp_path)
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--clock", "real", "--json", cwd=tmp_path)
     plan = json.loads(result.stdout)["plan"]
     assert len(plan["devices"]) == 1
     assert {w["cpus"] for w in plan["suite"]["workloads"]} == {0, 1, 2}
+    assert "Left out: 10 of 46 workloads, which need more CPUs than 2." in result.stderr
     # In virtual time it has one.
-    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", "--clock", "virtual", cwd=tmp_path)
-    assert {w["cpus"] for w in json.loads(result.stdout)["plan"]["suite"]["workloads"]} == {0, 1}
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--json", cwd=tmp_path)
+    plan = json.loads(result.stdout)["plan"]
+    assert plan["model"] and {w["cpus"] for w in plan["suite"]["workloads"]} == {0, 1}
+    assert "Left out: 12 of 46 workloads, which need more CPUs than 1; --clock real has more." in result.stderr
+    result = userblk("plan", *LAB, "--suite", "buse-null", "--workloads", "read-1cpu,read-2cpu", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "userblk: workload=read-2cpu: needs 2 CPUs, here are only 1; leave it out, or use --clock real\n",
+    )
 
 
 # ---- instructions --------------------------------------------------------------------------
@@ -351,15 +359,22 @@ def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> No
         ([], {"LAB_CLOCK": "real"}, False),
         (["--clock", "virtual"], {"LAB_CLOCK": "real"}, True),
         (["--profile", "paper"], {}, False),  # a run of 15 minutes has no place in it
-        (["--suite", "bdus-fs", "--systems", "native,fuse"], {}, False),
+        (["--suite", "bdus", "--systems", "native,fuse"], {}, True),
+        (["--suite", "fuse45", "--systems", "native"], {}, False),  # another paper's sizes
+        (["--suite", "rfuse-fio", "--systems", "native"], {}, False),
+        (["--suite", "fxmark", "--systems", "native"], {}, False),
+        (["--suite", "frameworks"], {}, True),
+        (["--suite", "buse-null"], {}, True),
         (["--suite", "failover"], {}, False),
+        (["--suite", "depth-jobs"], {}, False),  # times of its own
+        (["--suite", "apps", "--systems", "native"], {}, False),
     ]
     for clock, environment, model in cases:
         done = userblk("plan", *LAB, *clock, "--json", cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         plan = json.loads(done.stdout)["plan"]
         assert bool(re.fullmatch(r"cpu-\d+ sata-\d+ nvme-\d+", plan["model"])) is model
-        assert {device["confirm"] for device in plan["devices"].values()} == (
+        assert {device["confirm"] for device in plan["devices"].values()} <= (
             {"MODELSATA", "MODELNVME"} if model else {"LABSATA", "LABNVME"}
         )
         assert (plan["profile"]["runtime_s"] < 1) is model

@@ -88,6 +88,13 @@ def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
     assert short.problems == ("measured for 0.40 s only; give it more files",)
 
 
+def test_a_short_run_needs_half_of_its_time(tmp_path: Path) -> None:
+    short = load_profile("quick", virtual=True)
+    for ran, problems in ((0.145, ("measured for 0.14 s only; give it more files",)), (0.16, ())):
+        (tmp_path / "flow.json").write_text(json.dumps(report(0.05, 0.1, ran, end="all-done")))
+        assert flow.parse(tmp_path / "flow.json", READ, short).problems == problems
+
+
 def papers_rates() -> list[tuple[str, str, float]]:
     """Device, workload and kop/s of what ends when its files are done, native in the paper."""
     rows = csv.DictReader(Path("configs/papers/bdus/table2.csv").open())
@@ -125,6 +132,43 @@ def test_every_workload_that_ends_is_valid_at_the_papers_rates(
     if seconds < 100:
         assert result.ramp_s == pytest.approx(0.2 * seconds)
         assert f"early end: after {seconds:.1f} s of 900 s" in result.warnings[0]
+
+
+# kop/s of native in the lab, by bin/userblk run --where lab --suite bdus-fs --systems native --reps 1 --seed 1
+@pytest.mark.parametrize(
+    ("device", "name", "kops"),
+    [
+        ("sata", "create-1th", 151.9),
+        ("nvme", "create-16th", 150.5),
+        ("sata", "delete-1th", 83.5),
+        ("nvme", "delete-16th", 84.1),
+        ("sata", "read-16th", 288.8),
+        ("nvme", "read-16th", 288.8),
+        ("nvme", "seq-read-16th-4k", 813.1),
+        ("nvme", "seq-read-16th-128k", 25.6),
+        ("nvme", "rand-read-16th-128k", 40.1),
+        ("sata", "seq-read-16th-4k", 134.5),
+        ("nvme", "rand-write-1th-128k", 15.7),
+    ],
+)
+def test_files_last_for_a_run_in_virtual_time(device: str, name: str, kops: float) -> None:
+    devices = [Device("sata", "/dev/null", "A"), Device("nvme", "$X", "B")]
+    plan = make_plan(
+        suite=load_suite("bdus-fs"),
+        profile=load_profile("quick", virtual=True),
+        systems=[load_system("native")],
+        devices=devices,
+        campaign="c",
+        build="b",
+    )
+    workload = next(w for w in plan.suite.workloads if w.id == name)
+    values = workload.variables[device]
+    operations = values.get("finish") or values.get("iters", 0) * workload.threads
+    operations = operations or values["nfiles"] * (3 if name.startswith("create") else 1)
+    assert operations / kops / 1e3 > 1.05 * flow.duration_s(workload, plan.profile.of(workload, device))
+    assert values.get("finish", 0) <= 3 * values["nfiles"]
+    bytes_in_all = values["nfiles"] * values.get("filesize", 4096)
+    assert bytes_in_all < 0.8 * plan.profile.files.size[device]
 
 
 def test_a_ramp_that_the_user_gave_stays(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from userblk.harness.engines.flow import run_options
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
@@ -182,6 +184,55 @@ def test_what_file_systems_write_counts() -> None:
     seconds = plan.profile.files.ramp_s + plan.profile.files.runtime_s
     expected = 2 * plan.profile.files.size["sata"] + seconds * FILL_BYTES_PER_S
     assert estimate(plan).bytes_written == {"sata": expected}
+
+
+def test_idle_virtual_time_costs_little() -> None:
+    """A second of the slow disk is estimated as less than one of the fast disk, on files too."""
+    profile = load_profile("quick", virtual=True)
+    for suite, workload in (("bdus-block", "seq-write-1th-4k"), ("bdus-fs", "seq-write-1th-4k")):
+        plan = make_plan(
+            suite=load_suite(suite),
+            profile=profile,
+            systems=SYSTEMS[:1],
+            devices=DEVICES,
+            campaign="c",
+            build="b",
+            model="cpu-1",
+            repetitions=1,
+            workloads=[workload],
+        )
+        overhead = profile.files.overhead_s if suite == "bdus-fs" else profile.overhead_s
+        for entry, seconds in zip(plan.entries, estimate(plan).each, strict=True):
+            own = profile.of(plan.workload(entry), entry.device)
+            times = own.files.ramp_s + own.files.runtime_s if suite == "bdus-fs" else own.ramp_s + own.runtime_s
+            slowdown = {"sata": 1.7, "nvme": 6.4}[entry.device]
+            expected = slowdown * times + overhead + profile.bring_up_s
+            assert seconds == pytest.approx(expected), entry
+
+
+def test_files_have_times_of_their_own_in_virtual_time() -> None:
+    """What writes data has longer ones on the slow disk; userblk-flow is told them; --warm-up holds for all."""
+    profile, suite = load_profile("quick", virtual=True), load_suite("bdus-fs")
+    of = {workload.id: workload for workload in suite.workloads}
+
+    def planned(warm_up_s: int | None = None) -> Plan:
+        return make_plan(
+            suite=suite,
+            profile=profile,
+            systems=[load_system("native")],
+            devices=[Device("sata", "$LAB_SATA", "MODELSATA")],
+            campaign="c",
+            build="b",
+            warm_up_s=warm_up_s,
+        )
+
+    runtimes = {workload.id: workload.variables["sata"]["runtime"] for workload in planned().suite.workloads}
+    write, read = (profile.of(of[name], "sata") for name in ("rand-write-1th-4k", "rand-read-1th-4k"))
+    assert read == profile and write.files.runtime_s > read.files.runtime_s
+    seconds = write.files.ramp_s + write.files.runtime_s
+    assert runtimes["rand-write-1th-4k"] == math.ceil(seconds)
+    assert f"--seconds={seconds:g}" in run_options(of["rand-write-1th-4k"], write, Path("/r.json"))
+    assert {planned(3).profile.of(one, "sata").files.ramp_s for one in suite.workloads} == {3}
 
 
 def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
