@@ -10,6 +10,7 @@ the load.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import random
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from ..machine.prepare import drop_caches
 from ..machine.tuning import on_cpus
-from ..model.config import Profile, Suite, SystemConfig, Workload
+from ..model.config import VIRTUAL, Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, Kind
 from ..model.tables import Table
 from ..observing.warmup import WarmUp
@@ -232,6 +233,16 @@ class Failover(DeviceEngine):
 
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
         return system.uses_device and workload.event in kind.events
+
+    def with_values(
+        self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
+    ) -> Workload:
+        """In virtual time with the times of that."""
+        times = dict(workload.timing)
+        virtual = times.pop(VIRTUAL, {})
+        if virtual and profile.virtual:
+            times[profile.name] = virtual
+        return dataclasses.replace(workload, timing=times)
 
     def duration_s(self, workload: Workload, profile: Profile) -> float:
         return sum(workload.timing[profile.name].values())

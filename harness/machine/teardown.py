@@ -62,6 +62,14 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
+def has_threads(pid: int) -> bool:
+    """Has a process threads left that hold its files? Its first one may have ended before, which start_time() is of."""
+    try:
+        return any(int(thread.name) != pid for thread in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return False
+
+
 def _need_run() -> None:
     """Raises TeardownError if nothing can be kept below RUN."""
     with contextlib.suppress(PermissionError):

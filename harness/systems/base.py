@@ -17,7 +17,16 @@ from pathlib import Path
 from ..machine.blockdev import BlockDevice
 from ..machine.paths import CHECKOUT
 from ..machine.subprocesses import CommandError, Process, Recorder, last_line
-from ..machine.teardown import RUN, Teardown, holds_within, module_loaded, read_setting, start_time, write_setting
+from ..machine.teardown import (
+    RUN,
+    Teardown,
+    has_threads,
+    holds_within,
+    module_loaded,
+    read_setting,
+    start_time,
+    write_setting,
+)
 from ..model.config import Requires, SystemConfig, parameters_of, queue_of
 from ..model.parts import KINDS, Kind
 from ..model.tables import Table
@@ -121,7 +130,9 @@ class Running:
         try:
             if event == "kill":
                 os.kill(old, signal.SIGKILL)
-                await_up("the killed server does not end", lambda: start_time(old) != started)
+                await_up(
+                    "the killed server does not end", lambda: start_time(old) != started and not has_threads(old)
+                )
             self.server = change()
         except BaseException:
             self.fail_io()  # nobody else will answer

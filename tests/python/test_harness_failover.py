@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,14 +18,14 @@ from loops import LIMIT
 from userblk.harness.engines import WorkloadError
 from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, timing
 from userblk.harness.machine.blockdev import BlockDevice
-from userblk.harness.machine.teardown import start_time
+from userblk.harness.machine.teardown import has_threads, start_time
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, estimate, make_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing.netlink import attribute, attributes
 from userblk.harness.running.campaign import lab_devices
-from userblk.harness.systems import nbd_netlink
-from userblk.harness.systems.base import BringUpError, Running
+from userblk.harness.systems import nbd_netlink, nbdkit
+from userblk.harness.systems.base import BringUpError, Running, await_up
 from userblk.harness.systems.nbd_netlink import connections_attribute, open_export
 
 
@@ -61,6 +62,28 @@ def test_the_quick_profile_is_over_in_half_an_hour() -> None:
     )
     assert len(plan.entries) == 3 * 2 * 6
     assert estimate(plan).seconds < 30 * 60
+
+
+def test_times_are_shorter_in_virtual_time() -> None:
+    """What is simulated costs CPU time, a dead NBD server's 10 s, which nothing happens in, do not."""
+
+    def ends(virtual: bool) -> Timing:
+        made = make_plan(
+            suite=load_suite("failover"),
+            profile=load_profile("quick", virtual=virtual),
+            systems=[load_system("nbdkit")],
+            devices=lab_devices("virtual" if virtual else "real"),
+            campaign="test",
+            build="build",
+        )
+        workload = made.suite.workloads[0]
+        assert list(workload.timing) == ["quick", "paper"]
+        assert min(estimate(made).each) > timing(workload, "quick", 1).end_s
+        return timing(workload, "quick", 1)
+
+    real, virtual = ends(False), ends(True)
+    assert (real.end_s, virtual.end_s) == (33, 15)
+    assert virtual.event_s < 3 and virtual.end_s > virtual.event_s + nbdkit.RESEND_S + 1
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -155,6 +178,24 @@ def test_runs_that_say_nothing_are_invalid(tmp_path: Path) -> None:
 
 
 # ---- servers and NBD ------------------------------------------------------------------
+
+
+def test_a_process_has_ended_with_its_last_thread() -> None:
+    """It holds its device until then: on one CPU the next server found that in use."""
+    first_ends = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start();"
+        " ctypes.CDLL(None).pthread_exit(None)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", first_ends])
+    try:
+        await_up("its first thread does not end", lambda: start_time(process.pid) == 0)
+        assert has_threads(process.pid)
+        process.kill()
+        await_up("its other thread does not end", lambda: not has_threads(process.pid))
+    finally:
+        process.kill()
+        process.wait(LIMIT)
+    assert not has_threads(process.pid)
 
 
 def test_a_killed_server_is_no_dead_one_once_another_serves() -> None:
