@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..engines.base import Job
+from ..engines.base import Job, Run
 from ..machine.durable import write_json
-from ..model.config import Profile, Workload
+from ..model.config import Profile
 from ..model.plan import Entry
-from ..systems import Running
 from .measuring import sides
 from .runner import Runner, main
 
@@ -66,21 +65,12 @@ class Explainer(Runner):
         fuse = (EVENT_FILES / FUSE_EVENTS[0].replace(":", "/")).exists()
         return [*perf_argv(entry.repetition, fuse), *argv]
 
-    def measure(
-        self,
-        entry: Entry,
-        workload: Workload,
-        job: Job,
-        running: Running,
-        block: str,
-        directory: Path,
-        preparation: dict[str, object],
-    ) -> dict[str, object]:
-        summary = super().measure(entry, workload, job, running, block, directory, preparation)
-        if entry.repetition != PLAIN:
-            shutil.move(SCRATCH, directory / DATA)
-            shutil.copyfile("/proc/kallsyms", directory / KALLSYMS)
-            write_json(directory / SIDES, dataclasses.asdict(sides(job, running, self.devices[entry.device])))
+    def measure(self, run: Run, job: Job, block: str, preparation: Mapping[str, object]) -> dict[str, object]:
+        summary = super().measure(run, job, block, preparation)
+        if run.entry.repetition != PLAIN:
+            shutil.move(SCRATCH, run.directory / DATA)
+            shutil.copyfile("/proc/kallsyms", run.directory / KALLSYMS)
+            write_json(run.directory / SIDES, dataclasses.asdict(sides(job, run.running, run.device)))
         return summary
 
 

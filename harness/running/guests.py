@@ -22,8 +22,8 @@ from ..machine.durable import sync_tree, write_json
 from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
 from .campaign import LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
+from .measuring import ENVIRONMENT
 from .runner import (
-    ENVIRONMENT,
     EVENTS,
     EXIT_DONE,
     EXIT_NOTHING,

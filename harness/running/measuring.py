@@ -4,26 +4,41 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..engines import Result
-from ..engines.base import Job
+from ..engines import Result, WorkloadError, replay
+from ..engines.base import Job, Run, device_engine
 from ..engines.store import StoreResult
-from ..machine.blockdev import BlockDevice
+from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import write_json
-from ..machine.subprocesses import Process
-from ..observing import perf
+from ..machine.prepare import dirty_limits
+from ..machine.subprocesses import Process, Recorder, last_line, now
+from ..machine.tuning import on_cpus
+from ..model.plan import COUNTING, EXTRA, SAMPLING
+from ..observing import counters, perf
+from ..observing.energy import Meter
+from ..observing.environment import meminfo
+from ..observing.hardware import Watcher
+from ..observing.host_load import OtherPrograms
 from ..observing.instructions import Sides
-from ..observing.samplers import DiskUse, Use
+from ..observing.samplers import DiskUse, Sampler, Use
 from ..systems import Running
 
+ENVIRONMENT = "environment.json"  # in the directory of a campaign, and of each run
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 STEAL_LIMIT = 1.0  # %
 SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
+SERVER_DIED = "the server died"
+NO_SAMPLES = "no samples of the measured window"
+WRITE_BACK_FAILED = "writing back failed"
 FIRST_IO = 256 << 10  # bytes that fio has moved once its job has begun, for old fio that does not tell the time
 
 
@@ -135,7 +150,7 @@ def watch(process: Process, job: Job, running: Running, origin: float) -> tuple[
             job.disturb(time.monotonic() - origin)
             first_io = first_io or (time.monotonic() if bytes_moved(process.pid) > FIRST_IO else 0.0)
             if running.server_died():
-                problems.append("the server died")
+                problems.append(SERVER_DIED)
                 for _ in range(SERVER_PATIENCE):
                     running.fail_io()  # once more: what waited behind the first comes next
                     if process.wait(1.0):
@@ -152,3 +167,211 @@ def watch(process: Process, job: Job, running: Running, origin: float) -> tuple[
 def used_by(running: Running, area: int) -> dict[str, object]:
     """What the workload opened, for the summary."""
     return {"path": running.target, "size": area} if running.file else dataclasses.asdict(running.used)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """
+    A workload that has ended, and what looked at it. sampled: what perf counted; queues: of the devices, afterwards.
+    Times are of time.monotonic().
+    """
+
+    process: Process
+    started: str
+    origin: float
+    first_io: float
+    sampled: str
+    sampler: Sampler
+    hardware: Watcher
+    others: OtherPrograms
+    queues: Mapping[str, Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run has measured, from begin on. result: None where its output could not be read."""
+
+    result: Result | None
+    begin: float
+    use: Use | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    warm_up: Mapping[str, object] | None = None
+
+
+class Measurement:
+    """
+    A run from where it is prepared to its summary, in the order of the methods. What was seen is kept in its directory.
+
+    problems: why it is not valid; warnings: what is odd about it.
+    """
+
+    def __init__(self, run: Run, job: Job) -> None:
+        self.run, self.job = run, job
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+        self.ramp = device_engine(run.workload.engine).ramp_s(run.profile)
+        self.devices = run.devices()
+        self.queues = {device.name: queue_attributes(device) for device in self.devices}
+        write_json(run.directory / "queue-before.json", self.queues)
+        self.limits = dirty_limits()
+
+    @property
+    def counting(self) -> bool:
+        return self.run.entry.repetition == COUNTING
+
+    def keep_job_file(self) -> None:
+        """The job file that repeats what fio is asked for."""
+        run, job = self.run, self.job
+        if job.argv[0] != "fio":
+            return
+        target = run.running.target
+        comments = (
+            f"{run.entry.workload} on {run.entry.system} over {run.entry.device}, campaign {run.plan.campaign}.",
+            f"WRITES to {target}." if run.workload.writes else f"Reads {target}.",
+            "Before writes userblk discards the area, before reads it fills it with zeroes; then it drops caches.",
+            f"area {job.area} bytes, vm.dirty_bytes {self.limits['dirty_bytes']},"
+            f" memory {job.memory.limit if job.memory else 'not limited'}",
+        )
+        (run.directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
+
+    def watch(self, argv: Sequence[str]) -> Watched:
+        """Start argv and watch it until it has ended and what it wrote is written back."""
+        run, job = self.run, self.job
+        recorder = Recorder(run.directory)
+        started = now()
+        names = [device.name for device in self.devices]
+        server = run.running.server or None
+        with ExitStack() as stack:
+            held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
+            interval_s = job.interval_s or run.profile.interval_ms / 1e3
+            events = self.counting and not run.profile.instructions  # which counting syscalls takes itself
+            counted = stack.enter_context(counters.counting(server, events))
+            looking = perf.recording(run.directory / perf.DATA, job.seconds)
+            sampled = stack.enter_context(looking if run.entry.repetition == SAMPLING else nullcontext(""))
+            sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
+            hardware = Watcher(run.entry.device, run.device.disk)
+            if not run.plan.emulated:
+                stack.enter_context(hardware)
+            others = OtherPrograms({os.getpid(), *([server] if server else [])})
+            origin = time.monotonic()
+            with on_cpus(run.plan.pin_client):
+                process = recorder.spawn(argv)
+            try:
+                problems, first_io = watch(process, job, run.running, origin)
+            finally:
+                recorder.save()
+            self.problems += problems
+            self._write_back(held)
+        after = {device.name: queue_attributes(device) for device in self.devices if device.queue.exists()}
+        return Watched(process, started, origin, first_io, sampled, sampler, hardware, others, after)
+
+    def _write_back(self, held: Sequence[int]) -> None:
+        """held: the job's synced files, open since before it wrote: an error is told once for each of them."""
+        for fd, path in zip(held, self.job.synced, strict=True):
+            try:
+                if not self.problems:
+                    self.job.sync(fd)
+            except OSError as error:
+                self.problems.append(f"{path}: {WRITE_BACK_FAILED}: {error.strerror}")
+
+    def keep_state(self, watched: Watched, facts: dict[str, object]) -> None:
+        """The samples, and the machine's state after the run. facts: what is known of it before."""
+        directory = self.run.directory
+        write_json(directory / "queue-after.json", watched.queues)
+        memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
+        write_json(directory / ENVIRONMENT, facts | {"load": os.getloadavg(), "memory": memory})
+        watched.sampler.write_csv(directory / "samples.csv", watched.origin)
+
+    def look_for_problems(self, watched: Watched) -> None:
+        """What went wrong, as far as it does not take the workload's results to see it."""
+        job, running, problems = self.job, self.run.running, self.problems
+        if running.server_died() and SERVER_DIED not in problems:
+            problems.append(SERVER_DIED)
+        status = watched.process.poll()
+        if status not in job.ends:
+            name = watched.process.record["name"]
+            problems.append(f"{name}: exit code {status}: {last_line(watched.process.errors)}")
+        problems += watched.hardware.problems
+        self.warnings += watched.hardware.warnings
+        problems += watched.sampler.errors + ([] if problems else running.problems()) + job.problems()
+        if watched.queues != self.queues:
+            changed = sorted(name for name, before in self.queues.items() if before != watched.queues.get(name))
+            problems.append(f"queue settings of {', '.join(changed)} changed during the run")
+        if dirty_limits() != self.limits:
+            problems.append("vm.dirty_bytes and the like changed during the run; another campaign on this machine?")
+
+    def read_results(self, watched: Watched) -> Found:
+        """What the workload says and the samples show. Raises WorkloadError if nothing else explains what went wrong."""
+        try:
+            result = self.job.parse()
+        except WorkloadError as error:
+            if not self.problems:
+                raise
+            self.problems.append(str(error))
+            return Found(None, watched.origin)
+        self.problems += result.problems
+        self.warnings += result.warnings
+        begin = (result.measured_from or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
+        end = begin + result.duration_s
+        use = watched.sampler.use(begin, end)
+        if use is None:
+            self.problems.append(NO_SAMPLES)
+        self.warnings += steal_warnings(use)
+        if result.warm_up.steady is False:
+            self.warnings.append(f"not steady: {result.warm_up.reason}")
+        if watched.sampled:
+            who = sides(self.job, self.run.running, self.run.device)
+            keep_stacks(self.run.directory, watched.sampled, who, (begin, end), result.operations)
+        metrics = {**metrics_of(result, use), **result.metrics, **energy_of(result.operations, use)}
+        if self.run.entry.repetition in EXTRA:
+            metrics = {}  # its timings are those of a slowed machine
+        ramp = self.ramp if result.ramp_s is None else result.ramp_s
+        warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp}
+        return Found(result, begin, use, metrics, self._costs(watched, result, begin), warm_up)
+
+    def _costs(self, watched: Watched, result: Result, begin: float) -> dict[str, float]:
+        """Where all of the machine is counted, without the start of the workload's program."""
+        instructions = self.run.profile.instructions
+        whole = watched.sampler.use(begin if instructions else -math.inf, math.inf)
+        if not whole or not self.counting:
+            return {}
+        return costs(whole, result.operations, int(os.environ["LAB_INSTRUCTIONS_PER_US"]) if instructions else 0)
+
+    def settings(self, result: Result | None, preparation: Mapping[str, object]) -> dict[str, object]:
+        """With what the run was made."""
+        run, job = self.run, self.job
+        settings: dict[str, object] = {
+            **run.running.settings,
+            **preparation,
+            **self.queues.get(run.running.used.name, {}),
+        }
+        settings |= {"area_bytes": job.area, **self.limits}
+        if job.memory:
+            settings |= job.memory.settings()
+        if run.running.backing:
+            settings["backing"] = self.queues[run.running.backing.name]
+        if result:
+            settings[run.workload.engine] = dict(result.settings) | {"version": result.version}
+        return settings
+
+    def summary(self, watched: Watched, found: Found, preparation: Mapping[str, object]) -> dict[str, object]:
+        """All but which run it is."""
+        disks = found.use.disks if found.use else ()
+        return {
+            "started": watched.started,
+            "measured_from_s": round(found.begin, 9),
+            "duration_s": found.result.duration_s if found.result else 0.0,
+            "valid": not self.problems,
+            "invalid": self.problems,
+            "warnings": self.warnings,
+            "metrics": found.metrics,
+            "warm_up": found.warm_up,
+            "costs": found.costs,
+            "energy_j": found.use.energy_j if found.use else {},
+            "hardware": watched.hardware.facts,
+            "device_io": mean_use(disks[0] if disks else None),
+            "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
+            "settings": self.settings(found.result, preparation),
+            "device_used": used_by(self.run.running, self.job.area),
+        }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import shutil
 import signal
@@ -18,14 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ..engines import WorkloadError, fio, replay
+from ..engines import WorkloadError, fio
 from ..engines.base import Job, Run, device_engine
 from ..machine import interrupt, paths, tuning
-from ..machine.blockdev import BlockDevice, opened, queue_attributes
+from ..machine.blockdev import BlockDevice
 from ..machine.durable import replace, sync_tree, write_json
 from ..machine.filesystem import (
     FileSystemError,
@@ -33,48 +32,32 @@ from ..machine.filesystem import (
 from ..machine.prepare import (
     DeviceError,
     PrepareError,
-    dirty_limits,
     kept_cached,
     limit_cpus,
     limit_dirty,
 )
 from ..machine.safety import Refused, alone, check, claimed, recheck
-from ..machine.subprocesses import CommandError, Recorder, last_line, now
+from ..machine.subprocesses import CommandError, Recorder
 from ..machine.teardown import Teardown, TeardownError, undo
 from ..machine.tuning import on_cpus
 from ..model.config import Profile, Workload
 from ..model.parts import KINDS
-from ..model.plan import COUNTING, EXTRA, SAMPLING, CellId, Entry, Plan, read_plan, write_plan
+from ..model.plan import COUNTING, CellId, Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
-from ..observing import counters, environment, host_load, perf
-from ..observing.energy import Meter
-from ..observing.environment import meminfo, snapshot
-from ..observing.hardware import Watcher
-from ..observing.samplers import Sampler, read_sample, use_between
+from ..observing import environment, host_load, perf
+from ..observing.environment import snapshot
+from ..observing.samplers import read_sample, use_between
 from ..systems import BringUpError, Running, absent, bring_up, load_modules, modules, recover
 from . import stopping
 from .hand_over import hand_over
-from .measuring import (
-    costs,
-    energy_of,
-    keep_stacks,
-    mean_use,
-    metrics_of,
-    sides,
-    steal_warnings,
-    used_by,
-    watch,
-    write_counters,
-)
+from .measuring import ENVIRONMENT, NO_SAMPLES, WRITE_BACK_FAILED, Measurement, write_counters
 
 SCHEMA = 1
 RESUMED = "resumed on something else:"  # a warning
 IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk")  # of all runs of a campaign
-EVENTS, ENVIRONMENT = "events.jsonl", "environment.json"  # in the campaign's directory
+EVENTS = "events.jsonl"  # in the campaign's directory
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 QUIET_S = 0.5
-NO_SAMPLES = "no samples of the measured window"
-WRITE_BACK_FAILED = "writing back failed"
 SPARE_BYTES = 256 << 20  # that must be free where results are, beside what the largest run took three times
 SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did not outlast; s
 
@@ -437,7 +420,7 @@ class Runner:
                 job, preparation = engine.prepare(run)
                 running = run.running
                 preparation["preparation_s"] = round(time.monotonic() - began, 3)
-                summary = self.measure(entry, workload, job, running, block, directory, preparation)
+                summary = self.measure(run, job, block, preparation)
             finally:
                 if running.server_died():
                     running.fail_io()  # else what is still dirty would hold the unmount
@@ -481,151 +464,31 @@ class Runner:
         """What is started for a run of a workload. argv: the workload's own."""
         return argv
 
-    def measure(
-        self,
-        entry: Entry,
-        workload: Workload,
-        job: Job,
-        running: Running,
-        block: str,
-        directory: Path,
-        preparation: dict[str, object],
-    ) -> dict[str, object]:
+    def measure(self, run: Run, job: Job, block: str, preparation: Mapping[str, object]) -> dict[str, object]:
         """Run the workload and return the summary."""
-        profile = self.profile_of(entry)
-        ramp = device_engine(workload.engine).ramp_s(profile)
-        devices = running.devices()
-        before = {device.name: queue_attributes(device) for device in devices}
-        write_json(directory / "queue-before.json", before)
-        limits = dirty_limits()
+        measurement = Measurement(run, job)
         condition = environment.condition(self.disks())
-        warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(workload.cpus))
-        if entry.cell in self.ramps:
-            full = self.plan.profile.of(workload, entry.device).ramp_s
+        measurement.warnings += self.warnings_before(run, condition, preparation)
+        measurement.keep_job_file()
+        watched = measurement.watch(self.command(run.entry, job.argv))
+        measurement.keep_state(watched, self.environment | {"condition": condition})
+        measurement.look_for_problems(watched)
+        found = measurement.read_results(watched)
+        measurement.warnings += self.busy_warnings(watched.others)
+        return self.identity(run.entry, run.workload, block) | measurement.summary(watched, found, preparation)
+
+    def warnings_before(
+        self, run: Run, condition: Mapping[str, object], preparation: Mapping[str, object]
+    ) -> list[str]:
+        """What is odd about a run before its workload begins."""
+        warnings = self.busy_warnings() + environment.changes(self.condition, condition, bool(run.workload.cpus))
+        if run.entry.cell in self.ramps:
+            ramp = device_engine(run.workload.engine).ramp_s(run.profile)
+            full = self.plan.profile.of(run.workload, run.entry.device).ramp_s
             warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
         if preparation.get("discarded") is False:
             warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")
-        recorder = Recorder(directory)
-        if job.argv[0] == "fio":
-            comments = (
-                f"{entry.workload} on {entry.system} over {entry.device}, campaign {self.plan.campaign}.",
-                f"WRITES to {running.target}." if workload.writes else f"Reads {running.target}.",
-                "Before writes userblk discards the area, before reads it fills it with zeroes; then it drops caches.",
-                f"area {job.area} bytes, vm.dirty_bytes {limits['dirty_bytes']},"
-                f" memory {job.memory.limit if job.memory else 'not limited'}",
-            )
-            (directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
-        started = now()
-        names = [device.name for device in devices]
-        with ExitStack() as stack:
-            held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
-            server = running.server or None
-            interval_s = job.interval_s or profile.interval_ms / 1e3
-            events = entry.repetition == COUNTING and not profile.instructions  # which counting syscalls takes itself
-            counted = stack.enter_context(counters.counting(server, events))
-            looking = perf.recording(directory / perf.DATA, job.seconds)
-            sampled = stack.enter_context(looking if entry.repetition == SAMPLING else nullcontext(""))
-            sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
-            hardware = Watcher(entry.device, self.devices[entry.device].disk)
-            if not self.plan.emulated:
-                stack.enter_context(hardware)
-            others = host_load.OtherPrograms({os.getpid(), *([running.server] if running.server else [])})
-            origin = time.monotonic()
-            with on_cpus(self.plan.pin_client):
-                process = recorder.spawn(self.command(entry, job.argv))
-            try:
-                problems, first_io = watch(process, job, running, origin)
-            finally:
-                recorder.save()
-            for fd, path in zip(held, job.synced, strict=True):
-                try:
-                    if not problems:
-                        job.sync(fd)
-                except OSError as error:
-                    problems.append(f"{path}: {WRITE_BACK_FAILED}: {error.strerror}")
-        after = {device.name: queue_attributes(device) for device in devices if device.queue.exists()}
-        write_json(directory / "queue-after.json", after)
-        memory = {name: value for name, value in meminfo().items() if name in ("MemAvailable", "Cached", "Buffers")}
-        facts = self.environment | {"condition": condition, "load": os.getloadavg(), "memory": memory}
-        write_json(directory / ENVIRONMENT, facts)
-        sampler.write_csv(directory / "samples.csv", origin)
-
-        if running.server_died() and "the server died" not in problems:
-            problems.append("the server died")
-        if process.poll() not in job.ends:
-            name = process.record["name"]
-            problems.append(f"{name}: exit code {process.poll()}: {last_line(process.errors)}")
-        problems += hardware.problems
-        warnings += hardware.warnings
-        problems += sampler.errors + ([] if problems else running.problems()) + job.problems()
-        if after != before:
-            changed = sorted(name for name in before if before[name] != after.get(name))
-            problems.append(f"queue settings of {', '.join(changed)} changed during the run")
-        if dirty_limits() != limits:
-            problems.append("vm.dirty_bytes and the like changed during the run; another campaign on this machine?")
-        try:
-            result = job.parse()
-        except WorkloadError as error:
-            if not problems:
-                raise
-            result = None
-            problems.append(str(error))
-        metrics: dict[str, float | None] = {}
-        cost: dict[str, float] = {}
-        warm_up: dict[str, object] | None = None
-        use = None
-        begin = origin
-        if result:
-            problems += result.problems
-            warnings += result.warnings
-            begin = (result.measured_from or (first_io or origin) + ramp) + result.warm_up.cut_s
-            use = sampler.use(begin, begin + result.duration_s)
-            if use is None:
-                problems.append(NO_SAMPLES)
-            warnings += steal_warnings(use)
-            metrics = {**metrics_of(result, use), **result.metrics, **energy_of(result.operations, use)}
-            warm_up = dataclasses.asdict(result.warm_up) | {"ramp_s": ramp if result.ramp_s is None else result.ramp_s}
-            if result.warm_up.steady is False:
-                warnings.append(f"not steady: {result.warm_up.reason}")
-        # Where all of the machine is counted, without the start of the workload's program.
-        whole = sampler.use(begin if profile.instructions else -math.inf, math.inf)
-        if result and whole and entry.repetition == COUNTING:
-            speed = int(os.environ["LAB_INSTRUCTIONS_PER_US"]) if profile.instructions else 0
-            cost = costs(whole, result.operations, speed)
-        if entry.repetition in EXTRA:
-            metrics = {}  # its timings are those of a slowed machine
-        if sampled and result:
-            who = sides(job, running, self.devices[entry.device])
-            keep_stacks(directory, sampled, who, (begin, begin + result.duration_s), result.operations)
-        settings: dict[str, object] = dict(running.settings)
-        settings |= preparation
-        settings |= before.get(running.used.name, {})
-        settings |= {"area_bytes": job.area, **limits}
-        if job.memory:
-            settings |= job.memory.settings()
-        if running.backing:
-            settings["backing"] = before[running.backing.name]
-        if result:
-            settings[workload.engine] = dict(result.settings) | {"version": result.version}
-        disks = use.disks if use else ()
-        return {
-            **self.identity(entry, workload, block),
-            "started": started,
-            "measured_from_s": round(begin, 9),
-            "duration_s": result.duration_s if result else 0.0,
-            "valid": not problems,
-            "invalid": problems,
-            "warnings": warnings + self.busy_warnings(others),
-            "metrics": metrics,
-            "warm_up": warm_up,
-            "costs": cost,
-            "energy_j": use.energy_j if use else {},
-            "hardware": hardware.facts,
-            "device_io": mean_use(disks[0] if disks else None),
-            "backing_io": mean_use(disks[1] if len(disks) > 1 else None),
-            "settings": settings,
-            "device_used": used_by(running, job.area),
-        }
+        return warnings
 
     def busy_warnings(self, others: host_load.OtherPrograms | None = None) -> list[str]:
         """What else keeps this machine, or a guest's host, busy. others: what ran during the run, None before it."""

@@ -43,8 +43,16 @@ from ..stores.servers import Access, GivenStore, LocalStore, Store
 from ..stores.serving import Served, serve
 from ..systems import BringUpError, Running
 from ..systems.base import built
-from .measuring import FLUSH_PATIENCE, POLL_S, metrics_of, steal_warnings, write_counters
-from .runner import WRITE_BACK_FAILED, Runner, main
+from .measuring import (
+    FLUSH_PATIENCE,
+    POLL_S,
+    SERVER_DIED,
+    WRITE_BACK_FAILED,
+    metrics_of,
+    steal_warnings,
+    write_counters,
+)
+from .runner import Runner, main
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
@@ -201,7 +209,7 @@ class StoreRunner(Runner):
                     process.end()
                 ended = time.monotonic()
             if served.server.poll() is not None:
-                problems.append("the server died")
+                problems.append(SERVER_DIED)
             problems += job.close()
             served.stop()
             if served.flush_by_end:

@@ -18,14 +18,16 @@ from loops import loop, run, small_tmpfs
 from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
+from userblk.harness.engines.base import Run
 from userblk.harness.machine import prepare
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import BESIDE
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
-from userblk.harness.model.plan import Entry, Plan, read_plan, write_plan
-from userblk.harness.running.runner import NO_SAMPLES, Runner
+from userblk.harness.model.plan import Plan, read_plan, write_plan
+from userblk.harness.running.measuring import NO_SAMPLES
+from userblk.harness.running.runner import Runner
 
 
 @pytest.fixture
@@ -258,8 +260,8 @@ def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
     lasts = paper.area["nvme"] / 9.2e9  # s: all of the 30 s
     ramps = []
 
-    def measure(self: Runner, entry: Entry, *rest: object) -> dict[str, object]:
-        ramps.append(self.profile_of(entry).ramp_s)
+    def measure(self: Runner, run: Run, *rest: object) -> dict[str, object]:
+        ramps.append(run.profile.ramp_s)
         invalid = [] if lasts - ramps[-1] > 0.5 else [fio.NOTHING_LEFT, NO_SAMPLES]
         return {"valid": not invalid, "invalid": invalid, "metrics": {}}
 

@@ -306,15 +306,20 @@ class World:
             (
                 runner,
                 {
-                    "time": self.clock, "Recorder": Recorder, "Sampler": Samples, "recheck": lambda *words: None,
+                    "time": self.clock, "Recorder": Recorder, "recheck": lambda *words: None,
                     "limit_dirty": lambda *words: None, "limit_cpus": lambda *words: None, "bring_up": up,
-                    "queue_attributes": lambda device: {"scheduler": "none"}, "dirty_limits": lambda: LIMITS,
-                    "Meter": lambda: None, "absent": lambda system: [], "sync_tree": lambda path: None,
+                    "absent": lambda system: [], "sync_tree": lambda path: None,
                 },
             ),
-            (measuring, {"time": self.clock, "bytes_moved": lambda pid: 1 << 30}),
-            (runner.host_load, {"OtherPrograms": Quiet}),
-            (runner.counters, {"counting": lambda server, events: nullcontext(None)}),
+            (
+                measuring,
+                {
+                    "time": self.clock, "Recorder": Recorder, "Sampler": Samples, "bytes_moved": lambda pid: 1 << 30,
+                    "queue_attributes": lambda device: {"scheduler": "none"}, "dirty_limits": lambda: LIMITS,
+                    "Meter": lambda: None, "OtherPrograms": Quiet,
+                },
+            ),
+            (measuring.counters, {"counting": lambda server, events: nullcontext(None)}),
             (runner.environment, {"device_facts": lambda disk: nothing, "condition": lambda disks: nothing}),
             (runner.environment, {"changes": lambda *words: [], "failing": lambda found: ""}),
             (runner.environment, {"throttling": lambda found: ""}),
@@ -348,7 +353,7 @@ class Simulated(runner.Runner):
 
     def record_environment(self) -> None:
         self.environment = dict(ENVIRONMENT)
-        runner.write_json(self.directory / runner.ENVIRONMENT, self.environment | {"warnings": []})
+        runner.write_json(self.directory / measuring.ENVIRONMENT, self.environment | {"warnings": []})
 
     def set_up(self, pending: list[Entry], stack: ExitStack) -> None:
         pass
