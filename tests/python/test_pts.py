@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from loops import MIB, loop
-from runner_process import finish, start
+from runner_process import finish, said, start
 from userblk.analysis import pts, report
 from userblk.harness.engines import rounds
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -128,7 +128,7 @@ def test_a_run_in_rounds(tmp_path: Path) -> None:
         plan = plan_of(device, str(SIZE), 0.5, area={"nvme": SIZE}, rounds=few, interval_ms=100, **LIMITS)
         write_plan(plan, tmp_path / "c")
         code, events, err = finish(start(tmp_path / "c"))
-    assert (code, err) == (0, ""), [event.get("summary", event) for event in events]
+    assert (code, err) == (0, ""), said(events)
     directory = tmp_path / "c" / plan.directory(plan.entries[0])
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["valid"], summary["invalid"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 MIB = 1 << 20
+TURN = Path("/run/userblk-tests")
 LIMIT = 300.0  # s for what takes a second: the machine may be slow, or busy
 
 
@@ -25,6 +27,28 @@ def load_module(name: str) -> None:
     subprocess.run(["modprobe", "--quiet", name], check=False, timeout=LIMIT)
 
 
+class _Turn:
+    """Depth of the turn that this process has."""
+
+    depth = 0
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """
+    Campaigns set the machine's dirty limits, and a run during which another changes them is not valid: one test at a
+    time has a disk for a campaign, also of other pytests on the machine.
+    """
+    with TURN.open("w") as file:
+        if not _Turn.depth:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _Turn.depth += 1
+        try:
+            yield
+        finally:
+            _Turn.depth -= 1
+
+
 @contextmanager
 def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
     """A loop device on a new sparse file; skips the test, saying why, where there are none."""
@@ -34,11 +58,12 @@ def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
         pytest.skip("needs root and loop devices")
     with (directory / f"disk{len(list(directory.iterdir()))}").open("wb") as file:
         file.truncate(size)
-    device = run("losetup", "--find", "--show", *options, file.name)
-    try:
-        yield device
-    finally:
-        run("losetup", "--detach", device)
+    with turn():
+        device = run("losetup", "--find", "--show", *options, file.name)
+        try:
+            yield device
+        finally:
+            run("losetup", "--detach", device)
 
 
 def small_tmpfs(directory: Path, size: str) -> AbstractContextManager[Path]:

@@ -32,6 +32,17 @@ def finish(runner: subprocess.Popen[str]) -> tuple[int, list[dict[str, object]],
     return runner.returncode, [event for event in events if event["event"] != "environment"], err
 
 
+def said(events: list[dict[str, object]]) -> list[str]:
+    """Why runs failed or are not valid, and what else events say about a campaign that did not go well."""
+    lines = []
+    for event in events:
+        summary = event.get("summary", {})
+        assert isinstance(summary, dict)
+        found = [event.get("reason"), event.get("text"), *summary.get("invalid", [])]
+        lines += [str(one) for one in found if one]
+    return lines
+
+
 def read_until(runner: subprocess.Popen[str], event: str) -> None:
     assert runner.stdout is not None
     for line in runner.stdout:
