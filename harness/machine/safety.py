@@ -19,17 +19,16 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of, wwid_of
+from .locks import Held, locked
 from .mounts import mounts_of, unescape
-from .teardown import RUN
 
-CLAIMS = RUN / "claims"
-MACHINE = RUN / "campaign"
+MACHINE = "campaign"  # the name of a lock
 BESIDE = "USERBLK_BESIDE"
 DISKS = Path("/sys/block")
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
@@ -431,27 +430,21 @@ def recheck(device: BlockDevice, confirm: str, server: int | None, over: str = "
 
 
 @contextmanager
-def _locked(path: Path, content: str, refusal: Callable[[str], str]) -> Iterator[None]:
-    """Hold a file's lock; it ends with this process, however that ends. Raises Refused: refusal(who has it)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+def _kept_from_others(name: str, content: str, refusal: Callable[[str], str]) -> Iterator[None]:
+    """Hold a lock of the machine. Raises Refused: refusal(who has it)."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(refusal(os.read(fd, 4096).decode(errors="replace").strip() or "pid unknown")) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{content}\n".encode(), 0)
+            stack.enter_context(locked(name, content))
+        except Held as who:
+            raise Refused(refusal(str(who))) from None
         yield
-    finally:
-        os.close(fd)
 
 
 @contextmanager
 def claimed(device: BlockDevice) -> Iterator[None]:
     """Keep other campaigns off the device's disk. Raises Refused."""
-    with _locked(
-        CLAIMS / device.disk,
+    with _kept_from_others(
+        f"disk-{device.disk}",
         f"pid {os.getpid()}",
         lambda who: f"{device.path}: disk {device.disk} is in use by another campaign ({who}); wait for its end",
     ):
@@ -467,7 +460,7 @@ def alone(campaign: Path) -> Iterator[None]:
     if os.environ.get(BESIDE):
         yield
         return
-    with _locked(
+    with _kept_from_others(
         MACHINE,
         f"pid {os.getpid()}, {campaign}",
         lambda who: f"{campaign}: another campaign ({who}) measures on this machine; wait for its end, then resume",

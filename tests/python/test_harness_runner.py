@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loops import loop, run, small_tmpfs
-from runner_process import MEMORY, SIZE, finish, plan_for, read_until, start, summaries, wait_for
+from loops import LIMIT, loop, run, small_tmpfs
+from runner_process import MEMORY, SIZE, finish, plan_for, read_until, said, start, summaries, wait_for
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.engines.base import Run
-from userblk.harness.machine import prepare
+from userblk.harness.machine import locks, prepare
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
-from userblk.harness.machine.safety import BESIDE
+from userblk.harness.machine.safety import BESIDE, claimed
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, read_plan, write_plan
@@ -59,7 +59,7 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, workload_interval_ms=20))
     write_plan(plan, tmp_path / "c")
     code, events, err = finish(start(tmp_path / "c"))
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), said(events)
     assert [event["event"] for event in events] == ["start", *["entry-start", "entry-done"] * 3, "end"]
     assert dirty_limits() == limits
     for entry in plan.entries:
@@ -381,18 +381,48 @@ def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: 
         finish(runner)
 
 
+# With processes, a /run and a /dev of its own: of the first campaign only the kernel knows.
+CONTAINER = """
+mount -t tmpfs none /run && cp -a /dev/null /dev/urandom "$DEVICE" /run && mount --bind /run /dev &&
+mount -t tmpfs none /run && exec "$@"
+"""
+
+
+def in_container(argv: list[str], device: str) -> list[str]:
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return [*unshare, "env", f"DEVICE={device}", "sh", "-c", CONTAINER, "container", *argv]
+
+
+def test_a_claimed_device_is_refused_in_a_container(device: str, tmp_path: Path) -> None:
+    """Also while the campaign that claims it has it open for nothing: between two runs."""
+    plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"])
+    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(tmp_path / "c/plan.json")]
+    inside = in_container(argv, device)
+    with claimed(identify(device)):
+        done = subprocess.run(inside, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        who = f"disk {Path(device).name} is in use by another campaign (pid {os.getpid()}); wait for its end"
+        assert done.stderr == f"userblk: {device}: {who}\n"
+    done = subprocess.run(inside, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("contained", [False, True])
 def test_a_second_campaign_on_the_machine_is_refused(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    contained: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another device, too: both would measure the other's CPU time, and one would put back its settings."""
+    name = f"test-{tmp_path.name}-{os.getpid()}"
     code = (
-        "import sys; from pathlib import Path; from userblk.harness.machine import safety\n"
-        "safety.MACHINE = Path(sys.argv[1])\n"  # this test's own machine: others run beside it
+        "import sys; from userblk.harness.machine import safety\n"
+        "safety.MACHINE = sys.argv[1]\n"  # this test's own machine: others run beside it
         "from userblk.harness.running import runner; sys.exit(runner.main(sys.argv[2:]))"
     )
 
-    def begin(name: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", code, str(tmp_path / "run/campaign"), str(tmp_path / name / "plan.json")]
+    def begin(campaign: str, container_of: str = "") -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", code, name, str(tmp_path / campaign / "plan.json")]
+        if container_of:
+            argv = in_container(argv, container_of)
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     monkeypatch.delenv(BESIDE)
@@ -403,7 +433,7 @@ def test_a_second_campaign_on_the_machine_is_refused(
         runner = begin("first")
         try:
             read_until(runner, "entry-start")
-            status, events, err = finish(begin("second"))
+            status, events, err = finish(begin("second", other if contained else ""))
             assert (status, events) == (2, [])
             who = f"(pid {runner.pid}, {tmp_path / 'first'})"
             assert err == (
@@ -413,7 +443,25 @@ def test_a_second_campaign_on_the_machine_is_refused(
         finally:
             runner.send_signal(signal.SIGINT)
             finish(runner)
-        assert finish(begin("second"))[0] == 0
+        assert finish(begin("second", other if contained else ""))[0] == 0
+        with locks.locked(name, ""):
+            Path("/dev", locks.DIRECTORY, name).unlink(missing_ok=True)
+
+
+def test_locks_where_devtmpfs_may_not_be_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(locks, "_devtmpfs", refused)
+    monkeypatch.setattr(locks, "RUN", tmp_path / "run")
+    with locks.locked("one", "pid 1"):
+        with pytest.raises(locks.Held, match="^pid 1$"), locks.locked("one", "pid 2"):
+            pass
+        with locks.locked("two", "pid 2"):
+            pass
+    assert (tmp_path / "run/one").read_text() == "pid 1\n"
+    with locks.locked("one", "pid 3"):
+        pass
 
 
 def test_a_system_of_others_that_is_absent_is_left_out(device: str, tmp_path: Path) -> None:
