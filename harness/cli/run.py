@@ -334,7 +334,8 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         for _, entries in blocks[:BLOCKS_SHOWN]
     ]
     more = f", and {len(blocks) - BLOCKS_SHOWN} more" if len(blocks) > BLOCKS_SHOWN else ""
-    lines.append(f"order      {len(blocks)} blocks: {', '.join(order)}{more} (--json: every run)")
+    times = "once" if len(blocks) == 1 else f"{len(blocks)} times"
+    lines.append(f"order      a system is brought up {times}: {', '.join(order)}{more} (--json: every run)")
     return lines
 
 
