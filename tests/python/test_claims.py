@@ -79,7 +79,8 @@ def test_entries_say_enough(tmp_path: Path) -> None:
         assert says in line
     without = claim(tmp_path)
     del without["machine"], without["data"]
-    assert ["machine is missing" in " ".join(wrong_entries({"claim": [without]}, found))]
+    missing, neither = wrong_entries({"claim": [without]}, found)
+    assert missing == "one: machine is missing; add it" and neither.startswith("one: neither data")
     (line,) = wrong_entries({"other": [{"page": PAGE, "heading": "Title"}]}, found)
     assert "[[other]]" in line
 
