@@ -83,7 +83,7 @@ def _series(intervals: Sequence[Interval], group: int) -> tuple[list[float | Non
 def _fio(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     job = read_json(directory / "fio.json")["jobs"][0]
     sides = job["read"], job["write"]
-    bins = merged({int(k): n for k, n in side["clat_ns"].get("bins", {}).items()} for side in sides)
+    bins = merged(side["clat_ns"].get("bins", {}) for side in sides)
     waiting = sum(map(fio.under_way, sides))
     return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
 
@@ -94,11 +94,7 @@ def _flow(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
     # What was measured is the end of it.
     begin = intervals[-1].end - run.duration_s - interval_s / 2 if intervals else 0.0
-    bins = merged(
-        {int(name): count for name, count in one["latency_ns"]["bins"].items()}
-        for one in found
-        if one["start_s"] >= begin
-    )
+    bins = merged(one["latency_ns"]["bins"] for one in found if one["start_s"] >= begin)
     return Details(*_series(intervals, group), bins)
 
 

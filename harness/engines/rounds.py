@@ -121,7 +121,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         sides = [side_of(one) for one in fio]
         operations = sum(side["total_ios"] for side in sides)
         waited = sum(side["lat_ns"]["mean"] * side["total_ios"] for side in sides)
-        bins = merged({int(name): count for name, count in side["clat_ns"].get("bins", {}).items()} for side in sides)
+        bins = merged(side["clat_ns"].get("bins", {}) for side in sides)
         origin, begin, end = (float(rounds[at][name]) for at, name in ((0, "began"), (first, "began"), (-1, "ended")))
         version, steady = str(fio[0].get("fio version", "")), bool(report["steady"])
         latency = waited / operations / 1e3

@@ -8,20 +8,24 @@ Standard library only: the runner uses it in a guest.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 Bins = Mapping[int, int]
+Name = TypeVar("Name", int, str)
 TAIL = (50.0, 90.0, 99.0, 99.9, 99.99)  # the percentiles of a run's latency that its summary has
 BEYOND = 10  # operations that must lie beyond a percentile for it to say anything
 
 
-def merged(histograms: Iterable[Bins]) -> Bins:
-    """All of them as one, in order of the bins."""
-    total: Counter[int] = Counter()
+def merged(histograms: Iterable[Mapping[Name, int]]) -> Bins:
+    """All of them as one, in order of the bins, whose names may be texts, as JSON has them."""
+    counts: dict[Name, int] = defaultdict(int)
     for bins in histograms:
-        total.update(bins)
-    return dict(sorted(total.items()))
+        for name, count in bins.items():
+            counts[name] += count
+    # Texts become numbers once, not in each histogram.
+    return dict(sorted((int(name), count) for name, count in counts.items()))
 
 
 def percentile(bins: Bins, percent: float) -> float:

@@ -17,6 +17,8 @@ def test_percentiles() -> None:
 def test_merging_adds_bins() -> None:
     assert merged([{30: 1, 10: 2}, {}, {10: 3, 20: 1}]) == {10: 5, 20: 1, 30: 1}
     assert list(merged([{30: 1, 10: 2}])) == [10, 30]
+    named = merged([{"30": 1, "9": 2}, {"9": 1}])
+    assert named == {9: 3, 30: 1} and list(named) == [9, 30]
 
 
 def test_percentiles_of_merged_histograms_are_not_means_of_percentiles() -> None:
