@@ -2,8 +2,8 @@
 """Locks that every program on this kernel sees, also those in containers with a /run and a /dev of their own.
 
 They are locks of files in the kernel's devtmpfs, of which there is only one, whatever is mounted at /dev: each program
-mounts it for itself, at no path. Whoever may not do that (a container without CAP_SYS_ADMIN, where hardly any device
-can be used either) has its locks below /run/userblk, which other containers do not see.
+mounts it for itself, at no path. A program that may not do that (in a container without CAP_SYS_ADMIN, where hardly
+any device can be used either) has its locks below /run/userblk, which other containers do not see.
 """
 
 from __future__ import annotations

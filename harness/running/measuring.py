@@ -302,7 +302,7 @@ class Measurement:
             problems.append("vm.dirty_bytes and the like changed during the run; another campaign on this machine?")
 
     def read_results(self, watched: Watched) -> Found:
-        """What the workload says and the samples show. Raises WorkloadError if nothing else explains what went wrong."""
+        """What the workload says and the samples show. Raises WorkloadError if nothing else explains it."""
         try:
             result = self.job.parse()
         except WorkloadError as error:
