@@ -84,7 +84,7 @@ def _fio(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     job = read_json(directory / "fio.json")["jobs"][0]
     sides = job["read"], job["write"]
     bins = merged(side["clat_ns"].get("bins", {}) for side in sides)
-    waiting = sum(map(fio.under_way, sides))
+    waiting = sum(fio.under_way(side, side["runtime"] / 1e3) for side in sides)
     return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
 
 

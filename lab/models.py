@@ -22,7 +22,7 @@ MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
 SPIN_LOCKS = CHECKOUT / "lab" / "preload" / "spin_locks.c"
 MAIN_LOOP = CHECKOUT / "lab" / "preload" / "main_loop.c"
-MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko")
+MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko", "userblk_writeback.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be set to
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..machine.blockdev import flush_cache
 from ..machine.filesystem import limit_memory
-from ..machine.prepare import discard_area, drop_caches, fill_area
+from ..machine.prepare import discard_area, drop_caches, fill_area, settle_write_back
 from ..machine.safety import recheck
 from ..model.config import Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
@@ -133,9 +133,8 @@ def _spread(
     return [scale * value for value in sums]
 
 
-def under_way(side: dict[str, Any]) -> float:
+def under_way(side: dict[str, Any], seconds: float) -> float:
     """Mean number of operations under way at a time, of one side (read or write) of fio's report (Little's law)."""
-    seconds = side["runtime"] / 1e3
     return float(side["lat_ns"]["mean"] / 1e9 * side["total_ios"] / seconds) if seconds else 0.0
 
 
@@ -178,11 +177,14 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         side = job["write" if workload.writes else "read"]
         other = job["read" if workload.writes else "write"]
         seconds = side["runtime"] / 1e3
+        if not workload.depth:
+            # Threads that write-back holds at the end go on alone until their last operation is done: that is no load.
+            seconds = min(seconds, profile.runtime_s)
         operations = side["total_ios"]
         result_bytes = side["io_bytes"]
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
-        waiting = under_way(side)
+        waiting = under_way(side, seconds)
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
         intervals = series(path.with_name(IOPS_LOG), profile.workload_interval_ms / 1e3, waiting, operations)
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -270,7 +272,10 @@ class Fio(DeviceEngine):
             memory=memory,
             problems=memory.problems if memory else list,
         )
-        return job, found | drop_caches(run.devices(), run.area)
+        found |= drop_caches(run.devices(), run.area)
+        if workload.writes:
+            found |= settle_write_back(run.running.used, run.device.disk, workload.threads)
+        return job, found
 
     def done_in_ramp(self, problems: Sequence[str]) -> bool:
         return done_in_ramp(problems)

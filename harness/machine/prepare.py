@@ -22,6 +22,8 @@ from .teardown import Teardown, settings_put_back, write_setting
 
 VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
+BLOCK = Path("/sys/block")
+WRITE_BACK = Path("/sys/module/userblk_writeback/parameters/estimate")  # lab/ssd/userblk_writeback.c
 CACHED_LIMIT = 0.01  # share of the area that may still be cached
 
 
@@ -75,6 +77,20 @@ def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:
         "cached_bytes_after": after["Cached"] + after["Buffers"],
         "cached_area_share": round(share, 4),
     }
+
+
+def settle_write_back(device: BlockDevice, disk: str, writers: int) -> dict[str, object]:
+    """
+    Tell the kernel's write-back to a device what it would know after minutes of writing by so many threads: the rate of
+    the disk below, and each writer's share. What was told; nothing where the disk is none of the lab's in virtual time,
+    which alone has runs too short for the kernel to find out.
+    """
+    rate = BLOCK / disk / "write_bytes_per_s"
+    if not rate.exists():
+        return {}
+    bytes_per_s = int(rate.read_text())
+    WRITE_BACK.write_text(f"{device.path} {bytes_per_s} {writers}")
+    return {"write_back_bytes_per_s": bytes_per_s}
 
 
 @contextmanager

@@ -173,7 +173,7 @@ class Profile:
 
     A cell is measured repetitions times, and again up to max_repetitions times as long as a half width of its
     intervals is over half_width: % of the mean, points for CPU. ramp_s are discarded, and what observing/warmup.py
-    finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up says,
+    finds beyond them, unless fixed_warm_up. What is no key of the file: fixed_warm_up is what --warm-up and writes say,
     instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
     interval_ms: of the samples of the machine; workload_interval_ms: of the workload's own series. reuse_system: one
     bring-up serves all workloads of a suite. memory_bytes: what the programs of block workloads may use, their page
@@ -181,7 +181,8 @@ class Profile:
     read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
     rounds: of SNIA's Performance Test Specification: the device is purged and written sequentially passes times, then a
     workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
-    writes: by device, what TIMES and LIMITS name instead, for block workloads that write to it.
+    writes: by device, what TIMES and LIMITS name instead, for block workloads that write to it. Write-back is in a
+    steady state from their start on (machine/prepare.py), so that the ramp is all that is discarded.
     slowdown: by device, for the estimate only: s of a core's time that a second of virtual time takes.
     """
 
@@ -222,7 +223,7 @@ class Profile:
             return dataclasses.replace(self, files=dataclasses.replace(self.files, **own))
         if workload.writes and device in self.writes:
             own = self.writes[device]
-            return dataclasses.replace(self, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"])
+            return dataclasses.replace(self, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"], fixed_warm_up=True)
         if workload.writes or self.read_ramp_s is None or self.read_runtime_s is None:
             return self
         return dataclasses.replace(self, ramp_s=self.read_ramp_s, runtime_s=self.read_runtime_s)

@@ -226,6 +226,9 @@ def block_choices(plan: Plan) -> list[str]:
         "fio: psync, buffered, no fsync (its defaults; the paper does not say)",
         "queue settings of each system's device: the native device's (the paper: no I/O scheduler)",
     ]
+    if plan.model:
+        state = "in the state that minutes of writing lead to, set before each run"
+        lines.append(f"write-back: {state} (the paper: 15 minutes)")
     threads = {s.name: s.threads for s in plan.systems.values() if KINDS[s.kind].in_paper}
     if threads:
         listed = ", ".join(f"{name} {count}" for name, count in threads.items())

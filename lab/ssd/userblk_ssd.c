@@ -242,7 +242,20 @@ static ssize_t serial_show(struct device *dev, struct device_attribute *attribut
 	return sprintf(text, "%s\n", d->serial);
 }
 static DEVICE_ATTR_RO(serial);
-static struct attribute *ssd_attrs[] = {&dev_attr_serial.attr, NULL};
+
+/* What the disk writes in the long run. */
+static ssize_t write_bytes_per_s_show(
+	struct device *dev, struct device_attribute *attribute, char *text)
+{
+	struct ssd *d = dev_to_disk(dev)->private_data;
+
+	return sprintf(
+		text, "%llu\n", div64_u64(1000000000000ULL, max_t(u64, d->model.p.drain_ps, 1)));
+}
+static DEVICE_ATTR_RO(write_bytes_per_s);
+
+static struct attribute *ssd_attrs[] = {
+	&dev_attr_serial.attr, &dev_attr_write_bytes_per_s.attr, NULL};
 ATTRIBUTE_GROUPS(ssd);
 
 /* Words NAME=VALUE of one disk. */

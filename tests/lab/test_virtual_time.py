@@ -57,6 +57,30 @@ import time
 began = time.monotonic(); time.sleep(0.5); slept = time.monotonic() - began
 assert 0.5 <= slept < 0.502, slept"
 """
+# What write-back knows of a disk with something dirty: kB/s, as the kernel shows it.
+WRITE_BACK = """set -e
+set_estimate() { echo "$*" >/sys/module/userblk_writeback/parameters/estimate; }
+tell() {
+    stats=/sys/kernel/debug/bdi/$(cat /sys/block/${1#/dev/}/dev)/stats
+    sed -n 's/^BdiWriteBandwidth: *\\([0-9]*\\) kBps$/\\1/p' $stats
+}
+cat /sys/block/${LAB_NVME#/dev/}/write_bytes_per_s
+dd if=/dev/zero of=$LAB_NVME bs=4k count=1 2>/dev/null
+exec 4<>$LAB_NVME
+printf dirty >&4
+tell $LAB_NVME
+set_estimate $LAB_NVME 1724137931 16
+tell $LAB_NVME
+for wrong in "$LAB_NVME 1724137931" "$LAB_NVME 1724137931 0" "$LAB_NVME 4096 2" "/dev/nothing 1724137931 1"; do
+    if set_estimate $wrong 2>/dev/null; then echo taken; else echo refused; fi
+done
+tell $LAB_NVME
+exec 4>&-
+sync
+set_estimate $LAB_NVME 1724137931 1
+printf dirty >$LAB_NVME
+dmesg | grep -c WARNING || true
+"""
 
 
 # All that a sealed guest tells, in which chance or this machine could show. The timers of its loop go off while the CPU
@@ -114,6 +138,14 @@ def test_a_guest_that_is_not_sealed_sees_little_of_other_load() -> None:
     with other_load():
         loaded = [float(word) for word in in_guest(MEASURE)]
     assert loaded == pytest.approx(alone, rel=0.01)
+
+
+def test_write_back_knows_a_disk_without_having_written_to_it() -> None:
+    """The kernel begins with a guess, and shows whole pages a second."""
+    rate, at_first, told, *refused, still, warnings = in_guest(WRITE_BACK)
+    assert (rate, refused) == ("1724137931", ["refused"] * 4)
+    assert int(at_first) == 100 << 10 and warnings == "0"
+    assert int(told) == int(still) == pytest.approx(1724137931 / 1024, rel=1e-4)
 
 
 @contextmanager

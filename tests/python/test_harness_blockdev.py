@@ -110,6 +110,20 @@ def test_dirty_limits_come_back() -> None:
     assert not teardown.journal.exists()
 
 
+def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the disk below, for the device that is written to: the lab's module takes both."""
+    monkeypatch.setattr(prepare, "WRITE_BACK", tmp_path / "estimate")
+    monkeypatch.setattr(prepare, "BLOCK", tmp_path)
+    with loop(tmp_path, SIZE) as path:
+        device = identify(path)
+        assert prepare.settle_write_back(device, "labnvme", 16) == {}
+        assert not (tmp_path / "estimate").exists()
+        (tmp_path / "labnvme").mkdir()
+        (tmp_path / "labnvme/write_bytes_per_s").write_text("1724137931\n")
+        assert prepare.settle_write_back(device, "labnvme", 16) == {"write_back_bytes_per_s": 1724137931}
+        assert (tmp_path / "estimate").read_text() == f"{path} 1724137931 16"
+
+
 def test_queue_attributes(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as path:
         device: BlockDevice = identify(path)

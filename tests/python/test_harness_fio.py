@@ -47,6 +47,14 @@ def test_figures(tmp_path: Path) -> None:
     assert (result.operations, result.duration_s) == (4000, 2)
 
 
+def test_threads_that_go_on_alone_after_the_end_are_no_load(tmp_path: Path) -> None:
+    """Write-back held one of 16 for 0.4 s beyond the runtime: the operations are of the time that all had."""
+    result = parse(tmp_path, report(runtime=2400))
+    assert (result.throughput_kops, result.latency_us, result.duration_s) == (2, 250, 2)
+    deep = dataclasses.replace(READ, depth=8)  # for the whole time, and its flush is part of it
+    assert fio.parse(tmp_path / "fio.json", deep, QUICK).throughput_kops == pytest.approx(4 / 2.4)
+
+
 def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     """0.4 s at a quarter of the speed and four times the latency: 200 of 3400 operations."""
     slow = [(100 * i, 500) for i in range(1, 5)]

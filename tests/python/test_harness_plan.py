@@ -243,6 +243,7 @@ def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
     assert (reads.ramp_s, reads.runtime_s) == (profile.read_ramp_s, profile.read_runtime_s)
     assert reads.ramp_s < writes.ramp_s == profile.writes["nvme"]["ramp_s"]
     assert load_profile("quick").of(read, "nvme") == load_profile("quick").of(write, "nvme") == load_profile("quick")
+    assert writes.fixed_warm_up and not reads.fixed_warm_up  # write-back is steady from the start on
     assert profile.dirty_limits("nvme") > profile.dirty_limits("sata") > load_profile("quick").dirty_limits("sata")
 
     def seconds(workload: str, **options: object) -> float:
