@@ -14,7 +14,7 @@ from typing import Any
 
 from ..machine.blockdev import flush_cache
 from ..machine.filesystem import limit_memory
-from ..machine.prepare import discard_area, drop_caches, fill_area, settle_write_back
+from ..machine.prepare import discard_area, drop_caches, fill_area, make_known_to_write_back, settle_write_back
 from ..machine.safety import recheck
 from ..model.config import Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
@@ -230,6 +230,8 @@ def make_area(run: Run) -> dict[str, object]:
     recheck(device, run.confirm, run.running.server, run.running.used.name)
     for used in run.devices():  # what the last run left dirty must not be written over the new state
         flush_cache(used.path)
+    if run.workload.writes and modelled:
+        make_known_to_write_back(run.running.used, run.area)
     whole = run.plan.used_bytes(run.entry.device)  # file systems lie beyond the area, too
     if run.workload.writes or (whole > run.area and not run.filled and not modelled):
         found |= discard_area(device, whole, run.entry.seed)

@@ -24,6 +24,9 @@ VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
 BLOCK = Path("/sys/block")
 WRITE_BACK = Path("/sys/module/userblk_writeback/parameters/estimate")  # lab/ssd/userblk_writeback.c
+BDI = Path("/sys/kernel/debug/bdi")
+MIB = 1 << 20
+KNOWN_BYTES = 256 * MIB
 CACHED_LIMIT = 0.01  # share of the area that may still be cached
 
 
@@ -77,6 +80,23 @@ def drop_caches(devices: list[BlockDevice], area: int) -> dict[str, object]:
         "cached_bytes_after": after["Cached"] + after["Buffers"],
         "cached_area_share": round(share, 4),
     }
+
+
+def make_known_to_write_back(device: BlockDevice, area: int) -> None:
+    """
+    Write to a disk that has been written little through the page cache since it came: the kernel lets a disk fill that
+    share of the dirty limit that it has of what was written lately, so that the limit would rise during the first run.
+    """
+    stats = (BDI / f"{os.major(device.number)}:{os.minor(device.number)}" / "stats").read_text()
+    written = re.search(r"^BdiWritten: +(\d+) kB$", stats, re.MULTILINE)
+    assert written is not None
+    if int(written[1]) << 10 >= KNOWN_BYTES:
+        return
+    zeroes = bytes(MIB)
+    with opened(device.path, os.O_WRONLY) as fd:
+        for offset in range(0, min(area, KNOWN_BYTES), MIB):
+            os.pwrite(fd, zeroes, offset)
+        os.fsync(fd)
 
 
 def settle_write_back(device: BlockDevice, disk: str, writers: int) -> dict[str, object]:

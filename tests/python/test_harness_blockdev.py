@@ -111,7 +111,7 @@ def test_dirty_limits_come_back() -> None:
 
 
 def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the disk below, for the device that is written to: the lab's module takes both."""
+    """The rate is that of the disk below; the device is what is written to. The module of the lab takes both."""
     monkeypatch.setattr(prepare, "WRITE_BACK", tmp_path / "estimate")
     monkeypatch.setattr(prepare, "BLOCK", tmp_path)
     with loop(tmp_path, SIZE) as path:
@@ -122,6 +122,25 @@ def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, mon
         (tmp_path / "labnvme/write_bytes_per_s").write_text("1724137931\n")
         assert prepare.settle_write_back(device, "labnvme", 16) == {"write_back_bytes_per_s": 1724137931}
         assert (tmp_path / "estimate").read_text() == f"{path} 1724137931 16"
+
+
+@pytest.mark.parametrize(("written_kib", "area", "zeroes"), [(0, 4, 2), (1000, 1, 1), (2047, 4, 2), (2048, 4, 0)])
+def test_a_disk_becomes_known_to_write_back(
+    written_kib: int, area: int, zeroes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiB of its area are written, unless as much has been. The rest keeps its data."""
+    monkeypatch.setattr(prepare, "BDI", tmp_path)
+    monkeypatch.setattr(prepare, "KNOWN_BYTES", 2 * MIB)
+    with loop(tmp_path, SIZE) as path:
+        device = identify(path)
+        Path(path).write_bytes(b"x" * 5 * MIB)
+        stats = tmp_path / f"{os.major(device.number)}:{os.minor(device.number)}" / "stats"
+        stats.parent.mkdir()
+        stats.write_text(f"BdiDirtied:                 7 kB\nBdiWritten:  {written_kib:13} kB\n")
+        prepare.make_known_to_write_back(device, area * MIB)
+        with open(path, "rb") as file:
+            data = file.read(5 * MIB)
+        assert [data[at * MIB : at * MIB + 1] for at in range(5)] == [b"\0"] * zeroes + [b"x"] * (5 - zeroes)
 
 
 def test_queue_attributes(tmp_path: Path) -> None:
