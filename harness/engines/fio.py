@@ -177,7 +177,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         side = job["write" if workload.writes else "read"]
         other = job["read" if workload.writes else "write"]
         seconds = side["runtime"] / 1e3
-        if not workload.depth:
+        if not workload.depth:  # else its last flush is part of the time
             # Threads that write-back holds at the end go on alone until their last operation is done: that is no load.
             seconds = min(seconds, profile.runtime_s)
         operations = side["total_ios"]
@@ -221,6 +221,11 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     )
 
 
+def through_write_back(workload: Workload) -> bool:
+    """Does it write, and not past the page cache?"""
+    return workload.writes and not workload.depth
+
+
 def make_area(run: Run) -> dict[str, object]:
     """Zero-filled before reads, discarded before writes."""
     device, modelled = run.device, bool(run.plan.model)
@@ -230,7 +235,7 @@ def make_area(run: Run) -> dict[str, object]:
     recheck(device, run.confirm, run.running.server, run.running.used.name)
     for used in run.devices():  # what the last run left dirty must not be written over the new state
         flush_cache(used.path)
-    if run.workload.writes and modelled:
+    if through_write_back(run.workload) and modelled:
         make_known_to_write_back(run.running.used, run.area)
     whole = run.plan.used_bytes(run.entry.device)  # file systems lie beyond the area, too
     if run.workload.writes or (whole > run.area and not run.filled and not modelled):
@@ -275,7 +280,7 @@ class Fio(DeviceEngine):
             problems=memory.problems if memory else list,
         )
         found |= drop_caches(run.devices(), run.area)
-        if workload.writes:
+        if through_write_back(workload):
             found |= settle_write_back(run.running.used, run.device.disk, workload.threads)
         return job, found
 

@@ -55,6 +55,12 @@ def test_threads_that_go_on_alone_after_the_end_are_no_load(tmp_path: Path) -> N
     assert fio.parse(tmp_path / "fio.json", deep, QUICK).throughput_kops == pytest.approx(4 / 2.4)
 
 
+def test_what_writes_past_the_page_cache_has_no_write_back() -> None:
+    write = dataclasses.replace(READ, rw="randwrite")
+    direct = dataclasses.replace(write, depth=8)
+    assert [fio.through_write_back(one) for one in (READ, write, direct)] == [False, True, False]
+
+
 def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     """0.4 s at a quarter of the speed and four times the latency: 200 of 3400 operations."""
     slow = [(100 * i, 500) for i in range(1, 5)]
