@@ -45,8 +45,7 @@ struct backend_kind backend_kind(const struct backend_ops *ops)
 		.name = ops->name,
 		.summary = ops->summary,
 		.main_param = ops->main_param,
-		.open_takes_over = ops->open_takes_over,
-		.holds_writes = ops->holds_writes,
+		.has_sessions = ops->has_sessions,
 		.answers_later = ops->submit != NULL,
 	};
 }

@@ -59,14 +59,15 @@ struct backend_host {
 	/* The device has another size by now, in bytes. May be NULL: nobody can be told. */
 	void (*resized)(void *opaque, uint64_t size);
 	/*
-	 * The device's clients had been served by a process that ended, and count on what that had
-	 * acknowledged. One that may have lost some of it (see holds_writes), or that was written
-	 * by others since then, is not to open. session: what backend_session() had answered that
-	 * process; 0: not known.
+	 * For a device with sessions: the backend_session() of the ended process that served the
+	 * same clients, or BACKEND_SESSION_UNKNOWN; 0: the clients are new. Clients that are not
+	 * new rely on what that process acknowledged: the device refuses to open for writing if
+	 * some of it may be lost, or if there was another session since then.
 	 */
-	bool clients_remain;
-	uint32_t clients_session;
+	uint32_t previous_session;
 };
+
+#define BACKEND_SESSION_UNKNOWN UINT32_MAX
 
 /* What a device tells about itself once it is open. Constant except size. */
 struct backend_info {
@@ -173,9 +174,8 @@ struct backend_kind {
 	const char *name;	/* "passthrough" */
 	const char *summary;	/* one sentence, for --help and man pages */
 	const char *main_param; /* parameter that may stand without its key, or NULL */
-	bool open_takes_over;	/* opening takes it away from a server that has it */
-	bool holds_writes;  /* writes that were acknowledged die with the process until a flush */
-	bool answers_later; /* backend_submit() does not wait for the device */
+	bool has_sessions;	/* see backend_session() */
+	bool answers_later;	/* backend_submit() does not wait for the device */
 };
 struct backend_kind backend_kind(const struct backend_ops *ops);
 
@@ -196,8 +196,10 @@ bool backend_stalled(struct backend *b);
 /* 0, or negative errno if something that was acknowledged could not be kept: reported already. */
 int backend_close(struct backend *b);
 /*
- * A number that tells this opening of the device from all others, for a framework whose clients
- * outlive its process to keep where they are kept: below 2^31; 0: there is none.
+ * The number of this opening's session: 1 to 2^31 - 1; 0: it has none. A device with sessions has
+ * one server at a time: opening the device ends the session of another server. Writes that were
+ * acknowledged but not flushed are lost with the process. A framework whose clients outlive its
+ * process keeps the number with them, as previous_session of the next process.
  */
 uint32_t backend_session(const struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);

@@ -24,14 +24,8 @@ struct backend_ops {
 	const struct param *params; /* ends with a NULL name */
 	const char *main_param;	    /* parameter that may stand without its key, or NULL */
 	size_t config_size;	    /* bytes of the struct that the params point into */
-	/* open() takes the device away from another server that has it, so that it is not for a
-	 * mere look. */
-	bool open_takes_over;
-	/*
-	 * Writes that were acknowledged die with the process, as with a machine, until a flush. Its
-	 * open() looks at the host's clients_remain.
-	 */
-	bool holds_writes;
+	/* See backend_session(). open() looks at the host's previous_session and sets session. */
+	bool has_sessions;
 	/* Checks what one parameter alone cannot tell. No side effects; called before fork. */
 	int (*check)(const void *config, struct params_error *error);
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
@@ -80,7 +74,7 @@ struct backend {
 	_Atomic bool size_demanded;
 	/* Set by open(); the core then refuses every change with -EROFS. */
 	bool readonly;
-	/* Set by open() of a device that holds writes: see backend_session(). */
+	/* Set by open() of a device with sessions: see backend_session(). */
 	uint32_t session;
 	/* The core's: when a failed request of the kind was reported, and how many were not. */
 	_Atomic int64_t failure_told[BACKEND_OPS];

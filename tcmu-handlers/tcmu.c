@@ -109,8 +109,8 @@ static int open_device(const char *cfgstring, uint64_t size, const struct backen
 	}
 	*backend = NULL;
 	/* With size= the open may create the file: not before LIO's size is known. */
-	if (size == 0 && (params_given(*params, "size") ||
-				 backend_kind(handler_identity.ops).open_takes_over))
+	if (size == 0 &&
+		(params_given(*params, "size") || backend_kind(handler_identity.ops).has_sessions))
 		return 0;
 	r = backend_open(*params, size, host, backend);
 	if (r < 0) {
@@ -214,8 +214,8 @@ static int look_for_clients(struct tcmu_device *dev, struct backend_host *host)
 			dev, "cannot tell whether the disk is exported: %s\n", strerror(-exports));
 		return exports;
 	}
-	host->clients_remain = exports > 0;
-	host->clients_session = session < 0 ? 0 : (uint32_t)session;
+	if (exports > 0)
+		host->previous_session = session > 0 ? (uint32_t)session : BACKEND_SESSION_UNKNOWN;
 	return 0;
 }
 
@@ -258,7 +258,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		log_error(dev, "size=0: nothing to serve; create the device with a larger size");
 		return -EINVAL;
 	}
-	if (backend_kind(handler_identity.ops).holds_writes) {
+	if (backend_kind(handler_identity.ops).has_sessions) {
 		r = look_for_clients(dev, &host);
 		if (r < 0)
 			return r;
@@ -279,7 +279,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		return r;
 	}
 	announce(dev, &info);
-	if (backend_kind(handler_identity.ops).holds_writes)
+	if (backend_kind(handler_identity.ops).has_sessions)
 		keep_session(dev, d->backend);
 	backend_start(d->backend);
 	d->ring = ring_of(dev);

@@ -189,8 +189,8 @@ static int choose_recovery(struct options *o, struct params_error *error)
 	enum recovery *recovery = &o->server.recovery;
 
 	if (*recovery == RECOVERY_AUTO)
-		*recovery = kind.holds_writes ? RECOVERY_NONE : RECOVERY_REISSUE;
-	if (!kind.holds_writes || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
+		*recovery = kind.has_sessions ? RECOVERY_NONE : RECOVERY_REISSUE;
+	if (!kind.has_sessions || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
 		return 0;
 	if (o->command == COMMAND_ADD)
 		params_error_set(error,

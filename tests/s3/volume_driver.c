@@ -12,7 +12,8 @@
  *   create NAME   delete NAME   rollback NAME   list
  *   clone SNAPSHOT PREFIX VOLUME   resize SIZE   rekey KEY (in hexadecimal digits)   gc
  *
- * An argument --clients-of=SESSION says that it has those of an earlier server.
+ * An argument --clients-of=SESSION says that it has those of an earlier server; 0: of which
+ * is not known.
  *
  * TAG 0 is told when the volume is open. It is closed at the end of the input; exit status 1: not
  * all that was written is stored. What goes wrong before is told on standard error and with exit
@@ -262,8 +263,9 @@ int main(int argc, char **argv)
 
 	for (int i = 1; r == 0 && i < argc; i++)
 		if (strncmp(argv[i], clients, strlen(clients)) == 0) {
-			host.clients_remain = true;
-			host.clients_session = (uint32_t)number(argv[i] + strlen(clients));
+			host.previous_session = (uint32_t)number(argv[i] + strlen(clients));
+			if (host.previous_session == 0)
+				host.previous_session = BACKEND_SESSION_UNKNOWN;
 		} else {
 			r = params_set_string(params, argv[i], &error);
 		}

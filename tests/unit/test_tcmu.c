@@ -316,10 +316,10 @@ static void test_accepted(void **state)
 	assert_null(reason);
 
 	/* Nor does it open a device that this would take away from another server. */
-	ops.open_takes_over = true;
+	ops.has_sessions = true;
 	snprintf(text, sizeof text, "userblk_test/%s", scratch_path("absent"));
 	assert_true(registered->check_config(text, &reason));
-	ops.open_takes_over = false;
+	ops.has_sessions = false;
 	assert_false(registered->check_config(text, &reason));
 	free(reason);
 	reason = NULL;
@@ -359,29 +359,29 @@ static int open_exported(int exports, int session)
 	return r;
 }
 
-/* A device that holds writes is told whether initiators had them acknowledged by another daemon. */
+/* A device with sessions is told whether initiators had them acknowledged by another daemon. */
 static void test_clients_that_remain(void **state)
 {
 	(void)state;
 	registered->close(&dev);
 	ops.open = watched_open;
 	assert_int_equal(open_exported(1, 5), 0);
-	assert_false(last_host.clients_remain);
+	assert_int_equal(last_host.previous_session, 0);
 	assert_int_equal(dev.session, 5);
-	ops.holds_writes = true;
+	ops.has_sessions = true;
 	assert_int_equal(open_exported(0, 5), 0);
-	assert_false(last_host.clients_remain);
+	assert_int_equal(last_host.previous_session, 0);
 	assert_int_equal(dev.session, 7);
 	for (int exports = 1; exports < 3; exports++) {
 		assert_int_equal(open_exported(exports, 5), 0);
-		assert_true(last_host.clients_remain);
-		assert_int_equal(last_host.clients_session, 5);
+		assert_int_equal(last_host.previous_session, 5);
 		assert_int_equal(dev.session, 7);
 	}
 	/* What cannot be told is not known; and who cannot be asked has it refused. */
+	assert_int_equal(open_exported(1, 0), 0);
+	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
 	assert_int_equal(open_exported(1, -EIO), 0);
-	assert_true(last_host.clients_remain);
-	assert_int_equal(last_host.clients_session, 0);
+	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
 	assert_holds(logged, "cannot note who serves the disk");
 	assert_int_equal(open_exported(-ENOENT, 0), -ENOENT);
 	assert_null(dev.own);

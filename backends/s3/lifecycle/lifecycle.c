@@ -60,7 +60,7 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 		return s3_volume_refuse(
 			v, -EEXIST, "volume=%s: exists already; choose another name", v->name);
 	}
-	if (r == -ENOENT && v->host.clients_remain)
+	if (r == -ENOENT && v->host.previous_session)
 		return s3_volume_refuse_clients(v, "is gone");
 	if (r == -ENOENT && c->create) {
 		r = s3_volume_create(v, c, c->size ? c->size : size, key);
@@ -188,7 +188,7 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 			"it; "
 			"see that none has, and use --take-over",
 			v->name);
-	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.clients_remain)
+	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.previous_session)
 		r = s3_volume_refuse_clients(
 			v, "has layout=direct, which does not tell how its last server ended");
 	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->before_change)

@@ -122,9 +122,9 @@ static int check_end(struct s3_volume *v)
 
 	if (v->ours)
 		return 0;
-	if (v->host.clients_remain && !closed)
+	if (v->host.previous_session && !closed)
 		return s3_volume_refuse_clients(v, "its last server did not close it");
-	if (v->host.clients_remain && s3_session(v->predecessor) != v->host.clients_session)
+	if (v->host.previous_session && s3_session(v->predecessor) != v->host.previous_session)
 		return s3_volume_refuse_clients(v, "another server has served it since then");
 	return v->require_clean_close && !closed ? refuse_in_use(v) : 0;
 }

@@ -138,7 +138,7 @@ static bool takes_any(const struct s3_volume *v)
 {
 	static const uint8_t nobody[S3_UUID];
 
-	return !v->require_clean_close && !v->host.clients_remain && !v->writeback &&
+	return !v->require_clean_close && !v->host.previous_session && !v->writeback &&
 	       memcmp(v->super.write_back, nobody, S3_UUID) == 0;
 }
 
