@@ -22,8 +22,6 @@
 #define OURS	"sim/v"
 #define FOREIGN "sim/w"
 
-const char *const s3_addressing_names[] = {"path", "virtual", NULL};
-
 static const char *const op_names[S3_OPS] = {"GET", "HEAD", "PUT", "DELETE", "DELETE_MANY", "LIST"};
 
 /* ---- objects --------------------------------------------------------------------------------- */
@@ -1144,42 +1142,6 @@ void s3_store_close(struct s3_store *s)
 	while (s->in_flight)
 		sim_wait(&s->idle, SIM_NEVER, "wait for the last requests", s);
 	s3_store_park(s);
-}
-
-struct waiter {
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	bool done;
-};
-
-static void on_waited(struct s3_request *req)
-{
-	struct waiter *w = req->opaque;
-
-	pthread_mutex_lock(&w->lock);
-	w->done = true;
-	pthread_cond_signal(&w->changed);
-	pthread_mutex_unlock(&w->lock);
-}
-
-int s3_store_call(struct s3_store *s, struct s3_request *req)
-{
-	struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-	int r;
-
-	req->done = on_waited;
-	req->opaque = &w;
-	r = s3_store_submit(s, req);
-	if (r) {
-		snprintf(req->message, sizeof req->message, "malformed request");
-		req->result = r;
-		return r;
-	}
-	pthread_mutex_lock(&w.lock);
-	while (!w.done)
-		pthread_cond_wait(&w.changed, &w.lock);
-	pthread_mutex_unlock(&w.lock);
-	return req->result;
 }
 
 void s3_store_counters(struct s3_store *s, struct s3_store_counters *counters)

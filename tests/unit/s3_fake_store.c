@@ -28,8 +28,6 @@ struct s3_store {
 	bool started, ending, stopped;
 };
 
-const char *const s3_addressing_names[] = {"path", "virtual", NULL};
-
 static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects; /* by key */
 static unsigned last_tag;
@@ -586,36 +584,6 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	pthread_cond_signal(&s->changed);
 	pthread_mutex_unlock(&s->lock);
 	return 0;
-}
-
-struct call {
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	bool done;
-};
-
-static void called(struct s3_request *req)
-{
-	struct call *c = req->opaque;
-
-	pthread_mutex_lock(&c->lock);
-	c->done = true;
-	pthread_cond_signal(&c->changed);
-	pthread_mutex_unlock(&c->lock);
-}
-
-int s3_store_call(struct s3_store *s, struct s3_request *req)
-{
-	struct call c = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-
-	req->done = called;
-	req->opaque = &c;
-	s3_store_submit(s, req);
-	pthread_mutex_lock(&c.lock);
-	while (!c.done)
-		pthread_cond_wait(&c.changed, &c.lock);
-	pthread_mutex_unlock(&c.lock);
-	return req->result;
 }
 
 void s3_store_park(struct s3_store *s)

@@ -23,8 +23,6 @@
 /* One PUT may be no larger at any store: 5 GiB. */
 #define PUT_MAX (UINT64_C(5) << 30)
 
-const char *const s3_addressing_names[] = {"path", "virtual", NULL};
-
 /* ---- requests --------------------------------------------------------------------------- */
 
 /* Is the value one that a header can have? */
@@ -166,45 +164,6 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	if (r)
 		free(req->body);
 	return r;
-}
-
-struct waiter {
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	bool done;
-};
-
-static void on_waited(struct s3_request *req)
-{
-	struct waiter *w = req->opaque;
-
-	pthread_mutex_lock(&w->lock);
-	w->done = true;
-	pthread_cond_signal(&w->changed);
-	pthread_mutex_unlock(&w->lock);
-}
-
-int s3_store_call(struct s3_store *s, struct s3_request *req)
-{
-	struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-	int r;
-
-	req->done = on_waited;
-	req->opaque = &w;
-	r = s3_store_submit(s, req);
-	if (r) {
-		s3_store_say(req, "malformed request for %s: %s", req->key ? req->key : "objects",
-			strerror(-r));
-		req->result = r;
-		return r;
-	}
-	pthread_mutex_lock(&w.lock);
-	while (!w.done)
-		pthread_cond_wait(&w.changed, &w.lock);
-	pthread_mutex_unlock(&w.lock);
-	pthread_cond_destroy(&w.changed);
-	pthread_mutex_destroy(&w.lock);
-	return req->result;
 }
 
 /* ---- the store --------------------------------------------------------------------------- */

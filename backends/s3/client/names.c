@@ -10,6 +10,8 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/client/names.h"
 
+const char *const s3_addressing_names[] = {"path", "virtual", NULL};
+
 static bool is_key_character(char c)
 {
 	return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c && strchr("/._-", c));
