@@ -46,29 +46,29 @@ static void null_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct node *node;
 	int result = names_find(node_of(parent), name, &node, &entry.attr);
 
-	if (result == 0) {
-		fill_entry(&entry, node);
-	} else if (session.timeout > 0) {
-		entry.entry_timeout = session.timeout; /* it is not there, and may be kept so */
-	} else {
-		fuse_reply_err(req, -result);
+	if (result) {
+		session_reply_absent(req);
 		return;
 	}
-	if (fuse_reply_entry(req, &entry) != 0 && result == 0)
+	fill_entry(&entry, node);
+	if (fuse_reply_entry(req, &entry) != 0)
 		names_forget(node, 1);
+}
+
+static void forget(fuse_ino_t ino, uint64_t times)
+{
+	names_forget(node_of(ino), times);
 }
 
 static void null_forget(fuse_req_t req, fuse_ino_t ino, uint64_t times)
 {
-	names_forget(node_of(ino), times);
+	forget(ino, times);
 	fuse_reply_none(req);
 }
 
 static void null_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
-	for (size_t i = 0; i < count; i++)
-		names_forget(node_of(forgets[i].ino), forgets[i].nlookup);
-	fuse_reply_none(req);
+	session_forget_multi(req, count, forgets, forget);
 }
 
 /* Makes a node for who asks. 0 or an errno. */

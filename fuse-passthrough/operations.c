@@ -132,11 +132,8 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	struct fuse_entry_param entry;
 	int result = lookup_name(inode_of(parent), name, &entry);
 
-	if (result == -ENOENT && session.timeout > 0) {
-		/* Absence is cached like everything else. */
-		memset(&entry, 0, sizeof(entry));
-		entry.entry_timeout = session.timeout;
-		fuse_reply_entry(req, &entry);
+	if (result == -ENOENT) {
+		session_reply_absent(req);
 	} else if (result < 0) {
 		fuse_reply_err(req, -result);
 	} else if (fuse_reply_entry(req, &entry) != 0) {
@@ -144,17 +141,20 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	}
 }
 
-static void fs_forget(fuse_req_t req, fuse_ino_t ino, uint64_t count)
+static void forget(fuse_ino_t ino, uint64_t count)
 {
 	inode_forget(inode_of(ino), count);
+}
+
+static void fs_forget(fuse_req_t req, fuse_ino_t ino, uint64_t count)
+{
+	forget(ino, count);
 	fuse_reply_none(req);
 }
 
 static void fs_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
-	for (size_t i = 0; i < count; i++)
-		inode_forget(inode_of(forgets[i].ino), forgets[i].nlookup);
-	fuse_reply_none(req);
+	session_forget_multi(req, count, forgets, forget);
 }
 
 /* ---- attributes ---- */

@@ -183,6 +183,24 @@ int session_write_flags(const struct fuse_file_info *fi)
 	return (fi->flags & O_SYNC) == O_SYNC ? RWF_SYNC : RWF_DSYNC;
 }
 
+void session_reply_absent(fuse_req_t req)
+{
+	const struct fuse_entry_param absent = {.entry_timeout = session.timeout};
+
+	if (session.timeout > 0)
+		fuse_reply_entry(req, &absent);
+	else
+		fuse_reply_err(req, ENOENT);
+}
+
+void session_forget_multi(fuse_req_t req, size_t count, const struct fuse_forget_data *forgets,
+	void (*forget)(fuse_ino_t ino, uint64_t times))
+{
+	for (size_t i = 0; i < count; i++)
+		forget(forgets[i].ino, forgets[i].nlookup);
+	fuse_reply_none(req);
+}
+
 void session_note_statfs(fuse_req_t req)
 {
 	if (came_by_ring(req))

@@ -62,6 +62,12 @@ const char *session_state(bool asked, bool on);
  */
 int session_write_flags(const struct fuse_file_info *fi);
 
+/* Answers a lookup of a name that does not exist, which the kernel may remember like a name. */
+void session_reply_absent(fuse_req_t req);
+/* Answers forget_multi: calls forget for each of them. */
+void session_forget_multi(fuse_req_t req, size_t count, const struct fuse_forget_data *forgets,
+	void (*forget)(fuse_ino_t ino, uint64_t times));
+
 /* For the operation statfs: the first to come, which tells how requests come. */
 void session_note_statfs(fuse_req_t req);
 
