@@ -45,7 +45,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
-from paired import check_positive, is_chosen, json_file, print_cells, run_comparison, run_fio, tell  # noqa: E402
+from paired import add_options, check_positive, choose, print_cells, run_comparison, run_fio, tell  # noqa: E402
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -474,14 +474,13 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 # ---- results ----------------------------------------------------------------------
 
 
-def choose_cells(patterns: Sequence[str]) -> list[Cell]:
-    cells = [
+def make_cells() -> list[Cell]:
+    return [
         Cell(name, workload, jobs)
         for name, comparison in COMPARISONS.items()
         for workload in comparison.workloads
         for jobs in comparison.jobs(workload)
     ]
-    return [cell for cell in cells if is_chosen(cell.name, patterns)]
 
 
 def print_table(cells: list[Cell]) -> None:
@@ -515,19 +514,16 @@ def results(cells: list[Cell], options: argparse.Namespace) -> dict[str, object]
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6, the fewest that have an interval)")
-    parser.add_argument("--runtime", type=float, default=0.6, metavar="S", help="of a run (default 0.6)")
-    parser.add_argument(
-        "--cells",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="regular expressions for the beginning of COMPARISON/WORKLOAD/JOBS, such as io-uring/stat; "
+    add_options(
+        parser,
+        pairs=6,
+        cells="regular expressions for the beginning of COMPARISON/WORKLOAD/JOBS, such as io-uring/stat; "
         f"comparisons: {', '.join(COMPARISONS)}; "
         f"workloads: {', '.join(DATA_WORKLOADS + READER_WORKLOADS + METADATA_WORKLOADS)}, "
         "and with a size as in rings/direct-read-4k/2 "
         "(default all)",
     )
+    parser.add_argument("--runtime", type=float, default=0.6, metavar="S", help="of a run (default 0.6)")
     parser.add_argument(
         "--size", type=int, default=1024, metavar="MIB", help="of what the jobs of a cell read (default 1024)"
     )
@@ -535,7 +531,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--count", choices=("time", "cpu"), default="time", help="operations for a second of what (default time)"
     )
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument(
         "--disk-dir",
         type=Path,
@@ -543,7 +538,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         metavar="DIR",
         help="where the image of the ext4 lies (default /dev/shm: in memory, which no other disk I/O disturbs)",
     )
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     check_positive(parser, options, ("pairs", "runtime", "size", "files"))
     return options
@@ -565,10 +559,7 @@ def lacking(cells: Sequence[Cell]) -> str | None:
 
 def main(argv: list[str]) -> int:
     options = parse_options(argv)
-    cells = choose_cells(options.cells)
-    if not cells:
-        print(f"--cells={' '.join(options.cells)}: no such cell; try io-uring, native", file=sys.stderr)
-        return 2
+    cells = choose(make_cells(), options.cells, "io-uring, native")
     if options.count == "cpu" and any(cell.workload in METADATA_WORKLOADS for cell in cells):
         print("--count=cpu: counts cells of data only; choose them by --cells", file=sys.stderr)
         return 2

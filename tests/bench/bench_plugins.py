@@ -152,16 +152,14 @@ def backing_file(directory: Path, size: int) -> Iterator[Path]:
         path.unlink()
 
 
-def choose_cells(patterns: list[str]) -> list[Cell]:
-    """The cells whose names match one of the patterns from the beginning; all without patterns."""
-    cells = [
+def make_cells() -> list[Cell]:
+    return [
         Cell(comparison, workload, block, jobs)
         for comparison in COMPARISONS
         for workload in WORKLOADS
         for block in BLOCKS
         for jobs in JOBS
     ]
-    return [cell for cell in cells if paired.is_chosen(cell.name, patterns)]
 
 
 def line_of(cell: Cell) -> str:
@@ -223,16 +221,13 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20, help="rounds (default 20)")
-    parser.add_argument("--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S")
-    parser.add_argument(
-        "--cells",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="regular expressions for the beginning of COMPARISON/WORKLOAD/BLOCK/JOBS, "
+    paired.add_options(
+        parser,
+        pairs=20,
+        cells="regular expressions for the beginning of COMPARISON/WORKLOAD/BLOCK/JOBS, "
         f"such as file/randread/4k or null; comparisons: {', '.join(COMPARISONS)} (default all)",
     )
+    parser.add_argument("--runtime", type=float, default=2.0, help="seconds per run (default 2)", metavar="S")
     parser.add_argument(
         "--threads",
         type=int,
@@ -240,10 +235,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         help="nbdkit's threads per connection (default 1: a connection has one request at a time)",
     )
     parser.add_argument("--size", type=int, default=256, help="of the file in MiB (default 256)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), metavar="DIR")
     parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
-    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     paired.check_positive(parser, options, ("pairs", "runtime", "size", "threads"))
     return options
@@ -251,10 +244,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     options = parse_options(argv)
-    cells = choose_cells(options.cells)
-    if not cells:
-        print(f"--cells={' '.join(options.cells)}: no such cell; try file, null", file=sys.stderr)
-        return 2
+    cells = paired.choose(make_cells(), options.cells, "file, null")
     return paired.run_comparison("bench_plugins", cells, options, measure, "", print_table, results)
 
 

@@ -293,20 +293,15 @@ def measure(cells: list[Cell], options: argparse.Namespace) -> None:
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6)")
+    paired.add_options(
+        parser,
+        pairs=6,
+        cells="beginnings of names, such as raw, null/write or s3backer/randwrite/4k (default: all but direct)",
+    )
     parser.add_argument("--runtime", type=int, default=2, help="seconds per run (default 2)", metavar="S")
     parser.add_argument("--size", type=int, default=512, help="of the volume in MiB (default 512)")
     parser.add_argument("--minutes", type=int, default=15, help="no pair is begun after that (default 15)")
-    parser.add_argument(
-        "--cells",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="beginnings of names, such as raw, null/write or s3backer/randwrite/4k (default: all but direct)",
-    )
     parser.add_argument("--map", action="store_true", help="also the memory of the map, at 1 TiB")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=paired.json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     paired.check_positive(parser, options, ("pairs", "runtime", "size", "minutes"))
     return options
@@ -329,10 +324,7 @@ def show(cells: list[Cell], options: argparse.Namespace) -> bool:
 def main(argv: list[str]) -> int:
     options = parse_options(argv)
     patterns = options.cells or ["raw", "null", "random", "s3backer", "nbdkit-s3"]
-    cells = [cell for cell in make_cells() if paired.is_chosen(cell.name, patterns)]
-    if not cells:
-        print(f"--cells={' '.join(options.cells)}: no such cell; try raw, null, random or s3backer", file=sys.stderr)
-        return 2
+    cells = paired.choose(make_cells(), patterns, "raw, null, random or s3backer")
     for name, reason in missing(cells).items():
         print(f"skipped {name}: {reason}", file=sys.stderr)
         cells = [cell for cell in cells if not cell.name.startswith(f"{name}/")]
@@ -352,9 +344,7 @@ def main(argv: list[str]) -> int:
     if options.json:
         figures = [{"cell": cell.name, "pairs": cell.pairs, "cpu_s_per_gb": cell.cpu} for cell in cells]
         settings = {"runtime_s": options.runtime, "size_mib": options.size}
-        paired.write_json(
-            options.json, {"schema": SCHEMA, "seed": options.seed, **settings, "bytes_per_s": figures}
-        )
+        paired.write_json(options.json, {"schema": SCHEMA, "seed": options.seed, **settings, "bytes_per_s": figures})
     return 0 if good else 3
 
 

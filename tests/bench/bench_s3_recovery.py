@@ -78,9 +78,7 @@ class Bench:
         finally:
             server.kill()
         counters = server.counters()
-        return Opening(
-            seconds, counters["replayed"], resident / 1024, counters["objects"], counters["map_bytes"] / MIB
-        )
+        return Opening(seconds, counters["replayed"], resident / 1024, counters["objects"], counters["map_bytes"] / MIB)
 
     def after_orderly_end(self) -> Opening:
         return self.open()

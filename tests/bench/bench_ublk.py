@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from checkout import CHECKOUT
-from paired import check_positive, is_chosen, json_file, print_cells, run_comparison, run_fio, tell
+from paired import add_options, check_positive, choose, print_cells, run_comparison, run_fio, tell
 from userblk.harness.machine.blockdev import zero_fill
 
 SCHEMA = 1
@@ -225,25 +225,21 @@ def results(cells: Sequence[Cell], options: argparse.Namespace) -> dict[str, Any
 # ---- the command line -------------------------------------------------------------------
 
 
-def choose_cells(patterns: Sequence[str]) -> list[Cell]:
-    cells = [
+def make_cells() -> list[Cell]:
+    return [
         Cell(name, mode, block, jobs) for name in COMPARISONS for mode in MODES for block in BLOCKS for jobs in JOBS
     ]
-    return [cell for cell in cells if is_chosen(cell.name, patterns)]
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=6, help="rounds (default 6, the fewest that have an interval)")
-    parser.add_argument("--runtime", type=int, default=2, metavar="S", help="of a run (default 2)")
-    parser.add_argument(
-        "--cells",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="regular expressions for the beginning of COMPARISON/MODE/BLOCK/JOBS, such as null or loop/randread/4k "
+    add_options(
+        parser,
+        pairs=6,
+        cells="regular expressions for the beginning of COMPARISON/MODE/BLOCK/JOBS, such as null or loop/randread/4k "
         "(default all)",
     )
+    parser.add_argument("--runtime", type=int, default=2, metavar="S", help="of a run (default 2)")
     parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of the area that is used (default 256)")
     parser.add_argument(
         "--device",
@@ -252,8 +248,6 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         metavar="DEV",
         help="below loop and zero-copy; its contents are LOST (default: in the lab, its NVMe disk)",
     )
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="keep every run's figure here")
     options = parser.parse_args(argv)
     check_positive(parser, options, ("pairs", "runtime", "size"))
     if not options.device:
@@ -275,10 +269,7 @@ def lacking() -> str | None:
 
 def main(argv: list[str]) -> int:
     options = parse_options(argv)
-    cells = choose_cells(options.cells)
-    if not cells:
-        print(f"--cells={' '.join(options.cells)}: no such cell; try null, loop", file=sys.stderr)
-        return 2
+    cells = choose(make_cells(), options.cells, "null, loop")
     reason = lacking()
     if reason:
         print(f"bench_ublk: {reason}", file=sys.stderr)

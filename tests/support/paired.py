@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import re
 import statistics
 import subprocess
@@ -115,6 +116,14 @@ class Cell(Paired, Protocol):
 SomeCell = TypeVar("SomeCell", bound=Paired)
 
 
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+NamedCell = TypeVar("NamedCell", bound=Named)
+
+
 def line_of(cell: Cell) -> str:
     """A row of the table; needs a pair."""
     ratio = paired_ratio(cell.pairs)
@@ -149,6 +158,23 @@ def run_cells(
         cells = [cell for cell in cells if cell.pairs]
         return (0 if cells else 130), cells
     return 0, cells
+
+
+def add_options(parser: argparse.ArgumentParser, pairs: int, cells: str) -> None:
+    """The options that comparisons share. pairs: the default; cells: the help text of --cells."""
+    parser.add_argument("--pairs", type=int, default=pairs, metavar="N", help=f"rounds, 6 or more (default {pairs})")
+    parser.add_argument("--cells", nargs="+", default=[], metavar="PATTERN", help=cells)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="save the result of every run in FILE")
+
+
+def choose(cells: Sequence[NamedCell], patterns: Sequence[str], examples: str) -> list[NamedCell]:
+    """The cells that --cells names; examples: what to suggest if there are none. Exits with 2 in this case."""
+    chosen = [cell for cell in cells if is_chosen(cell.name, patterns)]
+    if not chosen:
+        print(f"--cells={' '.join(patterns)}: no such cell; try {examples}", file=sys.stderr)
+        raise SystemExit(2)
+    return chosen
 
 
 def json_file(text: str) -> Path:
