@@ -56,9 +56,7 @@ def openmetrics(campaign: Campaign) -> str:
     valid = [run for run in runs if run.valid]
     for name, unit, text, metric, factor in FAMILIES:
         found = [run for run in valid if metric in run.metrics]
-        lines += _family(
-            name, unit, text, [f"{name}{_labels(run)} {run.metrics[metric] * factor!r}" for run in found]
-        )
+        lines += _family(name, unit, text, [f"{name}{_labels(run)} {run.metrics[metric] * factor!r}" for run in found])
     tails = [
         f"{QUANTILES}{_labels(run, quantile=f'{percent / 100:.6g}')} {run.metrics[tail_metric(percent)] * 1e-6!r}"
         for run in valid

@@ -48,6 +48,7 @@ mypy-check: ## are the types right
 	mypy --cache-dir build/mypy-tests --config-file tests/mypy.ini
 ruff-check: ## is the Python code clean
 	$(VENV)/bin/ruff check --cache-dir build/ruff .
+	$(VENV)/bin/ruff format --check --quiet --cache-dir build/ruff .
 shell-check: ## are the shell scripts sound
 	shellcheck packaging/completion/* $$(git grep -lE '^#!.*\b(ba|da)?sh\b')
 man-check: ## are the manual pages well formed

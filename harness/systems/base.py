@@ -130,9 +130,7 @@ class Running:
         try:
             if event == "kill":
                 os.kill(old, signal.SIGKILL)
-                await_up(
-                    "the killed server does not end", lambda: start_time(old) != started and not has_threads(old)
-                )
+                await_up("the killed server does not end", lambda: start_time(old) != started and not has_threads(old))
             self.server = change()
         except BaseException:
             self.fail_io()  # nobody else will answer

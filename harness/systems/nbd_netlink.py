@@ -62,8 +62,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
 
 def connections_attribute(connections: Sequence[socket.socket]) -> bytes:
     items = b"".join(
-        attribute(SOCKET_ITEM | NESTED, attribute(SOCKET_FD, struct.pack("=I", one.fileno())))
-        for one in connections
+        attribute(SOCKET_ITEM | NESTED, attribute(SOCKET_FD, struct.pack("=I", one.fileno()))) for one in connections
     )
     return attribute(SOCKETS | NESTED, items)
 

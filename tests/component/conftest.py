@@ -54,9 +54,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     ) -> Nbdkit:
         directory = tmp_path / f"server{len(servers)}"
         directory.mkdir()
-        servers.append(
-            Nbdkit(directory, plugin_path(plugin), *parameters, options=options, wrapper=wrapper)
-        )
+        servers.append(Nbdkit(directory, plugin_path(plugin), *parameters, options=options, wrapper=wrapper))
         return servers[-1]
 
     with ExitStack() as stack:

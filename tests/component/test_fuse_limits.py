@@ -138,9 +138,7 @@ def test_removals_while_the_first_descriptors_are_closed(fuse_source: Path, fuse
             os.close(descriptor)
 
 
-def test_a_file_removed_while_its_descriptor_is_to_be_closed_is_kept(
-    fuse_source: Path, fuse_start: FuseStart
-) -> None:
+def test_a_file_removed_while_its_descriptor_is_to_be_closed_is_kept(fuse_source: Path, fuse_start: FuseStart) -> None:
     """The removal ends between the look at the links of the file and the close."""
     strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
     slow = (*strace, "-e", "trace=name_to_handle_at", "-e", "inject=name_to_handle_at:delay_exit=5000")
@@ -180,9 +178,7 @@ def test_open_files_take_the_descriptors_of_inodes(fuse_source: Path, fuse_start
 
 # Whether a file takes the last descriptor, or its inode, is seen by how many there are.
 @pytest.mark.parametrize("few", [256, 257])
-def test_too_many_open_files_are_an_error_and_pass(
-    fuse_source: Path, fuse_start: FuseStart, few: int
-) -> None:
+def test_too_many_open_files_are_an_error_and_pass(fuse_source: Path, fuse_start: FuseStart, few: int) -> None:
     names = fill(fuse_source)
     mount = fuse_start(wrapper=("prlimit", f"--nofile={few}"))
     with ExitStack() as files:

@@ -91,9 +91,7 @@ def test_size_of_a_device_is_not_to_be_given(loop: str) -> None:
 
 
 @BOTH_MODES
-def test_trim_and_zero_reach_the_file_below(
-    serve: Serve, loop: str, disk: Path, direct: str
-) -> None:
+def test_trim_and_zero_reach_the_file_below(serve: Serve, loop: str, disk: Path, direct: str) -> None:
     server = serve("passthrough", loop, f"direct={direct}")
     handle = server.connect()
     handle.pwrite(b"l" * (4 * MIB), 0)

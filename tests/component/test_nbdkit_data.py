@@ -31,9 +31,7 @@ def test_fio_random_write_and_verify(serve: Serve, disk: Path, direct: str, bloc
     server = serve("passthrough", f"file={disk}", f"direct={direct}")
     # numjobs: a connection each, in ranges of their own.
     options = (f"--bs={block}", "--iodepth=16", "--numjobs=4")
-    fio_random_verify(
-        server.uri, *options, f"--size={SIZE // 4}", f"--offset_increment={SIZE // 4}"
-    )
+    fio_random_verify(server.uri, *options, f"--size={SIZE // 4}", f"--offset_increment={SIZE // 4}")
     # Read back without the server: the data are in the file.
     assert disk.stat().st_size == SIZE
     assert disk.read_bytes().count(b"\0" * 4096) < 16
@@ -65,9 +63,7 @@ def test_unaligned_requests_match_a_model(serve: Serve, disk: Path, direct: str)
 
 
 @BOTH_MODES
-def test_unaligned_writes_into_one_block_do_not_lose_each_other(
-    serve: Serve, disk: Path, direct: str
-) -> None:
+def test_unaligned_writes_into_one_block_do_not_lose_each_other(serve: Serve, disk: Path, direct: str) -> None:
     server = serve("passthrough", str(disk), f"direct={direct}")
     writers, rounds, piece = 8, 60, 100
     failures: list[BaseException] = []
@@ -166,9 +162,7 @@ def test_second_connection_sees_flushed_data(serve: Serve, disk: Path) -> None:
     assert second.pread(512, 0) == b"f" * 512
 
 
-def extents_of(
-    handle: Handle, length: int, offset: int = 0, flags: int = 0
-) -> list[tuple[int, int]]:
+def extents_of(handle: Handle, length: int, offset: int = 0, flags: int = 0) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
 
     def add(_context: str, _offset: int, entries: list[int], _error: object) -> int:
@@ -232,9 +226,7 @@ def test_fast_zero(serve: Serve, disk: Path) -> None:
     assert handle.pread(MIB, 0) == bytes(MIB)
 
 
-def test_zero_on_a_file_system_that_cannot_zero_in_place(
-    serve: Serve, small_filesystem: Path
-) -> None:
+def test_zero_on_a_file_system_that_cannot_zero_in_place(serve: Serve, small_filesystem: Path) -> None:
     """tmpfs can only punch holes. No error is reported."""
     path = small_filesystem / "disk"
     path.write_bytes(b"z" * 65536)
@@ -279,12 +271,8 @@ def test_beyond_the_end(serve: Serve, disk: Path) -> None:
     assert handle.pread(512, SIZE - 512) == bytes(512)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"]
-)
-def test_readonly(
-    serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("parameters", "options"), [(("readonly=on",), ()), ((), ("-r",))], ids=["readonly=on", "-r"])
+def test_readonly(serve: Serve, disk: Path, parameters: tuple[str, ...], options: tuple[str, ...]) -> None:
     disk.write_bytes(data(SIZE, 6))
     handle = serve("passthrough", str(disk), *parameters, options=options).connect()
     assert handle.is_read_only()

@@ -33,10 +33,7 @@ def help_lines(plugin: str) -> dict[str, str]:
     """The parameters that --help lists, with the line of each."""
     output = run_nbdkit(plugin_path(plugin), "--help")
     assert output.returncode == 0
-    return {
-        match[1]: match[0]
-        for match in re.finditer(r"^    ([a-z-]+)=.*$", output.stdout, re.MULTILINE)
-    }
+    return {match[1]: match[0] for match in re.finditer(r"^    ([a-z-]+)=.*$", output.stdout, re.MULTILINE)}
 
 
 def manual(plugin: str) -> str:
@@ -119,24 +116,17 @@ def test_a_bad_parameter_gets_one_line_and_the_same_from_a_file(
 
 @pytest.mark.usefixtures("exits_after_strerror")
 def test_missing_and_repeated_parameters(tmp_path: Path) -> None:
-    assert refused(plugin_path("null")) == [
-        "nbdkit: error: size: missing; give size=SIZE, size of the device"
-    ]
+    assert refused(plugin_path("null")) == ["nbdkit: error: size: missing; give size=SIZE, size of the device"]
     lines = refused(plugin_path("passthrough"))
     assert len(lines) == 1 and lines[0].startswith("nbdkit: error: file: missing; give file=")
-    assert refused(plugin_path("null"), "size=1M", "size=2M") == [
-        "nbdkit: error: size=2M: given twice; leave one out"
-    ]
+    assert refused(plugin_path("null"), "size=1M", "size=2M") == ["nbdkit: error: size=2M: given twice; leave one out"]
     config = f"config={tmp_path}/none"
     assert refused(plugin_path("null"), "size=1M", config) == [
-        f"nbdkit: error: {config}: No such file or directory; "
-        "name a readable file of key=value lines"
+        f"nbdkit: error: {config}: No such file or directory; name a readable file of key=value lines"
     ]
 
 
-def test_parameters_from_a_file_and_the_command_line_wins(
-    serve: Serve, disk: Path, tmp_path: Path
-) -> None:
+def test_parameters_from_a_file_and_the_command_line_wins(serve: Serve, disk: Path, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(f"file={disk}\nreadonly=on\ndirect=off\n", encoding="utf-8")
     assert serve("passthrough", f"config={config}").connect().is_read_only()
@@ -149,9 +139,7 @@ def test_a_mistyped_device_is_seen_from_a_server_that_would_go_to_the_background
     tmp_path: Path,
 ) -> None:
     socket, pidfile = tmp_path / "sock", tmp_path / "pid"
-    result = run_nbdkit(
-        "-U", str(socket), "-P", str(pidfile), plugin_path("passthrough"), "/dev/nope"
-    )
+    result = run_nbdkit("-U", str(socket), "-P", str(pidfile), plugin_path("passthrough"), "/dev/nope")
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("nbdkit: error: file=/dev/nope: ")
@@ -217,9 +205,7 @@ def test_kill_leaves_nothing_behind(serve: Serve, loop: str) -> None:
 
 
 def test_captive_server_leaves_nothing_behind(loop: str) -> None:
-    result = run_nbdkit(
-        "-U", "-", plugin_path("passthrough"), loop, "--run", 'nbdinfo --size "$uri"'
-    )
+    result = run_nbdkit("-U", "-", plugin_path("passthrough"), loop, "--run", 'nbdinfo --size "$uri"')
     assert (result.returncode, result.stdout.strip()) == (0, str(SIZE))
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while True:

@@ -74,21 +74,15 @@ def test_fua_write_is_durable_before_its_reply(serve: Serve, disk: Path, direct:
 
 
 @BOTH_MODES
-def test_unaligned_fua_write_is_durable_before_its_reply(
-    serve: Serve, disk: Path, direct: str
-) -> None:
-    calls = collapse(
-        traced(serve, disk, direct, lambda h: h.pwrite(b"b" * 5000, 77, nbd.CMD_FLAG_FUA))
-    )
+def test_unaligned_fua_write_is_durable_before_its_reply(serve: Serve, disk: Path, direct: str) -> None:
+    calls = collapse(traced(serve, disk, direct, lambda h: h.pwrite(b"b" * 5000, 77, nbd.CMD_FLAG_FUA)))
     synced = rf"(pwritev2\+dsync|{WRITE} fdatasync)"
     assert re.fullmatch(rf"reply {synced} reply", calls), calls
 
 
 @BOTH_MODES
 @pytest.mark.parametrize("command", ["trim", "zero"])
-def test_fua_trim_and_zero_are_durable_before_their_reply(
-    serve: Serve, disk: Path, direct: str, command: str
-) -> None:
+def test_fua_trim_and_zero_are_durable_before_their_reply(serve: Serve, disk: Path, direct: str, command: str) -> None:
     def action(handle: Handle) -> None:
         getattr(handle, command)(MIB, 0, nbd.CMD_FLAG_FUA)
 
@@ -98,9 +92,7 @@ def test_fua_trim_and_zero_are_durable_before_their_reply(
 
 def test_large_fua_write_is_durable_as_a_whole(serve: Serve, disk: Path) -> None:
     """One that is bounced in chunks is synced in every chunk, or once at the end."""
-    calls = collapse(
-        traced(serve, disk, "on", lambda h: h.pwrite(b"b" * (3 * MIB), 0, nbd.CMD_FLAG_FUA))
-    )
+    calls = collapse(traced(serve, disk, "on", lambda h: h.pwrite(b"b" * (3 * MIB), 0, nbd.CMD_FLAG_FUA)))
     assert re.fullmatch(rf"reply (pwritev2\+dsync|{WRITE} fdatasync) reply", calls), calls
 
 

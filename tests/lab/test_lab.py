@@ -101,9 +101,7 @@ def gone(pid: int) -> bool:
 
 @contextmanager
 def lab(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [RUN, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([RUN, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -126,7 +124,7 @@ def disk_blocks(qemu: int) -> list[int]:
 def test_one_guest_from_boot_to_exit_code(tmp_path: Path) -> None:
     (tmp_path / "script").write_text(SCRIPT)
     options = ["--share", str(tmp_path), "--memory", "1024", "--cpus", "1", "--disk-size", "64M"]
-    words = ["a b", "it's \"so\" $HOME *", ""]
+    words = ["a b", 'it\'s "so" $HOME *', ""]
     with lab(*options, "--timeout", f"{LIMIT:.0f}", "--", "sh", "/results/script", *words) as process:
         assert process.stdout and process.stderr
         # Live: the guest waits for us, so that its first words come before its end.
@@ -134,7 +132,7 @@ def test_one_guest_from_boot_to_exit_code(tmp_path: Path) -> None:
         line = process.stderr.readline()
         while line.startswith(b"lab"):  # a boot that died and was repeated
             line = process.stderr.readline()
-        assert line == b"arguments: 3|a b|it's \"so\" $HOME *|\n"
+        assert line == b'arguments: 3|a b|it\'s "so" $HOME *|\n'
         (tmp_path / "go").touch()
 
         qemu = qemu_of(process)

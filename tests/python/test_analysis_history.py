@@ -47,9 +47,7 @@ def test_a_mean_follows_what_its_cells_do(tmp_path: Path) -> None:
 
 
 def test_one_cell_has_its_interval(tmp_path: Path) -> None:
-    found = history.points(
-        campaigns(tmp_path, 1.0, 0.5), history.SHOWN_METRICS["latency"], "nvme", "rand-write-1th-4k"
-    )
+    found = history.points(campaigns(tmp_path, 1.0, 0.5), history.SHOWN_METRICS["latency"], "nvme", "rand-write-1th-4k")
     first, second = found["nbdkit"]
     assert first and second and first.cells == 1 and first.value.half
     assert second.change == pytest.approx(100)

@@ -111,9 +111,7 @@ def test_who_cannot_keep_a_journal_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         Teardown()
 
 
-def test_a_runner_that_ends_while_others_look_is_no_killed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_that_ends_while_others_look_is_no_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ending = Teardown()
     ending.push("restore_setting", path=str(tmp_path / "none"), value="x")
 

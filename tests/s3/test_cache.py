@@ -225,9 +225,7 @@ def test_what_was_written_is_not_got(serve_s3: ServeS3, proxy: FaultProxy, tmp_p
 
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "file"])
 @pytest.mark.parametrize("block_size", ["512", "4096"])
-def test_much_at_once_in_little_memory(
-    serve_s3: ServeS3, tmp_path: Path, block_size: str, disk: bool
-) -> None:
+def test_much_at_once_in_little_memory(serve_s3: ServeS3, tmp_path: Path, block_size: str, disk: bool) -> None:
     more = {"cache_file": str(tmp_path / "cache"), "cache_size": "16M"} if disk else {}
     server = serve_s3("v", block_size=block_size, **LITTLE, **more)
     fio_random_verify(server.uri, "--size=24M", "--iodepth=32", f"--bsrange={block_size}-256k")
@@ -400,9 +398,7 @@ def test_another_writer_in_between(cached: Cached) -> None:
 def test_readonly_servers_use_it_too(cached: Cached) -> None:
     cached.fill().stop()
     for _ in range(2):
-        server = cached.serve(
-            "v", through=cached.proxy, cache_file=str(cached.path), cache_size="32M", readonly="on"
-        )
+        server = cached.serve("v", through=cached.proxy, cache_file=str(cached.path), cache_size="32M", readonly="on")
         handle = server.connect()
         with watched(cached.proxy) as asked:
             read(handle, cached.size)

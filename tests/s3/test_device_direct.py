@@ -103,9 +103,7 @@ def test_mkfs_of_16_tib(serve_s3: ServeS3) -> None:
     ],
     ids=["503", "500 after commit", "reset after commit", "reset in the body", "GET 500", "GET reset"],
 )
-def test_errors_of_the_store_are_retried(
-    serve_s3: ServeS3, proxy: FaultProxy, action: Action, method: str
-) -> None:
+def test_errors_of_the_store_are_retried(serve_s3: ServeS3, proxy: FaultProxy, action: Action, method: str) -> None:
     server = serve_s3("faults", through=proxy, **DIRECT)
     rule = proxy.add(Rule(action, method=method, key="/chunk/", skip=1, times=4))
     fio_random_verify(server.uri, "--bs=4k", "--size=16M", "--io_size=4M", "--iodepth=16", "--end_fsync=1")

@@ -142,9 +142,7 @@ def small_histories(rng: random.Random) -> Iterator[History]:
             action = rng.random()
             if action < 0.45 and free and len(history.writes) < 6:
                 both = len(free) == 2 and rng.random() < 0.3
-                write = history.submit(
-                    0 if both else rng.choice(free), 2 if both else 1, zero=rng.random() < 0.3
-                )
+                write = history.submit(0 if both else rng.choice(free), 2 if both else 1, zero=rng.random() < 0.3)
                 in_flight.append(write)
             elif action < 0.85 and in_flight:
                 write = in_flight.pop(rng.randrange(len(in_flight)))
@@ -158,9 +156,7 @@ def small_histories(rng: random.Random) -> Iterator[History]:
 
 def states_by_definition(history: History, durable: bool) -> set[tuple[int, ...]]:
     """Every state that a prefix of an allowed order of the writes of single blocks leaves."""
-    events = [
-        (write, block) for write in history.writes[1:] for block in range(write.first, write.first + write.count)
-    ]
+    events = [(write, block) for write in history.writes[1:] for block in range(write.first, write.first + write.count)]
     states: set[tuple[int, ...]] = set()
     for size in range(len(events) + 1):
         for chosen in itertools.combinations(range(len(events)), size):
@@ -181,9 +177,7 @@ def test_judgement_is_the_definition() -> None:
     rng = random.Random(4)
     refused = 0
     for history in itertools.islice(small_histories(rng), 3000):
-        choices = [
-            {0} | {w.number for w in history.of_block[block] if not w.zero} for block in range(2)
-        ]
+        choices = [{0} | {w.number for w in history.of_block[block] if not w.zero} for block in range(2)]
         for durable in (True, False):
             right = states_by_definition(history, durable)
             for state in itertools.product(*choices):

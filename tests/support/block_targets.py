@@ -197,5 +197,3 @@ def _cdb(short_code: int, long_code: int, flags: int, lba: int, blocks: int, sho
     if short:
         return struct.pack(">BBIBHB", short_code, flags, lba, 0, blocks, 0)
     return struct.pack(">BBQIBB", long_code, flags, lba, blocks, 0, 0)
-
-

@@ -237,9 +237,7 @@ def _replay(batches: Sequence[Batch], limits: Limits, target: Target, marks: Mar
     model.check("at the end", 0, content, [bytes(model.bytes)])
 
 
-def search(
-    limits: Limits, target: Target, seconds: float, marks: Marks = lambda batch, model: None
-) -> int:
+def search(limits: Limits, target: Target, seconds: float, marks: Marks = lambda batch, model: None) -> int:
     """
     Sequences for so many seconds, on one device; how many there were. DIFFERENTIAL_SEED repeats a run. Raises
     AssertionError with the fewest requests that fail.

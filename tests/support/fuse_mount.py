@@ -149,9 +149,7 @@ def parse_status(line: str, program: str = "userblk-passthrough") -> dict[str, s
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def launch(
-    program: Path, source: Path, point: Path, arguments: Sequence[str], wrapper: tuple[str, ...] = ()
-) -> Mount:
+def launch(program: Path, source: Path, point: Path, arguments: Sequence[str], wrapper: tuple[str, ...] = ()) -> Mount:
     """Starts a program that mounts itself at point, and waits for its status line."""
     errors = point.with_name(point.name + ".errors")
     # A test in the background of a shell would hand down that they are ignored.

@@ -117,9 +117,7 @@ class History:
                 time = write.submitted
                 reason = f"block {block} shows write {write.number}, submitted at {time}"
 
-        position = {
-            block: self._position(block, number) for block, number in enumerate(found) if number is not None
-        }
+        position = {block: self._position(block, number) for block, number in enumerate(found) if number is not None}
         for block, at in position.items():
             if found[block] != ZERO:
                 later(self.of_block[block][at], block)
@@ -158,9 +156,7 @@ class History:
         for i in range(len(writes) - 1, -1, -1):
             if writes[i].number == number and not writes[i].zero:
                 return i
-        raise Inconsistent(
-            f"block {block} holds write {number}, which was never sent there or was lost in a crash"
-        )
+        raise Inconsistent(f"block {block} holds write {number}, which was never sent there or was lost in a crash")
 
     def _last(self, block: int, number: int) -> int:
         """As _position(), but of the newest write that left zeroes."""

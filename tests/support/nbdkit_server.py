@@ -61,9 +61,7 @@ def environment() -> dict[str, str]:
 
 def run(argv: list[str], timeout: float = RUN_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end and returns its output; it is not checked."""
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
-    )
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
 
 
 def run_nbdkit(*arguments: str, timeout: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:

@@ -66,7 +66,7 @@ class RoleService:
                 "AccessKeyId": self.access_key,
                 "SecretAccessKey": self.secret_key,
                 "Token": None,
-                "Other": [{"nested": ["]}\\\""]}, 1.5e3, True],
+                "Other": [{"nested": [']}\\"']}, 1.5e3, True],
                 "Expiration": expires,
             }
         ).encode()

@@ -102,4 +102,3 @@ def plan_for(
     directory.mkdir()
     write_plan(plan, directory)
     return plan
-

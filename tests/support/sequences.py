@@ -63,12 +63,20 @@ def _flags(rng: random.Random) -> int:
 
 def _acl(rng: random.Random) -> bytes:
     """As acl(5) lies in an extended attribute: user, a named user, group, mask, others."""
+
     def entry(tag: int, permissions: int, identity: int = 0xFFFFFFFF) -> bytes:
         return tag.to_bytes(2, "little") + permissions.to_bytes(2, "little") + identity.to_bytes(4, "little")
 
     bits = [rng.randrange(8) for _ in range(5)]
     named = entry(2, bits[1], USER)
-    return (2).to_bytes(4, "little") + entry(1, bits[0]) + named + entry(4, bits[2]) + entry(16, bits[3]) + entry(32, bits[4])  # noqa: E501
+    return (
+        (2).to_bytes(4, "little")
+        + entry(1, bits[0])
+        + named
+        + entry(4, bits[2])
+        + entry(16, bits[3])
+        + entry(32, bits[4])
+    )  # noqa: E501
 
 
 def _setxattr(rng: random.Random) -> Call:

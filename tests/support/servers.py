@@ -50,9 +50,7 @@ def client(url: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY,
 
 def program(name: str) -> str:
     """The path of a pinned server, which is built if it is not there."""
-    result = subprocess.run(
-        [str(ROOT / "harness/get-s3-server"), name], stdout=subprocess.PIPE, text=True, check=True
-    )
+    result = subprocess.run([str(ROOT / "harness/get-s3-server"), name], stdout=subprocess.PIPE, text=True, check=True)
     return result.stdout.strip()
 
 
@@ -172,9 +170,7 @@ class Store:
         if not path.exists():
             # Devices of several processes read it: never half of it.
             new = path.with_name(f"credentials.{os.getpid()}.new")
-            new.write_text(
-                f"access-key-id={self.access_key}\nsecret-access-key={self.secret_key}\n", encoding="utf-8"
-            )
+            new.write_text(f"access-key-id={self.access_key}\nsecret-access-key={self.secret_key}\n", encoding="utf-8")
             new.chmod(0o600)
             new.replace(path)
         return path

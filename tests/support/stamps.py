@@ -42,6 +42,4 @@ def number_of(content: bytes, run: int, block: int) -> int:
 
 def numbers(data: bytes | bytearray, run: int, first: int) -> list[int]:
     """The numbers of the writes in consecutive blocks from the first one on. DamagedBlock."""
-    return [
-        number_of(bytes(data[i * BLOCK : (i + 1) * BLOCK]), run, first + i) for i in range(len(data) // BLOCK)
-    ]
+    return [number_of(bytes(data[i * BLOCK : (i + 1) * BLOCK]), run, first + i) for i in range(len(data) // BLOCK)]

@@ -38,9 +38,7 @@ class Tool:
         pairs = parameters(url, credentials, volume, **settings)
         return [str(PROGRAM), *words, *(pair for pair in pairs if not pair.endswith("="))]
 
-    def run(
-        self, *words: str, through: FaultProxy | None = None, **more: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, through: FaultProxy | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """It is not checked."""
         argv = self.argv(*words, through=through, **more)
         return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

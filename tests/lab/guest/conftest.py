@@ -33,9 +33,7 @@ def up(tmp_path: Path) -> Up:
     count = 0
 
     @contextmanager
-    def enter(
-        system: SystemConfig, device: str = os.environ["LAB_NVME"], outlives: bool = False
-    ) -> Iterator[Running]:
+    def enter(system: SystemConfig, device: str = os.environ["LAB_NVME"], outlives: bool = False) -> Iterator[Running]:
         nonlocal count
         if lacking := [name for name in modules(system) if not module_there(name)]:
             pytest.skip(f"kernel: it has no {', '.join(lacking)}")

@@ -99,7 +99,9 @@ def block_target(path: str, limits: Limits) -> FileTarget:
 
 
 @pytest.mark.parametrize("direct", ["on", "off"])
-@pytest.mark.parametrize(("kind", "mode"), [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("ublk", "workers"), ("ublk", "uring")])  # noqa: E501
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("ublk", "workers"), ("ublk", "uring")]
+)  # noqa: E501
 def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
     compare(up, config(kind, mode=mode, direct=direct), block_target)
 

@@ -514,7 +514,9 @@ def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
     for state in ("", "waiting"):
         assert [disk["state"] for disk in disks()] == [state] * bool(state)
         server = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={**os.environ, "NOTIFY_SOCKET": "@userblk-test"},
         )
         assert systemd.recv(64) == b"READY=1"
