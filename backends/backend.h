@@ -56,7 +56,7 @@ struct backend_host {
 	void (*error)(void *opaque, const char *message);
 	/* The same, shown only when the framework's debugging is on. May be NULL. */
 	void (*debug)(void *opaque, const char *message);
-	/* The device has another size by now, in bytes. May be NULL: nobody can be told. */
+	/* Announces the new size of the device, in bytes. NULL: the framework cannot use it. */
 	void (*resized)(void *opaque, uint64_t size);
 	/*
 	 * For a device with sessions: the backend_session() of the ended process that served the
@@ -205,7 +205,7 @@ uint32_t backend_session(const struct backend *b);
 int backend_info(struct backend *b, struct backend_info *info);
 /* Its size in bytes now, at little cost. */
 uint64_t backend_size(const struct backend *b);
-/* To whom it tells errors. */
+/* Where it reports errors. */
 const struct backend_host *backend_host(const struct backend *b);
 /*
  * The framework demands another size in bytes of the open device. -EINVAL, reported

@@ -34,8 +34,8 @@ struct backend_ops {
 	/* Threads that are to run although no request has come yet may be made. */
 	void (*start)(struct backend *b);
 	/*
-	 * What waits for something out of reach is to end before long, with an error if need be:
-	 * the framework has been told to end, and waits for it. NULL: nothing ever waits so.
+	 * The framework is shutting down and waits for the requests in flight. Requests that wait
+	 * for something unreachable must end soon, with an error if necessary. NULL: none waits.
 	 */
 	void (*stop)(struct backend *b);
 	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */

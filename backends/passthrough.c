@@ -163,7 +163,7 @@ static int passthrough_writev(
 		r = atomic_load(&p->flush_error);
 		if (r == 0)
 			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
-		/* Through the page cache, it may have been told of an earlier write's failure. */
+		/* Through the page cache, the error may be that of an earlier write. */
 		if (r == -EIO && !p->direct)
 			keep_flush_error(p, r);
 		if (r != -EOPNOTSUPP)

@@ -20,9 +20,9 @@ static void host_error(void *opaque, const char *message)
 
 const struct backend_host program_host = {.error = host_error};
 
-int program_wrong_option(int got, const char *word)
+int program_wrong_option(int option, const char *word)
 {
-	warnx("%s: %s; see %s --help", word, got == ':' ? "needs a value" : "no such option",
+	warnx("%s: %s; see %s --help", word, option == ':' ? "needs a value" : "no such option",
 		program_invocation_short_name);
 	return EXIT_USAGE;
 }

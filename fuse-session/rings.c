@@ -310,7 +310,7 @@ static void start_request(struct entry *entry)
 
 /* ---- answers from libfuse ---- */
 
-/* The entry of request unique, which the thread that got it answers; NULL: it came by the device.
+/* The entry of request unique; the thread that received it answers it. NULL: it came by the device.
  */
 static struct entry *find_entry(uint64_t unique)
 {

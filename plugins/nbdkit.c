@@ -140,8 +140,8 @@ static int adapter_get_ready(void)
 }
 
 /*
- * nbdkit waits for the requests in flight before it tells us of its end. A device that is told
- * early sees that they do end.
+ * nbdkit waits for the requests in flight before it calls .unload. A device that learns of the
+ * shutdown earlier can end these requests.
  */
 static struct {
 	pthread_t thread;

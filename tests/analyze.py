@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
     seen: set[Finding] = set()
     for printed, found in results:
         seen.update(found)
-        wrong = [told for finding, told in found.items() if finding not in FALSE]
+        wrong = [reported for finding, reported in found.items() if finding not in FALSE]
         if wrong:
             print(printed, *wrong, sep="\n")
         true += len(wrong)

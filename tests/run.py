@@ -79,8 +79,8 @@ def run(target: str, runs: Runs, show: bool) -> None:
                 print(line, end="", flush=True)
     seconds = time.monotonic() - began
     runs.end(target, seconds, process.wait())
-    told = "" if show else f"\n======== {target}, beside the others ========\n{log.read_text()}"
-    print(f"{told}-------- {target}: {seconds:.0f} s", flush=True)
+    reported = "" if show else f"\n======== {target}, beside the others ========\n{log.read_text()}"
+    print(f"{reported}-------- {target}: {seconds:.0f} s", flush=True)
 
 
 def summary(targets: list[str], runs: Runs) -> int:
@@ -99,9 +99,9 @@ def summary(targets: list[str], runs: Runs) -> int:
     failed = [target for target in targets if runs.done[target]["exit"]]
     for target in failed:
         lines = (LOGS / f"{target}.log").read_text(errors="replace").splitlines()
-        told = [line for line in lines if FAILURE.search(line)][-MOST_LINES:] + ["..."] + lines[-30:]
+        reported = [line for line in lines if FAILURE.search(line)][-MOST_LINES:] + ["..."] + lines[-30:]
         print(f"\n======== what failed in {target} ========")
-        print("\n".join(line[:MOST_COLUMNS] for line in told))
+        print("\n".join(line[:MOST_COLUMNS] for line in reported))
     if failed:
         print("FAILED:", *failed)
         return 1

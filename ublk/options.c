@@ -180,8 +180,8 @@ static bool parse_command(const char *word, struct options *o, struct params_err
 }
 
 /*
- * A disk that goes on after its server's death must not have forgotten what it
- * acknowledged: nobody would be told.
+ * A disk that continues after the death of its server must not lose acknowledged data, because no
+ * client would notice.
  */
 static int choose_recovery(struct options *o, struct params_error *error)
 {

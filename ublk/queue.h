@@ -53,7 +53,7 @@ void queue_free(struct ublk_queue *queue);
 
 /* What the kernel's description of a request asks of the device. -EOPNOTSUPP: nothing it knows. */
 int queue_translate(const struct ublksrv_io_desc *description, struct backend_request *request);
-/* What the kernel is to be told: bytes or negative errno. result: 0 or negative errno. */
+/* The result for the kernel: bytes or negative errno. result: 0 or negative errno. */
 int queue_answer(const struct backend_request *request, int result);
 
 #endif

@@ -56,7 +56,7 @@
 #define UBLK_F_QUIESCE (1ULL << 12)
 #endif
 
-/* Not used here, but told: 7.0. */
+/* Not used here, but shown by `features`: 7.0. */
 #ifndef UBLK_F_BATCH_IO
 #define UBLK_F_BATCH_IO (1ULL << 15)
 #endif

@@ -166,7 +166,7 @@ static void bind_key(sqlite3_stmt *statement, const char *key)
 	sqlite3_bind_text(statement, 1, key, KEY_SIZE, SQLITE_STATIC);
 }
 
-/* Ends a statement: 0 if it got as far as it was to. */
+/* Resets a statement. 0 if it ended as expected. */
 static int finish(struct session *s, sqlite3_stmt *statement, int result, int wanted)
 {
 	struct connection *c = s->handle;

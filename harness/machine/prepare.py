@@ -102,8 +102,8 @@ def make_known_to_write_back(device: BlockDevice, area: int) -> None:
 def settle_write_back(device: BlockDevice, disk: str, writers: int) -> dict[str, object]:
     """
     Tell the kernel's write-back to a device what it would know after minutes of writing by so many threads: the rate of
-    the disk below, and each writer's share. What was told; nothing where the disk is none of the lab's in virtual time,
-    which alone has runs too short for the kernel to find out.
+    the disk below, and each writer's share. Returns what it set; nothing, unless the disk is one of the lab's in
+    virtual time, because only there the runs are too short for the kernel to find out.
     """
     rate = BLOCK / disk / "write_bytes_per_s"
     if not rate.exists():

@@ -267,7 +267,7 @@ class Measurement:
         return Watched(process, started, origin, first_io, sampled, sampler, hardware, others, after)
 
     def _write_back(self, held: Sequence[int]) -> None:
-        """held: the job's synced files, open since before it wrote: an error is told once for each of them."""
+        """held: the job's synced files, opened before it wrote: the kernel reports an error once for each open file."""
         for fd, path in zip(held, self.job.synced, strict=True):
             try:
                 if not self.problems:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /*
- * userblk_clock: the timer of a guest whose clock counts instructions. QEMU's HPET, told how fast
- * the guest's time runs.
+ * userblk_clock: the timer of a guest whose clock counts instructions. QEMU's HPET, adjusted to
+ * the speed of the guest's time.
  *
  *   insmod userblk_clock.ko instructions_per_us=6000
  *

@@ -95,8 +95,8 @@ def nullfs(options: tuple[str, ...]) -> Iterator[tuple[int, Path]]:
             while not os.path.ismount(point):
                 if server.poll() is not None or time.monotonic() > end:
                     server.kill()
-                    told = server.communicate()[1].strip().splitlines()
-                    raise Refused(f"{PROGRAM.name} {' '.join(options)}: {told[-1] if told else 'is not mounted'}")
+                    errors = server.communicate()[1].strip().splitlines() or ["is not mounted"]
+                    raise Refused(f"{PROGRAM.name} {' '.join(options)}: {errors[-1]}")
                 time.sleep(0.02)
             assert server.stdout
             status = server.stdout.readline()

@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass
 class Target:
-    """A server. fio: what fio is told to find it; flushes: does it store all when it is told to flush?"""
+    """A server. fio: the options with which fio finds it; flushes: does a flush store everything?"""
 
     fio: tuple[str, ...]
     pid: int

@@ -100,11 +100,11 @@ class Bench:
                     *("--randrepeat=0", f"--randseed={seed}", "--time_based", f"--runtime={self.options.runtime}"),
                     "--percentile_list=50:99:99.9",
                 )
-                told = ask(self.work / "control", b"userblk-s3 1 stats\n")
+                reported = ask(self.work / "control", b"userblk-s3 1 stats\n")
                 server.stop()
             finally:
                 server.kill()
-        counters = dict(line.split(" ", 1) for line in told if " " in line)
+        counters = dict(line.split(" ", 1) for line in reported if " " in line)
         read = job["read"]
         assert isinstance(read, dict)
         p50, p99, p999 = (read["clat_ns"]["percentile"][name] / 1e6 for name in PERCENTILES)

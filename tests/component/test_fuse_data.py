@@ -292,7 +292,7 @@ def test_data_and_holes(fuse: Mount) -> None:
         os.pwrite(file.fileno(), b"x" * 8192, MIB)
     with path.open("rb") as file:
         descriptor = file.fileno()
-        # The last close(2) is told to the daemon a little later.
+        # The daemon learns of the last close(2) a little later.
         wait_until("nobody writes", lambda: sought(descriptor, 0, os.SEEK_DATA) != -errno.EINVAL)
         assert sought(descriptor, 0, os.SEEK_DATA) == MIB
         assert sought(descriptor, MIB, os.SEEK_HOLE) == MIB + 8192

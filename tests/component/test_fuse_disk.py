@@ -233,7 +233,7 @@ def test_verified_data_of_many_writers(disk: Path, fuse_file: FuseStart) -> None
 @pytest.mark.parametrize(
     "load",
     [
-        # More than the 12 that the kernel lets come at once unless it is told otherwise.
+        # More than the 12 requests that the kernel sends at once by default.
         ("--ioengine=io_uring", "--iodepth=16"),
         ("--ioengine=psync", "--numjobs=16", f"--offset_increment={SIZE // 16}", f"--size={SIZE // 16}"),
     ],

@@ -102,10 +102,10 @@ def test_small_writes_leave_reads_as_they_are(fuse_start: FuseStart) -> None:
     (mount.source / "file").write_bytes(data)
     (mount.point / "copy").write_bytes(data)
     assert (mount.point / "file").read_bytes() == data == (mount.source / "copy").read_bytes()
-    told = mount.errors.read_text(errors="replace")
-    writes = re.findall(r"opcode: WRITE .*insize: (\d+)", told)
+    reported = mount.errors.read_text(errors="replace")
+    writes = re.findall(r"opcode: WRITE .*insize: (\d+)", reported)
     assert len(writes) == 256 and len(set(writes)) == 1 and int(writes[0]) < 8192
-    assert max(map(int, re.findall(r"outsize: (\d+)", told))) > 65536
+    assert max(map(int, re.findall(r"outsize: (\d+)", reported))) > 65536
     unmount(mount.point)
     assert mount.process.wait(STOP_TIMEOUT_S) == 0
 

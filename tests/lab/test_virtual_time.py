@@ -142,10 +142,10 @@ def test_a_guest_that_is_not_sealed_sees_little_of_other_load() -> None:
 
 def test_write_back_knows_a_disk_without_having_written_to_it() -> None:
     """The kernel begins with a guess, and shows whole pages a second."""
-    rate, at_first, told, *refused, still, warnings = in_guest(WRITE_BACK)
+    rate, at_first, reported, *refused, still, warnings = in_guest(WRITE_BACK)
     assert (rate, refused) == ("1724137931", ["refused"] * 4)
     assert int(at_first) == 100 << 10 and warnings == "0"
-    assert int(told) == int(still) == pytest.approx(1724137931 / 1024, rel=1e-4)
+    assert int(reported) == int(still) == pytest.approx(1724137931 / 1024, rel=1e-4)
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def other_load() -> Iterator[None]:
 def test_sealed_guests_do_the_same_to_the_instruction(tmp_path: Path) -> None:
     """Beside one another and other load: all that they say, and the files that they leave."""
     (tmp_path / "given").write_text("for the guest\n")
-    told = []
+    reported = []
     with other_load():
         guests = []
         for name in ("one", "another"):
@@ -173,9 +173,9 @@ def test_sealed_guests_do_the_same_to_the_instruction(tmp_path: Path) -> None:
         for guest in guests:
             output, errors = guest.communicate(timeout=2 * LIMIT)
             assert guest.returncode == 3, output + errors
-            told.append((output, errors))
+            reported.append((output, errors))
     one, another = (tmp_path / name for name in ("one", "another"))
-    assert told[0][1] and told[0] == told[1]
+    assert reported[0][1] and reported[0] == reported[1]
     assert sorted(path.name for path in one.rglob("*")) == ["a", "copy", "fio.json"]  # what was given is not kept
     assert (one / "a/copy").read_text() == "for the guest\n"
     iops = json.loads((one / "a/fio.json").read_text())["jobs"][0]["write"]["iops"]

@@ -211,7 +211,7 @@ def test_idle_virtual_time_costs_little() -> None:
 
 
 def test_files_have_times_of_their_own_in_virtual_time() -> None:
-    """What writes data has longer ones on the slow disk; userblk-flow is told them; --warm-up holds for all."""
+    """Workloads that write have longer ones on the slow disk; userblk-flow receives them; --warm-up applies to all."""
     profile, suite = load_profile("quick", virtual=True), load_suite("bdus-fs")
     of = {workload.id: workload for workload in suite.workloads}
 

@@ -101,8 +101,8 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     environment.write_text(json.dumps(first_found | {"kernel": "another"}))
     for _ in range(2):
         finish(start(tmp_path / "c"))
-        told = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("resumed on")]
-        assert len(told) == 1 and told[0].endswith(" instead of another")
+        reported = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("resumed on")]
+        assert len(reported) == 1 and reported[0].endswith(" instead of another")
 
     # A run without DONE, and one that is not valid, are run again; the third is not.
     first, second, _ = (tmp_path / "c" / plan.directory(entry) for entry in plan.entries)

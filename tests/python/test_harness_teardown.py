@@ -128,8 +128,8 @@ def test_two_runners_do_not_tear_down_the_same(monkeypatch: pytest.MonkeyPatch) 
     teardown.RUN.mkdir()
     (teardown.RUN / f"journal-{1 << 30}-1.json").write_text('[["restore_setting", {}]]')  # there is no such process
     with ThreadPoolExecutor(2) as pool:
-        told = pool.map(lambda _: recover(), range(2))
-        assert sorted(map(len, told)) == [0, 1]
+        reported = pool.map(lambda _: recover(), range(2))
+        assert sorted(map(len, reported)) == [0, 1]
 
 
 def test_a_pid_that_was_given_to_another_process_is_left_alone() -> None:

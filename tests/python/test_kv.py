@@ -102,7 +102,7 @@ def test_load_then_run(tmp_path: Path, store: str) -> None:
 
 
 def test_what_is_damaged_is_not_read_as_right(tmp_path: Path, store: str) -> None:
-    """Values lie there as they are: one that the library takes for right is told by its field."""
+    """Values are stored as they are: if the library accepts a damaged one, its checksum field shows it."""
     words = (f"--store={store}", "--workload=c", "--records=300", "--write-buffer=65536")
     assert run_kv(*words, "--phase=load", tmp_path).returncode == 0
     files = [path for path in (tmp_path / "kv").rglob("*") if path.is_file() and path.stat().st_size > 20000]

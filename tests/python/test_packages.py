@@ -110,6 +110,6 @@ def test_nothing_is_missing_twice(
     monkeypatch.setattr(installer, "distribution", lambda: "debian")
     monkeypatch.setattr(installer, "is_installed", lambda system, package: False)
     assert installer.main(["--dry-run", "build", "report"]) == 0
-    told = capsys.readouterr().out.split()
-    assert "gcc" in told and "python3-jinja2" in told and "chromium" not in told
-    assert len(told) == len(set(told))
+    reported = capsys.readouterr().out.split()
+    assert "gcc" in reported and "python3-jinja2" in reported and "chromium" not in reported
+    assert len(reported) == len(set(reported))

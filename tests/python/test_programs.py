@@ -76,9 +76,9 @@ def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
         pytest.skip("installation: userblk-ublk is not built")
     done = subprocess.run(["ldd", found], capture_output=True, text=True, timeout=LIMIT)
     assert "liburing" in done.stdout and "libcurl" not in done.stdout
-    for words, told in ((["s3"], "volume: missing"), (["nix"], "name one of null, passthrough, s3")):
+    for words, reported in ((["s3"], "volume: missing"), (["nix"], "name one of null, passthrough, s3")):
         done = subprocess.run([found, "add", *words], capture_output=True, text=True, timeout=LIMIT)
-        assert done.returncode == 2 and told in done.stderr
+        assert done.returncode == 2 and reported in done.stderr
 
 
 @pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)

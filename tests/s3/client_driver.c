@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The S3 client for tests: takes its parameters as arguments and commands on standard
- * input, and answers each with a line of JSON. What goes wrong before is told on
- * standard error and with exit status 2.
+ * input, and answers each with a line of JSON. Earlier errors are reported on
+ * standard error, with exit status 2.
  *
  *   put KEY SIZE SEED [none-match] [match=ETAG] [digest]
  *   get KEY OFFSET LENGTH [short]	  head KEY	  delete KEY

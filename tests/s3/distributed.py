@@ -53,7 +53,7 @@ def lives_through(
 
 
 def test_store_without_conditions_is_refused(serve_s3: ServeS3, store: Store) -> None:
-    """It answers 200 to what it was told to refuse: the device sees that by itself, and writes nothing there."""
+    """It answers 200 where it should refuse: the device detects this by itself, and writes nothing there."""
     if store.conditional_put:
         assert serve_s3("v", fencing="auto").stop() == 0
         return

@@ -78,13 +78,13 @@ class Driver:
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"no answer: {self.told}"
+        assert line, f"no answer: {self.reported}"
         answer: dict[str, Any] = json.loads(line)
         assert answer.get("called", 1) == 1
         return answer
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         self._log.seek(0)
         return self._log.read().decode()
 
@@ -93,7 +93,7 @@ class Driver:
         assert self.process.stdin is not None
         self.process.stdin.close()
         status = self.process.wait(300)
-        assert status in (0, 2), self.told
+        assert status in (0, 2), self.reported
         return status
 
     def kill(self) -> None:
@@ -355,7 +355,7 @@ def test_put_is_tried_again(
 def test_own_conditional_put_is_told_apart(
     through: Driver, proxy: FaultProxy, s3: S3Client, key: str, action: Action
 ) -> None:
-    """The first attempt was stored, its reply was lost: the caller is told to look."""
+    """The first attempt was stored, its reply was lost: the result asks the caller to look."""
     proxy.add(Rule(action, "PUT", times=1))
     answer = through("put", key, MIB, 3, "none-match")
     assert answer["result"] == -EEXIST and answer["retries"] >= 1
@@ -440,13 +440,13 @@ def test_outlasts_an_outage_and_tells(connect: Connect, proxy: FaultProxy, s3: S
         results: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: results.append(driver("parallel", 30, "get", key, 0, 4096)))
         thread.start()
-        while "is being tried again" not in driver.told:
+        while "is being tried again" not in driver.reported:
             assert not over.wait(0.1)
     thread.join()
     assert results[0]["results"] == {"0": 30} and results[0]["retries"] >= 30
-    assert f"endpoint={proxy.url}: cannot connect" in driver.told
-    assert "answers again after" in driver.told
-    assert len(driver.told.splitlines()) == 2
+    assert f"endpoint={proxy.url}: cannot connect" in driver.reported
+    assert "answers again after" in driver.reported
+    assert len(driver.reported.splitlines()) == 2
 
 
 def test_proxys_not_found_is_not_absence(through: Driver, proxy: FaultProxy, s3: S3Client, key: str) -> None:
@@ -635,11 +635,11 @@ def test_stores_clock_is_followed(through: Driver, proxy: FaultProxy, key: str) 
     proxy.add(Rule(clock))
     answers = [through("head", key) for _ in range(3)]
     assert [(a["result"], a["retries"]) for a in answers] == [(-ENOENT, 1), (-ENOENT, 0), (-ENOENT, 0)]
-    assert len(through.told.splitlines()) == 1
-    assert "clock is 3600 s behind the store's" in through.told or "clock is 3599 s behind" in through.told
+    assert len(through.reported.splitlines()) == 1
+    assert "clock is 3600 s behind the store's" in through.reported or "clock is 3599 s behind" in through.reported
     ahead = 0
     assert (through("head", key)["result"], through("head", key)["retries"]) == (-ENOENT, 0)
-    assert len(through.told.splitlines()) == 2
+    assert len(through.reported.splitlines()) == 2
 
 
 def test_refusal_in_the_middle_of_a_body_is_told(through: Driver, proxy: FaultProxy, key: str) -> None:
@@ -838,7 +838,7 @@ def test_tls_where_there_is_none(connect: Connect, store: Versitygw, key: str) -
 def test_bad_parameters(connect: Connect, parameters: dict[str, Any], text: str) -> None:
     driver = connect(**parameters)
     assert driver.end() == 2
-    assert text in driver.told and len(driver.told.splitlines()) == 1
+    assert text in driver.reported and len(driver.reported.splitlines()) == 1
 
 
 # ---- the role of a machine or a container ------------------------------------------------
@@ -920,7 +920,7 @@ def test_role_of_a_container(connect: Connect, roles: RoleService, tmp_path: Pat
     roles.container_token = "Bearer abc"
     driver = connect(env=of_instance(roles.url, tmp_path, **full), credentials=None)
     assert driver.end() == 2
-    assert "HTTP status 401" in driver.told and "\n" not in driver.told.strip()
+    assert "HTTP status 401" in driver.reported and "\n" not in driver.reported.strip()
     token = {"AWS_CONTAINER_AUTHORIZATION_TOKEN": "Bearer abc"}
     assert connect(env=of_instance("", tmp_path, **full, **token), credentials=None)("get", key, 0, 1)["result"] == 0
     # The file comes first, and may have a newline at its end.
@@ -963,7 +963,7 @@ def test_wrong_environment_of_a_role(
 ) -> None:
     driver = connect(env=of_instance(roles.url, tmp_path, **more), credentials=None)
     assert driver.end() == 2
-    assert text in driver.told and len(driver.told.splitlines()) == 1
+    assert text in driver.reported and len(driver.reported.splitlines()) == 1
     assert roles.requests == []
 
 
@@ -992,8 +992,8 @@ def test_role_that_cannot_be_had(
     driver = connect(env=of_instance(roles.url, tmp_path), credentials=None)
     assert driver.end() == 2
     assert time.monotonic() - began < 2.0
-    assert text in driver.told and len(driver.told.splitlines()) == 1
-    assert "credentials=FILE" in driver.told or ROLES in driver.told
+    assert text in driver.reported and len(driver.reported.splitlines()) == 1
+    assert "credentials=FILE" in driver.reported or ROLES in driver.reported
 
 
 def test_machine_without_a_role_is_told_soon(connect: Connect, tmp_path: Path) -> None:
@@ -1004,5 +1004,5 @@ def test_machine_without_a_role_is_told_soon(connect: Connect, tmp_path: Path) -
         driver = connect(env=of_instance(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path), credentials=None)
         assert driver.end() == 2
         assert 0.5 < time.monotonic() - began < 2.0
-    assert "credentials: none found, nor a role (http://127.0.0.1:" in driver.told
-    assert "write ~/.aws/credentials" in driver.told and len(driver.told.splitlines()) == 1
+    assert "credentials: none found, nor a role (http://127.0.0.1:" in driver.reported
+    assert "write ~/.aws/credentials" in driver.reported and len(driver.reported.splitlines()) == 1

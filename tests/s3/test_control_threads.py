@@ -117,7 +117,7 @@ def test_everything_at_once(serve_s3: ServeS3, driver: VolumeDriver, control: Pa
 
 
 def test_the_end_beside_clients(serve_s3: ServeS3, driver: VolumeDriver, control: Path) -> None:
-    """Each is answered in full, told that the server is ending, or not heard at all."""
+    """Each receives a full answer, a message that the server is shutting down, or no answer at all."""
     writer = Writer(driver, 2)
     for _ in range(100):
         writer.step()

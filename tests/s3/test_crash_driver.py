@@ -37,7 +37,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def of_file(disk: Path) -> Serve:
-    """The page cache keeps what a killed server was told: nothing acknowledged is ever lost."""
+    """The page cache keeps what a killed server wrote: nothing acknowledged is ever lost."""
 
     def serve(directory: Path, wrapper: Sequence[str]) -> Nbdkit:
         return Nbdkit(directory, plugin_path("passthrough"), f"file={disk}", wrapper=tuple(wrapper))

@@ -273,7 +273,7 @@ def test_delete(tool: Tool, serve_s3: ServeS3) -> None:
 
 
 def kill_at(tool: Tool, proxy: FaultProxy, rule: Rule, *words: str) -> None:
-    """kill -9 of a command when the proxy has got a request, which goes on to the store all the same."""
+    """kill -9 of a command when the proxy has received its request, which still goes on to the store."""
     proxy.add(rule)
     process = subprocess.Popen(tool.argv(*words, through=proxy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -158,9 +158,9 @@ def test_what_is_told(serve_s3: ServeS3, proxy: FaultProxy, log: Path, tmp_path:
     handle = server.connect()
     write(handle, 1, range(4))
     handle.flush()
-    told = dict(line.split(" ", 1) for line in ask(control, b"userblk-s3 1 stats\n") if " " in line)
-    assert int(told["write_back_syncs"]) == 1 and int(told["write_back_used_bytes"]) > 0
-    assert told["write_back_failed"] == "0"
+    reported = dict(line.split(" ", 1) for line in ask(control, b"userblk-s3 1 stats\n") if " " in line)
+    assert int(reported["write_back_syncs"]) == 1 and int(reported["write_back_used_bytes"]) > 0
+    assert reported["write_back_failed"] == "0"
     assert tool("info")["write_back"] is True
     server.kill()
     # The tool replays it as a server does; without it, it changes nothing.

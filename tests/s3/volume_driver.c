@@ -15,8 +15,8 @@
  * An argument --clients-of=SESSION says that it has those of an earlier server; 0: of which
  * is not known.
  *
- * TAG 0 is told when the volume is open. It is closed at the end of the input; exit status 1: not
- * all that was written is stored. What goes wrong before is told on standard error and with exit
+ * TAG 0 is answered when the volume is open. It is closed at the end of the input; exit status 1:
+ * not all that was written is stored. Earlier errors are reported on standard error, with exit
  * status 2.
  */
 #include <errno.h>
@@ -119,17 +119,17 @@ static int session(struct command *c)
 	return 0;
 }
 
-struct told {
+struct reported {
 	uint64_t done, total, calls;
 };
 
 static void tell(void *opaque, uint64_t done, uint64_t total)
 {
-	struct told *told = opaque;
+	struct reported *reported = opaque;
 
-	told->done = done;
-	told->total = total;
-	told->calls++;
+	reported->done = done;
+	reported->total = total;
+	reported->calls++;
 }
 
 static int ignore_line(void *opaque, const char *line)
@@ -148,11 +148,12 @@ static int rekey(const char *key)
 
 static int collect(struct command *c)
 {
-	struct told told = {0};
-	int r = s3_volume_gc(volume, tell, &told);
+	struct reported reported = {0};
+	int r = s3_volume_gc(volume, tell, &reported);
 	FILE *out = open_memstream(&c->data, &c->length);
 
-	fprintf(out, "%" PRIu64 " %" PRIu64 " %" PRIu64, told.done, told.total, told.calls);
+	fprintf(out, "%" PRIu64 " %" PRIu64 " %" PRIu64, reported.done, reported.total,
+		reported.calls);
 	fclose(out);
 	return r;
 }

@@ -372,7 +372,7 @@ static uint64_t search(const struct search *s)
 {
 	struct job jobs[JOBS_MAX] = {{0}};
 	struct found f = {.next = s->options.seed};
-	uint64_t began = real_ms(), told = began;
+	uint64_t began = real_ms(), reported = began;
 	unsigned running;
 	bool enough = false;
 
@@ -406,8 +406,8 @@ static uint64_t search(const struct search *s)
 				       "was left\n");
 			break;
 		}
-		if (real_ms() - told >= 10000) {
-			told = real_ms();
+		if (real_ms() - reported >= 10000) {
+			reported = real_ms();
 			progress(f.done, f.failed, began, "\n");
 		}
 		enough |= s->seconds && real_ms() - began >= s->seconds * 1000;
@@ -468,7 +468,7 @@ static int check_determinism(const struct search *s)
 
 		o.seed += i;
 		if (run_one(&o))
-			continue; /* told by others */
+			continue; /* other tests report it */
 		hash = results[0].hash;
 		for (unsigned k = 1; k < 3000; k += 997)
 			free(mmap(NULL, k * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==

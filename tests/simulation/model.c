@@ -90,7 +90,7 @@ struct model_op *model_begin(
 		.contents = contents,
 		.call = model_tick(),
 		.answer = MODEL_NEVER,
-		/* What had been zero and is made zero cannot be told. */
+		/* Zeroing blocks that were zero already has no visible effect. */
 		.lost = s->superseded && id};
 	for (uint32_t i = 0; i < n; i++) {
 		nodes[i] = (struct model_node){.older = s->nodes[first + i], .op = op};

@@ -39,11 +39,11 @@ static void on_error(void *opaque, const char *message)
 	static const char *const alarming[] = {"restore", "damaged", "backup", "is missing"};
 	struct life *l = opaque;
 
-	sim_trace("told: %s", message);
+	sim_trace("error: %s", message);
 	/* Lossy, or what said whose it is was not synced by a disk that fails to. */
 	l->volume->log_is_void |= strstr(message, "is older than what volume") &&
 				  (l->volume->lossy || plan.failing_disk);
-	/* It was told to shut down in an outage. */
+	/* It was shut down in an outage. */
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
 	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
 	 */
@@ -56,7 +56,8 @@ static void on_error(void *opaque, const char *message)
 		return;
 	for (unsigned i = 0; i < sizeof alarming / sizeof *alarming; i++)
 		if (strstr(message, alarming[i]) && !strstr(message, "if it is damaged"))
-			sim_fail("alarm", "nothing was damaged, and the user is told: %s", message);
+			sim_fail("alarm", "nothing was damaged, but the message to the user is: %s",
+				message);
 }
 
 bool may_fail(const struct life *l)

@@ -307,7 +307,7 @@ static void meet_takeover(void)
 	if (!next->done)
 		sim_fail("starved", "a takeover has not ended after %u s",
 			(unsigned)(most / SIM_SECOND));
-	/* It is told by its next flush at the latest. */
+	/* Its next flush fails at the latest. */
 	while (busy->clients_running)
 		sim_wait(&busy->changed, SIM_NEVER, "wait for the first writer", busy);
 	look_for_snapshots(next);

@@ -453,7 +453,7 @@ static void meet_odd_store(void)
 static void on_final_error(void *opaque, const char *message)
 {
 	(void)opaque;
-	sim_trace("told: %s", message);
+	sim_trace("error: %s", message);
 }
 
 static const struct backend_host final_host = {.error = on_final_error};

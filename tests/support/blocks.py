@@ -263,7 +263,7 @@ def _report(
     first: str,
 ) -> str:
     deadline = time.monotonic() + SHRINK_SECONDS
-    told = [first]
+    reported = [first]
 
     def fails(rest: Sequence[tuple[int, Request]]) -> bool:
         for _ in range(SHRINK_TRIES):
@@ -272,7 +272,7 @@ def _report(
             try:
                 replay(regroup(rest), limits, target, marks)
             except Differs as differs:
-                told.append(str(differs))
+                reported.append(str(differs))
                 return True
         return False
 
@@ -283,7 +283,7 @@ def _report(
     if fails(alone):
         fewest = alone
     lines = "\n".join(f"    {' | '.join(map(str, batch))}" for batch in regroup(fewest))
-    return f"DIFFERENTIAL_SEED={seed}, {len(fewest)} requests, a line for those made at once:\n{lines}\n{told[-1]}"
+    return f"DIFFERENTIAL_SEED={seed}, {len(fewest)} requests, a line for those made at once:\n{lines}\n{reported[-1]}"
 
 
 def regroup(rest: Sequence[tuple[int, Request]]) -> list[Batch]:

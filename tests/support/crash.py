@@ -82,7 +82,7 @@ WRITE_BACK_POINTS = (
     "wb-empty-after",
 )
 FAILPOINTS = (*IO_POINTS, *ORDER_POINTS, ORPHAN_POINTS[1], *WRITE_BACK_POINTS)
-STALLED_BLOCKS = 200  # what a server that the store does not answer has memory for, but for what it got before
+STALLED_BLOCKS = 200  # that a server has memory for in an outage, besides what it received before
 STALLED_PATIENCE_S = 10.0
 OBJECT_HEAD = struct.Struct("<40xQQ24xQ")  # of a log object: its number, its writer's epoch, frontier
 REACH_S = 8.0  # for which the load goes on, that a point may be reached
@@ -344,7 +344,7 @@ class Volume:
                 with suppress(NbdError):
                     handle.shutdown()
             os.kill(server.pid, signal.SIGTERM)
-        # It dies where it was told to; anything else must not fail.
+        # It dies at its failpoint; anything else must not fail.
         status = ended(server)
         if status == -signal.SIGKILL:
             return failpoint.partition(":")[0]
@@ -353,7 +353,7 @@ class Volume:
         return "stopped"
 
     def _crash_stalled(self, server: Nbdkit, history: History) -> None:
-        """Kills it when it has answered flushes of what the store never got."""
+        """Kills it after it answered flushes of data that the store never received."""
         assert self.stall
         load = Load(history, self.run, [server.connect()], self.flush_is_durable)
         load.run(self.rng, Mix.choose(self.rng), self.rng.randint(0, 100), 1024)

@@ -212,7 +212,7 @@ class Exchange:
         self.key = unquote(self.target.partition("?")[0]).removeprefix(f"/{proxy.bucket}").lstrip("/")
         self.close_after = (request.get("connection") or "").lower() == "close"
         self.reply: Head | None = None  # of the store
-        self.answered: int | None = None  # the status that the client got
+        self.answered: int | None = None  # the status that the client received
 
     @property
     def upstream(self) -> Wire:
@@ -322,7 +322,7 @@ def refused(status: int, code: str, retry_after: int | None = None) -> Action:
 
 
 def done_but_refused(status: int, code: str) -> Action:
-    """The store does it, the client is told that it failed."""
+    """The store does it, but the client receives an error."""
 
     def action(exchange: Exchange) -> None:
         exchange.forward()
@@ -495,7 +495,7 @@ def overtaken(by: int, limit: float = 5.0) -> Action:
 
 @dataclass
 class Rule:
-    """Which requests an action gets; taken counts those that it got."""
+    """Which requests an action applies to; taken counts them."""
 
     action: Action
     method: str | None = None
@@ -517,7 +517,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Passed:
-    """What is kept of a finished exchange; status: None if the client got no reply."""
+    """What is kept of a finished exchange; status: None if the client received no reply."""
 
     number: int
     method: str

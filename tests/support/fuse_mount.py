@@ -183,8 +183,8 @@ def start(
             if f"--{feature}=auto" in options:
                 continue
             asked = f"--{feature}" in options
-            told = f"{feature}: {mount.status}{mount.errors.read_text()}"
-            assert mount.status[feature] == ("on" if asked else "off"), told
+            reported = f"{feature}: {mount.status}{mount.errors.read_text()}"
+            assert mount.status[feature] == ("on" if asked else "off"), reported
     except BaseException:
         mount.kill()
         raise

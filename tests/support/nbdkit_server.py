@@ -166,7 +166,7 @@ class Nbdkit:
         return self.log.read_text(encoding="utf-8")
 
     def connect(self) -> Handle:
-        """A libnbd handle that sends what it is told, for the server to judge."""
+        """A libnbd handle that sends any request unchecked, so that the server has to check it."""
         handle = nbd.NBD()
         handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
         handle.set_strict_mode(0)

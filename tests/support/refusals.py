@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a user is told who names a device that must not be overwritten."""
+"""The error for a user who names a device that must not be overwritten."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class VolumeDriver:
     """An open volume. Commands may be in flight together; those that fail raise Refused, or Ended."""
 
     def __init__(self, directory: Path, parameters: Sequence[str], failpoint: str | None = None) -> None:
-        """Raises AssertionError with what was told if it cannot be opened, Ended if it was killed."""
+        """Raises AssertionError with the error message if it cannot be opened, Ended if it was killed."""
         self.log = directory / "driver.log"
         self._pending: dict[int, Future[bytes]] = {0: Future()}
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class VolumeDriver:
         return {name: int(value) for name, value in (line.split() for line in self("counters").decode().splitlines())}
 
     def output(self) -> str:
-        """What it told its user."""
+        """Its messages to the user."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> int:

@@ -17,20 +17,20 @@
 
 static void on_error(void *opaque, const char *message)
 {
-	struct told *told = opaque;
+	struct reported *reported = opaque;
 
 	/* The core's, of every failed request; the device's own say why. */
 	if (strncmp(message, "flush: ", 7) == 0 || strstr(message, " bytes at "))
 		return;
-	told->errors++;
-	snprintf(told->error, sizeof told->error, "%s", message);
+	reported->errors++;
+	snprintf(reported->error, sizeof reported->error, "%s", message);
 }
 
 static void on_debug(void *opaque, const char *message)
 {
-	struct told *told = opaque;
+	struct reported *reported = opaque;
 
-	snprintf(told->debug, sizeof told->debug, "%s", message);
+	snprintf(reported->debug, sizeof reported->debug, "%s", message);
 }
 
 static int try_open(struct device *d, const struct backend_ops *ops, uint64_t size,
@@ -46,11 +46,11 @@ static int try_open(struct device *d, const struct backend_ops *ops, uint64_t si
 	if (r == 0)
 		r = params_complete(d->params, size != 0, &error);
 	if (r)
-		on_error(&d->told, error.text);
+		on_error(&d->reported, error.text);
 	else
 		r = backend_open(d->params, size,
 			&(struct backend_host){
-				.opaque = &d->told, .error = on_error, .debug = on_debug},
+				.opaque = &d->reported, .error = on_error, .debug = on_debug},
 			&d->backend);
 	if (r) {
 		params_free(d->params);
@@ -78,7 +78,7 @@ void device_open(struct device *d, const struct backend_ops *ops, const char *fo
 	int r = try_open(d, ops, 0, format, args);
 	va_end(args);
 	if (r)
-		fail_msg("cannot open: %s (%s)", d->told.error, strerror(-r));
+		fail_msg("cannot open: %s (%s)", d->reported.error, strerror(-r));
 }
 
 void device_close(struct device *d)

@@ -13,8 +13,8 @@
 
 #include "backends/device.h"
 
-/* What a device told its host. */
-struct told {
+/* What a device reported to its host. */
+struct reported {
 	int errors;
 	char error[1024]; /* the last one */
 	char debug[1024];
@@ -23,12 +23,12 @@ struct told {
 struct device {
 	struct params *params;
 	struct backend *backend;
-	struct told told;
+	struct reported reported;
 };
 
 /*
  * Opens ops with "key=value;..." (printf). size: what the framework demands.
- * Returns what backend_open() did, or the parameters' error (told.error has it).
+ * Returns what backend_open() did, or the parameters' error (reported.error has it).
  */
 int device_try(struct device *d, const struct backend_ops *ops, uint64_t size, const char *format,
 	...) __attribute__((format(printf, 4, 5)));

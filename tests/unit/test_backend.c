@@ -10,13 +10,13 @@
 
 static int fault;	       /* what every call answers */
 static char written[3u << 20]; /* by those that do not fail */
-static char told[1024];
+static char reported[1024];
 static unsigned lines;
 
 static void tell(void *opaque, const char *message)
 {
 	(void)opaque;
-	snprintf(told, sizeof told, "%s", message);
+	snprintf(reported, sizeof reported, "%s", message);
 	lines++;
 }
 
@@ -73,7 +73,7 @@ static const struct backend_ops submits = {.name = "submits", .submit = fake_sub
 
 static struct backend open_fake(const struct backend_ops *ops)
 {
-	told[0] = 0;
+	reported[0] = 0;
 	lines = 0;
 	return (struct backend){.ops = ops, .host.error = tell, .size = SIZE};
 }
@@ -146,7 +146,7 @@ static void test_what_a_device_cannot_do(void **state)
 	assert_int_equal(perform(&b, BACKEND_ZERO), -EOPNOTSUPP);
 	assert_int_equal(lines, 0);
 	assert_int_equal(perform(&b, BACKEND_WRITE), -EIO);
-	assert_string_equal(told, "write of 512 bytes at 4096: Operation not supported");
+	assert_string_equal(reported, "write of 512 bytes at 4096: Operation not supported");
 }
 
 static void test_wrong_requests_are_not_the_device_s_fault(void **state)
@@ -171,12 +171,12 @@ static void test_a_failure_is_told_once(void **state)
 	(void)state;
 	fault = -ENODATA;
 	assert_int_equal(perform(&b, BACKEND_READ), -EIO);
-	assert_string_equal(told, "read of 512 bytes at 4096: No data available");
+	assert_string_equal(reported, "read of 512 bytes at 4096: No data available");
 	for (int i = 0; i < 1000; i++)
 		perform(&b, BACKEND_READ);
 	assert_in_range(lines, 1, 3); /* one a second */
 	perform(&b, BACKEND_FLUSH);
-	assert_string_equal(told, "flush: No data available");
+	assert_string_equal(reported, "flush: No data available");
 }
 
 /* A device without zeroes of its own: written piece by piece, of a pattern that divides no piece.

@@ -15,15 +15,15 @@ static void test_parameters(void **state)
 
 	(void)state;
 	assert_int_equal(device_try(&d, &null_backend, 0, "fill=zero"), -EINVAL);
-	assert_string_equal(d.told.error, "size: missing; give size=SIZE, size of the device");
+	assert_string_equal(d.reported.error, "size: missing; give size=SIZE, size of the device");
 	assert_int_equal(device_try(&d, &null_backend, 0, "1000"), -EINVAL);
 	assert_string_equal(
-		d.told.error, "size=1000: not a multiple of block-size=512; round it to 1024");
+		d.reported.error, "size=1000: not a multiple of block-size=512; round it to 1024");
 	assert_int_equal(device_try(&d, &null_backend, 0, "size=512;block-size=4096"), -EINVAL);
-	assert_holds(d.told.error, "round it to 4096");
+	assert_holds(d.reported.error, "round it to 4096");
 	assert_int_equal(device_try(&d, &null_backend, 0, "size=1m;block-size=1024"), -EINVAL);
 	assert_string_equal(
-		d.told.error, "block-size=1024: no such choice; write block-size=512|4096");
+		d.reported.error, "block-size=1024: no such choice; write block-size=512|4096");
 
 	device_open(&d, &null_backend, "1m;block-size=4096");
 	assert_int_equal(backend_info(d.backend, &info), 0);
@@ -53,10 +53,10 @@ static void test_framework_size(void **state)
 	assert_int_equal(info.size, MIB);
 	device_close(&d);
 	assert_int_equal(device_try(&d, &null_backend, 2 * MIB, "size=1m"), -EINVAL);
-	assert_string_equal(d.told.error,
+	assert_string_equal(d.reported.error,
 		"size=2097152: the device has only 1048576 bytes; ask for no more than that");
 	assert_int_equal(device_try(&d, &null_backend, 1000, "fill=none"), -EINVAL);
-	assert_holds(d.told.error, "size=1000: not a multiple");
+	assert_holds(d.reported.error, "size=1000: not a multiple");
 }
 
 /* A device that has another size by now: a framework that demanded one keeps it if it can. */
@@ -129,7 +129,7 @@ static void test_everything_succeeds(void **state)
 	assert_true(extent.hole);
 	assert_false(extent.zero); /* fill=none: nobody knows */
 	assert_int_equal(backend_counters(d.backend, NULL, 0), 0);
-	assert_int_equal(d.told.errors, 0);
+	assert_int_equal(d.reported.errors, 0);
 	device_close(&d);
 }
 
@@ -260,8 +260,8 @@ static void test_messages(void **state)
 	backend_error(&d.backend->host, "%s", text);
 	backend_debug(&d.backend->host, "%s", text);
 	assert_int_equal(errno, ENODEV);
-	assert_int_equal(strlen(d.told.error), 1023);
-	assert_int_equal(strlen(d.told.debug), 1023);
+	assert_int_equal(strlen(d.reported.error), 1023);
+	assert_int_equal(strlen(d.reported.debug), 1023);
 	d.backend->host.debug = NULL;
 	backend_debug(&d.backend->host, "nobody hears this");
 	backend_close(NULL);

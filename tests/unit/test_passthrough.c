@@ -38,8 +38,8 @@ static void refused(int expected, const char *part, const char *text)
 	struct device d;
 
 	assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s", text), expected);
-	assert_int_equal(d.told.errors, 1);
-	assert_holds(d.told.error, part);
+	assert_int_equal(d.reported.errors, 1);
+	assert_holds(d.reported.error, part);
 }
 
 static void test_open_errors(void **state)
@@ -99,7 +99,8 @@ static void test_creation(void **state)
 	assert_int_equal(access(path, F_OK), -1);
 	assert_int_equal(
 		device_try(&d, &passthrough_backend, 2 * MIB, "%s;size=1m", path), -EINVAL);
-	assert_holds(d.told.error, "size=1048576: less than the 2097152 bytes that are asked for");
+	assert_holds(
+		d.reported.error, "size=1048576: less than the 2097152 bytes that are asked for");
 	assert_int_equal(access(path, F_OK), -1);
 	snprintf(text, sizeof text, "%s/missing/new;size=1m", scratch());
 	refused(-ENOENT, "cannot be created: No such file or directory", text);
@@ -113,7 +114,7 @@ static void test_framework_size(void **state)
 
 	(void)state;
 	assert_int_equal(device_try(&d, &passthrough_backend, 2 * MIB, "%s", path), -EINVAL);
-	assert_holds(d.told.error, "the device has only 1048576 bytes");
+	assert_holds(d.reported.error, "the device has only 1048576 bytes");
 	assert_int_equal(device_try(&d, &passthrough_backend, MIB / 2, "%s", path), 0);
 	assert_int_equal(device_read(&d, &byte, 1, MIB / 2), -EINVAL);
 	assert_int_equal(device_read(&d, &byte, 1, MIB / 2 - 1), 0);
@@ -157,7 +158,7 @@ static void test_direct_refused(void **state)
 
 	int r = device_try(&d, &passthrough_backend, 0, "%s", text);
 	char error[1024];
-	snprintf(error, sizeof error, "%s", d.told.error);
+	snprintf(error, sizeof error, "%s", d.reported.error);
 	snprintf(text, sizeof text, "%s/f", mount_point);
 	int left = access(text, F_OK);
 	snprintf(text, sizeof text, "%s/f;size=1m;direct=off", mount_point);
@@ -292,7 +293,7 @@ static void compare_with_model(const char *parameters, unsigned seed, int rounds
 		}
 	}
 	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(d.told.errors, 0);
+	assert_int_equal(d.reported.errors, 0);
 	device_close(&d);
 
 	device_open(&d, &passthrough_backend, "%s;readonly=on", parameters);
@@ -367,7 +368,8 @@ static void test_device_limits(void **state)
 			backend_extents(d.backend, 0, 4096, 0, check_extent, NULL), -EOPNOTSUPP);
 		/* Claimed: nobody else writes to it; reading is allowed. */
 		assert_int_equal(device_try(&other, &passthrough_backend, 0, "%s", device), -EBUSY);
-		assert_holds(other.told.error, "in use (mounted, or claimed by another program)");
+		assert_holds(
+			other.reported.error, "in use (mounted, or claimed by another program)");
 		device_open(&other, &passthrough_backend, "%s;readonly=on", device);
 		device_close(&other);
 		device_close(&d);
@@ -381,7 +383,7 @@ static void test_device_limits(void **state)
 	int r = device_try(&d, &passthrough_backend, 0, "%s", device);
 
 	assert_true(r == -EROFS || r == -EACCES || r == -EPERM);
-	assert_holds(d.told.error, "readonly=on");
+	assert_holds(d.reported.error, "readonly=on");
 	device_open(&d, &passthrough_backend, "%s;readonly=on", device);
 	device_close(&d);
 	loop_detach(device);
@@ -588,7 +590,7 @@ static void test_bounce_counters(void **state)
 
 	(void)state;
 	device_open(&d, &passthrough_backend, "%s", scratch_file("counters", 4 * MIB));
-	assert_holds(d.told.debug, "direct I/O in blocks of ");
+	assert_holds(d.reported.debug, "direct I/O in blocks of ");
 	fill(aligned, 4 * MIB, 1);
 	assert_int_equal(device_write(&d, aligned, 2 * MIB, 0, 0), 0);
 	assert_int_equal(device_read(&d, aligned, 4 * MIB, 0), 0);
@@ -676,11 +678,11 @@ static void test_file_shrinks(void **state)
 				direct ? "on" : "off");
 			assert_int_equal(truncate(path, odd ? 512 * KIB + 100 : 512 * KIB), 0);
 			assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
-			assert_int_equal(d.told.errors, 0);
+			assert_int_equal(d.reported.errors, 0);
 			/* Past the end, across it, in parts of blocks: never zeroes. */
 			assert_int_equal(device_read(&d, buffer, 4096, 768 * KIB), -EIO);
-			assert_int_equal(d.told.errors, 1);
-			assert_holds(d.told.error, "became smaller while it was served");
+			assert_int_equal(d.reported.errors, 1);
+			assert_holds(d.reported.error, "became smaller while it was served");
 			assert_int_equal(device_read(&d, buffer, 64 * KIB, 480 * KIB), -EIO);
 			assert_int_equal(device_read(&d, buffer, 7, 700001), -EIO);
 			assert_int_equal(device_read(&d, buffer + 1, 4096, 768 * KIB), -EIO);
@@ -690,7 +692,7 @@ static void test_file_shrinks(void **state)
 			assert_int_equal(list.n, 0);
 			if (direct)
 				assert_int_equal(device_write(&d, buffer, 7, 700001, 0), -EIO);
-			assert_int_equal(d.told.errors, 1); /* reported once */
+			assert_int_equal(d.reported.errors, 1); /* reported once */
 			device_close(&d);
 		}
 	free(buffer);
@@ -715,11 +717,11 @@ static void test_device_fails(void **state)
 	assert_int_equal(run(shrink), 0);
 	assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
 	assert_int_equal(device_read(&d, buffer, 4096, 2 * MIB), -EIO);
-	assert_holds(d.told.error, "became smaller while it was served");
+	assert_holds(d.reported.error, "became smaller while it was served");
 	assert_int_equal(device_write(&d, buffer, 4096, 2 * MIB, 0), -ENOSPC);
 	assert_int_equal(device_write(&d, buffer, 100, 2 * MIB, 0), -EIO);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_int_equal(d.told.errors, 1);
+	assert_int_equal(d.reported.errors, 1);
 	device_close(&d);
 	loop_detach(device);
 	free(buffer);
@@ -767,7 +769,7 @@ static void test_resize(void **state)
 	(void)state;
 	device_open(&d, &passthrough_backend, "%s", path);
 	assert_int_equal(backend_resize(d.backend, 2 * MIB), -EINVAL);
-	assert_holds(d.told.error, "the device has only 1048576 bytes");
+	assert_holds(d.reported.error, "the device has only 1048576 bytes");
 	assert_int_equal(truncate(path, 2 * MIB + 100), 0);
 	assert_int_equal(backend_resize(d.backend, 2 * MIB + 100), -EINVAL);
 	assert_int_equal(backend_resize(d.backend, 2 * MIB), 0);

@@ -190,14 +190,14 @@ static void test_flush_error_stays(void **state)
 	open_file(&d, 0);
 	plan.sync_error = EIO;
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_int_equal(d.told.errors, 1);
-	assert_holds(d.told.error, "Input/output error while making data durable");
+	assert_int_equal(d.reported.errors, 1);
+	assert_holds(d.reported.error, "Input/output error while making data durable");
 	assert_int_equal(backend_flush(d.backend), -EIO);
 	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -EIO);
 	assert_int_equal(backend_trim(d.backend, 0, 512, BACKEND_FUA), -EIO);
 	assert_int_equal(device_write(&d, block, 512, 0, 0), 0);
 	assert_int_equal(device_read(&d, block, 512, 0), 0);
-	assert_int_equal(d.told.errors, 1);
+	assert_int_equal(d.reported.errors, 1);
 	device_close(&d);
 }
 

@@ -10,7 +10,7 @@
 #define ALL   0xffffu
 #define SMALL (1u << 20) /* bytes of a cache of a few lines */
 
-/* Who waits, and what he was told. */
+/* A waiter, and the result it received. */
 struct waiter {
 	struct s3_page_waiter wait; /* first */
 	int calls, error;
@@ -206,7 +206,7 @@ static void test_pages_that_go_together(void **state)
 	s3_cache_release(got.line);
 	assert_int_equal(w.valid, 0x0002);
 	assert_true(there(c, k, 0x000f));
-	/* Nothing is got along when there is nothing to get. */
+	/* No neighbouring pages are fetched when there is nothing to fetch. */
 	s3_cache_claim(c, &k, 0x0001, 0x00ff, &w.wait, &got);
 	assert_int_equal(got.claimed, 0);
 	s3_cache_release(got.line);

@@ -73,7 +73,7 @@ static void on_ready(struct s3_page_waiter *waiter, struct s3_line *line, uint16
 	free(w);
 }
 
-/* Gets what was claimed; now and then it cannot be got. */
+/* Fetches what was claimed; now and then the fetch fails. */
 static void get(struct member *m, const struct s3_line_key *key, const struct s3_claim *claim)
 {
 	struct crowd *c = m->crowd;
@@ -142,7 +142,7 @@ static void test_all_at_once(void **state)
 	}
 	for (unsigned i = 0; i < THREADS; i++)
 		pthread_join(members[i].thread, NULL);
-	print_message("%u hits, %u could not be got\n", c.hits, c.failed);
+	print_message("%u hits, %u could not be fetched\n", c.hits, c.failed);
 	assert_int_equal(c.wrong, 0);
 	assert_int_equal(c.answered, THREADS * ROUNDS);
 	assert_true(c.hits > 0 && c.failed > 0);

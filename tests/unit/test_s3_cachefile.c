@@ -26,20 +26,20 @@ static const struct s3_cachefile_volume volume = {
 	.next_gc = S3_GC | 1000,
 };
 
-static struct told told;
+static struct reported reported;
 
 static void on_error(void *opaque, const char *message)
 {
 	(void)opaque;
-	told.errors++;
-	snprintf(told.error, sizeof told.error, "%s", message);
+	reported.errors++;
+	snprintf(reported.error, sizeof reported.error, "%s", message);
 }
 
 static const struct backend_host host = {.error = on_error};
 
 static int try_open(const char *path, uint64_t size, struct s3_cachefile **f)
 {
-	told = (struct told){0};
+	reported = (struct reported){0};
 	return s3_cachefile_open(path, size, &host, f);
 }
 
@@ -49,7 +49,7 @@ static struct s3_cachefile *open_as(const char *path, const struct s3_cachefile_
 
 	assert_int_equal(try_open(path, SIZE, &f), 0);
 	assert_int_equal(s3_cachefile_attach(f, of), 0);
-	assert_int_equal(told.errors, 0);
+	assert_int_equal(reported.errors, 0);
 	return f;
 }
 
@@ -429,25 +429,25 @@ static void test_refused(void **state)
 	assert_int_equal(pwrite(fd, "precious", 8, 0), 8);
 	close(fd);
 	assert_int_equal(try_open(path, SIZE, &f), -EEXIST);
-	assert_holds(told.error, "cache-file=");
-	assert_holds(told.error, "remove it");
-	assert_int_equal(told.errors, 1);
+	assert_holds(reported.error, "cache-file=");
+	assert_holds(reported.error, "remove it");
+	assert_int_equal(reported.errors, 1);
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_size, 4096);
 	/* Nor a file that only begins with zeroes. */
 	assert_int_equal(try_open(scratch_file("zeroes", 4096), SIZE, &f), -EEXIST);
 	assert_int_equal(try_open(scratch(), SIZE, &f), -EINVAL);
-	assert_holds(told.error, "neither a regular file nor a block device");
+	assert_holds(reported.error, "neither a regular file nor a block device");
 	assert_int_equal(try_open("/nonexistent/cache", SIZE, &f), -ENOENT);
-	assert_int_equal(told.errors, 1);
+	assert_int_equal(reported.errors, 1);
 	path = new_path();
 	assert_int_equal(try_open(path, UINT64_C(1) << 60, &f), -ENOSPC);
-	assert_holds(told.error, "lower cache-size=");
+	assert_holds(reported.error, "lower cache-size=");
 	assert_int_equal(stat(path, &st), -1);
 	/* One volume, one file. */
 	f = open_as(path, &volume);
 	assert_int_equal(try_open(path, SIZE, &second), -EBUSY);
-	assert_holds(told.error, "in use by another server");
+	assert_holds(reported.error, "in use by another server");
 	s3_cachefile_close(f);
 }
 
@@ -539,7 +539,7 @@ static void test_a_crash_left_nothing_in_it(void **state)
 	assert_int_equal(pwrite(fd, "x", 1, SIZE - 1), 1);
 	close(fd);
 	assert_int_equal(try_open(path, SIZE, &f), -EEXIST);
-	assert_holds(told.error, "begins with zeroes and holds something else than ");
+	assert_holds(reported.error, "begins with zeroes and holds something else than ");
 }
 
 int main(void)

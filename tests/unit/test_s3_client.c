@@ -291,13 +291,13 @@ static void parses_content_ranges(void **state)
 
 static struct s3_credentials credentials;
 static struct params_error error;
-static struct told told;
+static struct reported reported;
 
 static void tell_error(void *opaque, const char *message)
 {
 	(void)opaque;
-	told.errors++;
-	snprintf(told.error, sizeof told.error, "%s", message);
+	reported.errors++;
+	snprintf(reported.error, sizeof reported.error, "%s", message);
 }
 
 static const struct backend_host host = {.error = tell_error};
@@ -324,7 +324,7 @@ static int no_environment(void **state)
 	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
 		unsetenv(names[i]);
 	setenv("HOME", scratch_path("no-home"), 1);
-	told = (struct told){0};
+	reported = (struct reported){0};
 	return 0;
 }
 
@@ -354,7 +354,7 @@ static void reads_own_file(void **state)
 	assert_int_equal(s3_credentials_load(path, NULL, &host, &credentials, &error), 0);
 	assert_keys("AK", "s/e+c=", "T");
 	assert_holds(credentials.source, "credentials=");
-	assert_int_equal(told.errors, 0);
+	assert_int_equal(reported.errors, 0);
 }
 
 static void reads_amazons_file(void **state)
@@ -437,8 +437,8 @@ static void warns_of_a_public_file(void **state)
 
 	(void)state;
 	assert_int_equal(s3_credentials_load(path, NULL, &host, &credentials, &error), 0);
-	assert_int_equal(told.errors, 1);
-	assert_holds(told.error, "every user may read it; chmod 600 it");
+	assert_int_equal(reported.errors, 1);
+	assert_holds(reported.error, "every user may read it; chmod 600 it");
 }
 
 static void tells_mistakes_without_secrets(void **state)

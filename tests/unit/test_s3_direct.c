@@ -300,7 +300,7 @@ static void test_a_missing_object_is_an_error(void **state)
 	reopen(&d);
 	fake_store_set("userblk/v/" CHUNK("01"), NULL, 0);
 	assert_int_equal(device_read(&d, there, 4096, MIB), -EIO);
-	assert_holds(d.told.error, CHUNK("01"));
+	assert_holds(d.reported.error, CHUNK("01"));
 	assert_int_equal(device_read(&d, there, 4096, 0), 0);
 	/* And so it is when it would have to be completed. */
 	assert_int_equal(device_write(&d, model, 100, MIB, 0), -EIO);
@@ -320,11 +320,11 @@ static void test_foreign_objects_are_refused(void **state)
 	device_close(&d);
 	fake_store_set("userblk/v/" CHUNK("03"), "short", 5);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON), 0);
-	assert_holds(d.told.error, CHUNK("03"));
+	assert_holds(d.reported.error, CHUNK("03"));
 	fake_store_set("userblk/v/" CHUNK("03"), NULL, 0);
 	fake_store_set("userblk/v/chunk/foreign", "x", 1);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON), 0);
-	assert_holds(d.told.error, "chunk/foreign");
+	assert_holds(d.reported.error, "chunk/foreign");
 	fake_store_set("userblk/v/chunk/foreign", NULL, 0);
 	reopen(&d);
 	device_close(&d);
@@ -339,26 +339,26 @@ static void test_bad_parameters_are_refused(void **state)
 	create(&d, "");
 	device_close(&d);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON "chunk-size=3M"), 0);
-	assert_holds(
-		d.told.error, "chunk-size=3145728: not a power of two; use one such as 2097152");
+	assert_holds(d.reported.error,
+		"chunk-size=3145728: not a power of two; use one such as 2097152");
 	fake_store_reset();
 	assert_int_not_equal(device_try(&d, &s3_backend, 0,
 				     COMMON "create=on;size=1G;layout=direct;chunk-size=4M"),
 		0);
-	assert_holds(
-		d.told.error, "memory=8388608: too little for chunk-size=4194304; give 16777216");
+	assert_holds(d.reported.error,
+		"memory=8388608: too little for chunk-size=4194304; give 16777216");
 	assert_int_equal(fake_store_requests(S3_PUT, ""), 0);
 	device_open(&d, &s3_backend,
 		"volume=v;endpoint=http://127.0.0.1;bucket=abc;create=on;size=1G;layout=direct");
 	device_close(&d);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON), 0);
-	assert_holds(d.told.error,
+	assert_holds(d.reported.error,
 		"memory=8388608: too little for chunks of 4194304 bytes; give 16777216");
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "create=on;size=1G");
 	device_close(&d);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON "layout=direct"), 0);
-	assert_holds(d.told.error, "layout=direct: the volume exists and is a log");
+	assert_holds(d.reported.error, "layout=direct: the volume exists and is a log");
 	fake_store_reset();
 }
 
@@ -376,7 +376,7 @@ static void test_names_of_nbdkits_plugin(void **state)
 	assert_int_equal(fake_store_requests(S3_PUT, CHUNK("03")), 1);
 	device_close(&d);
 	assert_int_not_equal(device_try(&d, &s3_backend, 0, COMMON "endpoint-url=http://x"), 0);
-	assert_holds(d.told.error,
+	assert_holds(d.reported.error,
 		"endpoint-url=http://x: given twice (endpoint= is the same parameter); leave one "
 		"out");
 	fake_store_reset();
@@ -413,7 +413,7 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	create(&d, "");
 	pattern(model, 12 * MIB, 10);
 	assert_int_equal(device_write(&d, model, MIB, 0, BACKEND_FUA), 0);
-	errors = d.told.errors;
+	errors = d.reported.errors;
 	fake_store_limit(fake_store_bytes());
 	pattern(model + 4096, 4096, 11);
 	assert_int_equal(device_write(&d, model + MIB, 2 * MIB, MIB, 0), 0);
@@ -423,10 +423,10 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	assert_int_equal(device_counter(&d, "store_full"), 1);
 	expect(&d, MIB, 2 * MIB);
 	expect(&d, 8192, MIB - 8192);
-	assert_int_equal(d.told.errors, errors + 1);
+	assert_int_equal(d.reported.errors, errors + 1);
 	fake_store_limit(0);
 	flush_at_last(&d);
-	assert_int_equal(d.told.errors, errors + 2);
+	assert_int_equal(d.reported.errors, errors + 2);
 	assert_int_equal(device_counter(&d, "store_full"), 0);
 	/* More than memory holds, on a full store: some are refused, the others are there. */
 	assert_int_equal(device_write(&d, model + 4096, 4096, 4096, BACKEND_FUA), 0);
@@ -506,13 +506,13 @@ static void test_a_check_that_fails_is_made_again(void **state)
 	(void)state;
 	create(&d, "");
 	for (unsigned i = 0; i < 2; i++) {
-		int errors = d.told.errors;
+		int errors = d.reported.errors;
 
 		fake_store_fail(S3_GET, "/super", results[i], 2);
 		assert_int_equal(device_write(&d, pattern(model, 4096, i), 4096, 0, 0), 0);
 		assert_int_equal(backend_flush(d.backend), -EIO);
 		assert_int_equal(backend_flush(d.backend), -EIO);
-		assert_int_equal(d.told.errors, errors + 1);
+		assert_int_equal(d.reported.errors, errors + 1);
 		assert_int_equal(backend_flush(d.backend), 0);
 	}
 	fake_store_fail(S3_GET, "/super", -ENOENT, 1);
@@ -534,7 +534,7 @@ static void test_a_second_writer_stops_the_first(void **state)
 	assert_memory_equal(there, model, MIB);
 	assert_int_equal(device_write(&first, model, 4096, 5 * MIB, 0), 0);
 	assert_int_equal(backend_flush(first.backend), -EIO);
-	assert_holds(first.told.error, "another writer");
+	assert_holds(first.reported.error, "another writer");
 	assert_int_equal(device_read(&first, there, 4096, 0), -EIO);
 	assert_int_equal(device_write(&second, model, 4096, 6 * MIB, BACKEND_FUA), 0);
 	device_close(&first);

@@ -13,7 +13,7 @@
 
 /*
  * Writers write "page" p, 8 blocks at p * 8, always as blocks p * 8 of an object, so that what a
- * lookup shows can be told right from wrong without knowing what was written last.
+ * lookup shows can be checked without knowing what was written last.
  */
 #define PAGES	  4096u
 #define PAGE	  8u

@@ -32,7 +32,7 @@ static void end(struct reader *r)
 	free(r->ahead);
 }
 
-/* Reads; is told what to read ahead. Nothing is to be told twice, nor beyond the end. */
+/* Reads, and notes what to read ahead: nothing twice, and nothing beyond the end. */
 static bool note(struct reader *r, uint64_t offset, uint64_t length)
 {
 	struct s3_ahead ahead;

@@ -275,7 +275,7 @@ static void flushed(struct backend_request *request, int result)
 		backend_submit(s->d->backend, &s->read);
 }
 
-/* What was written is at hand from then on: nothing of it is ever got from the store. */
+/* Written data stays in memory from then on: none of it is ever fetched from the store. */
 static void test_what_was_written_is_not_got(void **state)
 {
 	uint8_t block[BLOCK];
@@ -351,7 +351,8 @@ static void test_checksums_that_the_store_does_not_check(void **state)
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M;payload-signing=crc32c");
-	assert_holds(d.told.error, "payload-signing=crc32c: this store does not check a CRC32C");
+	assert_holds(
+		d.reported.error, "payload-signing=crc32c: this store does not check a CRC32C");
 	assert_false(((struct s3_volume *)d.backend)->checksums);
 	assert_int_equal(fake_store_requests(S3_DELETE, "/probe/"), 2); /* and of conditions */
 	assert_int_equal(device_write(&d, "x", 1, 0, BACKEND_FUA), 0);

@@ -111,16 +111,16 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(backend_flush(d.backend), 0);
 	assert_int_equal(write_mib(&d, 1, 2), 0);
-	errors = d.told.errors;
+	errors = d.reported.errors;
 	fake_store_limit(fake_store_bytes() + 4096);
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	assert_int_equal(device_counter(&d, "store_full"), 1);
-	assert_int_equal(d.told.errors, errors + 1);
+	assert_int_equal(d.reported.errors, errors + 1);
 	assert_int_equal(write_mib(&d, 2, 3), -ENOSPC);
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	check_mib(&d, 0, 1);
 	check_mib(&d, 1, 2);
-	assert_int_equal(d.told.errors, errors + 1);
+	assert_int_equal(d.reported.errors, errors + 1);
 	fake_store_limit(0);
 	flush_at_last(&d);
 	wait_full(&d, false);
@@ -270,7 +270,8 @@ static void test_no_space_for_a_collection(void **state)
 	assert_int_equal(backend_flush(d.backend), 0);
 	fake_store_limit(fake_store_bytes());
 	assert_int_equal(s3_control_perform(volume_of(&d), "gc", NULL, ignore_line, NULL), -ENOSPC);
-	assert_holds(d.told.error, "volume=v: the store has no space even for what frees some; ");
+	assert_holds(
+		d.reported.error, "volume=v: the store has no space even for what frees some; ");
 	fake_store_limit(0);
 	device_close(&d);
 	fake_store_reset();
@@ -307,7 +308,7 @@ static void test_a_refusal_is_told_once(void **state)
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	errors = d.told.errors;
+	errors = d.reported.errors;
 	fake_store_fail(S3_PUT, "/log/02/", -EACCES, 2);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
@@ -323,7 +324,7 @@ static void test_a_refusal_is_told_once(void **state)
 	pause_ms(100);
 	fake_store_release(S3_PUT, NULL);
 	flush_at_last(&d);
-	assert_int_equal(d.told.errors, errors + 1);
+	assert_int_equal(d.reported.errors, errors + 1);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -375,7 +376,7 @@ static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 			assert_int_equal(backend_trim(d.backend, 0, MIB / 2, 0), 0);
 		params_free(d.params);
 		assert_int_equal(s3_volume_close(volume_of(&d)), changed ? -EIO : 0);
-		assert_holds(d.told.error,
+		assert_holds(d.reported.error,
 			changed ? ": 1 objects of the log with 0 bytes of writes are not stored"
 				: ": closed without a last checkpoint: no reply from the store for "
 				  "close-timeout=1; all data is stored");
@@ -483,14 +484,14 @@ static void test_an_unreadable_source_is_passed_over(void **state)
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	errors = d.told.errors;
+	errors = d.reported.errors;
 	fake_store_fail(S3_GET, "/log/03/0000000000000003", -EIO, UINT32_MAX);
 	make_sparse(&d, 16);
 	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
 	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
 	assert_int_equal(volume_of(&d)->room.bytes, 0); /* the cache has its memory back */
-	assert_int_equal(d.told.errors, errors + 1);
-	assert_holds(d.told.error, "0000000000000003");
+	assert_int_equal(d.reported.errors, errors + 1);
+	assert_holds(d.reported.error, "0000000000000003");
 	assert_true(device_counter(&d, "gc_objects") >= 7);
 	assert_true(device_counter(&d, "deleted") >= 14);
 	fake_store_fail(S3_GET, "", 0, 0);

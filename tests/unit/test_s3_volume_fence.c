@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Two writers of an S3 volume over a store in this process: nothing that one of them was told to
- * be durable is lost when the other takes over, whatever is late.
+ * Two writers of an S3 volume over a store in this process: when the other takes over, nothing that
+ * was acknowledged to one of them as durable is lost, whatever is late.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -125,7 +125,7 @@ static void test_fence_behind_our_own_object(void **state)
 	fake_store_hold(S3_PUT, "/snap/");
 	start(&snapshot, &a, create_snapshot);
 	fake_store_wait_held(S3_PUT, "/snap/");
-	/* It is stored, and the writer has not yet been told so. */
+	/* It is stored, but the writer has not received the answer yet. */
 	snprintf(key, sizeof key, "/%016llx", (unsigned long long)volume_of(&a)->next_seq);
 	fake_store_hold_answers(S3_PUT, key, false);
 	start(&write, &a, write_next);
@@ -267,9 +267,9 @@ static void read_what_was_replaced(bool checksums)
 	if (!checksums)
 		forget_checksums(&a);
 	assert_int_equal(device_read(&a, block, BLOCK, 2 * (uint64_t)BLOCK), -EIO);
-	assert_null(strstr(a.told.error, "backup"));
+	assert_null(strstr(a.reported.error, "backup"));
 	assert_holds(
-		a.told.error, checksums ? "see whether another server" : "another writer took");
+		a.reported.error, checksums ? "see whether another server" : "another writer took");
 	s3_volume_fail(volume_of(&a), -EIO, "test");
 	fake_store_release(S3_PUT, NULL);
 	assert_int_not_equal(end(&first), 0);
@@ -439,8 +439,8 @@ static void open_while_roots_go(int (*open)(struct device *d))
 	assert_in_range(fake_store_deadline(S3_DELETE_MANY, "/log/"), 1, 60);
 	fake_store_release(S3_GET, NULL);
 	if (end(&opening))
-		fail_msg("cannot open: %s", b.told.error);
-	assert_int_equal(b.told.errors, 0);
+		fail_msg("cannot open: %s", b.reported.error);
+	assert_int_equal(b.reported.errors, 0);
 	check_far(&b, 20);
 	device_close(&b);
 	crash(&a);
@@ -483,7 +483,7 @@ static void test_reader_behind_whose_root_the_log_goes(void **state)
 	assert_int_equal(s3_volume_gc(volume_of(&a), NULL, NULL), 0);
 	fake_store_release(S3_GET, NULL);
 	if (end(&opening))
-		fail_msg("cannot open: %s", b.told.error);
+		fail_msg("cannot open: %s", b.reported.error);
 	check_far(&b, 10);
 	device_close(&b);
 	crash(&a);
@@ -1031,8 +1031,8 @@ static void refused(bool if_none_match, bool if_match, const char *what)
 	fake_store_reset();
 	fake_store_ignore(if_none_match, if_match);
 	assert_int_equal(device_try(&d, &s3_backend, 0, COMMON "create=on;size=64M"), -EOPNOTSUPP);
-	assert_holds(d.told.error, what);
-	assert_int_equal(d.told.errors, 1);
+	assert_holds(d.reported.error, what);
+	assert_int_equal(d.reported.errors, 1);
 	assert_int_equal(fake_store_requests(S3_PUT, "/super"), 0);
 	assert_int_equal(fake_store_object("", NULL, 0), SIZE_MAX); /* nothing is left behind */
 	fake_store_reset();
@@ -1052,7 +1052,7 @@ static void test_store_without_conditions(void **state)
 	fake_store_reset();
 }
 
-/* What a newer program stored may hold what was flushed: nobody is told to delete it. */
+/* Objects of a newer program may hold flushed data: no message suggests to delete them. */
 static void test_newer_object_is_not_to_be_deleted(void **state)
 {
 	uint8_t object[64 << 10];
@@ -1072,8 +1072,8 @@ static void test_newer_object_is_not_to_be_deleted(void **state)
 	object[8]++; /* the version */
 	fake_store_set(key, object, length);
 	assert_true(device_try(&b, &s3_backend, 0, COMMON) < 0);
-	assert_holds(b.told.error, "use a newer userblk");
-	assert_null(strstr(b.told.error, "delete"));
+	assert_holds(b.reported.error, "use a newer userblk");
+	assert_null(strstr(b.reported.error, "delete"));
 	fake_store_reset();
 }
 

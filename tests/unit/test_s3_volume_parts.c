@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The parts of a checkpoint of the S3 device, got several at a time. */
+/* The parts of a checkpoint of the S3 device, fetched several at a time. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -51,8 +51,8 @@ static void refused(const char *name, unsigned n, const char *message)
 	assert_int_not_equal(
 		device_try(&d, &s3_backend, 0, COMMON "volume=%s;encryption-key=%s", name, key(n)),
 		0);
-	assert_holds(d.told.error, message);
-	assert_null(strchr(d.told.error, '\n'));
+	assert_holds(d.reported.error, message);
+	assert_null(strchr(d.reported.error, '\n'));
 }
 
 static void write_block(struct device *d, unsigned number, uint8_t value)
@@ -234,7 +234,7 @@ static void test_other_changes(void **state)
 	super.key_check[0] ^= 1;
 	write_super("v", &super);
 	assert_int_equal(s3_volume_rekey(volume(&d), (key(3), keys[3]), &derived), -EACCES);
-	assert_holds(d.told.error, "volume=v: somebody else has changed its key; ");
+	assert_holds(d.reported.error, "volume=v: somebody else has changed its key; ");
 	read_super("v", &super);
 	super.key_check[0] ^= 1;
 	write_super("v", &super);
@@ -242,7 +242,7 @@ static void test_other_changes(void **state)
 	open_with(&d, "v", 2, "");
 	check_block(&d, 0, 'a');
 	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), -EINVAL);
-	assert_holds(d.told.error, "volume=v: has this very key; ");
+	assert_holds(d.reported.error, "volume=v: has this very key; ");
 	device_close(&d);
 	/* What is wrapped is damaged, though the check of the user's key is not. */
 	read_super("v", &super);
@@ -252,7 +252,7 @@ static void test_other_changes(void **state)
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
 	assert_int_equal(s3_volume_rekey(volume(&d), keys[1], &derived), -EINVAL);
-	assert_holds(d.told.error, "volume=v: is not encrypted, ");
+	assert_holds(d.reported.error, "volume=v: is not encrypted, ");
 	device_close(&d);
 	fake_store_reset();
 }

@@ -67,7 +67,7 @@ static int attempt(struct device *d, const char *volume, const char *path, const
 static void reopen(struct device *d, const char *path, const char *more)
 {
 	if (attempt(d, "v", path, more))
-		fail_msg("cannot open: %s", d->told.error);
+		fail_msg("cannot open: %s", d->reported.error);
 }
 
 static void create(struct device *d, const char *path, const char *more)
@@ -88,8 +88,8 @@ static void refused(const char *volume, const char *path, const char *more, cons
 	struct device d;
 
 	assert_int_not_equal(attempt(&d, volume, path, more), 0);
-	assert_holds(d.told.error, why);
-	assert_int_equal(d.told.errors, 1);
+	assert_holds(d.reported.error, why);
+	assert_int_equal(d.reported.errors, 1);
 	assert_int_equal(
 		fake_store_requests(S3_PUT, "/log/") + fake_store_requests(S3_PUT, "/super"), puts);
 }
@@ -296,7 +296,7 @@ static void test_a_crash_in_the_middle_of_the_replay(void **state)
 	/* Behind the fences are 1 and 2, the entries from 3 on. */
 	fake_store_fail(S3_PUT, "log/04/", -EIO, 1);
 	assert_int_not_equal(attempt(&d, "v", path, ""), 0);
-	assert_holds(d.told.error, "fake");
+	assert_holds(d.reported.error, "fake");
 	/* Who only reads sees a moment in between. */
 	reopen(&d, NULL, "readonly=on");
 	assert_int_equal(device_read(&d, there, SIZE, 0), 0);
@@ -542,7 +542,7 @@ static void test_given_up_while_it_is_opened(void **state)
 	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
 	fake_store_wait_held(S3_GET, "/v/super");
 	reopen(&d, NULL, "write-back-discard=on");
-	assert_holds(d.told.error, "given up");
+	assert_holds(d.reported.error, "given up");
 	device_close(&d);
 	fake_store_release(S3_GET, NULL);
 	pthread_join(late.thread, NULL);
@@ -593,7 +593,7 @@ static void test_damage_before_the_tail_is_refused(void **state)
 		refused("v", path, "", "entry 2 is damaged");
 		/* What comes before it is not lost. */
 		reopen(&d, path, "write-back-discard=on");
-		assert_holds(d.told.error, "given up");
+		assert_holds(d.reported.error, "given up");
 		holds_model(&d);
 		device_close(&d);
 		path = new_path();
@@ -669,7 +669,7 @@ static void test_it_is_not_opened_without_the_log(void **state)
 	assert_int_equal(there[0], 0);
 	device_close(&d);
 	reopen(&d, NULL, "write-back-discard=on");
-	assert_holds(d.told.error, "given up");
+	assert_holds(d.reported.error, "given up");
 	change(&d, 0, SIZE, 2);
 	device_close(&d);
 	/* Now it is too late for the log. */
@@ -870,7 +870,7 @@ static void test_a_broken_disk_is_not_waited_for(void **state)
 	fake_store_hold(S3_PUT, NULL);
 	pthread_join(thread, &failed);
 	assert_null(failed);
-	assert_holds(d.told.error, "flushes wait for the store");
+	assert_holds(d.reported.error, "flushes wait for the store");
 	/* Now they do: it is not tried again. */
 	change(&d, 2 * BLOCK, BLOCK, 3);
 	flush(&d);
@@ -898,7 +898,7 @@ static void *flush_beside(void *opaque)
 	return NULL;
 }
 
-/* A flush that has to wait for the store is told that it refuses, as it is without a log. */
+/* A flush that has to wait for the store fails if the store refuses, as without a log. */
 static void test_a_broken_disk_and_a_store_that_refuses(void **state)
 {
 	const char *path = new_path();
@@ -946,7 +946,7 @@ static void test_encrypted(void **state)
 	snprintf(more, sizeof more, "encryption-key=%s;", key);
 	assert_int_equal(chmod(key, 0644), 0);
 	create(&d, path, more);
-	assert_holds(d.told.error, "/key: every user may read it; chmod 600 it");
+	assert_holds(d.reported.error, "/key: every user may read it; chmod 600 it");
 	assert_int_equal(chmod(key, 0600), 0);
 	fake_store_hold(S3_PUT, "/log/");
 	change(&d, 0, 16 * KIB, 1);
@@ -957,7 +957,7 @@ static void test_encrypted(void **state)
 	assert_null(memmem(data, LOG, model + 8 * KIB, 32));
 	free(data);
 	reopen(&d, path, more);
-	assert_int_equal(d.told.errors, 0);
+	assert_int_equal(d.reported.errors, 0);
 	assert_true(device_counter(&d, "write_back_replayed") > 0);
 	holds_model(&d);
 	device_close(&d);

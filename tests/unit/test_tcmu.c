@@ -359,7 +359,7 @@ static int open_exported(int exports, int session)
 	return r;
 }
 
-/* A device with sessions is told whether initiators had them acknowledged by another daemon. */
+/* A device with sessions learns whether another daemon acknowledged writes to initiators. */
 static void test_clients_that_remain(void **state)
 {
 	(void)state;
@@ -377,7 +377,7 @@ static void test_clients_that_remain(void **state)
 		assert_int_equal(last_host.previous_session, 5);
 		assert_int_equal(dev.session, 7);
 	}
-	/* What cannot be told is not known; and who cannot be asked has it refused. */
+	/* A session that cannot be read is unknown. If exports cannot be counted, open fails. */
 	assert_int_equal(open_exported(1, 0), 0);
 	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
 	assert_int_equal(open_exported(1, -EIO), 0);

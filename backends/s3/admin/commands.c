@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What an open volume can be asked, and told to do. */
+/* The commands of the control socket: questions to an open volume, and orders. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -105,9 +105,9 @@ static void progress(void *opaque, uint64_t done, uint64_t total)
 
 	if (c->stop && atomic_load(c->stop))
 		atomic_store(&c->cancel, true);
-	if (done < total && now - c->told < PROGRESS_NS)
+	if (done < total && now - c->reported < PROGRESS_NS)
 		return;
-	c->told = now;
+	c->reported = now;
 	say(c, "progress [%" PRIu64 ", %" PRIu64 "]", done, total);
 }
 

@@ -26,7 +26,7 @@
 
 struct s3_control {
 	struct s3_volume *v;
-	struct backend_host outer; /* what the volume told its errors to */
+	struct backend_host outer; /* where the volume reported its errors */
 	struct sockaddr_un address;
 	dev_t device; /* the socket's own */
 	ino_t inode;

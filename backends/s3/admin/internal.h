@@ -22,7 +22,7 @@ struct s3_call {
 	s3_control_line line;
 	void *opaque;
 	_Atomic bool cancel; /* stop, or nobody listens any more */
-	uint64_t told;	     /* when progress was, ns */
+	uint64_t reported;   /* when progress was, ns */
 };
 
 struct s3_command {

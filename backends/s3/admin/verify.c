@@ -31,7 +31,7 @@ struct damaged {
 	bool *bad; /* of each block */
 	bool other_size;
 	bool always; /* to be reported although no block that is in use is concerned */
-	bool told;
+	bool reported;
 	char key[S3_KEY_MAX + 1];
 	char reason[96];
 };
@@ -291,7 +291,7 @@ static void tell(struct run *run, struct s3_damage *range, struct damaged *d, ui
 	}
 	*range = (struct s3_damage){.offset = offset, .length = d ? length : 0};
 	if (d) {
-		d->told = true;
+		d->reported = true;
 		range->key = d->key;
 		range->reason = d->reason;
 	}
@@ -323,13 +323,13 @@ static void tell_ranges(struct run *run)
 	for (size_t i = 0; i < run->n_damaged; i++) {
 		struct damaged *d = run->damaged[i];
 
-		if (!d->told && d->always) {
-			d->told = true;
+		if (!d->reported && d->always) {
+			d->reported = true;
 			run->verify->damage(run->verify->opaque,
 				&(struct s3_damage){.key = d->key, .reason = d->reason});
 		}
 		/* Otherwise only what nobody needs any more is damaged. */
-		run->verify->damaged_objects += d->told;
+		run->verify->damaged_objects += d->reported;
 	}
 }
 

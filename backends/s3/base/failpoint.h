@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Named points at which a process may be told to kill itself, for the crash checker:
+ * Named points at which a process kills itself on request, for the crash checker:
  * USERBLK_S3_FAILPOINT=NAME[:N] in the environment means the N-th pass (default 1) of that point.
  */
 #ifndef USERBLK_S3_FAILPOINT_H

@@ -183,7 +183,7 @@ int s3_localfile_open(struct s3_localfile *f, const struct s3_localfile_kind *ki
 		r = choose_size(f, &st, asked);
 	if (r == 0)
 		r = look_inside(f, &st);
-	/* From its first byte on it can be told for what it is, whenever we are killed. */
+	/* Its first bytes identify it, so that a kill at any time leaves a recognizable file. */
 	if (r == 0 && f->was_empty &&
 		pwrite(f->fd, kind->magic, sizeof kind->magic, 0) != sizeof kind->magic)
 		r = s3_localfile_refuse_errno(f, -errno, "give another path");

@@ -23,7 +23,7 @@ struct get {
 	struct iovec iov[];
 };
 
-static void got(struct s3_request *req);
+static void fetched(struct s3_request *req);
 
 static int submit_get(struct get *g, uint64_t offset, uint64_t bytes)
 {
@@ -34,7 +34,7 @@ static int submit_get(struct get *g, uint64_t offset, uint64_t bytes)
 		.iov = g->iov,
 		.iovcnt = s3_iov_slice(g->iov, 0, bytes, NULL),
 		.offset = offset,
-		.done = got,
+		.done = fetched,
 		.opaque = g,
 	};
 	return s3_store_submit(g->d->v->store, &g->request);
@@ -58,7 +58,7 @@ static bool is_being_deleted(struct s3_direct *d, uint64_t chunk)
 			    (c->state == S3_CHUNK_STORING && c->request.op == S3_DELETE));
 }
 
-static void got(struct s3_request *req)
+static void fetched(struct s3_request *req)
 {
 	struct get *g = req->opaque;
 	struct s3_direct *d = g->d;

@@ -150,7 +150,7 @@ static int take_credentials(const char *url, const struct reply *reply, struct s
 
 /* ---- containers ---------------------------------------------------------------------------- */
 
-/* May credentials be asked for at that address? Nobody else is to be told the token. */
+/* May we request credentials at that address? No other host may see the token. */
 static bool is_near(const char *url)
 {
 	static const unsigned char eks[16] = {0xfd, 0, 0x0e, 0xc2, [15] = 0x23}; /* fd00:ec2::23 */

@@ -25,7 +25,7 @@ struct s3_keyring {
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* one of the next two */
 	bool wanted, ending;
-	bool running, told; /* the thread; that a renewal failed */
+	bool running, reported; /* the thread; that a renewal failed */
 	pthread_t thread;
 	struct s3_credentials current;
 	time_t loaded; /* by the monotonic clock */
@@ -79,11 +79,11 @@ static int renew(struct s3_keyring *k)
 	pthread_mutex_lock(&k->lock);
 	if (r == 0)
 		take(k, &c);
-	if (r && !k->told)
+	if (r && !k->reported)
 		backend_error(&k->host, "%s (it is being tried again)", error.text);
-	else if (r == 0 && k->told)
+	else if (r == 0 && k->reported)
 		backend_error(&k->host, "credentials: renewed");
-	k->told = r != 0;
+	k->reported = r != 0;
 	return r;
 }
 

@@ -17,7 +17,7 @@
 #include "backends/s3/client/reply.h"
 
 /* A store out of reach is reported after this time. */
-#define OUTAGE_TOLD (5 * S3_SECOND)
+#define OUTAGE_REPORTED (5 * S3_SECOND)
 
 /* ---- messages ------------------------------------------------------------------ */
 
@@ -201,7 +201,7 @@ void s3_store_note_failure(struct s3_store *s, const struct s3_request *req)
 	pthread_mutex_lock(&s->outage_lock);
 	if (!atomic_load(&s->failing_since))
 		atomic_store(&s->failing_since, now);
-	else if (!s->outage_told && now - atomic_load(&s->failing_since) >= OUTAGE_TOLD)
+	else if (!s->outage_told && now - atomic_load(&s->failing_since) >= OUTAGE_REPORTED)
 		tell = s->outage_told = true;
 	pthread_mutex_unlock(&s->outage_lock);
 	if (tell)

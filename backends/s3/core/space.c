@@ -223,7 +223,7 @@ void s3_space_tend(struct s3_volume *v)
 	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
 	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
-	bool full, due, told = false;
+	bool full, due, reported = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
@@ -256,19 +256,19 @@ void s3_space_tend(struct s3_volume *v)
 		v->refused = 0;
 		/* Who waits does so for what is put now: it is not stored yet. */
 		v->blocked = false;
-		told = true;
+		reported = true;
 		pthread_cond_broadcast(&v->sealer_work);
 	}
 	if (v->reserve.wanted) {
 		v->reserve.wanted = false;
 		if (!s3_space_ask(v, v->reserve.made)) {
-			/* What is refused once more is told so. */
+			/* Report the requests that the store refused again. */
 			v->retry_ns = 0;
 			pthread_cond_broadcast(&v->sealer_work);
 		}
 	}
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
-	if (told)
+	if (reported)
 		s3_space_tell_again(v);
 }

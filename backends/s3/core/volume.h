@@ -73,7 +73,7 @@ struct s3_stats {
 	_Atomic uint64_t log_objects, log_bytes, gc_objects, gc_bytes, checkpoint_bytes;
 	_Atomic uint64_t reads_memory, reads_store, crc_retries, stalls, deleted;
 	_Atomic uint64_t full_roots, light_roots, replayed, orphans;
-	/* Bytes that the cache was asked for, and that were got for it. */
+	/* Bytes requested from the cache, and bytes fetched for it. */
 	_Atomic uint64_t served, fetched;
 	struct s3_device_counters device[BACKEND_ZERO + 1]; /* by enum backend_op */
 };
@@ -183,7 +183,7 @@ struct s3_volume {
 	unsigned n_batches; /* made */
 	unsigned in_flight; /* closed and not uploaded */
 	unsigned unsealed;  /* closed and not yet given to the store */
-	uint64_t changes;   /* writes, trims and zeroes that the log has got */
+	uint64_t changes;   /* writes, trims and zeroes that the log has received */
 	/* [seq % S3_WINDOW], uploaded before an earlier one, for the write-back log. */
 	struct s3_batch *kept_batches[S3_WINDOW];
 	struct s3_waiter *waiters;

@@ -19,8 +19,8 @@
 #define S3_UUID 16
 
 /*
- * Limits, of writers and readers alike: what one may store the other takes. Where a writer may be
- * told otherwise by its parameters, as with the size of batches, a reader takes the largest.
+ * Limits that hold for writers and readers: a reader accepts whatever a writer may store. If a
+ * parameter sets the writer's value, such as the size of batches, a reader accepts the largest.
  */
 #define S3_BLOCK_MIN  9		   /* log2 of the smallest block: 512 bytes */
 #define S3_BLOCK_MAX  16	   /* and of the largest */

@@ -121,7 +121,7 @@ struct associated {
 	uint8_t data[S3_UUID + 8 + 4 + 1];
 };
 
-/* raw is told, too: else a unit could be passed on as what it is not. */
+/* Authenticate raw, too. Otherwise an attacker could change it, and with it the result. */
 static struct associated associate(
 	const struct s3_transform *t, uint64_t id, uint32_t index, bool raw)
 {

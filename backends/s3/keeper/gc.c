@@ -143,9 +143,9 @@ static int sweep_object(void *opaque, const struct s3_listed *listed)
 }
 
 /*
- * Deletes the copy of the super object that a deletion left which got no further. The volume is
- * there and in use: who deletes it now has fenced us first, and who began before we opened it has
- * ended by now.
+ * Deletes the copy of the super object that an interrupted deletion left. The volume exists and is
+ * in use: a new deletion would have fenced us first, and a deletion that began before we opened the
+ * volume has ended by now.
  */
 static int sweep_copy(void *opaque, const struct s3_listed *listed)
 {

@@ -4,8 +4,8 @@
  *
  * A snapshot is a full root, stored twice: under snap/<name>/ first, which makes it, then as a root
  * of the volume, which lists it from then on. Deletion goes the other way: a root
- * without it, then its own root. So whatever a crash leaves can be told apart at the next open: an
- * own root that is younger than the volume's is taken over, one that is older goes.
+ * without it, then its own root. The next open can therefore distinguish what a crash left: it
+ * takes over an own root that is younger than the volume's, and deletes one that is older.
  *
  * A clone puts its marker below the snapshot, looks whether that is being deleted, and only then
  * comes into being. A deletion puts a mark, looks for clones, and only then begins. At least

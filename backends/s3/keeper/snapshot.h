@@ -54,12 +54,12 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
  */
 int s3_volume_resize(struct s3_volume *v, uint64_t size);
 /*
- * Wraps the volume's key, and those of its ancestors, with another key of the user's, which then is
- * the only one that opens the volume. Data, snapshots and clones stay as they are; a clone has a
- * user's key of its own. *derived: whether the old key can still be used to compute the key of
- * data, since that was derived from it by an older program. -EINVAL: the volume is not encrypted,
- * or has this key; -EACCES: somebody else has changed the key; -EIO: the change failed or, told so,
- * may have happened.
+ * Wraps the keys of the volume and of its ancestors with another key of the user, which is then the
+ * only one that opens the volume. Data, snapshots and clones do not change; a clone has its own
+ * user's key. *derived: whether the old key still yields the key of the data, because an older
+ * program derived one from the other. -EINVAL: the volume is not encrypted, or already has this
+ * key; -EACCES: another process has changed the key; -EIO: the change failed, or may have happened
+ * (the message says which).
  */
 int s3_volume_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES], bool *derived);
 

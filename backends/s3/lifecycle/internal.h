@@ -14,9 +14,9 @@ struct s3_volume;
 int s3_volume_create(
 	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key);
 /*
- * Does the store refuse to replace an object when told so? Without If-None-Match two writers could
- * put the same object of the log; without If-Match what a fenced writer left behind could not be
- * replaced without meeting the fence of the next one. Either makes two who both acknowledge.
+ * Does the store honour If-None-Match and If-Match? Without the first, two writers could put the
+ * same object of the log. Without the second, replacing what a fenced writer left could also
+ * replace the fence of the next writer. In both cases two writers would acknowledge writes.
  */
 int s3_probe_conditional_put(struct s3_volume *v);
 

@@ -65,8 +65,8 @@ struct s3_part {
 	uint64_t change;       /* with it everything up to this change has been taken */
 };
 /*
- * Under the lock: the oldest part that neither the store has nor *part, got from here before, tells
- * to be logged. False: there is nothing more.
+ * Under the lock: the oldest part that is neither in the store nor before *part, which an earlier
+ * call returned. False: there are no more.
  */
 bool s3_log_take(struct s3_volume *v, struct s3_part *part);
 /* Under the lock: it is in the write-back log, or (logged false) not. The batch is let go. */

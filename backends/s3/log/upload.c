@@ -128,8 +128,8 @@ static struct s3_write *take_stalled_writes(struct s3_volume *v)
 }
 
 /*
- * The store does not take a batch: now, which may change. It stays in memory and is put again; a
- * flush is told, unless the write-back log takes it. r: negative errno; why: one line.
+ * The store refuses a batch for now. The batch stays in memory and is sent again; a flush fails,
+ * unless the write-back log takes the batch. r: negative errno; why: one line.
  */
 static void refuse(struct s3_batch *b, int r, const char *why)
 {

@@ -2,10 +2,10 @@
 /*
  * Writes, trims and zeroes.
  *
- * A write gets its place in the batch and its entry in the map under the volume's lock, which makes
- * the order of the log that of acknowledgement: who was told of a write before he began another
- * finds them in this order in the log. The bytes are copied outside of the lock; the batch is not
- * sealed, and a reader of the blocks waits, until they are there.
+ * A write receives its place in the batch and its entry in the map under the volume's lock.
+ * Therefore the log has the order of acknowledgement: if a client began a write after an earlier
+ * one was acknowledged, the log has them in this order. The bytes are copied outside the lock.
+ * Until this is done, the batch is not sealed, and readers of the blocks wait.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -87,7 +87,8 @@ static int reserve(struct s3_volume *v, uint64_t lba, uint64_t count, const stru
 		if (place->count > count)
 			place->count = (uint32_t)count;
 		r = s3_map_update(v->map, b->seq, lba, place->count, b->slot, place->first);
-		/* Also if the map has got but a part of them: it is not to find others there. */
+		/* Even if the map has received only a part of them: it must not find other blocks
+		 * there. */
 		b->blocks += place->count;
 		if (r) {
 			set_copied(place, S3_COPIED_NEVER);

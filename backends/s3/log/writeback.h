@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The write-back log: a ring of entries in a file or on a device of this machine, so that a flush
- * needs not wait for the store. An entry is what a batch has got since the one before it, in the
- * form of an object of the log: header with CRC32C, volume and instance, then data, compressed and
- * encrypted as the volume's is. It is written when a flush asks for it, all that were asked for at
- * once are synced once, and it is there until its batch and all before it are in the store.
+ * does not wait for the store. An entry holds what was added to a batch since the previous entry.
+ * It has the form of an object of the log: a header with CRC32C, volume and instance, then data,
+ * which is compressed and encrypted as the volume's is. A flush writes entries; concurrent flushes
+ * share one sync. An entry stays until its batch and all earlier ones are in the store.
  *
- * Its entries are of one writer, its owner, which the super object of the volume names
- * (s3_super.write_back) as long as they may hold what the store lacks. So a volume is not opened
- * for writing without it, and as long as the super object names the owner nobody else has changed
- * the volume, but by replaying the log. Each object of a replay says up to which entry it goes: a
- * crash in the midst of it changes nothing about what is left.
+ * All entries belong to one writer, the owner. The super object of the volume names it
+ * (s3_super.write_back) as long as entries may hold data that the store lacks. During that time the
+ * volume cannot be opened for writing without the log, and only a replay of the log changes the
+ * volume. Each object of a replay records up to which entry it goes, so that a crash during the
+ * replay loses nothing.
  *
  * Layout: magic (4 KiB), two places for the state (4 KiB each), the ring. Everything is a multiple
  * of 4 KiB. An entry does not wrap: one that does not fit before the end of the ring is at its
@@ -30,8 +30,8 @@ struct s3_writeback;
 #define S3_WRITEBACK_LEAST (UINT64_C(8) << 20)
 
 /*
- * Opens, or makes, a regular file (of size bytes; 0: 1 GiB, or what it has) or a block device (0:
- * all of it), which nobody else may use meanwhile. 0, or negative errno, reported in one line.
+ * Opens or creates a regular file (of size bytes; 0: 1 GiB, or its present size), or opens a block
+ * device (0: all of it), for exclusive use. 0, or negative errno, reported in one line.
  */
 int s3_writeback_open(const char *path, uint64_t size, const struct backend_host *host,
 	struct s3_writeback **out);

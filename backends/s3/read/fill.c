@@ -18,19 +18,18 @@
 #include "backends/s3/state/object_table.h"
 #include "backends/s3/state/readahead.h"
 
-/* Pages got at once, and lines that they can touch. */
+/* Pages fetched by one request, and lines that they can touch. */
 #define FILL_PAGES (S3_AHEAD_STEP / S3_PAGE)
 #define FILL_LINES (FILL_PAGES / S3_LINE_PAGES + 1)
 /*
- * Pages that nobody asked for are got along when they lie between others, if there are few of them;
- * or not quite so few, but no more than of the others, or if it is read ahead: a stream may well
- * come to them.
+ * A request also fetches pages between those that are needed, if they are few. It may fetch more of
+ * them, up to the number of needed pages, or when reading ahead: a stream may reach them.
  */
 #define GAP_SMALL 4
 #define GAP_LARGE 16
 /*
- * Neither that nor reading ahead is done when it did not pay so far: when more was got than this
- * many times what was asked for, and that many bytes. Only the last of them count.
+ * Both that and reading ahead stop when they do not pay: when the bytes fetched exceed the bytes
+ * requested by this factor, and are at least this many. Only recent requests count.
  */
 #define WASTE_RATIO 2
 #define WASTE_LEAST (UINT64_C(64) << 20)
@@ -126,7 +125,7 @@ static void copy_part(struct s3_read *r, const struct s3_run *part, const struct
 	}
 }
 
-/* The pages that a part waited for are there, or could not be got. */
+/* The pages that a part waited for have arrived, or could not be fetched. */
 static void part_ready(
 	struct s3_page_waiter *waiter, struct s3_line *line, uint16_t valid, int error)
 {

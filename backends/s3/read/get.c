@@ -270,7 +270,7 @@ static void end_data(struct s3_get *g, int result)
 	end_get_part(g, result);
 }
 
-static void got(struct s3_request *req)
+static void fetched(struct s3_request *req)
 {
 	struct s3_get *g = req->opaque;
 
@@ -310,7 +310,7 @@ static void submit(struct s3_get *g, const struct iovec *iov, int iovcnt, uint64
 		.iov = iov,
 		.iovcnt = iovcnt,
 		.offset = offset,
-		.done = got,
+		.done = fetched,
 		.opaque = g,
 	};
 	r = s3_store_submit(g->v->store, &g->request);

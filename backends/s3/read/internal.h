@@ -98,7 +98,7 @@ struct s3_get {
 	int iovcnt;
 };
 
-/* Pages of a line that have to be got. */
+/* Pages of a line that have to be fetched. */
 struct s3_want {
 	struct s3_object object;
 	uint32_t slot;
@@ -107,7 +107,7 @@ struct s3_want {
 	uint16_t pages;	      /* claimed */
 };
 
-/* What is to be got for a piece of a read, or of what is read ahead. */
+/* What to fetch for a piece of a read, or for reading ahead. */
 struct s3_plan {
 	struct s3_volume *v;
 	bool ahead, generous;
@@ -140,7 +140,7 @@ void s3_read_end_part(struct s3_read *r, int result);
 void s3_get_free(struct s3_get *g);
 /* The units that hold the blocks of a get: the first, and the one after the last. */
 void s3_get_units_of(const struct s3_get *g, uint32_t *first, uint32_t *end);
-/* Restores the blocks in unit i of what was got. 0; -EBADMSG: damaged; -ENOMEM, -EIO. */
+/* Restores the blocks in unit i of the fetched data. 0; -EBADMSG: damaged; -ENOMEM, -EIO. */
 int s3_get_restore_unit(const struct s3_get *g, uint32_t i);
 /* Asks for the data, and for the checksums if they are not at hand. g is filled but for these. */
 void s3_get_begin(struct s3_get *g);
@@ -151,7 +151,7 @@ void s3_get_start(struct s3_read *r, const struct s3_run *run);
 
 /* Pages in which blocks of an object's data that are all in one line lie. */
 uint16_t s3_fill_pages_of(const struct s3_volume *v, uint32_t offset, uint64_t count);
-/* Pages that can only be got together with these: blocks, and units, are checked as a whole. */
+/* Pages to fetch together with these, because blocks and units are checked as a whole. */
 uint16_t s3_fill_whole_blocks(
 	const struct s3_volume *v, const struct s3_object *object, uint32_t number, uint16_t pages);
 /* Cuts what is in one line off the beginning of a run. False: nothing is left. */

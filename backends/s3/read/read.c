@@ -50,7 +50,8 @@ static void read_run(struct s3_plan *plan, struct s3_read *r, const struct s3_ru
 	while (s3_fill_next_in_line(v, &rest, &part)) {
 		if (s3_fill_read_part(plan, r, &part, &object))
 			continue;
-		/* One GET for all that is left: one a line costs more than what is got twice. */
+		/* One GET for the rest: a GET for each line costs more than fetching some bytes
+		 * twice. */
 		part.count += rest.count;
 		s3_get_start(r, &part);
 		return;
@@ -185,7 +186,7 @@ void s3_read_ahead(struct s3_volume *v, uint64_t offset, uint64_t length)
 		atomic_load(&v->ahead_now) < v->ahead_max) {
 		size_t n = look_up(v, lba, end, runs), used = n;
 
-		/* An object is best got as a whole: what it begins here waits for the rest. */
+		/* Fetch an object as a whole: the part that begins here waits for the rest. */
 		if ((n > 1 || lba > start) && is_beginning(v, &runs[n - 1]))
 			room = --used > 0;
 		for (size_t i = 0; room && i < used; i++) {

@@ -163,11 +163,11 @@ static uint64_t highest_epoch(const struct s3_volume *v, const struct s3_recover
  * none of its uploads has come to. The first number that is free when we ask is that of an upload
  * under way, so that the fence itself, which has to stand at the end, would always come too late.
  *
- * - The other writer ends at H: his object does not replace ours, so that his frontier stays below
- *   H, and what he had acknowledged is below H. He has to be followed for at most so far.
- * - Nothing is decided by it. Our fence is put as ever, where the log ends, and only who got it in
- *   there has the volume. All objects below that have been applied by then, and no older writer
- *   acknowledges anything behind it: the same as without a fence ahead.
+ * - The other writer ends at H: its object does not replace ours, so that its frontier stays below
+ *   H, and what it had acknowledged is below H. We have to follow it at most up to there.
+ * - The fence ahead decides nothing. Our fence is put at the end of the log as always, and only the
+ *   writer that stores it there has the volume. By then, all objects below have been applied, and
+ *   no older writer acknowledges anything after it: the same as without a fence ahead.
  * - If the log has come to H before our fence stood, the fence ahead is an object of the log, which
  *   holds nothing. Our fence then stands right behind it. What the other writer had under way
  *   behind H is of a lower epoch, and so absent: its predecessor H never was his, so that none of

@@ -93,7 +93,7 @@ int s3_recovery_apply(struct s3_recovery *p, const struct s3_object_header *head
 int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots);
 /* The volume's own at seq. -ENOENT: no such root, or a damaged one. */
 int s3_recovery_read_root(struct s3_volume *v, uint64_t seq, void **data, struct s3_root *root);
-/* What is got of a root: its regions, or its summaries. NULL: no memory. */
+/* What to fetch of a root: its regions, or its summaries. NULL: no memory. */
 struct s3_root_part *s3_recovery_parts_of(const struct s3_root *root, bool summaries);
 /* 0, -ENOMEM, or -ENOENT: what was read cannot be used. */
 int s3_recovery_check_error(enum s3_check check);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * The parts of a checkpoint, got from the store in their order, with the next ones on their way:
- * who waits for one has seldom to wait for the store's latency.
+ * The parts of a checkpoint, fetched in order, several at a time, so that the caller seldom waits
+ * for the store's latency.
  */
 #ifndef USERBLK_S3_PARTS_H
 #define USERBLK_S3_PARTS_H

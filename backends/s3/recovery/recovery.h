@@ -24,7 +24,7 @@ int s3_recover_snapshot(struct s3_volume *v, const char *name);
 int s3_snapshot_find_stored(struct s3_volume *v, const char *name, uint64_t *seq);
 /*
  * The map becomes that of a snapshot, the newest one. No other call meanwhile; after an error the
- * map must not be used. Told through the host.
+ * map must not be used. Errors are reported through the host.
  */
 int s3_restore(struct s3_volume *v, uint64_t seq);
 /*

@@ -31,7 +31,7 @@ struct s3_line {
 	uint8_t origin, queue, uses;
 	uint16_t valid, filling;
 	uint16_t asked;	       /* served since they are there */
-	uint16_t ahead;	       /* got without being asked for, and not asked for since */
+	uint16_t ahead;	       /* read ahead, and not requested since */
 	_Atomic unsigned refs; /* of who copies from it */
 	uint32_t frames[S3_LINE_PAGES];
 };
@@ -246,7 +246,7 @@ static bool recall(struct s3_cache *c, const struct s3_line_key *key)
 	return there;
 }
 
-/* What nobody asked for while as much as there is memory was got. */
+/* Lines that were not requested while the cache fetched as much as it can hold. */
 static bool stale(const struct s3_cache *c, const struct s3_line *l)
 {
 	return c->claimed - l->born > c->pages;

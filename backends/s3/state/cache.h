@@ -4,9 +4,9 @@
  * Objects never change, so that nothing is ever invalidated; a process never uses an
  * object's number twice.
  *
- * A line is 64 KiB of an object's data, in pages of 4 KiB, each of which is there, being got, or
- * absent. Memory is taken by the page. Who wants pages that are absent claims them: he has to get
- * them and to settle the line; everybody else waits. So nothing is got twice at the same time.
+ * A line is 64 KiB of an object's data, in pages of 4 KiB, each of which is valid, being fetched,
+ * or absent. Memory is allocated by the page. A caller that needs absent pages claims them: it must
+ * fetch them and settle the line, while others wait. No page is fetched twice at the same time.
  *
  * Eviction is S3-FIFO (Yang et al., SOSP 2023): lines begin in a small queue, from which those
  * that were asked for again go to the main one. What was read ahead waits in a queue of its
@@ -39,9 +39,9 @@ struct s3_page_waiter {
 	struct s3_page_waiter *next;
 	uint16_t pages; /* waited for; a bit each */
 	/*
-	 * None of them is being got any more: those of valid may be copied, the others could not be
-	 * got; error: why, or 0 if they were damaged. The line is held. From any thread,
-	 * without locks.
+	 * None of them is being fetched any more: those of valid may be copied, the others could
+	 * not be fetched; error: why, or 0 if they were damaged. The line is held. Called from any
+	 * thread, without locks.
 	 */
 	void (*ready)(struct s3_page_waiter *w, struct s3_line *line, uint16_t valid, int error);
 };
@@ -62,15 +62,15 @@ void s3_cache_free(struct s3_cache *c);
 struct s3_line *s3_cache_lookup(struct s3_cache *c, const struct s3_line_key *key, uint16_t pages);
 /*
  * Claims those of pages that are absent: all of them, or none when memory does not suffice (then
- * claim->line is NULL). with, which holds pages, is what is to be got along if there is any to get.
+ * claim->line is NULL). with, which includes pages, are those to fetch too if any page is absent.
  * If claim->line is not NULL, it is held for the caller. With waiter, unless all pages are valid,
  * its ready() will be called. Without, nobody asks for the pages yet: they are read ahead.
  */
 void s3_cache_claim(struct s3_cache *c, const struct s3_line_key *key, uint16_t pages,
 	uint16_t with, struct s3_page_waiter *waiter, struct s3_claim *claim);
 /*
- * Ends the getting of claimed pages: those of good hold their data, the others could not be got.
- * Calls who waited for them; how many.
+ * Ends the fetching of claimed pages: those of good hold their data, the others could not be
+ * fetched. Calls the waiters, and returns their number.
  */
 unsigned s3_cache_settle(
 	struct s3_cache *c, struct s3_line *line, uint16_t claimed, uint16_t good, int error);

@@ -422,13 +422,13 @@ static void read_line(struct s3_cachefile *f, struct s3_disk_job *job)
 /* One line tells why there is no such cache any more. */
 static void give_up(struct s3_cachefile *f)
 {
-	bool told;
+	bool reported;
 
 	pthread_mutex_lock(&f->lock);
-	told = f->failed;
+	reported = f->failed;
 	f->failed = true;
 	pthread_mutex_unlock(&f->lock);
-	if (!told)
+	if (!reported)
 		backend_error(&f->file.host,
 			"cache-file=%s: cannot be written; it is not used until the next start",
 			f->file.path);

@@ -111,7 +111,7 @@ size_t s3_leaf_pieces_of(
 unsigned s3_leaf_count_starts(const s3_leaf_entry *flat, unsigned a, unsigned b);
 /* Frees a leaf. */
 void s3_leaf_drop(struct s3_map *m, struct s3_leaf *l);
-/* A flat leaf that has got few runs becomes an array; without memory it stays. */
+/* Turns a flat leaf that now has few runs into an array; without memory it stays flat. */
 void s3_leaf_shrink(struct s3_map *m, struct s3_leaf *l);
 /* n pieces, ascending, none continuing the one before, become all that a leaf holds. */
 int s3_leaf_build(

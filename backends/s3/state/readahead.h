@@ -30,7 +30,7 @@ void s3_streams_free(struct s3_streams *s);
  */
 bool s3_streams_note(struct s3_streams *s, uint64_t offset, uint64_t length, uint64_t size,
 	struct s3_ahead *ahead);
-/* Only what is before reached will be read of it; the rest is to be told again. */
+/* The caller reads only what is before reached; later calls return the rest again. */
 void s3_streams_cut(struct s3_streams *s, const struct s3_ahead *ahead, uint64_t reached);
 
 #endif

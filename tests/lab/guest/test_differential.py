@@ -85,10 +85,10 @@ def compare(up: Up, system: SystemConfig, open_target: Callable[[str, Limits], A
         with closing(open_target(running.used.path, limits)) as target:
             sequences = search(limits, target, SECONDS, journal)
         assert not running.server_died()
-    told(f"{system.kind} {system.mode}", sequences, journal, limits)
+    reported(f"{system.kind} {system.mode}", sequences, journal, limits)
 
 
-def told(what: str, sequences: int, journal: Journal, limits: Limits) -> None:
+def reported(what: str, sequences: int, journal: Journal, limits: Limits) -> None:
     marks = journal.check(SATA)
     print(f"{what}: {sequences} sequences, {marks} durable states, {limits}")
     assert marks > sequences > 0
@@ -129,4 +129,4 @@ def test_fuse_disk(tmp_path: Path) -> None:
             run(["umount", "--lazy", point], expect=None)
             server.terminate()
             server.wait(LIMIT)
-    told("fuse-disk", sequences, journal, limits)
+    reported("fuse-disk", sequences, journal, limits)

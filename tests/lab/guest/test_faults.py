@@ -94,8 +94,8 @@ def opened(running: Running) -> Iterator[Disk]:
         os.close(disk.fd)
 
 
-def told(directory: Path, what: str) -> int:
-    """How often the servers of a test told of a failed request: known when they have ended."""
+def reported(directory: Path, what: str) -> int:
+    """How many failed requests the servers of a test reported; complete when they have ended."""
     texts = [path.read_text(errors="replace") for path in directory.rglob("*") if path.is_file()]
     return sum(len(re.findall(rf"\b{what} of \d+ bytes at \d+: ", text)) for text in texts)
 
@@ -135,7 +135,7 @@ def test_errors_below(up: Up, name: str, tmp_path: Path) -> None:
             assert disk.write(BAD, b"b") == disk.flush() == 0 and disk.holds(BAD, b"b")
             assert not running.server_died()
     # The kernel's SCSI layer and nbd may ask again; a second has one line.
-    assert 1 <= told(tmp_path, "read") <= 5 and 1 <= told(tmp_path, "write") <= 5
+    assert 1 <= reported(tmp_path, "read") <= 5 and 1 <= reported(tmp_path, "write") <= 5
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -194,7 +194,7 @@ def test_a_medium_error(up: Up, name: str, tmp_path: Path) -> None:
         assert disk.read(BAD) == reads
         assert disk.read(GOOD) == 0 and disk.write(GOOD, b"g") == 0 and disk.holds(GOOD, b"g")
         assert not running.server_died()
-    assert 1 <= told(tmp_path, "read") <= 5
+    assert 1 <= reported(tmp_path, "read") <= 5
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

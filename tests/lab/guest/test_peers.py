@@ -23,7 +23,7 @@ END_LIMIT = 1200.0  # s; the machine may be busy
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """s3backer is told of the store on the host, whose bucket has other tests' volumes, too."""
+    """s3backer uses the store on the host, whose bucket also has the volumes of other tests."""
     passwords = tmp_path / ".s3backer_passwd"
     passwords.write_text(f"{ACCESS_KEY}:{SECRET_KEY}\n")
     passwords.chmod(0o600)

@@ -25,7 +25,7 @@ KINDS = ("nbd", "tcmu")
 FSX = Path("build/deps/bin/fsx").absolute()
 FSX_OPERATIONS = 2000
 GONE_S = 45  # more than the 30 s after which the kernel by itself gives a request up
-PATIENCE_S = 86400  # of those who have been told to wait
+PATIENCE_S = 86400  # of clients that have to wait
 
 # What the guide tells users to give nbd-client.
 (_line,) = re.findall(r"nbd-client -unix \S+ /dev/nbd0 (-b 4096 .*)", Path("docs/s3.md").read_text())
@@ -212,6 +212,6 @@ def test_a_timeout_must_be_given(serve: Serve) -> None:
                 load.send_signal(signal.SIGINT)
                 load.wait(LIMIT)
         assert connected(good)
-        told = complaints(mark)
-        assert any(f"{Path(bad).name}:" in line and "timed out" in line for line in told), told
-        assert not any(f"{Path(good).name}:" in line for line in told), told
+        reported = complaints(mark)
+        assert any(f"{Path(bad).name}:" in line and "timed out" in line for line in reported), reported
+        assert not any(f"{Path(good).name}:" in line for line in reported), reported
