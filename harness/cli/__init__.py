@@ -16,11 +16,11 @@ from userblk.analysis.summaries import SummaryError
 from ..machine import interrupt
 from ..machine.safety import Refused
 from ..model.tables import ConfigError, NeedsCheckout
-from . import bundle, explain, host, report, results, run, tune
+from . import bundle, explain, host, plan, report, results, run, tune
 from .common import EXIT_SIGNAL, EXIT_USAGE
 from .source import start_again
 
-MODULES = (run, results, report, explain, bundle, host, tune)
+MODULES = (plan, run, results, report, explain, bundle, host, tune)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

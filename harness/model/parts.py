@@ -50,11 +50,12 @@ class Engine:
 
     on_files: on a file system. parameters: sizes of its workloads are in a parameters.toml. counted: of which
     instructions can be counted. buffered: on a device, through the page cache.
-    in_rounds: it can repeat a workload until it is steady.
+    in_rounds: it can repeat a workload until it is steady. uses_device: its workloads use the device, or the store, of
+    the plan's entry.
 
-    For a whole suite, whose first workload's engine answers: measures: what the commands plan it with (SUBJECTS of
-    harness/cli/run.py). runner: the module that runs it. lab_mib: of the lab's guest, 0: as much as its workloads need.
-    tables_so_far: do its tables say something before all has run?
+    For a whole suite, whose first workload's engine decides: measures: what the commands plan it with (SUBJECTS of
+    harness/cli/plan.py). runner: the module that runs it. lab_mib: memory of the lab's guest, 0: as much as its
+    workloads need. tables_so_far: are its tables meaningful before all runs are done?
     """
 
     name = ""
@@ -67,6 +68,7 @@ class Engine:
     counted = False
     buffered = False
     in_rounds = False
+    uses_device = True
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         """The suite that the rest of its file describes. Raises ConfigError."""

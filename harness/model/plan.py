@@ -310,7 +310,7 @@ def _round(plan: Plan, repetition: int, wanted: Collection[CellId] | None = None
     rng = random.Random(f"{plan.seed} {repetition}")
     profile = plan.profile
     parts = list(dict.fromkeys(workload.suite for workload in plan.suite.workloads))
-    of_none = {workload.suite for workload in plan.suite.workloads if workload.engine == "attach"}
+    of_none = {workload.suite for workload in plan.suite.workloads if not ENGINES[workload.engine].uses_device}
     triples = [
         (device, system, part)
         for number, device in enumerate(plan.devices)

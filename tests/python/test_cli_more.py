@@ -15,7 +15,7 @@ from command_line import userblk
 from loops import LIMIT, MIB, loop
 from made_up import small_campaign
 from userblk.harness.cli import completion, doctor, make_parser
-from userblk.harness.cli.run import endurance_text
+from userblk.harness.cli.plan import endurance_text
 from userblk.harness.machine import paths
 from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
