@@ -71,13 +71,15 @@ static void disk_setattr(
 
 /*
  * Nothing is kept in the page cache: every read and write comes here as it was made, any number at
- * once. The kernel's own struct, since not every libfuse has a name for writes side by side.
+ * once, and close(2) has nothing to flush. Without FOPEN_NOFLUSH, close(2) waits for all writes of
+ * the file on Linux 6.12, and so does a new process that closes its copy. The kernel's own
+ * struct, since not every libfuse has a name for writes side by side.
  */
 static void disk_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	const struct disk *d = fuse_req_userdata(req);
 	const struct fuse_open_out out = {
-		.open_flags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES,
+		.open_flags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES | FOPEN_NOFLUSH,
 	};
 
 	(void)ino;

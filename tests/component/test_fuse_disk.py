@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from fuse_mount import (
@@ -377,6 +378,25 @@ def test_requests_in_flight_end_before_it_does(disk: Path, fuse_file: FuseStart)
     assert mount.process.wait(STOP_TIMEOUT_S) == 0
     writer.communicate(timeout=RUN_TIMEOUT_S)
     assert not os.path.ismount(mount.point)
+
+
+def test_a_close_does_not_wait(disk: Path, fuse_file: FuseStart) -> None:
+    """A process with the file open can start another one while requests stall: that closes its copies."""
+    mount = fuse_file("passthrough", str(disk))
+    descriptors = [os.open(mount.point, os.O_RDWR) for _ in range(2)]
+    writer = Thread(target=os.pwrite, args=(descriptors[0], b"text", 0), daemon=True)
+    closer = Thread(target=os.close, args=(descriptors[1],), daemon=True)
+    mount.process.send_signal(signal.SIGSTOP)
+    try:
+        writer.start()
+        closer.start()
+        closer.join(10)
+        assert writer.is_alive() and not closer.is_alive()
+    finally:
+        mount.process.send_signal(signal.SIGCONT)
+        writer.join(RUN_TIMEOUT_S)
+        os.close(descriptors[0])
+    assert disk.read_bytes()[:4] == b"text"
 
 
 def test_a_killed_server_leaves_errors_and_a_clean_unmount(disk: Path, fuse_file: FuseStart) -> None:
