@@ -86,7 +86,8 @@ def up(context: Context) -> Running:
 class Vduse(Layer):
     name = "vduse"
     needs = MODULES
-    packages = {"qemu-storage-daemon": "qemu-system-common", "vdpa": "iproute2"}
+    # Debian 13 has the daemon in the first package, Debian 12 in the second.
+    packages = {"qemu-storage-daemon": "qemu-utils qemu-system-common", "vdpa": "iproute2"}
     with_null = True
 
     def attaches(self, system: SystemConfig) -> bool:

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 import pytest
 from guest import MIB, Up, read, run
 from userblk.harness.model.config import load_system
+from userblk.harness.model.parts import KINDS
 from userblk.harness.systems import absent
-from userblk.harness.systems.base import BringUpError
+from userblk.harness.systems.base import BringUpError, SystemKind, find_program
 from userblk.harness.systems.vduse import NO_DIRECT_IO
 
 NVME = os.environ["LAB_NVME"]
@@ -37,6 +38,16 @@ def test_verified_data(up: Up, name: str) -> None:
         through = read(disk, 0, 4 * MIB)
         assert any(through)
     assert read(NVME, 0, 4 * MIB) == through
+
+
+def test_programs_are_in_the_packages_that_doctor_names() -> None:
+    kinds = (KINDS[name] for name in KINDS.names())
+    needed = [pair for kind in kinds if isinstance(kind, SystemKind) for pair in kind.packages.items()]
+    for program, packages in needed:
+        if find_program(program):
+            owners = {line.split(":")[0] for line in run(["dpkg-query", "--search", f"*bin/{program}"]).splitlines()}
+            assert owners & set(packages.split()), (program, owners)
+    assert "nbdkit" in dict(needed)
 
 
 def test_vduse_null(up: Up) -> None:
