@@ -5,7 +5,7 @@ Runs Table 1's campaign twice with one seed, once as the machine is and once bes
 campaigns that were run before. For each campaign it prints how wide the intervals are and, with --control, what the
 control shows; of two, by how much they differ. Exit code 1: a bar is missed. Run it with:
     PYTHONPATH=python python3 tests/bench/bench_lab.py [CAMPAIGN [CAMPAIGN]]
-With --markdown EXPORTED it prints what docs/lab.md says of a campaign that was exported.
+With --markdown EXPORTED it prints what docs/lab.md says of a campaign with a control that was exported.
 """
 
 from __future__ import annotations
@@ -63,30 +63,40 @@ def differing(a: Table, b: Table) -> Iterator[Bar]:
         yield Bar("differ by at most 3 %: all", f"most {apart[worst]:.2f} %, {' '.join(worst)}", apart[worst] <= 3)
 
 
-def widths(table: Table) -> Iterator[Bar]:
-    """Half widths of the means' intervals: in the middle 1 %, above 3 % in no more than 5 % of the cells."""
-    found = []
+def half_widths(table: Table) -> dict[tuple[str, str, str, str], float]:
+    """Half width of the interval of each mean of throughput and latency, in % of the mean."""
+    found = {}
     for device, workload in table.rows:
         for system in table.systems:
             for metric in SHOWN:
                 mean = table.cell(device, workload, system, metric).mean
                 if mean is not None and mean.half is not None:
-                    found.append(100 * mean.half / mean.value)
-    if found:
+                    found[device, workload, system, metric.id] = 100 * mean.half / mean.value
+    return found
+
+
+def widths(table: Table) -> Iterator[Bar]:
+    """Half widths of the means' intervals: in the middle 1 %, above 3 % in no more than 5 % of the cells."""
+    if found := [*half_widths(table).values()]:
         wide = 100 * sum(one > 3 for one in found) / len(found)
         middle = median(found)
         yield Bar("median half width at most 1 %", f"{middle:.2f} % of {len(found)} intervals", middle <= 1)
         yield Bar("wider than 3 %: at most 5 % of them", f"{wide:.1f} %, widest {max(found):.1f} %", wide <= 5)
 
 
-def alarms(table: Table) -> Iterator[Bar]:
-    """Native against native: nothing by more than 1 %, alarms in no more than 5 % of the tests."""
+def control_apart(table: Table) -> dict[tuple[str, str, str], float]:
+    """By how much the control's throughput and latency differ from native's, in %."""
     apart = {}
     for device, workload in table.rows:
         for metric in SHOWN:
             if (difference := table.cell(device, workload, CONTROL, metric).difference) is not None:
                 apart[device, workload, metric.id] = abs(difference.value)
-    if apart:
+    return apart
+
+
+def alarms(table: Table) -> Iterator[Bar]:
+    """Native against native: nothing by more than 1 %, alarms in no more than 5 % of the tests."""
+    if apart := control_apart(table):
         worst = max(apart, key=lambda cell: apart[cell])
         yield Bar("control differs by at most 1 %", f"most {apart[worst]:.2f} %, {' '.join(worst)}", apart[worst] <= 1)
     if (found := control([table])) is not None:
@@ -129,6 +139,25 @@ def markdown(bars: Sequence[Bar]) -> str:
     return "\n".join(["| criterion | result | |", "|---|---|---|", *rows])
 
 
+def by_parts(table: Table) -> str:
+    """Reads, and the writes to each device: half widths, and how far the control is from native."""
+    lines = [
+        "| workloads | intervals | above 3 % | median half width (%) | control differs by at most (%) |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    halves, apart = half_widths(table), control_apart(table)
+    for name, devices, kind in (
+        ("reads", ("sata", "nvme"), "read"),
+        ("writes, SATA", ("sata",), "write"),
+        ("writes, NVMe", ("nvme",), "write"),
+    ):
+        found = [half for (device, workload, *_), half in halves.items() if device in devices and kind in workload]
+        differ = [one for (device, workload, _), one in apart.items() if device in devices and kind in workload]
+        wide = sum(half > 3 for half in found)
+        lines.append(f"| {name} | {len(found)} | {wide} | {median(found):.2f} | {max(differ):.1f} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("campaign", type=Path, nargs="*", help="at most two, which are judged; none: two are run")
@@ -138,11 +167,12 @@ def main() -> int:
     parser.add_argument("--beside", default=BESIDE, help="runs beside the second campaign (default: %(default)s)")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--markdown", type=Path, metavar="EXPORTED", help="print a table of this one; exit code 0")
+    parser.add_argument("--markdown", type=Path, metavar="EXPORTED", help="print tables of this one; exit code 0")
     args = parser.parse_args()
     if args.markdown:
         with tempfile.TemporaryDirectory() as place:
-            print(markdown(judged(table_of(archive.unpack(args.markdown, Path(place))))))
+            table = table_of(archive.unpack(args.markdown, Path(place)))
+        print(markdown(judged(table)), by_parts(table), sep="\n\n")
         return 0
     campaigns = args.campaign
     if not campaigns:

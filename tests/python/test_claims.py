@@ -19,24 +19,61 @@ def test_the_pages_say_what_the_data_do() -> None:
     assert told() == []
 
 
-FOUND = (
-    "It takes 3.5 ms.", "ran at 1,200 MB/s", "2.5 to 3 times as fast", "0.98 [0.95, 1.01]", "| disk | reads (kop/s) |",
-)  # fmt: skip
+def section(text: str) -> Section:
+    _, found = sections(PAGE, f"# Title\n{text}\n")
+    return found
 
 
-@pytest.mark.parametrize("text", FOUND)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes 3.5 ms.",
+        "ran at 1,200 MB/s",
+        "2.5 to 3 times as fast",
+        "35 and 27 us",
+        "0.98 [0.95, 1.01]",
+        "| disk | reads (kop/s) |",
+        "nbdkit is 24 % slower",
+        "it lost 1.4 to\n32\n% of them",
+        "2375 MiB were resident",
+        "2 GiB for 1 TiB",
+        "33 MB for all files",
+        "| done | 12 % |",
+    ],
+)
 def test_a_number_without_an_entry_is_found(text: str) -> None:
-    (_, found) = sections(PAGE, f"# Title\n{text}\n")
+    found = section(text)
     (line,) = without_entry({}, [found])
-    assert line.startswith("docs/page.md: section 'Title' says ") and "no entry" in line
-    assert not [*without_entry({"claim": [{"page": PAGE, "heading": "Title"}]}, [found])]
-    assert not [*without_entry({"other": [{"page": PAGE, "heading": "*"}]}, [found])]
-    assert [*without_entry({"other": [{"page": "README.md", "heading": "*"}]}, [found])]
+    assert line.startswith("docs/page.md: section 'Title' has '") and "which no entry in docs/claims.toml says" in line
+    entry: dict[str, Any] = {"page": PAGE, "heading": "Title", "says": [" ".join(text.split())]}
+    assert not [*without_entry({"claim": [entry]}, [found])]
+    assert not [*without_entry({"other": [entry]}, [found])]
+    for key, value in (("page", "README.md"), ("heading", "*"), ("says", ["7 ms"])):
+        assert [*without_entry({"other": [{**entry, key: value}]}, [found])] == [line]
+
+
+def test_each_number_of_a_section_needs_an_entry() -> None:
+    table = "| a | b |\n|---|---|\n| 1 s | 2 s |"
+    found = section(f"It takes 3.5 ms, 5 % more than\nbefore; 2.5 % of it is ours.\n\n{table}")
+    assert found.unsaid(["3.5 ms", "5 %", "| a | b |"]) == ["2.5 %"]
+    assert found.unsaid(["3.5 ms", "5 % more than before; 2.5 % of", "| 1 s |"]) == ["2 s"]
+    assert found.unsaid([]) == ["3.5 ms", "5 %", "2.5 %", "1 s", "2 s"]
+
+
+def test_what_the_data_make_has_its_entry() -> None:
+    row = "| nbdkit | 12 % |"
+    entry = {"page": PAGE, "heading": "Title", "check": ["printf", f"{row}\\n".replace("%", "%%")]}
+    assert not [*without_entry({"claim": [entry]}, [section(row)])]
+    assert [*without_entry({"claim": [entry]}, [section(f"{row}\n| TCMU | 13 % |")])]
+    text = [{"text": "it takes 12 s", "values": ["seconds"]}]
+    assert not [*without_entry({"claim": [entry | {"text": text}]}, [section("it takes\n12 s")])]
+    written = "<!-- userblk table table1 -->\n| 12 % |\n<!-- end -->\n"
+    assert section(written).unsaid([]) == [] and section(f"{written}13 %").unsaid([]) == ["13 %"]
 
 
 @pytest.mark.parametrize("text", ["`--runtime 3 s`", "    $ sleep 3 s", "version 1.8.0", "64 KiB blocks", "Linux 6.12"])
 def test_settings_and_code_are_no_measurements(text: str) -> None:
-    assert not Section(PAGE, "", text).measured()
+    assert not section(text).unsaid([])
 
 
 def claim(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -68,19 +105,21 @@ def test_values_are_picked_from_what_a_benchmark_printed() -> None:
 
 
 def test_entries_say_enough(tmp_path: Path) -> None:
-    found = [Section(PAGE, "Title", "")]
+    found = [section("of 10,064 runs")]
     assert not [*wrong_entries({"claim": [claim(tmp_path)]}, found)]
     for key, value, says in (
         ("heading", "Gone", "has no section 'Gone'"),
         ("data", "docs/none.json", "data=docs/none.json is not there"),
         ("comand", "make", "comand is unknown"),
+        ("says", ["10,065 runs"], "does not say '10,065 runs'"),
     ):
         (line,) = wrong_entries({"claim": [claim(tmp_path, **{key: value})]}, found)
         assert says in line
     without = claim(tmp_path)
-    del without["machine"], without["data"]
-    missing, neither = wrong_entries({"claim": [without]}, found)
-    assert missing == "one: machine is missing; add it" and neither.startswith("one: neither data")
+    del without["machine"], without["tolerance"], without["data"], without["text"]
+    missing, neither, nothing = wrong_entries({"claim": [without]}, found)
+    assert missing == "one: machine, tolerance is missing; add it" and neither.startswith("one: neither data")
+    assert nothing.startswith("one: no number is of it")
     (line,) = wrong_entries({"other": [{"page": PAGE, "heading": "Title"}]}, found)
     assert "[[other]]" in line
 

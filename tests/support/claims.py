@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the pages say that userblk measured about itself, by docs/claims.toml: `make claims`.
 
-A measured number is one with a unit of time or of a rate, a number of times, a ratio with its interval, or of a table
-that names a unit at the head of a column; outside of code. A section of README.md or docs/ that has one needs an
-entry, [[claim]] or [[other]]; it is checked for sections, not for each number in one. Where the raw data of a claim are
-kept, the texts are made from them, digit by digit: what differs is printed. --measure also measures a sample of such
-claims again, within MINUTES, and prints what is further from the kept value than the claim's tolerance.
+A measured number is one in percent or with a unit of time, of a rate or of memory (from 1 MB on: what is smaller is
+the size of a block), a number of times, a ratio with its interval, or a table that names a unit at the head of a
+column; outside of code. Each one in README.md or docs/ needs an entry that says it, [[claim]] or [[other]]. Where the
+raw data of a claim are kept, the texts are made from them, digit by digit: what differs is printed. --measure also
+measures a sample of such claims again, within MINUTES, and prints what is further from the kept value than the claim's
+tolerance.
 """
 
 from __future__ import annotations
@@ -31,41 +32,75 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = Path("docs/claims.toml")
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-UNIT = r"(?:ns|us|µs|ms|s|seconds?|minutes?|hours?|times|s/GB|[kMG]B/s|[KMG]iB/s|kop/s|IOPS|op/s|operations a second)"
-MEASURED = re.compile(rf"(?<![\w.\-/])(?:{NUMBER}(?: to {NUMBER})? ?{UNIT}(?![\w/])|\d+\.\d+ \[\d+\.\d+, \d+\.\d+\])")
-HEAD = re.compile(rf"^\|.*(?:\((?:{UNIT}|%|MiB)\)|\| *(?:{UNIT}|MiB) *\|)")
-NEEDED = {"id", "page", "heading", "machine", "command"}
-CLAIM_KEYS = NEEDED | {"data", "made", "pick", "check", "text", "measure", "tolerance", "minutes"}
-OTHER_KEYS = {"page", "heading", "why"}
+UNIT = (
+    r"(?:%|ns|us|µs|ms|s|seconds?|minutes?|hours?|times|s/GB|[kMG]B/s|[KMG]iB/s|kop/s|IOPS|op/s|operations a second"
+    r"|[MG]i?B)"
+)
+MEASURED = re.compile(
+    rf"(?<![\w.\-/])(?:-?{NUMBER}(?:\s(?:to|and)\s-?{NUMBER})?\s?{UNIT}(?![\w/])|\d+\.\d+ \[\d+\.\d+, \d+\.\d+\])"
+)
+HEAD = re.compile(rf"^\|.*(?:\({UNIT}\)|\| *{UNIT} *\|)", re.MULTILINE)
+TABLE = re.compile(r"^\|.*(?:\n\|.*)*", re.MULTILINE)
+NEEDED = {"id", "page", "heading", "machine", "command", "tolerance"}
+CLAIM_KEYS = NEEDED | {"says", "data", "made", "pick", "check", "text", "measure", "minutes"}
+OTHER_KEYS = {"page", "heading", "says", "why"}
+
+
+def plain(text: str) -> str:
+    """A text without code, and without the space that lines are indented and filled with."""
+    lines = (re.sub(r"`[^`]*`", "", line) for line in text.splitlines() if not line.startswith("    "))
+    return "\n".join(" ".join(line.split()) for line in lines)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a page, from one heading to the next; heading "" is what stands before the first."""
+    """Section of a page, from one heading to the next; heading "" is what stands before the first.
+
+    own: its text without what docs/make-tables writes.
+    """
 
     page: str
     heading: str
     text: str
+    own: str
 
-    def measured(self) -> list[str]:
-        lines = (re.sub(r"`[^`]*`", "", line) for line in self.text.splitlines() if not line.startswith("    "))
-        return [match[0] for line in lines for rule in (MEASURED, HEAD) for match in rule.finditer(line)]
+    def unsaid(self, says: Sequence[str], made: Sequence[str] = ()) -> list[str]:
+        """The measured numbers that no phrase has. What a table begins with stands for the table if it is in says."""
+        text = plain(self.own)
+
+        def found(phrase: str) -> list[tuple[int, int]]:
+            words = (re.escape(word) for word in plain(phrase).split())
+            return [match.span() for match in re.finditer(r"\s+".join(words), text)]
+
+        said = [span for phrase in says for span in found(phrase)]
+        begins = {begin for begin, _ in said}
+        said += [match.span() for match in TABLE.finditer(text) if match.start() in begins]
+        said += [span for phrase in made for span in found(phrase)]
+        return [
+            " ".join(number[0].split())
+            for rule in (MEASURED, HEAD)
+            for number in rule.finditer(text)
+            if not any(begin <= number.start() and number.end() <= end for begin, end in said)
+        ]
 
 
 def sections(page: str, text: str) -> Iterator[Section]:
-    heading, lines = "", list[str]()
+    heading, lines, own, written = "", list[str](), list[str](), False
     for line in text.splitlines():
+        written = line.startswith("<!-- userblk ") or (written and line != "<!-- end -->")
         if match := re.match(r"#+ (.+)", line):
-            yield Section(page, heading, "\n".join(lines))
-            heading, lines = match[1].strip(), []
-        else:
-            lines.append(line)
-    yield Section(page, heading, "\n".join(lines))
+            yield Section(page, heading, "\n".join(lines), "\n".join(own))
+            heading, lines, own = match[1].strip(), [], []
+            continue
+        lines.append(line)
+        if not written:
+            own.append(line)
+    yield Section(page, heading, "\n".join(lines), "\n".join(own))
 
 
 def wrong_entries(entries: dict[str, Any], found: Sequence[Section]) -> Iterator[str]:
     """Entries that say too little, or are of a section that is not there."""
-    known = {(one.page, one.heading) for one in found} | {(one.page, "*") for one in found}
+    known = {(one.page, one.heading): one for one in found}
     for entry in entries.get("claim", []):
         name = entry.get("id", "a claim without id")
         if missing := NEEDED - entry.keys():
@@ -76,27 +111,40 @@ def wrong_entries(entries: dict[str, Any], found: Sequence[Section]) -> Iterator
             yield f"{name}: neither data, a file that is kept, nor made, how the raw data are made; add one of them"
         if "data" in entry and not (ROOT / entry["data"]).is_file():
             yield f"{name}: data={entry['data']} is not there"
+        if not {"says", "check", "text"} & entry.keys():
+            yield f"{name}: no number is of it; add says, check or text"
         if "data" in entry and not {"check", "text"} & entry.keys():
             yield f"{name}: nothing is made from its data; add check or text"
-        if "measure" in entry and not {"data", "text", "tolerance", "minutes"} <= entry.keys():
-            yield f"{name}: measure needs data, text, tolerance and minutes; add them"
+        if "measure" in entry and not {"data", "text", "minutes"} <= entry.keys():
+            yield f"{name}: measure needs data, text and minutes; add them"
     for entry in entries.get("other", []):
         if OTHER_KEYS != entry.keys():
             yield f"[[other]] {entry}: has {', '.join(sorted(OTHER_KEYS))}, and no more"
     for entry in (*entries.get("claim", []), *entries.get("other", [])):
-        if (entry.get("page"), entry.get("heading")) not in known:
+        section = known.get((entry.get("page"), entry.get("heading")))
+        if not section:
             yield f"{entry.get('page')}: has no section {entry.get('heading')!r}, of which an entry is"
+            continue
+        own = " ".join(plain(section.own).split())
+        for phrase in entry.get("says", []):
+            if " ".join(plain(phrase).split()) not in own:
+                yield f"{section.page}: section {section.heading!r} does not say {phrase!r}; make page and {FILE} agree"
 
 
 def without_entry(entries: dict[str, Any], found: Sequence[Section]) -> Iterator[str]:
-    """Sections with a measured number that no entry is of."""
+    """Measured numbers that no entry of their section says."""
     both = (*entries.get("claim", []), *entries.get("other", []))
-    known = {(entry.get("page"), entry.get("heading")) for entry in both}
     for one in found:
-        if not {(one.page, one.heading), (one.page, "*")} & known and (numbers := one.measured()):
+        says, made = list[str](), list[str]()
+        for entry in both:
+            if (entry.get("page"), entry.get("heading")) == (one.page, one.heading):
+                says += entry.get("says", [])
+                made += (said["text"] for said in entry.get("text", []))
+                made += rows(entry) if "check" in entry else []
+        for number in dict.fromkeys(one.unsaid(says, made)):
             yield (
-                f"{one.page}: section {one.heading!r} says {numbers[0]!r}, and {FILE} has no entry of it; add a"
-                " [[claim]] with its command and data, or an [[other]] that says why it is none"
+                f"{one.page}: section {one.heading!r} has {number!r}, which no entry in {FILE} says; add a [[claim]]"
+                " with its command and data, or an [[other]] that says why it is none"
             )
 
 
@@ -106,6 +154,11 @@ def run(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     words = [sys.executable if word == "python3" else word for word in argv]
     env = {**os.environ, "PYTHONPATH": "python:tests/support"}
     return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def rows(claim: dict[str, Any]) -> list[str]:
+    """The lines of tables that the check of a claim prints."""
+    return [line.strip() for line in run(tuple(claim["check"])).stdout.splitlines() if line.startswith("|")]
 
 
 def values_of(claim: dict[str, Any], raw: str) -> dict[str, float]:
@@ -141,8 +194,7 @@ def differing(claim: dict[str, Any], text: str) -> Iterator[str]:
         done = run(tuple(claim["check"]))
         if done.returncode:
             yield f"{claim['id']}: {shlex.join(claim['check'])}: {(done.stdout + done.stderr).strip()}"
-        lines = [line.strip() for line in done.stdout.splitlines() if line.startswith("|")]
-        for line in lines:
+        for line in rows(claim):
             if line not in text:
                 yield f"{claim['page']}: {claim['id']}: has no line {line!r}, which its data make"
 
