@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from userblk.analysis.table import DEVICES
+
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import contents
@@ -227,6 +229,27 @@ def place_line(place: Place, model: str) -> str:
     return f"Runs {where}: {place.reason}."
 
 
+def times_of_blocks(plan: Plan) -> list[str]:
+    """How long runs on block devices are; which of them, if not all are as long."""
+    kinds: dict[tuple[float, float, bool], list[str]] = {}
+    for workload in plan.suite.workloads:
+        for device in () if workload.on_files else plan.devices:
+            times = plan.profile.of(workload, device)
+            runs = kinds.setdefault((times.ramp_s, times.runtime_s, times.fixed_warm_up), [])
+            kind = f"writes to {DEVICES.get(device, device)}" if workload.writes else "reads"
+            if kind not in runs:
+                runs.append(kind)
+    if not kinds:
+        times = plan.profile
+        kinds[times.ramp_s, times.runtime_s, times.fixed_warm_up] = []
+    lines = []
+    for (ramp_s, runtime_s, fixed), runs in kinds.items():
+        warm_up = "no warm-up beyond that" if fixed else "less the warm-up that is found in them"
+        which = f" ({', '.join(runs)})" if len(kinds) > 1 else ""
+        lines.append(f"{ramp_s:g} s discarded + {runtime_s:g} s measured a run{which}, {warm_up}")
+    return lines
+
+
 class OnDevices:
     """What the commands plan, run and resume do for a suite on block devices; OverStore has the same for a store."""
 
@@ -242,14 +265,13 @@ class OnDevices:
         return lay_out_on_devices(args, options, name)
 
     def run_text(self, plan: Plan) -> str:
-        """How long a run is; a second line where there are file systems."""
+        """How long a run is: a line for each kind of run that has times of its own, and one for file systems."""
         profile, files = plan.profile, plan.profile.files
         if rounds := profile.rounds:
             most = rounds["most"]
             text = f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"
         else:
-            warm_up = "no warm-up beyond that" if profile.fixed_warm_up else "less the warm-up that is found in them"
-            text = f"{profile.ramp_s:g} s discarded + {profile.runtime_s:g} s measured a run, {warm_up}"
+            text = "\n           ".join(times_of_blocks(plan))
         if not plan.with_files:
             return text
         return (

@@ -380,6 +380,19 @@ def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> No
         assert (plan["profile"]["runtime_s"] < 1) is model
 
 
+def test_the_plan_says_how_long_each_kind_of_run_is(tmp_path: Path) -> None:
+    """Writers are measured for longer than readers, and on the slow disk for longest."""
+
+    def runs(*arguments: str) -> list[tuple[str, str]]:
+        done = userblk("plan", *LAB, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"s measured a run(?: \((.*)\))?, (\w+)", done.stdout)
+
+    assert runs() == [("reads", "less"), ("writes to SATA", "no"), ("writes to NVMe", "no")]
+    assert runs("--workloads", "seq-read-1th-4k") == [("", "less")]
+    assert runs("--clock", "real") == [("", "less")] and runs("--clock", "real", "--warm-up", "1") == [("", "no")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
