@@ -231,12 +231,16 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 			strerror(-r));
 }
 
-/* NULL: it is unknown. */
+/* NULL: it is unknown, as with version 1.5.2. */
 static struct tcmu_mailbox *ring_of(struct tcmu_device *dev)
 {
 	void *ring = NULL;
 
+#ifdef HAVE_MEMORY_INFO
 	free(tcmu_dev_get_memory_info(dev, &ring, NULL, NULL));
+#else
+	(void)dev;
+#endif
 	return ring;
 }
 
