@@ -25,6 +25,7 @@ from ..observing.warmup import Interval
 from . import Result, WorkloadError, least_runtime
 from .base import DeviceEngine, Job, Run, grid
 
+LAST_INTERVALS = 2  # of a run, beyond what is measured
 REPORTS_ERROR = "fio reports error"
 NOTHING_LEFT = "fio completed no operation after the ramp"
 TOO_SHORT = "s only; use a larger area"
@@ -56,6 +57,28 @@ def log_options(profile: Profile, directory: Path) -> list[str]:
     ]
 
 
+def through_write_back(workload: Workload) -> bool:
+    """Does it write, and not past the page cache?"""
+    return workload.writes and not workload.depth
+
+
+def cuts_ramp(workload: Workload, profile: Profile) -> bool:
+    """
+    Is the ramp cut from fio's logs? fio ends the ramp of each thread by itself, with the first operation that is over
+    after it. A writer that write-back holds at that moment begins as much later, and ends as much later than the
+    others, whose part of the disk it has then: in runs of less than a second that was up to a third of the result.
+    """
+    return through_write_back(workload) and profile.virtual and profile.fixed_warm_up
+
+
+def fio_times(workload: Workload, profile: Profile) -> tuple[float, float]:
+    """The ramp that fio discards, and what it runs for after that, s."""
+    if not cuts_ramp(workload, profile):
+        return profile.ramp_s, profile.runtime_s
+    # The log of a thread that write-back holds ends some intervals before the thread does.
+    return 0.0, profile.ramp_s + profile.runtime_s + LAST_INTERVALS * profile.workload_interval_ms / 1e3
+
+
 def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int, directory: Path) -> list[str]:
     """The command line. Buffered, closed loop, one outstanding operation a thread, each thread on its own part.
 
@@ -63,6 +86,7 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
     would read from the page cache. A workload with a depth goes past that, and on for the whole time.
     """
     size = subrange(workload, area)
+    ramp_s, runtime_s = fio_times(workload, profile)
     engine = ["--ioengine=psync", "--iodepth=1", "--direct=0"]
     if workload.depth:
         engine = ["--ioengine=io_uring", f"--iodepth={workload.depth}", "--direct=1", "--time_based=1"]
@@ -82,8 +106,8 @@ def argv(workload: Workload, profile: Profile, area: int, device: str, seed: int
         # writers that began before it: they would not run at the same time.
         "--invalidate=0",
         "--allow_file_create=0",
-        f"--ramp_time={fio_time(profile.ramp_s)}",
-        f"--runtime={fio_time(profile.runtime_s)}",
+        f"--ramp_time={fio_time(ramp_s)}",
+        f"--runtime={fio_time(runtime_s)}",
         "--randrepeat=0",
         f"--randseed={seed}",
         "--group_reporting=1",
@@ -155,6 +179,15 @@ def series(log: Path, length: float, waiting: float, operations: float | None = 
     ]
 
 
+def within(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+    """The whole intervals between two times, s; theirs are then from the first of the two on."""
+    return [
+        dataclasses.replace(one, start=one.start - begin, end=one.end - begin)
+        for one in intervals
+        if one.start >= begin - 1e-9 and one.end <= end + 1e-9
+    ]
+
+
 def done_in_ramp(problems: Sequence[str]) -> bool:
     """Is all that is wrong with a run that its area was done before there was something to measure?"""
     return bool(problems) and all(one == NOTHING_LEFT or one.endswith(TOO_SHORT) for one in problems)
@@ -170,7 +203,11 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def parse(path: Path, workload: Workload, profile: Profile) -> Result:
-    """The results beside fio.json at path. Raises WorkloadError if there is nothing to read."""
+    """
+    The results beside fio.json at path. Where the ramp is cut from the logs, tails are those of the whole run.
+    Raises WorkloadError if there is nothing to read.
+    """
+    length = profile.workload_interval_ms / 1e3
     try:
         report = read_report(path)
         job = report["jobs"][0]
@@ -179,16 +216,20 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         seconds = side["runtime"] / 1e3
         if not workload.depth:  # else its last flush is part of the time
             # Threads that write-back holds at the end go on alone until their last operation is done: that is no load.
-            seconds = min(seconds, profile.runtime_s)
+            seconds = min(seconds, fio_times(workload, profile)[1])
         operations = side["total_ios"]
-        result_bytes = side["io_bytes"]
+        bytes_each = side["io_bytes"] / operations if operations else 0.0
         job_start = job.get("job_start", 0) / 1e3  # s since 1970, of the end of the ramp; an old fio does not tell
         errors = [j["error"] for j in report["jobs"]]
         waiting = under_way(side, seconds)
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
-        intervals = series(path.with_name(IOPS_LOG), profile.workload_interval_ms / 1e3, waiting, operations)
+        intervals = series(path.with_name(IOPS_LOG), length, waiting, operations)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
+    if cuts_ramp(workload, profile):
+        intervals = within(intervals, profile.ramp_s, profile.ramp_s + profile.runtime_s)
+        operations, seconds = round(sum(one.operations for one in intervals)), len(intervals) * length
+        job_start += profile.ramp_s if job_start else 0.0
     problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
     warnings = []
     if len(report["jobs"]) != 1:
@@ -208,7 +249,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     waited = waiting * span * 1e6
     return Result(
         throughput_kops=left / span / 1e3,
-        throughput_mbps=result_bytes * (left / operations if operations else 0.0) / span / 1e6,
+        throughput_mbps=bytes_each * left / span / 1e6,
         latency_us=waited / left if left else 0.0,
         duration_s=span if seconds else 0.0,
         operations=left,
@@ -219,11 +260,6 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         warnings=tuple(warnings),
         metrics=tails(bins),
     )
-
-
-def through_write_back(workload: Workload) -> bool:
-    """Does it write, and not past the page cache?"""
-    return workload.writes and not workload.depth
 
 
 def make_area(run: Run) -> dict[str, object]:
@@ -271,7 +307,7 @@ class Fio(DeviceEngine):
         memory = limit_memory(profile.memory_bytes, run.plan.emulated, run.teardown) if profile.memory_bytes else None
         job = Job(
             argv=argv(workload, profile, run.area, run.running.target, run.entry.seed, directory),
-            seconds=profile.ramp_s + profile.runtime_s,
+            seconds=sum(fio_times(workload, profile)),
             parse=lambda: parse(directory / "fio.json", workload, profile),
             synced=(run.running.target,),
             sync=os.fsync,

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,39 @@ def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     fixed = dataclasses.replace(QUICK, fixed_warm_up=True)
     kept = fio.parse(tmp_path / "fio.json", READ, fixed)
     assert kept.warm_up.cut_s == 0 and kept.throughput_kops == pytest.approx(1.7)
+
+
+def test_writers_in_virtual_time_are_measured_in_one_window(tmp_path: Path) -> None:
+    """
+    Two threads begin together at 3,000 op/s each; the second pauses where the ramp ends and goes on alone at the end.
+    Counted is what both did from the ramp's end to the run's: 600 and 500 operations.
+    """
+    write = dataclasses.replace(READ, rw="randwrite", threads=2)
+    profile = load_profile("quick", virtual=True).of(write, "nvme")
+    assert (profile.ramp_s, profile.runtime_s, profile.workload_interval_ms) == (0.15, 0.6, 50)
+    assert {"--ramp_time=0", "--runtime=850ms"} <= set(fio.argv(write, profile, 1 << 30, "/dev/x", 5, tmp_path))
+    reading = load_profile("quick", virtual=True).of(READ, "nvme")
+    assert {"--ramp_time=100ms", "--runtime=300ms"} <= set(fio.argv(READ, reading, 1 << 30, "/dev/x", 5, tmp_path))
+
+    def thread(lengths: int, pause: int) -> list[tuple[int, float]]:
+        rates = [3000 if at < 3 else 0 if at < 3 + pause else 1000 for at in range(lengths)]
+        return [(50 * (at + 1), rate) for at, rate in enumerate(rates) if rate]
+
+    threads = [thread(16, 0), thread(19, 2)]
+    write_log(tmp_path, *threads)
+    total = round(sum(0.05 * rate for one in threads for _, rate in one))
+    value = report()
+    side = {"runtime": 950, "total_ios": total, "io_bytes": total * 4096, "lat_ns": {"N": total, "mean": 1e6}}
+    value["jobs"][0] |= {"read": value["jobs"][0]["write"], "write": side, "job_start": 1_000_000}
+    (tmp_path / "fio.json").write_text(json.dumps(value))
+    result = fio.parse(tmp_path / "fio.json", write, profile)
+    assert result.problems == () and result.duration_s == pytest.approx(0.6)
+    assert result.operations == 600 + 500 and result.throughput_kops == pytest.approx(1.1 / 0.6)
+    assert result.throughput_mbps == pytest.approx(1100 * 4096 / 0.6e6)
+    waiting = total * 1e-3 / 0.85  # operations under way at a time
+    assert result.latency_us == pytest.approx(waiting * 0.6e6 / 1100)
+    start = result.measured_from - (time.monotonic() - time.time())
+    assert start == pytest.approx(1000.15, abs=0.01)
 
 
 def test_the_series_adds_threads_up(tmp_path: Path) -> None:
