@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,16 +135,23 @@ def _spread(
     threads: Sequence[Sequence[tuple[float, float]]], length: float, count: int, amount: float | None
 ) -> list[float]:
     """
-    Amounts in each of count intervals of a log that fio wrote once a length: a value is a rate since the time before
-    it. What fio does not write are lengths in which nothing completed, so that after such a gap it is of the last one.
+    Amounts in each of count intervals of a log that fio wrote once a length: a value is a rate since fio looked last.
+    It looks at all threads at a time, and writes nothing of those in which nothing completed. After such a gap a value
+    is of one length; after a gap in which no other thread has a line either, fio was late, and it is of all of the gap.
     amount: of all of the log together, where it is known, since times are whole milliseconds.
     """
     sums = [0.0] * count
     total = 0.0
+    # Each thread's times are from its own start; its first line says how they lie to those of others.
+    looks = sorted(when - thread[0][0] for thread in threads for when, _ in thread)
     for thread in threads:
         begin = 0.0
         for end, rate in thread:
-            at = end - length if begin and end - begin > GAP * length else begin
+            at = begin
+            if begin and end - begin > GAP * length:
+                first = bisect_right(looks, begin - thread[0][0] + length / 2)
+                if first < bisect_left(looks, end - thread[0][0] - length / 2):
+                    at = end - length
             total += rate * (end - at)
             while at < end:
                 index = int(at / length + 1e-9)
@@ -223,7 +231,8 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         errors = [j["error"] for j in report["jobs"]]
         waiting = under_way(side, seconds)
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
-        intervals = series(path.with_name(IOPS_LOG), length, waiting, operations)
+        logged = None if cuts_ramp(workload, profile) else operations  # which count what came after the log
+        intervals = series(path.with_name(IOPS_LOG), length, waiting, logged)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     if cuts_ramp(workload, profile):

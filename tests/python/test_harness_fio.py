@@ -82,6 +82,7 @@ def test_writers_in_virtual_time_are_measured_in_one_window(tmp_path: Path) -> N
     """
     Two threads begin together at 3,000 op/s each; the second pauses where the ramp ends and goes on alone at the end.
     Counted is what both did from the ramp's end to the run's: 600 and 500 operations.
+    What fio counted until it ended is more than its log has.
     """
     write = dataclasses.replace(READ, rw="randwrite", threads=2)
     profile = load_profile("quick", virtual=True).of(write, "nvme")
@@ -96,7 +97,7 @@ def test_writers_in_virtual_time_are_measured_in_one_window(tmp_path: Path) -> N
 
     threads = [thread(16, 0), thread(19, 2)]
     write_log(tmp_path, *threads)
-    total = round(sum(0.05 * rate for one in threads for _, rate in one))
+    total = round(sum(0.05 * rate for one in threads for _, rate in one)) + 100
     value = report()
     side = {"runtime": 950, "total_ios": total, "io_bytes": total * 4096, "lat_ns": {"N": total, "mean": 1e6}}
     value["jobs"][0] |= {"read": value["jobs"][0]["write"], "write": side, "job_start": 1_000_000}
@@ -136,6 +137,15 @@ def test_a_burst_is_not_spread_over_the_pause_before_it(tmp_path: Path) -> None:
     # Lines may be late: what fio counted is what the whole is.
     scaled = fio.series(tmp_path / fio.IOPS_LOG, length, 2, operations=2000)
     assert [one.operations for one in scaled] == pytest.approx([value / 2 for value in operations])
+
+
+def test_a_gap_in_all_threads_is_fio_being_late(tmp_path: Path) -> None:
+    """fio looks at all threads at a time, and its rates are those since it looked last. A thread may start later."""
+    late = [(100, 1000), (400, 1000)] + [(100 * i, 1000) for i in range(5, 21)]
+    write_log(tmp_path, late, [(when - 30, rate) for when, rate in late])
+    length = QUICK.workload_interval_ms / 1e3
+    operations = [one.operations for one in fio.series(tmp_path / fio.IOPS_LOG, length, 2)]
+    assert operations[:19] == pytest.approx([200] * 19)
 
 
 def test_a_thread_that_logs_no_end_does_not_end_the_series_early(tmp_path: Path) -> None:
