@@ -244,7 +244,11 @@ def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
     assert reads.ramp_s < writes.ramp_s == profile.writes["nvme"]["ramp_s"]
     assert load_profile("quick").of(read, "nvme") == load_profile("quick").of(write, "nvme") == load_profile("quick")
     assert writes.fixed_warm_up and not reads.fixed_warm_up  # write-back is steady from the start on
-    assert profile.dirty_limits("nvme") > profile.dirty_limits("sata") > load_profile("quick").dirty_limits("sata")
+    assert profile.dirty_limits("nvme") == profile.dirty_limits("sata") > load_profile("quick").dirty_limits("sata")
+    own = profile.writes["nvme"] | {"dirty_bytes": 1 << 28, "dirty_background_bytes": 1 << 27}
+    other = dataclasses.replace(profile, writes={**profile.writes, "nvme": own})
+    assert other.dirty_limits("nvme") == (1 << 28, 1 << 27)
+    assert other.dirty_limits("sata") == profile.dirty_limits("sata")
 
     def seconds(workload: str, **options: object) -> float:
         made = make_plan(
