@@ -14,6 +14,7 @@ from typing import Any
 
 from userblk.analysis.table import DEVICES
 
+from ..engines.base import device_engine
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import contents
@@ -40,7 +41,9 @@ from ..running.campaign import (
     place_of_counting,
 )
 from ..running.guests import at_once
-from . import progress
+from ..systems import BringUpError, absent
+from ..systems.base import find_program
+from . import doctor, progress
 from .common import Add, add_json, count, list_of, print_json, say, show_bytes
 from .store import OverStore
 
@@ -61,8 +64,8 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
     named, sampled = asked_profile(args.profile)
     if sampled and args.instructions:
         raise ConfigError(f"profile={args.profile}: perf would be counted with the instructions; leave one of them out")
+    profile = config.load_profile(named)  # first: suites have sizes by profile
     suite = config.load_suite(args.suite, named)
-    profile = config.load_profile(named)
     SUBJECTS[suite.engine.measures].check(args, suite)
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.on_files for workload in suite.workloads)
     wanted = list_of(default if args.systems is None else args.systems)
@@ -174,10 +177,35 @@ def lay_out_on_devices(
         seed=args.seed,
         **options,
     )
-    for device in devices if not place.lab else ():
-        if reason := plan.too_small(device.id, device.path, identify(device.path).size):
-            raise ConfigError(reason)
+    if not place.lab:
+        for device in devices:
+            if reason := plan.too_small(device.id, device.path, identify(device.path).size):
+                raise ConfigError(reason)
+        check_needs(plan)
     return plan, place
+
+
+def check_needs(plan: Plan) -> None:
+    """
+    Is on this machine what a plan needs? Single workloads, and systems of others, that cannot run are left out when it
+    is their turn. Raises ConfigError.
+    """
+    none_can = all(absent(system) for system in plan.systems.values())
+    for name, system in plan.systems.items():
+        if (none_can or not absent(system)) and (reason := doctor.lacks(doctor.system_needs(system))):
+            raise ConfigError(f"system={name}: {reason}")
+    lacking = [(one.engine, ENGINES[one.engine].lacks(one, plan.build)) for one in plan.suite.workloads]
+    engines = dict.fromkeys(engine for engine, reason in lacking if not reason)
+    if not engines:
+        raise ConfigError(f"suite={plan.suite.name}: {lacking[0][1]}")
+    try:
+        programs = [program for engine in engines for program in device_engine(engine).programs(plan.build)]
+    except BringUpError as error:
+        raise ConfigError(str(error)) from None
+    for program in (*programs, *doctor.WORKLOADS) if plan.with_files else programs:
+        if not find_program(program):
+            package = doctor.WORKLOADS.get(program, program)
+            raise ConfigError(f"program {program} is not installed; run: apt-get install {package}")
 
 
 def within(suite: Suite, asked: Sequence[str] | None, cpus: int, remedy: str) -> tuple[Workload, ...]:

@@ -16,6 +16,7 @@ from ..model.tables import ConfigError
 from ..running.campaign import LAB_BUILD, Place, missing_modules, store_devices
 from ..stores.servers import server_program
 from ..stores.serving import lacks
+from ..systems.base import find_program
 from .common import show_bytes
 
 log = logging.getLogger("userblk")
@@ -60,6 +61,8 @@ class OverStore:
                 log.info("Without %s: %s", system.name, reason)
             else:
                 systems.append(system)
+        if not place.lab and not find_program("fio") and not any(workload.on_files for workload in suite.workloads):
+            raise ConfigError("program fio is not installed; run: apt-get install fio")
         arguments: dict[str, Any] = {**options, "systems": systems}
         plan = make_plan(
             devices=store_devices(suite.latencies_ms, args.store),

@@ -34,6 +34,8 @@ def lacks(config: SystemConfig) -> str:
             return f"s3backer is not installed; run: apt-get install {S3BACKER_PACKAGE}"
         if not Path("/dev/fuse").exists():
             return "there is no /dev/fuse; load the kernel module fuse"
+    elif not find_program("nbdkit"):
+        return "nbdkit is not installed; run: apt-get install nbdkit"
     if config.client == "kernel" and not find_program("nbd-client"):
         return "nbd-client is not installed; run: apt-get install nbd-client"
     if config.device == "nbdkit-s3":

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is wrong is one line, whatever the suite, and nothing of it stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runner_process as runner
+from command_line import userblk
+from loops import MIB, loop
+from userblk.harness.cli import doctor
+from userblk.harness.machine import paths
+from userblk.harness.model import tables
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.model.tables import ConfigError
+
+SUITES = tables.names("suites")
+OVER_STORES = ("s3", "bs3-fs")  # which need no device
+SIZE = MIB
+ENOUGH = 2 << 30  # bytes: what profile quick uses
+FULL = 12 * MIB  # of a file system that is too small
+
+
+def complaint(directory: Path, *words: str) -> str:
+    """The error line; the lines before it say what the plan leaves out."""
+    done = userblk("run", "--dry-run", *words, cwd=directory)
+    assert done.returncode == 2 and done.stdout == "", (done.stdout, done.stderr)
+    *others, line = done.stderr.splitlines()
+    assert line.startswith("userblk: ")
+    assert all(other.startswith(("Left out: ", "Without ")) for other in others), others
+    assert list(directory.iterdir()) == []
+    return line.removeprefix("userblk: ")
+
+
+def system_on_a_device(suite: str) -> str:
+    """One of a suite that this machine may have, on the device."""
+    names = ["native", "fuse-null", *load_suite(suite).systems]
+    return next(name for name in names if any(load_system(name).runs(one) for one in load_suite(suite).workloads))
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("what", ["system", "workload", "profile"])
+def test_an_unknown_name(suite: str, what: str, tmp_path: Path) -> None:
+    line = complaint(tmp_path, "--where", "lab", "--suite", suite, f"--{what}{'s' * (what != 'profile')}", "nosuch")
+    assert line.startswith(f"{what}=nosuch: ")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with loop(tmp_path_factory.mktemp("small"), SIZE) as device:
+        yield device
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_device_that_is_too_small(suite: str, small: str, tmp_path: Path) -> None:
+    profile = suite if suite == "pts" else "quick"
+    words = ("--where", "host", "--suite", suite, "--profile", profile, "--nvme", small, "--confirm", str(SIZE))
+    system = system_on_a_device(suite)
+    lacking = doctor.lacks(doctor.system_needs(load_system(system)))
+    line = complaint(tmp_path, *words, "--systems", system)
+    if suite in OVER_STORES:
+        assert line == f"suite={suite}: it needs no device; leave --nvme out"
+    elif lacking and "kernel" in lacking:
+        assert line.startswith("where=host: this host's kernel has no ")
+    else:
+        assert line.startswith(f"{small}: has {SIZE} bytes, but profile {profile} uses ")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with loop(tmp_path_factory.mktemp("large"), ENOUGH) as device:
+        yield device
+
+
+@pytest.mark.parametrize(
+    ("suite", "system", "missing", "says"),
+    [
+        ("depth-jobs", "native", "fio", "program fio is not installed; run: apt-get install fio"),
+        ("response", "native", "fio", "program fio is not installed; run: apt-get install fio"),
+        ("fuse45", "native", "mkfs.ext4", "program mkfs.ext4 is not installed; run: apt-get install e2fsprogs"),
+        ("rfuse-fio", "native", "fio", "program fio is not installed; run: apt-get install fio"),
+        ("s3", "s3", "nbdkit", "system=s3: nbdkit is not installed; run: apt-get install nbdkit"),
+        ("s3", "s3,s3-null", "fio", "program fio is not installed; run: apt-get install fio"),
+        ("ufs-ops", "fuse2fs", "fuse2fs", "system=fuse2fs: program fuse2fs: apt-get install fuse2fs"),
+    ],
+)
+def test_a_program_that_is_missing(
+    suite: str, system: str, missing: str, says: str, large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == missing else found(name, **more))
+    words = () if suite in OVER_STORES else ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
+    assert complaint(tmp_path, "--suite", suite, *words, "--systems", system) == says
+
+
+def planned(suite: str, workload: str, device: str) -> Plan:
+    """One run on a file system that is too small for it. Raises ConfigError where that is known beforehand."""
+    profile = load_profile("quick")
+    files = dataclasses.replace(profile.files, memory_bytes=256 * MIB, size={"nvme": FULL})
+    return make_plan(
+        suite=load_suite(suite),
+        profile=dataclasses.replace(profile, area={"nvme": FULL}, repetitions=1, max_repetitions=1, files=files),
+        systems=[load_system("native")],
+        devices=[Device("nvme", device, str(2 * FULL))],
+        campaign="test",
+        build=str(paths.HOST_BUILD),
+        host="here",
+        workloads=[workload],
+    )
+
+
+@pytest.mark.parametrize(
+    ("suite", "workload"),
+    [("bdus-fs", "seq-read-1th-128k"), ("ufs-ops", "rdpr-1w"), ("rfuse-fio", "seq-read-1th-128k")],
+)
+def test_a_file_system_that_is_full(suite: str, workload: str, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c").mkdir()
+    with loop(tmp_path / "disk", 2 * FULL) as device:
+        write_plan(planned(suite, workload, device), tmp_path / "c")
+        code, events, err = runner.finish(runner.start(tmp_path / "c"))
+        assert f" {device} " not in Path("/proc/self/mountinfo").read_text()
+    assert code == 1 and err == "", events
+    (reason,) = runner.said(events)
+    assert "No space left on device" in reason and "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    ("suite", "workload"),
+    [("kv", "sqlite-a"), ("postgresql", "oltp"), ("source-tree", "unpack"), ("source-tree", "build")],
+)
+def test_a_file_system_that_would_be_full(suite: str, workload: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{workload} may need [0-9]+ bytes, but the file system .* has {FULL}; use fewer$"
+    ):
+        planned(suite, workload, "/dev/null")
