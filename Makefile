@@ -19,7 +19,7 @@ help: ## list the targets
 
 # ---- what the machine needs -----------------------------------------------------
 
-# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, apps, test, package.
+# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, apps, files, test, package.
 deps-%: build/deps/%.stamp
 	@:
 

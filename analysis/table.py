@@ -58,6 +58,7 @@ SYSTEMS = {
     "mergerfs": "mergerfs",
     "fuse-overlayfs": "fuse-overlayfs",
     "fuse2fs": "fuse2fs",
+    "nfs": "NFS",
     "nbdkit-file": "nbdkit file",
     "qemu-nbd": "qemu-nbd",
     "s3backer": "s3backer",

@@ -395,7 +395,8 @@ class Flow(DeviceEngine):
             if running.serve:
                 with on_cpus(run.plan.pin_server):
                     run.running, top = running.serve(lower, upper, recorder, teardown), upper
-                memory.add(run.running.server)
+                if run.running.server:
+                    memory.add(run.running.server)
             measured, own_problems = self.begin(run, top, recorder, memory)
         finally:
             recorder.save()

@@ -87,6 +87,7 @@ class Running:
     mkfs, mount: options of an ext4 on it.
     serve: mounts another file system over one that is mounted, for one run; None: there is none. on_device: it mounts
     the device instead, so that nothing else must.
+    ended: has a server that is none of this machine's processes, or not one alone, ended?
     restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
     the old one lives, which ends by it. Called by change_server() only.
     """
@@ -104,6 +105,7 @@ class Running:
     mount: Sequence[str] = ()
     serve: Callable[[Path, Path, Recorder, Teardown], Running] | None = None
     on_device: bool = False
+    ended: Callable[[], bool] = lambda: False
     restart: Callable[[], int] | None = None
     replace: Callable[[], int] | None = None
 
@@ -118,7 +120,7 @@ class Running:
 
     def server_died(self) -> bool:
         started = start_time(self.server)
-        return bool(self.server) and (not started or started != self.server_started)
+        return bool(self.server) and (not started or started != self.server_started) or self.ended()
 
     def change_server(self, event: str) -> None:
         """Let another server take the place of this one: "kill" it first, or "replace" it. Raises BringUpError."""

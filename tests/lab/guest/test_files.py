@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import guest_campaign
 import pytest
 from guest import MIB
 from guest_campaign import await_start, events, pids, runner, summaries
+from userblk.harness.machine.teardown import module_loaded
 from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile
+from userblk.harness.systems import nfs
 
 SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
@@ -24,7 +27,7 @@ SIZE = 512 * MIB
 SMALL = {"nfiles": 1000, "dirwidth": 1000, "filesize": 2 * MIB, "iters": 1 << 20}
 END_LIMIT = 900.0  # s for what is left of a campaign of up to three cells
 MANY = 6000  # of which the deletion takes longer than the least time that counts
-DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr"}
+DAEMON = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner", "fuse": "userblk-passthr", "nfs": "rpc.mountd"}
 
 
 def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s: int) -> plan.Plan:
@@ -50,7 +53,12 @@ def make_campaign(directory: Path, system: str, workloads: list[str], runtime_s:
 def leftovers() -> list[str]:
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     found = [point for point in points if point.startswith("/run/userblk/")]
-    return found + [f"process {pid}" for pid in pids("userblk-flow") + pids("userblk-passthr")]
+    if nfs.threads():
+        found.append("the kernel's NFS server")
+    found += nfs.EXPORTS.read_text().splitlines() if nfs.EXPORTS.exists() else []
+    found += [f"module {name}" for name in ("brd", "nfsd") if module_loaded(name)]
+    names = ("userblk-flow", "userblk-passthr", "rpc.mountd")
+    return found + [f"process {pid} {name}" for name in names for pid in pids(name)]
 
 
 def await_run(process: subprocess.Popen[bytes], directory: Path) -> None:
@@ -86,7 +94,51 @@ def test_data_metadata_and_a_server(system: str, tmp_path: Path) -> None:
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("system", DAEMON)
+@pytest.mark.parametrize(
+    ("system", "mounted"),
+    [
+        ("ext4-data-journal", {"mount": ["data=journal"]}),
+        ("ext4-ramdisk", {"mount": []}),
+        ("nfs", {"mounted": "nfs4", "server_threads": 16}),
+    ],
+)
+def test_other_file_systems_of_the_kernel(system: str, mounted: dict[str, Any], tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, system, ["mail-server"], 1)
+    with runner(directory) as process:
+        assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
+    (summary,) = summaries(directory)
+    assert summary["valid"], summary["invalid"]
+    assert summary["metrics"]["throughput_kops"] > 0
+    assert summary["settings"].items() >= mounted.items()
+    assert (summary["device_used"]["path"] == "/dev/ram0") is (system == "ext4-ramdisk")
+    assert leftovers() == []
+
+
+def test_an_nfs_server_that_is_stopped_costs_its_run_only(tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, "nfs", ["rand-read-16th-4k", "mail-server"], 2)
+    with runner(directory) as process:
+        await_run(process, directory)
+        (nfs.CONTROL / "threads").write_text("0\n")
+        assert process.wait(END_LIMIT) == 3, (directory / "runner.log").read_text()
+    first, second = summaries(directory)
+    assert not first["valid"] and "the server died" in first["invalid"]
+    assert second["valid"], second["invalid"]
+    assert leftovers() == []
+
+
+def test_an_nfs_server_that_cannot_be_set_up_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "campaign"
+    make_campaign(directory, "nfs", ["mail-server"], 1)
+    with socket.create_server((nfs.HERE, nfs.PORT)), runner(directory) as process:
+        assert process.wait(END_LIMIT) == 1, (directory / "runner.log").read_text()
+    (failed,) = [event for event in events(directory) if event["event"] == "entry-failed"]
+    assert failed["reason"].startswith("rpc.nfsd ") and "\n" not in failed["reason"], failed
+    assert summaries(directory) == [] and leftovers() == []
+
+
+@pytest.mark.parametrize("system", [*list(DAEMON)[:-1], pytest.param("nfs", marks=pytest.mark.long)])
 def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, system, ["rand-read-16th-4k", "mail-server"], 2)
@@ -108,6 +160,7 @@ def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None
         pytest.param("nbdkit", signal.SIGKILL, marks=pytest.mark.long),
         ("tcmu", signal.SIGINT),
         ("fuse", signal.SIGKILL),
+        ("nfs", signal.SIGKILL),
     ],
 )
 def test_stopped_midway_nothing_is_left(system: str, number: signal.Signals, tmp_path: Path) -> None:
