@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,17 +22,28 @@ class LabError(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """Which guest: a Debian release, and its kernel or that of its backports. Raises LabError if there is none such."""
+    """
+    Which guest: a Debian release, and its kernel, that of its backports, or the user's own in a directory. Raises
+    LabError if there is none such.
+    """
 
     release: str = RELEASE
     kernel: str = KERNELS[0]
 
     def __post_init__(self) -> None:
-        for name, value, known in (("release", self.release, RELEASES), ("kernel", self.kernel, KERNELS)):
-            if value not in known:
-                raise LabError(f"{name}={value}: must be one of {', '.join(known)}")
-        if self.kernel != KERNELS[0] and self.release != RELEASE:
+        if self.release not in RELEASES:
+            raise LabError(f"release={self.release}: must be one of {', '.join(RELEASES)}")
+        if self.kernel not in KERNELS and not self.own:
+            raise LabError(f"kernel={self.kernel}: must be {', '.join(KERNELS)} or a directory with one of your own")
+        if self.kernel == KERNELS[1] and self.release != RELEASE:
             raise LabError(f"kernel={self.kernel}: only {RELEASE} has it; leave it out, or release={self.release}")
 
+    @property
+    def own(self) -> Path | None:
+        """The directory with the user's own kernel."""
+        named = self.kernel not in KERNELS and Path(self.kernel).is_dir()
+        return Path(self.kernel).resolve() if named else None
+
     def __str__(self) -> str:
-        return f"{self.release}-{self.kernel}"
+        name = f"own-{hashlib.sha256(str(self.own).encode()).hexdigest()[:8]}" if self.own else self.kernel
+        return f"{self.release}-{name}"

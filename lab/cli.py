@@ -81,9 +81,10 @@ def add_extra(parser: argparse.ArgumentParser, use: str) -> None:
 def add_kernel(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernel",
-        choices=KERNELS,
-        default=os.environ.get("LAB_KERNEL") or "stable",
-        help=f"the release's kernel, or the newer one of {RELEASE}'s backports (default: $LAB_KERNEL, or stable)",
+        default=os.environ.get("LAB_KERNEL") or KERNELS[0],
+        metavar="stable|backports|DIR",
+        help=f"the release's kernel, the newer one of {RELEASE}'s backports, or one of your own: DIR/vmlinuz and"
+        f" DIR/lib/modules/VERSION (default: $LAB_KERNEL, or {KERNELS[0]})",
     )
 
 
@@ -230,27 +231,28 @@ def make_main(arguments: Sequence[str]) -> int:
         " compiled against its libraries, into build/RELEASE/.",
     )
     add_release(parser)
-    add_extra(parser, "its program build runs first")
+    add_kernel(parser)
+    add_extra(parser, "its program build runs first, beside the headers of that kernel")
     parser.add_argument("target", nargs="*", help="targets and VARIABLE=value of the makefile")
     args = parser.parse_args(arguments)
     if os.geteuid() != 0:
         raise LabError("lab/make-in-root needs root for chroot")
-    tree = ensure_tree(Variant(args.release))
+    tree, variant = ensure_tree(Variant(args.release)), Variant(args.release, args.kernel)
     jobs = len(os.sched_getaffinity(0))
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
     make = ["make", "-C", "/userblk", f"TARGET={args.release}"]
-    commands = [[*make, HEADERS], [*make, f"-j{jobs}", *args.target]]
+    commands = [(tree, [*make, HEADERS]), (tree, [*make, f"-j{jobs}", *args.target])]
     if args.extra:
         env |= {"LAB_EXTRA": str(args.extra), "LAB_RELEASE": args.release}
         if os.access(args.extra / "build", os.X_OK):
-            commands.insert(0, ["/extra/build"])
+            commands.insert(0, (ensure_tree(variant), ["/extra/build"]))
     # Compiled by the guest's own Python: what stands where its prefix says it reads, and need not be emulated.
     pycache = f"PYTHONPYCACHEPREFIX=/userblk/build/{args.release}/pycache"
     path = f"PATH=/usr/local/bin:{env['PATH']}"  # where it is not the release's own
-    commands.append(["env", path, pycache, "PYTHONPATH=/userblk/python", "python3", "-c", HARNESS])
+    commands.append((tree, ["env", path, pycache, "PYTHONPATH=/userblk/python", "python3", "-c", HARNESS]))
     with locked(f"make-{args.release}"):
-        for inside in commands:
-            code = subprocess.run(in_root(tree, inside), env=env, preexec_fn=die_with_parent).returncode
+        for root, inside in commands:
+            code = subprocess.run(in_root(root, inside), env=env, preexec_fn=die_with_parent).returncode
             if code and inside[-1] != HEADERS:  # without those the build says what it leaves out
                 return code
     return 0

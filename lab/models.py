@@ -105,6 +105,13 @@ def module_parameter(disks: Sequence[Model], size: int) -> str:
     return ";".join(model.words(size) for model in disks)
 
 
+def headers(tree: Tree) -> Path:
+    """Where the headers of the guest's kernel are, if it has them. A link there is meant inside its root."""
+    build = tree.root / "lib/modules" / tree.release / "build"
+    target = os.readlink(build) if build.is_symlink() else ""
+    return tree.root / target.lstrip("/") if target.startswith("/") else build.parent / target if target else build
+
+
 def ensure_modules(tree: Tree) -> tuple[list[Path], Path]:
     """
     What a guest in virtual time loads, and what QEMU does; built first where needed, in the guest's root by chroot.
@@ -119,6 +126,11 @@ def ensure_modules(tree: Tree) -> tuple[list[Path], Path]:
     with locked(f"ssd-{tree.variant}"):
         if made.exists() and made.read_text() == key and all(path.exists() for path in (*modules, main_loop)):
             return modules, main_loop
+        if not headers(tree).is_dir():
+            raise LabError(
+                f"Linux {tree.release} comes without its headers, lib/modules/{tree.release}/build, which virtual time"
+                " needs; add them as a directory, or use --clock real"
+            )
         if os.geteuid() != 0:
             raise LabError("building the modelled SSDs needs root: run `lab/run --clock virtual true` as root once")
         shutil.rmtree(directory, ignore_errors=True)

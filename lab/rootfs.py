@@ -210,8 +210,12 @@ def source_lines(variant: Variant, mirror: Mirror) -> list[str]:
 
 
 def tree_key(variant: Variant, packages: Sequence[str]) -> str:
-    """Changes when the tree must be rebuilt."""
+    """Changes when the tree must be rebuilt. Raises LabError."""
     parts: list[object] = [variant.release, recipe(variant, packages), BOOT_MODULES]
+    if variant.own:
+        _, image, modules = own_kernel(variant.own)
+        files = sorted(path for path in (image, *modules.rglob("*")) if path.is_file() and not path.is_symlink())
+        parts += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     if python := python_recipe(variant):
         parts += [python, PYTHON.read_text()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -247,8 +251,10 @@ def boot_modules(root: Path, release: str) -> list[list[Path]]:
         group: list[Path] = []
         for name in names:
             argv = ["modprobe", "-d", str(root), "-S", release, "--show-depends", name]
-            shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-            group += [Path(line.split()[1]) for line in shown.splitlines() if line.startswith("insmod ")]
+            shown = subprocess.run(argv, capture_output=True, text=True, check=False)
+            if shown.returncode:
+                raise LabError(f"Linux {release} has no {name}, which the lab needs: build it in, or as a module")
+            group += [Path(line.split()[1]) for line in shown.stdout.splitlines() if line.startswith("insmod ")]
         groups.append(group)
     return group_modules(groups)
 
@@ -264,10 +270,16 @@ def make_initrd(root: Path, release: str) -> bytes:
             name = path.name
             if name.endswith(".xz"):
                 name, data = name.removesuffix(".xz"), lzma.decompress(data)
+            elif name.endswith(".zst"):
+                name, data = name.removesuffix(".zst"), unpack_zstd(data)
             entries.append((f"modules/{name}", regular, data))
             order += os.fsencode(name) + b"\n"
         entries.append((f"modules/order{number}", regular, order))
     return cpio(entries)
+
+
+def unpack_zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-dc"], input=data, capture_output=True, check=True).stdout
 
 
 def unpack_kernel(vmlinuz: bytes) -> bytes:
@@ -280,8 +292,29 @@ def unpack_kernel(vmlinuz: bytes) -> bytes:
         if payload.startswith(b"\xfd7zXZ\0"):
             return lzma.decompress(payload)
         if payload.startswith(b"\x28\xb5\x2f\xfd"):
-            return subprocess.run(["zstd", "-dc"], input=payload, capture_output=True, check=True).stdout
+            return unpack_zstd(payload)
     raise LabError("the kernel is packed neither with zstd nor with xz, as Debian's are")
+
+
+def own_kernel(directory: Path) -> tuple[str, Path, Path]:
+    """Version, image and modules of the user's own kernel. Raises LabError."""
+    image, wants = directory / "vmlinuz", f"kernel={directory}: needs a file vmlinuz (arch/x86/boot/bzImage)"
+    try:
+        head = image.read_bytes()[:0x10000]
+    except OSError as error:
+        raise LabError(f"{wants} in it: {error.strerror}") from None
+    if head[0x202:0x206] != b"HdrS":
+        raise LabError(f"{wants}; what is there is none")
+    # The pointer to the version's text, less 512 (Documentation/arch/x86/boot.rst, kernel_version).
+    (at,) = struct.unpack_from("<H", head, 0x20E)
+    version = head[at + 512 :].split(b"\0", 1)[0].split(b" ", 1)[0].decode(errors="replace")
+    modules = directory / "lib/modules" / version
+    if not version or not modules.is_dir():
+        raise LabError(
+            f"kernel={directory}: needs a directory lib/modules/{version} in it"
+            f" (make modules_install INSTALL_MOD_PATH={directory})"
+        )
+    return version, image, modules
 
 
 # ---- build ------------------------------------------------------------------
@@ -330,10 +363,12 @@ def find_tree(variant: Variant) -> Tree | None:
 
 def ensure_tree(variant: Variant) -> Tree:
     """The cached tree, built first where needed. Raises LabError."""
+    if variant.own:
+        own_kernel(variant.own)  # before anything is made
     tree = find_tree(variant)
     if tree is None:
         with locked(str(variant)):
-            tree = find_tree(variant) or build_tree(variant)
+            tree = find_tree(variant) or (build_own_tree if variant.own else build_tree)(variant)
     return tree
 
 
@@ -405,16 +440,7 @@ def build_tree(variant: Variant) -> Tree:
         key = tree_key(variant, packages)
         (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
 
-        # The old tree may be in use; programs that have it open keep what they have.
-        top = CACHE / str(variant)
-        if top.exists():
-            old = CACHE / f"{variant}.old"
-            shutil.rmtree(old, ignore_errors=True)
-            top.rename(old)
-            work.rename(top)
-            shutil.rmtree(old)
-        else:
-            work.rename(top)
+        put_in_place(variant, work)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -422,6 +448,54 @@ def build_tree(variant: Variant) -> Tree:
     tree = find_tree(variant)
     assert tree is not None
     return tree
+
+
+def build_own_tree(variant: Variant) -> Tree:
+    """The release's own tree with the user's kernel and its modules instead. Raises LabError."""
+    assert variant.own
+    release, image, modules = own_kernel(variant.own)
+    base = ensure_tree(Variant(variant.release))
+    if os.geteuid() != 0:
+        raise LabError("the root file system of a kernel of your own needs root: run `lab/build` as root once")
+    print(f"lab: building the {variant.release} root file system with Linux {release}", file=sys.stderr, flush=True)
+    work = CACHE / f"{variant}.new"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        root = work / "root"
+        # By hard links: nothing writes into files of a root.
+        subprocess.run(["cp", "--archive", "--link", str(base.root), str(root)], check=True)
+        shutil.rmtree(root / "usr/lib/modules")
+        shutil.copytree(modules, root / "usr/lib/modules" / release, symlinks=True)
+        subprocess.run(["depmod", "--basedir", str(root), release], check=True)
+        shutil.copyfile(image, work / "vmlinux")  # packed: not each can be started directly
+        (work / "initrd").write_bytes(make_initrd(root, release))
+        make_image(root, work / "root.ext4")
+        key = tree_key(variant, packages_of(variant))
+        (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
+        put_in_place(variant, work)
+    except subprocess.CalledProcessError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise LabError(f"kernel={variant.own}: {error.cmd[0]} failed with exit code {error.returncode}") from None
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    tree = find_tree(variant)
+    assert tree is not None
+    return tree
+
+
+def put_in_place(variant: Variant, work: Path) -> None:
+    """The old tree may be in use; programs that have it open keep what they have."""
+    top = CACHE / str(variant)
+    if not top.exists():
+        work.rename(top)
+        return
+    old = CACHE / f"{variant}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    top.rename(old)
+    work.rename(top)
+    shutil.rmtree(old)
 
 
 def make_image(root: Path, image: Path) -> None:

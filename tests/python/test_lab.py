@@ -8,6 +8,8 @@ import re
 import stat
 import struct
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,13 +128,101 @@ def test_an_old_release_gets_the_python_of_the_other(tmp_path: Path, monkeypatch
     ("release", "kernel", "complaint"),
     [
         ("buster", "stable", "release=buster: must be one of trixie, bullseye"),
-        ("trixie", "new", "kernel=new: must be one of stable, backports"),
+        ("trixie", "new", "kernel=new: must be stable, backports or a directory with one of your own"),
         ("bullseye", "backports", "kernel=backports: only trixie has it; leave it out, or release=bullseye"),
     ],
 )
 def test_a_guest_that_there_is_none_of(release: str, kernel: str, complaint: str) -> None:
     with pytest.raises(LabError, match=f"^{complaint}$"):
         Variant(release, kernel)
+
+
+def make_kernel(directory: Path, version: str = "5.15.0-own") -> Path:
+    """What the lab looks at of a kernel's image, and one module."""
+    image = bytearray(2048)
+    image[0x202:0x206] = b"HdrS"
+    struct.pack_into("<H", image, 0x20E, 0x300)
+    text = f"{version} (somebody@somewhere) #1".encode()
+    image[0x500 : 0x500 + len(text)] = text
+    (directory / "lib/modules" / version / "kernel").mkdir(parents=True)
+    (directory / "lib/modules" / version / "kernel/x.ko").write_bytes(b"1")
+    (directory / "vmlinuz").write_bytes(bytes(image))
+    return directory
+
+
+def test_a_kernel_of_ones_own(tmp_path: Path) -> None:
+    own = Variant("bullseye", str(make_kernel(tmp_path / "k")))
+    assert own.own == tmp_path / "k" and str(own).startswith("bullseye-own-")
+    assert str(own) != str(Variant("bullseye", str(make_kernel(tmp_path / "l"))))
+    assert rootfs.own_kernel(tmp_path / "k") == ("5.15.0-own", own.own / "vmlinuz", own.own / "lib/modules/5.15.0-own")
+    key = rootfs.tree_key(own, ["a"])
+    assert key == rootfs.tree_key(own, ["a"]) != rootfs.tree_key(OLD, ["a"])
+    (tmp_path / "k/lib/modules/5.15.0-own/kernel/x.ko").write_bytes(b"22")
+    assert key != rootfs.tree_key(own, ["a"])
+
+
+def no_image(directory: Path) -> None:
+    (directory / "vmlinuz").unlink()
+
+
+def other_image(directory: Path) -> None:
+    (directory / "vmlinuz").write_bytes(b"\x7fELF")
+
+
+def no_modules(directory: Path) -> None:
+    (directory / "lib/modules/5.15.0-own").rename(directory / "lib/modules/5.14.0")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (no_image, "needs a file vmlinuz (arch/x86/boot/bzImage) in it: No such file or directory"),
+        (other_image, "needs a file vmlinuz (arch/x86/boot/bzImage); what is there is none"),
+        (no_modules, "needs a directory lib/modules/5.15.0-own in it (make modules_install INSTALL_MOD_PATH="),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "build"])
+def test_what_a_kernel_of_ones_own_lacks(
+    command: str,
+    spoil: Callable[[Path], None],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    directory = make_kernel(tmp_path / "k")
+    spoil(directory)
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("LAB_KERNEL", str(directory))
+    monkeypatch.setattr(sys, "argv", [f"lab/{command}", *(["true"] if command == "run" else [])])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(cli.run_main if command == "run" else cli.build_main)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"lab: kernel={directory}: ") and complaint in line
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_module_that_the_lab_needs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lib/modules/5.15.0-own").mkdir(parents=True)
+    subprocess.run(["depmod", "--basedir", str(tmp_path), "5.15.0-own"], check=True, capture_output=True)
+    with pytest.raises(LabError, match=r"^Linux 5\.15\.0-own has no virtio_pci, which the lab needs: build it in"):
+        rootfs.boot_modules(tmp_path, "5.15.0-own")
+
+
+def test_virtual_time_needs_the_headers_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "CACHE", tmp_path)
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    tree = rootfs.Tree(STABLE, "5.15.0-own", tmp_path, tmp_path, tmp_path, tmp_path)
+    (tmp_path / "lib/modules/5.15.0-own").mkdir(parents=True)
+    build = tmp_path / "lib/modules/5.15.0-own/build"
+    (tmp_path / "usr/src/linux-headers").mkdir(parents=True)
+    for target in ("/usr/src/linux-headers", "../../../usr/src/linux-headers"):
+        build.symlink_to(target)
+        assert models.headers(tree).is_dir()
+        build.unlink()
+    build.symlink_to(tmp_path)  # of this machine
+    with pytest.raises(LabError, match=r"^Linux 5\.15\.0-own comes without its headers, .* or use --clock real$"):
+        models.ensure_modules(tree)
 
 
 def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
