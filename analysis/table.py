@@ -63,6 +63,7 @@ SYSTEMS = {
     "qemu-nbd": "qemu-nbd",
     "s3backer": "s3backer",
     "buse-null": "BUSE null",
+    "bdus-null": "BDUS null",
     "nbdkit-null": "nbdkit null",
     "tcmu-null": "TCMU null",
     "ublk-null": "ublk null",

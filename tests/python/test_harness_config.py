@@ -86,7 +86,8 @@ def test_everything_shipped_loads() -> None:
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     without_device = [name for name, system in systems.items() if not system.uses_device]
     assert without_device == [
-        "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-uring", "s3-null", "s3backer", "tcmu-null",
+        "bdus-null", "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-uring", "s3-null", "s3backer",
+        "tcmu-null",
         "ublk-null",
         "vduse-null",
     ]  # fmt: skip
@@ -202,7 +203,7 @@ def test_a_wrong_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, bindfs, buse, buse-null, dm-linear,"):
+    with pytest.raises(ConfigError, match="system=nbd: unknown; use one of bdus, bdus-null, bindfs, buse, buse-null,"):
         load_system("nbd")
     with pytest.raises(ConfigError, match=r"profile=\.\./x: unknown"):
         load_profile("../x")
