@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, aligned, direct, lacking_for_mode, pattern, sought, wait_until
+from fuse_mount import Mount, aligned, direct, lacking_for_mode, pattern, sought
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20

@@ -28,9 +28,9 @@ from fuse_mount import (
     stat_errno,
     threads_that_wait,
     unmount,
-    wait_until,
 )
 from nbdkit_server import ROOT, RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, Mount, wait_until
+from fuse_mount import LIBFUSE, Mount
 from nbdkit_server import checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20

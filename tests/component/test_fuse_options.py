@@ -28,9 +28,9 @@ from fuse_mount import (
     stat_errno,
     threads_that_wait,
     unmount,
-    wait_until,
 )
 from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 

@@ -26,6 +26,7 @@ from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.systems import recover
+from waiting import wait_until
 
 SIZE = 2048 * MIB  # sparse
 QUICK = load_profile("quick")
@@ -277,14 +278,14 @@ def test_a_killed_run_leaves_no_server_and_no_mount(device: str, tmp_path: Path)
     plan_for(device, tmp_path / "c", "postgresql", ["oltp"], small, runtime_s=120, systems=("fuse",))
     process = runner.start(tmp_path / "c")
     run = tmp_path / "c/here/nvme/postgresql/fuse/oltp/1"
-    runner.wait_for(lambda: list(run.glob("commands/*-sysbench.out")))
+    wait_until("sysbench runs", lambda: list(run.glob("commands/*-sysbench.out")))
     argv = json.loads((run / "preparation/commands.json").read_text())[-1]["argv"]
     data = Path(argv[argv.index("-D") + 1])
     base = data.parents[1]  # of the ext4 and what is over it
     assert len(servers_of(data)) == 1 and sum(mount.point.startswith(str(base)) for mount in mounts_of()) == 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    runner.wait_for(lambda: not servers_of(data))
+    wait_until("the server has ended", lambda: not servers_of(data))
     recover()
     assert not any(mount.point.startswith(str(base)) for mount in mounts_of()) and not base.exists()
 

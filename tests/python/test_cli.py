@@ -8,12 +8,10 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command_line import userblk, whole
-from loops import LIMIT
 from made_up import small_campaign, small_plan, summary
 from userblk.harness.cli.progress import Lines, Pace, duration
 from userblk.harness.machine.safety import Refused
@@ -30,6 +28,7 @@ from userblk.harness.running.campaign import (
     lab_devices,
     runner_argv,
 )
+from waiting import wait_until
 
 LAB = ["--where", "lab"]
 
@@ -286,10 +285,10 @@ def test_own_work_is_no_load(tmp_path: Path) -> None:
     try:
         others = host_load.OtherLoad()
         before = host_load._own_ticks(host_load._process_ticks(), os.getpid())
-        end = time.monotonic() + LIMIT
-        while host_load._own_ticks(host_load._process_ticks(), os.getpid()) < before + 10:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until(
+            "the child used the CPU",
+            lambda: host_load._own_ticks(host_load._process_ticks(), os.getpid()) >= before + 10,
+        )
         percent = others.percent()
         assert 0 <= percent <= 100 * (os.cpu_count() or 1)
         assert host_load._own_ticks(host_load._process_ticks(), worker.pid) > 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.running import archive
+from waiting import wait_until
 
 
 def value_of(*arguments: str, cwd: Path | None = None, code: int = 0) -> Any:
@@ -190,10 +190,7 @@ def test_a_detached_campaign_runs_by_itself(tmp_path: Path) -> None:
         assert begun.returncode == 0 and begun.stdout == "", begun.stderr
         assert "at most 2.1 GB written" in begun.stderr and "endurance" in begun.stderr  # before anything is
         (directory,) = (tmp_path / "results").iterdir()
-        end = time.monotonic() + LIMIT
-        while not (directory / "table.md").exists():
-            assert time.monotonic() < end, (directory / "userblk.log").read_text()
-            time.sleep(0.5)
+        wait_until("the campaign is done; see userblk.log", (directory / "table.md").exists)
         found = value_of("status", str(directory))
         assert isinstance(found, list) and found[0]["valid"] == 1
         asked = json.loads((directory / "campaign.json").read_text())

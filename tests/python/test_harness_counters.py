@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from loops import LIMIT
 from userblk.harness.observing.counters import Counters, Events, Taskstats
+from waiting import wait_until
 
 # Two threads; each line of input makes the main one call getppid() that often, and answer.
 SERVER = """
@@ -56,13 +55,6 @@ def switches_of_threads(pid: int) -> int:
     return total
 
 
-def await_true(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def taskstats() -> Iterator[Taskstats]:
     try:
@@ -75,9 +67,9 @@ def taskstats() -> Iterator[Taskstats]:
 
 def test_switches_of_all_threads(taskstats: Taskstats) -> None:
     with server() as process:
-        await_true(lambda: switches_of_threads(process.pid) > 20)
+        wait_until("the threads switch", lambda: switches_of_threads(process.pid) > 20)
         process.send_signal(signal.SIGSTOP)  # it stands still while it is compared
-        await_true(lambda: taskstats.switches(process.pid) == switches_of_threads(process.pid))
+        wait_until("both agree", lambda: taskstats.switches(process.pid) == switches_of_threads(process.pid))
 
 
 def test_a_process_that_is_gone(taskstats: Taskstats) -> None:

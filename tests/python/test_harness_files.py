@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from loops import MIB, loop
-from runner_process import finish, read_until, start, summaries, wait_for
+from runner_process import finish, read_until, start, summaries
 from userblk.harness.machine import paths
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+from waiting import wait_until
 
 SIZE = 1024 * MIB  # which has inodes for 65536 files
 MANY = 60000
@@ -178,11 +179,11 @@ def test_stopped_in_the_middle_nothing_is_left(device: str, tmp_path: Path, numb
     plan_for(device, tmp_path / "c", runtime_s=4, workloads=["mail-server"], nfiles=2000)
     runner = start(tmp_path / "c")
     read_until(runner, "entry-start")
-    wait_for(lambda: [pid for pid in pids("userblk-flow") if b"--phase=run" in cmdline(pid)])
+    wait_until("userblk-flow runs", lambda: [pid for pid in pids("userblk-flow") if b"--phase=run" in cmdline(pid)])
     runner.send_signal(number)
     code, events, _ = finish(runner)
     if number == signal.SIGKILL:
-        wait_for(lambda: not pids("userblk-flow"))
+        wait_until("userblk-flow has ended", lambda: not pids("userblk-flow"))
     else:
         assert code == 128 + number and events[-1]["interrupted"] is True
         assert leftovers() == [] and dirty_limits() == limits
@@ -204,7 +205,10 @@ def cmdline(pid: int) -> bytes:
 def test_a_killed_daemon_costs_its_run_only(device: str, tmp_path: Path) -> None:
     plan = plan_for(device, tmp_path / "c", runtime_s=5, workloads=["mail-server"], nfiles=2000)
     runner = start(tmp_path / "c")
-    wait_for(lambda: pids("userblk-passthrough") and [p for p in pids("userblk-flow") if b"--phase=run" in cmdline(p)])
+    wait_until(
+        "userblk-flow runs",
+        lambda: pids("userblk-passthrough") and [p for p in pids("userblk-flow") if b"--phase=run" in cmdline(p)],
+    )
     (daemon,) = [pid for pid in pids("userblk-passthrough") if is_below(pid, runner.pid)]
     os.kill(daemon, signal.SIGKILL)
     code, _, _ = finish(runner)

@@ -20,6 +20,7 @@ from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown, start_time
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import BringUpError, absent, bring_up, fuse
+from waiting import wait_until
 
 LINE = (
     "userblk-passthrough: ready libfuse=3.17.2 protocol=7.41 writeback=on timeout=86400 splice=on clone-fd=off"
@@ -118,7 +119,7 @@ def test_a_server_that_dies_is_noticed(device: str, tmp_path: Path) -> None:
     recorder, build = Recorder(tmp_path / "commands"), str(paths.HOST_BUILD)
     with bring_up(load_system("fuse-null"), identify(device), AREA, build, recorder, Teardown()) as running:
         os.kill(running.server, signal.SIGKILL)
-        runner.wait_for(running.server_died)
+        wait_until("the death is noticed", running.server_died)
         with pytest.raises(OSError) as caught:
             os.open(running.target, os.O_RDONLY)
         # The first, of the last thread's end; the second, of the requests under way then.

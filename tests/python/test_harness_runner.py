@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT, loop, run, small_tmpfs
-from runner_process import MEMORY, SIZE, finish, plan_for, read_until, said, start, summaries, wait_for
+from runner_process import MEMORY, SIZE, finish, plan_for, read_until, said, start, summaries
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.engines.base import Run
@@ -28,6 +28,7 @@ from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, read_plan, write_plan
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_interrupted(device: str, tmp_path: Path, number: signal.Signals) -> Non
     plan_for(device, tmp_path / "c", runtime_s=30)
     runner = start(tmp_path / "c")
     read_until(runner, "entry-start")
-    wait_for(lambda: fio_on(device))
+    wait_until("fio runs", lambda: fio_on(device))
     runner.send_signal(number)
     code, events, _ = finish(runner)
     assert code == 128 + number
@@ -138,13 +139,13 @@ def test_killed_and_resumed(device: str, tmp_path: Path) -> None:
     plan = plan_for(device, tmp_path / "c", runtime_s=3)
     runner = start(tmp_path / "c")
     read_until(runner, "entry-done")
-    wait_for(lambda: fio_on(device))  # in the middle of the second, or if we are very late of the third
+    wait_until("fio runs", lambda: fio_on(device))  # in the middle of the second, or if we are very late of the third
     runner.kill()
     runner.wait()
     if runner.stdout and runner.stderr:
         runner.stdout.close()
         runner.stderr.close()
-    wait_for(lambda: not fio_on(device))  # fio does not go on writing without its runner
+    wait_until("fio has ended", lambda: not fio_on(device))  # fio does not go on writing without its runner
     assert dirty_limits()["dirty_bytes"] == plan.profile.dirty_bytes  # nobody could restore them
     kept = summaries(tmp_path / "c")
     assert 1 <= len(kept) <= 2
@@ -481,7 +482,7 @@ def test_the_end_of_its_input_ends_the_runner(device: str, tmp_path: Path) -> No
     pipe = subprocess.PIPE
     runner = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     read_until(runner, "entry-start")
-    wait_for(lambda: fio_on(device))
+    wait_until("fio runs", lambda: fio_on(device))
     assert runner.stdin is not None
     runner.stdin.close()
     runner.stdin = None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nbdkit_server import Handle, NbdError
 from servers import BUCKET, Versitygw, started
 from stamps import BLOCK, stamped
 from tool import Tool
+from waiting import wait_until
 
 RUN = 23
 MIB = 1 << 20
@@ -46,13 +46,6 @@ def error_of(call: Callable[..., object], *arguments: object) -> str:
     return ""
 
 
-def wait_until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def check(handle: Handle, expected: dict[int, int]) -> None:
     """expected: number of the last write by place; 0: trimmed."""
     for place, number in expected.items():
@@ -72,7 +65,7 @@ def test_a_full_store_is_freed_and_the_server_goes_on(small_store: Versitygw, tm
             handle.pwrite(content(place, 1), place * MIB)
             written[place] = 1
         handle.flush()
-        wait_until(lambda: any(n > MIB for n in serve.objects("v", "probe/").values()), "there is no reserve")
+        wait_until("there is a reserve", lambda: any(n > MIB for n in serve.objects("v", "probe/").values()), TIMEOUT_S)
 
         error = ""
         while not error:
@@ -90,8 +83,8 @@ def test_a_full_store_is_freed_and_the_server_goes_on(small_store: Versitygw, tm
         handle.trim(24 * MIB, 8 * MIB)
         written |= dict.fromkeys(range(8, 32), 0)
         tool("gc", control=control)
-        wait_until(lambda: not error_of(handle.flush), "no flush succeeds")
-        wait_until(lambda: tool("stats", control=control)["store_full"] == 0, "the store stays full")
+        wait_until("a flush succeeds", lambda: not error_of(handle.flush), TIMEOUT_S)
+        wait_until("the store has space", lambda: tool("stats", control=control)["store_full"] == 0, TIMEOUT_S)
         assert "there is space in the store again" in server.output()
         handle.pwrite(content(127, 3), 127 * MIB)
         handle.flush()
@@ -129,8 +122,8 @@ def test_what_waits_for_space_is_kept(small_store: Versitygw, tmp_path: Path) ->
         check(handle, {0: 1, 1: 2, 2: 0})
 
         small_store.remove("other/")
-        wait_until(lambda: not error_of(handle.flush), "no flush succeeds")
-        wait_until(lambda: not error_of(handle.pwrite, content(2, 3), 2 * MIB), "no write succeeds")
+        wait_until("a flush succeeds", lambda: not error_of(handle.flush), TIMEOUT_S)
+        wait_until("a write succeeds", lambda: not error_of(handle.pwrite, content(2, 3), 2 * MIB), TIMEOUT_S)
         handle.flush()
         server.kill()
         server = serve("v", **SMALL)

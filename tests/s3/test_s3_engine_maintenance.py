@@ -15,10 +15,12 @@ from fault_proxy import FaultProxy, Rule, delayed, passed_on, refused
 from nbdkit_server import Handle, Nbdkit
 from servers import BUCKET
 from tool import Tool
+from waiting import wait_until
 
 BLOCK = 4096
 BLOCKS = 1024
 # Log objects between two checkpoints, as in keeper.c; recovery may read twice as many headers.
+PATIENCE_S = 300.0
 INTERVAL = 512
 
 
@@ -45,13 +47,6 @@ class Model:
             number = self.blocks.get(block)
             wanted = bytes(BLOCK) if number is None else stamp(number)
             assert handle.pread(BLOCK, block * BLOCK) == wanted, f"block {block}"
-
-
-def wait_until(what: Callable[[], bool], message: str, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, message
-        time.sleep(0.1)
 
 
 def replayed(server: Nbdkit) -> int:
@@ -101,7 +96,7 @@ def test_small_objects_are_collected(serve_s3: ServeS3, tmp_path: Path) -> None:
     for _ in range(3):
         model.write(handle, 700)
     # What died since the newest but one root has to stay: recovery may need it.
-    wait_until(lambda: len(serve_s3.objects("v", "log/")) < 3 * INTERVAL, "log objects are not deleted")
+    wait_until("log objects are deleted", lambda: len(serve_s3.objects("v", "log/")) < 3 * INTERVAL, PATIENCE_S)
     model.check(handle)
     # Asked to, it leaves little more than what is alive: of more than 2100 objects of two blocks.
     Tool(serve_s3)("gc", control=control)
@@ -140,7 +135,7 @@ def test_garbage_before_the_first_full_root(serve_s3: ServeS3) -> None:
     for number in range(600):
         handle.pwrite(stamp(number), (number % 100) << 33)
         handle.flush()
-    wait_until(lambda: len(log_objects(serve_s3, "v")) < 300, "log objects are not deleted")
+    wait_until("log objects are deleted", lambda: len(log_objects(serve_s3, "v")) < 300, PATIENCE_S)
     for crashed in (True, False):
         for number in range(500, 600):
             assert handle.pread(BLOCK, (number % 100) << 33) == stamp(number), f"block {number % 100}"
@@ -214,7 +209,7 @@ def log_objects(serve: ServeS3, volume: str) -> list[str]:
 
 
 def wait_for_objects(serve: ServeS3, volume: str, count: int) -> None:
-    wait_until(lambda: len(log_objects(serve, volume)) >= count, f"there are no {count} log objects")
+    wait_until(f"there are {count} log objects", lambda: len(log_objects(serve, volume)) >= count, PATIENCE_S)
 
 
 def test_object_that_had_been_stored_is_missed(serve_s3: ServeS3) -> None:
@@ -261,7 +256,7 @@ def test_object_that_was_never_stored_ends_the_log(serve_s3: ServeS3, proxy: Fau
         handle.pwrite(stamp(number), number * BLOCK)
         handle.aio_flush()
         if number == 10:
-            wait_until(lambda: never.taken > 0, "block 10 is not uploaded")
+            wait_until("block 10 is uploaded", lambda: never.taken > 0, PATIENCE_S)
         else:
             wait_for_objects(serve_s3, "v", number)
     server.kill()
@@ -293,7 +288,7 @@ def test_garbage_of_a_transformed_volume(serve_s3: ServeS3, features: str) -> No
     handle = server.connect()
     for _ in range(2):
         model.write(handle, 150)
-        wait_until(lambda: bool(serve_s3.objects("v", "gc/")), "nothing is compacted")
+        wait_until("something is compacted", lambda: bool(serve_s3.objects("v", "gc/")), PATIENCE_S)
     model.write(handle, 50)
     model.check(handle)
     server.kill()
@@ -332,11 +327,11 @@ def test_own_object_with_a_long_header_is_no_other_writer(serve_s3: ServeS3, pro
     # A whole batch of as many records; and then compaction of what is stored becomes worth while.
     for block in range(BLOCKS, 3 * BLOCKS, 2):
         handle.pwrite(stamp(2), block * BLOCK)
-    wait_until(lambda: held.taken == 1, "the batch is not uploaded")
+    wait_until("the batch is uploaded", lambda: held.taken == 1, PATIENCE_S)
     for _ in range(2):
         for block in range(BLOCKS - 64):
             handle.pwrite(stamp(2), block * BLOCK)
-    wait_until(lambda: looked.taken >= 2, "nobody looked for another writer")
+    wait_until("the volume looks for another writer", lambda: looked.taken >= 2, PATIENCE_S)
     released.set()
     handle.flush()
     handle.pwrite(stamp(3), 0)

@@ -11,14 +11,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 PROGRAM = ROOT / os.environ.get("USERBLK_FUSE", "build/host/fuse-passthrough/userblk-passthrough")
 DISK_PROGRAM = ROOT / os.environ.get("USERBLK_FUSE_DISK", "build/host/fuse-disk/userblk-fuse-disk")
@@ -276,14 +276,6 @@ def frozen(source: Path) -> Iterator[None]:
     finally:
         freezer.stdin.close()
         assert freezer.wait(STOP_TIMEOUT_S) == 0
-
-
-def wait_until(what: str, condition: Callable[[], object]) -> None:
-    """Waits until condition() is true."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {STOP_TIMEOUT_S:.0f} s: {what}"
-        time.sleep(0.02)
 
 
 def pattern(size: int, seed: int = 1) -> bytes:

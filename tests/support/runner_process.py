@@ -7,8 +7,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from loops import LIMIT, MIB
@@ -49,13 +47,6 @@ def read_until(runner: subprocess.Popen[str], event: str) -> None:
         if json.loads(line)["event"] == event:
             return
     raise AssertionError(f"no {event}: {runner.stderr.read() if runner.stderr else ''}")
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, f"nothing happened for {LIMIT:.0f} s"
-        time.sleep(0.05)
 
 
 def summaries(directory: Path) -> dict[str, dict[str, object]]:

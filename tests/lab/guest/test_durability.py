@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from durable_files import WAYS, check_durable, write_durably
-from fuse_mount import MODES, Mount, launch, rings_enabled, wait_until
+from fuse_mount import MODES, Mount, launch, rings_enabled
 from guest import BUILD, MIB, RELEASE, Up, config, run
 from log_writes import logged
+from waiting import wait_until
 
 SIZE = 320 * MIB  # XFS takes no less than 300
 SMALL = 48 * MIB
