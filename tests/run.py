@@ -66,7 +66,8 @@ def run(target: str, runs: Runs, show: bool) -> None:
     began = time.monotonic()
     if show:
         print(f"\n======== {target} ========", flush=True)
-    argv = ["make", "--no-print-directory", target]
+    # It ends with us: what is resumed must not run twice.
+    argv = ["setpriv", "--pdeathsig", "TERM", "--", "make", "--no-print-directory", target]
     with log.open("w") as file:
         process = subprocess.Popen(
             argv, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

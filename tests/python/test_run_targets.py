@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from userblk.harness.machine import paths
+from waiting import wait_until
 
 MAKEFILE = """
 passes:
@@ -20,6 +21,8 @@ fails:
 \t@echo 'E   what went wrong'; test -e repaired
 waits:
 \t@for i in $$(seq 100); do test -e passes.ran && exit 0; sleep 0.1; done; exit 1
+hangs:
+\t@echo $$$$ > pid.ran; test -e repaired || exec sleep 600
 """
 
 
@@ -66,6 +69,27 @@ def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
     assert (top / "passes.ran").read_text() == "ran\n"
     run(top, "passes")
     assert (top / "passes.ran").read_text() == "ran\nran\n"
+
+
+def test_a_killed_run_is_resumed(top: Path) -> None:
+    """kill -9 in the middle of a target: it ends, too, and only what had passed is left out afterwards."""
+    killed = subprocess.Popen([sys.executable, "tests/run.py", "passes", "hangs", "waits"], cwd=top)
+    wait_until("the second target runs", lambda: (top / "pid.ran").exists() and (top / "pid.ran").read_text() != "")
+    target = Path("/proc", (top / "pid.ran").read_text().strip())
+    killed.kill()
+    killed.wait()
+    wait_until("the second target has ended", lambda: not target.exists(), 10)
+    before = json.loads((top / "build/test/runs.json").read_text())
+    assert set(before) == {"passes"}
+    (top / "repaired").touch()
+    result = run(top, "--resume", "passes", "hangs", "waits")
+    assert result.returncode == 0 and "passed at this commit already: passes\n" in result.stdout
+    assert (top / "passes.ran").read_text() == "ran\n"
+    record = json.loads((top / "build/test/runs.json").read_text())
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=top, capture_output=True, text=True, check=True)
+    assert {one["commit"] for one in record.values()} == {head.stdout.strip()}
+    assert record["passes"] == before["passes"]
+    assert all(one["exit"] == 0 and isinstance(one["seconds"], int) for one in record.values()) and len(record) == 3
 
 
 def test_another_tree_has_passed_nothing(top: Path) -> None:
