@@ -129,8 +129,8 @@ FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
 VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
 APPS := apps kv postgresql source-tree
-bench: deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) $(if $(filter $(APPS),$(SUITE)),deps-apps) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
-	@$(MAKE) all
+bench: $(if $(DRY_RUN),deps-bench,deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) $(if $(filter $(APPS),$(SUITE)),deps-apps)) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
+	$(if $(DRY_RUN),,@$(MAKE) all)
 	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) $(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
 lab: ## build the lab (LAB_KERNEL=stable, backports or a directory, LAB_RELEASE=trixie or bullseye) and see that it boots
 	lab/run --verbose -- sh -c 'uname -sr; lsblk -d -o NAME,SIZE,ROTA,DISC-MAX,SERIAL "$$LAB_SATA" "$$LAB_NVME"'

@@ -374,7 +374,7 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 			continue;
 		if (!split_pair(item, &key, &value)) {
 			r = -EINVAL;
-			params_error_set(&detail, "no key=value; write one pair a line");
+			params_error_set(&detail, "not key=value; write one pair per line");
 		} else if (strcmp(key, CONFIG_KEY) == 0) {
 			r = -EINVAL;
 			params_error_set(&detail,
@@ -428,8 +428,8 @@ int params_set_string(struct params *p, const char *text, struct params_error *e
 		} else if (first && p->ops->main_param) {
 			r = params_set(p, p->ops->main_param, item, error);
 		} else {
-			params_error_set(
-				error, "%s: no key=value; write pairs with ';' between them", item);
+			params_error_set(error,
+				"%s: not key=value; write pairs with ';' between them", item);
 			r = -EINVAL;
 		}
 		first = false;

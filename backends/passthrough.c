@@ -96,9 +96,8 @@ static int shrunk(struct passthrough *p)
 {
 	if (!atomic_exchange(&p->shrink_told, true))
 		backend_error(&p->backend.host,
-			"file=%s: became smaller while it was served; data behind its end is lost "
-			"and "
-			"requests there fail",
+			"file=%s: became smaller while it was served; data beyond its new end is "
+			"lost and requests there fail",
 			p->file);
 	return -EIO;
 }

@@ -176,7 +176,8 @@ static void explain(const struct backend_host *host, const char *path, bool name
 		break;
 	case ENOTTY:
 	case EINVAL:
-		backend_error(host, "disk=%s: is no disk of the nbd driver; name /dev/nbdN", path);
+		backend_error(
+			host, "disk=%s: is not a disk of the nbd driver; name /dev/nbdN", path);
 		break;
 	default:
 		backend_error(host, "%s: %s", path, strerror(-r));

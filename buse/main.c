@@ -43,11 +43,11 @@ static void print_help(void)
 	       "ends it.\n"
 	       "\nOptions:\n"
 	       "    --disk=/dev/nbdN\n        the disk (default: the first free one)\n"
-	       "    --timeout=S\n        seconds after which the kernel gives a request up "
+	       "    --timeout=S\n        seconds after which the kernel aborts a request "
 	       "(default: 0, never)\n"
 	       "    --json\n        print JSON once the disk can be used\n"
-	       "    --help\n        this text\n"
-	       "    --version\n        the version\n");
+	       "    --help\n        show this text\n"
+	       "    --version\n        show the version\n");
 	params_print_devices();
 }
 
@@ -81,7 +81,7 @@ static int parse(int argc, char **argv, struct options *o)
 		switch (got) {
 		case 'd':
 			if (!names_disk(optarg)) {
-				warnx("--disk=%s: no disk of the nbd driver; name /dev/nbdN",
+				warnx("--disk=%s: not a disk of the nbd driver; name /dev/nbdN",
 					optarg);
 				return EXIT_USAGE;
 			}
@@ -186,7 +186,7 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	pthread_join(thread, NULL);
 	disk_detach(&disk);
 	if (disk.result < 0)
-		warnx("%s: the kernel gave the disk up: %s", disk.path, strerror(-disk.result));
+		warnx("%s: the kernel closed the disk: %s", disk.path, strerror(-disk.result));
 	program_tell_counters(device);
 	return server.result < 0 || disk.result < 0 ? EXIT_FAILURE : code;
 }

@@ -54,10 +54,10 @@ static void print_help(void)
 	       "ends it.\n"
 	       "\nOptions:\n"
 	       "    --max-threads=N\n        at most N threads (default: %d)\n"
-	       "    --clone-fd\n        a connection to the kernel for each thread\n"
+	       "    --clone-fd\n        give each thread its own connection to the kernel\n"
 	       "    -o OPTION[,...]\n        options of mount(8) and libfuse, such as allow_other\n"
-	       "    --help\n        this text\n"
-	       "    --version\n        the version\n",
+	       "    --help\n        show this text\n"
+	       "    --version\n        show the version\n",
 		DEFAULT_THREADS);
 	params_print_devices();
 }
@@ -78,10 +78,10 @@ static bool check_mount_point(const char *path)
 		warnx("MOUNTPOINT: missing; name a regular file to mount on");
 	else if (stat(path, &st) < 0)
 		warnx("%s: %s; %s", path, strerror(errno),
-			errno == ENOTCONN ? "unmount what a killed server left there"
-					  : "MOUNTPOINT is to be a regular file");
+			errno == ENOTCONN ? "unmount the leftover mount of a killed server"
+					  : "MOUNTPOINT must be a regular file");
 	else if (!S_ISREG(st.st_mode))
-		warnx("%s: no regular file; name one to mount on", path);
+		warnx("%s: not a regular file; name one to mount on", path);
 	else
 		return true;
 	return false;
@@ -179,7 +179,7 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 	int r;
 
 	if (fuse_set_signal_handlers(session) != 0) {
-		warnx("signals cannot be taken");
+		warnx("cannot handle signals");
 		return EXIT_FAILURE;
 	}
 	/* libfuse tells why not. */

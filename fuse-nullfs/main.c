@@ -35,15 +35,15 @@ static const struct fuse_opt option_table[] = {
 	FUSE_OPT_END,
 };
 
-static const char help_before[] =
-	"usage: " NAME " [options] MOUNTPOINT\n"
-	"\n"
-	"Mounts a file system that holds names and no data: reads are zeroes, writes are dropped.\n"
-	"\n";
+static const char help_before[] = "usage: " NAME " [options] MOUNTPOINT\n"
+				  "\n"
+				  "Mounts a file system that stores names but no data: reads "
+				  "return zeroes, writes are discarded.\n"
+				  "\n";
 
 static const char help_own[] =
-	"    --files=N            begin with the files file-0, file-1, ...: N of them (0)\n"
-	"    --size=BYTES         as large as this, with K, M, G or T (1G)\n";
+	"    --files=N            start with N files, file-0, file-1, ... (0)\n"
+	"    --size=BYTES         size of the file system, with K, M, G or T (1G)\n";
 
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {

@@ -127,8 +127,7 @@ static bool open_directories(void)
 	}
 	fd = open(options.source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fd == -1) {
-		session_warn(
-			"%s: %s; SOURCE is to be a directory", options.source, strerror(errno));
+		session_warn("%s: %s; SOURCE must be a directory", options.source, strerror(errno));
 		return false;
 	}
 	/* Half for inodes, half for open files. */

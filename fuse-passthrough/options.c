@@ -23,7 +23,7 @@ static const char help_before[] = "usage: " NAME " [options] SOURCE MOUNTPOINT\n
 
 static const char help_own[] =
 	"    --passthrough        the kernel reads and writes SOURCE itself\n"
-	"    --passthrough=auto   the same where it is granted\n";
+	"    --passthrough=auto   the same if the kernel allows it\n";
 
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {

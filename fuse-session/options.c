@@ -17,19 +17,19 @@ static const char help_modes[] =
 	"    --no-writeback       write through at once\n"
 	"    --nocache            cache nothing: the same as --timeout=0\n"
 	"    --nosplice           copy data through memory instead of pipes\n"
-	"    --clone-fd           a connection to the kernel for each thread\n"
+	"    --clone-fd           give each thread its own connection to the kernel\n"
 	"    --max-threads=N      at most N threads (1000)\n"
 	"    --timeout=SECONDS    how long names and attributes are cached (86400);\n"
 	"                         with 0, writes go through at once\n"
-	"    --max-write=BYTES    write at most so much with one request (1048576)\n"
-	"    --io-uring           requests and answers through io_uring\n";
+	"    --max-write=BYTES    most bytes of one write request (1048576)\n"
+	"    --io-uring           exchange requests and answers through io_uring\n";
 
 static const char help_rest[] =
-	"    -o OPTION[,...]      the same without dashes, or an option of mount(8)\n"
+	"    -o OPTION[,...]      an option above without dashes, or of mount(8)\n"
 	"    -f, --foreground     stay in the foreground\n"
-	"    -d, --debug          the same, and show every request\n"
-	"    -h, --help           this text\n"
-	"    -V, --version        the version\n";
+	"    -d, --debug          stay in the foreground, and show every request\n"
+	"    -h, --help           show this text\n"
+	"    -V, --version        show the version\n";
 
 static int take_word(const char *arg, char **const words[], const char *names)
 {

@@ -310,7 +310,7 @@ bool session_check_mount_point(const struct session_options *o)
 	errno = ENOTDIR; /* unless stat() has a reason of its own */
 	if (stat(o->mount_point, &st) == 0 && S_ISDIR(st.st_mode))
 		return true;
-	session_warn("%s: %s; MOUNTPOINT is to be a directory", o->mount_point, strerror(errno));
+	session_warn("%s: %s; MOUNTPOINT must be a directory", o->mount_point, strerror(errno));
 	return false;
 }
 

@@ -263,7 +263,7 @@ static int64_t adapter_get_size(void *handle)
 	r = backend_info(device, &info);
 	if (r < 0) {
 		errno = -r;
-		nbdkit_error("cannot tell the size of the device: %m");
+		nbdkit_error("cannot determine the size of the device: %m");
 		return -1;
 	}
 	return (int64_t)info.size;

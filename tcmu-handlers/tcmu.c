@@ -210,8 +210,8 @@ static int look_for_clients(struct tcmu_device *dev, struct backend_host *host)
 	int session = exports > 0 ? tcmu_cfgfs_dev_get_attr_int(dev, SESSION) : 0;
 
 	if (exports < 0) {
-		tcmu_dev_err(
-			dev, "cannot tell whether the disk is exported: %s\n", strerror(-exports));
+		tcmu_dev_err(dev, "cannot determine whether the disk is exported: %s\n",
+			strerror(-exports));
 		return exports;
 	}
 	if (exports > 0)
@@ -226,8 +226,8 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 
 	if (r < 0)
 		tcmu_dev_warn(dev,
-			"cannot note who serves the disk: %s; a daemon that is started again "
-			"will refuse it\n",
+			"cannot record who serves the disk: %s; a restarted daemon will refuse "
+			"it\n",
 			strerror(-r));
 }
 

@@ -66,10 +66,10 @@ static int write_back(const struct options *o, bool in_use, bool *lost)
 	if (r == 0)
 		return 0;
 	if (o->force)
-		warnx("/dev/ublkb%u: what was written last is lost: %s", id, strerror(-r));
+		warnx("/dev/ublkb%u: the last writes are lost: %s", id, strerror(-r));
 	else
-		warnx("/dev/ublkb%u: not removed, for what was written last cannot be written "
-		      "back: %s; fix the cause, or use --force",
+		warnx("/dev/ublkb%u: not removed, because the last writes cannot be written back: "
+		      "%s; fix the cause, or use --force",
 			id, strerror(-r));
 	return o->force ? 0 : EXIT_FAILURE;
 }
@@ -196,7 +196,7 @@ static void ready(void *opaque, uint32_t id)
 	dismiss_keeper(start);
 	start->id = id;
 	if (start->code)
-		warnx("ublk%u: goes on as before", id);
+		warnx("ublk%u: continues as before", id);
 	if (r < 0)
 		warnx(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
@@ -290,8 +290,7 @@ static int serve_record(
 	int r = record_read(info->dev_id, info->ublksrv_flags, &record);
 
 	if (r < 0) {
-		warnx("ublk%u: nothing is known of what it was added with; use replace or delete",
-			info->dev_id);
+		warnx("ublk%u: its parameters are unknown; use replace or delete", info->dev_id);
 		return EXIT_USAGE;
 	}
 	if (chdir(record.directory) < 0) {
@@ -351,7 +350,7 @@ static int recover(const struct options *o)
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
 		if (waited >= PATIENCE_MS) {
-			warnx("ublk%u: has a server (process %d); end it first, or use replace",
+			warnx("ublk%u: has a server (process %d); stop it first, or use replace",
 				info.dev_id, info.ublksrv_pid);
 			return EXIT_USAGE;
 		}
@@ -372,7 +371,7 @@ static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *inf
 	if (info->flags & UBLK_F_QUIESCE) {
 		r = control_quiesce(c, info->dev_id);
 		if (r < 0) {
-			warnx("ublk%u: its server does not go: %s", info->dev_id, strerror(-r));
+			warnx("ublk%u: its server does not stop: %s", info->dev_id, strerror(-r));
 			return EXIT_FAILURE;
 		}
 		return 0;

@@ -32,20 +32,20 @@ static const struct rule {
 	const char *help;
 } rules[] = {
 	{"mode", FOR(ADD) | FOR(REPLACE), mode_names, 0, 0,
-		"workers: threads make the device's calls; uring: the queue's own thread does what "
-		"it can without waiting (default: workers)"},
+		"workers: threads call the device; uring: the thread of the queue serves the "
+		"requests "
+		"that never wait (default: workers)"},
 	{"threads", FOR(ADD) | FOR(REPLACE), NULL, 1, MAX_THREADS, "worker threads (default: 16)"},
 	{"queues", FOR(ADD), NULL, 1, MAX_QUEUES, "hardware queues (default: one per CPU)"},
 	{"depth", FOR(ADD), NULL, 1, UBLK_MAX_QUEUE_DEPTH, "requests per queue (default: 128)"},
 	{"zero-copy", FOR(ADD), zero_copy_names, 0, 0,
-		"in uring mode, transfer from and to the client's pages (default: auto, if the "
-		"kernel "
-		"and the device can)"},
+		"in uring mode, transfer data directly from and to the client's pages (default: "
+		"auto, if the kernel and the device support it)"},
 	{"recovery", FOR(ADD), recovery_names, 0, 0,
-		"when the server dies, requests wait for another one (reissue), those that it had "
-		"fail "
-		"(fail), all fail until there is one (fail-all), or the disk goes (none) "
-		"(default: auto, which is reissue, but none for s3)"},
+		"when the server dies, requests wait for a new server (reissue), those in progress "
+		"fail (fail), all fail until a new server starts (fail-all), or the disk is "
+		"removed "
+		"(none) (default: auto, which means none for s3, else reissue)"},
 	{"flush", FOR(ADD) | FOR(REPLACE), flush_names, 0, 0,
 		"weak: flushes and FUA keep the order of writes, but make nothing durable (unsafe) "
 		"(default: strict)"},
@@ -54,7 +54,7 @@ static const struct rule {
 		"do not go to the background"},
 	{"json", FOR(ADD) | FOR(RECOVER) | FOR(REPLACE) | FOR(LIST) | FOR(INFO) | FOR(FEATURES),
 		NULL, 0, 0, "print JSON"},
-	{"force", FOR(DELETE), NULL, 0, 0, "also while the disk is in use"},
+	{"force", FOR(DELETE), NULL, 0, 0, "delete the disk even while it is in use"},
 };
 #define RULES (sizeof rules / sizeof rules[0])
 
@@ -65,21 +65,21 @@ static const struct {
 } commands[] = {
 	{"add", COMMAND_ADD, "add DEVICE KEY=VALUE...       serve a new disk"},
 	{"replace", COMMAND_REPLACE,
-		"replace N DEVICE KEY=VALUE... serve the disk by a new server from now on"},
+		"replace N DEVICE KEY=VALUE... replace the disk's server by a new one"},
 	{"recover", COMMAND_RECOVER,
 		"recover N                     serve a disk whose server died"},
 	{"delete", COMMAND_DELETE, "delete N                      remove the disk"},
-	{"list", COMMAND_LIST, "list                          disks"},
-	{"info", COMMAND_INFO, "info N                        all about one"},
+	{"list", COMMAND_LIST, "list                          list the disks"},
+	{"info", COMMAND_INFO, "info N                        show the properties of a disk"},
 	{"features", COMMAND_FEATURES,
-		"features                      what this kernel's ublk can do"},
+		"features                      show what this kernel's ublk supports"},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 void options_help(void)
 {
 	printf("Usage: userblk-ublk COMMAND [OPTION]...\n"
-	       "Serves block devices as /dev/ublkbN, by Linux's ublk driver.\n\nCommands:\n");
+	       "Serves block devices as /dev/ublkbN, with Linux's ublk driver.\n\nCommands:\n");
 	for (size_t i = 0; i < COMMANDS; i++)
 		printf("    %s\n", commands[i].usage);
 	printf("\nOptions:\n");
@@ -194,14 +194,13 @@ static int choose_recovery(struct options *o, struct params_error *error)
 		return 0;
 	if (o->command == COMMAND_ADD)
 		params_error_set(error,
-			"--recovery=%s: the %s device holds writes in memory, and the disk would "
-			"go on "
-			"without them; use none",
+			"--recovery=%s: the %s device holds writes in memory, which the disk would "
+			"lose; use none",
 			recovery_names[*recovery], kind.name);
 	else
 		params_error_set(error,
-			"%s: holds writes in memory, and a disk that can be replaced would go on "
-			"without them; delete the disk and add it",
+			"%s: holds writes in memory, which a replaced disk would lose; delete the "
+			"disk and add it again",
 			kind.name);
 	params_free(o->params);
 	o->params = NULL;

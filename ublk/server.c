@@ -343,7 +343,7 @@ static int release(struct server *s)
 
 	if (!hurried(s) && disk_in_use(s->id)) {
 		log_line(s,
-			"is in use: it goes when it is unmounted and released, or at another "
+			"is in use: it is removed when it is unmounted and released, or at another "
 			"signal",
 			"");
 		while (!hurry(s, IN_USE_STEP_NS) && disk_in_use(s->id))
@@ -353,7 +353,7 @@ static int release(struct server *s)
 		r = r < 0 ? r : again;
 	}
 	if (r < 0 && !s->gone)
-		failed(s, "what was written last is lost", r);
+		failed(s, "the last writes are lost", r);
 	return r;
 }
 
@@ -454,8 +454,8 @@ int server_add(struct control *c, const struct params *params, const struct serv
 
 	prepare_process();
 	if (o->recovery != RECOVERY_NONE && ~c->features & info.flags) {
-		backend_error(
-			&host, "--recovery: this kernel's ublk has no such way; choose another");
+		backend_error(&host,
+			"--recovery: this kernel's ublk does not support it; choose another");
 		return EXIT_USAGE;
 	}
 	r = open_device(&s, params, 0, 0);

@@ -21,7 +21,7 @@
 
 static int refuse_served(const struct options *o)
 {
-	warnx("volume=%s: a server is listening at control=%s; end it first", o->config.volume,
+	warnx("volume=%s: a server is listening at control=%s; stop it first", o->config.volume,
 		o->config.control);
 	return -EBUSY;
 }
@@ -85,8 +85,8 @@ static int rekey(const struct options *o, struct answer *answer)
 	int r = s3_transform_read_key(o->new_key, key);
 
 	if (r == -EINVAL)
-		warnx("--new-encryption-key=%s: has not exactly %zu bytes; make a key with head "
-		      "-c %zu /dev/urandom",
+		warnx("--new-encryption-key=%s: does not have exactly %zu bytes; create a key with "
+		      "head -c %zu /dev/urandom",
 			o->new_key, sizeof key, sizeof key);
 	else if (r)
 		warnx("--new-encryption-key=%s: cannot be read: %s; give the file with the key",

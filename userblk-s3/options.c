@@ -20,7 +20,7 @@ static const struct {
 	int operands;
 	const char *usage;
 } commands[] = {
-	{"create", NULL, COMMAND_CREATE, 0, "create              make a volume of size= bytes"},
+	{"create", NULL, COMMAND_CREATE, 0, "create              create a volume of size= bytes"},
 	{"info", NULL, COMMAND_INFO, 0, "info                show its properties and contents"},
 	{"list", NULL, COMMAND_LIST, 0, "list                list the volumes below prefix="},
 	{"check", NULL, COMMAND_CHECK, 0,
@@ -30,9 +30,9 @@ static const struct {
 	{"snapshot", "delete", COMMAND_SNAPSHOT_DELETE, 1, "snapshot delete SNAPSHOT"},
 	{"snapshot", "rollback", COMMAND_SNAPSHOT_ROLLBACK, 1,
 		"snapshot rollback SNAPSHOT\n"
-		"                        restore the volume to this snapshot, its newest"},
+		"                        restore the volume to its newest snapshot, SNAPSHOT"},
 	{"clone", NULL, COMMAND_CLONE, 2,
-		"clone SNAPSHOT NEW  make the volume NEW from the snapshot"},
+		"clone SNAPSHOT NEW  create the volume NEW from the snapshot"},
 	{"resize", NULL, COMMAND_RESIZE, 0, "resize              change its size to size="},
 	{"rekey", NULL, COMMAND_REKEY, 0,
 		"rekey               change its encryption key; needs --new-encryption-key"},
@@ -41,7 +41,7 @@ static const struct {
 		"delete              delete it with all its data; needs --confirm"},
 	{"stats", NULL, COMMAND_STATS, 0, "stats               show the counters of its server"},
 	{"abort", NULL, COMMAND_ABORT, 0,
-		"abort               make its server give up what is not uploaded; needs "
+		"abort               make its server stop without waiting for uploads; needs "
 		"--confirm"},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
@@ -70,9 +70,9 @@ static const struct {
 } rules[OPTIONS] = {
 	[OPTION_JSON] = {"json", NULL, ~0u, "print JSON"},
 	[OPTION_TAKE_OVER] = {"take-over", NULL, WRITERS,
-		"even if the last writer did not close the volume; if it is alive, it is fenced"},
+		"open the volume although its last writer did not close it; fences a live writer"},
 	[OPTION_CONFIRM] = {"confirm", "NAME", FOR(DELETE) | FOR(ABORT),
-		"the name of the volume once more"},
+		"repeat the name of the volume"},
 	[OPTION_TO_PREFIX] = {"to-prefix", "KEY", FOR(CLONE),
 		"prefix= of the clone (default: that of its parent)"},
 	[OPTION_NEW_KEY] = {"new-encryption-key", "FILE", FOR(REKEY),
@@ -82,7 +82,7 @@ static const struct {
 		"price of 1000 requests that write or list (default: 0.005, USD at Amazon S3 "
 		"Standard in us-east-1)"},
 	[OPTION_PRICE_GET] = {"price-get", "PRICE", FOR(STATS),
-		"price of 1000 requests that read (default: 0.0004, as above)"},
+		"price of 1000 requests that read (default: 0.0004, from the same price list)"},
 };
 
 void options_help(void)

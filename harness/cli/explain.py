@@ -62,7 +62,7 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
     known = {"device": plan.devices, "workload": dict.fromkeys(one.id for one in plan.suite.workloads)}
     for name, value in (("device", device), ("workload", workload)):
         if value not in known[name]:
-            raise ConfigError(f"{name}={value}: the campaign has none such; use one of {', '.join(known[name])}")
+            raise ConfigError(f"{name}={value}: the campaign has no such value; use one of {', '.join(known[name])}")
     for system in systems or ():
         if system not in plan.systems:
             raise ConfigError(f"system={system}: not in the campaign; use one of {', '.join(plan.systems)}")
@@ -152,7 +152,9 @@ def explained(plan: Plan, directory: Path, system: str, speed: int) -> Explained
     profile = instructions.profile(system, found[SAMPLED], sides[SAMPLED], _window(summaries[SAMPLED]), each)
     for repetition, records in found.items():
         if not records:
-            raise ConfigError(f"{runs[repetition] / DATA}: holds nothing of the measured time; run the command again")
+            raise ConfigError(
+                f"{runs[repetition] / DATA}: contains no samples of the measured time; run the command again"
+            )
     life = stages.life(system, found[TRACED], sides[TRACED], _window(summaries[TRACED]))
     slowed = 100 * (metrics["throughput_kops"] / summaries[TRACED]["metrics"]["throughput_kops"] - 1)
     return Explained(system, profile, life, slowed)
@@ -201,12 +203,14 @@ def add_commands(add: Add) -> None:
         explain_command,
     )
     sub.add_argument("campaign", metavar="CAMPAIGN", help="directory of the campaign, or its name below --results")
-    sub.add_argument("--device", required=True, metavar="DEVICE", help="of the cell, for example nvme")
-    sub.add_argument("--workload", required=True, metavar="WORKLOAD", help="of the cell, for example rand-read-1th-4k")
+    sub.add_argument("--device", required=True, metavar="DEVICE", help="device of the cell, for example nvme")
+    sub.add_argument(
+        "--workload", required=True, metavar="WORKLOAD", help="workload of the cell, for example rand-read-1th-4k"
+    )
     sub.add_argument(
         "--system",
         metavar="LIST",
-        help="systems, separated by commas; native is beside them (default: all of the campaign)",
+        help="systems, separated by commas, which are shown beside native (default: all of the campaign)",
     )
-    add_json(sub, "print events as JSON, one a line, and all tables as the last of them")
+    add_json(sub, "print events as JSON, one per line; the last one contains all tables")
     add_results(sub)

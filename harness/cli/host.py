@@ -141,9 +141,7 @@ def add_commands(add: Add) -> None:
     workloads = add("workloads", "list the workloads", workloads_command)
     workloads.add_argument("--suite", metavar="NAME", help="list those of one suite only (default: all)")
     add_json(workloads)
-    known = add(
-        "papers", "list the papers that campaigns are compared with, and what of each can run here", papers_command
-    )
+    known = add("papers", "list the papers to compare campaigns with, and what of each can run here", papers_command)
     add_json(known)
     lab = add("lab", "build the lab, run a command in it, or get a shell in it", lab_command)
     lab.add_argument("action", choices=("build", "shell", "run"))

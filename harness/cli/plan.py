@@ -419,8 +419,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         default=DEFAULT_PROFILE,
-        help="a profile of configs/profiles: quick, paper or pts; and perf, alone or as in paper,perf: one more"
-        " repetition of each cell, which perf looks at, for flame graphs in the report (default: %(default)s)",
+        help="a profile of configs/profiles: quick, paper or pts; perf, or perf after another as in paper,perf,"
+        " adds a repetition of each cell under perf, for flame graphs in the report (default: %(default)s)",
     )
     parser.add_argument(
         "--reps",
@@ -479,7 +479,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pin",
         metavar="SERVER:CLIENT",
-        help="CPUs on which servers and workloads are started, for example 0-3:4-7 (default: any)",
+        help="CPUs to start servers and workloads on, for example 0-3:4-7 (default: any)",
     )
     parser.add_argument("--sata", metavar="DEV", help="block device to measure as SATA; its contents are LOST")
     parser.add_argument("--nvme", metavar="DEV", help="block device to measure as NVMe; its contents are LOST")
@@ -487,19 +487,18 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--confirm",
         default="",
         metavar='"SERIAL SERIAL"',
-        help="repeat the serial of each named device, SATA first; without a serial, its size in bytes and its contents",
+        help="serial number of each named device, SATA first; if it has none, its size in bytes and its contents",
     )
     parser.add_argument(
         "--hosts", metavar="NAME", help="run on several machines: a name in configs/hosts, or a file that ends in .toml"
     )
-    parser.add_argument(
-        "--seed", type=count, metavar="N", help="random seed of the order and of every run (default: a new one)"
-    )
+    parser.add_argument("--seed", type=count, metavar="N", help="seed of the order and of every run (default: random)")
     parser.add_argument(
         "--where",
         choices=("auto", "host", "lab"),
         default="auto",
-        help="where to measure; auto: on this host if devices are named and its kernel can, else in the lab (default)",
+        help="where to measure; auto: on this host if devices are named and its kernel has the drivers, else in the lab"
+        " (default)",
     )
 
 

@@ -41,7 +41,7 @@ def compare_command(args: argparse.Namespace) -> int:
     shown: RenderableType
     if args.fail_over is not None and (with_paper or not 0 <= args.fail_over < math.inf):
         remedy = "compare two campaigns" if with_paper else "give a percentage from 0 on"
-        raise ConfigError(f"fail-over={args.fail_over:g}: is no limit here; {remedy}")
+        raise ConfigError(f"fail-over={args.fail_over:g}: is not a valid limit; {remedy}")
     worse: list[compare.Line] = []
     if with_paper:
         tables = make_tables(first.runs, first.seed, first.choices)
@@ -109,7 +109,7 @@ def add_commands(add: Add) -> None:
     sub.add_argument(
         "second",
         metavar="CAMPAIGN",
-        help=f"another campaign, or a paper (userblk papers lists them); `{paper.ANY}`: that which has the suite",
+        help=f"another campaign, or a paper (userblk papers lists them); `{paper.ANY}`: the paper that has this suite",
     )
     sub.add_argument("--all", action="store_true", help="also show comparisons without a significant difference")
     sub.add_argument("--csv", action="store_true", help="print a line for each comparison")
@@ -121,7 +121,11 @@ def add_commands(add: Add) -> None:
     )
     add_json(sub)
     add_results(sub)
-    sub = add("history", "show how one cell, or the mean of all, went over several campaigns", history_command)
+    sub = add(
+        "history",
+        "show how the result of one cell, or the mean of all cells, changed over several campaigns",
+        history_command,
+    )
     sub.add_argument(
         "campaigns",
         nargs="+",

@@ -102,7 +102,7 @@ def write_tables(tables: Sequence[Table], directory: Path) -> list[str]:
 
 
 def paper_named(name: str) -> Paper | None:
-    """The paper of that name, for `paper` that with most numbers; None if it is the name of none."""
+    """The paper of that name; for `paper`, the one with the most numbers; None if no paper has the name."""
     if name == ANY:
         return load_papers(paths.CONFIGS)[0]
     return load_paper(name, paths.CONFIGS) if name in paper_names(paths.CONFIGS) else None
@@ -304,21 +304,21 @@ def add_commands(add: Add) -> None:
     table.add_argument(
         "campaign",
         metavar="CAMPAIGN",
-        help=f"directory of the campaign, or its name below --results; the name of a paper (userblk papers) for its own"
-        f" tables, `{ANY}` for that with most numbers",
+        help=f"directory of the campaign, or its name below --results; or a paper (see userblk papers), whose own"
+        f" tables are printed; `{ANY}`: the paper with the most numbers",
     )
     table.add_argument(
         "--classes",
         metavar="PAPER",
-        help="show what each system leaves of native's throughput, in the classes of PAPER",
+        help="show the share of native's throughput that each system achieves, in the classes of PAPER",
     )
     table.add_argument("--format", choices=FORMATS, default="terminal", help="default: %(default)s")
     table.add_argument("--ci", action="store_true", help="show half widths of the 95 %% confidence intervals")
     table.add_argument(
         "--model",
         action="store_true",
-        help="show instead the native throughput of a simulated campaign beside the paper's, and which cells the models"
-        " were calibrated with",
+        help="show, instead of the tables, the native throughput of a simulated campaign beside the paper's, and which"
+        " cells calibrated the models",
     )
     table.add_argument(
         "--output", type=Path, metavar="FILE", help="write the tables to FILE instead of standard output"

@@ -182,7 +182,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
         return runner.wait()
     except BaseException:
         if runner:
-            say("Stopping; what was brought up is torn down.")
+            say("Stopping, and tearing down the systems.")
             with interrupt.held():
                 runner.stop()
         if not module:

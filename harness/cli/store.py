@@ -43,7 +43,7 @@ class OverStore:
             if value:
                 raise ConfigError(f"suite={suite.name}: it needs no device; leave {word} out")
         if options["sample_stacks"]:
-            raise ConfigError(f"profile={args.profile}: perf does not look at suite {suite.name}; leave perf out")
+            raise ConfigError(f"profile={args.profile}: perf does not support suite {suite.name}; leave perf out")
         for word, asked in (("--costs", args.costs), ("--instructions", args.instructions)):
             if asked:
                 raise ConfigError(f"suite={suite.name}: its costs are not counted; leave {word} out")

@@ -45,7 +45,7 @@ def command(args: argparse.Namespace) -> int:
         if args.action == SET:
             refused = tuning.tune(disks)
         elif args.action == RESTORE:
-            say(f"{tuning.restore()} settings were put back.")
+            say(f"{tuning.restore()} settings were restored.")
         found = tuning.settings(disks)
         if args.json:
             value = [dataclasses.asdict(one) | {"differs": one.differs} for one in found]
@@ -60,7 +60,7 @@ def command(args: argparse.Namespace) -> int:
 
 
 def add_commands(add: Add) -> None:
-    sub = add("tune", "show, set or put back governor, turbo, idle states and interrupts for a measurement", command)
+    sub = add("tune", "show, set or restore CPU governor, turbo, idle states and interrupts for a measurement", command)
     sub.add_argument(
         "action",
         nargs="?",
@@ -73,6 +73,6 @@ def add_commands(add: Add) -> None:
         action="append",
         default=[],
         metavar="DEV",
-        help="whose interrupts are moved to the CPUs of its NUMA node (default: all disks)",
+        help="disk whose interrupts move to the CPUs of its NUMA node (default: all disks)",
     )
     add_json(sub)

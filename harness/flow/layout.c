@@ -80,9 +80,8 @@ static bool remove_children(int fd, const char *path, struct flow_error *error)
 			continue;
 		if (!our_name(e->d_name)) {
 			ok = flow_error_set(error,
-				"%s holds '%s', which is no file of a fileset; remove it or choose "
-				"another "
-				"path",
+				"%s holds '%s', which is not a file of a fileset; remove it or "
+				"choose another path",
 				path, e->d_name);
 			break;
 		}
@@ -119,9 +118,8 @@ static bool check_top(const char *root, struct flow_error *error)
 		if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
 			!our_name(e->d_name))
 			ok = flow_error_set(error,
-				"%s holds '%s', which is no file of a fileset; remove it or choose "
-				"another "
-				"path",
+				"%s holds '%s', which is not a file of a fileset; remove it or "
+				"choose another path",
 				root, e->d_name);
 	closedir(dir);
 	return ok;

@@ -343,7 +343,7 @@ static bool parse_attr(struct parser *p, struct wml_object *object)
 	if (!wml_next(p))
 		return false;
 	if (attr == ATTR_NAME && p->token.kind == TOKEN_WORD && is_keyword(p->token.text))
-		return expected(p, "a name that is no keyword of the language");
+		return expected(p, "a name that is not a keyword of the language");
 	return parse_expr(p, expr);
 }
 

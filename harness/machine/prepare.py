@@ -155,7 +155,7 @@ def limit_cpus(count: int, teardown: Teardown) -> None:
     """Leave so many CPUs on line, the first ones; 0: all that there are. Raises PrepareError."""
     online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=lambda p: int(p.name[3:])) if _online(path)]
     if count > len(online):
-        raise PrepareError(f"{count} CPUs are wanted, but {len(online)} are on line")
+        raise PrepareError(f"{count} CPUs are needed, but {len(online)} are on line")
     for path in reversed(online[count:] if count else []):
         setting = path / "online"
         if not setting.exists():

@@ -98,15 +98,15 @@ bool take_place(const char *directory, const char *name, bool used, const char *
 	if (!directory)
 		warnx("DIRECTORY is missing; name one that the files can be made in");
 	else if (stat(directory, &st) == -1)
-		warnx("%s: %s; DIRECTORY is to be there", directory, strerror(errno));
+		warnx("%s: %s; DIRECTORY must exist", directory, strerror(errno));
 	else if (!S_ISDIR(st.st_mode))
-		warnx("%s: no directory; name one", directory);
+		warnx("%s: not a directory; name one", directory);
 	else if (snprintf(out, PATH_MAX, "%s/%s", directory, name) >= PATH_MAX - 256)
 		warnx("%s: too long; name a shorter one", directory);
 	else if (!used && access(out, F_OK) == 0)
-		warnx("%s: is there; remove it, or use what is in it with --phase run", out);
+		warnx("%s: exists; remove it, or use its files with --phase run", out);
 	else if (used && access(out, F_OK) == -1)
-		warnx("%s: is not there; make it with --phase %s", out, maker);
+		warnx("%s: does not exist; create it with --phase %s", out, maker);
 	else
 		return true;
 	return false;

@@ -149,7 +149,7 @@ def checked(source: str, member: tarfile.TarInfo) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in member.name or "\0" in member.name:
         raise ConfigError(f"{source}: holds {member.name!r}, which leads elsewhere; nothing was unpacked")
     if not (member.isfile() or member.isdir()):
-        raise ConfigError(f"{source}: holds {member.name!r}, which is no plain file; nothing was unpacked")
+        raise ConfigError(f"{source}: holds {member.name!r}, which is not a regular file; nothing was unpacked")
     return path
 
 

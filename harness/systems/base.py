@@ -126,7 +126,7 @@ class Running:
         """Let another server take the place of this one: "kill" it first, or "replace" it. Raises BringUpError."""
         change = self.replace if event == "replace" else self.restart
         if change is None:
-            raise BringUpError(f"{self.used.path}: its framework can do no {event}")
+            raise BringUpError(f"{self.used.path}: its framework does not support {event}")
         old, started = self.server, self.server_started
         self.server = 0  # its end is no failure
         try:

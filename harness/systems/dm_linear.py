@@ -38,7 +38,7 @@ def remove_mapped(name: str) -> None:
 def up(context: Context) -> Running:
     device = context.device
     if _node(NAME):
-        raise BringUpError(f"a dm disk {NAME} is there already; remove it with: dmsetup remove {NAME}")
+        raise BringUpError(f"a dm disk {NAME} exists already; remove it with: dmsetup remove {NAME}")
     context.teardown.push("remove_mapped", name=NAME)
     table = f"0 {device.size // SECTOR} linear {device.path} 0"
     context.recorder.run(["dmsetup", "create", NAME, "--table", table], timeout=PATIENCE)

@@ -54,7 +54,7 @@ def mount(
     output = recorder.directory / str(daemon.record["stdout"])
     await_up(f"{program} is not ready", lambda: bool(status(output.read_text(errors="replace"), program)), daemon)
     if not mounted_type(point).startswith("fuse"):
-        raise BringUpError(f"{point}: is no FUSE file system although {program} is ready")
+        raise BringUpError(f"{point}: is not a FUSE file system although {program} is ready")
     found = status(output.read_text(errors="replace"), program)
 
     def problems() -> list[str]:

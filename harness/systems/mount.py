@@ -41,7 +41,9 @@ def up(context: Context) -> Running:
         await_up(f"{argv[0]} mounts nothing", lambda: bool(mounted_type(mountpoint)), server)
         kind = mounted_type(mountpoint)
         if not kind.startswith("fuse"):
-            raise BringUpError(f"{argv[0]}: what it mounts is {kind}, no FUSE file system; name a program that stays")
+            raise BringUpError(
+                f"{argv[0]}: what it mounts is {kind}, not a FUSE file system; name a program that stays"
+            )
 
         def problems() -> list[str]:
             gone = mounted_type(mountpoint) != kind

@@ -37,7 +37,7 @@ def open_export(path: Path) -> tuple[socket.socket, int, int]:
         connection.connect(str(path))
         hello = _receive(connection, 18)
         if hello[:16] != MAGIC + OPTION_MAGIC or not hello[17] & FIXED_NEWSTYLE:
-            raise BringUpError(f"{path}: is no NBD server of the newstyle")
+            raise BringUpError(f"{path}: is not a newstyle NBD server")
         client = FIXED_NEWSTYLE | (NO_ZEROES if hello[17] & NO_ZEROES else 0)
         connection.sendall(struct.pack(">I8sII", client, OPTION_MAGIC, OPTION_EXPORT_NAME, 0))
         size, flags = struct.unpack(">QH", _receive(connection, 10))

@@ -77,7 +77,7 @@ def up(context: Context) -> Running:
     subsystem = TARGET / "subsystems" / NQN
     for path in (subsystem, PORT):
         if path.exists():
-            raise BringUpError(f"{path} is there already: another target runs")
+            raise BringUpError(f"{path} exists already: another target runs")
     teardown.push("remove_nvmet", nqn=NQN)
     try:
         namespace = subsystem / "namespaces/1"

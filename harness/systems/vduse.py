@@ -52,7 +52,7 @@ def read_once(path: str) -> None:
 def up(context: Context) -> Running:
     config, device, recorder, teardown = context.config, context.device, context.recorder, context.teardown
     if Path("/dev/vduse", NAME).exists():
-        raise BringUpError(f"/dev/vduse/{NAME} is there already: another server runs")
+        raise BringUpError(f"/dev/vduse/{NAME} exists already: another server runs")
     size = device.size if config.uses_device else context.area
     queues = os.cpu_count() or 1
     below = (

@@ -66,7 +66,7 @@ def served(request: pytest.FixtureRequest, disk: Path, fuse_file: FuseStart) -> 
         (["FILE", "null", "size=1x"], "size=1x: "),
         (["FILE", "null", "size=1M", "direct=on"], "direct: unknown parameter of null"),
         (["FILE", "passthrough", "/does/not/exist"], "file=/does/not/exist: No such file or directory"),
-        (["/etc", "null", "size=1M"], "/etc: no regular file; name one to mount on"),
+        (["/etc", "null", "size=1M"], "/etc: not a regular file; name one to mount on"),
         (["/does/not/exist", "null", "size=1M"], "/does/not/exist: No such file or directory; MOUNTPOINT"),
         (["--max-threads=0", "FILE", "null", "size=1M"], "--max-threads=0: must be a number from 1 to 1024"),
         (["--max-threads=1x", "FILE", "null", "size=1M"], "--max-threads=1x: must be a number"),
@@ -411,7 +411,7 @@ def test_a_killed_server_leaves_errors_and_a_clean_unmount(disk: Path, fuse_file
                 call()
             assert caught.value.errno == errno.ENOTCONN
         again = run([str(DISK_PROGRAM), str(mount.point), "null", "size=1M"])
-        assert again.returncode == 2 and "unmount what a killed server left there" in again.stderr
+        assert again.returncode == 2 and "unmount the leftover mount of a killed server" in again.stderr
     finally:
         with suppress(OSError):  # close(2) asks the daemon
             os.close(descriptor)

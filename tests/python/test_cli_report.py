@@ -64,8 +64,8 @@ def test_the_gate_has_an_exit_code_of_its_own(results: Path) -> None:
         value = json.loads(userblk("compare", "a", second, "--fail-over", "10", "--json", cwd=results.parent).stdout)
         assert value["gate"]["open"] is (code == 0)
     for arguments, says in (
-        (("b", "--fail-over", "-1"), "fail-over=-1: is no limit here; give a percentage from 0 on"),
-        (("paper", "--fail-over", "10"), "fail-over=10: is no limit here; compare two campaigns"),
+        (("b", "--fail-over", "-1"), "fail-over=-1: is not a valid limit; give a percentage from 0 on"),
+        (("paper", "--fail-over", "10"), "fail-over=10: is not a valid limit; compare two campaigns"),
     ):
         done = userblk("compare", "a", *arguments, cwd=results.parent)
         assert done.returncode == 2 and done.stderr == f"userblk: {says}\n"

@@ -216,8 +216,8 @@ def test_the_cell_s_plan() -> None:
 @pytest.mark.parametrize(
     ("device", "workload", "systems", "said"),
     [
-        ("sda", "rand-read-1th-4k", None, "device=sda: the campaign has none such; use one of sata, nvme"),
-        ("nvme", "read", None, "workload=read: the campaign has none such"),
+        ("sda", "rand-read-1th-4k", None, "device=sda: the campaign has no such value; use one of sata, nvme"),
+        ("nvme", "read", None, "workload=read: the campaign has no such value"),
         ("nvme", "rand-read-1th-4k", ["ublk"], "system=ublk: not in the campaign; use one of native, nbdkit"),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_killed_server_is_no_dead_one_once_another_serves() -> None:
         disk = BlockDevice("/dev/x", "x", "x", 0, 0, 512, False, "")
         running = Running(used=disk, server=servers[0].pid, server_started=start_time(servers[0].pid))
         running.restart = lambda: servers[1].pid
-        with pytest.raises(BringUpError, match="/dev/x: its framework can do no replace"):
+        with pytest.raises(BringUpError, match="/dev/x: its framework does not support replace"):
             running.change_server("replace")
         assert servers[0].poll() is None
         running.change_server("kill")
@@ -263,7 +263,7 @@ def test_what_is_no_server_is_refused(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(BringUpError, match="is no NBD server"):
+    with pytest.raises(BringUpError, match="is not a newstyle NBD server"):
         nbd_netlink.open_export(theirs)
     thread.join()
     ours.close()

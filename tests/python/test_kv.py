@@ -138,7 +138,7 @@ def test_each_write_is_synced_where_asked(tmp_path: Path, store: str) -> None:
         (["--store=sqlite", "{}"], "--workload is missing"),
         (["--store=sqlite", "--workload=g", "{}"], "--workload g: no such workload"),
         (["--store=sqlite", "--workload=a"], "DIRECTORY is missing"),
-        (["--store=sqlite", "--workload=a", "{}/none"], "{}/none: No such file or directory; DIRECTORY is to be there"),
+        (["--store=sqlite", "--workload=a", "{}/none"], "{}/none: No such file or directory; DIRECTORY must exist"),
         (["--store=sqlite", "--workload=a", "{}", "b"], "b: one argument too many"),
         (["--store=sqlite", "--workload=a", "--records=1", "{}"], "--records 1: give a whole number from 2"),
         (["--store=sqlite", "--workload=a", "--threads=0", "{}"], "--threads 0: give a whole number from 1 to 1024"),
@@ -146,7 +146,7 @@ def test_each_write_is_synced_where_asked(tmp_path: Path, store: str) -> None:
         (["--store=sqlite", "--workload=a", "--distribution=even", "{}"], "--distribution even: give zipfian, latest"),
         (["--store=sqlite", "--workload=a", "--phase=half", "{}"], "--phase half: give all, load, run or check"),
         (["--store=sqlite", "--workload=fillseq", "--phase=load", "{}"], "--phase load: fillseq loads its records"),
-        (["--store=sqlite", "--workload=a", "--phase=run", "{}"], "{}/kv: is not there; make it with --phase load"),
+        (["--store=sqlite", "--workload=a", "--phase=run", "{}"], "{}/kv: does not exist; create it with --phase load"),
         (["--store=sqlite", "--workload=a", "--write-buffer=1", "{}"], "--write-buffer 1: give a whole number"),
         (["--store=sqlite", "--workload=a", "--quick", "{}"], "--quick: no such option"),
         (["--store"], "--store: needs a value"),
@@ -162,7 +162,7 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], me
 def test_what_is_there_is_not_touched(tmp_path: Path, store: str) -> None:
     (tmp_path / "kv").mkdir()
     done = run_kv(f"--store={store}", "--workload=a", tmp_path)
-    assert done.returncode == 2 and f"{tmp_path}/kv: is there; remove it" in done.stderr
+    assert done.returncode == 2 and f"{tmp_path}/kv: exists; remove it" in done.stderr
     done = run_kv(f"--store={store}", "--workload=a", "--phase=run", tmp_path)
     assert done.returncode == 1 and done.stderr.startswith(f"userblk-kv: {store}: {tmp_path}/kv: ")
 

@@ -159,8 +159,8 @@ def test_files_can_be_made_before(tmp_path: Path) -> None:
         (["--op=MWCX"], "--op MWCX: no such operation"),
         (["--op=MWCL"], "DIRECTORY is missing"),
         (["--op=MWCL", "{}", "more"], "more: one argument too many"),
-        (["--op=MWCL", "{}/none"], "{}/none: No such file or directory; DIRECTORY is to be there"),
-        (["--op=MWCL", "/etc/passwd"], "/etc/passwd: no directory; name one"),
+        (["--op=MWCL", "{}/none"], "{}/none: No such file or directory; DIRECTORY must exist"),
+        (["--op=MWCL", "/etc/passwd"], "/etc/passwd: not a directory; name one"),
         (["--op=MWCL", "--workers=0", "{}"], "--workers 0: give a whole number from 1 to 1024"),
         (["--op=MWCL", "--workers=x", "{}"], "--workers x: give a whole number"),
         (["--op=MWCL", "--seconds=nan", "{}"], "--seconds nan: give seconds from 0 to 86400"),
@@ -168,7 +168,7 @@ def test_files_can_be_made_before(tmp_path: Path) -> None:
         (["--op=MRPL", "--files=5", "{}"], "--files: MRPL has none; leave it out"),
         (["--op=MWUL", "--size=4096", "{}"], "--size: MWUL has no data; leave it out"),
         (["--op=MWUL", "--phase=both", "{}"], "--phase both: give all, prepare or run"),
-        (["--op=MWUL", "--phase=run", "{}"], "{}/ops: is not there; make it with --phase prepare"),
+        (["--op=MWUL", "--phase=run", "{}"], "{}/ops: does not exist; create it with --phase prepare"),
         (["--op=MWUL", "--fast", "{}"], "--fast: no such option"),
         (["--op"], "--op: needs a value"),
     ],
@@ -183,7 +183,7 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], me
 def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "ops").mkdir()
     done = run_ops("--op=MWCL", tmp_path)
-    assert done.returncode == 2 and f"{tmp_path}/ops: is there; remove it" in done.stderr
+    assert done.returncode == 2 and f"{tmp_path}/ops: exists; remove it" in done.stderr
 
 
 def test_an_interrupted_run_says_so_and_has_results(tmp_path: Path) -> None:

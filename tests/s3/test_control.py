@@ -174,7 +174,7 @@ def test_what_stands_in_the_way(serve_s3: ServeS3, control: Path) -> None:
     assert ask(control, b"userblk-s3 1 info\n")[-1] == "ok"
     server.stop()
     control.write_text("mine")
-    with pytest.raises(AssertionError, match="exists and is no socket"):
+    with pytest.raises(AssertionError, match="exists and is not a socket"):
         serve_s3("v", control=str(control))
     assert control.read_text() == "mine"
     with pytest.raises(AssertionError, match="No such file"):

@@ -132,7 +132,7 @@ def test_foreign_objects_are_refused(serve_s3: ServeS3, store: Store) -> None:
     key = f"{serve_s3.prefix}/foreign/chunk/00/0000000000000000"
     store.client().put_object(Bucket=BUCKET, Key=key, Body=b"short")
     result = run_nbdkit("./plugins/s3.so", *chosen, "--run", "true")
-    assert result.returncode != 0 and "is no chunk of it" in result.stderr
+    assert result.returncode != 0 and "is not a chunk of it" in result.stderr
     store.client().delete_object(Bucket=BUCKET, Key=key)
 
 

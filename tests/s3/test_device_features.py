@@ -130,8 +130,8 @@ def test_wrong_keys_are_refused(serve_s3: ServeS3, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     for name, message in {
         "wrong": "is not the key",
-        "short": "has not exactly 32 bytes",
-        "long": "has not exactly 32 bytes",
+        "short": "does not have exactly 32 bytes",
+        "long": "does not have exactly 32 bytes",
         "none": "No such file",
     }.items():
         with refused(serve_s3, "v", f"encryption-key=.*/{name}: .*{message}"):

@@ -171,15 +171,15 @@ def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: Serve
         (["snapshot", "delete", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["snapshot", "delete", "monday"], {}, "snapshot=monday: has 1 clone, such as "),
         (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
-        (["snapshot", "rollback", "monday"], {}, "snapshot=monday: there are younger ones, the last is tuesday;"),
+        (["snapshot", "rollback", "monday"], {}, "snapshot=monday: there are newer snapshots, the last is tuesday;"),
         (["clone", "friday", "y"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["clone", "monday", "c"], {}, "clone: the bucket holds "),
         (["resize"], {"size": "1000000"}, "size=1000000: "),
         (["resize"], {"size": "4096"}, "size=4096: "),
         (["resize"], {"size": "2P"}, "size="),
-        (["resize"], {"size": "32M"}, "size=33554432: there is data behind that; trim it first"),
+        (["resize"], {"size": "32M"}, "size=33554432: there is data beyond that size; trim it first"),
         (["rekey", new_key], {}, "volume=v: is not encrypted"),
-        (["rekey", new_key], same_key, "volume=w: has this very"),
+        (["rekey", new_key], same_key, "volume=w: already has this"),
         (["gc", "--take-over"], {"volume": "x"}, "volume=x: has layout=direct, which has no gc; copy"),
         (["resize", "--take-over"], {"volume": "x", "size": "128M"}, "volume=x: has layout=direct, which has no"),
         (["delete", "--confirm=v"], {}, "volume=v: its snapshot monday has clones, which need its data"),
@@ -217,9 +217,9 @@ def test_rekey(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> N
     assert "missing" in tool.refused("rekey", **key, **where)
     assert "not an option" in tool.refused("resize", f"--new-encryption-key={new}", **where)
     for name, data, message in (
-        ("short", bytes(31), "has not exactly 32 bytes"),
+        ("short", bytes(31), "does not have exactly 32 bytes"),
         ("none", None, "No such file"),
-        ("same", old.read_bytes(), "this very key"),
+        ("same", old.read_bytes(), "already has this key"),
     ):
         if data is not None:
             secret(tmp_path / name, data)

@@ -47,7 +47,7 @@ static void on_error(void *opaque, const char *message)
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
 	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
 	 */
-	if (plan.failing_disk && strstr(message, "is damaged where it says")) {
+	if (plan.failing_disk && strstr(message, "has a damaged record of its owner")) {
 		l->volume->log_is_void = true;
 		return;
 	}

@@ -307,7 +307,7 @@ static void test_foreign_files(void **state)
 	assert_true(fd >= 0);
 	close(fd);
 	assert_false(create(fs, &error));
-	assert_holds(error.text, "holds 'diary.txt', which is no file of a fileset; remove it");
+	assert_holds(error.text, "holds 'diary.txt', which is not a file of a fileset; remove it");
 	assert_int_equal(access(file_path(fs, 0), F_OK), 0);
 	assert_int_equal(unlink(foreign), 0);
 	assert_true(fileset_remove(fs, &error));

@@ -76,7 +76,7 @@ static void test_errors(void **state)
 		{"define process name=p { thread name=t { flowop copyfile name=c } }",
 			"expected a flowop: createfile, openfile,"},
 		{"define process name=p { thread name=t { flowop read name=random } }",
-			"expected a name that is no keyword of the language, found 'random'"},
+			"expected a name that is not a keyword of the language, found 'random'"},
 		{"run $seconds", "w.f:1: expected a variable that the file sets, found '$seconds'"},
 		{"sleep", "expected a number of seconds after sleep"},
 		{"eventgen 5", "expected rate after eventgen, found '5'"},

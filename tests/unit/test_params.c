@@ -255,8 +255,8 @@ static void test_string_of_pairs(void **state)
 	assert_string_equal(c->file, "/dev/disk/by-id/a=b");
 	assert_string_equal(c->label, "x=y");
 	params_free(p);
-	refused("size=1k;/dev/sda", "/dev/sda: no key=value; write pairs with ';' between them");
-	refused(";/dev/sda", "/dev/sda: no key=value; write pairs with ';' between them");
+	refused("size=1k;/dev/sda", "/dev/sda: not key=value; write pairs with ';' between them");
+	refused(";/dev/sda", "/dev/sda: not key=value; write pairs with ';' between them");
 	refused("colour=red", "colour: unknown parameter of sample; there are size=, count= (or "
 			      "number=), fast=, mode=, label=, file=, config=");
 	refused("size=1k;size=1k", "size=1k: given twice; leave one out");
@@ -349,7 +349,7 @@ static void test_bad_config_file(void **state)
 		const char *text, *message;
 	} bad[] = {
 		{"size=1k\nsize=2k\n", "line 2: size=2k: given twice; leave one out"},
-		{"\n#\nsize\n", "line 3: no key=value; write one pair a line"},
+		{"\n#\nsize\n", "line 3: not key=value; write one pair per line"},
 		{"config=/x\n", "line 1: config=/x: not allowed in a file; copy its lines here"},
 		{"size=big\n", "line 1: size=big: not a size; "},
 		/* Overridden on the command line, wrong all the same. */

@@ -450,7 +450,7 @@ static void tells_mistakes_without_secrets(void **state)
 		{"access-key-id=A\n", "no secret-access-key there"},
 		{"access-key-id=A\nsecret-access-key=\n", "line 2: secret-access-key: empty"},
 		{"access-key-id=A\nsecret-access-key=S3CRET S3CRET\n", "line 2: secret-access-key"},
-		{"access-key-id=A\nS3CRET\n", "line 2: no key=value"},
+		{"access-key-id=A\nS3CRET\n", "line 2: not key=value"},
 		{"access-key=A\n", "line 1: access-key: unknown; there are access-key-id="},
 		{"access-key-id=A\n[default]\n", "line 2: no section"},
 		{"[default]\naws_access_key_id=A\n", "no aws_secret_access_key there"},

@@ -270,8 +270,7 @@ static void test_no_space_for_a_collection(void **state)
 	assert_int_equal(backend_flush(d.backend), 0);
 	fake_store_limit(fake_store_bytes());
 	assert_int_equal(s3_control_perform(volume_of(&d), "gc", NULL, ignore_line, NULL), -ENOSPC);
-	assert_holds(
-		d.reported.error, "volume=v: the store has no space even for what frees some; ");
+	assert_holds(d.reported.error, "volume=v: the store has no space, not even to free some; ");
 	fake_store_limit(0);
 	device_close(&d);
 	fake_store_reset();

@@ -268,8 +268,8 @@ static void read_what_was_replaced(bool checksums)
 		forget_checksums(&a);
 	assert_int_equal(device_read(&a, block, BLOCK, 2 * (uint64_t)BLOCK), -EIO);
 	assert_null(strstr(a.reported.error, "backup"));
-	assert_holds(
-		a.reported.error, checksums ? "see whether another server" : "another writer took");
+	assert_holds(a.reported.error,
+		checksums ? "check whether another server" : "another writer took");
 	s3_volume_fail(volume_of(&a), -EIO, "test");
 	fake_store_release(S3_PUT, NULL);
 	assert_int_not_equal(end(&first), 0);

@@ -234,7 +234,7 @@ static void test_other_changes(void **state)
 	super.key_check[0] ^= 1;
 	write_super("v", &super);
 	assert_int_equal(s3_volume_rekey(volume(&d), (key(3), keys[3]), &derived), -EACCES);
-	assert_holds(d.reported.error, "volume=v: somebody else has changed its key; ");
+	assert_holds(d.reported.error, "volume=v: another process has changed its key; ");
 	read_super("v", &super);
 	super.key_check[0] ^= 1;
 	write_super("v", &super);
@@ -242,7 +242,7 @@ static void test_other_changes(void **state)
 	open_with(&d, "v", 2, "");
 	check_block(&d, 0, 'a');
 	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), -EINVAL);
-	assert_holds(d.reported.error, "volume=v: has this very key; ");
+	assert_holds(d.reported.error, "volume=v: already has this key; ");
 	device_close(&d);
 	/* What is wrapped is damaged, though the check of the user's key is not. */
 	read_super("v", &super);

@@ -542,7 +542,7 @@ static void test_given_up_while_it_is_opened(void **state)
 	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
 	fake_store_wait_held(S3_GET, "/v/super");
 	reopen(&d, NULL, "write-back-discard=on");
-	assert_holds(d.reported.error, "given up");
+	assert_holds(d.reported.error, "are lost, because of write-back-discard=on");
 	device_close(&d);
 	fake_store_release(S3_GET, NULL);
 	pthread_join(late.thread, NULL);
@@ -593,7 +593,7 @@ static void test_damage_before_the_tail_is_refused(void **state)
 		refused("v", path, "", "entry 2 is damaged");
 		/* What comes before it is not lost. */
 		reopen(&d, path, "write-back-discard=on");
-		assert_holds(d.reported.error, "given up");
+		assert_holds(d.reported.error, "are lost, because of write-back-discard=on");
 		holds_model(&d);
 		device_close(&d);
 		path = new_path();
@@ -615,7 +615,7 @@ static void test_damaged_states(void **state)
 	/* The older one is of before its owner. */
 	damage(path, BLOCK + 100);
 	damage(path, 2 * BLOCK + 100);
-	refused("v", path, "", "damaged where it says whose it is");
+	refused("v", path, "", "has a damaged record of its owner");
 	damage(path, BLOCK + 100);
 	damage(path, 2 * BLOCK + 100);
 	reopen(&d, path, "");
@@ -669,7 +669,7 @@ static void test_it_is_not_opened_without_the_log(void **state)
 	assert_int_equal(there[0], 0);
 	device_close(&d);
 	reopen(&d, NULL, "write-back-discard=on");
-	assert_holds(d.reported.error, "given up");
+	assert_holds(d.reported.error, "are lost, because of write-back-discard=on");
 	change(&d, 0, SIZE, 2);
 	device_close(&d);
 	/* Now it is too late for the log. */
@@ -751,11 +751,11 @@ static void test_bad_files_and_parameters(void **state)
 	device_close(&d);
 	refused("v", path, "", "something else than a write-back log");
 	refused("v", "/nonexistent/log", "", "write-back=");
-	refused("v", scratch_path("new"), "flush=weak", "waits for nothing anyway");
+	refused("v", scratch_path("new"), "flush=weak", "never waits");
 	refused("v", scratch_path("new"), "write-back-size=1M", "write-back-size=");
 	refused("v", scratch_path("new"), "write-back-size=8M;batch-size=4M", "four times");
 	refused("v", scratch_path("new"), "layout=direct", "layout=direct");
-	refused("v", NULL, "write-back-size=64M", "of which file?");
+	refused("v", NULL, "write-back-size=64M", "needs a file");
 	assert_int_equal(access(scratch_path("new"), F_OK), -1);
 	fake_store_reset();
 }

@@ -382,10 +382,10 @@ static void test_clients_that_remain(void **state)
 	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
 	assert_int_equal(open_exported(1, -EIO), 0);
 	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
-	assert_holds(logged, "cannot note who serves the disk");
+	assert_holds(logged, "cannot record who serves the disk");
 	assert_int_equal(open_exported(-ENOENT, 0), -ENOENT);
 	assert_null(dev.own);
-	assert_holds(logged, "cannot tell whether the disk is exported: No such file");
+	assert_holds(logged, "cannot determine whether the disk is exported: No such file");
 }
 
 static void test_data(void **state)

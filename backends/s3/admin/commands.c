@@ -377,7 +377,7 @@ static int snapshot_rollback(struct s3_call *c)
 {
 	if (c->v->control)
 		return s3_volume_refuse(c->v, -EBUSY,
-			"volume=%s: is being served, and would change under its users; end the "
+			"volume=%s: is being served, and would change under its users; stop the "
 			"server first",
 			c->v->name);
 	return s3_snapshot_rollback(c->v, c->words[1]);
@@ -467,7 +467,7 @@ static int gc(struct s3_call *c)
 	s3_objects_totals(c->v->objects, &after);
 	if (r == -ENOSPC)
 		return s3_volume_refuse(c->v, r,
-			"volume=%s: the store has no space even for what frees some; free space "
+			"volume=%s: the store has no space, not even to free some; free space "
 			"there or raise the quota, then collect again",
 			c->v->name);
 	if (r)
@@ -482,7 +482,7 @@ static int gc(struct s3_call *c)
 /* Nothing that was not uploaded can be saved any more, and nobody waits for it. */
 static int give_up(struct s3_call *c)
 {
-	s3_volume_fail(c->v, -EIO, "given up by userblk-s3 abort");
+	s3_volume_fail(c->v, -EIO, "aborted by userblk-s3 abort");
 	s3_store_stop(c->v->store);
 	return 0;
 }

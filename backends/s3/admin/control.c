@@ -308,11 +308,11 @@ static int refuse(const struct s3_control *c, int r)
 
 	if (r == -EADDRINUSE)
 		backend_error(&c->outer,
-			"control=%s: a server is listening there; end it, or choose another path",
+			"control=%s: a server is listening there; stop it, or choose another path",
 			path);
 	else if (r == -EEXIST)
-		backend_error(&c->outer, "control=%s: exists and is no socket; choose another path",
-			path);
+		backend_error(&c->outer,
+			"control=%s: exists and is not a socket; choose another path", path);
 	else
 		backend_error(&c->outer,
 			"control=%s: cannot make a socket: %s; choose another path", path,

@@ -289,7 +289,7 @@ static int list_chunks(struct s3_direct *d)
 				o->size != s3_chunk_bytes(d, name.number))
 				r = s3_volume_refuse(v, -EINVAL,
 					"volume=%s: %s of %" PRIu64
-					" bytes is no chunk of it; move it away, or restore the "
+					" bytes is not a chunk of it; move it away, or restore the "
 					"volume from a backup",
 					v->name, o->key, o->size);
 			else
@@ -349,9 +349,8 @@ static int claim(struct s3_direct *d)
 		if (r != -EEXIST)
 			return s3_volume_refuse(v, r, "%s", req.message);
 	}
-	return s3_volume_refuse(v, -EAGAIN,
-		"volume=%s: others open it again and again at this moment; end them first",
-		v->name);
+	return s3_volume_refuse(
+		v, -EAGAIN, "volume=%s: other processes keep opening it; stop them first", v->name);
 }
 
 static int set_up(struct s3_direct *d, const struct s3_config *c)

@@ -174,15 +174,14 @@ int s3_store_check(const struct s3_store_config *c, struct params_error *error)
 
 	if (!s3_endpoint_parse(c->endpoint, &endpoint)) {
 		params_error_set(error,
-			"endpoint=%s: no address of a store; write http[s]://host[:port]",
+			"endpoint=%s: not the address of a store; write http[s]://host[:port]",
 			c->endpoint);
 		return -EINVAL;
 	}
 	if (!s3_bucket_valid(c->bucket)) {
 		params_error_set(error,
-			"bucket=%s: no name of a bucket; it has 3 to 63 of a-z 0-9 . - and a "
-			"letter or "
-			"digit at both ends",
+			"bucket=%s: not a valid bucket name; use 3 to 63 of a-z 0-9 . -, with a "
+			"letter or digit at both ends",
 			c->bucket);
 		return -EINVAL;
 	}
@@ -191,15 +190,14 @@ int s3_store_check(const struct s3_store_config *c, struct params_error *error)
 			    *r) ||
 			r - c->region >= 63) {
 			params_error_set(error,
-				"region=%s: no name of a region; write letters, digits and -",
+				"region=%s: not a valid region name; use letters, digits and -",
 				c->region);
 			return -EINVAL;
 		}
 	if (c->addressing == S3_ADDRESSING_VIRTUAL && endpoint.is_address) {
 		params_error_set(error,
-			"addressing=virtual: the endpoint %s is an IP address, which takes no "
-			"bucket "
-			"in front; use addressing=path",
+			"addressing=virtual: the endpoint %s is an IP address, to which no bucket "
+			"name can be prefixed; use addressing=path",
 			endpoint.host);
 		return -EINVAL;
 	}

@@ -84,7 +84,7 @@ extern const char *const s3_addressing_names[];
 	.offset = offsetof(CONFIG, MEMBER.addressing), \
 	.default_value = "path", \
 	.choices = s3_addressing_names, \
-	.help = "where the bucket's name stands: in the path or in the host name", \
+	.help = "where requests name the bucket: in the path or in the host name", \
 }, { \
 	.name = "credentials", \
 	.type = PARAM_PATH, \
@@ -129,7 +129,7 @@ extern const char *const s3_addressing_names[];
 	.min = 1, \
 	.max = 3600, \
 	.metavar = "SECONDS", \
-	.help = "time without progress after which a request is tried again", \
+	.help = "time without progress after which a request is repeated", \
 }, { \
 	.name = "retry-deadline", \
 	.type = PARAM_UINT, \
@@ -137,8 +137,8 @@ extern const char *const s3_addressing_names[];
 	.default_value = "0", \
 	.max = 31536000, \
 	.metavar = "SECONDS", \
-	.help = "time after which a failing request is given up; 0: never, but for those that " \
-		"open the volume, 20 s", \
+	.help = "time after which a failing request ends with an error; 0: never, except 20 s " \
+		"while opening the volume", \
 }, { \
 	.name = "hedge", \
 	.type = PARAM_UINT, \

@@ -113,7 +113,7 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 		/* Nested settings of other tools are none of ours. */
 		if (r->amazon)
 			return 0;
-		params_error_set(r->error, "%s: line %zu: no key=value; write one pair a line",
+		params_error_set(r->error, "%s: line %zu: not key=value; write one pair per line",
 			r->label, number);
 		return -EINVAL;
 	}
@@ -134,8 +134,8 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 	}
 	if (!s3_credential_valid(value)) {
 		params_error_set(r->error,
-			"%s: line %zu: %s: empty, or holds what a key cannot; write it as it was "
-			"issued",
+			"%s: line %zu: %s: empty, or contains invalid characters; copy it as it "
+			"was issued",
 			r->label, number, key);
 		return -EINVAL;
 	}
@@ -239,7 +239,7 @@ static int from_environment(struct s3_credentials *c, struct params_error *error
 		if (!value || !s3_credential_valid(value)) {
 			params_error_set(error, "%s: %s; set it, or give credentials=FILE",
 				names[i],
-				value ? "empty, or holds what a key cannot"
+				value ? "empty, or contains invalid characters"
 				      : "not set, though AWS_ACCESS_KEY_ID is");
 			return -EINVAL;
 		}

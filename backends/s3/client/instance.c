@@ -115,15 +115,14 @@ static int take_credentials(const char *url, const struct reply *reply, struct s
 
 	if (r == -EBADMSG)
 		params_error_set(error,
-			"%s: what answers there is no JSON object; correct the "
-			"address, or give credentials=FILE",
+			"%s: the answer is not a JSON object; correct the address, or give "
+			"credentials=FILE",
 			url);
 	else if (r == 0 && values[4] && strcmp(values[4], "Success") != 0)
 		r = -EACCES,
 		params_error_set(error,
-			"%s: %s%s%s; see to the role of this machine, or give "
-			"credentials=FILE",
-			url, values[4], values[5] ? ": " : "", values[5] ? values[5] : "");
+			"%s: %s%s%s; check the role of this machine, or give credentials=FILE", url,
+			values[4], values[5] ? ": " : "", values[5] ? values[5] : "");
 	else if (r == 0 && (!values[0] || !values[1] || !s3_credential_valid(values[0]) ||
 				   !s3_credential_valid(values[1]) ||
 				   (values[2] && !s3_credential_valid(values[2]))))
@@ -224,8 +223,8 @@ static int container_token(char **header, struct params_error *error)
 	for (const char *c = token; *c; c++)
 		if (!isprint((unsigned char)*c)) {
 			params_error_set(error,
-				"AWS_CONTAINER_AUTHORIZATION_TOKEN%s: holds what a header cannot; "
-				"write it as it was issued",
+				"AWS_CONTAINER_AUTHORIZATION_TOKEN%s: contains characters that a "
+				"header cannot have; copy it as it was issued",
 				path ? "_FILE" : "");
 			return -EINVAL;
 		}
@@ -244,7 +243,7 @@ static int from_containers(
 	if (relative ? relative[0] != '/' : !is_near(url)) {
 		params_error_set(error, "AWS_CONTAINER_CREDENTIALS_%s=%s: %s",
 			relative ? "RELATIVE_URI" : "FULL_URI", relative ? relative : full,
-			relative ? "no path; begin it with /"
+			relative ? "not a path; begin it with /"
 				 : "neither https nor an address of this machine or of ECS or EKS; "
 				   "use https://, or unset it");
 		return -EINVAL;
@@ -255,7 +254,7 @@ static int from_containers(
 	if (r == 0 && reply->status != 200) {
 		r = -EACCES;
 		params_error_set(error,
-			"%s: HTTP status %ld; see to the role of this container%s, or give "
+			"%s: HTTP status %ld; check the role of this container%s, or give "
 			"credentials=FILE",
 			url, reply->status,
 			header ? " and to AWS_CONTAINER_AUTHORIZATION_TOKEN" : "");
@@ -330,7 +329,7 @@ static int from_instances(struct reply *reply, struct s3_credentials *c, struct 
 	n = strlen(base);
 	if (n > 256 || strncmp(base, "http", 4) != 0) {
 		params_error_set(error,
-			"AWS_EC2_METADATA_SERVICE_ENDPOINT=%s: no address; write "
+			"AWS_EC2_METADATA_SERVICE_ENDPOINT=%s: not an address; write "
 			"http://host[:port]",
 			base);
 		return -EINVAL;
@@ -348,7 +347,7 @@ static int from_instances(struct reply *reply, struct s3_credentials *c, struct 
 		reply->text[n] = '\0';
 		if (n == 0 || n >= sizeof role || !s3_credential_valid(reply->text) ||
 			strchr(reply->text, '/')) {
-			params_error_set(error, "%s: no name of a role there", url);
+			params_error_set(error, "%s: the answer is not the name of a role", url);
 			r = -ENOENT;
 		} else {
 			memcpy(role, reply->text, n + 1);

@@ -73,7 +73,7 @@ void s3_store_say_no_answer(const struct s3_transfer *t, CURLcode code)
 			s->endpoint_text, detail);
 	else
 		s3_store_say(t->req,
-			"endpoint=%s: %s of %s was not answered: %s; look at the store and the "
+			"endpoint=%s: %s of %s was not answered: %s; check the store and the "
 			"network%s",
 			s->endpoint_text, s3_store_op_names[t->req->op],
 			t->req->key ? t->req->key : "keys", detail,
@@ -131,8 +131,8 @@ void s3_store_say_answer(
 
 	if (verdict.action == S3_NOT_S3 && !e->code[0]) {
 		s3_store_say(req,
-			"endpoint=%s: what answers there (HTTP status %ld) is no S3 store; correct "
-			"the endpoint",
+			"endpoint=%s: the server there (HTTP status %ld) is not an S3 store; "
+			"correct the endpoint",
 			s->endpoint_text, t->status);
 		return;
 	}
@@ -141,8 +141,8 @@ void s3_store_say_answer(
 		s3_store_say(req, "%s: no such object in bucket %s", req->key, s->bucket);
 		break;
 	case -EEXIST:
-		s3_store_say(req, "%s: changed or made by someone else in bucket %s", req->key,
-			s->bucket);
+		s3_store_say(req, "%s: changed or created by another program in bucket %s",
+			req->key, s->bucket);
 		break;
 	case -ERANGE:
 		s3_store_say(
@@ -182,8 +182,7 @@ void s3_store_say_answer(
 			e->message[0] ? e->message : e->code);
 		break;
 	default:
-		s3_store_say(req,
-			"endpoint=%s: %s of %s: HTTP status %ld %s%s%s; look at the store",
+		s3_store_say(req, "endpoint=%s: %s of %s: HTTP status %ld %s%s%s; check the store",
 			s->endpoint_text, s3_store_op_names[req->op], req->key ? req->key : "keys",
 			t->status, e->code, e->message[0] ? ": " : "", e->message);
 	}

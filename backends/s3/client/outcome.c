@@ -216,8 +216,8 @@ void s3_transfer_complete(struct s3_transfer *t, CURLcode code)
 	s3_hedge_cancel_twin(t);
 	if (v.action == S3_MISMATCH)
 		s3_store_say(req,
-			"endpoint=%s: the reply to %s of %s is not what was asked for (HTTP status "
-			"%ld); look at the store and what is in front of it",
+			"endpoint=%s: the reply to %s of %s does not match the request (HTTP "
+			"status %ld); check the store and any proxy in front of it",
 			p->store->endpoint_text, s3_store_op_names[req->op],
 			req->key ? req->key : "keys", t->status);
 	if (v.result == 0)

@@ -43,13 +43,13 @@ void s3_space_tell(struct s3_volume *v, int r, const char *why)
 {
 	if (r == -ENOSPC)
 		backend_error(&v->host,
-			"volume=%s: %s; until then writes fail (ENOSPC), %s free space, and what "
-			"was acknowledged waits in memory",
+			"volume=%s: %s; until then writes fail (ENOSPC), %s free space, and "
+			"acknowledged data stays in memory",
 			v->name, why,
 			v->layout->has_log ? "trims and userblk-s3 gc" : "trims of whole chunks");
 	else
 		backend_error(&v->host,
-			"volume=%s: %s; what was acknowledged waits in memory and is tried again",
+			"volume=%s: %s; acknowledged data stays in memory and is sent again",
 			v->name, why);
 }
 

@@ -171,7 +171,7 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, write_back_discard),
 		.default_value = "off",
 		.help = "open the volume even if its write-back log is lost, damaged or not given, "
-			"and give up what only that log holds",
+			"and lose the data that only that log holds",
 	},
 	{
 		.name = "flush",
@@ -197,9 +197,9 @@ const struct param s3_params[] = {
 		.offset = offsetof(struct s3_config, payload_signing),
 		.default_value = "sha256",
 		.choices = payload_signing_names,
-		.help = "what of uploaded data is signed: sha256: all of it, where no TLS protects "
-			"it; crc32c: a checksum, which the store checks, which takes less CPU time "
-			"and shows errors, but not what somebody on the way changes on purpose",
+		.help = "what the signature of an upload covers: sha256: all data, unless TLS "
+			"protects it; crc32c: a checksum that the store verifies; it needs less "
+			"CPU time and detects errors, but no deliberate changes on the network",
 	},
 	{
 		.name = "checkpoint",
@@ -219,7 +219,7 @@ const struct param s3_params[] = {
 		.default_value = "60",
 		.max = 86400,
 		.metavar = "SECONDS",
-		.help = "time for which objects are kept that are no longer needed",
+		.help = "time to keep objects that are no longer needed",
 	},
 	{
 		.name = "close-timeout",
@@ -228,8 +228,8 @@ const struct param s3_params[] = {
 		.default_value = "60",
 		.max = 86400,
 		.metavar = "SECONDS",
-		.help = "time without a reply from the store after which a server that is ending "
-			"gives up what is not stored; 0: never",
+		.help = "time without a reply from the store after which a server that shuts down "
+			"stops waiting for uploads; 0: never",
 	},
 	{
 		.name = "snapshot",
@@ -250,7 +250,7 @@ const struct param s3_params[] = {
 		.type = PARAM_PATH,
 		.offset = offsetof(struct s3_config, control),
 		.metavar = "PATH",
-		.help = "Unix socket to make, at which userblk-s3 reaches the server",
+		.help = "Unix socket to create, through which userblk-s3 controls the server",
 	},
 	{.name = NULL},
 };
@@ -324,13 +324,13 @@ int s3_check(const void *config, struct params_error *error)
 	}
 	if (c->layout == S3_LAYOUT_DIRECT && (c->compress || c->encryption_key)) {
 		params_error_set(error,
-			"layout=direct: knows no compression or encryption; leave compress= and "
+			"layout=direct: supports no compression or encryption; leave compress= and "
 			"encryption-key= out");
 		return -EINVAL;
 	}
 	if (c->cache_size && !c->cache_file) {
 		params_error_set(error,
-			"cache-size=%" PRIu64 ": of which file? give cache-file= as well",
+			"cache-size=%" PRIu64 ": needs a file; give cache-file= as well",
 			c->cache_size);
 		return -EINVAL;
 	}
@@ -342,7 +342,7 @@ int s3_check(const void *config, struct params_error *error)
 	}
 	if (c->write_back && c->flush == S3_FLUSH_WEAK) {
 		params_error_set(error,
-			"write-back=%s: flush=weak waits for nothing anyway; leave one of them out",
+			"write-back=%s: flush=weak never waits; leave one of them out",
 			c->write_back);
 		return -EINVAL;
 	}
@@ -354,7 +354,7 @@ int s3_check(const void *config, struct params_error *error)
 	}
 	if (c->write_back_size && !c->write_back) {
 		params_error_set(error,
-			"write-back-size=%" PRIu64 ": of which file? give write-back= as well",
+			"write-back-size=%" PRIu64 ": needs a file; give write-back= as well",
 			c->write_back_size);
 		return -EINVAL;
 	}

@@ -13,7 +13,7 @@ const char *s3_check_text(enum s3_check check)
 	static const char *const texts[] = {
 		[S3_GOOD] = "is good",
 		[S3_SHORT] = "is damaged: it ends too early",
-		[S3_NOT_OURS] = "is no object of userblk",
+		[S3_NOT_OURS] = "is not an object of userblk",
 		[S3_CHECKSUM] = "is damaged: its checksum does not match",
 		[S3_NEWER] = "has a newer format; use a newer userblk",
 		[S3_UNKNOWN_FLAG] =

@@ -44,7 +44,7 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	r = s3_volume_any(parent, key, &req);
 	if (r == 1)
 		return s3_volume_refuse(parent, -EBUSY,
-			"snapshot=%s: is being made or deleted; choose another, or try again",
+			"snapshot=%s: is being created or deleted; choose another, or try again",
 			snapshot->name);
 	/*
 	 * Who has taken over since need not have it: its mark goes when a root of the new writer is

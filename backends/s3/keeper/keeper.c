@@ -32,9 +32,8 @@ static int call(struct s3_volume *v, struct s3_order ***tail, pthread_cond_t *wo
 
 	if (!v->layout->has_log)
 		return s3_volume_refuse(v, -EOPNOTSUPP,
-			"volume=%s: has layout=direct, which can do nothing of the kind; copy it "
-			"into "
-			"a volume without that",
+			"volume=%s: has layout=direct, which does not support this; copy it into a "
+			"volume with layout=log",
 			v->name);
 	r = v->backend.readonly ? -EROFS : v->layout->start(v);
 	if (r)

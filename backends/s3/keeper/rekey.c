@@ -31,8 +31,8 @@ static int change_key(void *opaque, struct s3_volume *v, struct s3_super *super)
 		return r;
 	if (memcmp(super->key_check, before, sizeof before) != 0)
 		return s3_volume_refuse(v, -EACCES,
-			"volume=%s: somebody else has changed its key; open it again with that "
-			"key as encryption-key=",
+			"volume=%s: another process has changed its key; open it again with the "
+			"new key as encryption-key=",
 			v->name);
 	if (!super->wrapped)
 		super->wrapped = malloc(S3_WRAPPED(super->n_parents));
@@ -87,7 +87,7 @@ int s3_volume_may_rekey(struct s3_volume *v, const uint8_t key[S3_KEY_BYTES])
 			v->name);
 	if (CRYPTO_memcmp(key, v->key, S3_KEY_BYTES) == 0)
 		return s3_volume_refuse(v, -EINVAL,
-			"volume=%s: has this very key; give another one as --new-encryption-key",
+			"volume=%s: already has this key; give another one as --new-encryption-key",
 			v->name);
 	return 0;
 }

@@ -63,8 +63,8 @@ int s3_volume_grow(struct s3_volume *v, uint64_t blocks)
 static int refuse_cut(struct s3_volume *v, uint64_t blocks)
 {
 	return s3_volume_refuse(v, -ENOTEMPTY,
-		"size=%" PRIu64 ": there is data behind that; trim it first (blkdiscard --offset "
-		"%" PRIu64 ")",
+		"size=%" PRIu64
+		": there is data beyond that size; trim it first (blkdiscard --offset %" PRIu64 ")",
 		blocks << v->shift, blocks << v->shift);
 }
 

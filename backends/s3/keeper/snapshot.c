@@ -407,7 +407,7 @@ static int check_newest(struct s3_volume *v, const struct s3_root_snapshot *snap
 	if (v->snapshots[v->n_snapshots - 1].seq == snapshot->seq)
 		return 0;
 	return s3_volume_refuse(v, -EBUSY,
-		"snapshot=%s: there are younger ones, the last is %s; delete them first",
+		"snapshot=%s: there are newer snapshots, the last is %s; delete them first",
 		snapshot->name, v->snapshots[v->n_snapshots - 1].name);
 }
 

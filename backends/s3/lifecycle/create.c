@@ -32,8 +32,8 @@ static int meet_remains(void *opaque, const struct s3_listed *listed)
 		(name.kind == S3_NAME_PROBE || name.kind == S3_NAME_SUPER))
 		return 0;
 	return s3_volume_refuse(v, -EEXIST,
-		"volume=%s: the bucket holds %s, which is not of a volume; choose another name or "
-		"prefix, or finish a deletion that was interrupted with userblk-s3 delete",
+		"volume=%s: the bucket holds %s, which does not belong to a volume; choose another "
+		"name or prefix, or finish a deletion that was interrupted with userblk-s3 delete",
 		v->name, listed->key);
 }
 
@@ -57,7 +57,7 @@ int s3_volume_create(
 
 	if (!size)
 		return s3_volume_refuse(v, -EINVAL,
-			"create=on: of what size? give size= as well, such as size=100G");
+			"create=on: needs a size; give size= as well, such as size=100G");
 	if (size % 4096)
 		return s3_volume_refuse(v, -EINVAL,
 			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, size,
@@ -138,9 +138,9 @@ int s3_probe_conditional_put(struct s3_volume *v)
 	if (!none_match && !match)
 		return 0;
 	return s3_volume_refuse(v, -EOPNOTSUPP,
-		"fencing=auto: this store ignores %s, so that a second writer could not be kept "
-		"out; use another store, or fencing=none if you see to it that there is one "
-		"writer, or readonly=on",
+		"fencing=auto: this store ignores %s and cannot keep a second writer out; use "
+		"another store, fencing=none if you ensure that there is only one writer, or "
+		"readonly=on",
 		lacks[none_match + 2 * match]);
 }
 

@@ -21,8 +21,8 @@ int s3_volume_read_key(struct s3_volume *v, const char *path)
 
 	if (r == -EINVAL)
 		return s3_volume_refuse(v, r,
-			"encryption-key=%s: has not exactly %d bytes; make a key with head -c %d "
-			"/dev/urandom",
+			"encryption-key=%s: does not have exactly %d bytes; create a key with head "
+			"-c %d /dev/urandom",
 			path, S3_KEY_BYTES, S3_KEY_BYTES);
 	return r ? s3_volume_refuse(v, r,
 			   "encryption-key=%s: cannot be read: %s; give the file with the key",

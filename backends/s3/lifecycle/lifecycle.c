@@ -184,13 +184,12 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 	if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->require_clean_close &&
 		!c->create)
 		r = s3_volume_refuse(v, -EBUSY,
-			"volume=%s: has layout=direct, which does not tell whether a server has "
-			"it; "
-			"see that none has, and use --take-over",
+			"volume=%s: has layout=direct, which does not record whether a server has "
+			"it; make sure that none has, and use --take-over",
 			v->name);
 	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && v->host.previous_session)
 		r = s3_volume_refuse_clients(
-			v, "has layout=direct, which does not tell how its last server ended");
+			v, "has layout=direct, which does not record how its last server ended");
 	else if (v->super.layout == S3_LAYOUT_DIRECT && !c->readonly && c->before_change)
 		r = c->before_change(v, c->before_change_opaque);
 	if (r == 0)

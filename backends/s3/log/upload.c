@@ -273,7 +273,7 @@ static void looked(struct s3_request *req)
 	}
 	free(b->probe.iov_base);
 	s3_volume_fence(v, check == S3_GOOD ? "another writer took the volume over"
-					    : "a foreign object stands in the log");
+					    : "the log contains a foreign object");
 }
 
 /* Gets so many bytes of what is there in place of a batch. */

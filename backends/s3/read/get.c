@@ -186,7 +186,7 @@ static bool is_overtaken(struct s3_volume *v, uint8_t origin, uint64_t id, const
 	if (origin || id & S3_GC || id <= durable)
 		return false;
 	backend_error(&v->host,
-		"volume=%s: object %s is not what was written; see whether another server has "
+		"volume=%s: object %s is not what was written; check whether another server has "
 		"taken the volume over",
 		v->name, key);
 	return true;

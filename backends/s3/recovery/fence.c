@@ -65,8 +65,8 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 		r = STORED; /* its reply was lost */
 	} else if (p->fenced) {
 		r = s3_volume_refuse(v, -EBUSY,
-			"volume=%s: another writer took it over while it was opened; end that one, "
-			"and start again",
+			"volume=%s: another writer took it over while it was being opened; stop "
+			"that one, and start again",
 			v->name);
 	} else {
 		/* Another writer was at work up to now; or it is our fence ahead. */
@@ -111,7 +111,7 @@ static int refuse_in_use(struct s3_volume *v)
 			(int64_t)(time(NULL) - last));
 	return s3_volume_refuse(v, -EBUSY,
 		"volume=%s: its last writer did not close it%s and may be serving it; give the "
-		"control= of that server, end it, or use --take-over",
+		"control= of that server, stop it, or use --take-over",
 		v->name, when);
 }
 

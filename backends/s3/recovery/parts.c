@@ -125,7 +125,7 @@ static int check_part(struct s3_parts *p, const struct slot *slot, const struct 
 	if (req->object_size == part->bytes && req->bytes == part->bytes &&
 		s3_crc32c(0, slot->iov.iov_base, part->bytes) == part->crc)
 		return 0;
-	backend_debug(&p->v->host, "volume=%s: %s is damaged; an older checkpoint is taken",
+	backend_debug(&p->v->host, "volume=%s: %s is damaged; an older checkpoint is used",
 		p->v->name, slot->key);
 	return -ENOENT;
 }

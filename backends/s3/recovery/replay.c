@@ -182,13 +182,13 @@ refuse_loss(struct s3_volume *v, bool last, const char *format, ...)
 	va_end(args);
 	if (!v->write_back_discard)
 		return s3_volume_refuse(v, -EBUSY,
-			"%s, or open it with write-back-discard=on to give up what only that log "
-			"holds",
+			"%s, or open it with write-back-discard=on to lose the writes that only "
+			"that log holds",
 			text);
 	if (last)
 		backend_error(&v->host,
-			"volume=%s: what only its write-back log held is given up, as "
-			"write-back-discard=on says",
+			"volume=%s: the writes that only its write-back log held are lost, because "
+			"of write-back-discard=on",
 			v->name);
 	return 0;
 }
@@ -234,9 +234,8 @@ static int walk(
 	else if (r == 0 && lacks)
 		r = refuse_loss(v, last,
 			"volume=%s: the log in the store ends at object %" PRIu64
-			", although the write-back log tells that more had been stored; restore "
-			"the "
-			"store",
+			", although more had been stored according to the write-back log; restore "
+			"the store",
 			v->name, chain->last);
 	else if (r < 0 && r != -ENOMEM)
 		s3_localfile_refuse_errno(&w->file, r, "replace the disk, and restore the file");
@@ -267,8 +266,8 @@ static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
 			"volume a write-back log of its own");
 	if (w && w->damaged)
 		return refuse_loss(v, last,
-			"write-back=%s: is damaged where it says whose it is; remove it if the "
-			"volume was closed",
+			"write-back=%s: has a damaged record of its owner; remove it if the volume "
+			"was closed",
 			w->file.path);
 	if (ours && named && memcmp(s->next, mark, S3_UUID) == 0)
 		return TAKE;
@@ -540,9 +539,8 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 		return 0;
 	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0)
 		return s3_volume_refuse(v, -EBUSY,
-			"volume=%s: another writer opened or closed it meanwhile; end that one, "
-			"and "
-			"start again",
+			"volume=%s: another writer opened or closed it meanwhile; stop that one, "
+			"and start again",
 			v->name);
 	memcpy(super->write_back, mark, S3_UUID);
 	return 1;

@@ -69,8 +69,8 @@ static int look_at(struct s3_volume *v, struct s3_window *w, uint64_t first, uns
 int s3_recovery_damaged(struct s3_volume *v, const char *key, const char *why)
 {
 	return s3_volume_refuse(v, -EIO,
-		"volume=%s: %s %s; if the store lost power, delete this object to go back to the "
-		"moment before it was written; otherwise restore the volume from a backup",
+		"volume=%s: %s %s; if the store lost power, delete this object to return to the "
+		"state before it was written; otherwise restore the volume from a backup",
 		v->name, key, why);
 }
 
@@ -242,12 +242,13 @@ int s3_recovery_tell_lost(struct s3_volume *v, uint64_t witness, bool readonly)
 	if (!readonly)
 		return s3_volume_refuse(v, -EIO,
 			"volume=%s: %s is missing, although it had been stored before %s was "
-			"written; restore it from a backup, look at the moment before it with "
-			"readonly=on, or delete all objects of the log after it to go back to that",
+			"written; restore it from a backup, serve the state before it with "
+			"readonly=on, or delete all objects of the log after it to return to that "
+			"state",
 			v->name, key, later);
 	backend_error(&v->host,
 		"volume=%s: %s is missing, although it had been stored before %s was written; the "
-		"moment before it is served",
+		"state before it is served",
 		v->name, key, later);
 	return 0;
 }

@@ -103,8 +103,8 @@ int s3_root_read(struct s3_volume *v, const char *base, const uint8_t *uuid,
 	if (check == S3_NEWER || check == S3_UNKNOWN_FLAG || check == S3_NO_MEMORY)
 		return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EOPNOTSUPP,
 			"volume=%s: %s %s", v->name, key, s3_check_text(check));
-	backend_debug(&v->host, "volume=%s: %s %s and is passed over", v->name, key,
-		s3_check_text(check));
+	backend_debug(
+		&v->host, "volume=%s: %s %s and is skipped", v->name, key, s3_check_text(check));
 	return -ENOENT;
 }
 

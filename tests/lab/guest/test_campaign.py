@@ -40,7 +40,7 @@ def test_cpus_are_taken_off_line_and_come_back() -> None:
         assert os.cpu_count() == count
         limit_cpus(1, teardown)
         assert os.cpu_count() == 1
-        with pytest.raises(PrepareError, match=f"{count} CPUs are wanted, but 1 are on line"):
+        with pytest.raises(PrepareError, match=f"{count} CPUs are needed, but 1 are on line"):
             limit_cpus(count, teardown)
     finally:
         teardown.unwind()

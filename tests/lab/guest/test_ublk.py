@@ -470,7 +470,7 @@ def test_bad_replacement_leaves_the_old_one(add: Add, where: tuple[str, ...]) ->
     ):
         output = ublk("replace", *where, disk, *words, expect=2)
         assert reason in output
-        assert "goes on as before" in output
+        assert "continues as before" in output
         assert info(disk)["state"] == "live"
     finish(load)
 
@@ -485,7 +485,7 @@ def test_replacement_without_threads_leaves_the_old_one(add: Add) -> None:
         expect=1,
     )  # fmt: skip
     assert "cannot start the queues" in output
-    assert "goes on as before" in output
+    assert "continues as before" in output
     assert info(disk)["state"] == "live"
     finish(load)
 
