@@ -32,6 +32,17 @@ STILTED = {
     r"nobody told": "it is missing",
     r"behind the end": "past the end",
     r"errno, (which )?(was |has been )?told": "errno, reported",
+    r"(is|are) told": "receives, learns, reports to",
+    r"be got|got along": "fetched",
+    r"of which file": "needs a file",
+    r"nothing of the kind": "does not support",
+    r"what answers there": "the server there",
+    r"see to (it|the role)": "ensure, check",
+    r"is to be a (regular|directory)": "must be a",
+    r"has this very": "already has this",
+    r"holds what a": "contains",
+    r"has no such way": "does not support it",
+    r"(gave|gives|give) the disk up": "closed the disk",
 }
 
 
