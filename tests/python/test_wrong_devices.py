@@ -29,6 +29,8 @@ from userblk.harness.running.campaign import host_devices
 
 SIZE = 32 * MIB
 CONFIRM = str(SIZE)
+PAGE = 4096
+SWAP = 10 * PAGE  # the smallest; all but the first page of it the kernel may write at any time
 
 Wrong = Callable[[ExitStack, Path, str], "str | tuple[str, str] | None"]  # of a free device: the path, its confirmation
 MATRIX: dict[str, tuple[Wrong, str]] = {}
@@ -44,8 +46,13 @@ def wrong(says: str) -> Callable[[Wrong], Wrong]:
     return add
 
 
-def mounted(stack: ExitStack, directory: Path, device: str, *options: str, kind: str = "ext4") -> Path:
-    run(f"mkfs.{kind}", "-q", *(["-F"] if kind == "ext4" else []), device)
+def make_ext4(device: str, *options: str) -> None:
+    """One to which the kernel writes nothing later."""
+    run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", *options, device)
+
+
+def mounted(stack: ExitStack, directory: Path, device: str, *options: str) -> Path:
+    make_ext4(device)
     point = directory / "point"
     point.mkdir()
     run("mount", *options, device, str(point))
@@ -69,7 +76,7 @@ def upper(stack: ExitStack, below: str) -> str:
 
 
 def swap(stack: ExitStack, path: str) -> None:
-    run("mkswap", path)
+    run("mkswap", path, str(SWAP >> 10))
     done = subprocess.run(["swapon", path], capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode:
         pytest.skip(f"kernel: swapon is refused: {done.stderr.strip()}")
@@ -106,7 +113,7 @@ def mounted_below_another_name(stack: ExitStack, directory: Path, device: str) -
 @wrong("is mounted at")
 def mounted_through_another_node(stack: ExitStack, directory: Path, device: str) -> None:
     os.mknod(directory / "node", 0o600 | stat.S_IFBLK, identify(device).number)
-    run("mkfs.ext4", "-q", "-F", device)
+    make_ext4(device)
     (directory / "point").mkdir()
     run("mount", str(directory / "node"), str(directory / "point"))
     stack.callback(run, "umount", str(directory / "point"))
@@ -122,7 +129,7 @@ def mounted_and_bound_elsewhere(stack: ExitStack, directory: Path, device: str) 
 
 @wrong("is in use by another program")
 def unmounted_lazily_but_open(stack: ExitStack, directory: Path, device: str) -> None:
-    run("mkfs.ext4", "-q", "-F", device)
+    make_ext4(device)
     (directory / "point").mkdir()
     run("mount", device, str(directory / "point"))
     stack.enter_context((directory / "point/file").open("w"))
@@ -131,7 +138,7 @@ def unmounted_lazily_but_open(stack: ExitStack, directory: Path, device: str) ->
 
 @wrong("is mounted at")
 def mounted_in_another_namespace(stack: ExitStack, directory: Path, device: str) -> None:
-    run("mkfs.ext4", "-q", "-F", device)
+    make_ext4(device)
     script = f"mount {device} {directory} && echo ready && read line"
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -323,13 +330,13 @@ def partition_confirmed_as_its_disk(stack: ExitStack, directory: Path, device: s
 
 @wrong("it holds ext4 photos")
 def file_system_confirmed_by_its_size(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
-    run("mkfs.ext4", "-q", "-F", "-L", "photos", device)
+    make_ext4(device, "-L", "photos")
     return device, CONFIRM
 
 
 @wrong("p2: ext4")
 def partition_with_files_confirmed_by_size(stack: ExitStack, directory: Path, device: str) -> tuple[str, str]:
-    run("mkfs.ext4", "-q", "-F", partitions(stack, device)[1])
+    make_ext4(partitions(stack, device)[1])
     return device, CONFIRM
 
 
@@ -409,13 +416,31 @@ for _name, _parts in MEMBERS.items():
 # ---- the matrix --------------------------------------------------------------------------------
 
 
+def digest(disk: Path) -> bytes:
+    """What is on it, without the places to which the kernel swaps."""
+    data = bytearray(disk.read_bytes())
+    for header in re.finditer(b"SWAPSPACE2", data):
+        data[header.end() : header.end() + SWAP - PAGE] = bytes(SWAP - PAGE)
+    return hashlib.sha256(data).digest()
+
+
 @contextmanager
 def unchanged(directory: Path) -> Iterator[None]:
     """The disk below it has the same bytes afterwards."""
-    disk = directory / "disk0"
-    before = hashlib.sha256(disk.read_bytes()).digest()
+    before = digest(directory / "disk0")
     yield
-    assert hashlib.sha256(disk.read_bytes()).digest() == before
+    assert digest(directory / "disk0") == before
+
+
+def test_what_the_kernel_swaps_is_no_change(tmp_path: Path) -> None:
+    disk = tmp_path / "disk0"
+    disk.write_bytes(bytes(2 * SWAP))
+    run("mkswap", str(disk), str(SWAP >> 10))
+    with unchanged(tmp_path):
+        write(str(disk), (PAGE, b"x" * (SWAP - PAGE)))
+    for offset in (0, PAGE - 1, SWAP, 2 * SWAP - 1):
+        with pytest.raises(AssertionError), unchanged(tmp_path):
+            write(str(disk), (offset, b"y"))
 
 
 @pytest.mark.parametrize("name", MATRIX)
