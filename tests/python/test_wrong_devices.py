@@ -27,7 +27,7 @@ from userblk.harness.machine.safety import Refused, check, recheck
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running.campaign import host_devices
 
-SIZE = 32 * MIB
+SIZE = 64 * MIB  # below that wipefs finds no pool
 CONFIRM = str(SIZE)
 PAGE = 4096
 SWAP = 10 * PAGE  # the smallest; all but the first page of it the kernel may write at any time
@@ -144,6 +144,16 @@ def mounted_in_another_namespace(stack: ExitStack, directory: Path, device: str)
     other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     stack.callback(other.communicate, b"\n", timeout=LIMIT)
     assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+
+
+@wrong("belongs to a mounted btrfs")
+def second_of_a_mounted_btrfs(stack: ExitStack, directory: Path, device: str) -> None:
+    """The kernel's list of mounts has the first only."""
+    first = stack.enter_context(loop(directory, SIZE))
+    run("mkfs.btrfs", "-q", "--mixed", "-d", "single", "-m", "single", first, device)
+    (directory / "point").mkdir()
+    run("mount", "-t", "btrfs", "-o", f"ro,device={device}", first, str(directory / "point"))
+    stack.callback(run, "umount", str(directory / "point"))
 
 
 @wrong("p1 is mounted at")
@@ -390,11 +400,18 @@ def btrfs() -> tuple[int, bytes]:
     return 65536, bytes(block)
 
 
+def zfs() -> list[tuple[int, bytes]]:
+    """Four uberblocks of a pool's first label."""
+    ring, block = 128 << 10, 1 << 10
+    return [(ring + n * block, struct.pack("<QQQQQ", 0xBAB10C, 5000, n + 1, 1, 1_700_000_000)) for n in range(4)]
+
+
 MEMBERS: dict[str, list[tuple[int, bytes]]] = {
     "LVM2_member": [lvm()],
     "linux_raid_member": [raid()],
     "bcache": [bcache()],
     "btrfs": [btrfs()],
+    "zfs_member": zfs(),
     "crypto_LUKS": [(0, b"LUKS\xba\xbe\x00\x01" + bytes(160) + b"0af76519-16cd-43dd-8448-eb211c80319c")],
     "ceph_bluestore": [(0, b"bluestore block device\n")],
     "DM_verity_hash": [(0, b"verity\0\0" + struct.pack("<I", 1))],
