@@ -177,13 +177,33 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
         read_plan(tmp_path / "none.json")
 
 
-def test_what_file_systems_write_counts() -> None:
-    options = {"workloads": ["seq-write-1th-4k", "read-1th"], "systems": SYSTEMS[:1], "repetitions": 1}
-    arguments: dict[str, object] = {"devices": DEVICES[:1], "campaign": "c", "build": "build/host", **options}
-    plan = make_plan(suite=load_suite("bdus-fs"), profile=load_profile("quick"), **arguments)  # type: ignore[arg-type]
-    seconds = plan.profile.files.ramp_s + plan.profile.files.runtime_s
-    expected = 2 * plan.profile.files.size["sata"] + seconds * FILL_BYTES_PER_S
-    assert estimate(plan).bytes_written == {"sata": expected}
+@pytest.mark.parametrize(
+    ("suite", "workload", "files", "seconds"),
+    [
+        ("bdus-fs", "read-1th", 2 << 30, 0),
+        ("bdus-fs", "seq-write-1th-4k", 2 << 30, 3),
+        ("fxmark", "mwcl-1w", 2 << 30, 0),
+        ("ufs-ops", "wmpr-1w", 2 << 30, 3),
+        ("rfuse-fio", "seq-write-1th-128k", 768 << 20, 0),
+        ("kv", "rocksdb-a", 4 * 20_000 * 1024, 3),
+        ("kv", "rocksdb-c", 4 * 20_000 * 1024, 0),
+        ("postgresql", "oltp", 2 * 300 * 10_000, 3),
+        ("source-tree", "unpack", 4 * (16 << 20), 0),
+    ],
+)
+def test_what_file_systems_write_counts(suite: str, workload: str, files: int, seconds: float) -> None:
+    """The files that it makes, and what a device takes in the seconds in which the workload may write."""
+    plan = make_plan(
+        suite=load_suite(suite),
+        profile=load_profile("quick"),
+        systems=SYSTEMS[:1],
+        devices=DEVICES[:1],
+        campaign="c",
+        build="build/host",
+        workloads=[workload],
+        repetitions=1,
+    )
+    assert estimate(plan).bytes_written == {"sata": files + seconds * FILL_BYTES_PER_S}
 
 
 def test_idle_virtual_time_costs_little() -> None:
