@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -15,7 +16,7 @@ from paper_claims import CONTRADICTED, OMITTED
 from rich.console import Console
 from synthetic import ENVIRONMENT, make_campaign
 from userblk.analysis.paper import PaperComparison, as_csv, as_json, compare_with_paper, terminal
-from userblk.analysis.paper_cells import PaperCell, Verdict, equivalence_margin, judge_cell
+from userblk.analysis.paper_cells import PaperCell, Place, Verdict, equivalence_margin, judge_cell, reasons_against
 from userblk.analysis.paper_claims import ClaimVerdict, check_claim
 from userblk.analysis.papers import Claim, load_claims, load_paper
 from userblk.analysis.statistics import Interval
@@ -249,6 +250,19 @@ def test_what_stands_in_for_the_papers_programs_is_not_compared(tmp_path: Path) 
     cells = compare_with_paper(campaign, make_tables(campaign.runs), BDUS).cells
     reasons = {cell.system: cell.reasons for cell in cells if cell.shape is not None and cell.device == "nvme"}
     assert {"userblk-buse, not BUSE", "2 CPUs, not 72"} <= set(reasons["buse"])
+
+
+def test_versions_are_the_papers() -> None:
+    """A BDUS of which nothing is known but its name is not the paper's."""
+    place = Place("", "paper", "5.8.9", {"nbdkit": "1.22.1-1"}, 4, {"sata": "SAMSUNG MZ7LN128"}, frozenset())
+    for packages, reasons in (
+        ({"bdus": "0.1.0"}, ()),
+        ({"bdus": "0.1.2"}, ("BDUS 0.1.2, not 0.1.0",)),
+        ({}, ("BDUS of unknown version, not 0.1.0",)),
+    ):
+        assert reasons_against(BDUS, dataclasses.replace(place, packages=packages), "bdus", "sata", False) == reasons
+    assert reasons_against(BDUS, place, "nbdkit", "sata", False) == ()
+    assert reasons_against(BDUS, place, "buse", "sata", False) == ("userblk-buse, not BUSE",)
 
 
 def test_what_is_shown(comparison: PaperComparison) -> None:

@@ -24,6 +24,7 @@ from userblk.analysis.table import (
     WORKLOADS,
     Mark,
     Table,
+    control,
     half_width_limit,
     make_cell,
 )
@@ -311,3 +312,15 @@ def test_thousands_of_summaries_load_quickly(tmp_path: Path) -> None:
     tables = make_tables(load_campaign(tmp_path))
     assert tables[0].cell("sata", "seq-read-1th-4k", "native", THROUGHPUT).n == 2000
     assert time.process_time() - began < 2.0
+
+
+def test_a_workloads_metrics_are_one_cluster_of_the_control() -> None:
+    """Throughput and latency rise and fall together: three alarms of a workload are no three findings."""
+    found = [
+        run(kops + n / 10, 1e3 / (kops + n / 10), 20 + n, system=system, workload=workload, repetition=n)
+        for workload, differs in (("rand-read-1th-4k", 5.0), ("seq-read-1th-4k", 0.0))
+        for system, kops in (("native", 10.0), ("native-control", 10.0 + differs))
+        for n in (1, 2, 3)
+    ]
+    one = control(make_tables(found))
+    assert one is not None and one.cells == ((3, 0), (3, 2)) and (one.tests, one.alarms) == (6, 2)

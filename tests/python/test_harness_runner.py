@@ -26,6 +26,7 @@ from userblk.harness.machine.safety import BESIDE, claimed
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, read_plan, write_plan
+from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
 from waiting import wait_until
@@ -303,6 +304,18 @@ def test_all_that_a_campaign_uses_is_discarded(
     (summary,) = summaries(tmp_path / "c").values()
     warned = [line for line in summary["warnings"] if line.startswith("discard:")]  # type: ignore[attr-defined]
     assert len(warned) == (0 if able else 1) and summary["settings"]["discarded"] is able  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("percent", "warned"), [(11.0, True), (9.0, False)])
+def test_load_during_a_run_is_told(
+    percent: float, warned: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"])
+    monkeypatch.setattr(OtherPrograms, "percent", lambda self: percent)
+    assert Runner(plan, tmp_path / "c").run() == 0
+    (summary,) = summaries(tmp_path / "c").values()
+    lines = [line for line in summary["warnings"] if line.endswith("during the run")]  # type: ignore[attr-defined]
+    assert lines == ["load: other programs took 11 % of a CPU during the run"] * warned
 
 
 @pytest.mark.parametrize("step", ["set_up", "begin"])
