@@ -44,6 +44,7 @@ PAGE_PERCENTS = tuple(100 * (1 - 10 ** (-step / 12)) for step in range(49))
 UNITS = {"us": "\N{MICRO SIGN}s"}
 MAP_CELL = 16  # px of a square of the heat map
 MAP_GROUP = 68  # px that a metric's title takes
+MAP_HEAD, MAP_LETTER = 40, 5  # px above the labels of columns, and for each of their letters, which slant
 
 
 # ---- what the page shows --------------------------------------------------------------
@@ -62,11 +63,12 @@ class Square:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """rows: label and place; columns: label and place; in px."""
+    """rows: label and place; columns: label and place; in px. top: where the squares begin, below all labels."""
 
     title: str
     width: int
     height: int
+    top: int
     square: int  # width of one
     squares: tuple[Square, ...]
     rows: tuple[tuple[str, int], ...]
@@ -79,7 +81,9 @@ def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMa
     systems = [system for system in table.systems if system != NATIVE]
     if not systems:
         return []
-    left, top, gap = 130, 92, 10
+    left, gap = 130, 10
+    longest = max(len(SYSTEMS.get(name, name)) for name in systems)
+    top = MAP_HEAD + MAP_LETTER * longest
     wide = max(MAP_CELL, -(-MAP_GROUP // len(systems)))
     maps = []
     for device in dict.fromkeys(device for device, _ in table.rows):
@@ -106,7 +110,7 @@ def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMa
         title = f"{table.label}, {DEVICES.get(device, device)}"
         width = left + len(METRICS) * (len(systems) * wide + gap) + 2 * MAP_CELL  # a column's name hangs over
         size = width, top + len(workloads) * MAP_CELL + 4
-        maps.append(HeatMap(title, *size, wide - 1, tuple(squares), tuple(rows), tuple(columns), tuple(groups)))
+        maps.append(HeatMap(title, *size, top, wide - 1, tuple(squares), tuple(rows), tuple(columns), tuple(groups)))
     return maps
 
 
