@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -33,6 +34,8 @@ SEND = re.compile(r"connection (\d+) req (\d+) opcode (\d+)")
 END = re.compile(r"connection (\d+) req (\d+)")
 SWITCH = re.compile(r"next_pid=(\d+)|==> .*:(\d+) \[")
 FUSE_DATA = {15, 16}  # READ, WRITE: the opcodes of requests that move data
+FUSE_UNANSWERED = {2, 36, 41, 42}  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
+UNNUMBERED = "0"  # requests as Linux 6.12 sends them: it numbers them after its trace point
 
 
 @dataclass
@@ -74,10 +77,26 @@ class Follower:
         self._open: list[Request] = []
         self._below: dict[int, Request] = {}  # by the first sector of the device's request
         self._sent: dict[tuple[str, str], Request] = {}  # to a FUSE server
+        self._unnumbered: dict[str, deque[Request | None]] = {}  # by connection, oldest first; None: moves no data
+        self._at = 0.0
+        self._then: set[tuple[int, str, str]] = set()
         self.whole: list[Request] = []
         self.switches = self.calls = 0
 
+    def _twice(self, record: Record) -> bool:
+        """Is it there already? perf writes some of what it recorded twice."""
+        if record.time != self._at:
+            self._at = record.time
+            self._then.clear()
+        event = (record.tid, record.event, record.text)
+        if event in self._then:
+            return True
+        self._then.add(event)
+        return False
+
     def take(self, record: Record) -> None:
+        if self._twice(record):
+            return
         if record.event == "raw_syscalls:sys_enter":
             if record.pid in self._applications:
                 self._called[record.tid] = record.time
@@ -93,13 +112,28 @@ class Follower:
         elif record.event == "block:block_rq_complete":
             self._complete(record)
         elif record.event == "fuse:fuse_request_send":
-            if (match := SEND.search(record.text)) and int(match[3]) in FUSE_DATA:
-                self._sent[match[1], match[2]] = self._start(record, ISSUED, 0, 0)
+            self._send(record)
         elif record.event == "fuse:fuse_request_end":
-            if (match := END.search(record.text)) and (request := self._sent.pop((match[1], match[2]), None)):
+            if (match := END.search(record.text)) and (request := self._sent_before(match[1], match[2])):
                 self._answer(request, record.time)
         elif record.event == "sched:sched_switch" and self._counts(record):
             self.switches += 1
+
+    def _send(self, record: Record) -> None:
+        match = SEND.search(record.text)
+        if not match or int(match[3]) in FUSE_UNANSWERED:
+            return
+        request = self._start(record, ISSUED, 0, 0) if int(match[3]) in FUSE_DATA else None
+        if match[2] == UNNUMBERED:
+            self._unnumbered.setdefault(match[1], deque()).append(request)
+        elif request:
+            self._sent[match[1], match[2]] = request
+
+    def _sent_before(self, connection: str, number: str) -> Request | None:
+        """The request that is answered; of those without a number the oldest, which one thread waits for."""
+        if waiting := self._unnumbered.get(connection):
+            return waiting.popleft()
+        return self._sent.pop((connection, number), None)
 
     def _counts(self, record: Record) -> bool:
         return self._begin <= record.time < self._end

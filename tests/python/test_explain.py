@@ -144,17 +144,39 @@ def test_native_and_null_devices_have_fewer_stages() -> None:
     assert [round(time, 3) for _, time in null.stages] == [5, 10, 75, 10]
 
 
-def test_requests_of_fuse_are_known_by_their_numbers() -> None:
-    events = [
-        (time, thread, "fuse:fuse_request_send", "connection 44 req 6 opcode 15 (FUSE_READ) len 80")
+def over_fuse(number: str, events: Iterable[tuple[float, str, str, str]]) -> list[tuple[float, str, str, str]]:
+    """The same with FUSE's trace points in place of the disk's. number: of requests as they are sent."""
+    return [
+        (time, thread, "fuse:fuse_request_send", f"connection 44 req {number} opcode 15 (FUSE_READ) len 80")
         if event.endswith("issue") and "43,0" in text
         else (time, thread, "fuse:fuse_request_end", "connection 44 req 6 len 4112 error 0")
         if event.endswith("complete") and "43,0" in text
         else (time, thread, event, text)
-        for time, thread, event, text in request(0)
+        for time, thread, event, text in events
     ]
+
+
+@pytest.mark.parametrize("number", ["6", "0"])
+def test_requests_of_fuse_are_known_by_their_numbers(number: str) -> None:
+    """Linux 6.12 sends them without one: each answer is that of the oldest request, also of those that move no data."""
+    opened = [
+        (-9.0, "fio 50/51", "fuse:fuse_request_send", f"connection 44 req {number} opcode 14 (FUSE_OPEN) len 48"),
+        (-8.0, "nbdkit 7/8", "fuse:fuse_request_end", "connection 44 req 4 len 32 error 0"),
+        (-7.0, "fio 50/51", "fuse:fuse_request_send", "connection 44 req 0 opcode 2 (FUSE_FORGET) len 48"),
+    ]
+    two = [*opened, *over_fuse(number, request(0)), *over_fuse(number, request(200))]
+    found = stages.life("fuse", trace(two), replace(SIDES, device=""), (0.9, 1.1))
+    assert [round(time, 3) for _, time in found.stages] == [5, 10, 5, 60, 10, 10]
+    assert (found.requests, found.left_out) == (2, 0)
+
+
+def test_what_perf_wrote_twice_is_one_event() -> None:
+    """Parts of a recording come twice, each event beside its like."""
+    twice = [event for event in over_fuse("0", request(0)) for _ in range(2)]
+    events = [*twice, *over_fuse("0", request(200))]
     found = stages.life("fuse", trace(events), replace(SIDES, device=""), (1.0, 1.1))
     assert [round(time, 3) for _, time in found.stages] == [5, 10, 5, 60, 10, 10]
+    assert (found.requests, found.left_out, found.switches, found.calls) == (2, 0, 1, 1)
 
 
 def test_what_is_not_followed_to_its_end_is_counted() -> None:
