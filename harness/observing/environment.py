@@ -20,7 +20,7 @@ from .hardware import full_link, link, temperature, throttled
 
 PACKAGES = (
     "fio", "nbdkit", "nbd-client", "tcmu-runner", "libfuse3-3", "libfuse3-4", "liburing2", "e2fsprogs", "util-linux",
-    "smartmontools", "nvme-cli", "qemu-utils", "s3backer",
+    "smartmontools", "nvme-cli", "qemu-utils", "qemu-system-x86", "s3backer",
 )  # fmt: skip
 CPU = Path("/sys/devices/system/cpu")
 LOAD_LIMIT = 0.5  # of processes that run, before the first run
