@@ -138,6 +138,15 @@ def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
         yield _Instance(*place, system, one.metric)
 
 
+def cells_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
+    """Table, workload and system of all that a claim is about, and of what that is measured against."""
+    found = set()
+    for one in _instances(claim, rows):
+        for cell in (one, *_rivals(claim, one)):
+            found.add((cell.table, cell.workload, cell.system))
+    return found
+
+
 def _judge(
     claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
 ) -> tuple[bool | None, str] | None:

@@ -7,16 +7,17 @@ import argparse
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from userblk.analysis import export, paper
+from userblk.analysis import export, paper, paper_claims, papers
 from userblk.analysis.compare import environments
 from userblk.analysis.summaries import Campaign, lab_banner
-from userblk.analysis.table import Table
+from userblk.analysis.table import NATIVE, Table
 from userblk.analysis.tabulate import make_tables
 
+from ..engines import replay
 from ..machine import paths
 from ..model.tables import ConfigError
 from ..running import archive
@@ -38,6 +39,9 @@ def _machine(environment: dict[str, Any]) -> list[str]:
 def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.PaperComparison]) -> str:
     """What is in the artefact, which command makes each part of it, and what it says of each of the paper's claims."""
     name, version = campaign.name, campaign.asked.get("userblk", {})
+    held = ["environment", "summary"]
+    if any((campaign.directory / run.directory / "commands.json").is_file() for run in campaign.runs):
+        held = ["raw output", "commands", *held]
     lines = [f"# {name}", ""]
     if banner := lab_banner(max((run.emulated for run in campaign.runs), default="")):
         lines += [f"**{banner}**", ""]
@@ -52,14 +56,16 @@ def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.
         "",
         "| part | made by |",
         "|---|---|",
-        f"| `*/*/*/*/*/*/`: raw output, commands, environment and summary of each run | `{_command(campaign)}` |",
+        f"| `*/*/*/*/*/*/`: {', '.join(held)} of each run | `{_command(campaign)}` |",
         f"| `tables/table.md`, `table.csv`, `table-long.csv` | `userblk table {name} --format markdown --ci`, `csv`,"
         " `csv-long` |",
         f"| `report/`: the report with its figures | `userblk report {name}` |",
         f"| `export.json`: all numbers | `userblk export {name} --format json` |",
-        "| a run once more, without userblk | `fio replay.fio` in its directory; its head says of which state |",
-        "",
     ]
+    if any((campaign.directory / run.directory / replay.FILE).is_file() for run in campaign.runs):
+        again = f"`fio {replay.FILE}` in its directory; its head says of which state"
+        lines.append(f"| a run of fio once more, without userblk | {again} |")
+    lines.append("")
     for machine, environment in environments(campaign).items():
         lines += [f"## Machine {machine}", "", *_machine(environment), ""]
     lines += ["## Tables", "", *(f"- {table.title}" for table in tables), ""]
@@ -69,13 +75,28 @@ def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.
             "",
             *(f"- {line}" for line in beside.summary),
             "",
-            "| claim | section | here | cells |",
-            "|---|---|---|---|",
+            "| claim | section | here | cells | is measured by `userblk run` with |",
+            "|---|---|---|---|---|",
         ]
         for ours, _ in beside.claims:
-            lines.append(f"| {ours.claim.text} | {ours.claim.section} | {ours.verdict.value} | {ours.counted} |")
+            cells = [ours.claim.text, ours.claim.section, ours.verdict.value, ours.counted]
+            lines.append(f"| {' | '.join(cells)} | {'; '.join(_options(beside.paper, ours.claim))} |")
         lines.append("")
     return "\n".join(lines) + "\n"
+
+
+def _options(whole: papers.Paper, claim: papers.Claim) -> Iterator[str]:
+    """What userblk run measures the cells of a claim with, for each table of the paper."""
+    rows = {number: table.rows for number, table in whole.tables.items()}
+    used = paper_claims.cells_of(claim, rows)
+    for number in sorted({table for table, _, _ in used}):
+        systems = {system for table, _, system in used if table == number} - {NATIVE}
+        needed = {workload for table, workload, _ in used if table == number}
+        listed = list(dict.fromkeys(workload for _, workload in rows[number]))
+        options = [f"--suite {whole.suites[number][0]}", f"--systems {','.join([NATIVE, *sorted(systems)])}"]
+        if needed != set(listed):
+            options.append(f"--workloads {','.join(name for name in listed if name in needed)}")
+        yield f"`{' '.join(options)}`"
 
 
 def _command(campaign: Campaign) -> str:

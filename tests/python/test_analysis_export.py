@@ -108,6 +108,23 @@ def test_an_artefact_tells_how_each_part_is_made(campaign: Campaign, tmp_path: P
     assert sum(name.endswith("/summary.json") for name in names) == 8
     assert "EMULATED" in text and "cpu_model: Made-up CPU" in text
     assert text.count("\n| ") > 80 and "userblk compare made-up bdus" in text
+    (line,) = [line for line in text.splitlines() if "costs them at most 15.5 %" in line]
+    workloads = "seq-read-16th-4k,seq-read-16th-128k"
+    assert line.endswith(f"| `--suite bdus-block --systems native,tcmu --workloads {workloads}` |")
+    (line,) = [line for line in text.splitlines() if "BDUS frequently takes less CPU" in line]
+    assert "`--suite bdus-block --systems native," in line and "`--suite bdus-fs --systems native," in line
+    assert "--workloads" not in line
+    (line,) = [line for line in text.splitlines() if "of each run" in line]
+    assert line.startswith("| `*/*/*/*/*/*/`: environment, summary of each run") and "replay.fio" not in text
+    run = campaign.runs[0].directory
+    (campaign.directory / run / "replay.fio").touch()
+    (campaign.directory / run / "commands.json").write_text("[]")
+    assert userblk("bundle", str(campaign.directory), "--output", "b.tar.gz", cwd=tmp_path).returncode == 0
+    with tarfile.open(tmp_path / "b.tar.gz") as packed:
+        file = packed.extractfile("made-up/README.md")
+        assert file is not None
+        text = file.read().decode()
+    assert "raw output, commands, environment, summary of each run" in text and "`fio replay.fio`" in text
     assert userblk("import", "a.tar.gz", cwd=tmp_path).returncode == 0
     again = read_campaign(tmp_path / "results/made-up")
     assert again.runs == campaign.runs
