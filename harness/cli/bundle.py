@@ -13,6 +13,8 @@ from typing import Any
 
 from userblk.analysis import export, paper, paper_claims, papers
 from userblk.analysis.compare import environments
+from userblk.analysis.report import Report
+from userblk.analysis.suites import reports_of
 from userblk.analysis.summaries import Campaign, lab_banner
 from userblk.analysis.table import NATIVE, Table
 from userblk.analysis.tabulate import make_tables
@@ -21,9 +23,9 @@ from ..engines import replay
 from ..machine import paths
 from ..model.tables import ConfigError
 from ..running import archive
-from .common import Add, add_json, add_results, find_campaign, print_json
+from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json
 from .report import campaign_of
-from .results import write_tables
+from .results import write_reports, write_tables
 
 FACTS = ("kernel", "distribution", "cpu_model", "cpus", "memory_bytes", "governor", "turbo", "smt", "virtual")
 
@@ -36,7 +38,12 @@ def _machine(environment: dict[str, Any]) -> list[str]:
     return [*lines, "- packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))]
 
 
-def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.PaperComparison]) -> str:
+def readme(
+    campaign: Campaign,
+    tables: Sequence[Table],
+    reports: Sequence[Report],
+    besides: Sequence[paper.PaperComparison],
+) -> str:
     """What is in the artefact, which command makes each part of it, and what it says of each of the paper's claims."""
     name, version = campaign.name, campaign.asked.get("userblk", {})
     held = ["environment", "summary"]
@@ -57,18 +64,24 @@ def readme(campaign: Campaign, tables: Sequence[Table], besides: Sequence[paper.
         "| part | made by |",
         "|---|---|",
         f"| `*/*/*/*/*/*/`: {', '.join(held)} of each run | `{_command(campaign)}` |",
-        f"| `tables/table.md`, `table.csv`, `table-long.csv` | `userblk table {name} --format markdown --ci`, `csv`,"
-        " `csv-long` |",
         f"| `report/`: the report with its figures | `userblk report {name}` |",
         f"| `export.json`: all numbers | `userblk export {name} --format json` |",
     ]
+    table = f"`userblk table {name} --format"
+    if tables:
+        lines.append(
+            f"| `tables/table.md`, `table.csv`, `table-long.csv` | {table} markdown --ci`, `csv`, `csv-long` |"
+        )
+    for one in reports:
+        lines.append(f"| `tables/{one.name}.md`, `{one.name}.csv` and its figures | {table} markdown`, `csv` |")
     if any((campaign.directory / run.directory / replay.FILE).is_file() for run in campaign.runs):
         again = f"`fio {replay.FILE}` in its directory; its head says of which state"
         lines.append(f"| a run of fio once more, without userblk | {again} |")
     lines.append("")
+    titles = [*(one.title for one in tables), *(one.title for one in reports)]
     for machine, environment in environments(campaign).items():
         lines += [f"## Machine {machine}", "", *_machine(environment), ""]
-    lines += ["## Tables", "", *(f"- {table.title}" for table in tables), ""]
+    lines += ["## Tables", "", *(f"- {title}" for title in titles), ""]
     for beside in besides:
         lines += [
             f"## The claims of {beside.paper.source}: `userblk compare {name} {beside.paper.name}`",
@@ -110,17 +123,20 @@ def bundle_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
     campaign = campaign_of(args.campaign, args.results)
     tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
-    if not tables:
-        raise ConfigError(f"{directory}: has no run that Tables 1 and 2 hold; use userblk export")
+    reports = reports_of(directory)
+    if not tables and not reports:
+        raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
     file = args.output or Path(f"{directory.name}-artefact{archive.SUFFIXES[0]}")
     with tempfile.TemporaryDirectory(prefix="userblk-") as place:
         made = Path(place)
         (made / "tables").mkdir()
-        write_tables(tables, made / "tables")
+        if tables:
+            write_tables(tables, made / "tables")
+        write_reports(reports, made / "tables")
         write_report(campaign, made / "report", paths.CONFIGS)
         (made / "export.json").write_text(export.json_text(campaign, tables))
         besides = paper.compare_with_papers(campaign, tables, paths.CONFIGS)
-        (made / "README.md").write_text(readme(campaign, tables, besides))
+        (made / "README.md").write_text(readme(campaign, tables, reports, besides))
         for beside in besides:
             (made / f"tables/{beside.paper.name}.csv").write_text(paper.as_csv(beside))
         archive.export(directory, file, beside=made)

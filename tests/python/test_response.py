@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import userblk
 from loops import LIMIT, MIB, loop, run
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -296,6 +298,19 @@ def test_latency_over_load(tmp_path: Path) -> None:
     text = page.read_text()
     assert "figures/response-nvme-rand-read.png" in text and "Latency over offered load" in text
     assert "<script" not in text
+
+    # An artefact has them, too, without Tables 1 and 2.
+    file = tmp_path.parent / f"{tmp_path.name}.tar.gz"
+    done = userblk("bundle", str(tmp_path), "--output", str(file))
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(file) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+        readme = packed.extractfile(f"{tmp_path.name}/README.md")
+        assert readme is not None
+        text = readme.read().decode()
+    wanted = {f"tables/{name}" for name in ("response.md", "response.csv", "response-nvme-rand-read.png")}
+    assert wanted <= names and "tables/table.md" not in names
+    assert "`tables/response.md`" in text and "Latency over offered load" in text and "table-long" not in text
 
 
 def test_wide_intervals_hide_neither_curves_nor_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
