@@ -1043,9 +1043,10 @@ static void test_store_without_conditions(void **state)
 	struct device d;
 
 	(void)state;
-	refused(true, false, "fencing=auto: this store ignores If-None-Match, ");
-	refused(false, true, "fencing=auto: this store ignores If-Match, ");
-	refused(true, true, "fencing=auto: this store ignores If-None-Match and If-Match, ");
+	refused(true, false, "fencing=auto: this store ignores If-None-Match and cannot");
+	refused(false, true, "fencing=auto: this store ignores If-Match and cannot");
+	refused(true, true,
+		"fencing=auto: this store ignores If-None-Match and If-Match and cannot");
 	fake_store_ignore(true, true);
 	device_open(&d, &s3_backend, COMMON "create=on;size=64M;fencing=none");
 	device_close(&d);
