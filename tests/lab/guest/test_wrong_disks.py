@@ -292,6 +292,41 @@ def write_protected(stack: ExitStack, directory: Path) -> tuple[str, str]:
     return path, path
 
 
+# ---- LVM ----------------------------------------------------------------------------------------
+
+LVM = ("--config", "activation { udev_sync=0 udev_rules=0 }", "--quiet", "--quiet", "--yes")  # no udev waits here
+
+
+def logical_volume(stack: ExitStack) -> str:
+    """An active one, of a real volume group on the NVMe disk."""
+    run(["pvcreate", *LVM, "-ff", NVME])
+    run(["vgcreate", *LVM, "wrong", NVME])
+    stack.callback(run, ["vgremove", *LVM, "--force", "wrong"])
+    run(["lvcreate", *LVM, "--extents", "8", "--wipesignatures", "n", "--zero", "n", "--name", "volume", "wrong"])
+    return "/dev/" + run(["dmsetup", "info", "--columns", "--noheadings", "-o", "blkdevname", "wrong-volume"]).strip()
+
+
+@wrong("is held by dm-")
+def physical_volume(stack: ExitStack, directory: Path) -> tuple[str, str]:
+    logical_volume(stack)
+    return NVME, NVME
+
+
+@wrong("LVM2_member")
+def physical_volume_of_an_inactive_group(stack: ExitStack, directory: Path) -> tuple[str, str]:
+    logical_volume(stack)
+    run(["vgchange", *LVM, "--activate", "n", "wrong"])
+    return NVME, NVME
+
+
+@wrong("is mounted at")
+def logical_volume_that_is_mounted(stack: ExitStack, directory: Path) -> tuple[str, str]:
+    volume = logical_volume(stack)
+    run(["mkfs.ext4", "-q", "-F", volume])
+    mount(stack, directory / "point", volume, "-o", "ro")
+    return volume, NVME
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_wrong_disks_are_refused_and_not_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safety, "OPEN_PATIENCE", 0.3)
