@@ -171,7 +171,7 @@ def explain_command(args: argparse.Namespace) -> int:
     directory.mkdir(parents=True)
     write_plan(plan, directory)
     say(f"Simulates {len(plan.systems)} systems, each three times: as it is, sampled, traced; into {directory}")
-    display: progress.Display = progress.Lines(plan)
+    display: progress.Display = progress.Lines(plan, tables=False)
     if args.json:
         display = progress.JsonLines()
     follow(plan, directory, display, explain_runner.__name__)

@@ -115,11 +115,15 @@ def extended(plan: Plan, event: Event) -> Plan:
 
 
 class Lines:
-    """One line for each run, and the table so far after each round: where standard output is no terminal."""
+    """
+    One line for each run, and the table so far after each round: where standard output is no terminal. tables: no
+    tables where repetitions are not of the same kind.
+    """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, tables: bool = True) -> None:
         self._pace = Pace(plan)
         self._plan = plan
+        self._tables = tables
         self._mixed = mixed(plan)
         self._runs: list[Run] = []
         self._left = Counter(entry.repetition for entry in plan.entries)
@@ -144,7 +148,8 @@ class Lines:
             entry = self._plan.entries[event["index"]]
             place = f"[{self._pace.done}/{self._pace.total}] {_ids(dataclasses.asdict(entry), self._mixed)}"
             print(f"{place}: {outcome(event)} (left: {duration(self._pace.left())})", flush=True)
-            self._table_so_far(entry, event)
+            if self._tables:
+                self._table_so_far(entry, event)
         elif kind == "note":
             print(event["text"], flush=True)
 

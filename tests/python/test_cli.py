@@ -263,16 +263,17 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "INVALID: fio: exit code 1" in lines[1] and "FAILED: no server" in lines[2]
 
 
-def test_each_round_but_the_last_ends_with_the_table_so_far(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("tables", [True, False])
+def test_each_round_but_the_last_ends_with_the_table_so_far(tables: bool, capsys: pytest.CaptureFixture[str]) -> None:
     plan = small_plan(repetitions=2)
-    display = Lines(plan)
+    display = Lines(plan, tables)
     display.event({"event": "start", "entries": len(plan.entries), "skipped": 0})
     shown = []
     for entry in plan.entries:
         ids = {name: getattr(entry, name) for name in ("device", "suite", "system", "workload", "repetition")}
         display.event({"event": "entry-done", "index": entry.index, "summary": summary(**ids)})
         shown.append("so far" in capsys.readouterr().out)
-    assert [number for number, now in enumerate(shown, 1) if now] == [len(plan.entries) // 2]
+    assert [number for number, now in enumerate(shown, 1) if now] == [len(plan.entries) // 2] * tables
 
 
 def spin() -> subprocess.Popen[bytes]:
