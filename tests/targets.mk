@@ -264,7 +264,7 @@ test-s3-minio test-s3-garage: test-s3-%: plugins s3-tool s3-volume-driver
 # The client's tests with a sanitizer in it.
 test-s3-client-asan test-s3-client-tsan: test-s3-client-%: s3-server
 	$(MAKE) TARGET=$* s3-client-driver
-	USERBLK_S3_DRIVER=build/$*/tests/s3/client_driver $(PYTEST) tests/s3/test_client.py
+	USERBLK_S3_DRIVER=build/$*/tests/s3/client_driver $(PYTEST) $(wildcard tests/s3/test_client*.py)
 .PHONY: test-s3-client-asan test-s3-client-tsan
 
 # The engine with all its threads over a real store, for LOAD_SECONDS in each of four volumes.

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from client_driver import Connect, Driver
 from device import ServeS3
 from fault_proxy import FaultProxy
 from servers import BUCKET, KINDS, S3Client, Store, client, started
@@ -59,3 +60,48 @@ def serve_s3(store: Store, tmp_path: Path) -> Iterator[ServeS3]:
         yield serve
         for server in serve.servers:
             stack.callback(server.kill)
+
+
+# ---- the client as a program ----
+
+
+@pytest.fixture
+def connect(store: Store, tmp_path: Path) -> Iterator[Connect]:
+    """connect(URL, PARAMETER=VALUE...): a client of the store; those that run are ended well."""
+    drivers: list[Driver] = []
+
+    def start(url: str | None = None, env: dict[str, str] | None = None, **parameters: object) -> Driver:
+        values = {
+            "endpoint": url or store.url,
+            "bucket": BUCKET,
+            "credentials": store.credentials,
+            "retry-deadline": 20,
+            **{name.replace("_", "-"): value for name, value in parameters.items()},
+        }
+        words = [f"{name}={value}" for name, value in values.items() if value is not None]
+        drivers.append(Driver(tmp_path, *words, env=env))
+        return drivers[-1]
+
+    with ExitStack() as stack:
+        yield start
+        for driver in drivers:
+            stack.callback(driver.kill)
+        for driver in drivers:
+            driver.end()
+
+
+@pytest.fixture
+def driver(connect: Connect) -> Driver:
+    return connect()
+
+
+@pytest.fixture
+def through(connect: Connect, proxy: FaultProxy) -> Driver:
+    """A client that the proxy stands in front of."""
+    return connect(proxy.url)
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name.lower())
+    return f"client/{name}/object"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Coroutines, the scheduler, virtual time, and the trace. */
+/* Coroutines, the scheduler, and virtual time. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -17,9 +17,7 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
-#define TRACE_LINES 400
-#define TRACE_WIDTH 200
-#define EPOCH	    (INT64_C(1700000000) * 1000000000)
+#define EPOCH (INT64_C(1700000000) * 1000000000)
 
 const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
 	"crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
@@ -27,108 +25,6 @@ const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "ful
 
 struct sim_options sim_options;
 struct sim_thread *sim_current;
-
-/* ---- random numbers: splitmix64 ---------------------------------------------------------- */
-
-static uint64_t streams[SIM_STREAMS];
-
-static uint64_t mix(uint64_t x)
-{
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	return x ^ x >> 31;
-}
-
-uint64_t sim_random(enum sim_stream stream)
-{
-	streams[stream] += 0x9e3779b97f4a7c15u;
-	return mix(streams[stream]);
-}
-
-uint64_t sim_below(enum sim_stream stream, uint64_t n)
-{
-	return n ? (uint64_t)(((unsigned __int128)sim_random(stream) * n) >> 64) : 0;
-}
-
-bool sim_once_in(enum sim_stream stream, uint64_t n)
-{
-	return n && sim_below(stream, n) == 0;
-}
-
-uint64_t sim_log_between(enum sim_stream stream, uint64_t low, uint64_t high)
-{
-	unsigned doublings = 0;
-	uint64_t from;
-
-	while (low << doublings << 1 <= high)
-		doublings++;
-	from = low << sim_below(stream, doublings + 1);
-	return from + sim_below(stream, from * 2 <= high ? from : high - from + 1);
-}
-
-/* ---- trace ------------------------------------------------------------------------------- */
-
-static char lines[TRACE_LINES][TRACE_WIDTH];
-static uint64_t n_lines, hash = 1, steps;
-
-static uint64_t mixed(uint64_t h, uint64_t word)
-{
-	h = (h ^ word) * 0x9e3779b97f4a7c15u;
-	return h ^ h >> 29;
-}
-
-void sim_hash(const void *data, size_t length)
-{
-	const uint8_t *p = data;
-	uint64_t word[4] = {0}, lanes[4] = {1, 2, 3, 4};
-
-	/* Four at a time, which do not wait for each other. */
-	for (; length >= sizeof word; p += sizeof word, length -= sizeof word) {
-		memcpy(word, p, sizeof word);
-		for (unsigned i = 0; i < 4; i++)
-			lanes[i] = mixed(lanes[i], word[i]);
-	}
-	memset(word, 0, sizeof word);
-	memcpy(word, p, length);
-	for (unsigned i = 0; i < 4; i++)
-		hash = mixed(mixed(hash, lanes[i]), word[i]);
-}
-
-static void hash_word(uint64_t word)
-{
-	hash = mixed(hash, word);
-}
-
-uint64_t sim_trace_hash(void)
-{
-	return hash;
-}
-
-uint64_t sim_steps(void)
-{
-	return steps;
-}
-
-void sim_trace(const char *format, ...)
-{
-	char *line = lines[n_lines++ % TRACE_LINES];
-	uint64_t us = (sim_now() + 500) / 1000;
-	va_list args;
-	int n;
-
-	if (sim_current)
-		n = snprintf(line, TRACE_WIDTH, "%5" PRIu64 ".%06" PRIu64 " p%u.%u ", us / 1000000,
-			us % 1000000, sim_current->process->id, sim_current->number);
-	else
-		n = snprintf(line, TRACE_WIDTH, "%5" PRIu64 ".%06" PRIu64 " -    ", us / 1000000,
-			us % 1000000);
-	va_start(args, format);
-	vsnprintf(line + n, TRACE_WIDTH - (size_t)n, format, args);
-	va_end(args);
-	sim_hash(line, strlen(line));
-	if (sim_options.trace)
-		fprintf(stderr, "%s\n", line);
-}
 
 /* ---- coroutines --------------------------------------------------------------------------- */
 
@@ -257,7 +153,7 @@ static void thread_main(void)
 
 static struct sim_thread *runnable[4096];
 static unsigned n_runnable;
-static uint64_t now;
+static uint64_t now, steps;
 static int64_t lowest, highest;
 static bool calm;
 static struct sim_thread *avoided; /* it lets others go first */
@@ -434,7 +330,7 @@ static void pick(bool may_stay)
 		may_stay = false;
 	next = choose(may_stay);
 	if (next != sim_current) {
-		hash_word(next->serial << 8 | 1);
+		sim_hash_word(next->serial << 8 | 1);
 		switch_to(next);
 	}
 }
@@ -498,7 +394,7 @@ void sim_point(const char *what, const void *object)
 	p = t->process;
 	p->steps++;
 	now += 1 + sim_below(SIM_SCHED, how.step_ns);
-	hash_word(t->serial << 32 ^ now);
+	sim_hash_word(t->serial << 32 ^ now);
 	if (steps > sim_options.max_steps)
 		sim_fail("livelock", "more than %" PRIu64 " steps", sim_options.max_steps);
 	if (p->steps >= p->kill_at) {
@@ -679,6 +575,11 @@ struct sim_thread *sim_spawn(
 	return t;
 }
 
+uint64_t sim_steps(void)
+{
+	return steps;
+}
+
 uint64_t sim_now(void)
 {
 	return now;
@@ -717,8 +618,7 @@ void sim_run(void (*main)(void *opaque), void *opaque)
 {
 	struct sim_process *p;
 
-	for (unsigned i = 0; i < SIM_STREAMS; i++)
-		streams[i] = mix(sim_options.seed * SIM_STREAMS + i + 1);
+	sim_seed(sim_options.seed);
 	draw_schedule();
 	p = sim_process_new();
 	world_main = main;
@@ -766,8 +666,7 @@ void sim_fail(const char *kind, const char *format, ...)
 	va_end(args);
 	runner_report("\n");
 	runner_report("-- the last lines of the trace --\n");
-	for (uint64_t i = n_lines > TRACE_LINES ? n_lines - TRACE_LINES : 0; i < n_lines; i++)
-		runner_report("%s\n", lines[i % TRACE_LINES]);
+	sim_print_trace();
 	runner_report("-- threads --\n");
 	for (struct sim_thread *t = threads; t; t = t->next) {
 		if (t->state == SIM_ENDED || t->process->dead)

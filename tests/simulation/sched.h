@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What sched.c shares with the calls that stand in for the C library's. */
+/* What sched.c shares with random.c, trace.c and the calls that stand in for the C library's. */
 #ifndef USERBLK_TESTS_SIMULATION_SCHED_H
 #define USERBLK_TESTS_SIMULATION_SCHED_H
 
@@ -40,5 +40,11 @@ extern struct sim_thread *sim_current; /* NULL: outside of the simulation, or in
 void sim_yield(void);
 /* Is this wait to end for no reason? */
 bool sim_wait_spurious(void);
+
+/* random.c: begins all streams anew. */
+void sim_seed(uint64_t seed);
+/* trace.c: a word more in the hash; the last lines, in the report. */
+void sim_hash_word(uint64_t word);
+void sim_print_trace(void);
 
 #endif

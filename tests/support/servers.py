@@ -361,3 +361,26 @@ def started(kind: Callable[[Path], Store], size: int = 0) -> Iterator[Store]:
         if os.path.ismount(directory):
             subprocess.run(["umount", str(directory)], check=True, timeout=STOP_TIMEOUT_S)
         subprocess.run(["rm", "-rf", str(directory)], check=False)
+
+
+@contextmanager
+def gateway(directory: Path, *options: str) -> Iterator[int]:
+    """The port of a versitygw of its own below directory, with the bucket; {port} in an option becomes it."""
+    (directory / "data" / BUCKET).mkdir(parents=True)
+    with reserve_port() as reserved:
+        port = port_of(reserved)
+        argv = [program("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive"]
+        argv += [option.format(port=port) for option in options]
+        env = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        process = Process([*argv, "posix", str(directory / "data")], directory / "log", env)
+        process.start()
+        try:
+            process.wait_until(lambda: listens(port), "no gateway")
+            yield port
+        finally:
+            process.end(signal.SIGKILL)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -12,6 +12,7 @@
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 #define BLOCK  4096u
@@ -26,22 +27,9 @@ static unsigned random_number(uint64_t *state)
 
 /* ---- checkpoints --------------------------------------------------------------------------- */
 
-static int run_checkpoint(struct s3_volume *v, void *opaque)
-{
-	(void)opaque;
-	return s3_checkpoint(v);
-}
-
 static void checkpoint(struct device *d)
 {
-	assert_int_equal(s3_keeper_call((struct s3_volume *)d->backend, run_checkpoint, NULL), 0);
-}
-
-/* Ends a server as a crash does: nothing more is stored. */
-static void crash(struct device *d)
-{
-	s3_volume_fail((struct s3_volume *)d->backend, -EIO, "test");
-	device_close(d);
+	assert_int_equal(try_checkpoint(d), 0);
 }
 
 /* Blocks far from each other, so that the map is large: block number i holds i. */
@@ -136,7 +124,7 @@ static void test_light_roots_from_the_beginning(void **state)
 	assert_int_equal(device_counter(&d, "replayed"), 1); /* its fence */
 	check_blocks(&d, 300);
 	/* The first full one holds everything. */
-	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "s"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
 	assert_int_equal(device_counter(&d, "full_roots"), 1);
 	write_blocks(&d, 300, 400);
 	checkpoint(&d);
@@ -181,9 +169,8 @@ static void test_light_roots_of_a_clone(void **state)
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
 	write_blocks(&d, 0, 300);
-	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "s"), 0);
-	assert_int_equal(
-		s3_volume_clone((struct s3_volume *)d.backend, "s", "userblk", "clone"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&d), "s", "userblk", "clone"), 0);
 	device_close(&d);
 	for (unsigned i = 3; i < 6; i++) {
 		device_open(&d, &s3_backend, COMMON "volume=clone");
@@ -196,7 +183,7 @@ static void test_light_roots_of_a_clone(void **state)
 	/* Its first full one holds what is the parent's as well. */
 	device_open(&d, &s3_backend, COMMON "volume=clone");
 	check_blocks(&d, 600);
-	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "t"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
 	crash(&d);
 	fake_store_fail(S3_GET, "userblk/v/snap/", -EIO, 1000);
 	device_open(&d, &s3_backend, COMMON "volume=clone");
@@ -218,10 +205,10 @@ static void test_failed_root_keeps_its_number(void **state)
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
-	v = (struct s3_volume *)d.backend;
+	v = volume_of(&d);
 	write_blocks(&d, 0, 10);
 	fake_store_fail(S3_PUT, "/root", -EIO, 1);
-	assert_int_equal(s3_keeper_call(v, run_checkpoint, NULL), -EIO);
+	assert_int_equal(try_checkpoint(&d), -EIO);
 	snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/root", (unsigned long long)v->applied);
 	fake_store_set(key, "late", 4);
 	checkpoint(&d);
@@ -353,7 +340,7 @@ static void test_checksums_that_the_store_does_not_check(void **state)
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M;payload-signing=crc32c");
 	assert_holds(
 		d.reported.error, "payload-signing=crc32c: this store does not check a CRC32C");
-	assert_false(((struct s3_volume *)d.backend)->checksums);
+	assert_false(volume_of(&d)->checksums);
 	assert_int_equal(fake_store_requests(S3_DELETE, "/probe/"), 2); /* and of conditions */
 	assert_int_equal(device_write(&d, "x", 1, 0, BACKEND_FUA), 0);
 	device_close(&d);

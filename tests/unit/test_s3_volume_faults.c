@@ -1,359 +1,30 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A volume of the S3 device over a store in this process that is full, or lacks something. */
+/*
+ * A volume of the S3 device over a store in this process: one request that fails, or is never
+ * answered, holds up nothing else, and memory stays bounded.
+ */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include "backends/s3/admin/control.h"
-#include "backends/s3/client/client.h"
-#include "backends/s3/core/failure.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
-#include "backends/s3/state/map.h"
-#include "backends/s3/log/log.h"
 #include "backends/s3/lifecycle/lifecycle.h"
+#include "backends/s3/log/log.h"
+#include "backends/s3/state/map.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_mib_volume.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
-
-#define MIB    (1u << 20)
-#define COMMON "endpoint=http://127.0.0.1;bucket=abc;batch-size=1M;gc-delay=0;volume=v;"
-/* s that anything may take here. */
-#define PATIENCE 30
-
-static uint8_t buffer[MIB];
-
-static struct s3_volume *volume_of(struct device *d)
-{
-	return (struct s3_volume *)d->backend;
-}
-
-static void pause_ms(unsigned ms)
-{
-	nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
 
 static uint64_t roots(struct device *d)
 {
 	return device_counter(d, "light_roots") + device_counter(d, "full_roots");
 }
 
-/* Until the store is full, for the volume, or is not. */
-static void wait_full(struct device *d, bool full)
-{
-	for (unsigned i = 0; device_counter(d, "store_full") != full; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("store_full stays %d", !full);
-		pause_ms(10);
-	}
-}
-
-static void fill(uint8_t *data, size_t length, unsigned seed)
-{
-	uint32_t x = seed * 2654435761u | 1;
-
-	for (size_t i = 0; i < length; i++) {
-		x ^= x << 13;
-		x ^= x >> 17;
-		x ^= x << 5;
-		data[i] = (uint8_t)x;
-	}
-}
-
-/* The MiB at number, which holds what it was given with this seed. */
-static int write_mib(struct device *d, unsigned number, unsigned seed)
-{
-	fill(buffer, MIB, seed);
-	return device_write(d, buffer, MIB, (uint64_t)number * MIB, 0);
-}
-
-static void check_mib(struct device *d, unsigned number, unsigned seed)
-{
-	static uint8_t got[MIB];
-
-	fill(buffer, MIB, seed);
-	assert_int_equal(device_read(d, got, MIB, (uint64_t)number * MIB), 0);
-	assert_memory_equal(got, buffer, MIB);
-}
-
-static void crash(struct device *d)
-{
-	s3_volume_fail(volume_of(d), -EIO, "test");
-	device_close(d);
-}
-
-/* A flush that succeeds before the patience ends. */
-static void flush_at_last(struct device *d)
-{
-	for (unsigned i = 0; backend_flush(d->backend); i++) {
-		if (i == PATIENCE * 10)
-			fail_msg("no flush succeeds");
-		pause_ms(100);
-	}
-}
-
-/* ---- a full store ---------------------------------------------------------------------------- */
-
-/* What was acknowledged waits in memory, and is stored when there is space. */
-static void test_nothing_is_lost_in_a_full_store(void **state)
-{
-	struct device d;
-	int errors;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(write_mib(&d, 1, 2), 0);
-	errors = d.reported.errors;
-	fake_store_limit(fake_store_bytes() + 4096);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	assert_int_equal(device_counter(&d, "store_full"), 1);
-	assert_int_equal(d.reported.errors, errors + 1);
-	assert_int_equal(write_mib(&d, 2, 3), -ENOSPC);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	check_mib(&d, 0, 1);
-	check_mib(&d, 1, 2);
-	assert_int_equal(d.reported.errors, errors + 1);
-	fake_store_limit(0);
-	flush_at_last(&d);
-	wait_full(&d, false);
-	assert_int_equal(write_mib(&d, 2, 3), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	crash(&d);
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
-	for (unsigned i = 0; i < 3; i++)
-		check_mib(&d, i, i + 1);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* A volume with so many MiB whose store has room for nothing but what the reserve makes. */
-static void open_full(struct device *d, unsigned uploads, unsigned written)
-{
-	char config[256];
-
-	fake_store_reset();
-	snprintf(
-		config, sizeof config, COMMON "uploads=%u;memory=16M;create=on;size=128M", uploads);
-	device_open(d, &s3_backend, config);
-	for (unsigned n = 0; n < written; n++)
-		assert_int_equal(write_mib(d, n, n), 0);
-	assert_int_equal(backend_flush(d->backend), 0);
-	/* The reserve, of which nobody knows when it is put. */
-	for (unsigned i = 0; fake_store_put_bytes("/probe/") < MIB; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("there is no reserve");
-		pause_ms(10);
-	}
-	fake_store_limit(fake_store_bytes());
-}
-
-/* A trim and a collection free a store in which there is no room for a single object more. */
-static void test_a_full_store_is_freed(void **state)
-{
-	unsigned n = 48, written = 48;
-	uint64_t full;
-	struct device d;
-
-	(void)state;
-	open_full(&d, 1, written);
-	full = fake_store_bytes();
-	/* As much as goes into memory: the reserve is used up for it. */
-	while (n < 128 && write_mib(&d, n, n) == 0)
-		n++;
-	assert_in_range(n, written + 1, 127);
-	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(device_counter(&d, "store_full"), 1);
-	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
-	assert_true(fake_store_bytes() < full - 16 * MIB);
-	wait_full(&d, false);
-	assert_int_equal(write_mib(&d, 127, 127), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	fake_store_limit(0);
-	crash(&d);
-	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
-	for (unsigned i = 0; i < n; i++)
-		if (i < 8 || i >= 32)
-			check_mib(&d, i, i);
-	check_mib(&d, 127, 127);
-	device_close(&d);
-	fake_store_reset();
-}
-
-static void *release_probe(void *opaque)
-{
-	pause_ms(200);
-	fake_store_release(S3_PUT, "/probe/");
-	return opaque;
-}
-
-/* What is refused for the sake of a reserve that is being put back waits for it, and takes it. */
-static void test_a_reserve_that_is_being_put(void **state)
-{
-	struct device d;
-	pthread_t release;
-
-	(void)state;
-	open_full(&d, 1, 48);
-	for (unsigned n = 48; write_mib(&d, n, n) == 0;)
-		n++;
-	assert_int_equal(backend_flush(d.backend), 0);
-	fake_store_hold_answers(S3_PUT, "/probe/", false);
-	fake_store_limit(0);
-	fake_store_wait_held(S3_PUT, "/probe/");
-	/* What else is deleted meanwhile makes no room. */
-	fake_store_limit(fake_store_bytes() - MIB);
-	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
-	assert_int_equal(pthread_create(&release, NULL, release_probe, NULL), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	pthread_join(release, NULL);
-	fake_store_limit(0);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* Lets an answer go when the batch behind it has arrived. */
-static void *release_first(void *opaque)
-{
-	while (fake_store_put_bytes("/log/33/") == 0)
-		pause_ms(1);
-	fake_store_release(S3_PUT, "/log/32/");
-	return opaque;
-}
-
-/* A refusal from before the reserve made room, which is seen after that, is none. */
-static void test_a_refusal_from_before_the_room(void **state)
-{
-	struct device d;
-	pthread_t release;
-
-	(void)state;
-	open_full(&d, 2, 48);
-	fake_store_fail(S3_PUT, "/probe/", -ENOSPC, 1000);
-	fake_store_hold_answers(S3_PUT, "/log/32/", false);
-	assert_int_equal(write_mib(&d, 48, 48), 0);
-	assert_int_equal(write_mib(&d, 49, 49), 0);
-	assert_int_equal(pthread_create(&release, NULL, release_first, NULL), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	pthread_join(release, NULL);
-	assert_int_equal(device_counter(&d, "store_full"), 1);
-	fake_store_limit(0);
-	device_close(&d);
-	fake_store_reset();
-}
-
-static int ignore_line(void *opaque, const char *line)
-{
-	(void)opaque;
-	(void)line;
-	return 0;
-}
-
-/* Without a reserve a collection cannot even begin, and says so. */
-static void test_no_space_for_a_collection(void **state)
-{
-	struct device d;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	fake_store_limit(fake_store_bytes());
-	assert_int_equal(s3_control_perform(volume_of(&d), "gc", NULL, ignore_line, NULL), -ENOSPC);
-	assert_holds(d.reported.error, "volume=v: the store has no space, not even to free some; ");
-	fake_store_limit(0);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* What can be changed where the store is changes its answer: no reason to end. */
-static void test_a_refusal_is_not_the_end(void **state)
-{
-	struct device d;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	fake_store_fail(S3_PUT, "/log/", -EACCES, 2);
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), -EIO);
-	flush_at_last(&d);
-	assert_int_equal(write_mib(&d, 1, 2), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	crash(&d);
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
-	check_mib(&d, 0, 1);
-	check_mib(&d, 1, 2);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* One object that is refused, among others that are not, is reported once. */
-static void test_a_refusal_is_told_once(void **state)
-{
-	struct device d;
-	int errors;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	errors = d.reported.errors;
-	fake_store_fail(S3_PUT, "/log/02/", -EACCES, 2);
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), -EIO);
-	fake_store_hold(S3_PUT, "/log/02/");
-	fake_store_wait_held(S3_PUT, "/log/02/");
-	/* While it is put again the next one arrives. */
-	assert_int_equal(write_mib(&d, 1, 2), 0);
-	for (unsigned i = 0; fake_store_put_bytes("/log/03/") == 0; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("the next one does not arrive");
-		pause_ms(10);
-	}
-	pause_ms(100);
-	fake_store_release(S3_PUT, NULL);
-	flush_at_last(&d);
-	assert_int_equal(d.reported.errors, errors + 1);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* A rollback that is in the log waits for a store that is out of reach. */
-static void test_a_rollback_waits_for_the_store(void **state)
-{
-	struct device d;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
-	assert_int_equal(write_mib(&d, 0, 2), 0);
-	fake_store_fail(S3_GET, "/snap/s/root", -EIO, 1);
-	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), 0);
-	check_mib(&d, 0, 1);
-	assert_int_equal(write_mib(&d, 1, 3), 0);
-	device_close(&d);
-	fake_store_reset();
-}
-
 /* ---- the end --------------------------------------------------------------------------------- */
-
-static int run_checkpoint(struct s3_volume *v, void *opaque)
-{
-	(void)opaque;
-	return s3_checkpoint(v);
-}
 
 /* What is not stored of an end without a store may be nobody's but ours. */
 static void test_an_end_that_lacks_only_a_checkpoint(void **state)
@@ -369,7 +40,7 @@ static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 		assert_int_equal(backend_flush(d.backend), 0);
 		/* Before the next one there will be an empty object in the log. */
 		fake_store_fail(S3_PUT, "/root", -EIO, 1);
-		assert_int_equal(s3_keeper_call(volume_of(&d), run_checkpoint, NULL), -EIO);
+		assert_int_equal(try_checkpoint(&d), -EIO);
 		fake_store_hold(S3_PUT, "/log/");
 		if (changed)
 			assert_int_equal(backend_trim(d.backend, 0, MIB / 2, 0), 0);
@@ -524,8 +195,7 @@ static void test_a_failed_light_root_is_followed_by_a_light_one(void **state)
 			fake_store_fail(S3_PUT, "/summary", -EIO, 1);
 		if (i == 2)
 			fake_store_fail(S3_PUT, "/root", -EIO, 1);
-		assert_int_equal(s3_keeper_call(volume_of(&d), run_checkpoint, NULL),
-			i == 1 || i == 2 ? -EIO : 0);
+		assert_int_equal(try_checkpoint(&d), i == 1 || i == 2 ? -EIO : 0);
 	}
 	assert_int_equal(device_counter(&d, "full_roots"), 0);
 	assert_int_equal(device_counter(&d, "light_roots"), 2);
@@ -713,14 +383,6 @@ static void test_held_small_objects_are_left_in_peace(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
-		cmocka_unit_test(test_a_full_store_is_freed),
-		cmocka_unit_test(test_a_reserve_that_is_being_put),
-		cmocka_unit_test(test_a_refusal_from_before_the_room),
-		cmocka_unit_test(test_no_space_for_a_collection),
-		cmocka_unit_test(test_a_refusal_is_not_the_end),
-		cmocka_unit_test(test_a_refusal_is_told_once),
-		cmocka_unit_test(test_a_rollback_waits_for_the_store),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
 		cmocka_unit_test(test_what_waits_for_a_capture_goes_on),

@@ -17,30 +17,13 @@
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 #define BLOCK  512u
 #define COMMON "endpoint=http://127.0.0.1;bucket=abc;uploads=1;memory=256M;"
 #define LARGE  "batch-size=16M;"
 #define SMALL  "batch-size=1M;"
-
-static struct s3_volume *volume_of(struct device *d)
-{
-	return (struct s3_volume *)d->backend;
-}
-
-static int run_checkpoint(struct s3_volume *v, void *opaque)
-{
-	(void)opaque;
-	return s3_checkpoint(v);
-}
-
-/* Ends a server as a crash does: nothing more is stored. */
-static void crash(struct device *d)
-{
-	s3_volume_fail(volume_of(d), -EIO, "test");
-	device_close(d);
-}
 
 /* Block i of a volume as write number n leaves it. */
 static void fill(uint8_t *block, uint32_t i, uint32_t n)
@@ -175,7 +158,7 @@ static void test_header_of_gc_objects_alone(void **state)
 			check_block(&d, looked_at[i], 1);
 		check_block(&d, n, 1);
 		assert_true(device_counter(&d, "reads_store") >= 7);
-		assert_int_equal(s3_keeper_call(v, run_checkpoint, NULL), 0);
+		assert_int_equal(try_checkpoint(&d), 0);
 		assert_int_equal(device_counter(&d, "light_roots"), 1);
 		crash(&d);
 	}

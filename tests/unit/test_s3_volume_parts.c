@@ -14,6 +14,7 @@
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/recovery/parts.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 #define COMMON "endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;"
@@ -84,7 +85,7 @@ static void test_each_once_to_several_threads(void **state)
 	/* Some alone take more than may be on its way. */
 	for (unsigned i = 0; i < PARTS; i++)
 		put_part(&all[i], i, i % 20 == 10 ? 40u << 20 : i % 7 == 0 ? 9u << 20 : 1 + i);
-	t.parts = s3_parts_new((struct s3_volume *)d.backend, BASE, all, PARTS);
+	t.parts = s3_parts_new(volume_of(&d), BASE, all, PARTS);
 	assert_non_null(t.parts);
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(pthread_create(&threads[i], NULL, take_parts, &t), 0);
@@ -112,7 +113,7 @@ static void test_so_many_ahead(void **state)
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
 	for (unsigned j = 0; j < PARTS; j++)
 		put_part(&all[j], j, 100);
-	parts = s3_parts_new((struct s3_volume *)d.backend, BASE, all, PARTS);
+	parts = s3_parts_new(volume_of(&d), BASE, all, PARTS);
 	assert_int_equal(s3_parts_next(parts, &i, &data), 1);
 	assert_int_equal(i, 0);
 	free(data);
@@ -142,7 +143,7 @@ static void check_bad(const void *bytes, size_t length, int result)
 		fake_store_set(key, bytes, length);
 	else
 		fake_store_fail(S3_GET, "/ckpt/", result, 1);
-	parts = s3_parts_new((struct s3_volume *)d.backend, BASE, all, PARTS);
+	parts = s3_parts_new(volume_of(&d), BASE, all, PARTS);
 	while (r == 1) {
 		r = s3_parts_next(parts, &i, &data);
 		if (r == 1)
@@ -192,13 +193,6 @@ static void check_blocks(struct device *d, unsigned n, unsigned more)
 	}
 }
 
-/* Ends a server as a crash does: nothing more is stored. */
-static void crash(struct device *d)
-{
-	s3_volume_fail((struct s3_volume *)d->backend, -EIO, "test");
-	device_close(d);
-}
-
 /* A root of many regions; when one of them is damaged, the one before it and the log. */
 static void test_regions(void **state)
 {
@@ -211,14 +205,14 @@ static void test_regions(void **state)
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=1T");
 	write_blocks(&d, 300, 0);
-	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "s"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
 	crash(&d);
 	device_open(&d, &s3_backend, COMMON "volume=v");
 	assert_int_equal(device_counter(&d, "replayed"), 1); /* its fence */
 	check_blocks(&d, 300, 0);
 	write_blocks(&d, 300, 7);
-	assert_int_equal(s3_snapshot_create((struct s3_volume *)d.backend, "t"), 0);
-	v = (struct s3_volume *)d.backend;
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+	v = volume_of(&d);
 	assert_true(v->n_regions > 100);
 	key_of(&(struct s3_name){.kind = S3_NAME_REGION,
 		       .number = v->regions[90].seq,

@@ -11,6 +11,7 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 #define BLOCK 4096u
@@ -32,11 +33,6 @@ static const char *key(unsigned n)
 	assert_int_equal(fwrite(keys[n], 1, sizeof keys[n], file), sizeof keys[n]);
 	assert_int_equal(fclose(file), 0);
 	return path;
-}
-
-static struct s3_volume *volume(struct device *d)
-{
-	return (struct s3_volume *)d->backend;
 }
 
 static void open_with(struct device *d, const char *name, unsigned n, const char *more)
@@ -118,17 +114,17 @@ static void test_rekey(void **state)
 	fake_store_reset();
 	open_with(&d, "v", 0, "create=on;size=64M");
 	write_block(&d, 0, 'a');
-	assert_int_equal(s3_snapshot_create(volume(&d), "s"), 0);
-	assert_int_equal(s3_volume_clone(volume(&d), "s", "userblk", "before"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&d), "s", "userblk", "before"), 0);
 	write_block(&d, 1, 'b');
 	stored = fake_store_put_bytes("/log/");
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(1), keys[1]), &derived), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), 0);
 	assert_false(derived);
 	assert_true(fake_store_put_bytes("/log/") == stored);
 	/* It goes on as it was, and what it makes has the new key. */
 	write_block(&d, 2, 'c');
 	check_block(&d, 0, 'a');
-	assert_int_equal(s3_volume_clone(volume(&d), "s", "userblk", "after"), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&d), "s", "userblk", "after"), 0);
 	device_close(&d);
 
 	refused("v", 0, "is not the key of volume=v; give the one that it was created with, or");
@@ -146,9 +142,9 @@ static void test_rekey(void **state)
 	open_with(&d, "before", 0, "");
 	check_block(&d, 0, 'a');
 	write_block(&d, 1, 'x');
-	assert_int_equal(s3_snapshot_create(volume(&d), "t"), 0);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), 0);
-	assert_int_equal(s3_volume_clone(volume(&d), "t", "userblk", "grandchild"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(2), keys[2]), &derived), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&d), "t", "userblk", "grandchild"), 0);
 	device_close(&d);
 	for (unsigned i = 0; i < 2; i++) {
 		open_with(&d, i ? "grandchild" : "before", 2, "");
@@ -176,21 +172,21 @@ static void test_derived_keys(void **state)
 	make_old("v");
 	open_with(&d, "v", 0, "");
 	write_block(&d, 0, 'a');
-	assert_int_equal(s3_snapshot_create(volume(&d), "s"), 0);
-	assert_int_equal(s3_volume_clone(volume(&d), "s", "userblk", "clone"), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&d), "s", "userblk", "clone"), 0);
 	device_close(&d);
 	make_old("clone");
 	open_with(&d, "clone", 0, "");
 	check_block(&d, 0, 'a');
 	write_block(&d, 1, 'b');
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(1), keys[1]), &derived), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), 0);
 	assert_true(derived); /* who has the first key needs no super object */
 	device_close(&d);
 	open_with(&d, "v", 0, "");
 	check_block(&d, 0, 'a');
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(2), keys[2]), &derived), 0);
 	assert_true(derived);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(3), keys[3]), &derived), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(3), keys[3]), &derived), 0);
 	assert_false(derived);
 	device_close(&d);
 	refused("clone", 0, "is not the key of volume=clone");
@@ -218,22 +214,22 @@ static void test_other_changes(void **state)
 	open_with(&d, "v", 0, "create=on;size=64M");
 	write_block(&d, 0, 'a');
 	fake_store_fail(S3_PUT, "/super", -EIO, 1);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(1), keys[1]), &derived), -EIO);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), -EIO);
 	read_super("v", &super);
-	assert_memory_equal(super.key_check, volume(&d)->super.key_check, 16);
+	assert_memory_equal(super.key_check, volume_of(&d)->super.key_check, 16);
 	s3_super_free(&super);
 	/* Somebody else changes another thing meanwhile. */
 	fake_store_fail(S3_PUT, "/super", -EEXIST, 1);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(1), keys[1]), &derived), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), 0);
 	/* A second change finds the first one in the store, and so does a change of the size. */
-	assert_int_equal(s3_volume_resize(volume(&d), 128 << 20), 0);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), 0);
+	assert_int_equal(s3_volume_resize(volume_of(&d), 128 << 20), 0);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(2), keys[2]), &derived), 0);
 	read_super("v", &super);
 	assert_int_equal(super.blocks, (128 << 20) / BLOCK);
 	/* Another program gave it a key that we do not know. */
 	super.key_check[0] ^= 1;
 	write_super("v", &super);
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(3), keys[3]), &derived), -EACCES);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(3), keys[3]), &derived), -EACCES);
 	assert_holds(d.reported.error, "volume=v: another process has changed its key; ");
 	read_super("v", &super);
 	super.key_check[0] ^= 1;
@@ -241,7 +237,7 @@ static void test_other_changes(void **state)
 	device_close(&d);
 	open_with(&d, "v", 2, "");
 	check_block(&d, 0, 'a');
-	assert_int_equal(s3_volume_rekey(volume(&d), (key(2), keys[2]), &derived), -EINVAL);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(2), keys[2]), &derived), -EINVAL);
 	assert_holds(d.reported.error, "volume=v: already has this key; ");
 	device_close(&d);
 	/* What is wrapped is damaged, though the check of the user's key is not. */
@@ -251,7 +247,7 @@ static void test_other_changes(void **state)
 	refused("v", 2, "volume=v: the keys in userblk/v/super are damaged; ");
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
-	assert_int_equal(s3_volume_rekey(volume(&d), keys[1], &derived), -EINVAL);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), keys[1], &derived), -EINVAL);
 	assert_holds(d.reported.error, "volume=v: is not encrypted, ");
 	device_close(&d);
 	fake_store_reset();

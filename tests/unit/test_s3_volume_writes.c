@@ -12,6 +12,7 @@
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 #define BLOCK  4096u
@@ -31,11 +32,6 @@ void *__wrap_s3_slab_take(struct s3_slab *s, size_t bytes, size_t *room)
 	if (pieces_left > 0)
 		pieces_left--;
 	return __real_s3_slab_take(s, bytes, room);
-}
-
-static struct s3_volume *volume_of(struct device *d)
-{
-	return (struct s3_volume *)d->backend;
 }
 
 /* A request that another thread answers. */

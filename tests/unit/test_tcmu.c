@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The adapter for tcmu-runner with the runner's real headers; tests/lab has the real daemon. */
+/* The adapter for tcmu-runner with the runner's real headers: opening, options, sessions, sizes,
+ * devices that answer later. tests/lab has the real daemon. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -9,33 +10,10 @@
 
 #include <scsi/scsi.h>
 
-#include <tcmu-runner.h>
-#include <libtcmu.h>
-#include <tcmur_device.h>
-
 #include "tcmu-handlers/tcmu_adapter.h"
-#include "tests/unit/fake_tcmu_runner.h"
-#include "tests/unit/support.h"
-
-#define BLOCK  512u
-#define BLOCKS 8192u /* 4 MiB */
-#define MIB    (1u << 20)
+#include "tests/unit/tcmu_disk.h"
 
 /* ---- the device: passthrough, with faults ----------------------------------------- */
-
-/* One of these may be set: what the next calls of that kind answer without doing anything. */
-static int fault_read, fault_write, fault_flush, fault_trim, fault_zero;
-static unsigned write_flags, zero_flags; /* of the last call */
-static int flushes, zeroes;
-static void (*during_write)(void);
-
-static struct backend_ops ops;
-
-const struct handler_identity handler_identity = {
-	.ops = &ops,
-	.subtype = "userblk_test",
-	.name = "device under test",
-};
 
 static struct backend_host last_host;
 
@@ -49,149 +27,6 @@ static int watched_open(
 		(*out)->session = 7;
 	return r;
 }
-
-static int faulty_readv(struct backend *b, const struct iovec *iov, int n, uint64_t offset)
-{
-	return fault_read ? fault_read : passthrough_backend.readv(b, iov, n, offset);
-}
-
-static int faulty_writev(
-	struct backend *b, const struct iovec *iov, int n, uint64_t offset, unsigned flags)
-{
-	write_flags = flags;
-	if (during_write)
-		during_write();
-	return fault_write ? fault_write : passthrough_backend.writev(b, iov, n, offset, flags);
-}
-
-static int faulty_flush(struct backend *b)
-{
-	flushes++;
-	return fault_flush ? fault_flush : passthrough_backend.flush(b);
-}
-
-static int faulty_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
-{
-	return fault_trim ? fault_trim : passthrough_backend.trim(b, offset, length, flags);
-}
-
-static int faulty_zero(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)
-{
-	zeroes++;
-	zero_flags = flags;
-	return fault_zero ? fault_zero : passthrough_backend.zero(b, offset, length, flags);
-}
-
-/* ---- set-up ------------------------------------------------------------------------- */
-
-static struct tcmu_device dev;
-static char *file;
-
-/* One command: cdb byte 0 and 1, data. */
-struct command {
-	uint8_t cdb[16];
-	struct tcmulib_cmd lib;
-	struct tcmur_cmd cmd;
-};
-
-static struct tcmur_cmd *command(struct command *c, uint8_t opcode, uint8_t byte1)
-{
-	memset(c, 0, sizeof *c);
-	c->cdb[0] = opcode;
-	c->cdb[1] = byte1;
-	c->lib.cdb = c->cdb;
-	c->cmd.lib_cmd = &c->lib;
-	return &c->cmd;
-}
-
-static void prepare(const char *options)
-{
-	memset(&dev, 0, sizeof dev);
-	snprintf(dev.cfgstring, sizeof dev.cfgstring, "userblk_test/%s%s", file, options);
-	dev.blocks = BLOCKS;
-	dev.block_size = BLOCK;
-	dev.max_transfer = 128;
-	dev.unmap = true;
-	logged[0] = 0;
-}
-
-static int set_up(void **state)
-{
-	(void)state;
-	fault_read = fault_write = fault_flush = fault_trim = fault_zero = 0;
-	write_flags = zero_flags = 0;
-	flushes = zeroes = completions = 0;
-	during_write = NULL;
-	unsetenv("USERBLK_TCMU_THREADS");
-	ops = passthrough_backend;
-	ops.readv = faulty_readv;
-	ops.writev = faulty_writev;
-	ops.flush = faulty_flush;
-	ops.trim = faulty_trim;
-	ops.zero = faulty_zero;
-	assert_int_equal(handler_init(), 0);
-	file = strdup(scratch_file("disk", (uint64_t)BLOCKS * BLOCK));
-	prepare(";direct=off");
-	assert_int_equal(registered->open(&dev, false), 0);
-	return 0;
-}
-
-static int tear_down(void **state)
-{
-	(void)state;
-	if (dev.own)
-		registered->close(&dev);
-	free((char *)registered->cfg_desc);
-	free(file);
-	return 0;
-}
-
-static int write_bytes(
-	uint8_t opcode, uint8_t byte1, const void *data, size_t length, uint64_t offset)
-{
-	struct command c;
-	struct iovec iov = {(void *)data, length};
-
-	return registered->write(&dev, command(&c, opcode, byte1), &iov, 1, length, (off_t)offset);
-}
-
-static int read_bytes(void *data, size_t length, uint64_t offset)
-{
-	struct command c;
-	struct iovec iov = {data, length};
-
-	return registered->read(&dev, command(&c, READ_10, 0), &iov, 1, length, (off_t)offset);
-}
-
-static int write_same(uint8_t byte1, const char *block, uint64_t offset, uint64_t length)
-{
-	struct command c;
-	struct iovec iov = {(void *)block, BLOCK};
-
-	return registered->writesame(
-		&dev, command(&c, WRITE_SAME_16, byte1), offset, length, &iov, 1);
-}
-
-static void assert_filled(uint64_t offset, size_t length, char byte)
-{
-	char *data = malloc(length);
-
-	assert_int_equal(read_bytes(data, length, offset), TCMU_STS_OK);
-	for (size_t i = 0; i < length; i++)
-		assert_int_equal(data[i], byte);
-	free(data);
-}
-
-static void fill(uint64_t offset, size_t length, char byte)
-{
-	char *data = malloc(length);
-
-	memset(data, byte, length);
-	assert_int_equal(write_bytes(WRITE_16, 0, data, length, offset), TCMU_STS_OK);
-	free(data);
-}
-
-/* ---- tests ----------------------------------------------------------------------------- */
 
 static void test_threads(void **state)
 {
@@ -289,11 +124,11 @@ static void test_refusals(void **state)
 	refused_by_both("userblk_test//dev/zero", "file=/dev/zero: neither a block device");
 	refused_by_both("userblk_tes/x", "begin it with userblk_test/");
 	refused_by_both("userblk_testx/x", "begin it with userblk_test/");
-	snprintf(text, sizeof text, "userblk_test/%s;direct=maybe", file);
+	snprintf(text, sizeof text, "userblk_test/%s;direct=maybe", disk_file);
 	refused_by_both(text, "direct=maybe:");
-	snprintf(text, sizeof text, "userblk_test/%s;colour=red", file);
+	snprintf(text, sizeof text, "userblk_test/%s;colour=red", disk_file);
 	refused_by_both(text, "colour");
-	snprintf(text, sizeof text, "userblk_test/%s;config=/nonexistent", file);
+	snprintf(text, sizeof text, "userblk_test/%s;config=/nonexistent", disk_file);
 	refused_by_both(text, "config=/nonexistent");
 }
 
@@ -304,14 +139,14 @@ static void test_accepted(void **state)
 	FILE *f = fopen(config, "w");
 
 	(void)state;
-	fprintf(f, "# a comment\nfile=%s\ndirect=off\n", file);
+	fprintf(f, "# a comment\nfile=%s\ndirect=off\n", disk_file);
 	fclose(f);
 	snprintf(text, sizeof text, "userblk_test/config=%s", config);
 	assert_true(registered->check_config(text, &reason));
 	/* The runner's own option: it takes it out before open only. */
-	snprintf(text, sizeof text, "userblk_test/%s;tcmur_cmd_time_out=5;direct=off", file);
+	snprintf(text, sizeof text, "userblk_test/%s;tcmur_cmd_time_out=5;direct=off", disk_file);
 	assert_true(registered->check_config(text, &reason));
-	snprintf(text, sizeof text, "userblk_test/%s;direct=off;tcmur_cmd_time_out=5", file);
+	snprintf(text, sizeof text, "userblk_test/%s;direct=off;tcmur_cmd_time_out=5", disk_file);
 	assert_true(registered->check_config(text, &reason));
 	assert_null(reason);
 
@@ -388,299 +223,6 @@ static void test_clients_that_remain(void **state)
 	assert_holds(logged, "cannot determine whether the disk is exported: No such file");
 }
 
-static void test_data(void **state)
-{
-	char out[2 * BLOCK], in[2 * BLOCK];
-	struct iovec parts[3] = {{out, 100}, {out + 100, 0}, {out + 100, sizeof out - 100}};
-	struct command c;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof out; i++)
-		out[i] = (char)(i * 7);
-	assert_int_equal(
-		registered->write(&dev, command(&c, WRITE_10, 0), parts, 3, sizeof out, 3 * BLOCK),
-		TCMU_STS_OK);
-	/* The runner uses the vector again in compound commands. */
-	assert_ptr_equal(parts[0].iov_base, out);
-	assert_int_equal(parts[0].iov_len, 100);
-	assert_int_equal(read_bytes(in, sizeof in, 3 * BLOCK), TCMU_STS_OK);
-	assert_memory_equal(in, out, sizeof in);
-}
-
-static void test_fua(void **state)
-{
-	static const struct {
-		uint8_t opcode, byte1;
-		bool fua;
-	} cases[] = {
-		{WRITE_6, 0x1f, false}, /* that is a part of the address */
-		{WRITE_10, 0, false},
-		{WRITE_16, 0, false},
-		{COMPARE_AND_WRITE, 0, false},
-		{WRITE_VERIFY, 0, true},
-		{WRITE_VERIFY_16, 0, true},
-		{EXTENDED_COPY, 0x08, false},
-	};
-	char block[BLOCK] = "";
-
-	(void)state;
-	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-		assert_int_equal(
-			write_bytes(cases[i].opcode, cases[i].byte1, block, BLOCK, 0), TCMU_STS_OK);
-		assert_int_equal(write_flags, cases[i].fua ? BACKEND_FUA : 0);
-	}
-}
-
-static int set_write_cache(bool on)
-{
-	struct tcmulib_cfg_info cfg = {.type = TCMULIB_CFG_WRITE_CACHE, .data.write_cache = on};
-
-	return registered->reconfig(&dev, &cfg);
-}
-
-static void turn_cache_off(void)
-{
-	assert_int_equal(set_write_cache(false), 0);
-}
-
-static void test_write_cache(void **state)
-{
-	char block[BLOCK] = "x";
-
-	(void)state;
-	/* What was acknowledged before is made durable. */
-	assert_int_equal(set_write_cache(false), 0);
-	assert_false(dev.write_cache);
-	assert_int_equal(flushes, 1);
-	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
-	assert_int_equal(write_flags, BACKEND_FUA);
-	memset(block, 0, sizeof block);
-	assert_int_equal(write_same(0, block, 0, BLOCK), TCMU_STS_OK);
-	assert_int_equal(zero_flags, BACKEND_FUA);
-	assert_int_equal(set_write_cache(true), 0);
-	assert_true(dev.write_cache);
-	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
-	assert_int_equal(write_flags, 0);
-
-	/* Turned off while a write without FUA was under way: flushed before the answer. */
-	flushes = 0;
-	during_write = turn_cache_off;
-	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
-	assert_int_equal(write_flags, 0);
-	assert_int_equal(flushes, 2);
-	fault_flush = -EIO;
-	during_write = NULL;
-	assert_int_equal(set_write_cache(true), 0);
-	assert_int_equal(set_write_cache(false), -EIO);
-}
-
-static void test_flush(void **state)
-{
-	struct command c;
-
-	(void)state;
-	assert_int_equal(registered->flush(&dev, command(&c, SYNCHRONIZE_CACHE, 0)), TCMU_STS_OK);
-	assert_int_equal(flushes, 1);
-	fault_flush = -EIO;
-	assert_int_equal(
-		registered->flush(&dev, command(&c, SYNCHRONIZE_CACHE, 0)), TCMU_STS_WR_ERR);
-}
-
-static void test_write_same(void **state)
-{
-	char zero[BLOCK] = "", pattern[BLOCK];
-	size_t length = 2 * MIB + 3 * BLOCK;
-
-	(void)state;
-	memset(pattern, 'p', sizeof pattern);
-
-	assert_int_equal(write_same(0, pattern, BLOCK, length), TCMU_STS_OK);
-	assert_int_equal(zeroes, 0);
-	assert_filled(0, BLOCK, 0);
-	assert_filled(BLOCK, length, 'p');
-	assert_filled(BLOCK + length, BLOCK, 0);
-
-	assert_int_equal(write_same(0x08, zero, 2 * BLOCK, BLOCK), TCMU_STS_OK);
-	assert_int_equal(zero_flags, BACKEND_MAY_TRIM);
-	assert_int_equal(write_same(0, zero, 4 * BLOCK, BLOCK), TCMU_STS_OK);
-	assert_int_equal(zero_flags, 0);
-	assert_filled(BLOCK, BLOCK, 'p');
-	assert_filled(2 * BLOCK, BLOCK, 0);
-	assert_filled(3 * BLOCK, BLOCK, 'p');
-	assert_filled(4 * BLOCK, BLOCK, 0);
-	assert_filled(5 * BLOCK, BLOCK, 'p');
-
-	/* Zero but for the last byte is a pattern. */
-	zeroes = 0;
-	zero[BLOCK - 1] = 'z';
-	assert_int_equal(write_same(0x08, zero, 0, BLOCK), TCMU_STS_OK);
-	assert_int_equal(zeroes, 0);
-	zero[BLOCK - 1] = 0;
-
-	/* Where the device cannot zero, zeroes are written. */
-	fault_zero = -EOPNOTSUPP;
-	assert_int_equal(write_same(0x08, zero, 0, length), TCMU_STS_OK);
-	assert_int_equal(zeroes, 1);
-	assert_filled(0, length, 0);
-
-	/* An error is not hidden by writing. */
-	fault_zero = -EIO;
-	assert_int_equal(write_same(0, zero, 0, BLOCK), TCMU_STS_WR_ERR);
-	fault_write = -EIO;
-	assert_int_equal(write_same(0, pattern, 0, BLOCK), TCMU_STS_WR_ERR);
-}
-
-static void test_unmap(void **state)
-{
-	struct command c;
-
-	(void)state;
-	fill(0, MIB, 'u');
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB / 2), TCMU_STS_OK);
-	assert_filled(0, MIB / 2, 0);
-	assert_filled(MIB / 2, MIB / 2, 'u');
-
-	/* What is unmapped reads as zeroes, which trims do not promise. */
-	fault_trim = -EIO;
-	assert_int_equal(
-		registered->unmap(&dev, command(&c, UNMAP, 0), MIB / 2, MIB / 2), TCMU_STS_OK);
-	assert_filled(MIB / 2, MIB / 2, 0);
-
-	/* The runner drops the status: it must be in the log. */
-	fault_zero = -EIO;
-	logged[0] = 0;
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_WR_ERR);
-	assert_holds(logged, "zero of 1048576 bytes at 0");
-	/* Doing nothing is allowed. */
-	fault_zero = -EOPNOTSUPP;
-	logged[0] = 0;
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
-	assert_string_equal(logged, "");
-}
-
-static void test_refused_commands(void **state)
-{
-	struct command c;
-	struct tcmur_cmd *cmd;
-
-	(void)state;
-	assert_int_equal(
-		registered->handle_cmd(&dev, command(&c, FORMAT_UNIT, 0)), TCMU_STS_INVALID_CMD);
-	static const uint8_t transfers[] = {
-		READ_10, READ_12, READ_16, WRITE_10, WRITE_12, WRITE_16, COMPARE_AND_WRITE};
-
-	/* RDPROTECT or WRPROTECT, DPO and FUA, which are not announced. */
-	for (size_t i = 0; i < sizeof transfers; i++)
-		for (unsigned bit = 0; bit < 8; bit++)
-			assert_int_equal(registered->handle_cmd(&dev,
-						 command(&c, transfers[i], (uint8_t)(1u << bit))),
-				bit >= 3 ? TCMU_STS_INVALID_CDB : TCMU_STS_NOT_HANDLED);
-	cmd = command(&c, WRITE_VERIFY, 0x20);
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	cmd = command(&c, WRITE_VERIFY_16, 0x10);
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	cmd = command(&c, WRITE_VERIFY_16, 0x02);
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
-	for (unsigned bit = 0; bit < 8; bit++) {
-		int expected = bit == 3 ? TCMU_STS_NOT_HANDLED : TCMU_STS_INVALID_CDB;
-		uint8_t byte1 = (uint8_t)(1u << bit);
-
-		cmd = command(&c, WRITE_SAME, byte1);
-		assert_int_equal(registered->handle_cmd(&dev, cmd), expected);
-		cmd = command(&c, WRITE_SAME_16, byte1);
-		assert_int_equal(registered->handle_cmd(&dev, cmd), expected);
-	}
-	/* The one length that the runner would take for aligned, and unmap. */
-	cmd = command(&c, WRITE_SAME_16, 0x08);
-	c.cdb[10] = 0x80;
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	/* The most that is announced, and a block more. */
-	cmd = command(&c, WRITE_SAME_16, 0);
-	c.cdb[12] = 0x80;
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
-	c.cdb[13] = 1;
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	/* A parameter list whose identifier is used in a way that there is none. */
-	char list[16] = {0, 0x08};
-	struct iovec iov = {list, sizeof list};
-
-	cmd = command(&c, EXTENDED_COPY, 0);
-	c.cdb[13] = sizeof list;
-	c.lib.iovec = &iov;
-	c.lib.iov_cnt = 1;
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_PARAM_LIST);
-}
-
-static void test_an_inquiry_shows_no_other_command_s_data(void **state)
-{
-	char answer[96];
-	struct iovec iov[] = {{answer, 40}, {answer + 40, 56}};
-	struct command c;
-	struct tcmur_cmd *cmd = command(&c, INQUIRY, 0);
-
-	(void)state;
-	memset(answer, 'x', sizeof answer);
-	c.lib.iovec = iov;
-	c.lib.iov_cnt = 2;
-	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
-	for (size_t i = 0; i < sizeof answer; i++)
-		assert_int_equal(answer[i], i == 4 ? 91 : 0); /* the rest of 96 */
-}
-
-/* Sense key, additional code and its qualifier of the last failed command. */
-static void assert_sense(const struct command *c, uint8_t key, uint8_t code, uint8_t qualifier)
-{
-	assert_int_equal(c->lib.sense_buf[2] & 0x0f, key);
-	assert_int_equal(c->lib.sense_buf[12], code);
-	assert_int_equal(c->lib.sense_buf[13], qualifier);
-}
-
-static void test_errors(void **state)
-{
-	static const struct {
-		int error, status;
-		uint8_t code, qualifier;
-	} cases[] = {
-		{-ENOMEM, TCMU_STS_NO_RESOURCE, 0, 0},
-		{-EINVAL, TCMU_STS_WR_ERR, 0, 0}, /* the device's: the range was right */
-		{-ENODATA, TCMU_STS_WR_ERR, 0, 0},
-		{-EROFS, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x00},
-		{-EPERM, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x00},
-		{-ENOSPC, TCMU_STS_PASSTHROUGH_ERR, 0x27, 0x07},
-		{-ENODEV, TCMU_STS_HW_ERR, 0, 0},
-		{-ENXIO, TCMU_STS_HW_ERR, 0, 0},
-		{-EOPNOTSUPP, TCMU_STS_WR_ERR, 0, 0},
-		{-EIO, TCMU_STS_WR_ERR, 0, 0},
-		{-ETIMEDOUT, TCMU_STS_WR_ERR, 0, 0},
-	};
-	char block[BLOCK] = "";
-	struct iovec iov = {block, BLOCK};
-	struct command c;
-
-	(void)state;
-	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-		fault_write = cases[i].error;
-		assert_int_equal(
-			registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0),
-			cases[i].status);
-		if (cases[i].code)
-			assert_sense(&c, DATA_PROTECT, cases[i].code, cases[i].qualifier);
-	}
-	fault_read = -EIO;
-	logged[0] = 0;
-	assert_int_equal(read_bytes(block, BLOCK, 0), TCMU_STS_RD_ERR);
-	assert_holds(logged, "read of 512 bytes at 0: Input/output error");
-	assert_int_equal(read_bytes(block, BLOCK, INT64_MAX / BLOCK * BLOCK), TCMU_STS_RANGE);
-
-	registered->close(&dev);
-	prepare(";direct=off;readonly=on");
-	assert_int_equal(registered->open(&dev, false), 0);
-	fault_write = 0;
-	assert_int_equal(registered->write(&dev, command(&c, WRITE_10, 0), &iov, 1, BLOCK, 0),
-		TCMU_STS_PASSTHROUGH_ERR);
-	assert_sense(&c, DATA_PROTECT, 0x27, 0);
-}
-
 static int resize(uint64_t bytes)
 {
 	struct tcmulib_cfg_info cfg = {.type = TCMULIB_CFG_DEV_SIZE, .data.dev_size = bytes};
@@ -703,7 +245,7 @@ static void test_resize(void **state)
 	assert_int_equal(resize(2 * size), -EINVAL);
 	assert_holds(logged, "8388608");
 	assert_holds(logged, "4194304");
-	assert_int_equal(truncate(file, (off_t)(2 * size)), 0);
+	assert_int_equal(truncate(disk_file, (off_t)(2 * size)), 0);
 	assert_int_equal(resize(2 * size), 0);
 	assert_int_equal(read_bytes(block, BLOCK, size), TCMU_STS_OK);
 	assert_int_equal(resize(size / 2), 0);
@@ -886,8 +428,6 @@ static void test_manual(void **state)
 	}
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -898,15 +438,6 @@ int main(void)
 		TEST(test_accepted),
 		TEST(test_too_small),
 		TEST(test_clients_that_remain),
-		TEST(test_data),
-		TEST(test_fua),
-		TEST(test_write_cache),
-		TEST(test_flush),
-		TEST(test_write_same),
-		TEST(test_unmap),
-		TEST(test_refused_commands),
-		TEST(test_an_inquiry_shows_no_other_command_s_data),
-		TEST(test_errors),
 		TEST(test_resize),
 		TEST(test_submit),
 		TEST(test_cancel),

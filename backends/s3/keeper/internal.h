@@ -61,7 +61,7 @@ void *s3_room_take(struct s3_volume *v, size_t bytes);
 /* Frees what came from elsewhere; in the room v->room.used is set back instead. NULL is fine. */
 void s3_room_give(const struct s3_volume *v, void *memory);
 
-/* ---- compaction.c ---- */
+/* ---- compaction.c: compaction.h is for its other files ---- */
 
 /* Those whose time has come may be compacted again; all: every one. */
 void s3_gc_readmit(struct s3_volume *v, bool all);

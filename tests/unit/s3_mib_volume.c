@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <time.h>
+
+#include "backends/s3/core/volume.h"
+#include "tests/unit/s3_mib_volume.h"
+#include "tests/unit/support.h"
+
+uint8_t buffer[MIB];
+
+void pause_ms(unsigned ms)
+{
+	nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+void fill(uint8_t *data, size_t length, unsigned seed)
+{
+	uint32_t x = seed * 2654435761u | 1;
+
+	for (size_t i = 0; i < length; i++) {
+		x ^= x << 13;
+		x ^= x >> 17;
+		x ^= x << 5;
+		data[i] = (uint8_t)x;
+	}
+}
+
+int write_mib(struct device *d, unsigned number, unsigned seed)
+{
+	fill(buffer, MIB, seed);
+	return device_write(d, buffer, MIB, (uint64_t)number * MIB, 0);
+}
+
+void check_mib(struct device *d, unsigned number, unsigned seed)
+{
+	static uint8_t got[MIB];
+
+	fill(buffer, MIB, seed);
+	assert_int_equal(device_read(d, got, MIB, (uint64_t)number * MIB), 0);
+	assert_memory_equal(got, buffer, MIB);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A volume of the S3 device that tests write by the MiB, and wait for. */
+#ifndef USERBLK_TESTS_UNIT_S3_MIB_VOLUME_H
+#define USERBLK_TESTS_UNIT_S3_MIB_VOLUME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
+#include "tests/unit/support.h"
+
+#define MIB    (1u << 20)
+#define COMMON "endpoint=http://127.0.0.1;bucket=abc;batch-size=1M;gc-delay=0;volume=v;"
+/* s that anything may take here. */
+#define PATIENCE 30
+
+extern uint8_t buffer[MIB];
+
+void pause_ms(unsigned ms);
+
+void fill(uint8_t *data, size_t length, unsigned seed);
+
+/* Writes the MiB with that number, its bytes by the seed: 0 or negative errno. */
+int write_mib(struct device *d, unsigned number, unsigned seed);
+
+/* Fails the test unless the MiB with that number holds what the seed gives. */
+void check_mib(struct device *d, unsigned number, unsigned seed);
+
+#endif

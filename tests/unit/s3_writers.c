@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/s3/keeper/snapshot.h"
+#include "tests/unit/s3_writers.h"
+
+void create_volume(struct device *d, const char *more)
+{
+	fake_store_reset();
+	device_open(d, &s3_backend, COMMON "create=on;%s", more);
+}
+
+void open_volume(struct device *d)
+{
+	device_open(d, &s3_backend, COMMON);
+}
+
+int write_block(struct device *d, unsigned i, unsigned value)
+{
+	uint8_t block[BLOCK];
+
+	memset(block, (int)value, BLOCK);
+	return device_write(d, block, BLOCK, (uint64_t)i * BLOCK, BACKEND_FUA);
+}
+
+static void *run_job(void *opaque)
+{
+	struct job *job = opaque;
+
+	job->result = job->run(job->d);
+	return NULL;
+}
+
+void start_job(struct job *job, struct device *d, int (*what)(struct device *d))
+{
+	*job = (struct job){.d = d, .run = what};
+	assert_int_equal(pthread_create(&job->thread, NULL, run_job, job), 0);
+}
+
+int end_job(struct job *job)
+{
+	pthread_join(job->thread, NULL);
+	return job->result;
+}
+
+int create_snapshot(struct device *d)
+{
+	return s3_snapshot_create(volume_of(d), "s");
+}
+
+int open_in_job(struct device *d)
+{
+	open_volume(d);
+	return 0;
+}
+
+const char *log_key(uint64_t seq)
+{
+	static char key[32];
+
+	snprintf(key, sizeof key, "/log/%02x/%016llx", (unsigned)(seq & 0xff),
+		(unsigned long long)seq);
+	return key;
+}

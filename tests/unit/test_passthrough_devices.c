@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The passthrough device on loop devices and on small or odd file systems, some of which fail. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/unit/passthrough_file.h"
+#include "tests/unit/support.h"
+
+/* ---- devices ---------------------------------------------------------------- */
+
+static int no_extent(void *opaque, const struct backend_extent *extent)
+{
+	(void)opaque;
+	(void)extent;
+	fail();
+	return 0;
+}
+
+static void test_device_limits(void **state)
+{
+	char device[64], text[200];
+	struct device d, other;
+	struct backend_info info;
+
+	(void)state;
+	loop_attach(scratch_file("disk", SIZE), 4096, device, sizeof device);
+	for (int direct = 0; direct < 2; direct++) {
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(backend_info(d.backend, &info), 0);
+		assert_int_equal(info.size, SIZE);
+		assert_int_equal(info.block_size, 4096);
+		assert_true(info.preferred_size >= 4096);
+		assert_int_equal(info.preferred_size & (info.preferred_size - 1), 0);
+		assert_true(info.can_trim);
+		assert_true(info.trim_granularity >= 4096);
+		assert_true(info.max_trim > 0);
+		assert_false(info.can_extents);
+		assert_int_equal(
+			backend_extents(d.backend, 0, 4096, 0, no_extent, NULL), -EOPNOTSUPP);
+		/* Claimed: nobody else writes to it; reading is allowed. */
+		assert_int_equal(device_try(&other, &passthrough_backend, 0, "%s", device), -EBUSY);
+		assert_holds(
+			other.reported.error, "in use (mounted, or claimed by another program)");
+		device_open(&other, &passthrough_backend, "%s;readonly=on", device);
+		device_close(&other);
+		device_close(&d);
+	}
+	snprintf(text, sizeof text, "%s;size=1m", device);
+	refused(-EINVAL, "only for creating a regular file", text);
+
+	const char *const lock[] = {"blockdev", "--setro", device, NULL};
+
+	assert_int_equal(run(lock), 0);
+	int r = device_try(&d, &passthrough_backend, 0, "%s", device);
+
+	assert_true(r == -EROFS || r == -EACCES || r == -EPERM);
+	assert_holds(d.reported.error, "readonly=on");
+	device_open(&d, &passthrough_backend, "%s;readonly=on", device);
+	device_close(&d);
+	loop_detach(device);
+	refused(-EINVAL, "size is 0; insert a medium or connect the device", device);
+}
+
+/* Partitions find their limits in the disk's directory. */
+static void test_partition(void **state)
+{
+	char device[64], partition[80];
+	struct device d;
+	struct backend_info info;
+
+	(void)state;
+	loop_attach(scratch_file("disk", 8 * MIB), 512, device, sizeof device);
+
+	const char *const add[] = {"addpart", device, "1", "2048", "8192", NULL};
+	const char *const remove_it[] = {"delpart", device, "1", NULL};
+
+	snprintf(partition, sizeof partition, "%sp1", device);
+	if (run(add) != 0) {
+		loop_detach(device);
+		skip_test("addpart cannot make a partition of %s", device);
+	}
+	for (int i = 0; i < 100 && access(partition, F_OK); i++)
+		usleep(20000);
+
+	bool node = access(partition, F_OK) == 0;
+	int r = node ? device_try(&d, &passthrough_backend, 0, "%s", partition) : 0;
+
+	if (node && r == 0) {
+		r = backend_info(d.backend, &info);
+		device_close(&d);
+	}
+	assert_int_equal(run(remove_it), 0);
+	loop_detach(device);
+	if (!node) {
+		skip_test("nobody makes the node %s", partition);
+	}
+	assert_int_equal(r, 0);
+	assert_int_equal(info.size, 4 * MIB);
+	assert_true(info.can_trim);
+}
+
+/* Zeroing and trimming in the kernel must not leave old pages in the cache. */
+static void test_zero_and_page_cache(void **state)
+{
+	static char buffer[64 * KIB], expected[64 * KIB];
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("disk", SIZE), 512, device, sizeof device);
+	for (unsigned flags = 0; flags < 8; flags++) {
+		struct device d;
+		/* Not on pages, not on sectors: each has its edges. */
+		uint64_t offset = flags & 1 ? 1000 : 1024, length = flags & 1 ? 30001 : 30720;
+
+		device_open(&d, &passthrough_backend, "%s;direct=off", device);
+		fill(expected, sizeof expected, flags);
+		assert_int_equal(device_write(&d, expected, sizeof expected, 0, 0), 0);
+		assert_int_equal(
+			backend_zero(d.backend, offset, length, flags & 2 ? BACKEND_MAY_TRIM : 0),
+			0);
+		memset(expected + offset, 0, length);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		assert_int_equal(backend_flush(d.backend), 0);
+		device_close(&d);
+		/* And the same on the medium. */
+		device_open(&d, &passthrough_backend, "%s;direct=on", device);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
+/* A refused zeroing changes nothing, nor does it take back what no flush has made durable. */
+static void test_refused_zero_and_page_cache(void **state)
+{
+	static const char zeroes[64 * KIB];
+	static char before[64 * KIB], expected[64 * KIB], buffer[64 * KIB];
+	char mount_point[300], path[400], device[64];
+	int fd;
+
+	(void)state;
+	need_root("mounting a ramfs");
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("no-holes"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("ramfs", mount_point, "ramfs", 0, NULL) < 0)
+		skip_test("no ramfs can be mounted: %s", strerror(errno));
+	/* Its files have no holes, so that a disk on them has no command for zeroes. */
+	snprintf(path, sizeof path, "%s/disk", mount_point);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_true(fd >= 0 && ftruncate(fd, SIZE) == 0);
+	close(fd);
+	loop_attach(path, 512, device, sizeof device);
+	umount2(mount_point, MNT_DETACH); /* it goes with the loop device */
+	fill(before, sizeof before, 1);
+	fill(expected, sizeof expected, 2);
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(device_write(&d, before, sizeof before, 0, 0), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+		assert_int_equal(device_write(&d, expected, sizeof expected, 0, 0), 0);
+		assert_int_equal(backend_zero(d.backend, 0, sizeof expected,
+					 BACKEND_MAY_TRIM | BACKEND_FAST_ZERO),
+			-EOPNOTSUPP);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, expected, sizeof buffer);
+		assert_int_equal(backend_zero(d.backend, 0, sizeof expected, BACKEND_MAY_TRIM), 0);
+		assert_int_equal(device_read(&d, buffer, sizeof buffer, 0), 0);
+		assert_memory_equal(buffer, zeroes, sizeof buffer);
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
+/* ---- what goes wrong -------------------------------------------------------- */
+
+/* A loop device whose file ends early: the kernel's own errors come through. */
+static void test_device_fails(void **state)
+{
+	const char *path = scratch_file("disk", SIZE);
+	char *buffer;
+	char device[64];
+	struct device d;
+
+	(void)state;
+	loop_attach(path, 512, device, sizeof device);
+	buffer = aligned_alloc(4096, 4096);
+	device_open(&d, &passthrough_backend, "%s", device);
+
+	const char *const shrink[] = {"losetup", "--set-capacity", device, NULL};
+
+	assert_int_equal(truncate(path, MIB), 0);
+	assert_int_equal(run(shrink), 0);
+	assert_int_equal(device_read(&d, buffer, 4096, 0), 0);
+	assert_int_equal(device_read(&d, buffer, 4096, 2 * MIB), -EIO);
+	assert_holds(d.reported.error, "became smaller while it was served");
+	assert_int_equal(device_write(&d, buffer, 4096, 2 * MIB, 0), -ENOSPC);
+	assert_int_equal(device_write(&d, buffer, 100, 2 * MIB, 0), -EIO);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_int_equal(d.reported.errors, 1);
+	device_close(&d);
+	loop_detach(device);
+	free(buffer);
+}
+
+/* A full file system: the write says so, what was there stays. */
+static void test_no_space(void **state)
+{
+	char mount_point[300], path[400];
+	static char buffer[2 * MIB], back[64 * KIB];
+	struct device d;
+
+	(void)state;
+	need_root("mounting a small tmpfs");
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("small"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("tmpfs", mount_point, "tmpfs", 0, "size=1m") < 0) {
+		skip_test("no tmpfs can be mounted: %s", strerror(errno));
+	}
+	snprintf(path, sizeof path, "%s/f", mount_point);
+	fill(buffer, sizeof buffer, 5);
+
+	int opened = device_try(&d, &passthrough_backend, 0, "%s;size=4m;direct=off", path);
+	int first = opened ? opened : device_write(&d, buffer, 64 * KIB, 0, 0);
+	int full = opened ? 0 : device_write(&d, buffer, 2 * MIB, MIB, 0);
+	int read_back = opened ? opened : device_read(&d, back, 64 * KIB, 0);
+
+	if (!opened)
+		device_close(&d);
+	umount(mount_point);
+	assert_int_equal(opened, 0);
+	assert_int_equal(first, 0);
+	assert_int_equal(full, -ENOSPC);
+	assert_int_equal(read_back, 0);
+	assert_memory_equal(back, buffer, 64 * KIB);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_device_limits),
+		cmocka_unit_test(test_partition),
+		cmocka_unit_test(test_zero_and_page_cache),
+		cmocka_unit_test(test_refused_zero_and_page_cache),
+		cmocka_unit_test(test_device_fails),
+		cmocka_unit_test(test_no_space),
+	};
+
+	return cmocka_run_group_tests_name("passthrough", tests, NULL, NULL);
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A writer of an S3 volume takes it over from one that goes on writing, or changes the size. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/recovery/internal.h"
+#include "tests/unit/s3_writers.h"
+
+/* ---- the size -----------------------------------------------------------------------------------
+ */
+
+static int grow(struct device *d)
+{
+	return s3_volume_resize(volume_of(d), 128 << 20);
+}
+
+/* A size that was acknowledged is that of who takes over, whatever he had read before. */
+static void test_takeover_beside_a_resize(void **state)
+{
+	struct device a, b;
+	struct job job;
+
+	(void)state;
+	create_volume(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	fake_store_hold(S3_LIST, "ckpt/");
+	start_job(&job, &b, open_in_job);
+	fake_store_wait_held(S3_LIST, "ckpt/");
+	assert_int_equal(grow(&a), 0);
+	fake_store_release(S3_LIST, NULL);
+	assert_int_equal(end_job(&job), 0);
+	assert_int_equal(b.backend->size, 128 << 20);
+	crash(&a);
+	crash(&b);
+	/* What is stored when he has looked is not acknowledged. */
+	create_volume(&a, "size=64M");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	fake_store_hold(S3_PUT, "/super");
+	start_job(&job, &a, grow);
+	fake_store_wait_held(S3_PUT, "/super");
+	open_volume(&b);
+	assert_int_equal(b.backend->size, 64 << 20);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(end_job(&job), -EIO);
+	crash(&b);
+	crash(&a);
+	fake_store_reset();
+}
+
+/* ---- a writer that does not pause ---------------------------------------------------------------
+ */
+
+/*
+ * The fence ahead of one who had begun with an old root may stand in a hole of the log that a
+ * collection has made. With a newer root he puts another one.
+ */
+static void test_each_attempt_may_stop_a_writer(void **state)
+{
+	struct device a, b;
+	struct s3_recovery p;
+
+	(void)state;
+	create_volume(&a, "size=64M");
+	device_open(&b, &s3_backend, COMMON);
+	p = (struct s3_recovery){.v = volume_of(&b)};
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t end;
+		unsigned puts;
+
+		assert_int_equal(s3_recovery_load_newest_root(volume_of(&b), &p), 0);
+		p.window = s3_recovery_make_window();
+		assert_int_equal(s3_recovery_follow(volume_of(&b), &p, 4), 0);
+		s3_recovery_free_window(p.window);
+		end = volume_of(&b)->applied;
+		puts = fake_store_requests(S3_PUT, "/log/");
+		for (unsigned j = 0; j < 2; j++)
+			assert_int_equal(s3_recovery_stop_writer(volume_of(&b), &p), 0);
+		assert_true(fake_store_requests(S3_PUT, "/log/") > puts);
+		assert_int_not_equal(fake_store_object(log_key(end + 16), NULL, 0), SIZE_MAX);
+		assert_int_equal(p.ahead, 5);
+	}
+	free(p.gc);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* Objects of A are there up to that number. */
+static void write_up_to(struct device *a, uint64_t number)
+{
+	while (volume_of(a)->applied < number)
+		assert_int_equal(write_block(a, (unsigned)(volume_of(a)->applied % 64), 1), 0);
+}
+
+static int open_readonly(struct device *d)
+{
+	device_open(d, &s3_backend, COMMON "readonly=on");
+	return 0;
+}
+
+static int open_with_log(struct device *d)
+{
+	device_open(d, &s3_backend, COMMON "write-back=%s;write-back-size=64M",
+		scratch_path("write-back"));
+	return 0;
+}
+
+/*
+ * Who may not simply stop a writer follows him no further than necessary, even if there is always
+ * one more object when he asks.
+ */
+static void test_a_busy_writer_is_not_followed_for_ever(void **state)
+{
+	const uint64_t horizon = 4 + 15 * 64 + 128;
+	char last[32], next[32];
+	struct device a, b;
+	struct job job;
+
+	(void)state;
+	for (int readonly = 0; readonly < 2; readonly++) {
+		create_volume(&a, "size=64M");
+		fake_store_hold(S3_PUT, "/ckpt/");
+		write_up_to(&a, horizon - 64);
+		snprintf(last, sizeof last, "%s", log_key(horizon - 64));
+		fake_store_hold(S3_GET, last);
+		start_job(&job, &b, readonly ? open_readonly : open_with_log);
+		fake_store_wait_held(S3_GET, last);
+		for (uint64_t end = horizon; end <= horizon + 64; end += 64) {
+			write_up_to(&a, end);
+			snprintf(next, sizeof next, "%s", log_key(end));
+			if (!readonly || end == horizon)
+				fake_store_hold(S3_GET, next);
+			fake_store_release(S3_GET, last);
+			strcpy(last, next);
+			if (!readonly || end == horizon)
+				fake_store_wait_held(S3_GET, last);
+		}
+		fake_store_release(S3_GET, last);
+		assert_int_equal(end_job(&job), 0);
+		if (readonly)
+			assert_int_equal(volume_of(&b)->applied, horizon);
+		else
+			assert_int_not_equal(
+				fake_store_object(log_key(horizon + 128), NULL, 0), SIZE_MAX);
+		crash(&a);
+		if (readonly)
+			device_close(&b);
+		else
+			crash(&b);
+	}
+	fake_store_reset();
+}
+
+#define HURRY	 "endpoint=http://127.0.0.1;bucket=abc;uploads=8;memory=160M;volume=v;"
+#define WRITERS	 8
+#define DISTANCE 128 /* blocks of each */
+
+struct hurry {
+	struct device *d;
+	pthread_t thread;
+	unsigned first;		  /* block */
+	_Atomic unsigned written; /* durable writes: number n went to block first + n % DISTANCE */
+};
+
+static void *write_on(void *opaque)
+{
+	struct hurry *h = opaque;
+	unsigned n = 0;
+
+	while (write_block(h->d, h->first + n % DISTANCE, n & 0xff) == 0)
+		atomic_store(&h->written, ++n);
+	return NULL;
+}
+
+static void check_hurry(struct device *d, const struct hurry *h)
+{
+	unsigned last = h->written - 1;
+	uint8_t block[BLOCK];
+
+	assert_true(h->written > 0);
+	assert_int_equal(
+		device_read(d, block, BLOCK, (uint64_t)(h->first + last % DISTANCE) * BLOCK), 0);
+	assert_int_equal(block[0], last & 0xff);
+}
+
+/* Takes over from one that is written to by several at once; then what it writes lasts. */
+static void test_takeover_of_a_busy_writer(void **state)
+{
+	struct hurry hurry[WRITERS];
+	struct timespec began, now;
+	struct device a, b, c;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&a, &s3_backend, HURRY "create=on;size=64M");
+	for (unsigned i = 0; i < WRITERS; i++) {
+		hurry[i] = (struct hurry){.d = &a, .first = i * DISTANCE};
+		assert_int_equal(pthread_create(&hurry[i].thread, NULL, write_on, &hurry[i]), 0);
+	}
+	while (hurry[WRITERS - 1].written < 10)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	device_open(&b, &s3_backend, HURRY);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	print_message("taken over after %ld ms, at object %llu\n",
+		(now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000,
+		(unsigned long long)volume_of(&b)->frontier);
+	assert_true(now.tv_sec - began.tv_sec < 10);
+	for (unsigned i = 0; i < WRITERS; i++)
+		pthread_join(hurry[i].thread, NULL);
+	for (unsigned i = 0; i < WRITERS; i++)
+		check_hurry(&b, &hurry[i]);
+	/* Past the fence ahead, and what the other one had under way behind it. */
+	for (unsigned i = 0; i < 300; i++)
+		assert_int_equal(write_block(&b, 8000 + i, i & 0xff), 0);
+	crash(&b);
+	device_open(&c, &s3_backend, HURRY);
+	for (unsigned i = 0; i < WRITERS; i++)
+		check_hurry(&c, &hurry[i]);
+	for (unsigned i = 0; i < 300; i++) {
+		uint8_t block[BLOCK];
+
+		assert_int_equal(device_read(&c, block, BLOCK, (8000 + i) * (uint64_t)BLOCK), 0);
+		assert_int_equal(block[0], i & 0xff);
+	}
+	device_close(&c);
+	device_close(&a);
+	fake_store_reset();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_takeover_beside_a_resize),
+		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
+		cmocka_unit_test(test_a_busy_writer_is_not_followed_for_ever),
+		cmocka_unit_test(test_takeover_of_a_busy_writer),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
