@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-# The face of the project: `make help` lists the targets. meson.build builds the programs; tests/targets.mk has the tests.
+# The face of the project: `make help` lists the targets. meson.build builds the programs.
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -17,39 +17,14 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 .PHONY: all help
 
-# ---- what the machine needs -----------------------------------------------------
-
-# By purpose, as configs/packages.csv has them: build, bench, report, lab, s3, apps, files, test, package.
-deps-%: build/deps/%.stamp
-	@:
-
-build/deps/%.stamp: configs/packages.csv packaging/install-packages
-	@mkdir -p $(@D)
-	@packaging/install-packages $*
-	$(if $(filter build,$*),@command -v tcmu-runner >/dev/null && tcmu-handlers/get-headers build/deps >/dev/null || \
-		echo "deps: the tcmu-runner handlers are left out: its headers could not be fetched" >&2)
-	@touch $@
-.PRECIOUS: build/deps/%.stamp
-
-CHECKERS := build/deps/checkers.stamp
-deps: deps-build deps-bench deps-report deps-lab deps-s3 deps-apps deps-test deps-package $(CHECKERS) ## install what everything here needs, from Debian's packages (root)
-
-$(CHECKERS): tests/requirements.txt build/deps/test.stamp
-	$(PYTHON) -m venv --system-site-packages build/venv
-	build/venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
-	@touch $@
-
-tcmu-headers: ## fetch the headers of the installed tcmu-runner, from Debian's source package
-	@tcmu-handlers/get-headers build/deps >/dev/null
-.PHONY: deps tcmu-headers
-
 # ---- programs -------------------------------------------------------------------
 
 # Each TARGET has a directory of its own: host, a lab release (trixie), for which make runs inside that root file system,
 # or one with other flags. KIND: whose flags; that of the name, unless it is set.
 TARGET ?= host
 KIND ?= $(TARGET)
-FLAGS_asan := -Doptimization=1 -Dhardening=false -Db_sanitize=address,undefined '-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer'
+FLAGS_asan := -Doptimization=1 -Dhardening=false -Db_sanitize=address,undefined \
+	'-Dc_args=-fno-sanitize-recover=all -fno-omit-frame-pointer'
 FLAGS_tsan := -Doptimization=1 -Dhardening=false -Db_sanitize=thread -Dc_args=-fno-omit-frame-pointer
 FLAGS_sim := -Dhardening=false -Dc_args=-fno-omit-frame-pointer
 FLAGS_coverage := -Doptimization=1 -Dhardening=false -Db_coverage=true -Dc_args=-fprofile-update=atomic
@@ -84,31 +59,12 @@ ublk: ## build the server for Linux's ublk driver (needs liburing-dev)
 buse: ## build the sequential server on Linux's nbd driver
 s3-tool: ## build the tool for volumes of the S3 device
 s3-client-bench: ## build the benchmark of the S3 client alone
-PARTS := plugins handlers flow openloop ops kv fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool s3-client-bench s3-client-driver s3-volume-driver s3-simulation
+PARTS := plugins handlers flow openloop ops kv fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool \
+	s3-client-bench s3-client-driver s3-volume-driver s3-simulation
 $(PARTS):
 	$(BUILD) $@
 	$(LINK)
 .PHONY: $(PARTS)
-
-# Debian's own sources of the libfuse of other releases, built with io_uring, which Debian leaves out:
-# the suite and the version of the source package.
-LIBFUSES := 3.17 3.18
-LIBFUSE_SOURCE_3.17 := trixie 3.17.2-3
-LIBFUSE_SOURCE_3.18 := sid 3.18.3-1
-libfuse_place = build/libfuse-$1/$(lastword $(LIBFUSE_SOURCE_$1))
-$(foreach v,$(LIBFUSES),$(call libfuse_place,$v)/VERSION): build/libfuse-%/VERSION: fuse-passthrough/get-libfuse
-	fuse-passthrough/get-libfuse $(LIBFUSE_SOURCE_$(*D)) $(@D)
-
-# $(call with_libfuse,VERSION,SUFFIX): make the FUSE programs with that library, in build/libfuse-VERSION SUFFIX.
-with_libfuse = $(MAKE) TARGET=libfuse-$1$2 KIND=$(or $(patsubst -%,%,$2),libfuse) OPTIONS="-Dnbdkit=disabled -Dtcmu=disabled -Ds3=disabled -Dublk=disabled \
-	-Drocksdb=disabled -Dleveldb=disabled -Dsqlite=disabled \
-	-Dpkg_config_path=$(CURDIR)/$(call libfuse_place,$1)/lib/pkgconfig -Dc_link_args=-Wl,-rpath,$(CURDIR)/$(call libfuse_place,$1)/lib" \
-	fuse-passthrough fuse-nullfs fuse-disk
-libfuse-3.17: build/libfuse-3.17/3.17.2-3/VERSION ## build both against libfuse 3.17, from Debian's sources
-libfuse-3.18: build/libfuse-3.18/3.18.3-1/VERSION ## build both against libfuse 3.18, from Debian's sources
-$(LIBFUSES:%=libfuse-%): libfuse-%:
-	$(call with_libfuse,$*)
-.PHONY: $(LIBFUSES:%=libfuse-%)
 
 install: all ## install everything (DESTDIR, prefix)
 	@DESTDIR=$(DESTDIR) meson install -C build/$(TARGET) --no-rebuild --quiet
@@ -129,9 +85,12 @@ FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
 VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
 APPS := apps kv postgresql source-tree
-bench: $(if $(DRY_RUN),deps-bench,deps-build deps-bench deps-report $(if $(SATA)$(NVME),,deps-lab) $(if $(filter s3%,$(SUITE)),deps-s3) $(if $(filter $(APPS),$(SUITE)),deps-apps)) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
+BENCH_NEEDS = bench $(if $(DRY_RUN),,build report $(if $(SATA)$(NVME),,lab) $(if $(filter s3%,$(SUITE)),s3) \
+	$(if $(filter $(APPS),$(SUITE)),apps))
+bench: $(addprefix deps-,$(BENCH_NEEDS)) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	$(if $(DRY_RUN),,@$(MAKE) all)
-	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) $(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
+	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) \
+		$(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
 lab: ## build the lab (LAB_KERNEL=stable, backports or a directory, LAB_RELEASE=trixie or bullseye) and see that it boots
 	lab/run --verbose -- sh -c 'uname -sr; lsblk -d -o NAME,SIZE,ROTA,DISC-MAX,SERIAL "$$LAB_SATA" "$$LAB_NVME"'
 lab-shell: ## a prompt in the lab's guest; nothing that is done there stays
@@ -140,21 +99,4 @@ lab-programs: ## build everything for the lab's guest, inside its root file syst
 	lab/make-in-root all
 .PHONY: bench lab lab-shell lab-programs
 
-# ---- documentation --------------------------------------------------------------
-
-SITE := build/site-venv/bin/mkdocs
-$(SITE): docs/requirements.txt
-	$(PYTHON) -m venv $(@D)/..
-	$(@D)/pip install -q --disable-pip-version-check -r $<
-	@touch $@
-docs: $(SITE) ## the documentation as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(SITE) build -q --strict
-docs-serve: $(SITE) ## show the documentation on http://127.0.0.1:8000
-	NO_MKDOCS_2_WARNING=1 $(SITE) serve
-manuals: all ## copy what --help says of options and parameters into the manual pages
-	packaging/manual build/$(TARGET)
-docs-tables: ## remake the tables and figures in docs from the campaigns in docs/data
-	docs/make-tables
-.PHONY: docs docs-serve docs-tables manuals
-
-include tests/targets.mk
+include packaging/packages.mk docs/docs.mk fuse-passthrough/libfuse.mk tests/targets.mk

@@ -9,10 +9,16 @@ SLOWEST := --durations 15 --durations-min 3
 PYTEST_OPTIONS := -q -rs -p no:cacheprovider $(SLOWEST) --timeout 900 -o faulthandler_timeout=960
 PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
-TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 test-differential test-lab
+TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 \
+	test-s3-load-asan test-s3-load-tsan simulate-s3 simulate-s3-twice test-fuse test-fuse-3.18 \
+	test-differential test-lab
 # What takes longer, or more than Debian 12 has.
-LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long test-xfstests test-fuse-asan test-fuse-tsan test-fuse-3.17 \
-	test-fuse-3.18-suites test-fuse-3.18-asan test-fuse-3.18-tsan test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
+LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan \
+	simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan \
+	test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long \
+	test-xfstests test-fuse-asan test-fuse-tsan test-fuse-3.17 test-fuse-3.18-suites test-fuse-3.18-asan \
+	test-fuse-3.18-tsan test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
+	test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have prevented.
 # Those of BESIDE have a guest or servers of their own, and run beside the others: the longest first, the next in the
@@ -328,7 +334,8 @@ test-lab-bullseye: export LAB_RELEASE := bullseye
 test-lab-bullseye: s3-server ## the guest's part of test-lab on Debian 11: nbdkit and tcmu-runner of the paper's time
 	lab/make-in-root all
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
-.PHONY: test-lab test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach test-lab-long test-lab-s3 test-lab-backports test-lab-long-backports test-lab-bullseye
+.PHONY: test-lab test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
+	test-lab-long test-lab-s3 test-lab-backports test-lab-long-backports test-lab-bullseye
 
 # ---- benchmarks of parts, run by hand: tests/bench --------------------------------
 

@@ -41,7 +41,7 @@ void sim_yield(void);
 /* Is this wait to end for no reason? */
 bool sim_wait_spurious(void);
 
-/* random.c: begins all streams anew. */
+/* random.c: restarts all streams. */
 void sim_seed(uint64_t seed);
 /* trace.c: a word more in the hash; the last lines, in the report. */
 void sim_hash_word(uint64_t word);

@@ -174,8 +174,10 @@ const char *scratch_file(const char *name, uint64_t size)
 
 /* ---- programs and loop devices ---------------------------------------------- */
 
-/* What is still attached when a test has failed. */
+/* What is still attached when a test has failed; the kernel detaches it when a killed test's
+ * descriptor goes. */
 static char attached_device[64];
+static int attached_fd = -1;
 
 static void detach_at_exit(void)
 {
@@ -234,7 +236,9 @@ void loop_attach(const char *file, unsigned sector, char *device, size_t room)
 		loop_detach(attached_device);
 	/* Another program may take the free number first. */
 	for (int try = 0; control >= 0 && backing >= 0 && !attached && try < 10; try++) {
-		struct loop_config config = {.fd = (uint32_t)backing, .block_size = sector};
+		struct loop_config config = {.fd = (uint32_t)backing,
+			.block_size = sector,
+			.info.lo_flags = LO_FLAGS_AUTOCLEAR};
 		int number = ioctl(control, LOOP_CTL_GET_FREE);
 		int fd;
 
@@ -247,7 +251,10 @@ void loop_attach(const char *file, unsigned sector, char *device, size_t room)
 		attached = ioctl(fd, LOOP_CONFIGURE, &config) == 0;
 		if (!attached)
 			why = strerror(errno);
-		close(fd);
+		if (attached)
+			attached_fd = fd;
+		else
+			close(fd);
 	}
 	if (control >= 0)
 		close(control);
@@ -266,6 +273,8 @@ void loop_detach(const char *device)
 	/* The number outlives the device, and so would a read-only flag. */
 	if (fd >= 0)
 		ioctl(fd, BLKROSET, &writable);
+	close(attached_fd);
+	attached_fd = -1;
 	if (fd < 0 || ioctl(fd, LOOP_CLR_FD) < 0)
 		print_message("%s: not detached: %s\n", device, strerror(errno));
 	if (fd >= 0)
