@@ -31,7 +31,7 @@ FLAGS_coverage := -Doptimization=1 -Dhardening=false -Db_coverage=true -Dc_args=
 FLAGS_fuzz := -Doptimization=1 -Dhardening=false -Db_sanitize=address,undefined -Db_lundef=false -Dfuzzers=true \
 	'-Dc_args=-fno-sanitize-recover=all -fsanitize=fuzzer-no-link'
 
-# Where make install puts them, and whatever else meson's options are to be.
+# Where make install puts them; OPTIONS: other options of meson.
 prefix ?= /usr/local
 FLAGS_host = -Dprefix=$(prefix) $(foreach d,mandir plugindir handlerdir unitdir,$(if $($d),-D$d=$($d)))
 OPTIONS ?=

@@ -125,9 +125,7 @@ def paper_for(campaign: Campaign, configs: Path, name: str = ANY) -> Paper:
     suites = {run.suite for run in campaign.runs}
     found = papers_of(suites, configs)
     if not found:
-        raise SummaryError(
-            f"{ANY}: none has suite {', '.join(sorted(suites))}; userblk papers lists those that there are"
-        )
+        raise SummaryError(f"{ANY}: none has suite {', '.join(sorted(suites))}; userblk papers lists those that exist")
     return found[0]
 
 

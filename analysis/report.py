@@ -29,7 +29,7 @@ INTERVALS = "±: half width of the 95 % confidence interval, which a single run 
 class Report:
     """rows: for people; records: of the CSV, in full precision. name: of its files.
 
-    figures: by name, called with the path of each file that is to be made.
+    figures: by name, called with the path of each file to make.
     """
 
     name: str

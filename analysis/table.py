@@ -305,7 +305,7 @@ class Control:
         rate = clustered_share(self.cells).scaled(100, 0)
         return (
             f"A/A control: native differs from native in {self.alarms} of {self.tests} tests, {rate.value:.1f} %"
-            f" [{rate.low:.1f}, {rate.high:.1f}], where {100 * ALPHA:.0f} % are to be expected;"
+            f" [{rate.low:.1f}, {rate.high:.1f}], where {100 * ALPHA:.0f} % are expected;"
             f" after Holm's correction in {self.alarms_holm}."
         )
 

@@ -189,7 +189,7 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	struct backend **out);
 /* The process that serves is this one: to be called once, before the first request. */
 void backend_start(struct backend *b);
-/* To be called once at most, when the framework is to end and requests may be in flight. */
+/* Called once at most, when the framework has to end and requests may be in flight. */
 void backend_stop(struct backend *b);
 /* Is something out of reach now that the device waits for? */
 bool backend_stalled(struct backend *b);
@@ -247,7 +247,7 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
  * For a framework that transfers by itself, with its own buffers: where the
  * bytes of a READ or WRITE (op, flags, offset, length; no vector) lie. It may do
  * so until backend_close(), and any part of it; a transfer that fails or ends
- * early is to be made again by backend_readv() or backend_writev(), where there
+ * early must be repeated by backend_readv() or backend_writev(), where there
  * are buffers for it, for the device to know. A framework that maps writes sends
  * all its requests in whole blocks of block_size bytes.
  * -EOPNOTSUPP: make the call of that name; others as that call.

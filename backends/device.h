@@ -31,7 +31,7 @@ struct backend_ops {
 	/* Opens the device. size: bytes that the framework demands, 0: the device tells. */
 	int (*open)(const void *config, uint64_t size, const struct backend_host *host,
 		struct backend **out);
-	/* Threads that are to run although no request has come yet may be made. */
+	/* May start threads that run before the first request. */
 	void (*start)(struct backend *b);
 	/*
 	 * The framework is shutting down and waits for the requests in flight. Requests that wait
@@ -42,7 +42,7 @@ struct backend_ops {
 	/* 0, or negative errno if something that was acknowledged could not be kept. */
 	int (*close)(struct backend *b);
 	int (*info)(struct backend *b, struct backend_info *info);
-	/* Bytes that there are now, which may have become more. NULL: as many as are asked for. */
+	/* The size now, in bytes, which may have grown. NULL: as large as was asked for. */
 	int (*available)(struct backend *b, uint64_t *size);
 	int (*readv)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset);
 	int (*writev)(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset,

@@ -152,7 +152,7 @@ static void disk_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t 
 	struct fuse_file_info *fi)
 {
 	const struct disk *d = fuse_req_userdata(req);
-	/* struct iovec has no const; devices do not write to what they are to write. */
+	/* struct iovec has no const; devices do not change the data that they write. */
 	const struct iovec iov = {(void *)data, within(d, size, offset)};
 	/* The flags are those of this write, RWF_DSYNC among them. */
 	unsigned fua = fi->flags & O_DSYNC ? BACKEND_FUA : 0;
@@ -189,7 +189,7 @@ static void disk_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offse
 	int r = -EOPNOTSUPP;
 
 	(void)ino, (void)fi;
-	/* Zeroes past the end change nothing where the size is to be kept. */
+	/* Zeroes past the end change nothing if the size must stay. */
 	if (mode & FALLOC_FL_KEEP_SIZE)
 		bytes = within(d, bytes, offset);
 	switch (mode & ~FALLOC_FL_KEEP_SIZE) {

@@ -14,7 +14,7 @@
 
 #define MOST_READ  (1 << 20) /* of one request */
 #define BLOCK	   4096
-#define MANY	   (1 << 30) /* blocks and files that there is room for, as statvfs(3) tells */
+#define MANY	   (1 << 30) /* blocks and files that fit, as statvfs(3) reports */
 #define PERMISSION 07777
 
 #ifndef RENAME_NOREPLACE

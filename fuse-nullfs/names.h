@@ -20,7 +20,7 @@ void names_destroy(void);
 
 struct node *names_root(void);
 
-/* Who makes a node, and what. */
+/* The owner of a new node, and its kind. */
 struct maker {
 	uid_t uid;
 	gid_t gid;
@@ -38,7 +38,7 @@ int names_find(struct node *parent, const char *name, struct node **node, struct
 /* The kernel forgets it, times over. */
 void names_forget(struct node *node, uint64_t times);
 
-/* Takes a name away: of a directory, which is to be empty, or of anything else. */
+/* Removes a name: of a directory, which must be empty, or of anything else. */
 int names_remove(struct node *parent, const char *name, bool directory);
 
 /* As rename(2); with keep, the new name is not to be there. */

@@ -137,7 +137,7 @@ static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
  * Asks the kernel to do the I/O of the file fd itself. It does so with the
  * credentials of this thread for any writer, so without the right to keep
  * set-id bits. A file that has them now goes through the daemon, which knows
- * who writes. Returns the kernel's number for it, or 0.
+ * the writer. Returns the kernel's number for it, or 0.
  */
 static int32_t pass_through(fuse_req_t req, int fd)
 {
@@ -526,7 +526,8 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		fuse_reply_write(req, (size_t)result);
 }
 
-/* Closes a copy, as the caller closes his, for what the source's file system then does and says. */
+/* Closes a copy of the descriptor, so that the source's file system acts and reports as for the
+ * caller's close. */
 void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	int copy, result;
@@ -535,7 +536,8 @@ void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	do
 		copy = dup(file_fd(fi));
 	while (copy == -1 && fds_freed());
-	/* close(2) must not fail for want of a descriptor: this takes longer and needs none. */
+	/* close(2) must not fail because no descriptor is free: this takes longer and needs none.
+	 */
 	result = copy == -1 ? fdatasync(file_fd(fi)) : close(copy);
 	fuse_reply_err(req, result == -1 ? errno : 0);
 }

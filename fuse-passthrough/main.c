@@ -49,7 +49,7 @@ static void negotiate(struct fuse_conn_info *conn)
 	if (fs.passthrough)
 		conn->max_backing_stack_depth = 1;
 #endif
-	/* Both cannot be: who passes writes through has nothing to write back. */
+	/* Not both: a program that passes writes through has nothing to write back. */
 	session.writeback = session.writeback && !fs.passthrough;
 #if HAVE_PARALLEL_WRITES
 	fs.direct_mmap = session_want(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);

@@ -57,7 +57,7 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
                 shutil.copy2(path, target, follow_symlinks=False)
             new.unlink(missing_ok=True)
             make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20)
-            new.replace(image)  # who has the old one mapped keeps it
+            new.replace(image)  # a guest that has mapped the old one keeps it
             made.write_text(key)
         except (OSError, subprocess.CalledProcessError) as error:
             raise LabError(f"{image}: cannot be made of {top}: {error}") from None

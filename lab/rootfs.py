@@ -321,7 +321,7 @@ def own_kernel(directory: Path) -> tuple[str, Path, Path]:
 
 
 def die_with_parent() -> None:
-    """In the child: SIGKILL when this process ends, be it by SIGKILL."""
+    """In the child: SIGKILL when this process ends, even by SIGKILL."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

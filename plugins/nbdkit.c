@@ -272,7 +272,7 @@ static int64_t adapter_get_size(void *handle)
 #if HAVE_BLOCK_SIZE
 /*
  * The minimum is what the device serves without read-modify-write, which is what
- * clients are to align to (the kernel's logical block size, qemu, nbdcopy); a
+ * clients should align to (the kernel's logical block size, qemu, nbdcopy); a
  * client that does not is served all the same. No request that nbdkit accepts
  * is too large.
  */
@@ -381,7 +381,7 @@ static int adapter_pread(void *handle, void *buf, uint32_t count, uint64_t offse
 static int adapter_pwrite(
 	void *handle, const void *buf, uint32_t count, uint64_t offset, uint32_t flags)
 {
-	/* struct iovec has no const; devices do not write to what they are to write. */
+	/* struct iovec has no const; devices do not change the data that they write. */
 	const struct iovec iov = {.iov_base = (void *)buf, .iov_len = count};
 
 	(void)handle;

@@ -123,7 +123,7 @@ void conform_inquiry(struct device *d, struct tcmulib_cmd *lib)
 		prepare_standard(d, lib);
 	} else {
 		switch (cdb[2]) {
-		case 0x00: /* the pages that there are, six */
+		case 0x00: /* the pages that exist, six */
 			length = 10;
 			break;
 		case 0xb0:

@@ -163,7 +163,7 @@ static void log_debug(void *opaque, const char *message)
 	tcmu_dev_dbg((struct tcmu_device *)opaque, "%s\n", message);
 }
 
-/* The kernel's disk has the size that configfs says; who changed the device's changes that too. */
+/* The kernel's disk has the size in configfs; a user who changes the device's changes that too. */
 static void log_resized(void *opaque, uint64_t size)
 {
 	tcmu_dev_info((struct tcmu_device *)opaque,

@@ -158,7 +158,7 @@ test-fuse-asan test-fuse-tsan: test-fuse-%:
 	$(call fuse_pytest,$*) $(FUSE_TESTS)
 .PHONY: test-fuse-asan test-fuse-tsan
 
-# The same with another libfuse, which is to have every mode that its version can have.
+# The same with another libfuse, which must have every mode that its version can have.
 define libfuse_targets
 test-fuse-$1: libfuse-$1 ## test them with libfuse $1
 	$(call fuse_modes,$1) $(call fuse_pytest,libfuse-$1) $$(FUSE_TESTS)

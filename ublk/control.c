@@ -27,7 +27,7 @@ static struct io_uring_sqe *new_sqe(struct control *c)
 	return sqe;
 }
 
-/* The kernel's wait for a command of ours is to end. */
+/* The kernel's wait for a command of ours must end. */
 static int cancel(struct control *c, uint64_t number)
 {
 	struct io_uring_sqe *sqe = new_sqe(c);

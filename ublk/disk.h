@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* /dev/ublkbN as its users see it: who has it, and what of theirs is not written yet. */
+/* /dev/ublkbN as its users see it: which programs use it, and what is not written yet. */
 #ifndef USERBLK_UBLK_DISK_H
 #define USERBLK_UBLK_DISK_H
 

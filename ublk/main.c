@@ -144,7 +144,8 @@ struct start {
 	uint32_t id; /* of the disk, once it can be used */
 	int report;  /* pipe to the process that the user waits for, or -1 */
 	int code;    /* its exit code */
-	/* Who serves the disk as before if this process does not, and where it hears of that. */
+	/* The process that serves the disk as before if this one does not, and how it learns that.
+	 */
 	pid_t keeper;
 	int outcome;
 };
@@ -317,7 +318,7 @@ static int serve_record(
 	return forget(start, server_recover(c, old.params, &old.server, ready, start));
 }
 
-/* Begins a server for a disk that there is already, which has to outlive its server. */
+/* Starts a server for an existing disk, which must outlive its server. */
 static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 {
 	int r;

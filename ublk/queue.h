@@ -15,7 +15,7 @@
 #include "ublk/uapi.h"
 #include "ublk/workers.h"
 
-/* Who serves a request. */
+/* How a request is served. */
 enum mode {
 	MODE_WORKERS, /* worker threads, by the device's synchronous calls */
 	MODE_URING,   /* the queue's own thread, wherever nothing makes it wait */

@@ -40,7 +40,7 @@ struct server {
 	unsigned started; /* queues with a thread */
 	unsigned ended;	  /* of these, for whatever reason; atomic */
 	pthread_t main;
-	_Atomic bool logs; /* standard error is nobody's any more */
+	_Atomic bool logs; /* standard error has no reader any more */
 	_Atomic bool error_told;
 	/* While it waits for its end: */
 	bool hurried;	 /* by another signal */
@@ -334,8 +334,8 @@ static bool hurried(void *opaque)
 }
 
 /*
- * Someone asked for the end: writes what the kernel has in memory, and waits while the disk is
- * mounted or claimed, unless he asks again. Negative errno: some of it could not be written.
+ * Shutdown was requested: writes what the kernel has in memory, and waits while the disk is mounted
+ * or claimed, unless it is requested again. Negative errno: some of it could not be written.
  */
 static int release(struct server *s)
 {
@@ -525,7 +525,7 @@ int server_recover(struct control *c, const struct params *params, const struct 
 		r = control_get_params(c, s.id, &old);
 	if (r < 0)
 		return failed(&s, "cannot be examined", r);
-	/* The old server may not be quite gone, and may hold the device that we are to open. */
+	/* The old server may not be quite gone, and may hold the device that we must open. */
 	r = control_start_recovery(c, s.id);
 	for (int waited = 0; r == -EBUSY && waited < PATIENCE_MS; waited += STEP_MS) {
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);

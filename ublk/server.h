@@ -46,7 +46,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 int server_recover(struct control *c, const struct params *params, const struct server_options *o,
 	void (*ready)(void *opaque, uint32_t id), void *opaque);
 
-/* What the kernel is to announce. -EINVAL for a device whose blocks are larger than 4096 bytes. */
+/* What the kernel announces. -EINVAL for a device whose blocks are larger than 4096 bytes. */
 int server_parameters(const struct backend_info *info, uint32_t memory_alignment,
 	uint32_t buffer_size, struct ublk_params_sent *out);
 /* A line about what keeps a device with the new parameters from taking the place of one with the

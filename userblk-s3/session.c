@@ -200,7 +200,7 @@ int session_perform(
 			config.control);
 		return -ENOENT;
 	}
-	/* Whatever the server's file says of how it is to be served. */
+	/* Whatever the server's file says about serving it. */
 	config.create = false;
 	config.size = 0;
 	config.readonly = way == WAY_READ;

@@ -53,7 +53,7 @@ def _check(plan: Plan) -> None:
 def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequence[str] | None) -> Plan:
     """
     The plan of what explains a cell: each pass of each system with the seed of the campaign's first run of it, native
-    beside what is asked for. model: that there is now. Raises ConfigError.
+    beside what is asked for. model: the present one. Raises ConfigError.
     """
     if not plan.model:
         raise ConfigError(f"campaign={plan.campaign}: was not simulated; run one in the lab with --clock virtual")

@@ -80,7 +80,7 @@ def workloads_command(args: argparse.Namespace) -> int:
 
 
 def papers_command(args: argparse.Namespace) -> int:
-    """What there is to compare with, and what of it this machine can measure."""
+    """The results to compare with, and which of them this machine can measure."""
     rows: list[dict[str, Any]] = []
     for paper in papers.load_papers(paths.CONFIGS):
         missing = {}

@@ -89,7 +89,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def asked_profile(text: str) -> tuple[str, bool]:
-    """The profile, and whether perf is to look at an extra repetition of each cell. Raises ConfigError."""
+    """The profile, and whether perf looks at an extra repetition of each cell. Raises ConfigError."""
     names = text.split(",")
     others = [name for name in names if name != PERF]
     if len(others) > 1:

@@ -156,7 +156,7 @@ class Lines:
     def _table_so_far(self, entry: Entry, event: Event) -> None:
         """Shown when all runs of a round have ended, but for the last round's, which the caller shows with all else."""
         if event["event"] == "entry-done" and entry.repetition not in EXTRA:
-            with suppress(SummaryError):  # who makes the final table says so
+            with suppress(SummaryError):  # the final table reports it
                 self._runs.append(run_from_summary(event["summary"], f"entry {entry.index}"))
         self._left[entry.repetition] -= 1
         if self._left[entry.repetition] or self._pace.done == self._pace.total:

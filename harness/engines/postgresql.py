@@ -30,7 +30,7 @@ from . import Result, WorkloadError
 from .base import Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, duration_s, wait_for
 
-USERS = ("postgres", "nobody")  # whose server it is: the first that there is
+USERS = ("postgres", "nobody")  # whose server it is: the first that exists
 PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, by release
 SCRIPT = "oltp_read_write"
 SIZES = ("tables", "rows", "threads")

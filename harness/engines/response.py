@@ -125,7 +125,7 @@ def parse_open(path: Path, workload: Workload, capacity: float) -> Result:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     problems = [f"{errors} requests failed"] if errors else []
     if not bins:
-        problems.append("no request was to begin in the measured time; offer more, or measure for longer")
+        problems.append("no request was due in the measured time; offer more, or measure for longer")
     warnings = []
     if done < SUSTAINED * issued:
         rate = done / seconds / 1e3

@@ -204,7 +204,7 @@ class SourceTree(Flow):
 
 
 def checks(workload: Workload, archive: Path, directory: Path) -> Iterator[tuple[list[str], str]]:
-    """Commands that look at what was made, and what each is to print."""
+    """Commands that look at what was made, and the expected output of each."""
     if workload.id == UNPACK:
         yield ["tar", "--compare", "-f", str(archive), "-C", str(directory)], ""
     else:

@@ -244,7 +244,7 @@ enum step flow_sempost(struct worker *w, unsigned i)
 
 	for (unsigned n = 0; n < w->control->block_count; n++) {
 		const struct block *block = &w->control->blocks[n];
-		/* Both or neither: who waits for room has not posted yet. */
+		/* Both or neither: a thread that waits for room has not posted yet. */
 		struct sembuf both[] = {{.sem_num = block->posts, .sem_op = value},
 			{.sem_num = block->room, .sem_op = (short)-value}};
 

@@ -114,7 +114,7 @@ typedef bool fileset_progress(
 /*
  * Makes the tree on disk with the files that exist at the start, by several
  * threads in an order that the seed shuffles, and writes it back. What stood
- * there before goes, unless the fileset is to be reused; what is not a tree of
+ * there before goes, unless the fileset is reused; what is not a tree of
  * ours is left alone and is an error. A tree that cannot be finished is removed.
  */
 bool fileset_create(struct fileset *fs, uint64_t seed, bool zeros, fileset_progress *progress,

@@ -88,7 +88,7 @@ int bench_load(const struct options *o)
 struct look {
 	uint64_t records;
 	uint64_t bytes;
-	const char *first; /* the key that a scan is to begin with */
+	const char *first; /* the first key of a scan */
 	char last[KEY_SIZE + 1], why[WHY];
 };
 

@@ -45,7 +45,7 @@ static const char usage[] =
 	"      --workload NAME   what is done: one of those below\n"
 	"      --phase PHASE     all: load the records and run (default); load: the first\n"
 	"                        only; run: on those that load has made; check: read all\n"
-	"                        records that there are\n"
+	"                        existing records\n"
 	"      --records N       records, of 10 fields of 100 bytes (default 1000)\n"
 	"      --threads N       threads that work (default 1)\n"
 	"      --seconds S       end after this time (default 30); 0: after --count\n"

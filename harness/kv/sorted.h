@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * LevelDB and RocksDB, whose C interfaces differ in their prefix alone. Who includes it has that of
- * its library in DB(name), its name in DB_NAME, functions version() and set_more(), which sets its
- * own options, and in OPS the name of the store_ops that come out.
+ * LevelDB and RocksDB, whose C interfaces differ in their prefix only. A file that includes this
+ * one defines DB(name), a name with that prefix, DB_NAME, version(), set_more(), which sets the
+ * library's own options, and OPS, the name of the store_ops that result.
  *
  * A record is one value. To change a field is to read it, and to write it with that field changed,
  * as YCSB's own binding of RocksDB does.

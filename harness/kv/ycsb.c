@@ -85,7 +85,7 @@ uint64_t zipf_draw(const struct zipf *z, struct rng *rng)
 	return drawn < z->items ? drawn : z->items - 1;
 }
 
-/* ---- records that there are ---- */
+/* ---- existing records ---- */
 
 void numbers_init(struct numbers *n, uint64_t there)
 {
@@ -104,7 +104,7 @@ void numbers_add(struct numbers *n, uint64_t number)
 	uint64_t there;
 
 	atomic_store(&n->done[number % YCSB_WINDOW], true);
-	/* Who finds another advancing leaves it to that one, or to the next. */
+	/* A thread that finds another advancing leaves it to that one, or to the next. */
 	if (atomic_flag_test_and_set(&n->advancing))
 		return;
 	there = atomic_load(&n->there);

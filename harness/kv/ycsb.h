@@ -44,7 +44,7 @@ void zipf_init(struct zipf *z, uint64_t items);
 void zipf_grow(struct zipf *z, uint64_t items);
 uint64_t zipf_draw(const struct zipf *z, struct rng *rng);
 
-/* The numbers of records that there are, which all threads share. */
+/* The numbers of existing records, which all threads share. */
 #define YCSB_WINDOW 65536 /* inserts that may be under way */
 struct numbers {
 	_Atomic uint64_t next;	/* to be inserted */

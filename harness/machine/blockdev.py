@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Block devices: who they are, what their queues are set to, and the calls that act on them."""
+"""Block devices: their identities, the settings of their queues, and the calls that act on them."""
 
 from __future__ import annotations
 

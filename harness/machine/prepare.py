@@ -139,7 +139,7 @@ def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
     for name, value in (("dirty_background", background), ("dirty", dirty)):
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
-        value_now = old.read_text().strip()  # before the look at what others noted: who sets it has noted it first
+        value_now = old.read_text().strip()  # before the look at what others noted: a process notes it before it sets it
         noted = settings_put_back()
         path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
         teardown.push("restore_setting", path=path, value=noted.get(path, value_now))
@@ -152,7 +152,7 @@ def dirty_limits() -> dict[str, int]:
 
 
 def limit_cpus(count: int, teardown: Teardown) -> None:
-    """Leave so many CPUs on line, the first ones; 0: all that there are. Raises PrepareError."""
+    """Leave so many CPUs on line, the first ones; 0: all of them. Raises PrepareError."""
     online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=lambda p: int(p.name[3:])) if _online(path)]
     if count > len(online):
         raise PrepareError(f"{count} CPUs are needed, but {len(online)} are on line")

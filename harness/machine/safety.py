@@ -414,7 +414,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise Refused(f"{path}: cannot be opened: {error.strerror}; run as root") from None
-            _refuse_open(device, server)  # which tells by whom
+            _refuse_open(device, server)  # which names the program
             raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
     _refuse_open(device, server)
     if first:

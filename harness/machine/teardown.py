@@ -100,7 +100,7 @@ class Teardown:
     def unwind(self, mark: int = 0) -> None:
         """Undo everything since mark, in reverse. All steps are tried; TeardownError says what failed.
 
-        What failed stays noted: who unwinds further, or begins the next campaign, tries it again.
+        What failed stays noted: the next teardown, or the next campaign, tries it again.
         """
         errors = []
         with held():

@@ -37,7 +37,7 @@ class TuningError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """A file below root, what it holds and what it is to hold. about: the CPU or device, for people."""
+    """A file below root, what it holds and what it should hold. about: the CPU or device, for people."""
 
     kind: str
     about: str

@@ -177,7 +177,7 @@ class Profile:
     instructions what --instructions says: an emulated CPU counts them, and nothing is timed.
     interval_ms: of the samples of the machine; workload_interval_ms: of the workload's own series. reuse_system: one
     bring-up serves all workloads of a suite. memory_bytes: what the programs of block workloads may use, their page
-    cache with it; 0: all that there is.
+    cache with it; 0: all of it.
     read_ramp_s, read_runtime_s: instead of the others for block workloads that read, where they differ.
     rounds: of SNIA's Performance Test Specification: the device is purged and written sequentially passes times, then a
     workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
@@ -253,7 +253,7 @@ class Requires:
 class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
-    mode: of ublk: who serves requests. client: of store: fio's or the kernel's NBD client, or a file.
+    mode: of ublk: how requests are served. client: of store: fio's or the kernel's NBD client, or a file.
     options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
     options, mount: of ext4: mkfs.ext4's and mount's.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).

@@ -75,7 +75,7 @@ class Engine:
         raise NotImplementedError
 
     def check_device(self, profile: Profile, device: str) -> None:
-        """Raises ConfigError if the profile does not have what is to be measured on it."""
+        """Raises ConfigError if the profile does not have what the plan measures on it."""
         if device not in profile.area:
             known = ", ".join(profile.area)
             raise ConfigError(f"device={device}: profile {profile.name} has no area for it, only for {known}")

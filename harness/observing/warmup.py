@@ -134,7 +134,7 @@ def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     cut = 0 if fixed else mser(means)
     late = bool(cut) and cut == len(means) // 2
     if late:
-        cut = 0  # there is no end of a warm-up, be it that there is none, be it that it goes on
+        cut = 0  # no end of a warm-up was found: there is no warm-up, or it continues
     percent, real = drift(means[cut:])
     steady: bool | None = True
     reason = ""

@@ -3,7 +3,7 @@
  * userblk-openloop: random requests that begin when a Poisson process says so, whatever became of
  * those before.
  *
- * A latency is from the moment at which a request was to begin, not from that at which it was
+ * A latency is from the moment at which a request was due, not from that at which it was
  * issued: what waited because the device, or this program, was late has waited. As many requests
  * are under way as it takes. fio has an open loop, too (io_submit_mode=offload), with a thread for
  * each request under way; it hangs before fio 3.42, and with rate_iops alone fio waits for all
@@ -61,7 +61,7 @@ struct options {
 	double block_size, size, rate, ramp, runtime, threads, seed;
 };
 
-/* A request under way: when it was to begin. Those that are free are a list. */
+/* A request under way: when it was due. Those that are free are a list. */
 struct slot {
 	uint64_t intended;
 	unsigned next;
@@ -82,7 +82,7 @@ struct worker {
 	unsigned slot_count, free, in_flight, most_in_flight;
 	uint64_t issued, completed, left, errors;
 	int error;		   /* the first, or of the program's own */
-	struct stats_live latency; /* of what was to begin while measured */
+	struct stats_live latency; /* of requests that were due while measured */
 	struct stats_live lag;	   /* of those, how much later each was issued */
 };
 

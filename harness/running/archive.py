@@ -115,7 +115,7 @@ def export(directory: Path, file: Path, only_tables: bool = False, beside: Path 
 @contextmanager
 def _opened(file: Path) -> Iterator[tarfile.TarFile]:
     """Leaving the block reads what is left, so that a file that was cut off is an error. Raises ConfigError."""
-    with file.open("rb", buffering=0) as packed:  # zstd is to read from where we are
+    with file.open("rb", buffering=0) as packed:  # zstd must read from where we are
         magic = packed.read(4)
         packed.seek(0)
         if magic.startswith(GZIP_MAGIC):

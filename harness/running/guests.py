@@ -147,7 +147,7 @@ class Guests:
         threading.Thread(target=listen, daemon=True).start()
 
     def _heard(self, event: Event) -> Event | None:
-        """What is to be shown of an event of one guest: one of them speaks for all about the machine."""
+        """What to show of an event of one guest: one of them speaks for all about the machine."""
         kind = event["event"]
         if kind == "start":
             return None

@@ -129,7 +129,7 @@ class Runner:
         if self.port is None:
             with (self.directory / EVENTS).open("a") as file:
                 file.write(line + "\n")
-        with suppress(BrokenPipeError):  # who listened is gone, and will have ended us
+        with suppress(BrokenPipeError):  # the listener is gone, and will have ended us
             print(line, flush=True)
 
     def failed(self, entry: Entry, reason: str) -> None:

@@ -39,7 +39,7 @@ class Delays:
         self._answered = True
 
     def due(self) -> float:
-        """When the bytes that have just come from the client are to pass."""
+        """When the bytes that have just come from the client may pass."""
         if self._answered:
             self._delay = self._draw()
             self._answered = False

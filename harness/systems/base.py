@@ -324,7 +324,7 @@ def settle() -> None:
 
 
 def expect_size(used: BlockDevice, size: int, device: BlockDevice) -> None:
-    """Is a disk of ours as large as it is to be, in blocks as the device below has? Raises BringUpError."""
+    """Does a disk of ours have its expected size, and blocks as the device below has? Raises BringUpError."""
     if used.size != size or used.logical_block_size != device.logical_block_size:
         raise BringUpError(
             f"{used.path}: has {used.size} bytes in blocks of {used.logical_block_size},"

@@ -102,7 +102,7 @@ static inline u64 ssd_link(struct ssd_model *m, unsigned direction, u64 bytes, u
 
 /*
  * A request arrives at now. The time at which it completes, but for reads: at that time they are
- * ready to be moved, for which ssd_move() is to be called then. All calls come in the order of
+ * ready to be moved, for which ssd_move() must be called then. All calls come in the order of
  * time.
  */
 static inline u64 ssd_arrive(

@@ -7,7 +7,7 @@
  *
  * The memory: a number of 8 bytes, how many follow from byte 4096 on. Those are messages: port and
  * length (8 bytes each), the bytes, zeroes up to a multiple of 8. Little-endian. It is never used
- * again from its beginning: who has written it full gets ENOSPC.
+ * again from its beginning: a writer that has filled it gets ENOSPC.
  */
 #include <linux/io.h>
 #include <linux/miscdevice.h>
@@ -35,7 +35,7 @@ static ssize_t write_message(unsigned port, const char __user *data, size_t n)
 	if (copy_from_user(at + sizeof head, data, n))
 		return -EFAULT;
 	used += whole;
-	smp_wmb(); /* who sees the new length sees the message */
+	smp_wmb(); /* a reader that sees the new length sees the message */
 	WRITE_ONCE(*(u64 *)memory, cpu_to_le64(used));
 	return n;
 }

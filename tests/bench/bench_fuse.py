@@ -126,7 +126,7 @@ class Cell:
 
     @property
     def limit(self) -> float:
-        """What the lower end of the interval is to reach."""
+        """What the lower end of the interval must reach."""
         if self.comparison == "native":
             return 0.85
         if self.comparison == "rings":
@@ -141,7 +141,7 @@ class Cell:
 
 
 class Refused(RuntimeError):
-    """A side is not what it is to be."""
+    """A side is not what it should be."""
 
 
 # ---- what a side negotiated -----------------------------------------------------

@@ -204,7 +204,7 @@ def client(row: str, load: Load) -> Run:
 
 @dataclass
 class Cell:
-    """first/second is to be at least low and, where it is given, at most high."""
+    """first/second must be at least low and, where it is given, at most high."""
 
     name: str
     first: Run

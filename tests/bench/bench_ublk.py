@@ -56,12 +56,12 @@ JOBS = (1, 16)
 
 
 class Refused(RuntimeError):
-    """A side is not what it is to be."""
+    """A side is not what it should be."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of our devices is compared with which of rublk's targets. limit: what the lower end is to reach."""
+    """Which of our devices is compared with which of rublk's targets. limit: what the lower end must reach."""
 
     device: str
     target: str
@@ -127,7 +127,7 @@ def theirs(comparison: Comparison, number: int, device: Path) -> list[str]:
 
 
 def description(number: int) -> dict[str, Any]:
-    """What is to be the same on both sides."""
+    """What must be the same on both sides."""
     found = {key: info(number)[key] for key in SAME}
     queue = Path(f"/sys/block/ublkb{number}/queue")
     return found | {"block_size": int((queue / "logical_block_size").read_text())}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where the checkout is. Who imports it first finds the package and tests/support, also when run by hand."""
+"""Where the checkout is. A program that imports it first finds the package and tests/support, also when run by hand."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_use_between_two_samples() -> None:
 
 @pytest.mark.parametrize("hit", [0, 1])
 def test_one_cpu_is_busy_when_it_is_not_idle(hit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it that each tick finds it at work, or none."""
+    """If each tick finds it at work, and if none does."""
     a, b = sample(0, 0, 0, 0), sample(1, hit * TICKS, 0.6 * TICKS, 0)
     monkeypatch.setattr(samplers, "CPUS", 1)
     assert use_between(a, b).cpu_percent == pytest.approx(40)

@@ -106,7 +106,7 @@ def test_a_stall_is_in_the_tail_as_arithmetic_says(served: tuple[Path, int], tmp
     assert stalling.seconds == pytest.approx(STALL_S, rel=0.05)
     assert found["issued"] == pytest.approx(RATE * RUNTIME_S, rel=0.05) and found["errors"] == 0
     latencies = bins(found["latency_ns"])
-    for percent in (99.9, 90):  # of all requests the rest were to begin earlier in the stall
+    for percent in (99.9, 90):  # the rest of all requests were due earlier in the stall
         expected = stalling.seconds - (1 - percent / 100) * RUNTIME_S
         assert percentile(latencies, percent) / 1e9 == pytest.approx(expected, rel=0.05)
 

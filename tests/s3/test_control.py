@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The control socket of a server: who gets it, what it answers while the volume is busy, how it goes."""
+"""The control socket of a server: its owner, its answers while the volume is busy, its end."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def write_twice(handle: Handle) -> None:
 
 
 def flood(server: Nbdkit, writers: int = 4) -> tuple[list[int], list[tuple[threading.Thread, list[BaseException]]]]:
-    """Writes 56 MiB behind what other tests look at, without a flush. Bytes taken so far; who does it."""
+    """Writes 56 MiB behind what other tests look at, without a flush. Returns the bytes written so far, and the thread."""
     taken = [0] * writers
     data = random.Random(0).randbytes(64 << 10)
 

@@ -100,7 +100,7 @@ def test_room_in_place_of_a_stale_object_is_not_taken_from_the_next_writer(
     serve_s3: ServeS3, proxy: FaultProxy
 ) -> None:
     """
-    What a fenced writer left behind stands where B's next object and C's fence are to be. B makes
+    What a fenced writer left behind stands where B's next object and C's fence belong. B makes
     room for itself so slowly that C takes over meanwhile: B must acknowledge nothing.
     """
     first = serve_s3("v", through=proxy)

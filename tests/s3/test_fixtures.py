@@ -17,7 +17,7 @@ PIECE = (4 << 20) // SECTOR  # sectors that are compared at once
 
 
 class Fixture:
-    """An archive's objects in the store, and what is to be in its volumes."""
+    """An archive's objects in the store, and the expected content of its volumes."""
 
     def __init__(self, store: Store, directory: Path, manifest: Manifest, files: dict[str, bytes]) -> None:
         self.manifest = manifest

@@ -522,7 +522,7 @@ def test_orders_through_the_tool_while_a_server_writes(serve_s3: ServeS3, tmp_pa
         fio.result()
     assert "has 1 clone, such as" in tool.refused("snapshot", "delete", "a", control=control)
     assert "is being served" in tool.refused("snapshot", "rollback", "c", control=control)
-    # Who is connected goes on with the old size.
+    # Connected clients keep the old size.
     assert handle.get_size() == 64 * MIB and server.connect().get_size() == 96 * MIB
     handle.pwrite(content(2, 256), 32 * MIB)
     handle.flush()

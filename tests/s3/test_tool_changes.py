@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""userblk-s3's commands that change a volume, by its server and without one, and whom they do not disturb."""
+"""userblk-s3's commands that change a volume, by its server and without one, and which servers they do not disturb."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_snapshots_and_clones(tool: Tool, serve_s3: ServeS3, tmp_path: Path, ser
     server = serve_s3("v", **where)
 
     def write(number: int) -> None:
-        """Block 0, which is durable afterwards; of a server that ends again if the volume is to be closed."""
+        """Block 0, which is durable afterwards; of a server that ends again if the volume must be closed."""
         running = server if served else serve_s3("v")
         handle = running.connect()
         handle.pwrite(stamped(RUN, 0, number), 0)

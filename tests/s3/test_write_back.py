@@ -50,7 +50,7 @@ def test_what_was_flushed_while_the_store_is_away_survives(
         expected = found(handle)
         handle.pwrite(stamped(RUN, 2, 7), 2 * BLOCK)  # not flushed
         server.kill()
-    # Who only reads does not see it.
+    # A reader does not see it.
     assert found(serve_s3("v", features=features, readonly="on").connect())[1] in (0, 1)
     server = serve_s3("v", **more)
     assert found(server.connect()) == expected

@@ -14,7 +14,7 @@ struct s3_config;
 #define SNAPSHOTS 3 /* names */
 #define KEYS	  4 /* for encrypted volumes */
 
-/* A snapshot of a volume, be it one that only may be there. */
+/* A snapshot of a volume, which may or may not exist. */
 struct snapshot {
 	struct snapshot *older;
 	char name[8];
@@ -106,7 +106,7 @@ uint32_t device_sectors(struct backend *b);
 bool may_fail(const struct life *l);
 /* A session begins: what was found has to go with what was there. */
 int establish(struct life *l);
-/* What snapshots may hold, from a list of the names that there are. */
+/* What snapshots may hold, from a list of the existing names. */
 struct snapshot *snapshot_find(struct volume *v, const char *name);
 void snapshot_check(struct volume *v, const char *name, const uint32_t *seen, uint32_t sectors);
 /* Reads a snapshot. NULL: it could not be read. */

@@ -26,7 +26,7 @@ struct walk {
 	uint64_t oldest_full, newest_full;
 };
 
-/* ---- checkpoints: what the roots and snapshots that there are name ----------------------------
+/* ---- checkpoints: what the existing roots and snapshots name ----------------------------
  */
 
 static void note_root(void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
@@ -111,7 +111,8 @@ static void look_at_other(const struct walk *w, const char *key, const struct s3
 	case S3_NAME_CHILD:
 		fine = is_snapshot(v, name->name, 0, true);
 		break;
-	case S3_NAME_PROBE: /* who opens and is killed, or is refused its deletion, leaves it */
+	case S3_NAME_PROBE: /* a process that is killed in an open, or may not delete it, leaves it
+			     */
 		fine = true;
 		break;
 	default:
@@ -155,7 +156,7 @@ static void count_key(void *opaque, const char *key, const uint8_t *data, size_t
 {
 	(void)data;
 	(void)length;
-	/* Who opens what is not there leaves a probe if he is killed. */
+	/* A process that is killed while it opens a missing volume leaves a probe. */
 	if (late || strstr(key, "/probe/"))
 		return;
 	sim_trace("left: %s", key);

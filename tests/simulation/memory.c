@@ -25,7 +25,7 @@ size_t __sanitizer_get_current_allocated_bytes(void);
 #define COARSE 64u
 /* What a block holds that nobody has written to: the same in each schedule. */
 #define FRESH 0xa5
-/* Processes share an entry only if there are more than that in a schedule; 0: nobody's. */
+/* Processes share an entry only if there are more than that in a schedule; 0: free. */
 #define OWNERS 64u
 /* From here on zeroes come from the kernel, for what is touched here and there only. */
 #define ZEROED_LARGE (128u << 10)
@@ -171,7 +171,7 @@ static uint32_t class_of(size_t bytes, size_t *room)
 	return class;
 }
 
-/* Who allocates. The first process is the simulation's own. */
+/* The process that allocates. The first one is the simulation's own. */
 static uint8_t owner(void)
 {
 	const struct sim_process *p = sim_self();

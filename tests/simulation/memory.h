@@ -18,10 +18,10 @@
 #define SIM_KEEPS_MEMORY true
 #define SIM_STACK	 (256u << 10)
 #endif
-#define SIM_GUARD 4096u	      /* below a stack, nobody's */
+#define SIM_GUARD 4096u	      /* below a stack, not allocated */
 #define SIM_ROOM  (32u << 20) /* of a file */
 
-/* Once, in a process that is to run schedules. */
+/* Called once, in a process that will run schedules. */
 void sim_memory_begin(void);
 /* All that was allocated since then is free, and the program's variables have their values of then.
  */

@@ -54,7 +54,7 @@ uint64_t model_time(void);
 
 /* Fills sectors as operation id writes them; compressible ones for some ids. */
 void model_fill(uint8_t *data, uint32_t id, uint32_t first, uint32_t n);
-/* Which operation wrote a sector; fails if it is nobody's. where: for the message. */
+/* Which operation wrote a sector; fails if none did. where: for the message. */
 uint32_t model_read(const uint8_t *data, uint32_t sector, const char *where);
 
 struct model_session *model_session_new(uint32_t sectors, struct model_session *older);

@@ -64,7 +64,7 @@ bool may_fail(const struct life *l)
 {
 	const struct volume *v = l->volume;
 
-	/* Another one whose fence may be on its way, be it a dead one's. */
+	/* Another one, even a dead one, whose fence may be on its way. */
 	return l->aborted || v->writers > l->writer_number || l->contended || v->removers ||
 	       plan.retry_deadline || plan.full || plan.failing_disk;
 }
@@ -212,7 +212,7 @@ static int open_with(
 	runner_count(COUNT_opens, 1);
 	if (!snapshot)
 		l->params = p;
-	/* Somebody has given up what it held, and was killed: it is to be removed. */
+	/* A process gave up what it held, and was killed: it must be removed. */
 	if (v->log_is_void)
 		snprintf(v->write_back, sizeof v->write_back, "/sim/log%u", v->writers);
 	if (r && v->log_is_void) {
@@ -230,7 +230,7 @@ static int open_with(
 	return 0;
 }
 
-/* With the key that it has; who does not know which of them that is tries one after the other. */
+/* With the key that it has; a process that does not know which one tries one after the other. */
 int life_open(struct life *l, const char *snapshot, bool create, struct backend **out)
 {
 	struct volume *v = l->volume;
@@ -476,7 +476,7 @@ int snapshots_compare(struct life *l)
 	size_t n;
 	int r;
 
-	/* Who has been overtaken does not know the newest. */
+	/* A writer that lost the volume does not know the newest. */
 	if (v->chunked || (!l->final && (l->contended || v->writers > l->writer_number)))
 		return 0;
 	r = s3_snapshot_list((struct s3_volume *)l->device, &list, &n);

@@ -307,7 +307,7 @@ void run_gc(struct life *l)
 	int r = ask(l, "gc", "", "", "");
 
 	runner_count(COUNT_collections, 1);
-	/* What stands where an object is to be is its own. */
+	/* What stands where an object belongs is its own. */
 	if (r && (r == -EEXIST ? !may_fail(l) : !may_give_up(l)))
 		sim_fail(
 			"error", "gc of %s fails for no reason: %s", l->volume->name, strerror(-r));

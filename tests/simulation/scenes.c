@@ -410,7 +410,7 @@ static void meet_unreadable(void)
 	end(l);
 }
 
-/* ---- a full store: it is had again after a little more quota, a trim and a collection -------- */
+/* ---- a full store: usable again after a little more quota, a trim and a collection ----------- */
 
 static void tune_full(struct s3_config *c)
 {

@@ -262,7 +262,7 @@ static void fire(void)
 	events[i] = last;
 	if (first.when > now)
 		now = first.when;
-	/* Nobody's doing. */
+	/* No thread does it. */
 	sim_current = NULL;
 	first.fn(first.a, first.b);
 	sim_current = running;

@@ -31,7 +31,7 @@ struct object {
 static struct object *objects; /* by key */
 static size_t n_objects, objects_room;
 static uint64_t tags, stored_bytes;
-static uint64_t blob_bytes; /* be they stored or on their way */
+static uint64_t blob_bytes; /* stored, or on their way */
 static uint64_t watched_from, watched_most;
 static bool ignores_if_none_match, ignores_if_match;
 
@@ -52,7 +52,7 @@ void let_go(struct blob *b)
 	free(b);
 }
 
-/* Where key is, or is to be. */
+/* Where key is, or belongs. */
 static size_t place(const char *key)
 {
 	size_t low = 0, high = n_objects;

@@ -21,7 +21,7 @@ bool store_may_be_full(void);
 bool store_troubled(uint64_t since);
 /* No faults from now on; what is under way goes on. */
 void store_calm(void);
-/* Are there attempts, be it of senders that are gone, that are still to take effect? */
+/* Are there attempts, even of senders that have ended, that have not taken effect yet? */
 bool store_busy(void);
 /* Conditions that it ignores, as some stores do. */
 void store_ignores(bool if_none_match, bool if_match);

@@ -62,7 +62,7 @@ struct flight;
 
 struct pool {
 	struct s3_store *store;
-	struct s3_request *done, **done_tail; /* whose done() is to be called */
+	struct s3_request *done, **done_tail; /* whose done() must be called */
 	struct flight *ready, **ready_tail;   /* wait for a connection */
 	struct sim_queue work, joiners;
 	unsigned busy, in_flight;

@@ -140,7 +140,7 @@ static void live_as_writer(struct life *l)
 	r = life_open(l, NULL, create, &l->device);
 	l->contended |= sim_now() < v->contended_until;
 	if (r) {
-		/* Without the log that it is to have it is refused. */
+		/* It is refused without the log that it must have. */
 		if (!may_fail(l) && r != -EIO && r != -EBUSY && r != -ENOENT &&
 			!(v->maybe_logged && !l->write_back))
 			sim_fail("open", "%s cannot be opened: %s", v->name, strerror(-r));

@@ -32,7 +32,7 @@ def whole(*arguments: str, cwd: Path | None = None, **variables: str) -> subproc
 
 
 def userblk(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process that has loaded its modules already, unless they are to see other variables."""
+    """The same in a process that has loaded its modules already, unless it must see other variables."""
     if variables:
         return whole(*arguments, cwd=cwd, **variables)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

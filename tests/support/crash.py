@@ -332,7 +332,7 @@ class Volume:
                 raise Failure(f"{load.failed[0]}\n{server.output()}")
             server.kill()
             return "kill"
-        # The point is to be reached: by garbage collection, which takes its time, or at the end.
+        # The point must be reached: by garbage collection, which takes its time, or at the end.
         end = time.monotonic() + REACH_S
         replies = blocks = 0
         while not load.failed and (replies == 0 or time.monotonic() < end):

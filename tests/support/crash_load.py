@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Requests in flight to a server that is to be killed, recorded in a history; and the whole volume, read afterwards."""
+"""Requests in flight to a server that will be killed, recorded in a history; and the whole volume, read afterwards."""
 
 from __future__ import annotations
 

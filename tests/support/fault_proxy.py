@@ -35,7 +35,7 @@ Action = Callable[["Exchange"], None]
 
 
 class Broken(Exception):
-    """A connection broke, or is to break: both end with RST."""
+    """A connection broke, or must break: both end with RST."""
 
 
 class Ended(Exception):

@@ -71,7 +71,7 @@ def lacking_for_fuse() -> str | None:
 def lacking_for_mode(mode: str) -> str | None:
     """Why this mode cannot run here, or None."""
     version = ".".join(map(str, LIBFUSE))
-    library = "this libfuse was to have all modes" if ALL_MODES else "libfuse"
+    library = "this libfuse must have all modes" if ALL_MODES else "libfuse"
     if "passthrough" in mode and LIBFUSE < (3, 17):
         return f"{library}: {mode}: {version} has no kernel passthrough; 3.17 has"
     if "io-uring" in mode and "io-uring" in run([str(PROGRAM), "--io-uring"]).stderr:

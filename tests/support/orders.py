@@ -266,7 +266,7 @@ class Orders:
                 raise
         else:
             raise Failure(f"clone {clone} is there")
-        # What is left of it stands in nobody's way when it is old enough.
+        # What is left of it is harmless when it is old enough.
         past = time.time() - 2 * MARKER_STALE_S
         for marker in self._markers(snapshot):
             os.utime(marker, (past, past))

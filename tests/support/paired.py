@@ -110,7 +110,7 @@ class Cell(Paired, Protocol):
 
     @property
     def limit(self) -> float:
-        """What the lower end of the interval is to reach."""
+        """What the lower end of the interval must reach."""
 
 
 SomeCell = TypeVar("SomeCell", bound=Paired)

@@ -301,7 +301,7 @@ class World:
 
         nothing: dict[str, object] = {}
         replaced: list[tuple[Any, dict[str, Any]]]
-        patch.setattr(os, "fsync", lambda fd: None)  # nothing is to outlive a crash
+        patch.setattr(os, "fsync", lambda fd: None)  # nothing has to outlive a crash
         replaced = [
             (
                 runner,

@@ -426,7 +426,7 @@ static void test_failures(void **state)
 
 /* ThreadSanitizer dies in glibc's threads for asynchronous writes, which it does not know. */
 #ifndef __SANITIZE_THREAD__
-/* Posts reach every writer; who posts with blocking is never further ahead than there is room. */
+/* Posts reach every writer; a blocking poster is never further ahead than there is room. */
 static void test_semaphores(void **state)
 {
 	const char *text =

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Threads of userblk-kv that insert records, and read the number of those that there are. */
+/* Threads of userblk-kv that insert records, and read the number of existing ones. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -51,7 +51,7 @@ static void test_all_inserts_are_there_in_the_end(void **state)
 		pthread_join(threads[i], &failed);
 		assert_null(failed);
 	}
-	/* Who came while another advanced leaves it to the next. */
+	/* A thread that came while another advanced leaves it to the next. */
 	numbers_add(&all->numbers, numbers_take(&all->numbers));
 	assert_int_equal(atomic_load(&all->numbers.there), FIRST + THREADS * INSERTS + 1);
 	free(all);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The S3 device's cache while many ask at once: everyone gets what he asked for, and once. */
+/* The S3 device's cache while many ask at once: each gets what it asked for, once. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

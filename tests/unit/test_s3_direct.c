@@ -459,7 +459,7 @@ static void test_a_trim_frees_a_full_store(void **state)
 	memset(model + MIB, 0, MIB);
 	flush_at_last(&d);
 	assert_int_equal(fake_store_object(CHUNK("04"), there, MIB), MIB);
-	/* Nor does a store stay full for want of anything to put: what waits is cut. */
+	/* A store does not stay full because nothing is put: what waits is cut. */
 	assert_int_equal(device_write(&d, model + 5 * MIB, MIB, 5 * MIB, 0), 0);
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	assert_int_equal(backend_trim(d.backend, 5 * MIB, MIB, 0), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The S3 device's detector of streams: what is read ahead of whom, and of whom nothing is. */
+/* The S3 device's detector of streams: which reads are read ahead of, and how far. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ static void test_sequence(void **state)
 		for (uint64_t at = 0; at < SIZE; at += lengths[i]) {
 			missed += missing(&r, at, lengths[i]);
 			note(&r, at, lengths[i]);
-			/* No further than it is to be. */
+			/* No further than allowed. */
 			if (at + S3_AHEAD_MAX + 2 * MIB < SIZE)
 				assert_false(was_ahead(&r, at + S3_AHEAD_MAX + 2 * MIB, 4096));
 		}

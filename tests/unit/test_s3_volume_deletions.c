@@ -383,8 +383,8 @@ static void test_check_of_a_volume_taken_over(void **state)
 }
 
 /*
- * Two snapshots of one name, one after the other, and the root that tells of the second is damaged:
- * it is that one that there is.
+ * Two snapshots have one name, one after the other, and the root that names the second is damaged:
+ * the second exists.
  */
 static void test_snapshot_made_anew_before_a_damaged_root(void **state)
 {

@@ -26,7 +26,8 @@ static uint64_t roots(struct device *d)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* What is not stored of an end without a store may be nobody's but ours. */
+/* A volume that is closed without a store lacks only its checkpoint, which no other process needs.
+ */
 static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 {
 	struct device d;

@@ -28,7 +28,7 @@ static int write_next(struct device *d)
 
 /*
  * What stands behind the frontier may be our own, with the other writer's fence behind it: a
- * snapshot that he does not know of is not acknowledged.
+ * snapshot that it does not know is not acknowledged.
  */
 static void test_fence_behind_our_own_object(void **state)
 {

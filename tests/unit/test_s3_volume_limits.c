@@ -94,7 +94,7 @@ static void store(struct made *m, const struct s3_volume *v)
 	free(m->crcs);
 }
 
-/* Everything in one object, the largest that there is. */
+/* Everything in one object of the largest size. */
 static void create(struct device *d, uint32_t blocks, const char *more)
 {
 	uint8_t *data = malloc((size_t)blocks * BLOCK);
@@ -165,7 +165,7 @@ static void test_header_of_gc_objects_alone(void **state)
 	fake_store_reset();
 }
 
-/* A writer that had larger batches was fenced and left an object where ours is to go. */
+/* A writer that had larger batches was fenced and left an object where ours belongs. */
 static void test_stale_object_with_a_large_header(void **state)
 {
 	const uint32_t blocks = S3_BATCH_MAX / BLOCK;

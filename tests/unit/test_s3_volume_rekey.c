@@ -180,7 +180,7 @@ static void test_derived_keys(void **state)
 	check_block(&d, 0, 'a');
 	write_block(&d, 1, 'b');
 	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), 0);
-	assert_true(derived); /* who has the first key needs no super object */
+	assert_true(derived); /* a holder of the first key needs no super object */
 	device_close(&d);
 	open_with(&d, "v", 0, "");
 	check_block(&d, 0, 'a');

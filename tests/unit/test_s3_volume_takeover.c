@@ -19,7 +19,7 @@ static int grow(struct device *d)
 	return s3_volume_resize(volume_of(d), 128 << 20);
 }
 
-/* A size that was acknowledged is that of who takes over, whatever he had read before. */
+/* A writer that takes over has the acknowledged size, whatever it read before. */
 static void test_takeover_beside_a_resize(void **state)
 {
 	struct device a, b;
@@ -37,7 +37,7 @@ static void test_takeover_beside_a_resize(void **state)
 	assert_int_equal(b.backend->size, 128 << 20);
 	crash(&a);
 	crash(&b);
-	/* What is stored when he has looked is not acknowledged. */
+	/* A size that is stored after it has looked is not acknowledged. */
 	create_volume(&a, "size=64M");
 	assert_int_equal(write_block(&a, 0, 1), 0);
 	fake_store_hold(S3_PUT, "/super");
@@ -56,8 +56,8 @@ static void test_takeover_beside_a_resize(void **state)
  */
 
 /*
- * The fence ahead of one who had begun with an old root may stand in a hole of the log that a
- * collection has made. With a newer root he puts another one.
+ * The fence ahead of a writer that began with an old root may stand in a hole of the log that a
+ * collection has made. With a newer root it puts another one.
  */
 static void test_each_attempt_may_stop_a_writer(void **state)
 {
@@ -111,8 +111,8 @@ static int open_with_log(struct device *d)
 }
 
 /*
- * Who may not simply stop a writer follows him no further than necessary, even if there is always
- * one more object when he asks.
+ * A process that may not simply stop a writer follows it no further than necessary, even if there
+ * is always one more object when it asks.
  */
 static void test_a_busy_writer_is_not_followed_for_ever(void **state)
 {

@@ -82,7 +82,7 @@ static int result_of(struct asked *a)
 	return a->result;
 }
 
-/* A write for the second half of which the map has no memory: who reads the first does not wait. */
+/* The map has no memory for the second half of a write: a read of the first does not wait. */
 static void test_no_memory_for_all_of_a_write(void **state)
 {
 	static uint8_t data[MIB];

@@ -64,7 +64,7 @@ static void test_a_crash_in_the_middle_of_the_replay(void **state)
 	fake_store_fail(S3_PUT, "log/04/", -EIO, 1);
 	assert_int_not_equal(attempt(&d, "v", path, ""), 0);
 	assert_holds(d.reported.error, "fake");
-	/* Who only reads sees a moment in between. */
+	/* A reader sees a state in between. */
 	reopen(&d, NULL, "readonly=on");
 	assert_int_equal(device_read(&d, there, SIZE, 0), 0);
 	assert_memory_equal(there + BLOCK, model + BLOCK, 256 * KIB - BLOCK);
@@ -129,8 +129,8 @@ static void test_a_replay_does_not_wait_for_each_object(void **state)
 }
 
 /*
- * What the writer before left behind the fence stands where a replay puts its objects; and a root
- * of his arrives late. Each object is stored in place of such a one.
+ * Objects that the previous writer left behind the fence stand where a replay puts its own, and a
+ * root of that writer arrives late. Each object replaces one of these.
  */
 static void test_a_late_root_beside_a_replay(void **state)
 {
@@ -430,7 +430,7 @@ static void test_it_is_not_opened_without_the_log(void **state)
 	refused("v", NULL, "", "write-back log, which is not given");
 	refused("v", other, "", "write-back log, which is not this one");
 	assert_int_equal(access(other, F_OK), -1); /* nor is one left behind */
-	/* Who only reads sees what is in the store. */
+	/* A reader sees what is in the store. */
 	reopen(&d, path, "readonly=on");
 	assert_int_equal(device_read(&d, there, BLOCK, 0), 0);
 	assert_int_equal(there[0], 0);

@@ -242,7 +242,7 @@ static void test_refused_commands(void **state)
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_NOT_HANDLED);
 	c.cdb[13] = 1;
 	assert_int_equal(registered->handle_cmd(&dev, cmd), TCMU_STS_INVALID_CDB);
-	/* A parameter list whose identifier is used in a way that there is none. */
+	/* A parameter list that uses its identifier in an undefined way. */
 	char list[16] = {0, 0x08};
 	struct iovec iov = {list, sizeof list};
 

@@ -39,7 +39,7 @@ static void *push(void *opaque)
 	return NULL;
 }
 
-/* Also what is still waiting when the workers are to end. */
+/* Also what is still waiting when the workers must end. */
 static void test_every_piece_is_done_once(void **state)
 {
 	static struct pusher pushers[THREADS];

@@ -33,13 +33,13 @@ struct s3_control {
 	int listener, wake;
 	pthread_t thread;
 	bool running;
-	_Atomic bool stop; /* what takes long is to end */
+	_Atomic bool stop; /* long commands must end */
 
 	pthread_mutex_t lock;
 	/* Below: under it. */
 	char error[1024]; /* the last one of the volume since a request began */
 	bool ending;	  /* nothing that takes long begins any more */
-	bool job_made;	  /* its thread is to be joined */
+	bool job_made;	  /* its thread must be joined */
 	bool job_runs;
 	pthread_t job;
 	int job_fd;

@@ -37,12 +37,12 @@ struct s3_control;
 
 /*
  * Makes v's socket at path, for the user alone; one that nobody listens at is replaced. Makes no
- * thread: who connects waits for s3_control_start(). 0 or negative errno, reported.
+ * thread: a client that connects waits for s3_control_start(). 0 or negative errno, reported.
  */
 int s3_control_open(struct s3_volume *v, const char *path);
 /* All of these take NULL. From now on requests are answered. */
 void s3_control_start(struct s3_control *c);
-/* The volume is being closed: what takes long is to end, and nothing like that begins any more. */
+/* The volume is being closed: long commands end, and no new one starts. */
 void s3_control_end_jobs(struct s3_control *c);
 void s3_control_close(struct s3_control *c);
 

@@ -22,7 +22,7 @@ enum s3_failpoint {
 	S3_FAIL_RELOCATE_PUT_AFTER, /* a GC object is stored, the log does not know it */
 	S3_FAIL_RELOCATE_LOG_AFTER, /* nor anything been done about an object with RELOCATE records
 				     */
-	S3_FAIL_DELETE_BEFORE,	    /* some dead objects are to go */
+	S3_FAIL_DELETE_BEFORE,	    /* some dead objects are deleted next */
 	S3_FAIL_DELETE_AFTER,
 	S3_FAIL_SNAP_ROOT_BEFORE,   /* all that a snapshot's root names is stored */
 	S3_FAIL_SNAP_ROOT_AFTER,    /* it is, but no root of the volume knows it */
@@ -37,7 +37,8 @@ enum s3_failpoint {
 	S3_FAIL_RESIZE_SUPER_AFTER,
 	S3_FAIL_REKEY_SUPER_BEFORE,
 	S3_FAIL_REKEY_SUPER_AFTER,
-	S3_FAIL_ORPHAN_DELETE_BEFORE, /* an object in gc/ that nobody knows is to go */
+	S3_FAIL_ORPHAN_DELETE_BEFORE, /* an object in gc/ that neither log nor root knows is deleted
+					 next */
 	S3_FAIL_WB_MARK_BEFORE,	 /* the write-back log knows its next owner, the super does not */
 	S3_FAIL_WB_MARK_AFTER,	 /* the super does, the log is still the last one's */
 	S3_FAIL_WB_APPEND_AFTER, /* an entry is written, but not synced */

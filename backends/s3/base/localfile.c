@@ -80,7 +80,7 @@ static int open_path(struct s3_localfile *f, struct stat *st)
 	return fstat(f->fd, st) ? -errno : 0;
 }
 
-/* The size that it is to have. */
+/* The size that it must have. */
 static int choose_size(struct s3_localfile *f, const struct stat *st, uint64_t asked)
 {
 	uint64_t there = (uint64_t)st->st_size;
@@ -114,7 +114,7 @@ static int choose_size(struct s3_localfile *f, const struct stat *st, uint64_t a
 	return s3_localfile_refuse(f, -EINVAL, text);
 }
 
-/* Is there anything but nothing, or what is to be there? */
+/* Does it hold anything else than zeroes or the expected content? */
 static int look_inside(struct s3_localfile *f, const struct stat *st)
 {
 	bool device = S_ISBLK(st->st_mode);

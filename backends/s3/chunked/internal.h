@@ -30,7 +30,7 @@ struct s3_io {
 	struct backend_request *request;
 	unsigned pending;
 	int result;
-	uint64_t target; /* of a flush: what became dirty up to then is to be stored */
+	uint64_t target; /* of a flush: what became dirty up to then must be stored */
 	struct s3_chunk_piece only;
 };
 
@@ -82,7 +82,7 @@ struct s3_direct {
 	uint8_t *spare; /* buffers; each begins with the address of the next */
 	unsigned n_buffers, n_dirty, storing;
 	uint64_t number;       /* of the chunk that became dirty last */
-	uint64_t want_up_to;   /* what became dirty up to this is to be stored at once */
+	uint64_t want_up_to;   /* what became dirty up to this must be stored at once */
 	struct s3_io *ready;   /* to be answered when the lock is released */
 	struct s3_io *waiters; /* flushes */
 	struct s3_io *checked; /* flushes that wait for the epoch only */
@@ -124,7 +124,7 @@ struct s3_chunk *s3_chunk_entry(struct s3_direct *d, uint64_t index);
 void s3_chunk_free(struct s3_chunk *c);
 /* Forgets an entry that is for nothing any more. */
 void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c);
-/* The chunk has been changed and is to be stored. */
+/* The chunk has been changed and must be stored. */
 void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c);
 /* It need not be stored any more. */
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c);

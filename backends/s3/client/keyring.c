@@ -39,7 +39,7 @@ static time_t now_s(void)
 	return t.tv_sec;
 }
 
-/* Seconds until credentials that were just fetched are to be renewed; 0: when they are refused. */
+/* Seconds until credentials that were just fetched must be renewed; 0: when they are refused. */
 static time_t renewal(const struct s3_credentials *c)
 {
 	time_t left = (time_t)c->expires - time(NULL);

@@ -382,7 +382,7 @@ static void deleted_element(
 	} else if (is(parent, name, "DeleteResult", "Error")) {
 		int r = s3_code_result(s->now.code, &temporary);
 
-		/* It was to be absent, and is. */
+		/* It is absent, as it should be. */
 		set_result(s, r == -ENOENT ? 0 : r);
 		if (r != -ENOENT && !s->first->code[0])
 			*s->first = s->now;

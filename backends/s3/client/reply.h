@@ -36,7 +36,7 @@ int s3_parse_listing(
 int s3_parse_deleted(const char *xml, size_t length, const char *const *keys, size_t n_keys,
 	int *key_results, struct s3_error_reply *first);
 
-/* What is to be done about an answer. */
+/* What the client does about an answer. */
 enum s3_action {
 	S3_FINAL,	   /* result is what done() gets */
 	S3_RETRY,	   /* temporary */

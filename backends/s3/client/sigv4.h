@@ -17,7 +17,7 @@
 #define S3_UNSIGNED_PAYLOAD  "UNSIGNED-PAYLOAD"
 #define S3_TIMESTAMP	     17 /* "20130524T000000Z" and its NUL */
 
-/* Who signs. The key of the day is kept until the day or the secret changes. */
+/* The identity that signs. The key of the day is kept until the day or the secret changes. */
 struct s3_signer {
 	const char *access_key;
 	const char *secret_key;

@@ -56,7 +56,7 @@ struct s3_batch {
 	uint32_t crc32c;    /* of these, with s3_volume.checksums */
 	struct iovec probe; /* to look at what is there in its place */
 	char key[S3_KEY_MAX + 1];
-	char stale[S3_ETAG_MAX + 1]; /* of the object that is to be replaced; "": none */
+	char stale[S3_ETAG_MAX + 1]; /* of the object to replace; "": none */
 };
 
 /* The batch in memory of an object, held; NULL: it is in the store. */

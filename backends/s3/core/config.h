@@ -34,11 +34,11 @@ struct s3_config {
 	/* No parameters: the tool's. */
 	bool require_clean_close;  /* only if the last writer has closed the volume */
 	bool exclusive;		   /* with create: only if there is none yet */
-	bool use_default_deadline; /* the deadline of requests is nobody's wish: an open need not
+	bool use_default_deadline; /* the user gave no deadline of requests: an open need not
 				      take it */
 	/*
-	 * Called when the volume is known up to its end and nothing has been changed: what is to be
-	 * refused is refused here, by a negative errno, reported. Not of readonly. Or NULL.
+	 * Called when the volume is known up to its end and nothing has been changed, unless it is
+	 * readonly: may refuse it by a reported negative errno. Or NULL.
 	 */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;

@@ -11,7 +11,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 
-/* Where the next object of ours is to be, if there is no other writer's behind our frontier. */
+/* Where our next object belongs, if no other writer's stands behind our frontier. */
 static uint64_t behind_frontier(struct s3_volume *v, uint64_t *applied)
 {
 	uint64_t next;

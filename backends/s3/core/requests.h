@@ -34,7 +34,7 @@ int s3_volume_get_all(
 	struct s3_volume *v, const char *key, void **data, size_t *length, struct s3_request *req);
 /*
  * The whole header of the object of the log at seq. If the answer is 0, check says what it is
- * worth; data, which header points into, is to be freed. Also -ENOMEM.
+ * worth; the caller frees data, which header points into. Also -ENOMEM.
  */
 int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, enum s3_check *check, struct s3_request *req);

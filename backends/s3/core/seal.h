@@ -25,7 +25,7 @@ int s3_stored_init(const struct s3_volume *v, struct s3_stored *s, size_t length
 void s3_stored_free(struct s3_stored *s);
 /*
  * Completes an object of this volume, whose records w holds, over data of w->header.blocks blocks:
- * iov is what is to be stored. crcs: of the blocks; not looked at where data is transformed.
+ * iov is what must be stored. crcs: of the blocks; not looked at where data is transformed.
  * header: decoded, points into w's memory. Many threads may do it at once. 0, -ENOMEM, -EIO (a
  * library failed), -EINVAL (the records make no header).
  */

@@ -254,7 +254,7 @@ void s3_space_tend(struct s3_volume *v)
 	/* What was refused again meanwhile knows better. */
 	if (r == 0 && full && !v->n_refused) {
 		v->refused = 0;
-		/* Who waits does so for what is put now: it is not stored yet. */
+		/* Waiting threads wait for what is put now, which is not stored yet. */
 		v->blocked = false;
 		reported = true;
 		pthread_cond_broadcast(&v->sealer_work);

@@ -89,7 +89,7 @@ enum s3_reserve_state {
 
 struct s3_reserve {
 	enum s3_reserve_state state;
-	bool wanted;		   /* while it is put: is to be deleted at once */
+	bool wanted;		   /* while it is put: must be deleted at once */
 	_Atomic unsigned made;	   /* times that it was deleted and made room */
 	uint64_t bytes;		   /* 0: none, or not known */
 	uint64_t due;		   /* when it may be put next, ns, monotonic */
@@ -199,7 +199,7 @@ struct s3_volume {
 
 	/* For a store that refuses what the log puts (space.c), under lock: */
 	_Atomic int refused; /* negative errno with which it does; 0: it does not */
-	bool blocked;	     /* and nothing more can be done about it: nobody is to wait for it */
+	bool blocked;	     /* and nothing more can be done about it: no thread may wait for it */
 	uint64_t refused_since, refused_pause; /* ns; since when, until the next attempt */
 	uint64_t retry_ns;		       /* when that is */
 	struct s3_batch *refused_batches;      /* to be put again then */
@@ -235,9 +235,9 @@ struct s3_volume {
 	_Atomic bool marked;
 	_Atomic uint64_t next_gc;	     /* number of the next GC object, with S3_GC */
 	struct s3_kept *kept;		     /* of the snapshots whose root has been read */
-	struct s3_prune *prune, *next_prune; /* what old roots are to be deleted, or NULL */
+	struct s3_prune *prune, *next_prune; /* the old roots to delete, or NULL */
 	uint64_t next_sweep_ns;
-	/* Summaries that are to be named by the next light root, in the order of the log. */
+	/* Summaries that the next light root must name, in the order of the log. */
 	struct s3_owed owed[S3_OWED_MAX];
 	unsigned n_owed;
 	uint64_t waiting_memory; /* bytes that a checkpoint that waits for the store may take */

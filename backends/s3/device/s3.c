@@ -20,7 +20,7 @@ static int s3_open(
 
 	if (r)
 		return r;
-	/* Before anything is done to the volume: who listens there may be serving it. */
+	/* Before anything is done to the volume: a process that listens there may be serving it. */
 	if (c->control)
 		r = s3_control_open(v, c->control);
 	if (r == 0)

@@ -51,7 +51,7 @@
  */
 #define S3_GC (1ull << 63)
 /*
- * The first number of a writer's GC objects, by his epoch: no two writers give the same one. Those
+ * The first number of a writer's GC objects, by its epoch: no two writers use the same one. Those
  * of older programs, which had all from 1 on, are as of epoch 0.
  */
 #define S3_GC_FIRST(epoch) (S3_GC | (uint64_t)(epoch) << 32 | 1)
@@ -181,7 +181,7 @@ enum s3_type {
 enum s3_record_op {
 	S3_RECORD_WRITE = 1, /* blocks of this object's data */
 	S3_RECORD_ZERO,	     /* reads as zeroes; count has 48 bits */
-	S3_RECORD_DISCARD,   /* the same, for want of a need: tells extents apart only in the log */
+	S3_RECORD_DISCARD,   /* the same: only the log distinguishes them */
 	S3_RECORD_GC_OBJECT, /* describes the GC object that the following RELOCATE records name */
 	S3_RECORD_RELOCATE,  /* moves what still is where source says */
 	S3_RECORD_RESET,     /* rollback: from here on the map is that of the snapshot at seq */

@@ -501,7 +501,7 @@ void s3_keeper_delete_old_roots(struct s3_volume *v)
 
 	if (!v->prune || s3_now() < v->prune->due)
 		return;
-	/* The newest root may have a snapshot that is to be deleted with the next one. */
+	/* The newest root may have a snapshot that will be deleted with the next one. */
 	if (v->full_wanted) {
 		v->prune->due = s3_now() + PRUNE_PAUSE_NS;
 		return;

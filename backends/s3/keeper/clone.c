@@ -47,8 +47,8 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 			"snapshot=%s: is being created or deleted; choose another, or try again",
 			snapshot->name);
 	/*
-	 * Who has taken over since need not have it: its mark goes when a root of the new writer is
-	 * there, which tells.
+	 * A writer that has taken over since need not have it: its mark is deleted when there is a
+	 * root of the new writer, which shows whether it does.
 	 */
 	if (r == 0) {
 		r = s3_snapshot_find_stored(parent, snapshot->name, &stored);

@@ -152,7 +152,7 @@ static int read_part(struct s3_volume *v, struct s3_gc_round *round, struct s3_g
 	return r ? r : s->req.result;
 }
 
-/* Moves an object that does not fit into the memory that there is, window by window. */
+/* Moves an object that does not fit into the available memory, window by window. */
 static int compact_large(struct s3_volume *v, struct s3_gc_round *round, bool *passed)
 {
 	struct s3_gc_source *s = &round->sources[0];

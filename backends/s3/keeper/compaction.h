@@ -18,7 +18,7 @@ struct s3_volume;
 /* Objects compacted in one go. */
 #define S3_GC_OBJECTS 32
 
-/* A run of blocks that are to move. */
+/* A run of blocks that will move. */
 struct s3_gc_piece {
 	uint64_t lba;
 	uint32_t count, source; /* index in the round */
@@ -63,7 +63,7 @@ int s3_gc_begin_read(struct s3_volume *v, struct s3_gc_round *round, struct s3_g
 	uint8_t **to, uint64_t offset, size_t length);
 /* Waits for all reads or writes that are under way. */
 void s3_gc_wait_all(struct s3_gc_flight *f);
-/* Is what was read of a source the object that it is to be? 0 or -EIO. */
+/* Is what was read of a source the expected object? 0 or -EIO. */
 int s3_gc_check_source(const struct s3_volume *v, struct s3_gc_source *s);
 /* Finds what is alive in a source's window, and checks it. 0 or negative errno. */
 int s3_gc_use_source(struct s3_volume *v, struct s3_gc_round *round, uint32_t index);

@@ -24,7 +24,7 @@
 
 /* ---- garbage: dead objects -------------------------------------------------------------- */
 
-/* What was to be done with a dead object has been done. */
+/* The work on a dead object is done. */
 static void forget(struct s3_volume *v, uint32_t slot, bool gone)
 {
 	if (!gone || s3_objects_remove(v->objects, slot))
@@ -179,7 +179,7 @@ struct collection {
 	void (*progress)(void *opaque, uint64_t done, uint64_t total);
 	void *opaque;
 	uint64_t total;	 /* bytes of garbage at the beginning */
-	uint64_t mark;	 /* what died up to then is to go */
+	uint64_t mark;	 /* what died up to then is deleted */
 	uint64_t stored; /* bytes of all objects before */
 	bool full;	 /* the store had no space for more compaction */
 	bool done;

@@ -17,7 +17,7 @@ struct s3_volume;
 
 /*
  * The two newest roots of some moment. What neither they nor the snapshots need may go, gc-delay=
- * after that: who opens the volume may have begun with what was there before.
+ * after that: a process that opens the volume may have begun with what was there before.
  */
 struct s3_prune {
 	uint64_t due; /* ns, monotonic */

@@ -15,12 +15,12 @@ void *s3_collector(void *volume);
 void s3_owed_drop(struct s3_volume *v);
 /* A checkpoint of everything written so far. 0 or negative errno. By the keeper only. */
 int s3_checkpoint(struct s3_volume *v);
-/* Forgets which old roots were to be deleted. */
+/* Forgets which old roots should be deleted. */
 void s3_prune_free(struct s3_volume *v);
 
 /* What else a full checkpoint does. */
 struct s3_checkpoint_step {
-	/* Writes pause: changes what the checkpoint is to hold. */
+	/* Writes pause: changes what the checkpoint will hold. */
 	int (*change)(void *opaque, struct s3_volume *v, uint64_t seq);
 	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
 	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);

@@ -39,7 +39,8 @@ static int store_size(struct s3_volume *v, uint64_t blocks)
 
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_BEFORE);
 	r = s3_volume_change_super(v, change_size, &blocks);
-	/* Who takes over reads the size behind his fence: that may have been before this. */
+	/* A writer that takes over reads the size after its fence, which may have been before this.
+	 */
 	if (r == 0)
 		r = s3_check_not_fenced(v);
 	if (r == -ESTALE)

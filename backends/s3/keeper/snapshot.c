@@ -260,7 +260,7 @@ int s3_snapshot_create(struct s3_volume *v, const char *name)
 
 struct children {
 	struct s3_volume *v;
-	bool look;   /* nothing is to be changed: markers of clones that are missing do not count */
+	bool look;   /* change nothing: markers of clones that are missing do not count */
 	int64_t now; /* when the mark was put, by the store's clock */
 	uint32_t n;
 	char first[S3_KEY_MAX + 1]; /* path of the one that was found first */

@@ -35,7 +35,7 @@ struct s3_snapshot_info {
 	uint64_t seq, time, blocks; /* time: s since 1970; blocks: size of the volume then */
 	uint32_t children;	    /* clones */
 };
-/* The oldest first; list is to be freed. */
+/* The oldest first; the caller frees list. */
 int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t *n);
 
 /*

@@ -52,7 +52,7 @@ static void give_up(struct s3_closing *c)
 	s3_store_stop(v->store);
 }
 
-/* ns until it is to be given up, from what is known now. */
+/* ns until closing must be given up, from what is known now. */
 static uint64_t left(const struct s3_closing *c)
 {
 	uint64_t waited = s3_now() - c->began, outage = s3_store_outage(c->v->store);

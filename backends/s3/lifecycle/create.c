@@ -19,8 +19,8 @@
 #include "backends/s3/lifecycle/internal.h"
 
 /*
- * A probe was left by one who ended while he opened the volume; a super object has come since it
- * was looked for, and is met again when ours is put.
+ * A process that ended while it opened the volume left a probe. A super object that has appeared
+ * since we looked for it is found again when we put ours.
  */
 static int meet_remains(void *opaque, const struct s3_listed *listed)
 {

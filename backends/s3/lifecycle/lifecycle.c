@@ -153,7 +153,7 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 		r = s3_failpoint_choose(&v->host);
 	if (r == 0 && c->cache_file)
 		r = s3_cachefile_open(c->cache_file, c->cache_size, &v->host, &v->cachefile);
-	/* Who only reads sees what is in the store. */
+	/* A reader sees what is in the store. */
 	if (r == 0 && c->write_back && !readonly)
 		r = s3_writeback_open(c->write_back, c->write_back_size, &v->host, &v->writeback);
 	if (r == 0 && !readonly && v->conditional)

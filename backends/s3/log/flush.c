@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Flushes, and writes that are to be durable, until they are answered. */
+/* Flushes, and writes that must be durable, until they are answered. */
 #include <errno.h>
 #include <stdlib.h>
 

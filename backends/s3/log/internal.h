@@ -15,7 +15,7 @@
 
 struct s3_record;
 
-/* Who waits for a sequence number to be in the store. */
+/* A thread that waits until a sequence number is in the store. */
 struct s3_waiter {
 	struct s3_waiter *next;
 	struct backend_request *request;

@@ -46,7 +46,7 @@ void s3_log_resume(struct s3_volume *v);
 int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	const struct s3_record *records, size_t n);
 /*
- * Makes the log longer by an object, be it an empty one, with a record (NULL: none) in it. 0 or
+ * Appends an object to the log, which may be empty, with a record (NULL: none) in it. 0 or
  * negative errno.
  */
 int s3_log_mark(struct s3_volume *v, const struct s3_record *record);
@@ -56,7 +56,7 @@ int s3_log_wait(struct s3_volume *v, uint64_t seq);
 /* Bytes that the header of a batch may take. */
 size_t s3_log_header_room(const struct s3_volume *v);
 
-/* A part of a batch that the write-back log is to get; the batch is held. */
+/* A part of a batch that goes to the write-back log; the batch is held. */
 struct s3_part {
 	struct s3_batch *batch;
 	struct s3_object_header records; /* to be walked from position on; else empty */

@@ -314,7 +314,7 @@ static void put_done(struct s3_request *req)
 		uploaded(b);
 		return;
 	}
-	/* What was to be replaced is gone, or another one by now: look again. */
+	/* The object to replace is gone, or is another one by now: look again. */
 	if (r != -EEXIST && !(r == -ENOENT && b->stale[0])) {
 		not_put(b, req);
 		return;

@@ -324,7 +324,7 @@ static void stall(struct s3_write *w)
 		s3_write_finish(w, r);
 }
 
-/* One step of an edge: answers whether s3_write_run() is to go on at once; *r as append_edge(). */
+/* One step of an edge: true if s3_write_run() continues at once; *r as append_edge(). */
 static bool edge_step(struct s3_write *w, int *r)
 {
 	uint32_t from, bytes;

@@ -158,7 +158,7 @@ void s3_writeback_close(struct s3_writeback *w)
 	free(w);
 }
 
-/* Where in the ring an entry of bytes goes that is to be at position or later. */
+/* Where in the ring an entry of bytes goes that must be at position or later. */
 static uint64_t place(const struct s3_writeback *w, uint64_t position, uint64_t bytes)
 {
 	uint64_t at = position % w->ring;
@@ -283,7 +283,7 @@ static void give_up(struct s3_volume *v, int r)
 	pthread_mutex_lock(&v->lock);
 }
 
-/* Under the lock, which it lets go: brings all that there is now into the log, and syncs it. */
+/* Under the lock, which it lets go: writes everything that exists now to the log, and syncs it. */
 static void log_changes(struct s3_volume *v)
 {
 	struct s3_writeback *w = v->writeback;

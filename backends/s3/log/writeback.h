@@ -47,7 +47,7 @@ enum s3_writeback_state {
 	S3_WRITEBACK_SOON,  /* s3_log_answer() will be called */
 	S3_WRITEBACK_NEVER, /* the log is full or broken: the store has to be waited for */
 };
-/* Under the volume's lock: everything up to a change (s3_volume.changes) is to be in the log. */
+/* Under the volume's lock: everything up to a change (s3_volume.changes) must be in the log. */
 enum s3_writeback_state s3_writeback_want(struct s3_volume *v, uint64_t change);
 /* Under the volume's lock: does a flush of everything up to a change have to wait for the store? */
 bool s3_writeback_lacks(const struct s3_volume *v, uint64_t change);

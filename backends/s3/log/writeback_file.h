@@ -62,7 +62,7 @@ struct s3_writeback {
 
 /* ---- writeback.c ---- */
 
-/* The owner of a log that is nobody's; what kind of file it is. */
+/* The owner in a log without an owner; what kind of file it is. */
 extern const uint8_t s3_writeback_nobody[S3_UUID];
 extern const struct s3_localfile_kind s3_writeback_kind;
 /* Makes next the state, durably, in place of the one before the last. 0 or negative errno. */

@@ -172,7 +172,8 @@ static int restore(const struct s3_get *g, uint32_t *bad)
 
 /*
  * An object is not what was written. True: because another writer has taken over, or may have,
- * which is reported. He replaces what he has not seen, and that is beyond what is durable here.
+ * which is reported. It replaces only objects that it has not seen, and none of them is durable
+ * here.
  */
 static bool is_overtaken(struct s3_volume *v, uint8_t origin, uint64_t id, const char *key)
 {
@@ -501,7 +502,7 @@ static bool prepare_whole(struct s3_get *g, bool load)
 	if (g->first != 0 || g->count != g->object.blocks)
 		return false;
 	if (g->transformed) {
-		/* Who knows where the data is asks for that. */
+		/* A caller that knows where the data is asks for exactly that. */
 		if (!load)
 			return false;
 		g->stored.iov_len = g->object.bytes - g->object.header_bytes;

@@ -34,7 +34,7 @@
 /* ---- the fence -------------------------------------------------------------------- */
 
 /*
- * What to do about an object that stands where one of ours of epoch is to be. 0: try again,
+ * What to do about an object that stands where one of ours of epoch belongs. 0: try again,
  * replacing that of etag stale (""; none). STORED: it is ours. Before the fence stands also
  * S3_RECOVERY_AGAIN.
  */
@@ -170,15 +170,16 @@ static uint64_t highest_epoch(const struct s3_volume *v, const struct s3_recover
  *   no older writer acknowledges anything after it: the same as without a fence ahead.
  * - If the log has come to H before our fence stood, the fence ahead is an object of the log, which
  *   holds nothing. Our fence then stands right behind it. What the other writer had under way
- *   behind H is of a lower epoch, and so absent: its predecessor H never was his, so that none of
+ *   behind H is of a lower epoch, and so absent: its predecessor H was never its own, so none of
  *   it was acknowledged.
  * - If not, our fence is below H, and has a higher epoch than the one at H, which is then absent to
  *   everybody, as what a fenced writer left behind is, and replaced when the log comes there.
- * - If we end before our fence stands, a next writer either finds H at the end of the log and goes
- *   on behind it; or he puts his fence below H. A fence has an even epoch, a fence ahead an odd
- *   one, and each the next one to the highest that its writer knew of. So his is higher: H is
- *   absent to him and to who comes after him. (Where the log holds odd epochs of older programs or
- *   of a fence ahead it can be lower: he then ends when he comes to H, as after a takeover.)
+ * - If we end before our fence stands, the next writer either finds H at the end of the log and
+ *   continues behind it, or puts its fence below H. A fence has an even epoch, a fence ahead an odd
+ *   one, and each is the next one to the highest that its writer knew. So the fence of the next
+ *   writer has a higher epoch: H is absent for it and for all writers after it. (If the log holds
+ *   odd epochs of older programs or of a fence ahead, its epoch can be lower: then it ends when it
+ *   reaches H, as after a takeover.)
  */
 static int fence_ahead(struct s3_volume *v, struct s3_recovery *p)
 {
@@ -187,14 +188,14 @@ static int fence_ahead(struct s3_volume *v, struct s3_recovery *p)
 	int r = buffer ? -EEXIST : -ENOMEM;
 
 	/*
-	 * One of an attempt before may stand in a hole that he has left far behind him. It is not
-	 * counted, for a next writer need not have seen it.
+	 * The fence ahead of an earlier attempt may stand in a hole that the writer has left far
+	 * behind. It is not counted, because the next writer need not have seen it.
 	 */
 	if (p->ahead <= known)
 		p->ahead = (known + 1) | 1;
 	p->stopped = true;
-	/* Who is ahead by so many objects has stored them while we read as many: soon we overtake.
-	 */
+	/* A writer that is ahead by so many objects stored them while we read as many: soon we
+	 * overtake it. */
 	for (uint64_t by = AHEAD; r == -EEXIST && by <= AHEAD_MAX; by *= 2) {
 		struct s3_object_header header;
 		struct s3_request req;
@@ -259,7 +260,7 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 	if (r == 0) {
 		v->epoch = p->epoch;
 		v->ours = p->fenced = true;
-		/* Numbers that no other writer gives: his deletions may be late. */
+		/* Numbers that no other writer uses: its deletions may be late. */
 		if (v->next_gc < S3_GC_FIRST(v->epoch))
 			v->next_gc = S3_GC_FIRST(v->epoch);
 	}
@@ -290,7 +291,7 @@ int s3_recovery_roll_forward(struct s3_volume *v, struct s3_recovery *p)
 				r = s3_recovery_tell_lost(v, witness, p->readonly);
 			break;
 		}
-		/* A log that grows may do so forever. Who only reads sees one of its moments. */
+		/* A log may grow forever. A reader sees one of its states. */
 		grown += witness != 0;
 		if (grown == PATIENCE && p->readonly)
 			break;

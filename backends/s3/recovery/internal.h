@@ -127,7 +127,7 @@ int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n);
  * what it had not.
  */
 int s3_recovery_find_witness(struct s3_volume *v, const struct s3_recovery *p, uint64_t *witness);
-/* Something that had been stored is missing. Who only reads may see what was before it. */
+/* Something that had been stored is missing. A reader may see the state before it. */
 int s3_recovery_tell_lost(struct s3_volume *v, uint64_t witness, bool readonly);
 /* Frees the window; no GET of it is under way. */
 void s3_recovery_free_window(struct s3_window *w);
@@ -144,7 +144,7 @@ int s3_recovery_check_reached(struct s3_volume *v, const struct s3_recovery *p);
 
 /* ---- fence.c ---- */
 
-/* Stops a writer at work, once an attempt, if he may be driven away. */
+/* Stops a writer at work, once for each attempt, if we may take over. */
 int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p);
 /* Keeps other writers out: stores a mark behind the log. 0, S3_RECOVERY_AGAIN, or negative errno.
  */

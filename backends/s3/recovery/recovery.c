@@ -52,9 +52,9 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 	/*
 	 * Up to the fence the writer before us may have stored roots, and deleted what only those
 	 * before them need: ours among it, which the next roots might name, and objects of the log,
-	 * so that its end is another one. What he deletes later does not matter: before each
-	 * deletion he looks whether there is a fence, and what it depends on is stored before that.
-	 * So from the roots that we see now on nothing goes that one of them needs.
+	 * so that its end is another one. What it deletes later does not matter: before each
+	 * deletion it looks whether there is a fence, and what it depends on is stored before that.
+	 * So nothing is deleted from now on that one of the roots that we see needs.
 	 */
 	if (r == 0)
 		r = s3_recovery_newer_root(v, p);

@@ -244,7 +244,7 @@ static int walk(
 	return stopped ? stopped : r;
 }
 
-/* What is to be done about the log. */
+/* What to do about the log. */
 enum verdict { TAKE, REPLAY };
 
 /*
@@ -443,7 +443,7 @@ static int arrive_all(struct replay *c)
 	return r;
 }
 
-/* The parcel that is to be filled, which is empty, gets room for so much. */
+/* The parcel that is filled next, which is empty, gets room for so much. */
 static int resize(struct replay *c, uint32_t blocks, uint32_t records)
 {
 	int r = size_parcel(c->v, &c->parcels[c->now], blocks, records);
@@ -575,11 +575,11 @@ static int adopt(struct s3_volume *v)
 	struct s3_writeback *w = v->writeback;
 	/* Everything is in the store. */
 	struct s3_writeback_stored state = {.entry = 1};
-	uint8_t before[S3_UUID]; /* who was about to take it over */
+	uint8_t before[S3_UUID]; /* the writer that was about to take it over */
 	int r = allocate(v);
 
 	memcpy(before, w->state.next, S3_UUID);
-	/* His request may still arrive, and the log can name one only: it is made void. */
+	/* Its request may still arrive, and the log can name one only: we make the request void. */
 	if (r == 0 && memcmp(w->state.uuid, v->super.uuid, S3_UUID) == 0 &&
 		memcmp(before, s3_writeback_nobody, S3_UUID) != 0)
 		r = set_mark(v, before);
@@ -626,7 +626,7 @@ int s3_writeback_attach(
 {
 	int r = examine(v, chain, true);
 
-	/* Behind our fence: who gave the log up meanwhile has had its mark changed. */
+	/* Behind our fence: a writer that has given the log up since has changed its mark. */
 	if (r == REPLAY) {
 		uint8_t mark[S3_UUID];
 

@@ -180,7 +180,7 @@ int s3_recovery_follow(struct s3_volume *v, struct s3_recovery *p, unsigned n)
 			r = s3_recovery_stop_writer(v, p);
 		if (r || !p->horizon || v->applied < p->horizon)
 			continue;
-		/* He who only reads has seen enough, and who is polite refuses. */
+		/* A reader has seen enough; a writer that may not take over refuses. */
 		r = p->readonly ? END : s3_recovery_stop_writer(v, p);
 	}
 	return r == END ? 0 : r;

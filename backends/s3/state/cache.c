@@ -9,7 +9,7 @@
 
 /* Fewer pages than that are no cache. */
 #define PAGES_LEAST 64
-/* The small queue is to have this part of all pages, */
+/* The small queue has this part of all pages, */
 #define SMALL_SHARE 10
 /* and what was read ahead at most this one. */
 #define AHEAD_SHARE 2

@@ -34,7 +34,7 @@ struct s3_line_key {
 	uint8_t origin;
 };
 
-/* Who waits for pages of a line. */
+/* A thread that waits for pages of a line. */
 struct s3_page_waiter {
 	struct s3_page_waiter *next;
 	uint16_t pages; /* waited for; a bit each */

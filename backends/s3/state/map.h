@@ -5,8 +5,8 @@
  * Regions of 2^21 blocks (8 GiB of 4 KiB blocks), made when first written, hold leaves of 512
  * blocks: empty, one run, an array of runs (12 bytes each), or 512 entries of 8 bytes, whichever
  * is smallest. A lock is held for one leaf at a time: lookups wait for at most one leaf's
- * change. A change of many leaves is atomic per leaf only; who needs more (a batch at once)
- * answers reads from the batch until it is in the map.
+ * change. A change of many leaves is atomic per leaf only; a caller that needs more (a batch at
+ * once) answers reads from the batch until it is in the map.
  *
  * Changes keep the live counts of the object table exact. seq is the sequence number of the log
  * object that is applied.

@@ -110,7 +110,8 @@ static void slot_free(struct s3_objects *o, uint32_t n)
 	o->used[c] &= ~(1ull << n % S3_TABLE_CHUNK);
 	if (c < o->hint)
 		o->hint = c;
-	/* Nobody has a slot of it: who looks at one has a pin or a block of it in the map. */
+	/* No slot of it is in use: a thread that looks at one has a pin or a block of it in the
+	 * map. */
 	if (!o->used[c]) {
 		free(o->chunks[c]);
 		o->chunks[c] = NULL;

@@ -118,7 +118,7 @@ static void keep(struct s3_streams *s, struct stream *t)
 	forget(s, oldest);
 }
 
-/* What is to be read ahead of a stream now, if anything. */
+/* What to read ahead of a stream now, if anything. */
 static bool advance(
 	const struct s3_streams *s, struct stream *t, uint64_t size, struct s3_ahead *ahead)
 {

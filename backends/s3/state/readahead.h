@@ -15,7 +15,7 @@
 
 struct s3_streams;
 
-/* A range that is to be read ahead, in bytes. */
+/* A range to read ahead, in bytes. */
 struct s3_ahead {
 	uint64_t from, to;
 	unsigned stream; /* the detector's */
@@ -25,7 +25,7 @@ struct s3_ahead {
 struct s3_streams *s3_streams_new(uint64_t limit);
 void s3_streams_free(struct s3_streams *s);
 /*
- * A read of length bytes at offset in a volume of size bytes. True: *ahead is to be read, and
+ * A read of length bytes at offset in a volume of size bytes. True: *ahead should be read, and
  * counts as being read.
  */
 bool s3_streams_note(struct s3_streams *s, uint64_t offset, uint64_t length, uint64_t size,

@@ -76,7 +76,7 @@ def add() -> Iterator[Add]:
 
 @pytest.fixture
 def s3_volume(tmp_path: Path) -> list[str]:
-    """key=value of a volume that is to be created, in the store on the host."""
+    """key=value of a volume that will be created, in the store on the host."""
     if RELEASE == "bullseye":
         pytest.skip("release: its libcurl is too old for the S3 device")
     credentials = tmp_path / "credentials"

@@ -157,7 +157,7 @@ def test_answers_are_as_long_as_they_say(running: Running) -> None:
 
 
 def read_slowly(disk: str, output: Path) -> bytes:
-    """SLOW bytes in one command, as far as it says that there are: the block layer would read the others again."""
+    """SLOW bytes in one command, as far as the device has so many: the block layer would read the others again."""
     run(["sg_raw", "-o", output, "-r", str(SLOW), disk, *f"28 00 00 00 00 00 00 00 {SLOW // BLOCK:02x} 00".split()])
     return output.read_bytes()
 
