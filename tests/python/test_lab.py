@@ -338,7 +338,7 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     image = sealed[sealed.index("virtio-pmem-pci,memdev=image1") - 2]
     assert "share=off" in image and image.endswith("checkout.ext4,size=8192")
     assert any("share=on" in word and "fd/10" in word for word in sealed)
-    assert not any("9p" in word or "serial-pci" in word or "netdev" in word for word in sealed)  # which wait for the host
+    assert not any("9p" in word or "serial-pci" in word or "netdev" in word for word in sealed)  # host devices
 
 
 @pytest.mark.parametrize(

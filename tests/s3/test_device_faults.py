@@ -194,7 +194,7 @@ def write_twice(handle: Handle) -> None:
 
 
 def flood(server: Nbdkit, writers: int = 4) -> tuple[list[int], list[tuple[threading.Thread, list[BaseException]]]]:
-    """Writes 56 MiB behind what other tests look at, without a flush. Returns the bytes written so far, and the thread."""
+    """Writes 56 MiB behind what other tests look at, without a flush. Returns bytes written, and threads."""
     taken = [0] * writers
     data = random.Random(0).randbytes(64 << 10)
 
