@@ -18,8 +18,8 @@ from .guest import CLOCKS, EXIT_DIED, EXIT_TIMEOUT, Options, parse_size, run
 from .rootfs import die_with_parent, ensure_tree, in_root, locked
 
 HEADERS = "tcmu-headers"  # the only target that fetches something
-RUNNERS = ("runner", "store_runner", "explain_runner")
-HARNESS = f"import {', '.join(f'userblk.harness.running.{name}' for name in RUNNERS)}"  # what runs in a guest
+# What runs in a guest.
+RUNNERS = [f"userblk.harness.running.{name}" for name in ("runner", "store_runner", "explain_runner")]
 
 
 class Parser(argparse.ArgumentParser):
@@ -246,10 +246,10 @@ def make_main(arguments: Sequence[str]) -> int:
         env |= {"LAB_EXTRA": str(args.extra), "LAB_RELEASE": args.release}
         if os.access(args.extra / "build", os.X_OK):
             commands.insert(0, (ensure_tree(variant), ["/extra/build"]))
-    # Compiled by the guest's own Python: what stands where its prefix says it reads, and need not be emulated.
     pycache = f"PYTHONPYCACHEPREFIX=/userblk/build/{args.release}/pycache"
     path = f"PATH=/usr/local/bin:{env['PATH']}"  # where it is not the release's own
-    commands.append((tree, ["env", path, pycache, "PYTHONPATH=/userblk/python", "python3", "-c", HARNESS]))
+    python = ["python3", "-m", "userblk.lab.compile_python", *RUNNERS]
+    commands.append((tree, ["env", path, pycache, "PYTHONPATH=/userblk/python", *python]))
     with locked(f"make-{args.release}"):
         for root, inside in commands:
             code = subprocess.run(in_root(root, inside), env=env, preexec_fn=die_with_parent).returncode

@@ -8,7 +8,6 @@ checkout=$2
 shift 2
 mount --bind "$checkout" "$root/userblk"
 if [ -n "$LAB_EXTRA" ]; then
-	mkdir -p "$root/extra"
 	mount --bind "$LAB_EXTRA" "$root/extra"
 	unset LAB_EXTRA
 fi

@@ -17,7 +17,19 @@ from .rootfs import Tree, locked, make_ext4
 PARTS = ("Makefile", "bin", "python", "harness", "analysis", "configs", "lab")
 LEFT_OUT = ("__pycache__", "meson-info", "meson-logs", "meson-private")
 SUFFIXES_LEFT_OUT = (".o", ".d", ".ninja", ".p")
+# What a build writes about itself, with times in it.
+RECORDS_LEFT_OUT = (
+    ".ninja_deps",
+    ".ninja_log",
+    "build.log",
+    "compile_commands.json",
+    "left-out",
+    "lock",
+    "setup.log",
+    "state",
+)
 SPARE = 16 << 20  # bytes of an image for what is not contents of files
+WRITTEN = 1  # seconds since 1970: when all files of an image were written, as far as a guest can see
 
 
 def files_below(top: Path) -> Iterator[Path]:
@@ -33,12 +45,17 @@ def files_below(top: Path) -> Iterator[Path]:
         links = [name for name in names if (Path(directory) / name).is_symlink()]
         for name in sorted([*files, *links]):
             path = Path(directory) / name
-            if not name.endswith(SUFFIXES_LEFT_OUT) and (path.is_symlink() or path.is_file()):
+            if name in RECORDS_LEFT_OUT or name.endswith(SUFFIXES_LEFT_OUT):
+                continue
+            if path.is_symlink() or path.is_file():
                 yield path
 
 
 def make_image(image: Path, top: Path, parts: list[Path]) -> None:
-    """An image of parts of a directory, unless it is there and current. Raises LabError."""
+    """
+    An image of parts of a directory, unless it is there and current. The same files give the same image to the byte:
+    a guest's page faults depend on where a file is in it. Raises LabError.
+    """
     paths = [path for part in parts for path in files_below(part)]
     looks = [(str(path), *_look(path)) for path in paths]
     key = hashlib.sha256(repr([str(top), looks]).encode()).hexdigest()
@@ -56,7 +73,7 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target, follow_symlinks=False)
             new.unlink(missing_ok=True)
-            make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20)
+            make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
             new.replace(image)  # a guest that has mapped the old one keeps it
             made.write_text(key)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -58,6 +58,7 @@ BUILD_TOOLS = {
 RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
 
 IMAGE_STEP = 128  # MiB; a guest takes memory devices in such pieces
+NOT_IN_IMAGE = ("var/lib/apt/lists", "var/cache")  # they differ with the archive's date, and no guest reads them
 IMAGE_ID = "6d9c1f6e-2f0e-4f5c-9a57-0c6b7d1d5a10"  # of all, so that directories are read in the same order
 
 APT_SETTINGS = re.compile(r'^(Acquire::(?:https?::Proxy(?:::[^ ]+)?|Check-[A-Za-z-]+)) "(.+)";$')
@@ -211,7 +212,7 @@ def source_lines(variant: Variant, mirror: Mirror) -> list[str]:
 
 def tree_key(variant: Variant, packages: Sequence[str]) -> str:
     """Changes when the tree must be rebuilt. Raises LabError."""
-    parts: list[object] = [variant.release, recipe(variant, packages), BOOT_MODULES]
+    parts: list[object] = [variant.release, recipe(variant, packages), BOOT_MODULES, NOT_IN_IMAGE]
     if variant.own:
         _, image, modules = own_kernel(variant.own)
         files = sorted(path for path in (image, *modules.rglob("*")) if path.is_file() and not path.is_symlink())
@@ -426,10 +427,11 @@ def build_tree(variant: Variant) -> Tree:
             add_python(root, work / "python")
             shutil.rmtree(work / "python")
         (release,) = (path.name for path in (root / "usr/lib/modules").iterdir())
-        for mount_point in ("userblk", "results"):
+        for mount_point in ("userblk", "results", "extra"):
             (root / mount_point).mkdir()
         (root / "etc/target").mkdir(exist_ok=True)  # target_core_mod looks for it when it loads
         (root / "etc/hostname").write_text("lab\n")
+        (root / "etc/resolv.conf").write_text("")  # not this machine's
         (root / "etc/hosts").write_text("127.0.0.1 localhost lab\n")
 
         kernels = [root / f"boot/vmlinuz-{release}", root / f"usr/lib/modules/{release}/vmlinuz"]
@@ -498,19 +500,62 @@ def put_in_place(variant: Variant, work: Path) -> None:
     shutil.rmtree(old)
 
 
+# In a shell: hides DIRECTORY... behind empty ones, written at $0, in this mount namespace; then runs what follows --.
+HIDE = """
+while [ "$1" != -- ]; do
+	mount -t tmpfs -o mode=755 empty "$1"
+	touch -d "@$0" "$1"
+	shift
+done
+shift
+exec "$@"
+"""
+
+
+def newest_of_packages(root: Path) -> int:
+    """When the newest file that a package brought was written, in seconds since 1970."""
+    info = root / "var/lib/dpkg/info"
+    listed = (line.partition("  ")[2] for sums in info.glob("*.md5sums") for line in sums.read_text().splitlines())
+    found = (root / name for name in listed)
+    return max((int(path.lstat().st_mtime) for path in found if path.is_file()), default=0)
+
+
 def make_image(root: Path, image: Path) -> None:
-    """An image with room for half as much again. Raises CalledProcessError."""
-    used = subprocess.run(["du", "-sm", str(root)], capture_output=True, text=True, check=True).stdout
-    make_ext4(root, image, int(used.split()[0]) * 3 // 2 + 256)
+    """
+    An image with room for half as much again, without apt's lists and caches. The same packages give the same image
+    to the byte. Raises CalledProcessError.
+    """
+    left_out = [str(path) for path in map(root.joinpath, NOT_IN_IMAGE) if path.is_dir()]
+    argv = ["du", "-sm", *(f"--exclude={path}" for path in left_out), str(root)]
+    used = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    # Files that were written when the packages were installed become as old as the newest in them. Python compares
+    # times of files with those in its compiled ones, so all others keep theirs.
+    make_ext4(root, image, int(used.split()[0]) * 3 // 2 + 256, newest_of_packages(root), left_out)
 
 
-def make_ext4(top: Path, image: Path, size: int) -> None:
+def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[str] = ()) -> None:
     """
-    An ext4 file system of size MiB or a little more that holds what is below top; sparse. Raises CalledProcessError.
+    An ext4 file system of size MiB or a little more that holds what is below top; sparse. No file in it was written
+    after newest (seconds since 1970), which top's files are changed for, too; directories in hidden are empty in it.
+    Raises CalledProcessError.
     """
+    for directory, names, files in os.walk(top):
+        for path in (directory, *(os.path.join(directory, name) for name in (*names, *files))):
+            os.utime(path, (newest, min(newest, int(os.lstat(path).st_mtime))), follow_symlinks=False)
     size = -(-size // IMAGE_STEP) * IMAGE_STEP
     # A guest maps it (DAX), for which blocks must be pages.
     argv = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-U", IMAGE_ID]
     argv += ["-E", f"lazy_itable_init=0,hash_seed={IMAGE_ID}", "-d", str(top), str(image), f"{size}M"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    subprocess.run(argv, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"PATH": path})
+    env = os.environ | {"PATH": path, "LC_ALL": "C", "E2FSPROGS_FAKE_TIME": str(newest)}
+    if hidden:
+        shell = ["sh", "-ec", HIDE, str(newest), *hidden, "--"]
+        argv = ["unshare", "--mount", "--propagation", "private", "--", *shell, *argv]
+    subprocess.run(argv, stdout=subprocess.DEVNULL, check=True, env=env)
+    # When an inode was changed, and when it was read by mkfs.ext4, cannot be set before.
+    looks = subprocess.run(["dumpe2fs", "-h", str(image)], capture_output=True, text=True, check=True, env=env).stdout
+    counts = dict(re.findall(r"^(Inode count|Free inodes):\s+(\d+)", looks, re.MULTILINE))
+    used = range(1, int(counts["Inode count"]) - int(counts["Free inodes"]) + 1)
+    times = "".join(f"set_inode_field <{i}> {time} @{newest:#x}\n" for i in used for time in ("ctime", "atime"))
+    argv = ["debugfs", "-w", "-f", "/dev/stdin", str(image)]
+    subprocess.run(argv, input=times, text=True, capture_output=True, check=True, env=env)

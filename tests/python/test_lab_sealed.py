@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import filecmp
 import io
 import mmap
 import os
+import re
 import struct
 import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, write_plan
 from userblk.harness.running.hand_over import hand_over
-from userblk.lab import LabError, channel, guest, images
+from userblk.lab import LabError, channel, guest, images, rootfs
 
 
 class Port:
@@ -161,3 +164,70 @@ def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_pat
     with pytest.raises(LabError, match="cannot be made"):
         images.make_image(top / "a/file/image.ext4", top, [top])
     assert not (tmp_path / "image.stage").exists()
+
+
+def write_files(top: Path, names: list[str]) -> None:
+    for name in names:
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"what is in {path.name}")
+
+
+def test_the_same_checkout_gives_the_same_image_to_the_byte(tmp_path: Path) -> None:
+    """Whenever and in which order its files were written, and however often it was built."""
+    names = [f"{directory}/file{number}" for directory in ("a", "build/trixie", "z") for number in range(20)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_files(first, names)
+    write_files(second, [*reversed(names), "build/trixie/.ninja_log", "build/trixie/build.log"])
+    (second / "a/file1").read_text()
+    for number, path in enumerate(sorted(second.rglob("*"))):
+        os.utime(path, (10_000 + number, 20_000 + number))
+    for top in (first, second):
+        images.make_image(tmp_path / f"{top.name}.ext4", top, [top])
+    assert filecmp.cmp(tmp_path / "first.ext4", tmp_path / "second.ext4", shallow=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as building the lab does")
+def test_the_same_packages_give_the_same_root_image_to_the_byte(tmp_path: Path) -> None:
+    """Whatever apt's lists say that day; and files of packages keep their times, to which Python compares."""
+    for name, names in (("first", ["usr/lib/new", "etc/made"]), ("second", ["etc/made", "usr/lib/new"])):
+        root = tmp_path / name
+        write_files(root, ["usr/lib/old", *names, "var/lib/dpkg/info/package.md5sums"])
+        write_files(root, [f"var/lib/apt/lists/{name}{number}" for number in range(300 if name == "first" else 1)])
+        (root / "var/lib/dpkg/info/package.md5sums").write_text("0  usr/lib/old\n1  usr/lib/new\n")
+        os.utime(root / "usr/lib/old", (5_000, 1_000_000))
+        os.utime(root / "usr/lib/new", (6_000, 1_000_001))
+        rootfs.make_image(root, tmp_path / f"{name}.ext4")
+    first = tmp_path / "first.ext4"
+    assert filecmp.cmp(first, tmp_path / "second.ext4", shallow=False)
+    times = {}
+    for file in ("usr/lib/old", "usr/lib/new", "etc/made"):
+        argv = ["/usr/sbin/debugfs", "-R", f"stat /{file}", str(first)]
+        shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        times[file] = [int(time, 16) for time in re.findall(r"(?:mtime|ctime|atime|crtime): 0x(\w+)", shown)]
+    assert times["usr/lib/old"] == [1_000_001, 1_000_001, 1_000_000, 1_000_001]  # mtime is the third
+    assert times["usr/lib/new"] == times["etc/made"] == [1_000_001] * 4
+
+
+def test_compiled_python_follows_the_text_and_not_the_time(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("VALUE = 1\n")
+    prefix, top = tmp_path / "prefix", Path(__file__).resolve().parents[2]
+
+    def compile_it() -> dict[str, bytes]:
+        argv = [sys.executable, "-m", "userblk.lab.compile_python", "module"]
+        env = os.environ | {"PYTHONPYCACHEPREFIX": str(prefix), "PYTHONPATH": f"{top / 'python'}:{tmp_path}"}
+        subprocess.run(argv, env=env, check=True)
+        return {str(path): path.read_bytes() for path in prefix.rglob("*.pyc")}
+
+    first = compile_it()
+    (mine,) = (Path(name) for name in first if Path(name).name.startswith("module."))
+    number = mine.stat().st_ino
+    os.utime(tmp_path / "module.py", (1, 1))
+    (prefix / "gone.pyc").touch()
+    assert compile_it() == first and mine.stat().st_ino == number
+    (tmp_path / "module.py").write_text("VALUE = 2\n")
+    os.utime(tmp_path / "module.py", (1, 1))
+    second = compile_it()
+    assert {name for name in first if first[name] != second[name]} == {str(mine)}
+    mine.unlink()
+    assert compile_it() == second
