@@ -119,6 +119,9 @@ def _facts(campaign: Campaign) -> dict[str, str]:
         for name in ("host", "profile", "emulated", "kernel")
     }
     facts["repetitions"] = str(campaign.asked.get("repetitions", ""))
+    for part in ("guest", "machine"):  # of the lab: the guest's images, and what ran it
+        if isinstance(found := campaign.asked.get(part), Mapping):
+            facts |= flat({part: environment_rows(found)})
     for host, environment in environments(campaign).items():
         prefix = "" if len({run.machine or run.host for run in runs}) == 1 else f"{host}: "
         facts |= {prefix + name: value for name, value in environment_rows(environment).items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
-from .rootfs import Tree, locked, make_ext4
+from .rootfs import Tree, digest, locked, make_ext4
 
 # What of the checkout runs in a guest, beside build/RELEASE.
 PARTS = ("Makefile", "bin", "python", "harness", "analysis", "configs", "lab")
@@ -61,7 +62,7 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
     key = hashlib.sha256(repr([str(top), looks]).encode()).hexdigest()
     made = image.with_suffix(".made")
     with locked(image.stem):
-        if made.exists() and made.read_text() == key and image.exists():
+        if made.exists() and made.read_text().split()[:1] == [key] and image.exists():
             return
         stage, new = image.with_suffix(".stage"), image.with_suffix(".new")
         shutil.rmtree(stage, ignore_errors=True)
@@ -75,7 +76,7 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
             new.unlink(missing_ok=True)
             make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
             new.replace(image)  # a guest that has mapped the old one keeps it
-            made.write_text(key)
+            made.write_text(f"{key} {digest(image)}\n")
         except (OSError, subprocess.CalledProcessError) as error:
             raise LabError(f"{image}: cannot be made of {top}: {error}") from None
         finally:
@@ -95,6 +96,16 @@ def checkout_image(tree: Tree) -> Path:
     parts = [CHECKOUT / name for name in PARTS] + ([build] if build.is_dir() else [])
     make_image(image, CHECKOUT, parts)
     return image
+
+
+def guest_identity(tree: Tree) -> dict[str, str]:
+    """
+    What a sealed guest consists of, besides its plan and the programs of this machine: the version of its kernel and
+    the SHA-256 of its images. Where all is the same, so are the instructions that it executes. Raises LabError.
+    """
+    checkout = checkout_image(tree).with_suffix(".made").read_text().split()[1]
+    made = json.loads((tree.image.parent / "made.json").read_text())
+    return {"kernel": tree.release, "root_image": made["image"], "checkout_image": checkout}
 
 
 def directory_image(tree: Tree, directory: Path, name: str) -> Path:

@@ -439,9 +439,7 @@ def build_tree(variant: Variant) -> Tree:
         (work / "vmlinux").write_bytes(unpack_kernel(packed))
         (work / "initrd").write_bytes(make_initrd(root, release))
         make_image(root, work / "root.ext4")
-        key = tree_key(variant, packages)
-        (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
-
+        write_made(work, tree_key(variant, packages), release)
         put_in_place(variant, work)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -473,8 +471,7 @@ def build_own_tree(variant: Variant) -> Tree:
         shutil.copyfile(image, work / "vmlinux")  # packed: not each can be started directly
         (work / "initrd").write_bytes(make_initrd(root, release))
         make_image(root, work / "root.ext4")
-        key = tree_key(variant, packages_of(variant))
-        (work / "made.json").write_text(json.dumps({"key": key, "release": release}) + "\n")
+        write_made(work, tree_key(variant, packages_of(variant)), release)
         put_in_place(variant, work)
     except subprocess.CalledProcessError as error:
         shutil.rmtree(work, ignore_errors=True)
@@ -485,6 +482,18 @@ def build_own_tree(variant: Variant) -> Tree:
     tree = find_tree(variant)
     assert tree is not None
     return tree
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_made(work: Path, key: str, release: str) -> None:
+    """Say what a tree was made from, and of what its image is: the last file of a complete one."""
+    made = {"key": key, "release": release, "image": digest(work / "root.ext4")}
+    (work / "made.json").write_text(json.dumps(made) + "\n")
 
 
 def put_in_place(variant: Variant, work: Path) -> None:

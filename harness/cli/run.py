@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from userblk.analysis.suites import reports_of
 
 from ..machine import interrupt
 from ..model.plan import Plan, estimate, read_plan
+from ..model.tables import ConfigError
 from ..observing import host_load
 from ..running import hosts
 from ..running.campaign import Event, RunnerProcess, create, prepare_lab, runner_argv
@@ -54,7 +56,7 @@ def run_command(args: argparse.Namespace) -> int:
     plan, place = lay_out(args)
     say(place_line(place, plan.model) if place.lab else "\n".join(plan_lines(plan, place)))
     prepare(plan)
-    directory = create(plan, args.results.absolute(), sys.argv)
+    directory = create(plan, args.results.absolute(), sys.argv, guest_of(plan))
     return detached(directory) if args.detach else carry_out(plan, directory, args.json)
 
 
@@ -85,6 +87,20 @@ def prepare(plan: Plan) -> None:
     if plan.emulated:
         prepare_lab(plan)
     SUBJECTS[plan.suite.engine.measures].prepare(plan)
+
+
+def guest_of(plan: Plan) -> dict[str, str]:
+    """What the lab's guest consists of; {} of another plan. Raises ConfigError."""
+    if not plan.emulated:
+        return {}
+    from userblk.lab import KERNELS, LabError, Variant  # which only a checkout has
+    from userblk.lab.images import guest_identity
+    from userblk.lab.rootfs import ensure_tree
+
+    try:
+        return guest_identity(ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0])))
+    except LabError as error:
+        raise ConfigError(f"where=lab: {error}") from None
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:

@@ -138,8 +138,11 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     ]
 
 
-def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
-    """The directory of a new campaign, with plan.json and campaign.json. Raises ConfigError."""
+def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str, str] | None = None) -> Path:
+    """
+    The directory of a new campaign, with plan.json and campaign.json. guest: what the lab's consists of. Raises
+    ConfigError.
+    """
     directory = results / plan.campaign
     try:
         results.mkdir(parents=True, exist_ok=True)
@@ -171,6 +174,7 @@ def create(plan: Plan, results: Path, command: Sequence[str]) -> Path:
     }
     if plan.emulated:  # what the guest cannot see
         asked["machine"] = environment.snapshot()
+        asked["guest"] = guest
     write_json(directory / "campaign.json", asked)
     write_plan(plan, directory)
     return directory

@@ -101,6 +101,21 @@ def test_facts_that_differ_are_listed(tmp_path: Path) -> None:
     assert "packages.nbdkit: 1.42.3-1 -> -" in shown(comparison)
 
 
+def test_guests_that_differ_are_listed(tmp_path: Path) -> None:
+    """The same campaign in another guest, or by another QEMU, gives other numbers."""
+    pair(tmp_path)
+    for name, qemu in (("a", "7.2"), ("b", "10.0")):
+        file = tmp_path / name / "campaign.json"
+        asked = json.loads(file.read_text())
+        asked |= {
+            "guest": {"root_image": "aa", "checkout_image": name},
+            "machine": {"packages": {"qemu-system-x86": qemu}},
+        }
+        file.write_text(json.dumps(asked))
+    comparison = compare(read_campaign(tmp_path / "a"), read_campaign(tmp_path / "b"))
+    assert comparison.facts == {"guest.checkout_image": ("a", "b"), "machine.packages.qemu-system-x86": ("7.2", "10.0")}
+
+
 def test_flat() -> None:
     assert flat({"a": {"b": 1, "c": {"d": "x"}}, "e": [1, 2]}) == {"a.b": "1", "a.c.d": "x", "e": "1, 2"}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import io
 import mmap
 import os
@@ -19,7 +20,7 @@ import pytest
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, write_plan
 from userblk.harness.running.hand_over import hand_over
-from userblk.lab import LabError, channel, guest, images, rootfs
+from userblk.lab import LabError, Variant, channel, guest, images, rootfs
 
 
 class Port:
@@ -171,6 +172,27 @@ def write_files(top: Path, names: list[str]) -> None:
         path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"what is in {path.name}")
+
+
+def test_a_guest_is_known_by_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, image = tmp_path / "trixie-stable", tmp_path / "checkout.ext4"
+    work.mkdir()
+    (work / "root.ext4").write_bytes(b"abc")
+    rootfs.write_made(work, "key", "6.12")
+    tree = rootfs.Tree(Variant(), "6.12", work / "root", work / "root.ext4", work / "vmlinux", work / "initrd")
+
+    def checkout_image(_: rootfs.Tree) -> Path:
+        (tmp_path / "top").mkdir(exist_ok=True)
+        images.make_image(image, tmp_path / "top", [tmp_path / "top"])
+        return image
+
+    monkeypatch.setattr(images, "checkout_image", checkout_image)
+    identity = images.guest_identity(tree)
+    # The example of FIPS 180-4.
+    assert identity["root_image"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert identity["checkout_image"] == hashlib.sha256(image.read_bytes()).hexdigest() and identity["kernel"] == "6.12"
+    write_files(tmp_path / "top", ["another"])
+    assert images.guest_identity(tree)["checkout_image"] != identity["checkout_image"]
 
 
 def test_the_same_checkout_gives_the_same_image_to_the_byte(tmp_path: Path) -> None:
