@@ -327,6 +327,7 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     counting = guest.qemu_argv(tree, "icount", options, WIRING)
     assert counting[counting.index("-accel") + 1] == "tcg,thread=single"
     assert counting[counting.index("-icount") + 1] == "shift=0,sleep=off"
+    assert counting[counting.index("-cpu") + 1] == guest.CPU
     assert "nokaslr" in counting[counting.index("-append") + 1] and "nokaslr" not in argv[argv.index("-append") + 1]
     virtual = guest.qemu_argv(tree, "icount", replace(options, clock="virtual"), WIRING)
     assert not any("drive=" in word for word in virtual)
@@ -339,6 +340,17 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     assert "share=off" in image and image.endswith("checkout.ext4,size=8192")
     assert any("share=on" in word and "fd/10" in word for word in sealed)
     assert not any("9p" in word or "serial-pci" in word or "netdev" in word for word in sealed)  # host devices
+
+
+def test_the_virtual_cpu_is_the_same_with_each_qemu() -> None:
+    """A model with a version, and features that this QEMU emulates: what it lacks would be left out silently."""
+    name, *features, last = guest.CPU.split(",")
+    assert name == "qemu64-v1" and last == "enforce" and {"+erms", "+fsrm"}.isdisjoint(features)
+    argv = ["qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-accel", "tcg", "-S"]
+    argv += ["-monitor", "stdio", "-cpu"]
+    for cpu, code in ((guest.CPU, 0), (guest.CPU.replace(",enforce", ",+avx512f,enforce"), 1)):
+        done = subprocess.run([*argv, cpu], input="quit\n", capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize(
