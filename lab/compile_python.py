@@ -11,25 +11,30 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import py_compile
+import marshal
 import sys
 from pathlib import Path
 
-CHECKED = py_compile.PycInvalidationMode.CHECKED_HASH
+# A later format shares objects, if something else in the process that writes it happens to have them, too.
+FORMAT = 2
 HEAD = importlib.util.MAGIC_NUMBER + (0b11).to_bytes(4, "little")  # the hash of the text follows
 
 
 def compile_module(source: Path, compiled: Path) -> None:
-    """Compile source into compiled, unless that is there and current. Raises PyCompileError, OSError."""
-    # typeshed has it return an integer.
-    head = HEAD + bytes(importlib.util.source_hash(source.read_bytes()))
+    """Compile source into compiled, unless that is there and current. Raises SyntaxError, OSError."""
+    text = source.read_bytes()
+    head = HEAD + bytes(importlib.util.source_hash(text))  # typeshed has it return an integer
     try:
         with compiled.open("rb") as file:
             if file.read(len(head)) == head:
                 return
     except FileNotFoundError:
         pass
-    py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=CHECKED)
+    code = marshal.dumps(compile(text, str(source), "exec", dont_inherit=True), FORMAT)
+    compiled.parent.mkdir(parents=True, exist_ok=True)
+    new = compiled.with_suffix(".new")
+    new.write_bytes(head + code)
+    new.replace(compiled)  # a guest may be reading the old one
 
 
 def compile_imported(names: list[str], prefix: Path) -> None:

@@ -47,8 +47,9 @@ EXIT_DIED = 125  # the guest, not the command
 MIB = 1 << 20
 GIB = 1 << 30
 
-# The CPU of virtual time, the same with each QEMU from 7.2 on: `max` has a family and features of its own in each version,
-# for which the kernel takes other paths. Without erms and fsrm it copies by words: a `rep movsb` counts once for each byte.
+# The CPU of virtual time, the same with each QEMU from 7.2 on: `max` has a family and features of its own in each
+# version, for which the kernel takes other paths. Without erms and fsrm it copies by words: a `rep movsb` counts once
+# for each byte.
 FEATURES = """
     abm acpi adx aes arat avx avx2 bmi1 bmi2 clflushopt clwb cr8legacy f16c fma fsgsbase la57 mmxext monitor movbe
     pclmulqdq pdpe1gb pku popcnt rdrand rdtscp smap smep ss sse4.1 sse4.2 sse4a ssse3 umip vaes xgetbv1 xsave xsaveopt
