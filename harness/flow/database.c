@@ -14,7 +14,7 @@
 #define LOOK_NS	 (50 * MS)    /* how long at most until a sleeping thread sees the end of the run */
 #define PATIENCE (1 * SECOND) /* that aiowait waits at most */
 #define BACKLOG	 5	      /* s of events that are kept for threads that come late */
-/* Threads of glibc's that write at a time, in each process of Filebench. */
+/* Threads of glibc's that write at a time, in each process. */
 #define AIO_THREADS 20
 #define PRIVATE	    0600
 
@@ -168,10 +168,9 @@ bool database_add_blocks(struct control *control, const struct thread_def *def, 
 	return true;
 }
 
-bool database_start(struct control *control, unsigned processes, struct flow_error *error)
+bool database_start(struct control *control, struct flow_error *error)
 {
-	const struct aioinit threads = {.aio_threads = AIO_THREADS * (int)processes,
-		.aio_num = AIO_THREADS * (int)processes};
+	const struct aioinit threads = {.aio_threads = AIO_THREADS, .aio_num = AIO_THREADS};
 
 	aio_init(&threads);
 	if (control->block_count == 0)

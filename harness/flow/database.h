@@ -12,8 +12,8 @@
 
 /* Notes the semaphores of a thread's semblocks. False: out of memory. */
 bool database_add_blocks(struct control *control, const struct thread_def *def, unsigned thread);
-/* Makes what they need. processes: each may have so many writes at a time as one of Filebench's. */
-bool database_start(struct control *control, unsigned processes, struct flow_error *error);
+/* Makes what they need, before processes are forked. */
+bool database_start(struct control *control, struct flow_error *error);
 /* Wakes who waits for a semaphore: they are gone. */
 void database_stop(const struct control *control);
 /* Waits for what a worker has not waited for. */

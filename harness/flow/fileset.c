@@ -3,13 +3,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <linux/futex.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "shared.h"
 
 /* ---- the tree in memory ---- */
 
@@ -157,12 +156,10 @@ static uint64_t name_stream(const char *name, uint64_t salt)
 struct fileset *fileset_new(
 	const struct fileset_spec *spec, uint64_t seed, struct flow_error *error)
 {
-	struct fileset *fs = aligned_alloc(_Alignof(struct fileset), sizeof *fs);
+	struct fileset *fs = shared_map(sizeof *fs);
 	struct builder *b = malloc(sizeof *b);
 	uint64_t words = (spec->entries + 63) / 64;
 
-	if (fs != NULL)
-		memset(fs, 0, sizeof *fs);
 	if (fs == NULL || b == NULL)
 		goto no_memory;
 	fs->spec = *spec;
@@ -175,8 +172,8 @@ struct fileset *fileset_new(
 			spec->name, spec->path);
 		goto fail;
 	}
-	fs->state = calloc(spec->entries, sizeof *fs->state);
-	fs->exists = calloc(words, sizeof *fs->exists);
+	fs->state = shared_map(spec->entries * sizeof *fs->state);
+	fs->exists = shared_map(words * sizeof *fs->exists);
 	fs->parent = calloc(spec->entries, sizeof *fs->parent);
 	fs->sizes = spec->size.varies ? calloc(spec->entries, sizeof *fs->sizes) : NULL;
 	if (fs->state == NULL || fs->exists == NULL || fs->parent == NULL ||
@@ -222,9 +219,9 @@ void fileset_free(struct fileset *fs)
 	free(fs->paths);
 	free(fs->parent);
 	free(fs->sizes);
-	free((void *)fs->state);
-	free((void *)fs->exists);
-	free(fs);
+	shared_unmap((void *)fs->state, fs->spec.entries * sizeof *fs->state);
+	shared_unmap((void *)fs->exists, (fs->spec.entries + 63) / 64 * sizeof *fs->exists);
+	shared_unmap(fs, sizeof *fs);
 }
 
 uint32_t fileset_file_path(const struct fileset *fs, uint32_t file, char *buffer)
@@ -314,12 +311,6 @@ static uint32_t rotate(struct fileset *fs, bool exists)
 	}
 }
 
-/* Sleeps until a file was given back since turn was read. */
-static void wait_turn(struct fileset *fs, uint32_t turn)
-{
-	syscall(SYS_futex, &fs->turn, FUTEX_WAIT_PRIVATE, turn, NULL, NULL, 0);
-}
-
 /* Tries the candidates from first on, once round; *busy: there is one to wait for. */
 static uint32_t take_from(struct fileset *fs, enum pick pick, uint32_t first, bool *busy)
 {
@@ -370,7 +361,7 @@ uint32_t fileset_pick(struct fileset *fs, enum pick pick, uint32_t index, const 
 			waiting = true;
 			continue;
 		}
-		wait_turn(fs, turn);
+		shared_wait(&fs->turn, turn); /* until a file was given back since */
 	}
 	if (waiting)
 		atomic_fetch_sub(&fs->waiters, 1);
@@ -401,7 +392,7 @@ bool fileset_take(struct fileset *fs, uint32_t file, uint32_t *before, const _At
 			waiting = true;
 			continue;
 		}
-		wait_turn(fs, turn);
+		shared_wait(&fs->turn, turn); /* until a file was given back since */
 	}
 	if (waiting)
 		atomic_fetch_sub(&fs->waiters, 1);
@@ -428,5 +419,5 @@ void fileset_give(struct fileset *fs, uint32_t file, uint32_t state)
 void fileset_wake(struct fileset *fs)
 {
 	atomic_fetch_add(&fs->turn, 1);
-	syscall(SYS_futex, &fs->turn, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+	shared_wake(&fs->turn);
 }

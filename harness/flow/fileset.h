@@ -9,6 +9,7 @@
  * Threads take files without a lock. The state word of a file is the truth: a
  * thread owns the file while it has set FILE_BUSY there. The bits of existence
  * are an index for the search of the next file and may lag behind by a moment.
+ * Processes that are forked later share all that changes.
  */
 #ifndef FLOW_FILESET_H
 #define FLOW_FILESET_H

@@ -59,7 +59,7 @@ struct block {
 	uint64_t highwater; /* room at the start */
 };
 
-/* What all workers of a run share. */
+/* What all workers of a run share, in memory that their processes share. */
 struct control {
 	_Atomic bool stop;
 	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns; what ends later does not count */
@@ -106,7 +106,7 @@ struct worker {
 	unsigned fd_rotor;		     /* opennext: the descriptor before, counted down */
 	struct write_behind *writes;	     /* aiowrite's, not yet waited for; the newest first */
 	struct flow *flows;		     /* def->count of each */
-	struct stats_live *stats;
+	struct stats_live *stats; /* not its own: the process that samples them may be another */
 	struct flow_error error;
 	char path[FILESET_PATH];
 };
@@ -124,9 +124,9 @@ bool flowop_is_write(enum flowop_type type);
 /*
  * Allocates what the worker owns and touches it, so that this does not fall
  * into the measurement; the buffer is random unless control->original is set.
+ * def, control, process, stats and number are set, all else is zero.
  */
-bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
-	struct process_count *process, uint64_t seed, unsigned number);
+bool worker_init(struct worker *w, uint64_t seed);
 /* Runs the flowops until one of them ends it; files that are open stay so. */
 enum step worker_run(struct worker *w);
 /* Closes files and frees what worker_init() allocated. */

@@ -16,16 +16,15 @@ static void *map(size_t size)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-bool worker_init(struct worker *w, const struct thread_def *def, struct control *control,
-	struct process_count *process, uint64_t seed, unsigned number)
+bool worker_init(struct worker *w, uint64_t seed)
 {
-	*w = (struct worker){.def = def, .control = control, .process = process, .number = number};
-	rng_seed(&w->rng, seed, (uint64_t)number + 1);
+	const struct thread_def *def = w->def;
+
+	rng_seed(&w->rng, seed, (uint64_t)w->number + 1);
 	for (unsigned i = 0; i < FLOW_FDS; i++)
 		w->slots[i].fd = -1;
 	w->flows = map(def->count * sizeof *w->flows);
-	w->stats = map(def->count * sizeof *w->stats);
-	if (w->flows == NULL || w->stats == NULL)
+	if (w->flows == NULL)
 		return flow_error_set(
 			&w->error, "thread %s: out of memory; lower instances=", def->name);
 	for (unsigned i = 0; i < def->count; i++) {
@@ -42,7 +41,7 @@ bool worker_init(struct worker *w, const struct thread_def *def, struct control 
 			return flow_error_set(&w->error,
 				"thread %s: out of memory; lower memsize=%" PRIu64 " or instances=",
 				def->name, def->memsize);
-		if (control->original)
+		if (w->control->original)
 			memset(w->buffer, 0, w->room);
 		else
 			rng_fill(&w->rng, w->buffer, w->room);
@@ -81,6 +80,4 @@ void worker_destroy(struct worker *w)
 	free(w->buffer);
 	if (w->flows != NULL)
 		munmap(w->flows, w->def->count * sizeof *w->flows);
-	if (w->stats != NULL)
-		munmap(w->stats, w->def->count * sizeof *w->stats);
 }
