@@ -3,6 +3,7 @@
 # what is stored is synced.
 
 set $dir=/mnt/userblk
+set $nprocesses=1
 set $nthreads=16
 set $nfiles=1500000
 set $filesize=16k
@@ -16,7 +17,7 @@ set mode quit timeout
 
 define fileset name=bigfileset,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,prealloc=80
 
-define process name=mailserver,instances=1
+define process name=mailserver,instances=$nprocesses
 {
   thread name=mailserver,memsize=$memsize,instances=$nthreads
   {

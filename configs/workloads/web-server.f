@@ -2,6 +2,7 @@
 # A web server: each thread reads ten files whole and appends to the log that all share.
 
 set $dir=/mnt/userblk
+set $nprocesses=1
 set $nthreads=100
 set $nfiles=1250000
 set $filesize=16k
@@ -16,7 +17,7 @@ set mode quit timeout
 define fileset name=bigfileset,path=$dir,entries=$nfiles,size=$filesize,dirwidth=$dirwidth,prealloc=100
 define fileset name=logfiles,path=$dir,entries=1,size=$filesize,dirwidth=$dirwidth,prealloc=100
 
-define process name=webserver,instances=1
+define process name=webserver,instances=$nprocesses
 {
   thread name=webserver,memsize=$memsize,instances=$nthreads
   {

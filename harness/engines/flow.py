@@ -191,7 +191,7 @@ def wait_for(process: Process, memory: Memory, running: Running, limit: float) -
         raise CommandError(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
 
 
-SHAPE_KEYS = ("file", "id", "rw", "threads", "files", "block_sizes", "stands_for", "macro")
+SHAPE_KEYS = ("file", "id", "rw", "threads", "processes", "files", "block_sizes", "stands_for", "macro")
 
 
 def shaped(suite: str, table: Table, engine: str, more: Sequence[str] = ()) -> Iterator[Workload]:
@@ -209,18 +209,21 @@ def shaped(suite: str, table: Table, engine: str, more: Sequence[str] = ()) -> I
         if not (CONFIGS / f"workloads/{file}.f").is_file():
             raise one.error("file", file, f"configs/workloads/{file}.f is missing; add it")
         rw = one.text("rw", FIO_MODES) if "rw" in one.values else ""
-        threads, files = ([] if key not in one.values else tables.counts(one, key) for key in ("threads", "files"))
+        keys = ("threads", "processes", "files")
+        threads, processes, files = ([] if key not in one.values else tables.counts(one, key) for key in keys)
         sizes = one.array("block_sizes") if "block_sizes" in one.values else []
         stands_for = one.text("stands_for", FILE_OPERATIONS) if "stands_for" in one.values else ""
         macro = one.boolean("macro") if "macro" in one.values else False
         one.end(SHAPE_KEYS)
-        for count, many, size in product(threads or [0], files or [0], sizes or [""]):
+        if threads and processes:
+            raise one.error("processes", processes, "each has one thread; leave threads out")
+        for count, forked, many, size in product(threads or [0], processes or [0], files or [0], sizes or [""]):
             bytes_each = tables.block_size(one, "block_sizes", size) if size else 0
-            fixed = {"nthreads": count, "nfiles": many, "iosize": bytes_each}
+            fixed = {"nthreads": count or min(forked, 1), "nprocesses": forked, "nfiles": many, "iosize": bytes_each}
             yield Workload(
-                pattern.format(threads=count, files=many, size=size),
+                pattern.format(threads=count, processes=forked, files=many, size=size),
                 rw,
-                count,
+                count or forked,
                 bytes_each,
                 suite,
                 engine,

@@ -53,6 +53,14 @@ def test_every_variable_is_one_of_the_workloads_file() -> None:
             assert set(workload.variables["nvme"]) <= known, workload.id
 
 
+def test_each_client_of_a_server_is_a_process() -> None:
+    found = {workload.id: workload for workload in planned("/dev/null", "ufs-files", None).suite.workloads}
+    for name in ("varmail", "webserver"):
+        values = found[f"{name}-4c"].variables["nvme"]
+        assert (values["nprocesses"], values["nthreads"], found[f"{name}-4c"].threads) == (4, 1, 4)
+    assert "nprocesses" not in found["smallfile-read-4c"].variables["nvme"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
