@@ -82,7 +82,7 @@ clean: ## remove what was built, but not the lab's root file system nor results
 # make bench SATA=/dev/sdb NVME=/dev/nvme0n1p3 CONFIRM="serial serial" PROFILE=paper ...: options of `userblk run` by
 # their names in capitals; ARGS="..." has any others.
 FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
-VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS WHERE SEED RESULTS STORE
+VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS DEVICES WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
 APPS := apps kv postgresql source-tree
 BENCH_NEEDS = bench $(if $(DRY_RUN),,build report $(if $(SATA)$(NVME),,lab) $(if $(filter s3%,$(SUITE)),s3) \

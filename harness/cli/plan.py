@@ -138,6 +138,16 @@ def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:
     return SUBJECTS[options["suite"].engine.measures].lay_out(args, options, campaign_name)
 
 
+def chosen_devices(asked: str, devices: Sequence[Device], place: Place) -> list[Device]:
+    """Those of the lab's disks that are asked for. Raises ConfigError."""
+    if not place.lab:
+        raise ConfigError(f"devices={asked}: chooses among the lab's; name your own with --sata and --nvme alone")
+    names, known = asked.split(","), [device.id for device in devices]
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"devices={asked}: {unknown[0]} is not there; choose from {','.join(known)}")
+    return [device for device in devices if device.id in names]
+
+
 def lay_out_on_devices(
     args: argparse.Namespace, options: dict[str, Any], name: Callable[[Profile, str], str]
 ) -> tuple[Plan, Place]:
@@ -155,6 +165,8 @@ def lay_out_on_devices(
     clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
     options["profile"] = config.load_profile(options["profile"].name, virtual=bool(model))
     devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
+    if args.devices:
+        devices = chosen_devices(args.devices, devices, place)
     if not any(system.uses_device for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
     cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
@@ -223,8 +235,9 @@ def within(suite: Suite, asked: Sequence[str] | None, cpus: int, remedy: str) ->
 
 def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     """The same for several hosts. Raises ConfigError."""
-    if args.sata or args.nvme or args.confirm or args.where != "auto":
-        raise ConfigError(f"hosts={args.hosts}: it names the devices; leave --sata, --nvme, --confirm and --where out")
+    if args.sata or args.nvme or args.devices or args.confirm or args.where != "auto":
+        others = "--sata, --nvme, --devices, --confirm and --where"
+        raise ConfigError(f"hosts={args.hosts}: it names the devices; leave {others} out")
     if args.instructions:
         raise ConfigError(f"hosts={args.hosts}: instructions are counted in the lab; leave --hosts out")
     options = make_options(args)
@@ -470,6 +483,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workloads", metavar="LIST", help="workloads of the suite, for example seq-read-1th-4k (default: all)"
     )
+    parser.add_argument("--devices", metavar="LIST", help="disks of the lab to measure, sata or nvme (default: both)")
     parser.add_argument(
         "--store",
         type=Path,

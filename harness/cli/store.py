@@ -39,7 +39,7 @@ class OverStore:
         Raises ConfigError.
         """
         suite = options["suite"]
-        for word, value in (("--sata", args.sata), ("--nvme", args.nvme)):
+        for word, value in (("--sata", args.sata), ("--nvme", args.nvme), ("--devices", args.devices)):
             if value:
                 raise ConfigError(f"suite={suite.name}: it needs no device; leave {word} out")
         if options["sample_stacks"]:

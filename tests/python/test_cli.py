@@ -331,6 +331,19 @@ def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
     )
 
 
+def test_one_of_the_labs_disks_can_be_chosen(tmp_path: Path) -> None:
+    chosen = userblk("plan", *LAB, "--devices", "nvme", "--json", cwd=tmp_path)
+    assert list(json.loads(chosen.stdout)["plan"]["devices"]) == ["nvme"]
+    both = userblk("plan", *LAB, "--devices", "nvme,sata", "--json", cwd=tmp_path)
+    assert list(json.loads(both.stdout)["plan"]["devices"]) == ["sata", "nvme"]
+    for words, says in (
+        ((*LAB, "--devices", "nvme,ram"), "devices=nvme,ram: ram is not there; choose from sata,nvme"),
+        ((*LAB, "--suite", "s3", "--devices", "nvme"), "suite=s3: it needs no device; leave --devices out"),
+    ):
+        refused = userblk("plan", *words, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr) == (2, f"userblk: {says}\n")
+
+
 # ---- instructions --------------------------------------------------------------------------
 
 
