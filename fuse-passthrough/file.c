@@ -208,8 +208,11 @@ static void finish_open(
 	fi->fh = pack(fd, direct_fd);
 	fi->keep_cache = session.timeout > 0;
 #if HAVE_NOFLUSH
-	/* Nothing is left to write: a request less, except with write-back. */
-	fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
+	/*
+	 * Nothing is left to do when it is closed: a request less, and close(2) waits for nobody.
+	 * With write-back, the kernel ignores this.
+	 */
+	fi->noflush = fs.plain_close || (fi->flags & O_ACCMODE) == O_RDONLY;
 #endif
 #if HAVE_PASSTHROUGH
 	if (fs.passthrough)

@@ -137,16 +137,28 @@ static bool open_directories(void)
 	return result == 0;
 }
 
-/* Whether SOURCE is in memory: reads do not wait, so rings do them at once. */
-static bool source_in_memory(void)
+/* The type of SOURCE's file system, as statfs(2) has it; 0: unknown. */
+static unsigned long source_type(void)
 {
 	struct inode *root = inode_of(FUSE_ROOT_ID);
 	struct statfs st;
-	bool in_memory = fstatfs(inode_get(root), &st) == 0 &&
-			 (st.f_type == TMPFS_MAGIC || st.f_type == RAMFS_MAGIC);
+	bool known = fstatfs(inode_get(root), &st) == 0;
 
 	inode_put(root);
-	return in_memory;
+	return known ? (unsigned long)st.f_type : 0;
+}
+
+/* Is it in memory? Then reads do not wait, so rings do them at once. */
+static bool in_memory(unsigned long type)
+{
+	return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
+}
+
+/* Does it nothing when a file is closed? Others, such as NFS, write then, or report errors. */
+static bool closes_plainly(unsigned long type)
+{
+	return in_memory(type) || type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC ||
+	       type == BTRFS_SUPER_MAGIC;
 }
 
 /*
@@ -170,6 +182,7 @@ int main(int argc, char *argv[])
 		.read_fd = data_fd, .write_fd = ring_write_fd, .sync_fd = file_fd};
 	struct session_program program = {.negotiate = negotiate, .tell = tell, .files = &files};
 	int status = EXIT_USAGE;
+	unsigned long type;
 
 	if (!options_read(&args))
 		goto out;
@@ -183,7 +196,9 @@ int main(int argc, char *argv[])
 			 (options.passthrough_when && HAVE_PASSTHROUGH && geteuid() == 0);
 	if (!open_directories())
 		goto out;
-	files.in_memory = source_in_memory();
+	type = source_type();
+	files.in_memory = in_memory(type);
+	fs.plain_close = closes_plainly(type);
 	fill_operations(&program.operations);
 	status = session_run(&args, &options.session, options.source, &program);
 	if (atomic_load(&fs.passthrough_refused))

@@ -31,6 +31,7 @@ struct filesystem {
 	bool is_root;	    /* files can be given to the requesting user */
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
+	bool plain_close;   /* close(2) does nothing to a file of the source */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;

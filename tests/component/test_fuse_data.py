@@ -10,6 +10,7 @@ import mmap
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,27 @@ def test_write_only_file_can_be_written_in_part(fuse: Mount) -> None:
     finally:
         os.close(descriptor)
     assert path.read_bytes() == b"a" * 5000 + b"bcd" + b"a" * 4997
+
+
+@pytest.mark.parametrize("option", ["--no-writeback", "--passthrough"])
+def test_a_close_waits_for_nobody(option: str, fuse_start: FuseStart) -> None:
+    """As on ext4: a process with the file open can start another one, which closes its copy, while writes stall."""
+    if reason := lacking_for_mode(option.removeprefix("--")):
+        pytest.skip(reason)
+    mount = fuse_start(option)
+    descriptor = os.open(mount.point / "file", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, b"text")
+    closer = threading.Thread(target=os.close, args=(descriptor,), daemon=True)
+    mount.process.send_signal(signal.SIGSTOP)
+    try:
+        closer.start()
+        closer.join(5)
+        waits = closer.is_alive()
+    finally:
+        mount.process.send_signal(signal.SIGCONT)
+        closer.join(RUN_TIMEOUT_S)
+    assert not waits
+    assert (mount.source / "file").read_bytes() == b"text"
 
 
 def page_faults(mount: Mount) -> int:
