@@ -548,7 +548,10 @@ def lacking(cells: Sequence[Cell]) -> str | None:
         return "needs root"
     if LIBFUSE < (3, 18, 3):
         return f"{PROGRAM}: does not run or has a libfuse before 3.18.3; run make bench-fuse-programs"
-    for path in (PASSTHROUGH_HP, METADATA):
+    needed = [PASSTHROUGH_HP] if any(cell.comparison in MODE_OPTIONS for cell in cells) else []
+    if any(cell.workload in METADATA_WORKLOADS for cell in cells):
+        needed.append(METADATA)
+    for path in needed:
         if not path.exists():
             return f"{path} is not built; run make bench-fuse-programs"
     dirty = Path("/proc/sys/vm/dirty_bytes").read_text().strip()
