@@ -29,12 +29,16 @@ def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Pa
     return [str(program), *words, *options, str(directory)]
 
 
+def _value(table: Table, key: str) -> int:
+    return table.size(key, 1) if key in ("bytes", "size") else table.integer(key, 1)
+
+
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each operation with each number of workers."""
     workers, operations, size = counts(table, "workers"), table.array("operations"), sizes_of(table, profile)
     known = [str(name) for name in operations]
     fixed = {name: size.table(name, optional=True) for name in known}
-    values = {name: {key: one.integer(key, 1) for key in list(one.values)} for name, one in fixed.items()}
+    values = {name: {key: _value(one, key) for key in list(one.values)} for name, one in fixed.items()}
     size.end(known)
     table.end(("name", "engine", "systems", "workers", "operations", "sizes"))
     for name in known:

@@ -375,28 +375,28 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         interval_ms=table.integer("interval_ms", 10),
         workload_interval_ms=table.integer("workload_interval_ms", 5),
         reuse_system=table.boolean("reuse_system"),
-        dirty_bytes=table.integer("dirty_bytes", 0),
-        dirty_background_bytes=table.integer("dirty_background_bytes", 0),
-        memory_bytes=table.integer("memory_bytes", 0),
+        dirty_bytes=table.size("dirty_bytes", 0),
+        dirty_background_bytes=table.size("dirty_background_bytes", 0),
+        memory_bytes=table.size("memory_bytes", 0),
         overhead_s=table.number("overhead_s"),
         bring_up_s=table.number("bring_up_s"),
-        area={key: area.integer(key, 1 << 20) for key in list(area.values)},
+        area={key: area.size(key, 1 << 20) for key in list(area.values)},
         files=FilesProfile(
             ramp_s=files.number("ramp_s"),
             runtime_s=files.number("runtime_s", 0.1),
             macro_runtime_s=files.number("macro_runtime_s", 0.1),
-            memory_bytes=files.integer("memory_bytes", 1 << 28),
-            dirty_bytes=files.integer("dirty_bytes", 0),
-            dirty_background_bytes=files.integer("dirty_background_bytes", 0),
+            memory_bytes=files.size("memory_bytes", 1 << 28),
+            dirty_bytes=files.size("dirty_bytes", 0),
+            dirty_background_bytes=files.size("dirty_background_bytes", 0),
             overhead_s=files.number("overhead_s"),
-            size={key: size.integer(key, 1 << 28) for key in list(size.values)},
+            size={key: size.size(key, 1 << 28) for key in list(size.values)},
             writes={key: _times(slow.table(key)) for key in list(slow.values)},
         ),
         store=StoreProfile(
             repetitions=store.integer("repetitions", 1),
             runtime_s=store.integer("runtime_s", 1),
-            size=store.integer("size", 1 << 26),
-            files_size=store.integer("files_size", 1 << 28),
+            size=store.size("size", 1 << 26),
+            files_size=store.size("files_size", 1 << 28),
             overhead_s=store.number("overhead_s"),
         ),
     )
@@ -439,6 +439,6 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
 def _times(table: Table, *limits: str) -> dict[str, float]:
     """How long, and limits in bytes."""
     found = {"ramp_s": table.number("ramp_s"), "runtime_s": table.number("runtime_s", 0.1)}
-    found |= {name: table.integer(name, 1) for name in limits}
+    found |= {name: table.size(name, 1) for name in limits}
     table.end((*TIMES, *limits))
     return found

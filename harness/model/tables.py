@@ -47,6 +47,17 @@ class Table:
             raise self.error(key, value, f"must be an integer of at least {minimum}")
         return value
 
+    def size(self, key: str, minimum: int) -> int:
+        """Bytes: a whole number, or one with fio's suffix, as "64g"."""
+        value = self.take(key)
+        try:
+            size = 0 if value == 0 and value is not False else parse_bytes(value)
+        except ValueError:
+            raise self.error(key, value, 'must be bytes, as 4096, "4k", "512m" or "64g"') from None
+        if size < minimum:
+            raise self.error(key, value, f"must be at least {minimum} bytes")
+        return size
+
     def number(self, key: str, minimum: float = 0) -> float:
         value = self.take(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or value < minimum:
