@@ -76,7 +76,7 @@ def lab_words(summary: Mapping[str, Any]) -> str:
 def lab_banner(words: str) -> str:
     """The sentence above such results; "" on real devices."""
     if words.startswith("SIMULATED"):
-        again = "The same campaign gives the same numbers with the same version of QEMU."
+        again = "The same campaign gives the same numbers in the same guest."
         return f"{words}: a modelled CPU and modelled disks. {again}"
     return f"{words}: measured on emulated devices. Systems rank; sizes of overheads are not a real machine's." * bool(
         words

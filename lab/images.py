@@ -62,7 +62,7 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
     key = hashlib.sha256(repr([str(top), looks]).encode()).hexdigest()
     made = image.with_suffix(".made")
     with locked(image.stem):
-        if made.exists() and made.read_text().split()[:1] == [key] and image.exists():
+        if made.exists() and made.read_text().split()[:-1] == [key] and image.exists():
             return
         stage, new = image.with_suffix(".stage"), image.with_suffix(".new")
         shutil.rmtree(stage, ignore_errors=True)

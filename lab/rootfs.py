@@ -357,7 +357,7 @@ def find_tree(variant: Variant) -> Tree | None:
         made = json.loads((top / "made.json").read_text())
     except (OSError, ValueError):
         return None
-    if made.get("key") != tree_key(variant, packages_of(variant)):
+    if made.get("key") != tree_key(variant, packages_of(variant)) or "image" not in made:
         return None
     return Tree(variant, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
 

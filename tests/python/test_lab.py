@@ -234,6 +234,8 @@ def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeyp
     assert rootfs.find_tree(STABLE) is None
     key = rootfs.tree_key(STABLE, rootfs.packages_of(STABLE))
     (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12"}}')
+    assert rootfs.find_tree(STABLE) is None  # of a version that did not say what its image is
+    (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12", "image": "ab"}}')
     tree = rootfs.find_tree(STABLE)
     assert tree is not None and tree.release == "6.12"
 
