@@ -18,7 +18,7 @@
 #define FIRST_STEP_NS 500000
 #define LAST_STEP_NS  10000000
 
-static struct io_uring_sqe *new_sqe(struct control *c)
+static struct io_uring_sqe *new_sqe(struct ublk_control *c)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&c->ring);
 
@@ -28,7 +28,7 @@ static struct io_uring_sqe *new_sqe(struct control *c)
 }
 
 /* The kernel's wait for a command of ours must end. */
-static int cancel(struct control *c, uint64_t number)
+static int cancel(struct ublk_control *c, uint64_t number)
 {
 	struct io_uring_sqe *sqe = new_sqe(c);
 	int r;
@@ -46,14 +46,14 @@ static int cancel(struct control *c, uint64_t number)
  * becomes other than 0. Answers to others, which nobody waits for any more, are
  * left out.
  */
-static int answer(struct control *c, uint64_t number, const unsigned *ended)
+static int answer(struct ublk_control *c, uint64_t number, const unsigned *ended)
 {
 	struct timespec now;
 	time_t limit;
 	bool cancelled = false;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	limit = now.tv_sec + CONTROL_LIMIT;
+	limit = now.tv_sec + UBLK_CONTROL_LIMIT;
 	while (now.tv_sec <= limit) {
 		struct __kernel_timespec look = {.tv_nsec = LOOK_NS};
 		struct io_uring_cqe *cqe;
@@ -81,8 +81,8 @@ static int answer(struct control *c, uint64_t number, const unsigned *ended)
 }
 
 /* One command and its answer. ended: as for answer(). */
-static int command_unless(
-	struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd, const unsigned *ended)
+static int command_unless(struct ublk_control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd,
+	const unsigned *ended)
 {
 	struct io_uring_sqe *sqe = new_sqe(c);
 	int r;
@@ -98,12 +98,13 @@ static int command_unless(
 	return r < 0 ? r : answer(c, c->sent, ended);
 }
 
-static int command(struct control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
+static int command(struct ublk_control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
 {
 	return command_unless(c, op, cmd, NULL);
 }
 
-static int with_buffer(struct control *c, uint32_t op, uint32_t id, void *buffer, size_t length)
+static int with_buffer(
+	struct ublk_control *c, uint32_t op, uint32_t id, void *buffer, size_t length)
 {
 	return command(c, op,
 		&(struct ublksrv_ctrl_cmd){.dev_id = id,
@@ -112,18 +113,18 @@ static int with_buffer(struct control *c, uint32_t op, uint32_t id, void *buffer
 			.addr = (uintptr_t)buffer});
 }
 
-static int with_data(struct control *c, uint32_t op, uint32_t id, uint64_t data)
+static int with_data(struct ublk_control *c, uint32_t op, uint32_t id, uint64_t data)
 {
 	return command(c, op,
 		&(struct ublksrv_ctrl_cmd){
 			.dev_id = id, .queue_id = (uint16_t)-1, .data[0] = data});
 }
 
-int control_open(struct control *c)
+int ublk_control_open(struct ublk_control *c)
 {
 	int r;
 
-	*c = (struct control){.fd = open(CONTROL_PATH, O_RDWR | O_CLOEXEC)};
+	*c = (struct ublk_control){.fd = open(UBLK_CONTROL_PATH, O_RDWR | O_CLOEXEC)};
 	if (c->fd < 0)
 		return -errno;
 	r = io_uring_queue_init(4, &c->ring, IORING_SETUP_SQE128);
@@ -135,37 +136,37 @@ int control_open(struct control *c)
 	if (r == 0 && !(c->features & UBLK_F_CMD_IOCTL_ENCODE))
 		r = -EOPNOTSUPP;
 	if (r < 0) {
-		control_close(c);
+		ublk_control_close(c);
 		return r == -EPERM || r == -EACCES ? r : -EOPNOTSUPP;
 	}
 	return 0;
 }
 
-void control_close(struct control *c)
+void ublk_control_close(struct ublk_control *c)
 {
 	io_uring_queue_exit(&c->ring);
 	close(c->fd);
 }
 
-int control_add(struct control *c, struct ublksrv_ctrl_dev_info *info)
+int ublk_control_add(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info)
 {
 	return with_buffer(c, UBLK_U_CMD_ADD_DEV, info->dev_id, info, sizeof *info);
 }
 
-int control_set_params(struct control *c, uint32_t id, struct ublk_params_sent *params)
+int ublk_control_set_params(struct ublk_control *c, uint32_t id, struct ublk_params_sent *params)
 {
 	params->len = sizeof *params;
 	return with_buffer(c, UBLK_U_CMD_SET_PARAMS, id, params, sizeof *params);
 }
 
-int control_get_params(struct control *c, uint32_t id, struct ublk_params_sent *params)
+int ublk_control_get_params(struct ublk_control *c, uint32_t id, struct ublk_params_sent *params)
 {
 	*params = (struct ublk_params_sent){.len = sizeof *params};
 	return with_buffer(c, UBLK_U_CMD_GET_PARAMS, id, params, sizeof *params);
 }
 
 /* A command that says whose the disk is, and waits for its queues. */
-static int with_pid(struct control *c, uint32_t op, uint32_t id, const unsigned *ended)
+static int with_pid(struct ublk_control *c, uint32_t op, uint32_t id, const unsigned *ended)
 {
 	return command_unless(c, op,
 		&(struct ublksrv_ctrl_cmd){
@@ -173,17 +174,17 @@ static int with_pid(struct control *c, uint32_t op, uint32_t id, const unsigned 
 		ended);
 }
 
-int control_start(struct control *c, uint32_t id, const unsigned *ended)
+int ublk_control_start(struct ublk_control *c, uint32_t id, const unsigned *ended)
 {
 	return with_pid(c, UBLK_U_CMD_START_DEV, id, ended);
 }
 
-int control_info(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+int ublk_control_info(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
 {
 	return with_buffer(c, UBLK_U_CMD_GET_DEV_INFO, id, info, sizeof *info);
 }
 
-int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus)
+int ublk_control_affinity(struct ublk_control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus)
 {
 	CPU_ZERO(cpus);
 	return command(c, UBLK_U_CMD_GET_QUEUE_AFFINITY,
@@ -194,12 +195,12 @@ int control_affinity(struct control *c, uint32_t id, uint16_t queue, cpu_set_t *
 			.data[0] = queue});
 }
 
-int control_stop(struct control *c, uint32_t id)
+int ublk_control_stop(struct ublk_control *c, uint32_t id)
 {
 	return with_data(c, UBLK_U_CMD_STOP_DEV, id, 0);
 }
 
-int control_delete(struct control *c, uint32_t id)
+int ublk_control_delete(struct ublk_control *c, uint32_t id)
 {
 	static const unsigned at_once = 1;
 	struct ublksrv_ctrl_dev_info info;
@@ -216,7 +217,7 @@ int control_delete(struct control *c, uint32_t id)
 		r = r == -ECANCELED ? 0 : r;
 	}
 	for (long waited = 0, step = FIRST_STEP_NS; r == 0 && waited < GONE_NS; waited += step) {
-		if (control_info(c, id, &info) < 0)
+		if (ublk_control_info(c, id, &info) < 0)
 			break;
 		nanosleep(&(struct timespec){.tv_nsec = step}, NULL);
 		step = MIN(2 * step, LAST_STEP_NS);
@@ -224,17 +225,17 @@ int control_delete(struct control *c, uint32_t id)
 	return r;
 }
 
-int control_quiesce(struct control *c, uint32_t id)
+int ublk_control_quiesce(struct ublk_control *c, uint32_t id)
 {
-	return with_data(c, UBLK_U_CMD_QUIESCE_DEV, id, CONTROL_LIMIT / 2 * 1000);
+	return with_data(c, UBLK_U_CMD_QUIESCE_DEV, id, UBLK_CONTROL_LIMIT / 2 * 1000);
 }
 
-int control_start_recovery(struct control *c, uint32_t id)
+int ublk_control_start_recovery(struct ublk_control *c, uint32_t id)
 {
 	return with_data(c, UBLK_U_CMD_START_USER_RECOVERY, id, 0);
 }
 
-int control_end_recovery(struct control *c, uint32_t id, const unsigned *ended)
+int ublk_control_end_recovery(struct ublk_control *c, uint32_t id, const unsigned *ended)
 {
 	return with_pid(c, UBLK_U_CMD_END_USER_RECOVERY, id, ended);
 }

@@ -23,7 +23,7 @@ static bool is_linked_in(const char *name)
 	return false;
 }
 
-void devices_load_unless(const char *name)
+void ublk_devices_load_unless(const char *name)
 {
 	char directory[PATH_MAX], module[2 * PATH_MAX];
 	ssize_t length = readlink("/proc/self/exe", directory, sizeof directory - sizeof MODULES);

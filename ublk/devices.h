@@ -10,6 +10,6 @@
  * Unless name is linked in, loads them all, so that they are among backend_devices(). Name may
  * be NULL. One that cannot be loaded is reported on standard error, and is not there.
  */
-void devices_load_unless(const char *name);
+void ublk_devices_load_unless(const char *name);
 
 #endif

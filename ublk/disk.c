@@ -21,7 +21,7 @@
 
 extern char **environ;
 
-int disk_claim(uint32_t id)
+int ublk_disk_claim(uint32_t id)
 {
 	char path[32];
 	int fd;
@@ -31,9 +31,9 @@ int disk_claim(uint32_t id)
 	return fd < 0 ? -errno : fd;
 }
 
-bool disk_in_use(uint32_t id)
+bool ublk_disk_in_use(uint32_t id)
 {
-	int fd = disk_claim(id);
+	int fd = ublk_disk_claim(id);
 
 	if (fd >= 0)
 		close(fd);
@@ -57,7 +57,7 @@ static uint64_t writes_ended(uint32_t id)
 	return value[4] + value[15];
 }
 
-/* The end of the process that writes, as disk_sync() answers it. */
+/* The end of the process that writes, as ublk_disk_sync() answers it. */
 static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opaque)
 {
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
@@ -109,7 +109,7 @@ static int run_sync(uint32_t id, char *const *argv, bool (*over)(void *opaque), 
 	return r;
 }
 
-int disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque)
+int ublk_disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque)
 {
 	static char program[] = "sync";
 	char *all[] = {program, NULL};

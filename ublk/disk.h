@@ -10,10 +10,10 @@
  * Keeps everybody else from mounting or claiming the disk. A descriptor, which the caller closes;
  * -EBUSY: it is mounted or claimed already; other negative errnos, as of open(2).
  */
-int disk_claim(uint32_t id);
+int ublk_disk_claim(uint32_t id);
 
 /* Is the disk mounted, or claimed by another program? */
-bool disk_in_use(uint32_t id);
+bool ublk_disk_in_use(uint32_t id);
 
 /*
  * Has the kernel write what it holds of the disk in memory, and waits for as long as it writes.
@@ -21,6 +21,6 @@ bool disk_in_use(uint32_t id);
  * the wait; NULL: never. 0 or negative errno: -EIO: some of it cannot be written; -ETIME: nothing
  * was written for a while; -ECANCELED: over().
  */
-int disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque);
+int ublk_disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque);
 
 #endif

@@ -28,9 +28,9 @@
 #define PATIENCE_MS 3000
 #define STEP_MS	    20
 
-static int open_control(struct control *c)
+static int open_control(struct ublk_control *c)
 {
-	int r = control_open(c);
+	int r = ublk_control_open(c);
 
 	switch (-r) {
 	case 0:
@@ -38,17 +38,17 @@ static int open_control(struct control *c)
 	case ENOENT:
 	case ENXIO:
 	case ENODEV:
-		warnx(CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
+		warnx(UBLK_CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
 		break;
 	case EACCES:
 	case EPERM:
-		warnx(CONTROL_PATH ": %s; run as root", strerror(-r));
+		warnx(UBLK_CONTROL_PATH ": %s; run as root", strerror(-r));
 		break;
 	case EOPNOTSUPP:
-		warnx(CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
+		warnx(UBLK_CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
 		break;
 	default:
-		warnx(CONTROL_PATH ": %s", strerror(-r));
+		warnx(UBLK_CONTROL_PATH ": %s", strerror(-r));
 	}
 	return EXIT_FAILURE;
 }
@@ -57,10 +57,10 @@ static int open_control(struct control *c)
 
 /* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
  * code. */
-static int write_back(const struct options *o, bool in_use, bool *lost)
+static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
 {
 	uint32_t id = (uint32_t)o->server.id;
-	int r = disk_sync(id, in_use, NULL, NULL);
+	int r = ublk_disk_sync(id, in_use, NULL, NULL);
 
 	*lost = r < 0;
 	if (r == 0)
@@ -74,27 +74,27 @@ static int write_back(const struct options *o, bool in_use, bool *lost)
 	return o->force ? 0 : EXIT_FAILURE;
 }
 
-/* Has the process ended, within CONTROL_LIMIT? One that cannot be watched has. */
+/* Has the process ended, within UBLK_CONTROL_LIMIT? One that cannot be watched has. */
 static bool has_ended(int pidfd)
 {
 	struct pollfd end = {.fd = pidfd, .events = POLLIN};
 
-	return pidfd < 0 || poll(&end, 1, CONTROL_LIMIT * 1000) != 0;
+	return pidfd < 0 || poll(&end, 1, UBLK_CONTROL_LIMIT * 1000) != 0;
 }
 
-static int delete_disk(struct control *c, const struct options *o)
+static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	struct ublksrv_ctrl_dev_info info;
 	bool live, in_use = false, lost = false;
-	int claim = -1, pidfd = -1, r = examine(c, id, &info);
+	int claim = -1, pidfd = -1, r = ublk_examine(c, id, &info);
 
 	if (r)
 		return r;
 	/* Only a live one: with others, the open may wait for a server. */
 	live = info.state == UBLK_S_DEV_LIVE;
 	if (live) {
-		claim = disk_claim(id);
+		claim = ublk_disk_claim(id);
 		in_use = claim == -EBUSY;
 		if (in_use && !o->force) {
 			warnx("/dev/ublkb%u: in use; unmount or release it first, or use "
@@ -106,17 +106,17 @@ static int delete_disk(struct control *c, const struct options *o)
 		r = write_back(o, in_use, &lost);
 	}
 	if (r == 0) {
-		r = control_stop(c, id);
+		r = ublk_control_stop(c, id);
 		if (claim >= 0)
 			close(claim); /* the kernel waits for it */
 		if (r == 0 || r == -ENODEV)
-			r = control_delete(c, id);
+			r = ublk_control_delete(c, id);
 		r = r == -ENODEV ? 0 : r;
 		if (r < 0) {
 			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));
 			return EXIT_FAILURE;
 		}
-		record_remove(id, info.ublksrv_flags);
+		ublk_record_remove(id, info.ublksrv_flags);
 		if (!has_ended(pidfd)) {
 			warnx("ublk%u: removed, but its server (process %d) does not end; kill "
 			      "it",
@@ -136,8 +136,8 @@ static int delete_disk(struct control *c, const struct options *o)
 
 /* What serve() does once the disk can be used. */
 struct start {
-	struct control *control;
-	const struct options *options;
+	struct ublk_control *control;
+	const struct ublk_options *options;
 	uint64_t cookie;
 	const char *directory; /* of the arguments, NULL: this one */
 	char *const *argv;
@@ -192,17 +192,17 @@ static void ready(void *opaque, uint32_t id)
 	struct start *start = opaque;
 	struct ublksrv_ctrl_dev_info info;
 	unsigned char code = (unsigned char)start->code;
-	int null, r = record_write(id, start->cookie, start->directory, start->argv);
+	int null, r = ublk_record_write(id, start->cookie, start->directory, start->argv);
 
 	dismiss_keeper(start);
 	start->id = id;
 	if (start->code)
 		warnx("ublk%u: continues as before", id);
 	if (r < 0)
-		warnx(RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
+		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
 			strerror(-r));
-	if (start->options->json && control_info(start->control, id, &info) == 0) {
-		show_disk(&info, true);
+	if (start->options->json && ublk_control_info(start->control, id, &info) == 0) {
+		ublk_show_disk(&info, true);
 		printf("\n");
 	} else {
 		printf("/dev/ublkb%u\n", id);
@@ -229,8 +229,8 @@ static int forget(const struct start *start, int code)
 {
 	struct ublksrv_ctrl_dev_info info;
 
-	if (code == 0 && control_info(start->control, start->id, &info) < 0)
-		record_remove(start->id, start->cookie);
+	if (code == 0 && ublk_control_info(start->control, start->id, &info) < 0)
+		ublk_record_remove(start->id, start->cookie);
 	return code;
 }
 
@@ -262,9 +262,9 @@ static int go_to_background(void)
 	_exit(EXIT_FAILURE);
 }
 
-static int add(const struct options *o, char *const *argv)
+static int add(const struct ublk_options *o, char *const *argv)
 {
-	struct control c;
+	struct ublk_control c;
 	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
 	int r;
 
@@ -278,17 +278,18 @@ static int add(const struct options *o, char *const *argv)
 		warnx("no random numbers: %s", strerror(errno));
 		return EXIT_FAILURE;
 	}
-	return forget(&start, server_add(&c, o->params, &o->server, start.cookie, ready, &start));
+	return forget(
+		&start, ublk_server_add(&c, o->params, &o->server, start.cookie, ready, &start));
 }
 
 /* Serves again what the disk was added with. */
 static int serve_record(
-	struct control *c, const struct ublksrv_ctrl_dev_info *info, struct start *start)
+	struct ublk_control *c, const struct ublksrv_ctrl_dev_info *info, struct start *start)
 {
 	struct params_error error;
-	struct record record;
-	struct options old;
-	int r = record_read(info->dev_id, info->ublksrv_flags, &record);
+	struct ublk_record record;
+	struct ublk_options old;
+	int r = ublk_record_read(info->dev_id, info->ublksrv_flags, &record);
 
 	if (r < 0) {
 		warnx("ublk%u: its parameters are unknown; use replace or delete", info->dev_id);
@@ -306,7 +307,7 @@ static int serve_record(
 		return EXIT_FAILURE;
 	argv[0] = "userblk-ublk";
 	memcpy(argv + 1, record.argv, (size_t)record.count * sizeof *argv);
-	r = options_parse(record.count + 1, argv, &old, &error);
+	r = ublk_options_parse(record.count + 1, argv, &old, &error);
 	free(argv);
 	if (r < 0) {
 		warnx("%s", error.text);
@@ -315,7 +316,7 @@ static int serve_record(
 	old.server.id = info->dev_id;
 	start->directory = record.directory;
 	start->argv = record.argv;
-	return forget(start, server_recover(c, old.params, &old.server, ready, start));
+	return forget(start, ublk_server_recover(c, old.params, &old.server, ready, start));
 }
 
 /* Starts a server for an existing disk, which must outlive its server. */
@@ -328,7 +329,7 @@ static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
 	r = open_control(start->control);
 	if (r == 0)
-		r = examine(start->control, (uint32_t)start->options->server.id, info);
+		r = ublk_examine(start->control, (uint32_t)start->options->server.id, info);
 	if (r)
 		return r;
 	if (info->flags & UBLK_F_USER_RECOVERY)
@@ -339,9 +340,9 @@ static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 	return EXIT_USAGE;
 }
 
-static int recover(const struct options *o)
+static int recover(const struct ublk_options *o)
 {
-	struct control c;
+	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .report = -1};
 	int r = begin_server(&start, &info);
@@ -356,7 +357,7 @@ static int recover(const struct options *o)
 			return EXIT_USAGE;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-		r = examine(&c, info.dev_id, &info);
+		r = ublk_examine(&c, info.dev_id, &info);
 		if (r)
 			return r;
 	}
@@ -365,12 +366,12 @@ static int recover(const struct options *o)
 }
 
 /* Ends the server of a disk that lives. 0 or an exit code. */
-static int end_server(struct control *c, const struct ublksrv_ctrl_dev_info *info)
+static int end_server(struct ublk_control *c, const struct ublksrv_ctrl_dev_info *info)
 {
 	int r;
 
 	if (info->flags & UBLK_F_QUIESCE) {
-		r = control_quiesce(c, info->dev_id);
+		r = ublk_control_quiesce(c, info->dev_id);
 		if (r < 0) {
 			warnx("ublk%u: its server does not stop: %s", info->dev_id, strerror(-r));
 			return EXIT_FAILURE;
@@ -400,7 +401,7 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	const int outcome[2], int report)
 {
 	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
-	struct control c;
+	struct ublk_control c;
 	unsigned char code = EXIT_FAILURE;
 	pid_t child = fork();
 
@@ -408,7 +409,7 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 		return child;
 	setsid();
 	close(outcome[1]);
-	control_close(start->control); /* the other's */
+	ublk_control_close(start->control); /* the other's */
 	if (read(outcome[0], &code, 1) == 1 && code == 0)
 		_exit(0);
 	close(outcome[0]);
@@ -419,9 +420,9 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	_exit(serve_record(&c, info, &old));
 }
 
-static int replace(const struct options *o, char *const *argv)
+static int replace(const struct ublk_options *o, char *const *argv)
 {
-	struct control c;
+	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
 	int outcome[2], ends[2] = {-1, -1}, r = begin_server(&start, &info);
@@ -431,7 +432,8 @@ static int replace(const struct options *o, char *const *argv)
 		return r;
 	start.cookie = info.ublksrv_flags;
 	if (info.state != UBLK_S_DEV_LIVE)
-		return forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
+		return forget(
+			&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
 		(start.keeper = keep_the_old(
 			 &start, &info, outcome, o->foreground ? ends[1] : start.report)) < 0) {
@@ -447,7 +449,7 @@ static int replace(const struct options *o, char *const *argv)
 		dismiss_keeper(&start);
 		return r;
 	}
-	r = forget(&start, server_recover(&c, o->params, &o->server, ready, &start));
+	r = forget(&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
 	if (!start.keeper)
 		return r;
 	code = (unsigned char)r;
@@ -463,30 +465,30 @@ int main(int argc, char **argv)
 	/* As they were given: the parser changes the order. */
 	char **given = calloc((size_t)argc + 1, sizeof *given);
 	struct params_error error;
-	struct options o;
-	struct control c;
+	struct ublk_options o;
+	struct ublk_control c;
 	int r;
 
 	if (!given)
 		return EXIT_FAILURE;
 	for (int i = 1; i < argc; i++)
 		given[i - 1] = argv[i];
-	if (options_parse(argc, argv, &o, &error) < 0) {
+	if (ublk_options_parse(argc, argv, &o, &error) < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
 	switch (o.command) {
-	case COMMAND_HELP:
-		options_help();
+	case UBLK_COMMAND_HELP:
+		ublk_options_help();
 		return 0;
-	case COMMAND_VERSION:
+	case UBLK_COMMAND_VERSION:
 		printf("userblk-ublk %s\n", USERBLK_VERSION);
 		return 0;
-	case COMMAND_ADD:
+	case UBLK_COMMAND_ADD:
 		return add(&o, given);
-	case COMMAND_RECOVER:
+	case UBLK_COMMAND_RECOVER:
 		return recover(&o);
-	case COMMAND_REPLACE:
+	case UBLK_COMMAND_REPLACE:
 		return replace(&o, given);
 	default:
 		break;
@@ -494,14 +496,14 @@ int main(int argc, char **argv)
 	r = open_control(&c);
 	if (r)
 		return r;
-	if (o.command == COMMAND_LIST)
-		r = show_list(&c, o.json);
-	else if (o.command == COMMAND_INFO)
-		r = show_info(&c, &o);
-	else if (o.command == COMMAND_DELETE)
+	if (o.command == UBLK_COMMAND_LIST)
+		r = ublk_show_list(&c, o.json);
+	else if (o.command == UBLK_COMMAND_INFO)
+		r = ublk_show_info(&c, &o);
+	else if (o.command == UBLK_COMMAND_DELETE)
 		r = delete_disk(&c, &o);
 	else
-		r = show_features(&c, o.json);
-	control_close(&c);
+		r = ublk_show_features(&c, o.json);
+	ublk_control_close(&c);
 	return r;
 }

@@ -21,7 +21,7 @@ static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};
 static const char *const flush_names[] = {"strict", "weak", NULL};
 static const char *const recovery_names[] = {"auto", "reissue", "fail", "fail-all", "none", NULL};
 
-#define FOR(command) (1u << COMMAND_##command)
+#define FOR(command) (1u << UBLK_COMMAND_##command)
 
 /* What an option is, and the commands that take it. */
 static const struct rule {
@@ -60,23 +60,23 @@ static const struct rule {
 
 static const struct {
 	const char *name;
-	enum command command;
+	enum ublk_command command;
 	const char *usage;
 } commands[] = {
-	{"add", COMMAND_ADD, "add DEVICE KEY=VALUE...       serve a new disk"},
-	{"replace", COMMAND_REPLACE,
+	{"add", UBLK_COMMAND_ADD, "add DEVICE KEY=VALUE...       serve a new disk"},
+	{"replace", UBLK_COMMAND_REPLACE,
 		"replace N DEVICE KEY=VALUE... replace the disk's server by a new one"},
-	{"recover", COMMAND_RECOVER,
+	{"recover", UBLK_COMMAND_RECOVER,
 		"recover N                     serve a disk whose server died"},
-	{"delete", COMMAND_DELETE, "delete N                      remove the disk"},
-	{"list", COMMAND_LIST, "list                          list the disks"},
-	{"info", COMMAND_INFO, "info N                        show the properties of a disk"},
-	{"features", COMMAND_FEATURES,
+	{"delete", UBLK_COMMAND_DELETE, "delete N                      remove the disk"},
+	{"list", UBLK_COMMAND_LIST, "list                          list the disks"},
+	{"info", UBLK_COMMAND_INFO, "info N                        show the properties of a disk"},
+	{"features", UBLK_COMMAND_FEATURES,
 		"features                      show what this kernel's ublk supports"},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
-void options_help(void)
+void ublk_options_help(void)
 {
 	printf("Usage: userblk-ublk COMMAND [OPTION]...\n"
 	       "Serves block devices as /dev/ublkbN, with Linux's ublk driver.\n\nCommands:\n");
@@ -89,11 +89,11 @@ void options_help(void)
 			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
 		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
 	}
-	devices_load_unless(NULL);
+	ublk_devices_load_unless(NULL);
 	params_print_devices();
 }
 
-int64_t options_disk(const char *text)
+int64_t ublk_options_disk(const char *text)
 {
 	static const char *const prefixes[] = {"/dev/ublkb", "ublkb"};
 	char *end;
@@ -138,10 +138,10 @@ static bool parse_value(
 	return true;
 }
 
-static void store(struct options *o, const char *name, long value)
+static void store(struct ublk_options *o, const char *name, long value)
 {
 	if (strcmp(name, "mode") == 0)
-		o->server.mode = (enum mode)value;
+		o->server.mode = (enum ublk_mode)value;
 	else if (strcmp(name, "threads") == 0)
 		o->server.threads = (unsigned)value;
 	else if (strcmp(name, "queues") == 0)
@@ -149,11 +149,11 @@ static void store(struct options *o, const char *name, long value)
 	else if (strcmp(name, "depth") == 0)
 		o->server.depth = (unsigned)value;
 	else if (strcmp(name, "zero-copy") == 0)
-		o->server.zero_copy = (enum zero_copy)value;
+		o->server.zero_copy = (enum ublk_zero_copy)value;
 	else if (strcmp(name, "recovery") == 0)
-		o->server.recovery = (enum recovery)value;
+		o->server.recovery = (enum ublk_recovery)value;
 	else if (strcmp(name, "flush") == 0)
-		o->server.flush = (enum flush)value;
+		o->server.flush = (enum ublk_flush)value;
 	else if (strcmp(name, "number") == 0)
 		o->server.id = value;
 	else if (strcmp(name, "foreground") == 0)
@@ -164,7 +164,7 @@ static void store(struct options *o, const char *name, long value)
 		o->force = true;
 }
 
-static bool parse_command(const char *word, struct options *o, struct params_error *error)
+static bool parse_command(const char *word, struct ublk_options *o, struct params_error *error)
 {
 	if (!word) {
 		params_error_set(error, "no command; see userblk-ublk --help");
@@ -183,16 +183,17 @@ static bool parse_command(const char *word, struct options *o, struct params_err
  * A disk that continues after the death of its server must not lose acknowledged data, because no
  * client would notice.
  */
-static int choose_recovery(struct options *o, struct params_error *error)
+static int choose_recovery(struct ublk_options *o, struct params_error *error)
 {
 	const struct backend_kind kind = backend_kind(params_ops(o->params));
-	enum recovery *recovery = &o->server.recovery;
+	enum ublk_recovery *recovery = &o->server.recovery;
 
-	if (*recovery == RECOVERY_AUTO)
-		*recovery = kind.has_sessions ? RECOVERY_NONE : RECOVERY_REISSUE;
-	if (!kind.has_sessions || (o->command == COMMAND_ADD && *recovery == RECOVERY_NONE))
+	if (*recovery == UBLK_RECOVERY_AUTO)
+		*recovery = kind.has_sessions ? UBLK_RECOVERY_NONE : UBLK_RECOVERY_REISSUE;
+	if (!kind.has_sessions ||
+		(o->command == UBLK_COMMAND_ADD && *recovery == UBLK_RECOVERY_NONE))
 		return 0;
-	if (o->command == COMMAND_ADD)
+	if (o->command == UBLK_COMMAND_ADD)
 		params_error_set(error,
 			"--recovery=%s: the %s device holds writes in memory, which the disk would "
 			"lose; use none",
@@ -207,13 +208,13 @@ static int choose_recovery(struct options *o, struct params_error *error)
 	return -EINVAL;
 }
 
-static int parse_arguments(char **argv, struct options *o, struct params_error *error)
+static int parse_arguments(char **argv, struct ublk_options *o, struct params_error *error)
 {
 	bool names_disk = FOR(REPLACE) & 1u << o->command || FOR(RECOVER) & 1u << o->command ||
 			  FOR(DELETE) & 1u << o->command || FOR(INFO) & 1u << o->command;
 
 	if (names_disk) {
-		o->server.id = *argv ? options_disk(*argv) : -1;
+		o->server.id = *argv ? ublk_options_disk(*argv) : -1;
 		if (o->server.id < 0) {
 			params_error_set(error, "%s: %s; give the N of /dev/ublkbN",
 				*argv ? *argv : "N", *argv ? "no disk of ublk" : "missing");
@@ -221,8 +222,8 @@ static int parse_arguments(char **argv, struct options *o, struct params_error *
 		}
 		argv++;
 	}
-	if (o->command == COMMAND_ADD || o->command == COMMAND_REPLACE) {
-		devices_load_unless(*argv);
+	if (o->command == UBLK_COMMAND_ADD || o->command == UBLK_COMMAND_REPLACE) {
+		ublk_devices_load_unless(*argv);
 		o->params = params_from_argv(argv, error);
 		return o->params ? choose_recovery(o, error) : -EINVAL;
 	}
@@ -233,13 +234,13 @@ static int parse_arguments(char **argv, struct options *o, struct params_error *
 	return 0;
 }
 
-int options_parse(int argc, char **argv, struct options *o, struct params_error *error)
+int ublk_options_parse(int argc, char **argv, struct ublk_options *o, struct params_error *error)
 {
 	struct option table[RULES + 3] = {{0}};
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	int got, index;
 
-	*o = (struct options){
+	*o = (struct ublk_options){
 		.server = {.id = -1,
 			.queues = cpus > 0 ? (unsigned)cpus : 1,
 			.depth = DEFAULT_DEPTH,
@@ -258,7 +259,7 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 		argv++;
 		argc--;
 	} else {
-		o->command = COMMAND_HELP; /* only --help and --version stand alone */
+		o->command = UBLK_COMMAND_HELP; /* only --help and --version stand alone */
 	}
 	opterr = 0;
 	optind = 0; /* again */
@@ -267,7 +268,7 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 		long value = 1;
 
 		if (got == 'h' || got == 'V') {
-			o->command = got == 'h' ? COMMAND_HELP : COMMAND_VERSION;
+			o->command = got == 'h' ? UBLK_COMMAND_HELP : UBLK_COMMAND_VERSION;
 			return 0;
 		}
 		if (got != 'o') {
@@ -285,7 +286,7 @@ int options_parse(int argc, char **argv, struct options *o, struct params_error 
 			return -EINVAL;
 		store(o, rule->name, value);
 	}
-	if (o->command == COMMAND_HELP)
+	if (o->command == UBLK_COMMAND_HELP)
 		return parse_command(NULL, o, error) ? 0 : -EINVAL;
 	return parse_arguments(argv + optind, o, error);
 }

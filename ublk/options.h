@@ -8,22 +8,22 @@
 #include "backends/params.h"
 #include "ublk/server.h"
 
-enum command {
-	COMMAND_HELP,
-	COMMAND_VERSION,
-	COMMAND_ADD,
-	COMMAND_RECOVER,
-	COMMAND_REPLACE,
-	COMMAND_DELETE,
-	COMMAND_LIST,
-	COMMAND_INFO,
-	COMMAND_FEATURES,
+enum ublk_command {
+	UBLK_COMMAND_HELP,
+	UBLK_COMMAND_VERSION,
+	UBLK_COMMAND_ADD,
+	UBLK_COMMAND_RECOVER,
+	UBLK_COMMAND_REPLACE,
+	UBLK_COMMAND_DELETE,
+	UBLK_COMMAND_LIST,
+	UBLK_COMMAND_INFO,
+	UBLK_COMMAND_FEATURES,
 };
 
-struct options {
-	enum command command;
-	struct server_options server; /* its id also for the commands that name a disk */
-	struct params *params;	      /* add, replace: complete; the caller frees */
+struct ublk_options {
+	enum ublk_command command;
+	struct ublk_server_options server; /* its id also for the commands that name a disk */
+	struct params *params;		   /* add, replace: complete; the caller frees */
 	bool foreground, json, force;
 };
 
@@ -31,11 +31,11 @@ struct options {
  * Parses the arguments after the program's name. -EINVAL: error has the line to
  * print. argv is permuted.
  */
-int options_parse(int argc, char **argv, struct options *o, struct params_error *error);
+int ublk_options_parse(int argc, char **argv, struct ublk_options *o, struct params_error *error);
 
 /* "3", "ublkb3" or "/dev/ublkb3". -1: none of these. */
-int64_t options_disk(const char *text);
+int64_t ublk_options_disk(const char *text);
 
-void options_help(void);
+void ublk_options_help(void);
 
 #endif

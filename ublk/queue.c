@@ -23,7 +23,7 @@ enum event {
 
 /* A tag and the request that it carries. */
 struct io {
-	struct work work; /* for the workers */
+	struct ublk_work work; /* for the workers */
 	struct backend_request request;
 	struct iovec iov; /* this tag's buffer, as long as the request */
 	struct ublk_queue *queue;
@@ -52,7 +52,7 @@ struct ublk_queue {
 	struct io *ios;
 	unsigned in_service; /* requests that the kernel waits for */
 	bool stopping;	     /* the kernel has begun to take tags away */
-	struct work *for_workers, **last_for_workers;
+	struct ublk_work *for_workers, **last_for_workers;
 
 	/* From the workers: requests that are finished, newest first. */
 	_Atomic(struct io *) finished;
@@ -62,7 +62,7 @@ struct ublk_queue {
 
 /* ---- translation -------------------------------------------------------------- */
 
-int queue_translate(const struct ublksrv_io_desc *d, struct backend_request *request)
+int ublk_queue_translate(const struct ublksrv_io_desc *d, struct backend_request *request)
 {
 	*request = (struct backend_request){
 		.offset = d->start_sector << SECTOR_SHIFT,
@@ -94,7 +94,7 @@ int queue_translate(const struct ublksrv_io_desc *d, struct backend_request *req
 	return 0;
 }
 
-int queue_answer(const struct backend_request *request, int result)
+int ublk_queue_answer(const struct backend_request *request, int result)
 {
 	if (result == 0 && (request->op == BACKEND_READ || request->op == BACKEND_WRITE))
 		return (int)request->length;
@@ -147,7 +147,7 @@ static void finish(struct io *io, int result)
 	struct ublk_queue *q = io->queue;
 
 	q->in_service--;
-	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, queue_answer(&io->request, result));
+	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, ublk_queue_answer(&io->request, result));
 }
 
 static void arm_wake(struct ublk_queue *q)
@@ -183,7 +183,7 @@ static void complete(struct io *io, int result)
 		eventfd_write(q->wake, 1);
 }
 
-static void run_in_worker(struct work *work)
+static void run_in_worker(struct ublk_work *work)
 {
 	struct io *io = (struct io *)work;
 
@@ -200,7 +200,7 @@ static void to_workers(struct io *io)
 {
 	struct ublk_queue *q = io->queue;
 
-	io->work = (struct work){.run = run_in_worker};
+	io->work = (struct ublk_work){.run = run_in_worker};
 	*q->last_for_workers = &io->work;
 	q->last_for_workers = &io->work.next;
 }
@@ -309,9 +309,9 @@ static void choose_handlers(struct ublk_queue *q)
 	const struct ublk_dev *dev = q->dev;
 
 	q->start_other = to_workers;
-	if (dev->mode == MODE_URING && dev->info.never_waits)
+	if (dev->mode == UBLK_MODE_URING && dev->info.never_waits)
 		q->start_other = start_call;
-	else if (dev->mode == MODE_URING && dev->info.answers_later)
+	else if (dev->mode == UBLK_MODE_URING && dev->info.answers_later)
 		q->start_other = start_submit;
 	q->start_data =
 		q->start_other == to_workers && dev->mapped ? start_transfer : q->start_other;
@@ -322,7 +322,7 @@ static void start_request(struct io *io)
 {
 	struct ublk_queue *q = io->queue;
 	const struct ublk_dev *dev = q->dev;
-	int r = queue_translate(&q->iods[io->tag], &io->request);
+	int r = ublk_queue_translate(&q->iods[io->tag], &io->request);
 	bool has_data = io->request.op == BACKEND_READ || io->request.op == BACKEND_WRITE;
 
 	/* What was acknowledged is in the device's hands: in order, if not durable. */
@@ -384,7 +384,7 @@ static bool handle_cqes(struct ublk_queue *q)
 	}
 	io_uring_cq_advance(&q->ring, count);
 	if (q->for_workers) {
-		workers_push(q->dev->workers, q->for_workers);
+		ublk_workers_push(q->dev->workers, q->for_workers);
 		q->for_workers = NULL;
 		q->last_for_workers = &q->for_workers;
 	}
@@ -492,7 +492,7 @@ static void *run(void *opaque)
 	return NULL;
 }
 
-void queue_free(struct ublk_queue *q)
+void ublk_queue_free(struct ublk_queue *q)
 {
 	if (q->iods)
 		munmap((void *)q->iods, q->iods_size);
@@ -505,7 +505,7 @@ void queue_free(struct ublk_queue *q)
 	free(q);
 }
 
-int queue_start(
+int ublk_queue_start(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out)
 {
 	struct ublk_queue *q = calloc(1, sizeof *q);
@@ -523,7 +523,7 @@ int queue_start(
 	q->ios = calloc(dev->depth, sizeof *q->ios);
 	r = q->wake < 0 ? -errno : q->ios ? map_memory(q) : -ENOMEM;
 	if (r < 0) {
-		queue_free(q);
+		ublk_queue_free(q);
 		return r;
 	}
 	for (uint16_t tag = 0; tag < dev->depth; tag++)
@@ -544,14 +544,14 @@ int queue_start(
 			pthread_join(q->thread, NULL);
 	}
 	if (r < 0) {
-		queue_free(q);
+		ublk_queue_free(q);
 		return r;
 	}
 	*out = q;
 	return 0;
 }
 
-void queue_join(struct ublk_queue *q)
+void ublk_queue_join(struct ublk_queue *q)
 {
 	pthread_join(q->thread, NULL);
 }

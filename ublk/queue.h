@@ -16,23 +16,23 @@
 #include "ublk/workers.h"
 
 /* How a request is served. */
-enum mode {
-	MODE_WORKERS, /* worker threads, by the device's synchronous calls */
-	MODE_URING,   /* the queue's own thread, wherever nothing makes it wait */
+enum ublk_mode {
+	UBLK_MODE_WORKERS, /* worker threads, by the device's synchronous calls */
+	UBLK_MODE_URING,   /* the queue's own thread, wherever nothing makes it wait */
 };
 
 /* What all queues of a device share. */
 struct ublk_dev {
 	struct backend *device;
 	struct backend_info info;
-	enum mode mode;
+	enum ublk_mode mode;
 	bool mapped;	 /* reads and writes go to the device's file: backend_get_backing() */
 	bool zero_copy;	 /* mapped, from and to the client's own pages */
 	bool weak_flush; /* flushes and FUA are barriers only */
-	struct workers *workers; /* NULL when there is nothing for them to do */
-	int fd;			 /* /dev/ublkcN */
-	uint16_t depth;		 /* tags of each queue */
-	uint32_t buffer_size;	 /* bytes of the largest request */
+	struct ublk_workers *workers; /* NULL when there is nothing for them to do */
+	int fd;			      /* /dev/ublkcN */
+	uint16_t depth;		      /* tags of each queue */
+	uint32_t buffer_size;	      /* bytes of the largest request */
 	/* Called once by each queue's thread when it ends. From that thread. */
 	void (*ended)(void *opaque);
 	void *opaque;
@@ -44,16 +44,17 @@ struct ublk_queue;
  * Starts the thread of queue number id and returns once it has offered all its
  * tags to the kernel. cpus: where it may run. 0 or a negative errno.
  */
-int queue_start(
+int ublk_queue_start(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out);
 /* Waits for the end of the thread: the kernel has taken the device away. */
-void queue_join(struct ublk_queue *queue);
+void ublk_queue_join(struct ublk_queue *queue);
 /* After the join, and after the end of all threads that may still be answering. */
-void queue_free(struct ublk_queue *queue);
+void ublk_queue_free(struct ublk_queue *queue);
 
 /* What the kernel's description of a request asks of the device. -EOPNOTSUPP: nothing it knows. */
-int queue_translate(const struct ublksrv_io_desc *description, struct backend_request *request);
+int ublk_queue_translate(
+	const struct ublksrv_io_desc *description, struct backend_request *request);
 /* The result for the kernel: bytes or negative errno. result: 0 or negative errno. */
-int queue_answer(const struct backend_request *request, int result);
+int ublk_queue_answer(const struct backend_request *request, int result);
 
 #endif

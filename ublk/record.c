@@ -12,11 +12,11 @@
 
 static void path_of(uint32_t id, const char *suffix, char path[64])
 {
-	snprintf(path, 64, RECORD_DIRECTORY "/%" PRIu32 "%s", id, suffix);
+	snprintf(path, 64, UBLK_RECORD_DIRECTORY "/%" PRIu32 "%s", id, suffix);
 }
 
 /* The file is the cookie, the directory and the arguments, each ended by a zero byte. */
-int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv)
+int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv)
 {
 	char path[64], temporary[64];
 	char *own = NULL;
@@ -30,7 +30,7 @@ int record_write(uint32_t id, uint64_t cookie, const char *directory, char *cons
 	path_of(id, "", path);
 	path_of(id, ".new", temporary);
 	/* It may hold secrets, as the command line may. */
-	if (mkdir(RECORD_DIRECTORY, 0755) < 0 && errno != EEXIST)
+	if (mkdir(UBLK_RECORD_DIRECTORY, 0755) < 0 && errno != EEXIST)
 		r = -errno;
 	fd = r ? -1 : open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	file = fd < 0 ? NULL : fdopen(fd, "w");
@@ -79,13 +79,13 @@ static char *slurp(const char *path, size_t *length)
 	return text;
 }
 
-int record_read(uint32_t id, uint64_t cookie, struct record *record)
+int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record)
 {
 	char path[64], expected[17];
 	size_t length, used;
 	int fields = 0;
 
-	*record = (struct record){0};
+	*record = (struct ublk_record){0};
 	path_of(id, "", path);
 	record->text = slurp(path, &length);
 	if (!record->text)
@@ -94,12 +94,12 @@ int record_read(uint32_t id, uint64_t cookie, struct record *record)
 	for (used = 0; used < length; used += strlen(record->text + used) + 1)
 		fields++;
 	if (strcmp(record->text, expected) != 0 || fields < 3) {
-		record_free(record);
+		ublk_record_free(record);
 		return -ENOENT;
 	}
 	record->argv = calloc((size_t)fields, sizeof *record->argv);
 	if (!record->argv) {
-		record_free(record);
+		ublk_record_free(record);
 		return -ENOMEM;
 	}
 	used = strlen(record->text) + 1;
@@ -110,21 +110,21 @@ int record_read(uint32_t id, uint64_t cookie, struct record *record)
 	return 0;
 }
 
-void record_free(struct record *record)
+void ublk_record_free(struct ublk_record *record)
 {
 	free(record->argv);
 	free(record->text);
-	*record = (struct record){0};
+	*record = (struct ublk_record){0};
 }
 
-void record_remove(uint32_t id, uint64_t cookie)
+void ublk_record_remove(uint32_t id, uint64_t cookie)
 {
-	struct record record;
+	struct ublk_record record;
 	char path[64];
 
-	if (record_read(id, cookie, &record) < 0)
+	if (ublk_record_read(id, cookie, &record) < 0)
 		return;
-	record_free(&record);
+	ublk_record_free(&record);
 
 	path_of(id, "", path);
 	unlink(path);

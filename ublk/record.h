@@ -9,9 +9,9 @@
 
 #include <stdint.h>
 
-#define RECORD_DIRECTORY "/run/userblk-ublk"
+#define UBLK_RECORD_DIRECTORY "/run/userblk-ublk"
 
-struct record {
+struct ublk_record {
 	char *directory; /* in which they were given */
 	char **argv;	 /* of the command line; ends with NULL */
 	int count;
@@ -19,11 +19,11 @@ struct record {
 };
 
 /* directory NULL: this one. 0 or negative errno; never half a file. */
-int record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv);
+int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv);
 /* -ENOENT: there is none for that cookie. */
-int record_read(uint32_t id, uint64_t cookie, struct record *record);
-void record_free(struct record *record);
+int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record);
+void ublk_record_free(struct ublk_record *record);
 /* Only if it is that cookie's. */
-void record_remove(uint32_t id, uint64_t cookie);
+void ublk_record_remove(uint32_t id, uint64_t cookie);
 
 #endif

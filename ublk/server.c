@@ -33,7 +33,7 @@
 #define IN_USE_STEP_NS 100000000
 
 struct server {
-	struct control *control;
+	struct ublk_control *control;
 	uint32_t id;
 	struct ublk_dev dev;
 	struct ublk_queue **queues;
@@ -99,7 +99,7 @@ static uint8_t shift_of(uint32_t power)
 	return (uint8_t)__builtin_ctz(power);
 }
 
-int server_parameters(const struct backend_info *info, uint32_t memory_alignment,
+int ublk_server_parameters(const struct backend_info *info, uint32_t memory_alignment,
 	uint32_t buffer_size, struct ublk_params_sent *out)
 {
 	uint32_t block =
@@ -150,7 +150,8 @@ int server_parameters(const struct backend_info *info, uint32_t memory_alignment
 	return 0;
 }
 
-const char *server_mismatch(const struct ublk_params_sent *old, const struct ublk_params_sent *new)
+const char *ublk_server_mismatch(
+	const struct ublk_params_sent *old, const struct ublk_params_sent *new)
 {
 	const uint32_t same = UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA;
 
@@ -238,17 +239,17 @@ static void queue_ended(void *opaque)
 }
 
 /* Starts the threads, which offer all tags. 0 or negative errno. */
-static int start_threads(struct server *s, const struct server_options *o, uint16_t queues)
+static int start_threads(struct server *s, const struct ublk_server_options *o, uint16_t queues)
 {
 	struct ublk_dev *dev = &s->dev;
 	bool in_place =
-		dev->mode == MODE_URING && (dev->info.never_waits || dev->info.answers_later);
+		dev->mode == UBLK_MODE_URING && (dev->info.never_waits || dev->info.answers_later);
 
 	dev->ended = queue_ended;
 	dev->opaque = s;
 	s->main = pthread_self();
 	if (!in_place) {
-		dev->workers = workers_new(o->threads);
+		dev->workers = ublk_workers_new(o->threads);
 		if (!dev->workers)
 			return -EAGAIN;
 	}
@@ -258,10 +259,10 @@ static int start_threads(struct server *s, const struct server_options *o, uint1
 	s->started = queues;
 	for (uint16_t i = 0; i < queues; i++) {
 		cpu_set_t cpus;
-		int r = control_affinity(s->control, s->id, i, &cpus);
+		int r = ublk_control_affinity(s->control, s->id, i, &cpus);
 
 		if (r == 0)
-			r = queue_start(dev, i, &cpus, &s->queues[i]);
+			r = ublk_queue_start(dev, i, &cpus, &s->queues[i]);
 		if (r < 0)
 			return r;
 	}
@@ -275,8 +276,8 @@ static int end_threads(struct server *s)
 
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
-			queue_join(s->queues[i]);
-	workers_free(s->dev.workers);
+			ublk_queue_join(s->queues[i]);
+	ublk_workers_free(s->dev.workers);
 	/* An orderly end leaves nothing behind that a crash of the machine could take. */
 	if (s->dev.weak_flush && (r = backend_flush(s->dev.device)) < 0)
 		failed(s, "the last writes are not durable", -EIO);
@@ -286,7 +287,7 @@ static int end_threads(struct server *s)
 	/* Before the kernel is asked to delete the device: it waits for these mappings. */
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
-			queue_free(s->queues[i]);
+			ublk_queue_free(s->queues[i]);
 	free(s->queues);
 	close(s->dev.fd);
 	return r;
@@ -339,17 +340,17 @@ static bool hurried(void *opaque)
  */
 static int release(struct server *s)
 {
-	int r = disk_sync(s->id, disk_in_use(s->id), hurried, s), again;
+	int r = ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s), again;
 
-	if (!hurried(s) && disk_in_use(s->id)) {
+	if (!hurried(s) && ublk_disk_in_use(s->id)) {
 		log_line(s,
 			"is in use: it is removed when it is unmounted and released, or at another "
 			"signal",
 			"");
-		while (!hurry(s, IN_USE_STEP_NS) && disk_in_use(s->id))
+		while (!hurry(s, IN_USE_STEP_NS) && ublk_disk_in_use(s->id))
 			;
 		s->hurried = false;
-		again = s->gone ? 0 : disk_sync(s->id, disk_in_use(s->id), hurried, s);
+		again = s->gone ? 0 : ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s);
 		r = r < 0 ? r : again;
 	}
 	if (r < 0 && !s->gone)
@@ -368,26 +369,26 @@ static void prepare_process(void)
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 }
 
-static uint64_t recovery_flags(uint64_t features, enum recovery recovery)
+static uint64_t recovery_flags(uint64_t features, enum ublk_recovery recovery)
 {
 	uint64_t flags = features & UBLK_F_QUIESCE;
 
 	switch (recovery) {
-	case RECOVERY_REISSUE:
+	case UBLK_RECOVERY_REISSUE:
 		return flags | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE;
-	case RECOVERY_FAIL:
+	case UBLK_RECOVERY_FAIL:
 		return flags | UBLK_F_USER_RECOVERY;
-	case RECOVERY_FAIL_ALL:
+	case UBLK_RECOVERY_FAIL_ALL:
 		return flags | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_FAIL_IO;
-	case RECOVERY_AUTO:
-	case RECOVERY_NONE:
+	case UBLK_RECOVERY_AUTO:
+	case UBLK_RECOVERY_NONE:
 		break;
 	}
 	return 0;
 }
 
 /* Threads, then start, then service until the end. recovers: the disk is there already. */
-static int run_server(struct server *s, const struct server_options *o, uint16_t queues,
+static int run_server(struct server *s, const struct ublk_server_options *o, uint16_t queues,
 	bool recovers, void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	const char *step = "cannot start the queues";
@@ -395,8 +396,8 @@ static int run_server(struct server *s, const struct server_options *o, uint16_t
 
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
-		r = recovers ? control_end_recovery(s->control, s->id, &s->ended)
-			     : control_start(s->control, s->id, &s->ended);
+		r = recovers ? ublk_control_end_recovery(s->control, s->id, &s->ended)
+			     : ublk_control_start(s->control, s->id, &s->ended);
 		if (r == -ECANCELED)
 			step = "its queues ended before it could be used";
 	}
@@ -404,9 +405,9 @@ static int run_server(struct server *s, const struct server_options *o, uint16_t
 		failed(s, step, r);
 		if (recovers)
 			_exit(EXIT_FAILURE); /* the device waits for another server */
-		control_stop(s->control, s->id);
+		ublk_control_stop(s->control, s->id);
 		end_threads(s);
-		control_delete(s->control, s->id);
+		ublk_control_delete(s->control, s->id);
 		return EXIT_FAILURE;
 	}
 	ready(opaque, s->id);
@@ -418,14 +419,14 @@ static int run_server(struct server *s, const struct server_options *o, uint16_t
 	asked = asked && !s->gone;
 	if (asked) {
 		backend_stop(s->dev.device);
-		r = control_stop(s->control, s->id);
+		r = ublk_control_stop(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "STOP_DEV", r);
 	}
 	kept = end_threads(s);
 	/* The program that stopped the device deletes it, or gives it another server. */
 	if (asked) {
-		r = control_delete(s->control, s->id);
+		r = ublk_control_delete(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
 		if (released == 0 && kept == 0)
@@ -434,8 +435,9 @@ static int run_server(struct server *s, const struct server_options *o, uint16_t
 	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
 }
 
-int server_add(struct control *c, const struct params *params, const struct server_options *o,
-	uint64_t cookie, void (*ready)(void *opaque, uint32_t id), void *opaque)
+int ublk_server_add(struct ublk_control *c, const struct params *params,
+	const struct ublk_server_options *o, uint64_t cookie,
+	void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
 	struct ublk_dev *dev = &s.dev;
@@ -444,7 +446,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 		.dev_id = (uint32_t)o->id,
 		.nr_hw_queues = (uint16_t)o->queues,
 		.queue_depth = (uint16_t)o->depth,
-		.max_io_buf_bytes = MAX_REQUEST,
+		.max_io_buf_bytes = UBLK_MAX_REQUEST,
 		.ublksrv_flags = cookie,
 		.flags = UBLK_F_CMD_IOCTL_ENCODE | recovery_flags(c->features, o->recovery),
 	};
@@ -453,7 +455,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	int r;
 
 	prepare_process();
-	if (o->recovery != RECOVERY_NONE && ~c->features & info.flags) {
+	if (o->recovery != UBLK_RECOVERY_NONE && ~c->features & info.flags) {
 		backend_error(&host,
 			"--recovery: this kernel's ublk does not support it; choose another");
 		return EXIT_USAGE;
@@ -462,11 +464,11 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	if (r)
 		return r;
 	dev->mode = o->mode;
-	dev->weak_flush = o->flush == FLUSH_WEAK;
-	dev->mapped = o->mode == MODE_URING && can_map(dev->device, &dev->info, &alignment);
-	dev->zero_copy = dev->mapped && o->zero_copy != ZERO_COPY_OFF &&
+	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
+	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);
+	dev->zero_copy = dev->mapped && o->zero_copy != UBLK_ZERO_COPY_OFF &&
 			 c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
-	if (o->zero_copy == ZERO_COPY_ON && !dev->zero_copy) {
+	if (o->zero_copy == UBLK_ZERO_COPY_ON && !dev->zero_copy) {
 		backend_error(&host, "--zero-copy=on: %s",
 			!dev->mapped
 				? "needs --mode=uring and a device that is a file, as passthrough"
@@ -476,7 +478,8 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	}
 	if (dev->zero_copy)
 		info.flags |= UBLK_F_AUTO_BUF_REG;
-	if (server_parameters(&dev->info, dev->zero_copy ? alignment : 1, MAX_REQUEST, &sent) < 0) {
+	if (ublk_server_parameters(
+		    &dev->info, dev->zero_copy ? alignment : 1, UBLK_MAX_REQUEST, &sent) < 0) {
 		backend_error(&host,
 			"the device's blocks have %" PRIu32
 			" bytes; ublk takes at most 4096: use direct=off",
@@ -484,7 +487,7 @@ int server_add(struct control *c, const struct params *params, const struct serv
 		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
-	r = control_add(c, &info);
+	r = ublk_control_add(c, &info);
 	if (r < 0) {
 		failed(&s, r == -EEXIST ? "exists; choose another --number" : "ADD_DEV", r);
 		backend_close(dev->device);
@@ -494,21 +497,21 @@ int server_add(struct control *c, const struct params *params, const struct serv
 	dev->depth = info.queue_depth;
 	dev->buffer_size = info.max_io_buf_bytes;
 	sent.basic.max_sectors = dev->buffer_size >> SECTOR_SHIFT;
-	r = control_set_params(c, s.id, &sent);
+	r = ublk_control_set_params(c, s.id, &sent);
 	if (r < 0)
 		failed(&s, "SET_PARAMS", r);
 	else if ((r = open_char(&s)) < 0)
 		failed(&s, "cannot open its character device", r);
 	if (r < 0) {
-		control_delete(c, s.id);
+		ublk_control_delete(c, s.id);
 		backend_close(dev->device);
 		return EXIT_FAILURE;
 	}
 	return run_server(&s, o, info.nr_hw_queues, false, ready, opaque);
 }
 
-int server_recover(struct control *c, const struct params *params, const struct server_options *o,
-	void (*ready)(void *opaque, uint32_t id), void *opaque)
+int ublk_server_recover(struct ublk_control *c, const struct params *params,
+	const struct ublk_server_options *o, void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
 	struct ublk_dev *dev = &s.dev;
@@ -520,16 +523,16 @@ int server_recover(struct control *c, const struct params *params, const struct 
 	int r;
 
 	prepare_process();
-	r = control_info(c, s.id, &info);
+	r = ublk_control_info(c, s.id, &info);
 	if (r == 0)
-		r = control_get_params(c, s.id, &old);
+		r = ublk_control_get_params(c, s.id, &old);
 	if (r < 0)
 		return failed(&s, "cannot be examined", r);
 	/* The old server may not be quite gone, and may hold the device that we must open. */
-	r = control_start_recovery(c, s.id);
+	r = ublk_control_start_recovery(c, s.id);
 	for (int waited = 0; r == -EBUSY && waited < PATIENCE_MS; waited += STEP_MS) {
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-		r = control_start_recovery(c, s.id);
+		r = ublk_control_start_recovery(c, s.id);
 	}
 	/* Begun by one that then failed: kernels before 6.16 want it only once. */
 	if (r == -EINVAL && info.flags & UBLK_F_USER_RECOVERY && info.state != UBLK_S_DEV_LIVE)
@@ -541,15 +544,15 @@ int server_recover(struct control *c, const struct params *params, const struct 
 	if (r)
 		return r;
 	dev->mode = o->mode;
-	dev->weak_flush = o->flush == FLUSH_WEAK;
-	dev->mapped = o->mode == MODE_URING && can_map(dev->device, &dev->info, &alignment);
+	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
+	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);
 	dev->zero_copy = info.flags & UBLK_F_AUTO_BUF_REG;
 	dev->depth = info.queue_depth;
 	dev->buffer_size = info.max_io_buf_bytes;
 	mismatch = "its blocks are too large";
-	if (server_parameters(&dev->info, dev->zero_copy ? alignment : 1, dev->buffer_size, &new) ==
-		0)
-		mismatch = server_mismatch(&old, &new);
+	if (ublk_server_parameters(
+		    &dev->info, dev->zero_copy ? alignment : 1, dev->buffer_size, &new) == 0)
+		mismatch = ublk_server_mismatch(&old, &new);
 	if (!mismatch && dev->zero_copy && !dev->mapped)
 		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
 	if (mismatch) {

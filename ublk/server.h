@@ -8,28 +8,28 @@
 #include "ublk/queue.h"
 
 /* Bytes of the largest request. */
-#define MAX_REQUEST (1u << 20)
+#define UBLK_MAX_REQUEST (1u << 20)
 
-enum zero_copy { ZERO_COPY_AUTO, ZERO_COPY_ON, ZERO_COPY_OFF };
+enum ublk_zero_copy { UBLK_ZERO_COPY_AUTO, UBLK_ZERO_COPY_ON, UBLK_ZERO_COPY_OFF };
 
 /* What becomes of requests when the server dies. */
-enum recovery {
-	RECOVERY_AUTO,	   /* on the command line only: reissue, or none where that loses writes */
-	RECOVERY_REISSUE,  /* all wait for the next server */
-	RECOVERY_FAIL,	   /* those that it had fail, others wait */
-	RECOVERY_FAIL_ALL, /* all fail until there is the next server */
-	RECOVERY_NONE,	   /* all fail, and the disk goes */
+enum ublk_recovery {
+	UBLK_RECOVERY_AUTO, /* on the command line only: reissue, or none where that loses writes */
+	UBLK_RECOVERY_REISSUE,	/* all wait for the next server */
+	UBLK_RECOVERY_FAIL,	/* those that it had fail, others wait */
+	UBLK_RECOVERY_FAIL_ALL, /* all fail until there is the next server */
+	UBLK_RECOVERY_NONE,	/* all fail, and the disk goes */
 };
 
-enum flush { FLUSH_STRICT, FLUSH_WEAK };
+enum ublk_flush { UBLK_FLUSH_STRICT, UBLK_FLUSH_WEAK };
 
-struct server_options {
+struct ublk_server_options {
 	int64_t id; /* N of /dev/ublkbN; -1: the kernel chooses */
 	unsigned queues, depth, threads;
-	enum mode mode;
-	enum zero_copy zero_copy;
-	enum recovery recovery;
-	enum flush flush;
+	enum ublk_mode mode;
+	enum ublk_zero_copy zero_copy;
+	enum ublk_recovery recovery;
+	enum ublk_flush flush;
 };
 
 /*
@@ -40,17 +40,20 @@ struct server_options {
  * cookie: kept by the kernel, and readable by all. An exit code; errors are reported
  * on standard error, and by syslog after ready().
  */
-int server_add(struct control *c, const struct params *params, const struct server_options *o,
-	uint64_t cookie, void (*ready)(void *opaque, uint32_t id), void *opaque);
-/* The same for a device that waits for a server: mode and threads may be others than before. */
-int server_recover(struct control *c, const struct params *params, const struct server_options *o,
+int ublk_server_add(struct ublk_control *c, const struct params *params,
+	const struct ublk_server_options *o, uint64_t cookie,
 	void (*ready)(void *opaque, uint32_t id), void *opaque);
+/* The same for a device that waits for a server: mode and threads may be others than before. */
+int ublk_server_recover(struct ublk_control *c, const struct params *params,
+	const struct ublk_server_options *o, void (*ready)(void *opaque, uint32_t id),
+	void *opaque);
 
 /* What the kernel announces. -EINVAL for a device whose blocks are larger than 4096 bytes. */
-int server_parameters(const struct backend_info *info, uint32_t memory_alignment,
+int ublk_server_parameters(const struct backend_info *info, uint32_t memory_alignment,
 	uint32_t buffer_size, struct ublk_params_sent *out);
 /* A line about what keeps a device with the new parameters from taking the place of one with the
  * old ones. NULL: nothing. */
-const char *server_mismatch(const struct ublk_params_sent *old, const struct ublk_params_sent *new);
+const char *ublk_server_mismatch(
+	const struct ublk_params_sent *old, const struct ublk_params_sent *new);
 
 #endif

@@ -56,7 +56,7 @@ static void print_string(const char *text)
 	putchar('"');
 }
 
-static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
+static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct ublk_record *record)
 {
 	printf("{\"disk\": \"/dev/ublkb%u\", \"number\": %u, \"state\": \"%s\", \"pid\": %d, "
 	       "\"queues\": %u, \"depth\": %u, \"max_request\": %u, \"zero_copy\": %s, "
@@ -73,7 +73,7 @@ static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct re
 	printf("%s}", record->argv ? "]" : "");
 }
 
-static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct record *record)
+static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct ublk_record *record)
 {
 	printf("/dev/ublkb%u %s pid=%d queues=%u depth=%u max_request=%u zero_copy=%s recovery=%s",
 		info->dev_id, state_name(info->state), info->ublksrv_pid, info->nr_hw_queues,
@@ -83,13 +83,13 @@ static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct re
 		printf("%s %s", i ? "" : ":", record->argv[i]);
 }
 
-void show_disk(const struct ublksrv_ctrl_dev_info *info, bool json)
+void ublk_show_disk(const struct ublksrv_ctrl_dev_info *info, bool json)
 {
-	struct record record;
+	struct ublk_record record;
 
-	record_read(info->dev_id, info->ublksrv_flags, &record);
+	ublk_record_read(info->dev_id, info->ublksrv_flags, &record);
 	(json ? print_json : print_line)(info, &record);
-	record_free(&record);
+	ublk_record_free(&record);
 }
 
 static int compare_numbers(const void *a, const void *b)
@@ -125,7 +125,7 @@ static uint32_t *find_disks(size_t *count)
 	return numbers;
 }
 
-int show_list(struct control *c, bool json)
+int ublk_show_list(struct ublk_control *c, bool json)
 {
 	size_t count, printed = 0;
 	uint32_t *numbers = find_disks(&count);
@@ -135,11 +135,11 @@ int show_list(struct control *c, bool json)
 	for (size_t i = 0; i < count; i++) {
 		struct ublksrv_ctrl_dev_info info;
 
-		if (control_info(c, numbers[i], &info) < 0)
+		if (ublk_control_info(c, numbers[i], &info) < 0)
 			continue; /* gone */
 		if (json && printed)
 			printf(", ");
-		show_disk(&info, json);
+		ublk_show_disk(&info, json);
 		if (!json)
 			printf("\n");
 		printed++;
@@ -150,9 +150,9 @@ int show_list(struct control *c, bool json)
 	return 0;
 }
 
-int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+int ublk_examine(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
 {
-	int r = control_info(c, id, info);
+	int r = ublk_control_info(c, id, info);
 
 	if (r < 0)
 		warnx("ublk%u: %s", id,
@@ -160,19 +160,19 @@ int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
 	return r < 0 ? EXIT_USAGE : 0;
 }
 
-int show_info(struct control *c, const struct options *o)
+int ublk_show_info(struct ublk_control *c, const struct ublk_options *o)
 {
 	struct ublksrv_ctrl_dev_info info;
-	int r = examine(c, (uint32_t)o->server.id, &info);
+	int r = ublk_examine(c, (uint32_t)o->server.id, &info);
 
 	if (r == 0) {
-		show_disk(&info, o->json);
+		ublk_show_disk(&info, o->json);
 		printf("\n");
 	}
 	return r;
 }
 
-int show_features(const struct control *c, bool json)
+int ublk_show_features(const struct ublk_control *c, bool json)
 {
 	static const struct {
 		uint64_t flag;

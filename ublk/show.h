@@ -10,13 +10,13 @@
 #include "ublk/options.h"
 
 /* One disk, without a newline. */
-void show_disk(const struct ublksrv_ctrl_dev_info *info, bool json);
+void ublk_show_disk(const struct ublksrv_ctrl_dev_info *info, bool json);
 
 /* These return an exit code, after an error message if it is not 0. */
-int show_list(struct control *c, bool json);
-int show_info(struct control *c, const struct options *o);
-int show_features(const struct control *c, bool json);
+int ublk_show_list(struct ublk_control *c, bool json);
+int ublk_show_info(struct ublk_control *c, const struct ublk_options *o);
+int ublk_show_features(const struct ublk_control *c, bool json);
 /* What the driver has of a disk. */
-int examine(struct control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
+int ublk_examine(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 
 #endif

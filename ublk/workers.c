@@ -5,11 +5,11 @@
 
 #include "ublk/workers.h"
 
-struct workers {
+struct ublk_workers {
 	pthread_mutex_t lock;
 	pthread_cond_t ready;
-	struct work *first, **last; /* waiting pieces, oldest first */
-	unsigned idle;		    /* threads that wait */
+	struct ublk_work *first, **last; /* waiting pieces, oldest first */
+	unsigned idle;			 /* threads that wait */
 	bool ending;
 	unsigned count;
 	pthread_t threads[];
@@ -17,11 +17,11 @@ struct workers {
 
 static void *work(void *opaque)
 {
-	struct workers *w = opaque;
+	struct ublk_workers *w = opaque;
 
 	pthread_mutex_lock(&w->lock);
 	for (;;) {
-		struct work *piece = w->first;
+		struct ublk_work *piece = w->first;
 
 		if (piece) {
 			w->first = piece->next;
@@ -42,9 +42,9 @@ static void *work(void *opaque)
 	return NULL;
 }
 
-struct workers *workers_new(unsigned count)
+struct ublk_workers *ublk_workers_new(unsigned count)
 {
-	struct workers *w = calloc(1, sizeof *w + count * sizeof w->threads[0]);
+	struct ublk_workers *w = calloc(1, sizeof *w + count * sizeof w->threads[0]);
 
 	if (!w)
 		return NULL;
@@ -53,13 +53,13 @@ struct workers *workers_new(unsigned count)
 	w->last = &w->first;
 	for (; w->count < count; w->count++)
 		if (pthread_create(&w->threads[w->count], NULL, work, w) != 0) {
-			workers_free(w);
+			ublk_workers_free(w);
 			return NULL;
 		}
 	return w;
 }
 
-void workers_free(struct workers *w)
+void ublk_workers_free(struct ublk_workers *w)
 {
 	if (!w)
 		return;
@@ -74,9 +74,9 @@ void workers_free(struct workers *w)
 	free(w);
 }
 
-void workers_push(struct workers *w, struct work *first)
+void ublk_workers_push(struct ublk_workers *w, struct ublk_work *first)
 {
-	struct work *last = first;
+	struct ublk_work *last = first;
 	unsigned count = 1, wake;
 
 	for (; last->next; last = last->next)

@@ -3,20 +3,20 @@
 #ifndef USERBLK_UBLK_WORKERS_H
 #define USERBLK_UBLK_WORKERS_H
 
-struct workers;
+struct ublk_workers;
 
 /* A piece of work; the owner keeps it until it was done. */
-struct work {
-	struct work *next;
-	void (*run)(struct work *work);
+struct ublk_work {
+	struct ublk_work *next;
+	void (*run)(struct ublk_work *work);
 };
 
 /* NULL: no memory, or no threads can be made. count: at least 1. */
-struct workers *workers_new(unsigned count);
+struct ublk_workers *ublk_workers_new(unsigned count);
 /* No work left, and none will come. NULL is allowed. */
-void workers_free(struct workers *w);
+void ublk_workers_free(struct ublk_workers *w);
 
 /* Has a chain of pieces, linked by next, done in some order. From any thread. */
-void workers_push(struct workers *w, struct work *first);
+void ublk_workers_push(struct ublk_workers *w, struct ublk_work *first);
 
 #endif

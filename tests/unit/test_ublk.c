@@ -12,7 +12,7 @@
 #define WORDS 16
 
 /* Parses a command line, which may be changed. */
-static int parse(struct options *o, struct params_error *error, const char *line)
+static int parse(struct ublk_options *o, struct params_error *error, const char *line)
 {
 	static char text[512];
 	char *argv[WORDS] = {"userblk-ublk"};
@@ -23,25 +23,25 @@ static int parse(struct options *o, struct params_error *error, const char *line
 		argv[argc++] = word;
 	argv[argc] = NULL;
 	error->text[0] = 0;
-	return options_parse(argc, argv, o, error);
+	return ublk_options_parse(argc, argv, o, error);
 }
 
 static void test_add_is_parsed(void **state)
 {
 	struct params_error error;
-	struct options o;
+	struct ublk_options o;
 
 	(void)state;
 	assert_int_equal(
 		parse(&o, &error, "add --mode=uring --depth 7 null --queues=3 size=1M --json"), 0);
-	assert_int_equal(o.command, COMMAND_ADD);
-	assert_int_equal(o.server.mode, MODE_URING);
+	assert_int_equal(o.command, UBLK_COMMAND_ADD);
+	assert_int_equal(o.server.mode, UBLK_MODE_URING);
 	assert_int_equal(o.server.depth, 7);
 	assert_int_equal(o.server.queues, 3);
 	assert_int_equal(o.server.threads, 16);
 	assert_int_equal(o.server.id, -1);
-	assert_int_equal(o.server.recovery, RECOVERY_REISSUE);
-	assert_int_equal(o.server.flush, FLUSH_STRICT);
+	assert_int_equal(o.server.recovery, UBLK_RECOVERY_REISSUE);
+	assert_int_equal(o.server.flush, UBLK_FLUSH_STRICT);
 	assert_true(o.json);
 	assert_false(o.foreground);
 	assert_ptr_equal(params_ops(o.params), &null_backend);
@@ -51,7 +51,7 @@ static void test_add_is_parsed(void **state)
 static void test_main_parameter_needs_no_key(void **state)
 {
 	struct params_error error;
-	struct options o;
+	struct ublk_options o;
 
 	(void)state;
 	assert_int_equal(parse(&o, &error, "add null 1M"), 0);
@@ -62,26 +62,26 @@ static void test_main_parameter_needs_no_key(void **state)
 static void test_disks_have_three_names(void **state)
 {
 	(void)state;
-	assert_int_equal(options_disk("3"), 3);
-	assert_int_equal(options_disk("ublkb12"), 12);
-	assert_int_equal(options_disk("/dev/ublkb0"), 0);
-	assert_int_equal(options_disk(""), -1);
-	assert_int_equal(options_disk("-1"), -1);
-	assert_int_equal(options_disk("3x"), -1);
-	assert_int_equal(options_disk("/dev/nbd3"), -1);
-	assert_int_equal(options_disk("ublkb"), -1);
-	assert_int_equal(options_disk("99999999999999999999"), -1);
+	assert_int_equal(ublk_options_disk("3"), 3);
+	assert_int_equal(ublk_options_disk("ublkb12"), 12);
+	assert_int_equal(ublk_options_disk("/dev/ublkb0"), 0);
+	assert_int_equal(ublk_options_disk(""), -1);
+	assert_int_equal(ublk_options_disk("-1"), -1);
+	assert_int_equal(ublk_options_disk("3x"), -1);
+	assert_int_equal(ublk_options_disk("/dev/nbd3"), -1);
+	assert_int_equal(ublk_options_disk("ublkb"), -1);
+	assert_int_equal(ublk_options_disk("99999999999999999999"), -1);
 }
 
 static void test_replace_takes_a_disk_and_a_device(void **state)
 {
 	struct params_error error;
-	struct options o;
+	struct ublk_options o;
 
 	(void)state;
 	assert_int_equal(parse(&o, &error, "replace --flush=weak /dev/ublkb5 null size=1M"), 0);
-	assert_int_equal(o.server.flush, FLUSH_WEAK);
-	assert_int_equal(o.command, COMMAND_REPLACE);
+	assert_int_equal(o.server.flush, UBLK_FLUSH_WEAK);
+	assert_int_equal(o.command, UBLK_COMMAND_REPLACE);
 	assert_int_equal(o.server.id, 5);
 	params_free(o.params);
 }
@@ -118,7 +118,7 @@ static void test_mistakes_are_named(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
 		struct params_error error;
-		struct options o;
+		struct ublk_options o;
 
 		assert_int_equal(parse(&o, &error, mistakes[i].line), -EINVAL);
 		assert_holds(error.text, mistakes[i].part);
@@ -132,13 +132,13 @@ static void test_devices_that_hold_writes_end_with_their_server(void **state)
 	const char *s3 = "s3 volume=v endpoint=http://127.0.0.1:1 bucket=bucket region=r "
 			 "credentials=/nowhere";
 	struct params_error error;
-	struct options o;
+	struct ublk_options o;
 	char line[256];
 
 	(void)state;
 	snprintf(line, sizeof line, "add %s", s3);
 	assert_int_equal(parse(&o, &error, line), 0);
-	assert_int_equal(o.server.recovery, RECOVERY_NONE);
+	assert_int_equal(o.server.recovery, UBLK_RECOVERY_NONE);
 	params_free(o.params);
 	snprintf(line, sizeof line, "add --recovery=reissue %s", s3);
 	assert_int_equal(parse(&o, &error, line), -EINVAL);
@@ -151,15 +151,15 @@ static void test_devices_that_hold_writes_end_with_their_server(void **state)
 static void test_help_needs_nothing_else(void **state)
 {
 	struct params_error error;
-	struct options o;
+	struct ublk_options o;
 
 	(void)state;
 	assert_int_equal(parse(&o, &error, "--help"), 0);
-	assert_int_equal(o.command, COMMAND_HELP);
+	assert_int_equal(o.command, UBLK_COMMAND_HELP);
 	assert_int_equal(parse(&o, &error, "add --help"), 0);
-	assert_int_equal(o.command, COMMAND_HELP);
+	assert_int_equal(o.command, UBLK_COMMAND_HELP);
 	assert_int_equal(parse(&o, &error, "--version"), 0);
-	assert_int_equal(o.command, COMMAND_VERSION);
+	assert_int_equal(o.command, UBLK_COMMAND_VERSION);
 }
 
 static void test_requests_are_translated(void **state)
@@ -190,14 +190,14 @@ static void test_requests_are_translated(void **state)
 			.start_sector = 1ull << 40,
 			.nr_sectors = 1u << 22};
 
-		assert_int_equal(queue_translate(&d, &r), 0);
+		assert_int_equal(ublk_queue_translate(&d, &r), 0);
 		assert_int_equal(r.op, cases[i].op);
 		assert_int_equal(r.flags, cases[i].flags);
 		assert_true(r.offset == 1ull << 49);
 		assert_true(r.length == 1ull << 31);
 	}
-	assert_int_equal(
-		queue_translate(&(struct ublksrv_io_desc){.op_flags = UBLK_IO_OP_WRITE_SAME}, &r),
+	assert_int_equal(ublk_queue_translate(
+				 &(struct ublksrv_io_desc){.op_flags = UBLK_IO_OP_WRITE_SAME}, &r),
 		-EOPNOTSUPP);
 }
 
@@ -207,14 +207,14 @@ static void test_answers_are_whole(void **state)
 	struct backend_request r = {.op = BACKEND_READ, .length = 1u << 20};
 
 	(void)state;
-	assert_int_equal(queue_answer(&r, 0), 1 << 20);
-	assert_int_equal(queue_answer(&r, -EIO), -EIO);
+	assert_int_equal(ublk_queue_answer(&r, 0), 1 << 20);
+	assert_int_equal(ublk_queue_answer(&r, -EIO), -EIO);
 	r.op = BACKEND_WRITE;
-	assert_int_equal(queue_answer(&r, 0), 1 << 20);
+	assert_int_equal(ublk_queue_answer(&r, 0), 1 << 20);
 	r.op = BACKEND_TRIM;
-	assert_int_equal(queue_answer(&r, 0), 0);
+	assert_int_equal(ublk_queue_answer(&r, 0), 0);
 	r.op = BACKEND_FLUSH;
-	assert_int_equal(queue_answer(&r, -EIO), -EIO);
+	assert_int_equal(ublk_queue_answer(&r, -EIO), -EIO);
 }
 
 static const struct backend_info usual = {
@@ -234,7 +234,7 @@ static void test_parameters_are_announced(void **state)
 	struct backend_info info = usual;
 
 	(void)state;
-	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC | UBLK_PARAM_TYPE_DISCARD);
 	assert_int_equal(p.basic.attrs, UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA);
 	assert_int_equal(p.basic.logical_bs_shift, 12);
@@ -249,7 +249,7 @@ static void test_parameters_are_announced(void **state)
 	info.block_size = 1;
 	info.max_trim = 1000000;
 	info.readonly = info.rotational = true;
-	assert_int_equal(server_parameters(&info, 512, 1u << 20, &p), 0);
+	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &p), 0);
 	assert_int_equal(p.basic.logical_bs_shift, 9);
 	assert_int_equal(p.discard.max_discard_sectors, 1000000 / 512);
 	assert_int_equal(p.basic.attrs, UBLK_ATTR_READ_ONLY | UBLK_ATTR_ROTATIONAL |
@@ -258,15 +258,15 @@ static void test_parameters_are_announced(void **state)
 	assert_int_equal(p.dma_alignment, 511);
 
 	info.can_trim = false;
-	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.discard.max_discard_sectors, 0);
 	assert_true(p.discard.max_write_zeroes_sectors > 0);
 	info.can_zero = false;
-	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC);
 
 	info.block_size = 8192;
-	assert_int_equal(server_parameters(&info, 1, 1u << 20, &p), -EINVAL);
+	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), -EINVAL);
 }
 
 static void test_replacements_must_fit(void **state)
@@ -275,30 +275,30 @@ static void test_replacements_must_fit(void **state)
 	struct backend_info info = usual;
 
 	(void)state;
-	assert_int_equal(server_parameters(&info, 512, 1u << 20, &old), 0);
-	assert_null(server_mismatch(&old, &old));
+	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &old), 0);
+	assert_null(ublk_server_mismatch(&old, &old));
 	info.size *= 2;
 	info.block_size = 512;
 	info.rotational = true;
-	assert_int_equal(server_parameters(&info, 1, 1u << 20, &new), 0);
-	assert_null(server_mismatch(&old, &new));
-	assert_holds(server_mismatch(&new, &old), "smaller");
+	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &new), 0);
+	assert_null(ublk_server_mismatch(&old, &new));
+	assert_holds(ublk_server_mismatch(&new, &old), "smaller");
 	info = usual;
 	info.block_size = 512;
-	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_null(server_mismatch(&old, &new));
+	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_null(ublk_server_mismatch(&old, &new));
 	new.basic.dev_sectors = old.basic.dev_sectors;
-	assert_holds(server_mismatch(&new, &old), "blocks");
+	assert_holds(ublk_server_mismatch(&new, &old), "blocks");
 	info = usual;
 	info.can_fua = false;
-	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_holds(server_mismatch(&old, &new), "FUA");
+	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(ublk_server_mismatch(&old, &new), "FUA");
 	info = usual;
 	info.readonly = true;
-	assert_int_equal(server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_holds(server_mismatch(&old, &new), "read-only");
-	assert_int_equal(server_parameters(&usual, 4096, 1u << 20, &new), 0);
-	assert_holds(server_mismatch(&old, &new), "aligned");
+	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(ublk_server_mismatch(&old, &new), "read-only");
+	assert_int_equal(ublk_server_parameters(&usual, 4096, 1u << 20, &new), 0);
+	assert_holds(ublk_server_mismatch(&old, &new), "aligned");
 }
 
 int main(void)

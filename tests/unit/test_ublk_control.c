@@ -45,7 +45,7 @@ int __wrap_io_uring_submit(struct io_uring *ring)
 }
 
 struct scene {
-	struct control control;
+	struct ublk_control control;
 	int to_pipe;
 	unsigned ended;
 };
@@ -90,8 +90,8 @@ static void test_a_start_is_given_up_when_queues_have_ended(void **state)
 	struct scene *s = *state;
 
 	s->ended = 1;
-	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
-	assert_int_equal(control_end_recovery(&s->control, 0, &s->ended), -ECANCELED);
+	assert_int_equal(ublk_control_start(&s->control, 0, &s->ended), -ECANCELED);
+	assert_int_equal(ublk_control_end_recovery(&s->control, 0, &s->ended), -ECANCELED);
 }
 
 static void test_a_start_is_given_up_when_queues_end(void **state)
@@ -100,7 +100,7 @@ static void test_a_start_is_given_up_when_queues_end(void **state)
 	pthread_t thread;
 
 	assert_int_equal(pthread_create(&thread, NULL, end_queues, s), 0);
-	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
+	assert_int_equal(ublk_control_start(&s->control, 0, &s->ended), -ECANCELED);
 	pthread_join(thread, NULL);
 }
 
@@ -110,7 +110,7 @@ static void test_an_answer_counts_although_queues_have_ended(void **state)
 
 	s->ended = 1;
 	assert_int_equal(write(s->to_pipe, "x", 1), 1);
-	assert_int_equal(control_start(&s->control, 0, &s->ended), 0);
+	assert_int_equal(ublk_control_start(&s->control, 0, &s->ended), 0);
 }
 
 /* The kernel answers the cancellation too. */
@@ -120,12 +120,12 @@ static void test_the_next_command_gets_its_own_answer(void **state)
 	int pipe_end = from_pipe;
 
 	s->ended = 1;
-	assert_int_equal(control_start(&s->control, 0, &s->ended), -ECANCELED);
+	assert_int_equal(ublk_control_start(&s->control, 0, &s->ended), -ECANCELED);
 	from_pipe = -1;
-	assert_int_equal(control_stop(&s->control, 0), -EBADF);
+	assert_int_equal(ublk_control_stop(&s->control, 0), -EBADF);
 	from_pipe = pipe_end;
 	assert_int_equal(write(s->to_pipe, "x", 1), 1);
-	assert_int_equal(control_stop(&s->control, 0), 0);
+	assert_int_equal(ublk_control_stop(&s->control, 0), 0);
 }
 
 /* Linux 6.5 and 6.6: the one that does not wait is not there; the other waits, but not for long. */
@@ -135,7 +135,7 @@ static void test_a_device_is_deleted_by_old_kernels(void **state)
 
 	refused = UBLK_U_CMD_DEL_DEV_ASYNC;
 	/* Its wait is for those who have the disk open. */
-	assert_int_equal(control_delete(&s->control, 0), 0);
+	assert_int_equal(ublk_control_delete(&s->control, 0), 0);
 	assert_int_equal(commands[0], UBLK_U_CMD_DEL_DEV_ASYNC);
 	assert_int_equal(commands[1], UBLK_U_CMD_DEL_DEV);
 	assert_int_equal(commands[2], UBLK_U_CMD_GET_DEV_INFO);

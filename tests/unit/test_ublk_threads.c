@@ -11,17 +11,17 @@
 #define LENGTH	5
 
 struct piece {
-	struct work work;
+	struct ublk_work work;
 	atomic_int runs;
 };
 
 struct pusher {
-	struct workers *workers;
+	struct ublk_workers *workers;
 	struct piece pieces[CHAINS][LENGTH];
 	pthread_t thread;
 };
 
-static void count(struct work *work)
+static void count(struct ublk_work *work)
 {
 	((struct piece *)work)->runs++;
 }
@@ -32,9 +32,9 @@ static void *push(void *opaque)
 
 	for (int i = 0; i < CHAINS; i++) {
 		for (int j = 0; j < LENGTH; j++)
-			p->pieces[i][j].work = (struct work){.run = count,
+			p->pieces[i][j].work = (struct ublk_work){.run = count,
 				.next = j + 1 < LENGTH ? &p->pieces[i][j + 1].work : NULL};
-		workers_push(p->workers, &p->pieces[i][0].work);
+		ublk_workers_push(p->workers, &p->pieces[i][0].work);
 	}
 	return NULL;
 }
@@ -43,7 +43,7 @@ static void *push(void *opaque)
 static void test_every_piece_is_done_once(void **state)
 {
 	static struct pusher pushers[THREADS];
-	struct workers *workers = workers_new(4);
+	struct ublk_workers *workers = ublk_workers_new(4);
 
 	(void)state;
 	assert_non_null(workers);
@@ -53,7 +53,7 @@ static void test_every_piece_is_done_once(void **state)
 	}
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(pushers[i].thread, NULL);
-	workers_free(workers);
+	ublk_workers_free(workers);
 	for (int i = 0; i < THREADS; i++)
 		for (int j = 0; j < CHAINS; j++)
 			for (int k = 0; k < LENGTH; k++)
