@@ -200,13 +200,15 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
     """
     modules: list[Path] = []
     ssds = ""
-    if options.clock == "virtual":
+    cpu = cpu_model() if options.clock == "virtual" else None
+    if cpu:
         modules, _ = ensure_modules(tree)
         ssds = module_parameter(disk_models(), options.disk_size)
     config = {
         "LAB_CLOCK": options.clock,
         "LAB_SSDS": ssds,
-        "LAB_INSTRUCTIONS_PER_US": str(cpu_model().instructions_per_us) if options.clock == "virtual" else "",
+        "LAB_INSTRUCTIONS_PER_US": str(cpu.instructions_per_us) if cpu else "",
+        "LAB_IDLE_STATES": cpu.idle_states() if cpu else "",
         "LAB_ACCEL": accel,
         "LAB_RELEASE": tree.variant.release,
         "LAB_KERNEL": tree.variant.kernel,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a guest in virtual time is made of: parameters (configs/models); modules for its timer, its disks and what it
-says to the host; a library that makes the spin locks of programs fit one CPU, and one that holds QEMU's main loop back.
+"""What a guest in virtual time is made of: parameters (configs/models); modules for its timer, its disks, wake-ups of
+idle CPUs and what it says to the host; a library that makes the spin locks of programs fit one CPU, and one that holds
+QEMU's main loop back.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ MODELS = CHECKOUT / "configs" / "models"
 SOURCES = CHECKOUT / "lab" / "ssd"
 SPIN_LOCKS = CHECKOUT / "lab" / "preload" / "spin_locks.c"
 MAIN_LOOP = CHECKOUT / "lab" / "preload" / "main_loop.c"
-MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko", "userblk_writeback.ko")
+MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko", "userblk_writeback.ko", "userblk_wakeup.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
+MOST_IDLE_STATES = 8  # of lab/ssd/userblk_wakeup.c
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be set to
 
 # What the module wants of every disk beside its name, serial and size.
@@ -35,11 +37,21 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """instructions_per_us: what it executes in a microsecond of the guest's time."""
+    """
+    instructions_per_us: what it executes in a microsecond of the guest's time. Idle states, from the lightest: how long
+    it must be idle for each (residency_us), and how long it takes to leave it (exit_us), in microseconds.
+    """
 
     name: str
     version: int
     instructions_per_us: int
+    residency_us: tuple[int, ...]
+    exit_us: tuple[int, ...]
+
+    def idle_states(self) -> str:
+        """What the module of the wake-up latency wants."""
+        residencies, exits = (",".join(map(str, values)) for values in (self.residency_us, self.exit_us))
+        return f"residency_us={residencies} exit_us={exits}"
 
     def __str__(self) -> str:
         return f"{self.name}-{self.version}"
@@ -63,7 +75,7 @@ class Model:
         return f"name=lab{self.name} serial={self.serial} bytes={size} {numbers}"
 
 
-def _read(name: str, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, Any]:
+def _read(name: str, texts: Sequence[str], numbers: Sequence[str], lists: Sequence[str] = ()) -> dict[str, Any]:
     """A file of configs/models with just these keys. Raises LabError."""
     path = MODELS / f"{name}.toml"
     try:
@@ -72,12 +84,16 @@ def _read(name: str, texts: Sequence[str], numbers: Sequence[str]) -> dict[str, 
         raise LabError(f"{path}: {error.strerror}; restore it, or use --clock real") from None
     except ValueError as error:
         raise LabError(f"{path}: {error}") from None
-    if odd := sorted({*texts, *numbers, CALIBRATION} ^ values.keys()):
-        known = ", ".join((*texts, *numbers, CALIBRATION))
+    keys = (*texts, *numbers, *lists, CALIBRATION)
+    if odd := sorted({*keys} ^ values.keys()):
+        known = ", ".join(keys)
         raise LabError(f"{path}: {odd[0]}: {'unknown' if odd[0] in values else 'missing'}; its keys are {known}")
     for key in numbers:
         if type(values[key]) is not int or values[key] < 0:
             raise LabError(f"{path}: {key}={values[key]}: must be a whole number from 0 on")
+    for key in lists:
+        if type(values[key]) is not list or any(type(value) is not int or value < 0 for value in values[key]):
+            raise LabError(f"{path}: {key}={values[key]}: must be a list of whole numbers from 0 on")
     return values
 
 
@@ -89,11 +105,17 @@ def disk_models() -> list[Model]:
 
 def cpu_model() -> Cpu:
     """The model of the guest's CPU. Raises LabError."""
-    values = _read("cpu", ("name",), ("version", "instructions_per_us"))
-    speed = values["instructions_per_us"]
+    values = _read("cpu", ("name",), ("version", "instructions_per_us"), ("residency_us", "exit_us"))
+    speed, residencies, exits = (values[key] for key in ("instructions_per_us", "residency_us", "exit_us"))
     if not LEAST_SPEED <= speed <= MOST_SPEED:
         raise LabError(f"instructions_per_us={speed}: must be from {LEAST_SPEED} to {MOST_SPEED}")
-    return Cpu(values["name"], values["version"], speed)
+    if not 1 <= len(residencies) <= MOST_IDLE_STATES:
+        raise LabError(f"residency_us={residencies}: must have 1 to {MOST_IDLE_STATES} numbers")
+    if residencies != sorted(set(residencies)):
+        raise LabError(f"residency_us={residencies}: must rise")
+    if len(exits) != len(residencies):
+        raise LabError(f"exit_us={exits}: must have {len(residencies)} numbers, as residency_us has")
+    return Cpu(values["name"], values["version"], speed, tuple(residencies), tuple(exits))
 
 
 def model_names() -> str:

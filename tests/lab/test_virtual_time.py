@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from userblk.lab.models import cpu_model
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMIT = 600  # s for a boot and what is run
@@ -82,6 +83,39 @@ printf dirty >$LAB_NVME
 dmesg | grep -c WARNING || true
 """
 
+# How long a byte to another process and back takes, after pauses in us: alone; beside a busy process; without the
+# module.
+WAKE_UP = """python3 -c "
+import os, statistics, subprocess, time
+def trips(*pauses):
+    (server, request), (answer, client) = os.pipe(), os.pipe()
+    if not os.fork():
+        os.close(request)
+        while os.read(server, 1):
+            os.write(client, b'x')
+        os._exit(0)
+    for pause in pauses:
+        times = []
+        for _ in range(1000):
+            ended = time.monotonic_ns() + pause * 1000
+            if pause >= 100:
+                time.sleep(pause * 1e-6)
+            while (began := time.monotonic_ns()) < ended:
+                pass
+            os.write(request, b'x')
+            os.read(answer, 1)
+            times.append(time.monotonic_ns() - began)
+        print(statistics.median(times) / 1000)
+    os.close(request)
+    os.wait()
+trips(5, 100, 1000)
+busy = subprocess.Popen(['sh', '-c', 'while :; do :; done'])
+trips(5)
+busy.kill()
+subprocess.run(['rmmod', 'userblk_wakeup'], check=True)
+trips(5, 100, 1000)"
+dmesg | grep -c WARNING || true
+"""
 
 # All that a sealed guest tells, in which chance or this machine could show. The timers of its loop go off while the CPU
 # runs, which wakes QEMU's main loop, and the CPU is halted soon after that, sooner or later.
@@ -146,6 +180,19 @@ def test_write_back_knows_a_disk_without_having_written_to_it() -> None:
     assert (rate, refused) == ("1724137931", ["refused"] * 4)
     assert int(at_first) == 100 << 10 and warnings == "0"
     assert int(reported) == int(still) == pytest.approx(1724137931 / 1024, rel=1e-4)
+
+
+def test_a_thread_that_another_one_wakes_up_starts_when_an_idle_cpu_would() -> None:
+    """Both ways: the server has slept for the pause, the client for as long as the server took."""
+    cpu = cpu_model()
+    assert (cpu.residency_us, cpu.exit_us) == ((2, 20, 600), (2, 10, 133))
+    *times, warnings = in_guest(WAKE_UP)
+    at_once, soon, late, beside_another, *without = map(float, times)
+    assert warnings == "0"
+    assert [at_once - without[0], soon - without[1], late - without[2]] == pytest.approx(
+        [2 + 2, 10 + 2, 133 + 10], abs=1
+    )
+    assert beside_another - without[0] < 1
 
 
 @contextmanager

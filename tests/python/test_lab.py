@@ -397,6 +397,10 @@ def test_models_tell_the_module_all_it_wants() -> None:
         ("nvme", "depth = 1023", "depth = 'many'", "depth=many: must be a whole number"),
         ("cpu", "instructions_per_us = ", "instructions_per_us = 3 # ", "must be from 100 to 20000"),
         ("cpu", "version = ", "version = ]", "cpu.toml: "),
+        ("cpu", "exit_us = [2, ", "exit_us = [", "must have 3 numbers, as residency_us has"),
+        ("cpu", "exit_us = [", "exit_us = [-1, ", "must be a list of whole numbers"),
+        ("cpu", "residency_us = [2, 20,", "residency_us = [20, 2,", "must rise"),
+        ("cpu", "residency_us = [", "residency_us = [] # ", "must have 1 to 8 numbers"),
     ],
 )
 def test_a_bad_model_gets_one_line(
