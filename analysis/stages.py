@@ -34,19 +34,21 @@ SEND = re.compile(r"connection (\d+) req (\d+) opcode (\d+)")
 END = re.compile(r"connection (\d+) req (\d+)")
 SWITCH = re.compile(r"next_pid=(\d+)|==> .*:(\d+) \[")
 FUSE_DATA = {15, 16}  # READ, WRITE: the opcodes of requests that move data
+FUSE_NAMES = {8, 9, 10, 11, 12, 13, 35, 45}  # MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, CREATE, RENAME2
 FUSE_UNANSWERED = {2, 36, 41, 42}  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
 UNNUMBERED = "0"  # requests as Linux 6.12 sends them: it numbers them after its trace point
 
 
 @dataclass
 class Request:
-    """times: of the borders that were seen, by border. tid: of the thread that issued it."""
+    """times: of the borders that were seen, by border. tid: of the thread that issued it. names: changes them only."""
 
     tid: int
     sector: int
     sectors: int
     times: dict[int, float] = field(default_factory=dict)
     answered: bool = False
+    names: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Follower:
         self._open: list[Request] = []
         self._below: dict[int, Request] = {}  # by the first sector of the device's request
         self._sent: dict[tuple[str, str], Request] = {}  # to a FUSE server
-        self._unnumbered: dict[str, deque[Request | None]] = {}  # by connection, oldest first; None: moves no data
+        self._unnumbered: dict[str, deque[Request | None]] = {}  # by connection, oldest first; None: not followed
         self._at = 0.0
         self._then: set[tuple[int, str, str]] = set()
         self.whole: list[Request] = []
@@ -123,7 +125,9 @@ class Follower:
         match = SEND.search(record.text)
         if not match or int(match[3]) in FUSE_UNANSWERED:
             return
-        request = self._start(record, ISSUED, 0, 0) if int(match[3]) in FUSE_DATA else None
+        request = self._start(record, ISSUED, 0, 0) if int(match[3]) in FUSE_DATA | FUSE_NAMES else None
+        if request:
+            request.names = int(match[3]) in FUSE_NAMES
         if match[2] == UNNUMBERED:
             self._unnumbered.setdefault(match[1], deque()).append(request)
         elif request:
@@ -206,14 +210,15 @@ class Follower:
 
 def life(system: str, records: Sequence[Record], sides: Sides, window: tuple[float, float]) -> Life:
     """
-    The requests are those that ended in the window of time. Those that pass the most common borders are shown; the
-    others are counted.
+    The requests are those that ended in the window of time; of a workload that moves no data through FUSE, those that
+    change names. Those that pass the most common borders are shown; the others are counted.
     """
     follower = Follower(sides, application_pids(records, sides), *window)
     for record in records:
         follower.take(record)
+    whole = [request for request in follower.whole if not request.names] or follower.whole
     kinds: dict[tuple[int, ...], list[Request]] = {}
-    for request in follower.whole:
+    for request in whole:
         if SUBMITTED in request.times:
             kinds.setdefault(tuple(sorted(request.times)), []).append(request)
     requests: list[Request] = max(kinds.values(), key=len, default=[])
@@ -222,7 +227,7 @@ def life(system: str, records: Sequence[Record], sides: Sides, window: tuple[flo
         (STAGES[a, b], 1e6 * fmean(one.times[b] - one.times[a] for one in requests))
         for a, b in zip(borders, borders[1:], strict=False)
     )
-    count = len(follower.whole)
+    count = len(whole)
     return Life(
         system,
         len(requests),

@@ -170,6 +170,19 @@ def test_requests_of_fuse_are_known_by_their_numbers(number: str) -> None:
     assert (found.requests, found.left_out) == (2, 0)
 
 
+def test_requests_that_change_names_are_followed_where_no_data_is_moved() -> None:
+    named = [
+        (time, thread, event, text.replace("15 (FUSE_READ)", "35 (FUSE_CREATE)"))
+        for time, thread, event, text in over_fuse("6", request(0))
+        if "252,1" not in text
+    ]
+    found = stages.life("nullfs", trace(named), replace(SIDES, device=""), (1.0, 1.1))
+    assert [round(time, 3) for _, time in found.stages] == [5, 10, 75, 10]
+    found = stages.life("fuse", trace([*named, *over_fuse("6", request(200))]), replace(SIDES, device=""), (1.0, 1.1))
+    assert (found.requests, found.left_out) == (1, 0)
+    assert [round(time, 3) for _, time in found.stages] == [5, 10, 5, 60, 10, 10]
+
+
 def test_what_perf_wrote_twice_is_one_event() -> None:
     """Parts of a recording come twice, each event beside its like."""
     twice = [event for event in over_fuse("0", request(0)) for _ in range(2)]
