@@ -238,6 +238,8 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     if args.sata or args.nvme or args.devices or args.confirm or args.where != "auto":
         others = "--sata, --nvme, --devices, --confirm and --where"
         raise ConfigError(f"hosts={args.hosts}: it names the devices; leave {others} out")
+    if args.clock == VIRTUAL:
+        raise ConfigError(f"clock={VIRTUAL}: only the lab's guest has it; leave --clock out")
     if args.instructions:
         raise ConfigError(f"hosts={args.hosts}: instructions are counted in the lab; leave --hosts out")
     options = make_options(args)

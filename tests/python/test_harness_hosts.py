@@ -120,8 +120,23 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2 and "@127.0.0.1: cannot be reached" in done.stderr
 
 
-def test_hosts_name_the_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("--sata", "/dev/y"), ("--nvme", "/dev/y"), ("--devices", "sata"), ("--confirm", "1"), ("--where", "lab")]
+)
+def test_hosts_name_the_devices(words: tuple[str, str], tmp_path: Path) -> None:
     text = write_hosts(tmp_path, ["ssh"], {"red": "/dev/x"})
-    done = userblk("run", "--hosts", str(text), "--sata", "/dev/y", cwd=tmp_path)
-    assert done.returncode == 2 and "leave --sata" in done.stderr
+    done = userblk("run", "--hosts", str(text), *words, cwd=tmp_path)
+    others = "--sata, --nvme, --devices, --confirm and --where"
+    assert done.stderr == f"userblk: hosts={text}: it names the devices; leave {others} out\n"
+    assert done.returncode == 2 and list(tmp_path.iterdir()) == [text]
+
+
+def test_hosts_have_no_virtual_time(tmp_path: Path) -> None:
+    text = write_hosts(tmp_path, ["ssh"], {"red": "/dev/x"})
+    done = userblk("run", "--hosts", str(text), "--clock", "virtual", cwd=tmp_path)
+    assert done.stderr == "userblk: clock=virtual: only the lab's guest has it; leave --clock out\n"
+    assert done.returncode == 2
+
+
+def test_a_file_of_hosts_is_there() -> None:
     assert userblk("plan", "--hosts", "nosuch").returncode == 2
