@@ -8,7 +8,9 @@
  *   caller.c      acting as the requesting user
  *   operations.c  names, attributes, links, extended attributes
  *   directory.c   opendir, readdir, readdirplus
- *   file.c        open files: read, write, space, kernel passthrough
+ *   file.c        open, create, release, kernel passthrough
+ *   data.c        the data of open files: read, write, copy, space
+ *   inode_flags.c lsattr and chattr
  *
  * Operations answer a request exactly once, by fuse_reply_*(), and return
  * nothing. Helpers return a descriptor or 0, or a negative errno.
@@ -83,11 +85,18 @@ double attr_timeout(mode_t mode);
  * away. */
 int clear_setid(fuse_req_t req, int fd);
 
+/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
+bool keeps_setid(fuse_req_t req);
+
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
 struct fd_path {
 	char path[32];
 };
 struct fd_path fd_path(int fd);
+
+/* Opens path with flags, again after descriptors have been closed. A descriptor or a negative
+ * errno. */
+int open_retrying(const char *path, int flags);
 
 /* Descriptor of an open file, as file.c packs it into fi->fh. */
 int file_fd(const struct fuse_file_info *fi);

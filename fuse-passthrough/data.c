@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The data of open files: read, write, copy, allocate, seek, flush. */
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "passthrough.h"
+
+/* Memory of this alignment is good for direct I/O on any block device. */
+#define DIRECT_ALIGNMENT 4096
+
+/* ---- memory of a thread ---- */
+
+static pthread_key_t memory_key;
+static pthread_once_t memory_once = PTHREAD_ONCE_INIT;
+static _Thread_local size_t memory_size;
+
+static void make_memory_key(void)
+{
+	pthread_key_create(&memory_key, free);
+}
+
+/* Aligned memory of the calling thread, of that size at least, until the next call. NULL: none. */
+static void *thread_memory(size_t size)
+{
+	void *memory;
+
+	pthread_once(&memory_once, make_memory_key);
+	memory = pthread_getspecific(memory_key);
+	if (size <= memory_size)
+		return memory;
+	free(memory);
+	memory_size = 0;
+	if (posix_memalign(&memory, DIRECT_ALIGNMENT, size) != 0)
+		memory = NULL;
+	if (pthread_setspecific(memory_key, memory) != 0) {
+		free(memory);
+		return NULL;
+	}
+	memory_size = memory ? size : 0;
+	return memory;
+}
+
+/* libfuse would allocate memory for each read, which is a new mapping each time. */
+static void read_through_memory(fuse_req_t req, int fd, size_t size, off_t offset)
+{
+	void *memory = thread_memory(size);
+	ssize_t length = -1;
+
+	errno = ENOMEM;
+	if (memory)
+		length = pread(fd, memory, size, offset);
+	if (length == -1)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_buf(req, memory, (size_t)length);
+}
+
+void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	struct fuse_bufvec data = FUSE_BUFVEC_INIT(size);
+
+	(void)ino;
+	if (!session.splice) {
+		read_through_memory(req, data_fd(fi), size, offset);
+		return;
+	}
+	data.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	data.buf[0].fd = data_fd(fi);
+	data.buf[0].pos = offset;
+	fuse_reply_data(req, &data, FUSE_BUF_SPLICE_MOVE);
+}
+
+/* Writes through a copy: all of it, or as much as went, or a negative errno. */
+static ssize_t write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t offset, int rwf)
+{
+	struct fuse_bufvec copy = FUSE_BUFVEC_INIT(size);
+	char *memory = thread_memory(size);
+	ssize_t result, written = 0;
+
+	if (!memory)
+		return -ENOMEM;
+	copy.buf[0].mem = memory;
+	result = fuse_buf_copy(&copy, in, FUSE_BUF_NO_SPLICE);
+	size = result < 0 ? 0 : (size_t)result;
+	while (written < (ssize_t)size) {
+		const struct iovec rest = {memory + written, size - (size_t)written};
+
+		result = pwritev2(fd, &rest, 1, offset + written, rwf);
+		if (result <= 0) {
+			result = result == 0 ? 0 : -errno;
+			break;
+		}
+		written += result;
+	}
+	return written > 0 ? written : result;
+}
+
+static bool is_aligned(const struct fuse_bufvec *in)
+{
+	const struct fuse_buf *buf = &in->buf[in->idx];
+
+	return (buf->flags & FUSE_BUF_IS_FD) ||
+	       ((uintptr_t)buf->mem + in->off) % DIRECT_ALIGNMENT == 0;
+}
+
+void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
+	struct fuse_file_info *fi)
+{
+	size_t size = fuse_buf_size(in);
+	struct fuse_bufvec out = FUSE_BUFVEC_INIT(size);
+	int fd = data_fd(fi), rwf = session_write_flags(fi);
+	ssize_t result = 0;
+
+	(void)ino;
+	caller_keep_setid();
+	out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	out.buf[0].fd = fd;
+	out.buf[0].pos = offset;
+#if HAVE_KILLPRIV_V2
+	if (fs.killpriv_v2 && fi->kill_suidgid)
+		result = clear_setid(req, fd);
+#endif
+	if (appends(fi))
+		rwf |= RWF_APPEND;
+	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
+	if (result == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
+		result = write_copy(fd, in, size, offset, rwf);
+	else if (result == 0)
+		result = fuse_buf_copy(
+			&out, in, session.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+	if (result < 0)
+		fuse_reply_err(req, (int)-result);
+	else
+		fuse_reply_write(req, (size_t)result);
+}
+
+/* Closes a copy of the descriptor, so that the source's file system acts and reports as for the
+ * caller's close. */
+void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int copy, result;
+
+	(void)ino;
+	do
+		copy = dup(file_fd(fi));
+	while (copy == -1 && fds_freed());
+	/* close(2) must not fail because no descriptor is free: this takes longer and needs none.
+	 */
+	result = copy == -1 ? fdatasync(file_fd(fi)) : close(copy);
+	fuse_reply_err(req, result == -1 ? errno : 0);
+}
+
+void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	int fd = file_fd(fi);
+
+	(void)ino;
+	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+}
+
+void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
+	struct fuse_file_info *fi)
+{
+	int fd = file_fd(fi), result = 0;
+
+	(void)ino;
+	caller_keep_setid();
+	/* killpriv_v2 has no flag for this call and the next. */
+	if (fs.killpriv_v2 && !keeps_setid(req))
+		result = clear_setid(req, fd);
+	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
+		result = -errno;
+	fuse_reply_err(req, -result);
+}
+
+/*
+ * The kernel asks without having written its cached pages back: the source would
+ * call new data a hole, and cp(1) would lose it. EINVAL says that there is no such
+ * search, and programs read the whole file. Nothing here may wait for the kernel to
+ * write instead, see docs/fuse.md.
+ */
+void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
+{
+	struct inode *inode = inode_of(ino);
+	off_t result;
+
+	/*
+	 * Before the last of them is released, all that was written through any has arrived.
+	 * What the kernel passes through (backing_id lasts as long as an open file) needs no cache.
+	 */
+	if (atomic_load(&inode->writers) > 0 && inode->backing_id == 0) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	result = lseek(file_fd(fi), offset, whence);
+	if (result == -1)
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_lseek(req, result);
+}
+
+/* ---- copies ---- */
+
+void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+	struct fuse_file_info *fi_out, size_t len, int flags)
+{
+	/* The answer has 32 bits. */
+	size_t most = len < INT_MAX ? len : INT_MAX & ~(DIRECT_ALIGNMENT - 1);
+	ssize_t result;
+
+	(void)ino_in;
+	(void)ino_out;
+	caller_keep_setid();
+	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(req, file_fd(fi_out)) : 0;
+	if (result == 0) {
+		result = copy_file_range(
+			file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);
+		result = result == -1 ? -errno : result;
+	}
+	if (result < 0)
+		fuse_reply_err(req, (int)-result);
+	else
+		fuse_reply_write(req, (size_t)result);
+}

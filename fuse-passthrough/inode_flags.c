@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The inode flags of lsattr(1) and chattr(1). */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <linux/fs.h>
+
+#include "passthrough.h"
+
+/* What the calls take. */
+union inode_flags {
+	int flags;
+	struct fsxattr attr;
+};
+
+/*
+ * Linux before 5.13 sends them without a look at who calls: the owner changes flags, and only
+ * root those that protect from everybody. 0 or errno.
+ */
+static int check_setter(fuse_req_t req, int fd, unsigned int cmd, const union inode_flags *wanted)
+{
+	uid_t caller = fuse_req_ctx(req)->uid;
+	bool whole = cmd == FS_IOC_FSSETXATTR;
+	union inode_flags now;
+	struct stat st;
+	unsigned changed;
+
+	if (fs.flags_checked || caller == 0)
+		return 0;
+	memset(&now, 0, sizeof(now));
+	if (fstat(fd, &st) == -1 || ioctl(fd, whole ? FS_IOC_FSGETXATTR : FS_IOC_GETFLAGS, &now))
+		return errno;
+	if (st.st_uid != caller)
+		return whole ? EPERM : EACCES;
+	changed = whole ? now.attr.fsx_xflags ^ wanted->attr.fsx_xflags
+			: (unsigned)(now.flags ^ wanted->flags);
+	return changed & (whole ? FS_XFLAG_IMMUTABLE | FS_XFLAG_APPEND
+				: (unsigned)(FS_IMMUTABLE_FL | FS_APPEND_FL))
+		       ? EPERM
+		       : 0;
+}
+
+/*
+ * Only the four calls that the kernel translates itself before it
+ * sends them. Files are opened again: those at hand may be directories.
+ */
+void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
+	struct fuse_file_info *fi, unsigned flags, const void *in, size_t in_size, size_t out_size)
+{
+	union inode_flags value;
+	bool get = cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_FSGETXATTR;
+	bool set = cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR;
+	size_t size = cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_SETFLAGS ? sizeof(value.flags)
+								       : sizeof(value.attr);
+	struct inode *inode = inode_of(ino);
+	int path_fd, fd, result;
+
+	(void)arg;
+	(void)fi;
+	(void)flags;
+	if (!(get && out_size >= size) && !(set && in_size >= size)) {
+		fuse_reply_err(req, ENOTTY);
+		return;
+	}
+	path_fd = inode_get(inode);
+	if (path_fd < 0) {
+		fuse_reply_err(req, -path_fd);
+		return;
+	}
+	fd = open_retrying(fd_path(path_fd).path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	inode_put(inode);
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	memset(&value, 0, sizeof(value));
+	if (set)
+		memcpy(&value, in, size);
+	result = set ? check_setter(req, fd, cmd, &value) : 0;
+	if (result == 0 && ioctl(fd, cmd, &value) == -1)
+		result = errno;
+	close(fd);
+	if (result)
+		fuse_reply_err(req, result);
+	else
+		fuse_reply_ioctl(req, 0, get ? &value : NULL, get ? size : 0);
+}
