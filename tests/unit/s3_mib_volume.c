@@ -12,6 +12,12 @@ void pause_ms(unsigned ms)
 	nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
+void create_volume(struct device *d)
+{
+	fake_store_reset();
+	device_open(d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+}
+
 void fill(uint8_t *data, size_t length, unsigned seed)
 {
 	uint32_t x = seed * 2654435761u | 1;
@@ -28,6 +34,12 @@ int write_mib(struct device *d, unsigned number, unsigned seed)
 {
 	fill(buffer, MIB, seed);
 	return device_write(d, buffer, MIB, (uint64_t)number * MIB, 0);
+}
+
+void put_mib(struct device *d, unsigned number, unsigned seed)
+{
+	assert_int_equal(write_mib(d, number, seed), 0);
+	assert_int_equal(backend_flush(d->backend), 0);
 }
 
 void check_mib(struct device *d, unsigned number, unsigned seed)

@@ -19,10 +19,26 @@ extern uint8_t buffer[MIB];
 
 void pause_ms(unsigned ms);
 
+/* Fails the test with the message if the condition does not hold within the patience. */
+#define WAIT_UNTIL(condition, ...)                                                                 \
+	do {                                                                                       \
+		for (unsigned waited = 0; !(condition); waited++) {                                \
+			if (waited == PATIENCE * 100)                                              \
+				fail_msg(__VA_ARGS__);                                             \
+			pause_ms(10);                                                              \
+		}                                                                                  \
+	} while (0)
+
+/* Creates a volume of 64 MiB in an empty store. */
+void create_volume(struct device *d);
+
 void fill(uint8_t *data, size_t length, unsigned seed);
 
 /* Writes the MiB with that number, its bytes by the seed: 0 or negative errno. */
 int write_mib(struct device *d, unsigned number, unsigned seed);
+
+/* The same, and flushes; fails the test if one of them does. */
+void put_mib(struct device *d, unsigned number, unsigned seed);
 
 /* Fails the test unless the MiB with that number holds what the seed gives. */
 void check_mib(struct device *d, unsigned number, unsigned seed);

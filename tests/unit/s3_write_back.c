@@ -87,6 +87,32 @@ void holds_model(struct device *d)
 	assert_memory_equal(there, model, SIZE);
 }
 
+void create_with_a_write(struct device *d, const char *path)
+{
+	create(d, path, "");
+	fake_store_hold(S3_PUT, "/log/");
+	change(d, 0, BLOCK, 1);
+	flush(d);
+}
+
+void crash_after_a_write(const char *path)
+{
+	struct device d;
+
+	create_with_a_write(&d, path);
+	crash_with_log(&d);
+}
+
+void reopen_and_check(const char *path, const char *more)
+{
+	struct device d;
+
+	reopen(&d, path, more);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
 uint8_t *whole(const char *path)
 {
 	uint8_t *data = malloc(LOG);

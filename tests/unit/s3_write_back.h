@@ -35,6 +35,12 @@ void create(struct device *d, const char *path, const char *more);
 void refused(const char *volume, const char *path, const char *more, const char *why);
 /* Ends a server as a crash does: nothing more is stored, nor what was still on its way. */
 void crash_with_log(struct device *d);
+/* Creates the volume, whose store takes no object of the log, and flushes a write: block 0. */
+void create_with_a_write(struct device *d, const char *path);
+/* The same of a server that then crashes. */
+void crash_after_a_write(const char *path);
+/* Opens the volume, fails the test unless it holds the model, closes it, and empties the store. */
+void reopen_and_check(const char *path, const char *more);
 
 /* Bytes that are not zero, by the seed. */
 void fill(uint8_t *data, size_t length, unsigned seed);

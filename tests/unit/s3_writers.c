@@ -25,6 +25,23 @@ int write_block(struct device *d, unsigned i, unsigned value)
 	return device_write(d, block, BLOCK, (uint64_t)i * BLOCK, BACKEND_FUA);
 }
 
+void create_with_a_write(struct device *d)
+{
+	create_volume(d, "size=64M");
+	assert_int_equal(write_block(d, 0, 1), 0);
+}
+
+void check_snapshot(unsigned value)
+{
+	uint8_t block[BLOCK];
+	struct device d;
+
+	device_open(&d, &s3_backend, COMMON "snapshot=s");
+	assert_int_equal(device_read(&d, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], value);
+	device_close(&d);
+}
+
 static void *run_job(void *opaque)
 {
 	struct job *job = opaque;
@@ -37,6 +54,14 @@ void start_job(struct job *job, struct device *d, int (*what)(struct device *d))
 {
 	*job = (struct job){.d = d, .run = what};
 	assert_int_equal(pthread_create(&job->thread, NULL, run_job, job), 0);
+}
+
+void start_held_job(struct job *job, struct device *d, int (*what)(struct device *d), enum s3_op op,
+	const char *text)
+{
+	fake_store_hold(op, text);
+	start_job(job, d, what);
+	fake_store_wait_held(op, text);
 }
 
 int end_job(struct job *job)

@@ -18,6 +18,10 @@ void create_volume(struct device *d, const char *more);
 void open_volume(struct device *d);
 /* Block i of the volume is made to hold value, durably. */
 int write_block(struct device *d, unsigned i, unsigned value);
+/* Creates a volume of 64 MiB in an empty store, opens it, and writes 1 to block 0. */
+void create_with_a_write(struct device *d);
+/* Fails the test unless block 0 of the snapshot "s" holds value. */
+void check_snapshot(unsigned value);
 
 /* Something that a writer does beside the test, in a thread of its own. */
 struct job {
@@ -28,6 +32,10 @@ struct job {
 };
 
 void start_job(struct job *job, struct device *d, int (*what)(struct device *d));
+/* Starts it, and waits until the store holds its request of that operation whose key has the text.
+ */
+void start_held_job(struct job *job, struct device *d, int (*what)(struct device *d), enum s3_op op,
+	const char *text);
 /* Waits for its end and returns what it returned. */
 int end_job(struct job *job);
 

@@ -77,9 +77,7 @@ static void test_base_is_deleted_before_the_fence(void **state)
 	assert_int_equal(device_counter(&a, "light_roots"), 1);
 	end_of_log = volume_of(&a)->frontier;
 	/* The last of the first headers that B asks for, and A for none so far. */
-	fake_store_hold(S3_GET, log_key(end_of_log + 4));
-	start_job(&opening, &b, open_writer);
-	fake_store_wait_held(S3_GET, log_key(end_of_log + 4));
+	start_held_job(&opening, &b, open_writer, S3_GET, log_key(end_of_log + 4));
 	assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), 0);
 	assert_int_equal(s3_snapshot_delete(volume_of(&a), "t"), 0);
 	fake_store_release(S3_GET, NULL);
@@ -117,9 +115,7 @@ static void open_while_roots_go(int (*open)(struct device *d))
 	assert_int_equal(s3_snapshot_create(volume_of(&a), "t"), 0);
 	snprintf(key, sizeof key, "/ckpt/%016llx/root",
 		(unsigned long long)volume_of(&a)->checkpoint);
-	fake_store_hold(S3_GET, key);
-	start_job(&opening, &b, open);
-	fake_store_wait_held(S3_GET, key);
+	start_held_job(&opening, &b, open, S3_GET, key);
 	assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), 0);
 	assert_int_equal(s3_snapshot_delete(volume_of(&a), "t"), 0);
 	assert_int_equal(s3_volume_gc(volume_of(&a), NULL, NULL), 0);
@@ -210,8 +206,7 @@ static void test_old_roots_stay_for_a_while(void **state)
 static void test_a_snapshot_whose_deletion_failed_is_whole(void **state)
 {
 	static const char *const names[] = {"s", "t", "u"};
-	struct device a, c;
-	uint8_t block[BLOCK];
+	struct device a;
 	char key[64];
 
 	(void)state;
@@ -229,10 +224,7 @@ static void test_a_snapshot_whose_deletion_failed_is_whole(void **state)
 	nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 500000000}, NULL);
 	assert_int_not_equal(fake_store_object(key, NULL, 0), SIZE_MAX);
 	crash(&a);
-	device_open(&c, &s3_backend, COMMON "snapshot=s");
-	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
-	assert_int_equal(block[0], 1);
-	device_close(&c);
+	check_snapshot(1);
 	fake_store_reset();
 }
 
@@ -250,13 +242,11 @@ static int delete_snapshot(struct device *d)
  */
 static void test_late_deletion_of_a_snapshot(void **state)
 {
-	struct device a, b, c;
+	struct device a, b;
 	struct job deletion;
-	uint8_t block[BLOCK];
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	assert_int_equal(create_snapshot(&a), 0);
 	fake_store_hold_answers(S3_DELETE, "/snap/s/root", true);
 	start_job(&deletion, &a, delete_snapshot);
@@ -268,10 +258,7 @@ static void test_late_deletion_of_a_snapshot(void **state)
 	end_job(&deletion);
 	device_close(&a);
 	crash(&b);
-	device_open(&c, &s3_backend, COMMON "snapshot=s");
-	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
-	assert_int_equal(block[0], 2);
-	device_close(&c);
+	check_snapshot(2);
 	fake_store_reset();
 }
 
@@ -282,8 +269,7 @@ static void test_late_deletion_of_a_mark(void **state)
 	struct device a, b, reader;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	assert_int_equal(create_snapshot(&a), 0);
 	fake_store_hold_answers(S3_DELETE, "/snap/s/child/", true);
 	start_job(&deletion, &a, delete_snapshot);
@@ -292,9 +278,7 @@ static void test_late_deletion_of_a_mark(void **state)
 	assert_int_equal(create_snapshot(&b), 0);
 	device_open(&reader, &s3_backend, COMMON "readonly=on");
 	/* It has put its mark, and looks for clones. */
-	fake_store_hold(S3_LIST, "/snap/s/child/");
-	start_job(&other, &b, delete_snapshot);
-	fake_store_wait_held(S3_LIST, "/snap/s/child/");
+	start_held_job(&other, &b, delete_snapshot, S3_LIST, "/snap/s/child/");
 	fake_store_release(S3_DELETE, "/snap/s/child/");
 	end_job(&deletion);
 	fake_store_hold(S3_DELETE, "/snap/s/root");
@@ -323,19 +307,14 @@ static void test_root_that_comes_after_its_parts(void **state)
 	size_t n;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	assert_int_equal(create_snapshot(&a), 0);
 	assert_int_equal(write_block(&a, 0, 2), 0);
-	fake_store_hold(S3_PUT, "/root");
-	start_job(&deletion, &a, delete_snapshot);
-	fake_store_wait_held(S3_PUT, "/root");
+	start_held_job(&deletion, &a, delete_snapshot, S3_PUT, "/root");
 	/* B has tried the roots, and reads the log. */
 	number = volume_of(&a)->frontier;
 	snprintf(key, sizeof key, "log/%02llx/%016llx", number & 0xff, number);
-	fake_store_hold(S3_GET, key);
-	start_job(&takeover, &b, open_in_job);
-	fake_store_wait_held(S3_GET, key);
+	start_held_job(&takeover, &b, open_in_job, S3_GET, key);
 	fake_store_release(S3_PUT, "/root");
 	assert_int_equal(end_job(&deletion), 0);
 	fake_store_release(S3_GET, key);
@@ -364,8 +343,7 @@ static void test_check_of_a_volume_taken_over(void **state)
 	char key[64];
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	number = volume_of(&a)->frontier;
 	snprintf(key, sizeof key, "log/%02llx/%016llx", number & 0xff, number);
 	fake_store_fail(S3_GET, key, -ENOENT, 1000);
@@ -389,15 +367,13 @@ static void test_check_of_a_volume_taken_over(void **state)
 static void test_snapshot_made_anew_before_a_damaged_root(void **state)
 {
 	struct s3_snapshot_info *list;
-	uint8_t block[BLOCK];
 	struct device a, c;
 	char key[64];
 	uint64_t seq;
 	size_t n;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	assert_int_equal(create_snapshot(&a), 0);
 	seq = volume_of(&a)->checkpoint;
 	assert_int_equal(delete_snapshot(&a), 0);
@@ -417,10 +393,7 @@ static void test_snapshot_made_anew_before_a_damaged_root(void **state)
 	free(list);
 	assert_int_equal(write_block(&c, 0, 3), 0);
 	device_close(&c);
-	device_open(&c, &s3_backend, COMMON "snapshot=s");
-	assert_int_equal(device_read(&c, block, BLOCK, 0), 0);
-	assert_int_equal(block[0], 2);
-	device_close(&c);
+	check_snapshot(2);
 	fake_store_reset();
 }
 

@@ -37,8 +37,7 @@ static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 		fake_store_reset();
 		device_open(&d, &s3_backend,
 			COMMON "uploads=2;memory=16M;create=on;size=64M;close-timeout=1");
-		assert_int_equal(write_mib(&d, 0, 1), 0);
-		assert_int_equal(backend_flush(d.backend), 0);
+		put_mib(&d, 0, 1);
 		/* Before the next one there will be an empty object in the log. */
 		fake_store_fail(S3_PUT, "/root", -EIO, 1);
 		assert_int_equal(try_checkpoint(&d), -EIO);
@@ -89,14 +88,9 @@ static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 		uint64_t before = roots(&d);
 
 		for (unsigned j = 0; j < 5; j++) {
-			assert_int_equal(write_mib(&d, 20 + j, 7), 0);
-			assert_int_equal(backend_flush(d.backend), 0);
+			put_mib(&d, 20 + j, 7);
 		}
-		for (unsigned j = 0; roots(&d) == before; j++) {
-			if (j == PATIENCE * 100)
-				fail_msg("no checkpoint any more");
-			pause_ms(10);
-		}
+		WAIT_UNTIL(roots(&d) != before, "no checkpoint any more");
 	}
 	assert_int_equal(device_counter(&d, "gc_objects"), moved);
 	fake_store_hold(S3_GET, NULL);
@@ -126,21 +120,15 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	struct device d;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	create_volume(&d);
+	put_mib(&d, 0, 1);
 	mark.v = volume_of(&d);
 	s3_log_pause(mark.v);
 	assert_int_equal(pthread_create(&thread, NULL, put_mark, &mark), 0);
 	pause_ms(200); /* it waits */
 	assert_false(mark.done);
 	s3_log_resume(mark.v);
-	for (unsigned i = 0; !mark.done; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("it waits forever");
-		pause_ms(10);
-	}
+	WAIT_UNTIL(mark.done, "it waits forever");
 	pthread_join(thread, NULL);
 	device_close(&d);
 	fake_store_reset();
@@ -153,8 +141,7 @@ static void test_an_unreadable_source_is_passed_over(void **state)
 	int errors;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	create_volume(&d);
 	errors = d.reported.errors;
 	fake_store_fail(S3_GET, "/log/03/0000000000000003", -EIO, UINT32_MAX);
 	make_sparse(&d, 16);
@@ -360,8 +347,7 @@ static void test_held_small_objects_are_left_in_peace(void **state)
 	uint64_t before;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	create_volume(&d);
 	for (unsigned i = 0; i < 100; i++)
 		assert_int_equal(
 			device_write(&d, buffer, 4096, (uint64_t)i * 4096, BACKEND_FUA), 0);

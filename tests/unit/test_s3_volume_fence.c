@@ -39,11 +39,8 @@ static void test_fence_behind_our_own_object(void **state)
 	size_t n;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
-	fake_store_hold(S3_PUT, "/snap/");
-	start_job(&snapshot, &a, create_snapshot);
-	fake_store_wait_held(S3_PUT, "/snap/");
+	create_with_a_write(&a);
+	start_held_job(&snapshot, &a, create_snapshot, S3_PUT, "/snap/");
 	/* It is stored, but the writer has not received the answer yet. */
 	snprintf(key, sizeof key, "/%016llx", (unsigned long long)volume_of(&a)->next_seq);
 	fake_store_hold_answers(S3_PUT, key, false);
@@ -77,11 +74,8 @@ static void test_clone_of_what_a_successor_does_not_know(void **state)
 	struct job snapshot;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
-	fake_store_hold(S3_PUT, "/snap/s/root");
-	start_job(&snapshot, &a, create_snapshot);
-	fake_store_wait_held(S3_PUT, "/snap/s/root");
+	create_with_a_write(&a);
+	start_held_job(&snapshot, &a, create_snapshot, S3_PUT, "/snap/s/root");
 	open_volume(&b);
 	fake_store_release(S3_PUT, NULL);
 	assert_int_not_equal(end_job(&snapshot), 0);
@@ -176,9 +170,7 @@ static void read_what_was_replaced(bool checksums)
 	create_volume(&a, "size=64M");
 	next_log_key(&a, 0, held);
 	next_log_key(&a, 1, key);
-	fake_store_hold(S3_PUT, held);
-	start_job(&first, &a, write_next);
-	fake_store_wait_held(S3_PUT, held);
+	start_held_job(&first, &a, write_next, S3_PUT, held);
 	start_job(&second, &a, write_far_away);
 	wait_until_cached(&a, volume_of(&a)->frontier + 2);
 	replace_object(key, 2);
@@ -212,8 +204,7 @@ static void test_not_fenced_while_it_writes(void **state)
 	char key[64];
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	snprintf(key, sizeof key, "/%016llx", (unsigned long long)volume_of(&a)->next_seq);
 	fake_store_hold_answers(S3_PUT, key, false);
 	start_job(&write, &a, write_next);
@@ -266,8 +257,7 @@ static void test_newer_object_is_not_to_be_deleted(void **state)
 	char key[64];
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
+	create_with_a_write(&a);
 	snprintf(key, sizeof key, "userblk/v/log/%02x/%016llx",
 		(unsigned)(volume_of(&a)->frontier & 0xff),
 		(unsigned long long)volume_of(&a)->frontier);

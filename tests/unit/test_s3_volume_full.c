@@ -15,11 +15,7 @@
 /* Until the store is full, for the volume, or is not. */
 static void wait_full(struct device *d, bool full)
 {
-	for (unsigned i = 0; device_counter(d, "store_full") != full; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("store_full stays %d", !full);
-		pause_ms(10);
-	}
+	WAIT_UNTIL(device_counter(d, "store_full") == full, "store_full stays %d", !full);
 }
 
 /* A flush that succeeds before the patience ends. */
@@ -41,10 +37,8 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	int errors;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	create_volume(&d);
+	put_mib(&d, 0, 1);
 	assert_int_equal(write_mib(&d, 1, 2), 0);
 	errors = d.reported.errors;
 	fake_store_limit(fake_store_bytes() + 4096);
@@ -59,8 +53,7 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	fake_store_limit(0);
 	flush_at_last(&d);
 	wait_full(&d, false);
-	assert_int_equal(write_mib(&d, 2, 3), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	put_mib(&d, 2, 3);
 	crash(&d);
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
 	for (unsigned i = 0; i < 3; i++)
@@ -82,11 +75,7 @@ static void open_full(struct device *d, unsigned uploads, unsigned written)
 		assert_int_equal(write_mib(d, n, n), 0);
 	assert_int_equal(backend_flush(d->backend), 0);
 	/* The reserve, of which nobody knows when it is put. */
-	for (unsigned i = 0; fake_store_put_bytes("/probe/") < MIB; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("there is no reserve");
-		pause_ms(10);
-	}
+	WAIT_UNTIL(fake_store_put_bytes("/probe/") >= MIB, "there is no reserve");
 	fake_store_limit(fake_store_bytes());
 }
 
@@ -111,8 +100,7 @@ static void test_a_full_store_is_freed(void **state)
 	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
 	assert_true(fake_store_bytes() < full - 16 * MIB);
 	wait_full(&d, false);
-	assert_int_equal(write_mib(&d, 127, 127), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	put_mib(&d, 127, 127);
 	fake_store_limit(0);
 	crash(&d);
 	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
@@ -201,8 +189,7 @@ static void test_no_space_for_a_collection(void **state)
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
-	assert_int_equal(write_mib(&d, 0, 1), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	put_mib(&d, 0, 1);
 	fake_store_limit(fake_store_bytes());
 	assert_int_equal(s3_control_perform(volume_of(&d), "gc", NULL, ignore_line, NULL), -ENOSPC);
 	assert_holds(d.reported.error, "volume=v: the store has no space, not even to free some; ");
@@ -217,14 +204,12 @@ static void test_a_refusal_is_not_the_end(void **state)
 	struct device d;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	create_volume(&d);
 	fake_store_fail(S3_PUT, "/log/", -EACCES, 2);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
 	flush_at_last(&d);
-	assert_int_equal(write_mib(&d, 1, 2), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
+	put_mib(&d, 1, 2);
 	crash(&d);
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
 	check_mib(&d, 0, 1);
@@ -240,8 +225,7 @@ static void test_a_refusal_is_told_once(void **state)
 	int errors;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	create_volume(&d);
 	errors = d.reported.errors;
 	fake_store_fail(S3_PUT, "/log/02/", -EACCES, 2);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
@@ -250,11 +234,7 @@ static void test_a_refusal_is_told_once(void **state)
 	fake_store_wait_held(S3_PUT, "/log/02/");
 	/* While it is put again the next one arrives. */
 	assert_int_equal(write_mib(&d, 1, 2), 0);
-	for (unsigned i = 0; fake_store_put_bytes("/log/03/") == 0; i++) {
-		if (i == PATIENCE * 100)
-			fail_msg("the next one does not arrive");
-		pause_ms(10);
-	}
+	WAIT_UNTIL(fake_store_put_bytes("/log/03/") > 0, "the next one does not arrive");
 	pause_ms(100);
 	fake_store_release(S3_PUT, NULL);
 	flush_at_last(&d);
@@ -269,8 +249,7 @@ static void test_a_rollback_waits_for_the_store(void **state)
 	struct device d;
 
 	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	create_volume(&d);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
 	assert_int_equal(write_mib(&d, 0, 2), 0);

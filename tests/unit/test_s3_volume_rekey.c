@@ -68,6 +68,17 @@ static void check_block(struct device *d, unsigned number, uint8_t value)
 		assert_int_equal(data[i], value);
 }
 
+/* Opens the volume with key n and more; its first blocks hold these bytes ('0': zeroes). */
+static void holds(const char *name, unsigned n, const char *more, const char *blocks)
+{
+	struct device d;
+
+	open_with(&d, name, n, more);
+	for (unsigned i = 0; blocks[i]; i++)
+		check_block(&d, i, blocks[i] == '0' ? 0 : (uint8_t)blocks[i]);
+	device_close(&d);
+}
+
 static void read_super(const char *name, struct s3_super *super)
 {
 	char end[64], data[4096];
@@ -128,15 +139,8 @@ static void test_rekey(void **state)
 	device_close(&d);
 
 	refused("v", 0, "is not the key of volume=v; give the one that it was created with, or");
-	open_with(&d, "v", 1, "");
-	check_block(&d, 0, 'a');
-	check_block(&d, 1, 'b');
-	check_block(&d, 2, 'c');
-	device_close(&d);
-	open_with(&d, "v", 1, "snapshot=s");
-	check_block(&d, 0, 'a');
-	check_block(&d, 1, 0);
-	device_close(&d);
+	holds("v", 1, "", "abc");
+	holds("v", 1, "snapshot=s", "a0");
 	/* A clone has the key that its parent had when it was made, until it is given another. */
 	refused("before", 1, "is not the key of volume=before");
 	open_with(&d, "before", 0, "");
@@ -147,15 +151,10 @@ static void test_rekey(void **state)
 	assert_int_equal(s3_volume_clone(volume_of(&d), "t", "userblk", "grandchild"), 0);
 	device_close(&d);
 	for (unsigned i = 0; i < 2; i++) {
-		open_with(&d, i ? "grandchild" : "before", 2, "");
-		check_block(&d, 0, 'a');
-		check_block(&d, 1, 'x');
-		device_close(&d);
+		holds(i ? "grandchild" : "before", 2, "", "ax");
 	}
 	refused("after", 0, "is not the key of volume=after");
-	open_with(&d, "after", 1, "");
-	check_block(&d, 0, 'a');
-	device_close(&d);
+	holds("after", 1, "", "a");
 	fake_store_reset();
 }
 
@@ -190,15 +189,10 @@ static void test_derived_keys(void **state)
 	assert_false(derived);
 	device_close(&d);
 	refused("clone", 0, "is not the key of volume=clone");
-	open_with(&d, "clone", 1, "");
-	check_block(&d, 0, 'a');
-	check_block(&d, 1, 'b');
-	device_close(&d);
+	holds("clone", 1, "", "ab");
 	refused("v", 0, "is not the key of volume=v");
 	refused("v", 2, "is not the key of volume=v");
-	open_with(&d, "v", 3, "");
-	check_block(&d, 0, 'a');
-	device_close(&d);
+	holds("v", 3, "", "a");
 	fake_store_reset();
 }
 

@@ -26,11 +26,8 @@ static void test_takeover_beside_a_resize(void **state)
 	struct job job;
 
 	(void)state;
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
-	fake_store_hold(S3_LIST, "ckpt/");
-	start_job(&job, &b, open_in_job);
-	fake_store_wait_held(S3_LIST, "ckpt/");
+	create_with_a_write(&a);
+	start_held_job(&job, &b, open_in_job, S3_LIST, "ckpt/");
 	assert_int_equal(grow(&a), 0);
 	fake_store_release(S3_LIST, NULL);
 	assert_int_equal(end_job(&job), 0);
@@ -38,11 +35,8 @@ static void test_takeover_beside_a_resize(void **state)
 	crash(&a);
 	crash(&b);
 	/* A size that is stored after it has looked is not acknowledged. */
-	create_volume(&a, "size=64M");
-	assert_int_equal(write_block(&a, 0, 1), 0);
-	fake_store_hold(S3_PUT, "/super");
-	start_job(&job, &a, grow);
-	fake_store_wait_held(S3_PUT, "/super");
+	create_with_a_write(&a);
+	start_held_job(&job, &a, grow, S3_PUT, "/super");
 	open_volume(&b);
 	assert_int_equal(b.backend->size, 64 << 20);
 	fake_store_release(S3_PUT, NULL);
@@ -127,9 +121,7 @@ static void test_a_busy_writer_is_not_followed_for_ever(void **state)
 		fake_store_hold(S3_PUT, "/ckpt/");
 		write_up_to(&a, horizon - 64);
 		snprintf(last, sizeof last, "%s", log_key(horizon - 64));
-		fake_store_hold(S3_GET, last);
-		start_job(&job, &b, readonly ? open_readonly : open_with_log);
-		fake_store_wait_held(S3_GET, last);
+		start_held_job(&job, &b, readonly ? open_readonly : open_with_log, S3_GET, last);
 		for (uint64_t end = horizon; end <= horizon + 64; end += 64) {
 			write_up_to(&a, end);
 			snprintf(next, sizeof next, "%s", log_key(end));

@@ -129,16 +129,10 @@ static void test_what_was_not_flushed_is_a_prefix(void **state)
 	struct device d;
 
 	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
+	create_with_a_write(&d, path);
 	assert_int_equal(device_write(&d, there, BLOCK, BLOCK, 0), 0); /* lost, as it may be */
 	crash_with_log(&d);
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 static void test_bad_files_and_parameters(void **state)
@@ -166,19 +160,11 @@ static void test_bad_files_and_parameters(void **state)
 static void test_its_size_stays(void **state)
 {
 	const char *path = new_path();
-	struct device d;
 
 	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
-	crash_with_log(&d);
+	crash_after_a_write(path);
 	refused("v", path, "write-back-size=16M", "another size");
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 static void test_objects_that_the_store_lost(void **state)
@@ -239,10 +225,7 @@ static void test_a_full_log_waits_for_the_store(void **state)
 	change(&d, SIZE - BLOCK, BLOCK, 6);
 	flush(&d);
 	crash_with_log(&d);
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 static void *flush_it(void *opaque)
@@ -260,10 +243,7 @@ static void test_a_broken_disk_is_not_waited_for(void **state)
 	void *failed;
 
 	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
+	create_with_a_write(&d, path);
 	sync_result = -EIO;
 	change(&d, BLOCK, BLOCK, 2);
 	pthread_create(&thread, NULL, flush_it, &d);
@@ -332,10 +312,7 @@ static void test_a_broken_disk_and_a_store_that_refuses(void **state)
 		usleep(10000);
 	}
 	crash_with_log(&d);
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 static void test_encrypted(void **state)

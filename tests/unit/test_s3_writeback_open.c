@@ -158,10 +158,7 @@ static void test_a_late_root_beside_a_replay(void **state)
 	holds_model(&opening.d);
 	crash_with_log(&opening.d);
 	fake_store_release(S3_PUT, NULL);
-	reopen(&d, opening.path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(opening.path, "");
 }
 
 /* Puts the file's bytes back to what they were. */
@@ -196,10 +193,7 @@ static void test_named_after_a_takeover(void **state)
 	fake_store_release(S3_PUT, NULL);
 	pthread_join(late.thread, NULL);
 	assert_int_equal(late.result, -EIO);
-	reopen(&d, late.path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(late.path, "");
 }
 
 /* Two servers are killed when they have asked to be named, and only the first is, in the end. */
@@ -236,10 +230,7 @@ static void test_the_first_of_two_names_arrives(void **state)
 	crash_with_log(&second.d);
 	put_back(second.path, file);
 	fake_store_set("userblk/v/super", named, length_named);
-	reopen(&d, first.path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(first.path, "");
 }
 
 /*
@@ -284,10 +275,7 @@ static void test_a_name_that_arrives_late(void **state)
 	holds_model(&next.d);
 	device_close(&next.d);
 
-	reopen(&d, killed.path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(killed.path, "");
 }
 
 /*
@@ -300,11 +288,7 @@ static void test_given_up_while_it_is_opened(void **state)
 	struct device d;
 
 	(void)state;
-	create(&d, late.path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
-	crash_with_log(&d);
+	crash_after_a_write(late.path);
 	fake_store_hold_answers(S3_GET, "/v/super", false);
 	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
 	fake_store_wait_held(S3_GET, "/v/super");
@@ -327,10 +311,7 @@ static void test_a_torn_tail_is_cut_off(void **state)
 	struct device d;
 
 	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
+	create_with_a_write(&d, path);
 	assert_int_equal(device_write(&d, there, 3 * BLOCK, BLOCK, BACKEND_FUA), 0);
 	crash_with_log(&d);
 	damage(path, entry_at(path, 2) + 2 * BLOCK);
@@ -348,10 +329,7 @@ static void test_damage_before_the_tail_is_refused(void **state)
 
 	(void)state;
 	for (int header = 0; header < 2; header++) {
-		create(&d, path, "");
-		fake_store_hold(S3_PUT, "/log/");
-		change(&d, 0, BLOCK, 1);
-		flush(&d);
+		create_with_a_write(&d, path);
 		fill(there, BLOCK, 2);
 		for (int i = 0; i < 3; i++)
 			assert_int_equal(device_write(&d, there, BLOCK, i * BLOCK, BACKEND_FUA), 0);
@@ -371,24 +349,16 @@ static void test_damage_before_the_tail_is_refused(void **state)
 static void test_damaged_states(void **state)
 {
 	const char *path = new_path();
-	struct device d;
 
 	(void)state;
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
-	crash_with_log(&d);
+	crash_after_a_write(path);
 	/* The older one is of before its owner. */
 	damage(path, BLOCK + 100);
 	damage(path, 2 * BLOCK + 100);
 	refused("v", path, "", "has a damaged record of its owner");
 	damage(path, BLOCK + 100);
 	damage(path, 2 * BLOCK + 100);
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 /* A machine that crashed while the first state of a new log was written: nothing was in it. */
@@ -407,10 +377,7 @@ static void test_a_torn_first_state(void **state)
 	assert_int_equal(pwrite(fd, "ubS3wblg", 8, 0), 8);
 	assert_int_equal(pwrite(fd, "ubS3wbst", 8, 2 * BLOCK), 8);
 	close(fd);
-	reopen(&d, path, "");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "");
 }
 
 static void test_it_is_not_opened_without_the_log(void **state)
@@ -422,11 +389,7 @@ static void test_it_is_not_opened_without_the_log(void **state)
 	(void)state;
 	strcpy(other, path);
 	path = new_path();
-	create(&d, path, "");
-	fake_store_hold(S3_PUT, "/log/");
-	change(&d, 0, BLOCK, 1);
-	flush(&d);
-	crash_with_log(&d);
+	crash_after_a_write(path);
 	refused("v", NULL, "", "write-back log, which is not given");
 	refused("v", other, "", "write-back log, which is not this one");
 	assert_int_equal(access(other, F_OK), -1); /* nor is one left behind */
@@ -441,10 +404,7 @@ static void test_it_is_not_opened_without_the_log(void **state)
 	device_close(&d);
 	/* Now it is too late for the log. */
 	refused("v", path, "", "is older than what volume=v holds");
-	reopen(&d, path, "write-back-discard=on");
-	holds_model(&d);
-	device_close(&d);
-	fake_store_reset();
+	reopen_and_check(path, "write-back-discard=on");
 }
 
 static void test_a_writer_that_was_overtaken(void **state)
