@@ -410,36 +410,6 @@ static void test_help(void **state)
 	free(help);
 }
 
-/* The tables of the real devices: defaults parse, the main parameter exists, help is one sentence.
- */
-static void test_real_tables(void **state)
-{
-	const struct backend_ops *const *devices = backend_devices();
-
-	(void)state;
-	/* By name, whatever order they were linked in. */
-	assert_ptr_equal(devices[0], &null_backend);
-	assert_ptr_equal(devices[1], &passthrough_backend);
-	assert_null(devices[2]);
-	for (size_t i = 0; devices[i]; i++) {
-		bool main_found = false;
-
-		for (const struct param *row = devices[i]->params; row->name; row++) {
-			assert_non_null(row->help);
-			assert_true(row->help[strlen(row->help) - 1] != '.');
-			main_found |= strcmp(row->name, devices[i]->main_param) == 0;
-			if (row->default_value) {
-				struct params *p = params_new(devices[i]);
-
-				assert_int_equal(
-					params_set(p, row->name, row->default_value, &error), 0);
-				params_free(p);
-			}
-		}
-		assert_true(main_found);
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -455,7 +425,6 @@ int main(void)
 		cmocka_unit_test(test_bad_config_file),
 		cmocka_unit_test(test_errors_are_one_line),
 		cmocka_unit_test(test_help),
-		cmocka_unit_test(test_real_tables),
 	};
 
 	return cmocka_run_group_tests_name("params", tests, NULL, NULL);

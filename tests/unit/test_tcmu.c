@@ -400,34 +400,6 @@ static void test_counters(void **state)
 	assert_null(dev.own);
 }
 
-/* The manual page has every parameter of the tables. Run in the checkout's top directory. */
-static void test_manual(void **state)
-{
-	static const struct backend_ops *const devices[] = {&null_backend, &passthrough_backend};
-	static char text[1 << 16];
-	FILE *f = fopen("tcmu-handlers/tcmu-userblk-handlers.8", "r");
-
-	(void)state;
-	assert_non_null(f);
-	text[fread(text, 1, sizeof text - 1, f)] = 0;
-	fclose(f);
-	for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
-		char heading[64], item[64];
-		char *section, *end;
-
-		snprintf(heading, sizeof heading, ".Ss userblk_%s", devices[i]->name);
-		section = strstr(text, heading);
-		assert_non_null(section);
-		end = strstr(section + 1, ".S");
-		for (const struct param *p = devices[i]->params; p->name; p++) {
-			snprintf(item, sizeof item, ".It Cm %s Ns = Ns ", p->name);
-			char *found = strstr(section, item);
-
-			assert_true(found && found < end);
-		}
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -442,7 +414,6 @@ int main(void)
 		TEST(test_submit),
 		TEST(test_cancel),
 		TEST(test_counters),
-		TEST(test_manual),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
