@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -99,19 +100,64 @@ def test_another_tree_has_passed_nothing(top: Path) -> None:
     assert (top / "passes.ran").read_text() == "ran\nran\n"
 
 
-def test_every_test_file_runs_somewhere() -> None:
-    """A word of tests/targets.mk names it, or a folder that it is in, or is a pattern that it matches."""
+def named_by_make() -> list[str]:
+    """What the commands of `make test` and `make test-long` give to pytest: files and folders, patterns expanded."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+
+    def make(*words: str) -> str:
+        argv = ["make", "--no-print-directory", *words]
+        done = subprocess.run(argv, cwd=paths.CHECKOUT, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.replace("\\\n", " ")
+
+    targets = make("--eval=named: ; @echo $(TESTS) $(LONG_TESTS)", "named").split()
+    # Not the simulation's, which make begins even with --dry-run: its recipe has $(MAKE).
+    commands = make("--dry-run", *(target for target in targets if target.startswith("test-")))
+    named = []
+    for command in commands.splitlines():
+        words = command.partition(" # ")[0].partition(" pytest ")[2].split()
+        if "-k" not in words:  # which leaves tests out
+            named += [word for word in words if word.startswith("tests/")]
+    return named
+
+
+def run_nowhere(files: list[Path], named: list[str], units: set[str]) -> list[Path]:
+    """Those of the test files, as paths in the checkout, that neither make nor meson runs."""
+    there = {file for file in files if any(file.is_relative_to(name) for name in named)}
+    return [file for file in files if (file.stem not in units if file.suffix == ".c" else file not in there)]
+
+
+@pytest.fixture(scope="module")
+def units() -> set[str]:
+    """The tests that meson has."""
+    if left_out := (paths.HOST_BUILD / "left-out").read_text().strip():
+        pytest.skip(f"installation: {left_out}")
+    argv = ["meson", "introspect", "--tests", str(paths.HOST_BUILD)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return {test["name"] for test in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="module")
+def named() -> list[str]:
+    return named_by_make()
+
+
+def test_every_test_file_runs_somewhere(named: list[str], units: set[str]) -> None:
+    """C files by their name, Python files by the tests in them."""
     assert paths.CHECKOUT is not None
-    words = re.findall(r"tests/[\w./*%-]+", (paths.CHECKOUT / "tests/targets.mk").read_text())
-    words.remove("tests/unit/meson.build")
-    units = re.findall(r"'(test_\w+)'", (paths.CHECKOUT / "tests/unit/meson.build").read_text())
-    words += [f"tests/unit/{name}.c" for name in units]
-    files = [file.relative_to(paths.CHECKOUT) for file in (paths.CHECKOUT / "tests").rglob("test_*.*")]
-    files = [file for file in files if file.suffix in (".c", ".py")]
+    tests = paths.CHECKOUT / "tests"
+    files = [*tests.rglob("test_*.c")]
+    files += [file for file in tests.rglob("*.py") if re.search(r"^\s*def test_", file.read_text(), re.M)]
     assert len(files) > 100
-    assert [
-        file for file in files if not any(file.match(word) or file.is_relative_to(word.rstrip("/")) for word in words)
-    ] == []
+    assert run_nowhere([file.relative_to(paths.CHECKOUT) for file in files], named, units) == []
+
+
+def test_a_file_that_runs_nowhere_is_found(named: list[str], units: set[str]) -> None:
+    """In each folder whose files the targets name one by one; the others run as a whole."""
+    single = ["bench", "component", "differential", "fuzz", "lab", "lab/gate", "simulation", "support", "unit"]
+    whole = ["campaigns", "lab/guest", "packages", "python", "s3"]
+    files = [Path("tests", folder, f"test_x{end}") for folder in single for end in (".py", ".c")]
+    files += [Path("tests/test_x.py"), *(Path("tests", folder, "test_x.c") for folder in whole)]
+    assert run_nowhere([*files, *(Path("tests", folder, "test_x.py") for folder in whole)], named, units) == files
 
 
 def test_tests_import_no_tests() -> None:
