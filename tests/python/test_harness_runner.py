@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from loops import LIMIT, loop, run, small_tmpfs
-from runner_process import MEMORY, SIZE, finish, plan_for, read_until, said, start, summaries
+from runner_process import MEMORY, SIZE, WORKLOADS, finish, plan_for, read_until, said, start, summaries
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.engines.base import Run
@@ -25,8 +26,9 @@ from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import BESIDE, claimed
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
-from userblk.harness.model.plan import Plan, read_plan, write_plan
+from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
 from userblk.harness.observing.host_load import OtherPrograms
+from userblk.harness.running import measuring
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
 from waiting import wait_until
@@ -116,6 +118,38 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     assert code == 0 and events[0]["entries"] == 2
     assert not (first / "stray").exists()
     assert all(summary["valid"] for summary in summaries(tmp_path / "c").values())
+
+
+def test_a_campaign_takes_no_longer_than_it_says(device: str, tmp_path: Path) -> None:
+    """What a user reads before it begins, or twice that on a machine that others use; and no less than it runs."""
+    plan = plan_for(device, tmp_path / "c", runtime_s=2)
+    expected, began = estimate(plan), time.monotonic()
+    code, events, err = finish(start(tmp_path / "c"))
+    took = time.monotonic() - began
+    assert (code, err) == (0, ""), said(events)
+    assert 2 * len(plan.entries) < took < 2 * expected.seconds
+
+
+def test_a_workload_beyond_its_time_limit_is_ended(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its run is not valid; the next one goes on, and nothing of it is left."""
+    (tmp_path / "bin").mkdir()
+    hangs, pids = tmp_path / "bin/fio", tmp_path / "pids"
+    hangs.write_text(f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(measuring, "FLUSH_PATIENCE", 1.0)
+    plan, began = plan_for(device, tmp_path / "c", workloads=WORKLOADS[:2]), time.monotonic()
+    assert Runner(plan, tmp_path / "c").run() == 1
+    assert time.monotonic() - began < 60
+    found = summaries(tmp_path / "c")
+    assert len(found) == 2
+    for summary in found.values():
+        assert not summary["valid"]
+        assert "the workload did not end within 1 s after its runtime" in summary["invalid"]  # type: ignore[operator]
+    assert len(pids.read_text().split()) == 2
+    assert not any(Path("/proc", pid).exists() for pid in pids.read_text().split())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
