@@ -3,12 +3,12 @@
 """
 Runs make targets in two streams, and tells at the end what failed and what was skipped.
 
-    tests/run.py [--beside TARGET]... [--resume] TARGET...
+    tests/run.py [--alone TARGET]... [--beside TARGET]... [--resume] TARGET...
 
-The TARGETs run one after the other; beside them those of --beside, in their order, of which the stream that ends first
-takes the next. What each printed stays in build/test/TARGET.log; build/test/runs.json has the commit, the seconds and
-the exit status of each. With --resume those that passed at this commit, with this tree, are not run again. Exit status:
-0, or 1 if one failed.
+Those of --alone run first, with nothing else beside them. Then the TARGETs run one after the other; beside them those
+of --beside, in their order, of which the stream that ends first takes the next. What each printed stays in
+build/test/TARGET.log; build/test/runs.json has the commit, the seconds and the exit status of each. With --resume those
+that passed at this commit, with this tree, are not run again. Exit status: 0, or 1 if one failed.
 """
 
 from __future__ import annotations
@@ -112,13 +112,14 @@ def summary(targets: list[str], runs: Runs) -> int:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Run make targets and report what failed and what was skipped.")
+    parser.add_argument("--alone", metavar="TARGET", action="append", default=[], help="run it before the others")
     parser.add_argument("--beside", metavar="TARGET", action="append", default=[], help="run it beside the others")
     parser.add_argument("--resume", action="store_true", help="leave out what passed at this commit")
     parser.add_argument("targets", metavar="TARGET", nargs="+", help="of the Makefile")
     args = parser.parse_args(arguments)
     LOGS.mkdir(parents=True, exist_ok=True)
     runs = Runs(tree())
-    asked = [*args.targets, *args.beside]
+    asked = [*args.alone, *args.targets, *args.beside]
     left = [target for target in asked if not (args.resume and runs.passed(target))]
     if len(left) < len(asked):
         print("passed at this commit already:", *(target for target in asked if target not in left))
@@ -132,6 +133,9 @@ def main(arguments: list[str]) -> int:
                 return
             run(target, runs, show)
 
+    for target in args.alone:
+        if target in left:
+            run(target, runs, show=True)
     thread = threading.Thread(target=run_beside, args=(False,))
     thread.start()
     for target in args.targets:

@@ -22,14 +22,17 @@ LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long sim
 
 # Skips are listed; with CI=true tests/conftest.py makes failures of those that an installation would have prevented.
 # Those of BESIDE have a guest or servers of their own, and run beside the others: the longest first, the next in the
-# stream that is free. RESUME=1: without what has passed at this commit.
+# stream that is free. Those of ALONE have limits of CPU time. RESUME=1: without what has passed at this commit.
 BESIDE := test-lab test-s3
+LONG_BESIDE := test-lab-long test-lab-long-backports test-attach test-gate test-lab-backports test-lab-bullseye test-explain \
+	test-tutorial test-lab-instructions test-two-hosts
+ALONE := test-paper-profile
 test: deps ## all tests but the long ones
 	@$(MAKE) run-tests RUN="$(filter-out $(BESIDE),$(TESTS))" RUN_BESIDE="$(BESIDE)"
 test-long: deps ## the longer tests; RESUME=1 goes on after an interruption
-	@$(MAKE) run-tests RUN="$(LONG_TESTS)"
+	@$(MAKE) run-tests RUN="$(filter-out $(LONG_BESIDE) $(ALONE),$(LONG_TESTS))" RUN_BESIDE="$(LONG_BESIDE)" RUN_ALONE="$(ALONE)"
 run-tests: all s3-server
-	@$(PYTHON) tests/run.py $(if $(RESUME),--resume) $(RUN_BESIDE:%=--beside %) $(RUN)
+	@$(PYTHON) tests/run.py $(if $(RESUME),--resume) $(RUN_ALONE:%=--alone %) $(RUN_BESIDE:%=--beside %) $(RUN)
 .PHONY: test test-long run-tests
 
 # ---- checkers -------------------------------------------------------------------
@@ -106,8 +109,9 @@ fuzz-s3: fuzz-programs ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60
 	$(call FUZZ,corpus,s3,-max_len=16384)
 fuzz-s3-replies: fuzz-programs ## fuzz the parsers of what a store answers (needs clang)
 	$(call FUZZ,corpus-replies,s3-replies,-max_len=16384 -dict=tests/fuzz/s3_replies.dict)
-fuzz-s3-long: ## the same for half an hour
-	$(MAKE) FUZZ_SECONDS=1800 fuzz-s3 fuzz-s3-replies
+# A run goes on from the corpus of the last one.
+fuzz-s3-long: ## the same for a quarter of an hour each
+	$(MAKE) FUZZ_SECONDS=900 fuzz-s3 fuzz-s3-replies
 fuzz-programs:
 	@$(MAKE) TARGET=fuzz CC=clang build-fuzz-programs
 build-fuzz-programs:
@@ -177,11 +181,12 @@ DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
 DIFFERENTIAL_BLOCK_TESTS := tests/differential/test_differential_block.py
 test-differential: libfuse-3.18 plugins s3-server ## random calls on files, and requests to devices, do what an ext4 and a model do
 	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS) $(DIFFERENTIAL_BLOCK_TESTS)
-test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for half an hour in each mode, with each libfuse
-	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
+# Every mode with the newest libfuse; with the others for less, since only the session differs.
+test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for minutes in each mode, with each libfuse
+	DIFFERENTIAL_SECONDS=600 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=120 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
 .PHONY: test-differential test-differential-long
 
 # An interrupted run of a commit goes on. Debian has no package of xfstests; other distributions have.
@@ -226,8 +231,9 @@ SIMULATE = $(MAKE) TARGET=$(SIMULATION_TARGET) KIND=$(SIMULATION_KIND) s3-simula
 simulate-s3: ## the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
 	@$(SIMULATE) $(if $(SEED),--seed $(SEED) $(if $(SEEDS)$(SECONDS),,--seeds 1),--seed $$(date +%Y%m%d)000000) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED)$(SEEDS),,--seconds 60)) $(SIMULATION_OPTIONS)
-simulate-s3-long: ## the same for an hour
-	$(MAKE) SECONDS=3600 simulate-s3
+# Ten times as long as the search for any of the mutants has taken.
+simulate-s3-long: ## the same for half an hour
+	$(MAKE) SECONDS=1800 simulate-s3
 # Under the sanitizers, where schedules take longer; and the same schedules twice.
 simulate-s3-asan: ## the same under ASan and UBSan
 	$(MAKE) SIMULATION_TARGET=sim-asan SIMULATION_KIND=asan SECONDS=$(or $(SECONDS),60) simulate-s3
@@ -313,9 +319,11 @@ test-two-hosts: all ## campaigns on two guests over ssh, one of which is lost mi
 test-gate: ## does make bench-gate close on small costs, and on nothing else: half an hour and more
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_gate.py
+# test-attach has more cycles, on the same kernel.
+ATTACHED_ELSEWHERE := --deselect tests/lab/guest/test_attach.py
 test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
-	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest
+	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest $(if $(LAB_KERNEL),,$(ATTACHED_ELSEWHERE))
 	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=120 $(GUEST_TESTS) tests/lab/guest/test_differential.py
 # Prints the seconds of each framework, and what memory it left.
 ATTACH_CYCLES ?= 1000

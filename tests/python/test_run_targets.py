@@ -62,6 +62,13 @@ def test_the_stream_that_ends_first_takes_the_next(top: Path) -> None:
     assert (top / "passes.ran").read_text() == "ran\n"
 
 
+def test_one_that_runs_alone_has_ended_before_the_others(top: Path) -> None:
+    (top / "Makefile").write_text(MAKEFILE + "alone:\n\t@sleep 0.5; ls *.ran > alone.log 2> build/none || true\n")
+    result = run(top, "--alone", "alone", "--beside", "passes", "waits")
+    assert result.returncode == 0, result.stdout
+    assert (top / "alone.log").read_text() == "" and (top / "passes.ran").exists()
+
+
 def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
     run(top, "passes", "fails")
     (top / "repaired").touch()
