@@ -181,12 +181,11 @@ DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
 DIFFERENTIAL_BLOCK_TESTS := tests/differential/test_differential_block.py
 test-differential: libfuse-3.18 plugins s3-server ## random calls on files, and requests to devices, do what an ext4 and a model do
 	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS) $(DIFFERENTIAL_BLOCK_TESTS)
-# Every mode with the newest libfuse; with the others for less, since only the session differs.
-test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for minutes in each mode, with each libfuse
-	DIFFERENTIAL_SECONDS=600 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
-	DIFFERENTIAL_SECONDS=120 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
+test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for half an hour in each mode, with each libfuse
+	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
+	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
 .PHONY: test-differential test-differential-long
 
 # An interrupted run of a commit goes on. Debian has no package of xfstests; other distributions have.
@@ -231,9 +230,8 @@ SIMULATE = $(MAKE) TARGET=$(SIMULATION_TARGET) KIND=$(SIMULATION_KIND) s3-simula
 simulate-s3: ## the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
 	@$(SIMULATE) $(if $(SEED),--seed $(SEED) $(if $(SEEDS)$(SECONDS),,--seeds 1),--seed $$(date +%Y%m%d)000000) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED)$(SEEDS),,--seconds 60)) $(SIMULATION_OPTIONS)
-# Ten times as long as the search for any of the mutants has taken.
-simulate-s3-long: ## the same for half an hour
-	$(MAKE) SECONDS=1800 simulate-s3
+simulate-s3-long: ## the same for an hour
+	$(MAKE) SECONDS=3600 simulate-s3
 # Under the sanitizers, where schedules take longer; and the same schedules twice.
 simulate-s3-asan: ## the same under ASan and UBSan
 	$(MAKE) SIMULATION_TARGET=sim-asan SIMULATION_KIND=asan SECONDS=$(or $(SECONDS),60) simulate-s3
@@ -324,7 +322,7 @@ ATTACHED_ELSEWHERE := --deselect tests/lab/guest/test_attach.py
 test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
 	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest $(if $(LAB_KERNEL),,$(ATTACHED_ELSEWHERE))
-	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=120 $(GUEST_TESTS) tests/lab/guest/test_differential.py
+	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=300 $(GUEST_TESTS) tests/lab/guest/test_differential.py
 # Prints the seconds of each framework, and what memory it left.
 ATTACH_CYCLES ?= 1000
 test-attach: ## disks of each framework come and go ATTACH_CYCLES (1000) times, and 64 at once, and leave nothing behind
