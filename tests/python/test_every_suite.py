@@ -116,7 +116,15 @@ def planned(suite: str, workload: str, device: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("suite", "workload"),
-    [("bdus-fs", "seq-read-1th-128k"), ("ufs-ops", "rdpr-1w"), ("rfuse-fio", "seq-read-1th-128k")],
+    [
+        ("bdus-fs", "seq-read-1th-128k"),
+        ("ufs-ops", "rdpr-1w"),
+        ("rfuse-fio", "seq-read-1th-128k"),
+        ("fuse45", "rand-write-1th-1f-1m"),
+        ("ufs-files", "smallfile-unlink-1c"),
+        ("rfuse-macro", "fileserver"),
+        ("fxmark", "mwum-1w"),
+    ],
 )
 def test_a_file_system_that_is_full(suite: str, workload: str, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from servers import BUCKET, ROOT, Store
@@ -14,9 +15,14 @@ from servers import BUCKET, ROOT, Store
 WORKLOADS = "rand-read-1th-4k-d1,rand-write-4th-64k-d32"
 
 
-def userblk(*words: str) -> subprocess.CompletedProcess[str]:
+SMALL_DISK = "mount -t tmpfs -o size=1m store /dev/shm && mount -t tmpfs -o size=24m store /var/tmp"
+LEFT = "ls /dev/shm /var/tmp >&2"
+
+
+def userblk(*words: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """before: the words of a command that runs it."""
     env = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
-    argv = [sys.executable, str(ROOT / "bin/userblk"), *words]
+    argv = [*before, sys.executable, str(ROOT / "bin/userblk"), *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=1200, check=False, env=env)
 
 
@@ -70,6 +76,23 @@ def test_plugin_of_large_objects_takes_small_requests(store: Store, tmp_path: Pa
     assert result.returncode == 0, result.stdout + result.stderr
     (summary,) = summaries(tmp_path / "results").values()
     assert summary["valid"]
+
+
+def test_a_full_store_is_told(tmp_path: Path) -> None:
+    """Where the store keeps its objects there is no room for the volume; nothing stays there."""
+    before = leftovers()
+    words = ["run", "--suite", "s3", "--systems", "s3", "--workloads", "rand-write-1th-64k-d1", "--json"]
+    script = f'{SMALL_DISK} || exit 9; "$@"; code=$?; {LEFT}; exit $code'
+    result = userblk(
+        *words, "--results", str(tmp_path),
+        before=["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"],
+    )  # fmt: skip
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.stderr.splitlines()[-3:] == ["/dev/shm:", "", "/var/tmp:"]
+    failed = [one for one in map(json.loads, result.stdout.splitlines()) if one["event"] == "entry-failed"]
+    assert len(failed) == 2 and not summaries(tmp_path)
+    assert all("No space left on device" in one["reason"] and "\n" not in one["reason"] for one in failed), failed
+    assert leftovers() <= before
 
 
 def test_plan_and_refusals() -> None:
