@@ -53,6 +53,7 @@ SYSTEMS = {
     "fuse-clone-fd": "FUSE clone_fd",
     "fuse-uring": "FUSE io_uring",
     "nullfs": "NullFS",
+    "nullfs-clone-fd": "NullFS clone_fd",
     "nullfs-uring": "NullFS io_uring",
     "bindfs": "bindfs",
     "mergerfs": "mergerfs",

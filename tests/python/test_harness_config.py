@@ -86,7 +86,8 @@ def test_everything_shipped_loads() -> None:
     assert {"native", "nbdkit", "tcmu", "nbdkit-null", "tcmu-null"} <= systems.keys()
     without_device = [name for name, system in systems.items() if not system.uses_device]
     assert without_device == [
-        "bdus-null", "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-uring", "s3-null", "s3backer",
+        "bdus-null", "buse-null", "fuse-null", "nbdkit-null", "nullfs", "nullfs-clone-fd", "nullfs-uring",
+        "s3-null", "s3backer",
         "tcmu-null",
         "ublk-null",
         "vduse-null",
