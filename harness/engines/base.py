@@ -10,7 +10,7 @@ from pathlib import Path
 from ..machine.blockdev import BlockDevice
 from ..machine.filesystem import Memory
 from ..machine.teardown import Teardown
-from ..model.config import Profile, SystemConfig, Workload
+from ..model.config import VIRTUAL, Profile, SystemConfig, Workload
 from ..model.parts import ENGINES, Engine
 from ..model.plan import Entry, Plan
 from ..model.tables import ConfigError, Table, block_size, counts
@@ -118,13 +118,20 @@ def times(table: Table) -> dict[str, dict[str, int]]:
     return found
 
 
-def sizes_of(table: Table, profile: str) -> Table:
-    """The part of a suite's [sizes] that a profile has; those of the others are read, and left."""
+def both_sizes_of(table: Table, profile: str) -> tuple[Table, Table]:
+    """The part of a suite's [sizes] that a profile has, and what takes its place in virtual time, empty if nothing
+    does; those of the others are read, and left.
+    """
     sizes = table.table("sizes")
-    size = sizes.table(profile)
+    size, instead = sizes.table(profile), sizes.table(VIRTUAL, optional=True)
     for other in list(sizes.values):
         sizes.table(other)
-    return size
+    return size, instead
+
+
+def sizes_of(table: Table, profile: str) -> Table:
+    """The part of a suite's [sizes] that a profile has."""
+    return both_sizes_of(table, profile)[0]
 
 
 def with_fixed_values(

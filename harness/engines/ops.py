@@ -7,14 +7,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
+from ..model.config import VIRTUAL, Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
-from .base import Run, sizes_of
+from .base import Run, both_sizes_of
 from .flow import Flow, run_options
 
 UNIT = 4096  # bytes of a read or write
+WRITERS = "WA"  # overwrites and appends go on as long as the run, and come to the dirty limit
 
 
 def argv(program: Path, workload: Workload, seed: int, phase: str, directory: Path, *options: str) -> list[str]:
@@ -33,23 +34,31 @@ def _value(table: Table, key: str) -> int:
     return table.size(key, 1) if key in ("bytes", "size") else table.integer(key, 1)
 
 
+def _sizes(table: Table, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """What the table says of each operation."""
+    found = {name: table.table(name, optional=True) for name in names}
+    values = {name: {key: _value(one, key) for key in list(one.values)} for name, one in found.items()}
+    table.end(names)
+    return values
+
+
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each operation with each number of workers."""
-    workers, operations, size = counts(table, "workers"), table.array("operations"), sizes_of(table, profile)
+    workers, operations = counts(table, "workers"), table.array("operations")
     known = [str(name) for name in operations]
-    fixed = {name: size.table(name, optional=True) for name in known}
-    values = {name: {key: _value(one, key) for key in list(one.values)} for name, one in fixed.items()}
-    size.end(known)
+    values, virtual = (_sizes(sizes, known) for sizes in both_sizes_of(table, profile))
     table.end(("name", "engine", "systems", "workers", "operations", "sizes"))
     for name in known:
         for count in workers:
             yield Workload(
                 f"{name.lower()}-{count}w",
+                rw="write" * (name[0] in WRITERS),
                 threads=count,
                 suite=suite,
                 engine="ops",
                 file=name,
                 fixed=values[name],
+                variables={VIRTUAL: virtual[name]},  # until it is known which clock and devices there are
             )
 
 
@@ -74,11 +83,12 @@ class Ops(Flow):
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]
     ) -> Workload:
-        return dataclasses.replace(workload, variables={device: workload.fixed for device in devices})
+        fixed = {**workload.fixed, **(workload.variables.get(VIRTUAL, {}) if profile.virtual else {})}
+        return dataclasses.replace(workload, fixed=fixed, variables={device: fixed for device in devices})
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         """What overwrites and appends may write as long as it runs; the others make files, once."""
-        seconds = self.duration_s(workload, profile) if workload.file[0] in "WA" else 0.0
+        seconds = self.duration_s(workload, profile) if workload.writes else 0.0
         return profile.files.size[device] + int(seconds * FILL_BYTES_PER_S)
 
     def programs(self, build: str) -> list[str]:

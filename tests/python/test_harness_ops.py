@@ -23,7 +23,7 @@ from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 
 SIZE = 64 * MIB
-SYSTEMS = ("native", "rfuse-stackfs", "nullfs")
+SYSTEMS = ("native", "rfuse-stackfs", "nullfs", "nullfs-clone-fd")
 
 
 def plan_for(device: str, directory: Path, workloads: list[str]) -> Plan:
@@ -77,6 +77,20 @@ def test_files_are_divided_among_the_workers() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("virtual", "files"), [(False, 120000), (True, 32000)])
+def test_a_short_run_has_fewer_files(virtual: bool, files: int) -> None:
+    workload = next(one for one in load_suite("fxmark").workloads if one.id == "mwum-1w")
+    found = ENGINES["ops"].with_values(workload, load_profile("quick", virtual=virtual), [], ["nvme"])
+    assert found.fixed == {"files": files} and found.variables == {"nvme": {"files": files}}
+
+
+def test_overwrites_and_appends_are_writes() -> None:
+    writers = {one.file for one in load_suite("ufs-ops").workloads if one.writes}
+    assert writers == {f"{kind}{place}{who}" for kind in ("WM", "WD") for place in "PS" for who in ("R", "S")} | {
+        "AMPS", "AMSS", "ADPS", "ADSS",
+    }  # fmt: skip
+
+
 def test_what_has_no_files_below_is_for_these_alone() -> None:
     suite, nullfs = load_suite("fxmark"), load_system("nullfs")
     assert all(nullfs.runs(workload) for workload in suite.workloads)
@@ -100,7 +114,7 @@ def test_from_plan_to_table(device: str, tmp_path: Path) -> None:
     assert (code, err) == (0, ""), events
     left_out = [event["reason"] for event in events if event["event"] == "entry-left-out"]
     reason = f"mrph-40w: 40 workers on CPUs of their own need more than the {cpus} of this machine"
-    assert left_out == [reason] * 3 * (cpus < 40)
+    assert left_out == [reason] * len(SYSTEMS) * (cpus < 40)
     files = (tmp_path / "c/here").rglob("summary.json")
     found = {summary["system"]: summary for summary in (json.loads(file.read_text()) for file in files)}
     assert set(found) == set(SYSTEMS)
