@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Checkpoints, and the roots that are not needed any more. */
+/* Checkpoints. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,6 @@
 #include "backends/s3/keeper/internal.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/log/log.h"
-#include "backends/s3/recovery/recovery.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -28,8 +27,6 @@
 #define FULL_SHARE 40
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
-/* What cannot be deleted yet is looked at again after that. */
-#define PRUNE_PAUSE_NS UINT64_C(1000000000)
 /* s that the PUT of a part of a checkpoint is tried for. */
 #define PART_DEADLINE 20
 
@@ -353,213 +350,6 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 	return 0;
 }
 
-/* ---- roots that are not needed any more ------------------------------------------------ */
-
-static bool names_region(
-	const struct s3_root_region *regions, uint32_t n, const struct s3_name *name)
-{
-	for (uint32_t i = 0; i < n; i++)
-		if (regions[i].region == name->region && regions[i].seq == name->number)
-			return true;
-	return false;
-}
-
-static bool snapshot_names_region(const struct s3_kept *kept, const struct s3_name *name)
-{
-	for (; kept; kept = kept->next)
-		if ((kept->unknown && name->number <= kept->seq) ||
-			names_region(kept->regions, kept->n_regions, name))
-			return true;
-	return false;
-}
-
-static bool needed(const struct s3_volume *v, const struct s3_prune *k, const struct s3_name *name)
-{
-	/* Not yet a part of anything, or another writer's. */
-	if (name->number > k->newest)
-		return true;
-	switch (name->kind) {
-	case S3_NAME_ROOT:
-		return name->number == k->newest || name->number == k->newest_full ||
-		       name->number == k->previous || name->number == k->previous_full;
-	case S3_NAME_SUMMARY:
-		return name->number > k->previous_full;
-	case S3_NAME_REGION:
-		return names_region(k->regions, k->n_regions, name) ||
-		       names_region(k->previous_regions, k->n_previous_regions, name) ||
-		       snapshot_names_region(v->kept, name);
-	default:
-		return true;
-	}
-}
-
-static bool is_kept(const struct s3_volume *v, uint64_t seq)
-{
-	for (const struct s3_kept *kept = v->kept; kept; kept = kept->next)
-		if (kept->seq == seq)
-			return true;
-	return false;
-}
-
-/* Reads which regions a snapshot needs. */
-static int keep_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
-{
-	struct s3_kept *kept = calloc(1, sizeof *kept);
-	struct s3_root root;
-	void *data;
-	int r;
-
-	if (!kept)
-		return -ENOMEM;
-	kept->seq = snapshot->seq;
-	r = s3_snapshot_read(
-		v, v->base, v->super.uuid, snapshot->name, snapshot->seq, &data, &root);
-	if (r && r != -ENOENT) {
-		free(kept);
-		return r;
-	}
-	kept->unknown = r != 0;
-	if (r == 0) {
-		kept->regions = root.regions;
-		kept->n_regions = root.n_regions;
-		root.regions = NULL;
-		s3_root_free(&root);
-		free(data);
-	}
-	kept->next = v->kept;
-	v->kept = kept;
-	return 0;
-}
-
-static bool is_snapshot(const struct s3_volume *v, uint64_t seq)
-{
-	for (uint32_t i = 0; i < v->n_snapshots; i++)
-		if (v->snapshots[i].seq == seq)
-			return true;
-	return false;
-}
-
-/* Makes v->kept what the snapshots need. */
-static int keep_snapshots(struct s3_volume *v)
-{
-	struct s3_kept **link = &v->kept;
-	int r = 0;
-
-	while (*link) {
-		struct s3_kept *kept = *link;
-
-		if (is_snapshot(v, kept->seq)) {
-			link = &kept->next;
-			continue;
-		}
-		*link = kept->next;
-		free(kept->regions);
-		free(kept);
-	}
-	for (uint32_t i = 0; r == 0 && i < v->n_snapshots; i++)
-		if (!is_kept(v, v->snapshots[i].seq))
-			r = keep_snapshot(v, &v->snapshots[i]);
-	return r;
-}
-
-struct pruning {
-	struct s3_volume *v;
-	const struct s3_prune *prune;
-};
-
-static int delete_unless_needed(void *opaque, const struct s3_listed *listed)
-{
-	const struct pruning *p = opaque;
-	struct s3_request req;
-	struct s3_name name;
-
-	if (!s3_name_parse(listed->key + strlen(p->v->base), &name) ||
-		needed(p->v, p->prune, &name))
-		return 0;
-	return s3_volume_delete(p->v, listed->key, &req);
-}
-
-static void free_prune(struct s3_prune *prune)
-{
-	if (prune) {
-		free(prune->regions);
-		free(prune->previous_regions);
-	}
-	free(prune);
-}
-
-void s3_prune_free(struct s3_volume *v)
-{
-	free_prune(v->prune);
-	free_prune(v->next_prune);
-}
-
-void s3_keeper_delete_old_roots(struct s3_volume *v)
-{
-	struct pruning pruning = {.v = v, .prune = v->prune};
-	struct s3_request req;
-
-	if (!v->prune || s3_now() < v->prune->due)
-		return;
-	/* The newest root may have a snapshot that will be deleted with the next one. */
-	if (v->full_wanted) {
-		v->prune->due = s3_now() + PRUNE_PAUSE_NS;
-		return;
-	}
-	if (s3_check_not_fenced(v) == 0 && keep_snapshots(v) == 0)
-		s3_volume_list(v, "ckpt/", false, delete_unless_needed, &pruning, &req);
-	free_prune(v->prune);
-	v->prune = v->next_prune;
-	v->next_prune = NULL;
-}
-
-/* A copy of regions; NULL: no memory. */
-static struct s3_root_region *copy_regions(const struct s3_root_region *regions, uint32_t n)
-{
-	struct s3_root_region *copy = calloc(n ? n : 1, sizeof *copy);
-
-	if (copy && n)
-		memcpy(copy, regions, n * sizeof *copy);
-	return copy;
-}
-
-/* Before a full root is stored: keeps what is known of the one before it. NULL: no memory. */
-static struct s3_prune *prepare_prune(const struct s3_volume *v)
-{
-	struct s3_prune *prune = calloc(1, sizeof *prune);
-
-	if (!prune)
-		return NULL;
-	prune->previous = v->checkpoint;
-	prune->previous_full = v->full;
-	prune->n_previous_regions = v->n_regions;
-	prune->previous_regions = copy_regions(v->regions, v->n_regions);
-	return prune;
-}
-
-/* The full root is stored: has old ones deleted in time. Takes prune, which may be NULL. */
-static void plan_prune(struct s3_volume *v, struct s3_prune *prune)
-{
-	if (prune) {
-		prune->newest = prune->newest_full = v->full;
-		prune->n_regions = v->n_regions;
-		prune->regions = copy_regions(v->regions, v->n_regions);
-	}
-	if (!prune || !prune->regions || !prune->previous_regions) {
-		free_prune(prune); /* the next one deletes more */
-		return;
-	}
-	prune->due = s3_now() + v->gc_delay_ns;
-	if (!v->prune) {
-		v->prune = prune;
-	} else {
-		/* Nothing waits for those in between: they go with the others. */
-		free_prune(v->next_prune);
-		v->next_prune = prune;
-	}
-	s3_keeper_delete_old_roots(v);
-}
-
 /* ---- a checkpoint ---------------------------------------------------------------------- */
 
 /* The root is stored: what died before the one that it replaces may go, after a while. */
@@ -612,7 +402,7 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 		r = c.full || !c.unknown ? s3_log_wait(v, c.seq) : -ENOMEM;
 	/* What the root before this one names is not known after a rollback: the next time. */
 	if (r == 0 && c.full && !v->rolled_back)
-		prune = prepare_prune(v);
+		prune = s3_prune_prepare(v);
 	if (r == 0)
 		r = c.full ? store_full(v, &c) : store_light(v, &c);
 	else if (c.captured)
@@ -625,7 +415,7 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 		if (atomic_load(&v->marked))
 			s3_snapshot_unmark_all(v);
 		if (c.full && !v->rolled_back) {
-			plan_prune(v, prune);
+			s3_prune_plan(v, prune);
 			prune = NULL;
 		}
 		if (c.full)
@@ -633,7 +423,7 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	}
 	s3_summary_abandon(&c.summary);
 	s3_buffer_free(&c.table);
-	free_prune(prune);
+	s3_prune_drop(prune);
 	free(c.dirty);
 	free(c.regions);
 	return r;

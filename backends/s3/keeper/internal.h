@@ -31,13 +31,19 @@ struct s3_prune {
 /* Is the volume about to end? Without the lock. */
 bool s3_keeper_is_stopping(struct s3_volume *v);
 
-/* ---- checkpointer.c ---- */
+/* ---- old_roots.c ---- */
 
 /*
  * Deletes what no root needs that recovery may start from, and no snapshot, when it is time.
  * Nothing depends on it.
  */
 void s3_keeper_delete_old_roots(struct s3_volume *v);
+/* Before a full root is stored: keeps what is known of the one before it. NULL: no memory. */
+struct s3_prune *s3_prune_prepare(const struct s3_volume *v);
+/* The full root is stored: has old ones deleted in time. Takes prune, which may be NULL. */
+void s3_prune_plan(struct s3_volume *v, struct s3_prune *prune);
+/* Frees one that is not planned. NULL is fine. */
+void s3_prune_drop(struct s3_prune *prune);
 
 /* ---- gc.c ---- */
 
