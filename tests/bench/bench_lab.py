@@ -140,12 +140,11 @@ def markdown(bars: Sequence[Bar]) -> str:
 
 
 def by_parts(table: Table) -> str:
-    """Reads, and the writes to each device: half widths, and how far the control is from native."""
-    lines = [
-        "| workloads | intervals | above 3 % | median half width (%) | control differs by at most (%) |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    halves, apart = half_widths(table), control_apart(table)
+    """Reads, and the writes to each device: half widths, and how far a control is from native."""
+    halves, apart = half_widths(table), control_apart(table) if CONTROL in table.systems else {}
+    lines = ["| workloads | intervals | above 3 % | median half width (%) |", "|---|---:|---:|---:|"]
+    if apart:
+        lines = [lines[0] + " control differs by at most (%) |", lines[1] + "---:|"]
     for name, devices, kind in (
         ("reads", ("sata", "nvme"), "read"),
         ("writes, SATA", ("sata",), "write"),
@@ -154,7 +153,8 @@ def by_parts(table: Table) -> str:
         found = [half for (device, workload, *_), half in halves.items() if device in devices and kind in workload]
         differ = [one for (device, workload, _), one in apart.items() if device in devices and kind in workload]
         wide = sum(half > 3 for half in found)
-        lines.append(f"| {name} | {len(found)} | {wide} | {median(found):.2f} | {max(differ):.1f} |")
+        control = f" {max(differ):.1f} |" if apart else ""
+        lines.append(f"| {name} | {len(found)} | {wide} | {median(found):.2f} |{control}")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import bench_table1
-from bench_lab import alarms, differing, widths
+from bench_lab import alarms, by_parts, differing, table_of, widths
 from userblk.analysis.table import CONTROL, METRICS, NATIVE, Table, make_cell
 from userblk.harness.running import archive
 
@@ -54,3 +54,8 @@ def test_the_kept_cells_are_those_of_the_kept_campaign(tmp_path: Path) -> None:
     data = Path("docs/data")
     kept = json.loads((data / "table1-reads.json").read_text())
     assert bench_table1.values(archive.unpack(data / "table1.tar.gz", tmp_path)) == kept and len(kept) == 12
+
+
+def test_a_campaign_without_a_control_is_shown_without_it(tmp_path: Path) -> None:
+    head, _, *rows = by_parts(table_of(archive.unpack(Path("docs/data/table1.tar.gz"), tmp_path))).splitlines()
+    assert head.endswith("| median half width (%) |") and [row.count("|") for row in rows] == [head.count("|")] * 3
