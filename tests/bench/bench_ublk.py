@@ -14,6 +14,9 @@ In every round both sides of a comparison are brought up again, one beside the o
 of them, in random order: fio's psync engine, direct. The result of a cell is the Hodges-Lehmann estimate of
 first/second with its 95 % interval; it is ok when the lower end is at least the cell's limit, slower when the
 upper end is below it. Needs nothing but Python's standard library.
+
+With --count instructions, in virtual time (lab/run --clock virtual), a figure is operations for a billion instructions
+that the guest's CPU executes in all processes and the kernel, which no other load of the machine disturbs.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ QUEUE = {"scheduler": "none", "rotational": "0", "max_sectors_kb": "512"}
 MODES = ("randread", "randwrite")
 BLOCKS = ("4k", "128k")
 JOBS = (1, 16)
+UNITS = {"time": "second", "instructions": "billion instructions"}
+COUNTED = {"4k": (480, 8480), "128k": (160, 1360)}  # operations of the two runs whose difference is counted
 
 
 class Refused(RuntimeError):
@@ -181,12 +186,37 @@ def both(comparison: Comparison, device: Path) -> Iterator[tuple[Path, Path]]:
 # ---- runs -----------------------------------------------------------------------------
 
 
-def run_once(cell: Cell, disk: Path, seed: int, options: argparse.Namespace) -> float:
-    """Operations a second."""
+def fio_argv(cell: Cell, disk: Path, seed: int, options: argparse.Namespace) -> list[str]:
     argv = ["fio", f"--name={cell.mode}", f"--filename={disk}", f"--size={options.size * MIB}", "--ioengine=psync"]
     argv += [f"--rw={cell.mode}", f"--bs={cell.block}", "--direct=1", "--thread", f"--numjobs={cell.jobs}"]
     argv += ["--allow_file_create=0", "--norandommap", "--randrepeat=0", f"--randseed={seed}", "--group_reporting"]
-    argv += ["--time_based", f"--runtime={options.runtime}"]
+    return argv
+
+
+def cpu_ns() -> int:
+    """How long tasks have run on the CPU; in virtual time, 1 us is LAB_INSTRUCTIONS_PER_US instructions."""
+    lines = Path("/proc/schedstat").read_text().splitlines()
+    return sum(int(line.split()[7]) for line in lines if line.startswith("cpu"))
+
+
+def count_once(cell: Cell, disk: Path, seed: int, options: argparse.Namespace) -> float:
+    """Operations for a billion instructions: of two runs, so that fio's start and end cancel out."""
+    taken = []
+    for operations in COUNTED[cell.block]:
+        argv = [*fio_argv(cell, disk, seed, options), f"--number_ios={operations // cell.jobs}"]
+        before = cpu_ns()
+        job = run_fio(argv, cell.name, timeout=10 * PATIENCE_S)
+        taken.append((cpu_ns() - before, job["read"]["total_ios"] + job["write"]["total_ios"]))
+    (ns, operations), (more_ns, more_operations) = taken
+    instructions = (more_ns - ns) / 1000 * float(os.environ["LAB_INSTRUCTIONS_PER_US"])
+    return float((more_operations - operations) / instructions * 1e9)
+
+
+def run_once(cell: Cell, disk: Path, seed: int, options: argparse.Namespace) -> float:
+    """Operations a second, or as many as take a billion instructions."""
+    if options.count == "instructions":
+        return count_once(cell, disk, seed, options)
+    argv = [*fio_argv(cell, disk, seed, options), "--time_based", f"--runtime={options.runtime}"]
     job = run_fio(argv, cell.name, timeout=options.runtime + PATIENCE_S)
     return float(job["read" if cell.mode == "randread" else "write"]["iops"])
 
@@ -213,6 +243,7 @@ def results(cells: Sequence[Cell], options: argparse.Namespace) -> dict[str, Any
         "seed": options.seed,
         "runtime_s": options.runtime,
         "size_mib": options.size,
+        "count": options.count,
         "device": str(options.device),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
@@ -248,8 +279,16 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         metavar="DEV",
         help="below loop and zero-copy; its contents are LOST (default: in the lab, its NVMe disk)",
     )
+    parser.add_argument(
+        "--count",
+        choices=tuple(UNITS),
+        default="time",
+        help="operations for a second, or for a billion instructions (virtual time only) (default time)",
+    )
     options = parser.parse_args(argv)
     check_positive(parser, options, ("pairs", "runtime", "size"))
+    if options.count == "instructions" and os.environ.get("LAB_CLOCK") != "virtual":
+        parser.error("--count=instructions: only virtual time counts them; run it by lab/run --clock virtual")
     if not options.device:
         parser.error("--device: name the block device to use; its contents are lost")
     return options
@@ -280,7 +319,7 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # from a script's background both are ignored
         signal.signal(number, signal.default_int_handler)
     version = subprocess.run([str(RUBLK), "--version"], capture_output=True, text=True, check=False).stdout.strip()
-    head = f", {version}, Linux {platform.release()}"
+    head = f", {version}, Linux {platform.release()}, operations for a {UNITS[options.count]}"
     return run_comparison("bench_ublk", cells, options, measure, head, print_cells, results)
 
 
