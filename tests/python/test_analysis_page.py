@@ -162,7 +162,11 @@ def test_no_run_no_report(tmp_path: Path) -> None:
 
 
 def test_it_can_be_read_aloud_and_scrolled_by_keyboard(page: str) -> None:
-    assert page.count("<main>") == page.count("</main>") == 1 and '<nav aria-label="Sections">' in page
+    assert page.count("<main ") == page.count("</main>") == 1 and '<nav aria-label="Sections">' in page
+    first = page[page.index("<body") :]
+    skip = re.search(r'<a [^>]*href="#([^"]+)"', first)
+    assert skip and f'<main id="{skip[1]}"' in first, "the first link skips what stands before the content"
+    assert not re.findall(r'<th scope="row"></th>', page), "a heading without a text"
     for head in re.findall(r"<thead>.*?</thead>", page, re.S):
         assert "<th" in head and "<th>" not in head, "a heading of which nobody knows what it heads"
     regions = re.findall(r'<div class="scroll"([^>]*)>', page)
@@ -218,6 +222,18 @@ def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path)
     seen = browse(tmp_path / "profile", copy.as_uri(), "--dump-dom")
     assert "CONSOLE" not in seen.stderr, seen.stderr
     assert f'data-counts="{" ".join(["6"] * ROWS)} with"' in seen.stdout
+
+
+def test_it_fits_a_phone(report: Path, tmp_path: Path) -> None:
+    """Only tables scroll sideways, each in its own region. A browser's window is wider, so the page is in a frame."""
+    measure = "document.body.dataset.width = this.contentDocument.documentElement.scrollWidth"
+    frame = f'<iframe src="{(report / "report.html").as_uri()}" style="width: 390px; border: 0" onload="{measure}">'
+    phone = tmp_path / "phone.html"
+    phone.write_text(f"<!DOCTYPE html><body>{frame}</iframe></body>", encoding="utf-8")
+    seen = browse(
+        tmp_path / "profile", phone.as_uri(), "--allow-file-access-from-files", "--hide-scrollbars", "--dump-dom"
+    )
+    assert 'data-width="390"' in seen.stdout
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
