@@ -119,7 +119,7 @@ def run_once(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
         server = Nbdkit(Path(directory), side.plugin, *parameters, options=("-t", str(options.threads)))
         try:
             iops = run_fio(server.uri, cell, options.runtime, size, seed, Path(directory))
-            if server.stop() != 0:
+            if server.stop(None) != 0:
                 raise RuntimeError(f"{cell.name}: the server failed: {server.output()}")
         finally:
             server.kill()

@@ -88,7 +88,7 @@ def nbdkit(plugin: str, *chosen: str) -> Iterator[Target]:
         server = Nbdkit(Path(directory), plugin, f"--threads={DEPTH}", *chosen)  # it has 16 else
         try:
             yield Target(("--ioengine=nbd", f"--uri={server.uri}"), server.pid)
-            if server.stop() != 0:
+            if server.stop(None) != 0:
                 raise RuntimeError(f"{plugin} failed: {server.output()}")
         finally:
             server.kill()

@@ -81,7 +81,7 @@ def served(device: str, more: Sequence[str], wrapper: tuple[str, ...] = ()) -> I
         server = Nbdkit(Path(directory), plugin_path(device), *more, options=options, wrapper=wrapper)
         try:
             yield server
-            if server.stop() != 0:
+            if server.stop(None) != 0:
                 raise RuntimeError(f"{device} failed: {server.output()}")
         finally:
             server.kill()

@@ -87,7 +87,7 @@ class Bench:
     def fill(self) -> None:
         server = self.serve(self.store.url, create="on", size=f"{self.options.size}M")
         self.fio(server, "--rw=write", "--bs=1M", "--iodepth=4", "--end_fsync=1")
-        if server.stop() != 0:
+        if server.stop(None) != 0:
             raise RuntimeError(f"the server failed: {server.output()}")
 
     def measure(self, hedge: int, seed: int, *how: str) -> Figure:

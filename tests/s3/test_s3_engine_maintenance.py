@@ -143,7 +143,7 @@ def test_garbage_before_the_first_full_root(serve_s3: ServeS3) -> None:
             server.kill()
             server = serve_s3("v", gc_delay="0", checkpoint="4")
             handle = server.connect()
-    assert server.stop() == 0
+    server.stop()
     assert {key.rpartition("/")[2] for key in serve_s3.objects("v", "ckpt/")} == {"root", "summary"}
 
 
@@ -294,7 +294,7 @@ def test_garbage_of_a_transformed_volume(serve_s3: ServeS3, features: str) -> No
     server.kill()
     server = serve_s3("v", features=features)
     model.check(server.connect())
-    assert server.stop() == 0
+    server.stop()
     assert "is damaged" not in server.output()
 
 
@@ -337,5 +337,5 @@ def test_own_object_with_a_long_header_is_no_other_writer(serve_s3: ServeS3, pro
     handle.pwrite(stamp(3), 0)
     handle.flush()
     assert handle.pread(BLOCK, 0) == stamp(3)
-    assert server.stop() == 0
+    server.stop()
     assert "another writer" not in server.output()

@@ -186,7 +186,7 @@ def write_pieces(serve: ServeS3) -> None:
     for number, first in enumerate((0, 100, 200, 202)):
         handle.pwrite(b"".join(stamped(RUN, first + i, number + 1) for i in range(4)), first * BLOCK)
         handle.flush()
-    assert server.stop() == 0
+    server.stop()
 
 
 def ranges(result: dict[str, list[dict[str, int]]]) -> list[tuple[int, int]]:

@@ -123,6 +123,7 @@ class Nbdkit:
         self.pidfile = directory / "nbdkit.pid"
         self.log = directory / "nbdkit.log"
         self._handles: list[Handle] = []
+        self._gone = False  # by stop() or kill()
         argv = [*wrapper, "nbdkit", "-f", "-U", str(self.socket), "-P", str(self.pidfile)]
         argv += [*options, plugin, *parameters]
         with self.log.open("w", encoding="utf-8") as log:
@@ -180,8 +181,13 @@ class Nbdkit:
         assert line, f"no line of counters in {self.output()!r}"
         return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line[1])}
 
-    def stop(self) -> int:
-        """Ends the server as a user would and returns its exit status."""
+    def stop(self, expect: int | None = 0) -> int:
+        """Ends the server as a user would; fails unless this is its exit status (None: any), which is returned.
+
+        Does nothing to one that was ended here before.
+        """
+        if self._gone:
+            return self.process.wait()
         for handle in self._handles:
             if handle.aio_is_ready():  # not one whose server is gone
                 handle.shutdown()
@@ -193,16 +199,24 @@ class Nbdkit:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
-        text = self.output()
-        assert "AddressSanitizer" not in text and "runtime error" not in text, text
+        self._gone = True
+        self._check_output()
+        assert expect in (status, None), f"exit status {status} instead of {expect}: {self.output()}"
         return status
 
     def kill(self) -> None:
-        """Ends the server's whole process group at once."""
+        """Ends the server's whole process group at once; fails if the server has crashed before."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(STOP_TIMEOUT_S)
+        status = self.process.wait(STOP_TIMEOUT_S)
         self._handles.clear()
+        self._gone = True
+        self._check_output()
+        assert status >= 0 or status == -signal.SIGKILL, f"{signal.Signals(-status).name}: {self.output()}"
+
+    def _check_output(self) -> None:
+        text = self.output()
+        assert "AddressSanitizer" not in text and "runtime error" not in text, text
 
 
 Serve = Callable[..., Nbdkit]

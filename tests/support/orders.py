@@ -217,7 +217,7 @@ class Orders:
         except Refused as error:
             raise Failure(f"the order on the way to {point} failed: {error}; {driver.output()}") from error
         finally:
-            status = driver.stop()
+            status = driver.stop(None)
         if status != -signal.SIGKILL:
             raise Failure(f"the order passed {point} unharmed, exit status {status}")
 

@@ -121,16 +121,17 @@ class VolumeDriver:
         """Its messages to the user."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def stop(self) -> int:
-        """Closes the volume; its exit status."""
+    def stop(self, expect: int | None = 0) -> int:
+        """Closes the volume; fails unless this is its exit status (None: any), which is returned."""
         if self.process.stdin and not self.process.stdin.closed:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
         status = self.process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
         assert "Sanitizer" not in self.output(), self.output()
+        assert expect in (status, None), f"exit status {status} instead of {expect}: {self.output()}"
         return status
 
     def kill(self) -> None:
         self.process.kill()
-        self.stop()
+        self.stop(None)

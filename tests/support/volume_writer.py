@@ -23,7 +23,7 @@ def read(serve: ServeS3, volume: str, blocks: int = BLOCKS, **more: str) -> byte
     """What a server of another framework tells of it."""
     server = serve(volume, None, (), **more)
     data = bytes(server.connect().pread(blocks * BLOCK, 0))
-    assert server.stop() == 0
+    server.stop()
     return data
 
 
