@@ -1,23 +1,36 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
 #include "ublk/workers.h"
 
+struct worker {
+	struct ublk_workers *all;
+	pthread_t thread;
+	sem_t chosen; /* from among the idle */
+	struct worker *next_idle;
+};
+
 struct ublk_workers {
 	pthread_mutex_t lock;
-	pthread_cond_t ready;
 	struct ublk_work *first, **last; /* waiting pieces, oldest first */
-	unsigned idle;			 /* threads that wait */
+	/*
+	 * The last one to become idle is the first to be chosen: its CPU has slept the shortest,
+	 * and takes up to 0.1 ms less to wake up than that of a thread whose turn comes once in a
+	 * while.
+	 */
+	struct worker *idle;
 	bool ending;
 	unsigned count;
-	pthread_t threads[];
+	struct worker threads[];
 };
 
 static void *work(void *opaque)
 {
-	struct ublk_workers *w = opaque;
+	struct worker *me = opaque;
+	struct ublk_workers *w = me->all;
 
 	pthread_mutex_lock(&w->lock);
 	for (;;) {
@@ -33,13 +46,38 @@ static void *work(void *opaque)
 		} else if (w->ending) {
 			break;
 		} else {
-			w->idle++;
-			pthread_cond_wait(&w->ready, &w->lock);
-			w->idle--;
+			me->next_idle = w->idle;
+			w->idle = me;
+			pthread_mutex_unlock(&w->lock);
+			while (sem_wait(&me->chosen) < 0) /* a signal came */
+				continue;
+			pthread_mutex_lock(&w->lock);
 		}
 	}
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
+}
+
+/* At most so many idle threads, linked. Those that are busy look for more by themselves. Locked. */
+static struct worker *choose(struct ublk_workers *w, unsigned count)
+{
+	struct worker *chosen = w->idle, **end = &chosen;
+
+	for (; count && *end; count--)
+		end = &(*end)->next_idle;
+	w->idle = *end;
+	*end = NULL;
+	return chosen;
+}
+
+static void wake_up(struct worker *chosen)
+{
+	while (chosen) {
+		struct worker *next = chosen->next_idle; /* it is free to change then */
+
+		sem_post(&chosen->chosen);
+		chosen = next;
+	}
 }
 
 struct ublk_workers *ublk_workers_new(unsigned count)
@@ -49,27 +87,36 @@ struct ublk_workers *ublk_workers_new(unsigned count)
 	if (!w)
 		return NULL;
 	pthread_mutex_init(&w->lock, NULL);
-	pthread_cond_init(&w->ready, NULL);
 	w->last = &w->first;
-	for (; w->count < count; w->count++)
-		if (pthread_create(&w->threads[w->count], NULL, work, w) != 0) {
+	for (; w->count < count; w->count++) {
+		struct worker *worker = &w->threads[w->count];
+
+		worker->all = w;
+		sem_init(&worker->chosen, 0, 0);
+		if (pthread_create(&worker->thread, NULL, work, worker) != 0) {
+			sem_destroy(&worker->chosen);
 			ublk_workers_free(w);
 			return NULL;
 		}
+	}
 	return w;
 }
 
 void ublk_workers_free(struct ublk_workers *w)
 {
+	struct worker *chosen;
+
 	if (!w)
 		return;
 	pthread_mutex_lock(&w->lock);
 	w->ending = true;
-	pthread_cond_broadcast(&w->ready);
+	chosen = choose(w, w->count);
 	pthread_mutex_unlock(&w->lock);
-	for (unsigned i = 0; i < w->count; i++)
-		pthread_join(w->threads[i], NULL);
-	pthread_cond_destroy(&w->ready);
+	wake_up(chosen);
+	for (unsigned i = 0; i < w->count; i++) {
+		pthread_join(w->threads[i].thread, NULL);
+		sem_destroy(&w->threads[i].chosen);
+	}
 	pthread_mutex_destroy(&w->lock);
 	free(w);
 }
@@ -77,16 +124,15 @@ void ublk_workers_free(struct ublk_workers *w)
 void ublk_workers_push(struct ublk_workers *w, struct ublk_work *first)
 {
 	struct ublk_work *last = first;
-	unsigned count = 1, wake;
+	struct worker *chosen;
+	unsigned count = 1;
 
 	for (; last->next; last = last->next)
 		count++;
 	pthread_mutex_lock(&w->lock);
 	*w->last = first;
 	w->last = &last->next;
-	wake = count < w->idle ? count : w->idle;
+	chosen = choose(w, count);
 	pthread_mutex_unlock(&w->lock);
-	/* Those who are busy look for more by themselves. */
-	while (wake--)
-		pthread_cond_signal(&w->ready);
+	wake_up(chosen);
 }

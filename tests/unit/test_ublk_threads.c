@@ -2,6 +2,8 @@
 /* The worker threads of userblk-ublk; also run under the thread sanitizer. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
 
 #include "tests/unit/support.h"
 #include "ublk/workers.h"
@@ -60,10 +62,54 @@ static void test_every_piece_is_done_once(void **state)
 				assert_int_equal(pushers[i].pieces[j][k].runs, 1);
 }
 
+struct turn {
+	struct ublk_work work;
+	pthread_t thread;
+	atomic_bool done;
+};
+
+static void note_thread(struct ublk_work *work)
+{
+	struct turn *turn = (struct turn *)work;
+
+	turn->thread = pthread_self();
+	turn->done = true;
+}
+
+/*
+ * Pieces that come one after the other: 16 threads do not take turns. A few do where the machine
+ * is so busy that a thread is not idle again after 2 ms.
+ */
+static void test_the_last_idle_thread_is_chosen_first(void **state)
+{
+	enum { WORKERS = 16, TURNS = 4 * WORKERS };
+	static struct turn turns[TURNS];
+	struct ublk_workers *workers = ublk_workers_new(WORKERS);
+	int different = 0;
+
+	(void)state;
+	assert_non_null(workers);
+	for (int i = 0; i < TURNS; i++) {
+		bool known = false;
+
+		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+		turns[i].work.run = note_thread;
+		ublk_workers_push(workers, &turns[i].work);
+		while (!turns[i].done)
+			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+		for (int j = 0; j < i; j++)
+			known |= pthread_equal(turns[i].thread, turns[j].thread) != 0;
+		different += !known;
+	}
+	ublk_workers_free(workers);
+	assert_in_range(different, 1, WORKERS / 2);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_every_piece_is_done_once),
+		cmocka_unit_test(test_the_last_idle_thread_is_chosen_first),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
