@@ -26,6 +26,8 @@ CPUS = os.cpu_count() or 1
 # /proc/stat: user nice system idle iowait irq softirq steal; guest time is within user.
 IDLE, IOWAIT, STEAL = 3, 4, 7
 
+PROCESS_CPU_TIME = 2  # CPUCLOCK_SCHED in the kernel's linux/posix-timers.h
+
 # /sys/block/X/stat
 READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 10
 
@@ -33,8 +35,8 @@ READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 1
 @dataclass(frozen=True)
 class Sample:
     """
-    time: s, monotonic; the rest as the kernel counts. counts: of the server, see counters.NAMES; energy: J, of a
-    Meter's zones.
+    time: s, monotonic; server: s of CPU; the rest as the kernel counts. counts: of the server, see counters.NAMES;
+    energy: J, of a Meter's zones.
     """
 
     time: float
@@ -46,12 +48,14 @@ class Sample:
 
 
 def read_server(pid: int) -> float | None:
-    """CPU ticks of all threads of a process, None if it is gone."""
+    """CPU time of all threads of a process in s, None if it is gone.
+
+    From its clock (clock_getcpuclockid(3)): /proc/PID/stat has ticks of 10 ms, of which a short run may have none.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime((~pid << 3) | PROCESS_CPU_TIME)
     except OSError:
         return None
-    return float(fields[11]) + float(fields[12])
 
 
 def read_sample(
@@ -120,7 +124,7 @@ def use_between(a: Sample, b: Sample) -> Use:
         total = max(cpu[IDLE] + cpu[IOWAIT] + cpu[STEAL], seconds * TICKS) or 1.0
     server = None
     if a.server is not None and b.server is not None:
-        server = 100 * (b.server - a.server) / TICKS / seconds
+        server = 100 * (b.server - a.server) / seconds
     return Use(
         duration_s=seconds,
         idle_s=(cpu[IDLE] + cpu[IOWAIT]) / TICKS,

@@ -28,7 +28,7 @@ def sample(when: float, busy: float, idle: float, server: float | None, **disk: 
 
 def test_use_between_two_samples() -> None:
     a = sample(10, 100, 100, 5)
-    b = sample(12, 150, 250, 5 + TICKS, reads=1000, read_sectors=8000, busy_ms=1000, queue_ms=5000)
+    b = sample(12, 150, 250, 6, reads=1000, read_sectors=8000, busy_ms=1000, queue_ms=5000)
     use = use_between(a, b)
     assert use.cpu_percent == 25
     assert use.server_cpu_percent == 50  # one CPU second in two
@@ -78,7 +78,19 @@ def test_sampling_this_process(tmp_path: Path) -> None:
     assert all(None not in row and None not in row.values() for row in rows)
 
 
+def test_a_few_milliseconds_of_a_server_count() -> None:
+    """A tick of /proc/PID/stat is 10 ms long."""
+    before, began = samplers.read_server(os.getpid()), time.process_time()
+    while time.process_time() < began + 0.003:
+        pass
+    used, after = time.process_time() - began, samplers.read_server(os.getpid())
+    assert before is not None and after is not None and after - before == pytest.approx(used, abs=0.001)
+
+
 def test_a_server_that_is_gone_has_no_share() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert samplers.read_server(process.pid) is None
     assert use_between(sample(0, 0, 0, 3), sample(1, 1, 1, None)).server_cpu_percent is None
 
 
