@@ -127,9 +127,13 @@ def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite, profile: 
     clock = asked or (VIRTUAL if modelled and profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
+    from userblk.lab import LabError
     from userblk.lab.models import model_names  # which only a checkout has
 
-    return clock, model_names()
+    try:
+        return clock, model_names()
+    except LabError as error:
+        raise ConfigError(str(error)) from None
 
 
 def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from command_line import userblk, whole
 from made_up import small_campaign, small_plan, summary
+from userblk.harness.cli import main
 from userblk.harness.cli.progress import Lines, Pace, duration
 from userblk.harness.machine.safety import Refused
 from userblk.harness.model.config import load_profile, load_suite
@@ -28,6 +29,7 @@ from userblk.harness.running.campaign import (
     lab_devices,
     runner_argv,
 )
+from userblk.lab import models
 from waiting import wait_until
 
 LAB = ["--where", "lab"]
@@ -419,6 +421,17 @@ def test_what_virtual_time_cannot_have_gets_one_line(
 ) -> None:
     done = userblk("plan", *arguments, cwd=tmp_path, **environment)
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_bad_model_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models that are not there, as an example."""
+    monkeypatch.setattr(models, "MODELS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["userblk", "run", *LAB, "--clock", "virtual", "--dry-run"])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{tmp_path}/cpu.toml: " in said
 
 
 def test_a_guest_in_virtual_time_holds_what_its_disks_do(tmp_path: Path) -> None:
