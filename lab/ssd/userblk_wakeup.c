@@ -40,11 +40,8 @@ static struct slot {
 	struct hrtimer timer;
 	struct task_struct *thread; /* that will wake up, or NULL */
 	unsigned int states;	    /* of a thread that may be woken up from them */
-	u64 slept_at;		    /* when the slot's last thread left the CPU, local_clock() */
+	u64 slept_at;		    /* when a thread of the slot left the CPU, local_clock() */
 } slots[SLOTS];
-
-static unsigned int delayed; /* wake-ups since the module was loaded */
-module_param(delayed, uint, 0444);
 
 static struct slot *slot_of(const struct task_struct *thread)
 {
@@ -126,7 +123,6 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 			get_task_struct(thread);
 			slot->thread = thread;
 			slot->states = states;
-			delayed++;
 			hrtimer_start(
 				&slot->timer, ns_to_ktime(latency), HRTIMER_MODE_REL_PINNED_HARD);
 			regs->ip = (unsigned long)woken_up;
@@ -137,7 +133,7 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 	return returns;
 }
 
-/* A probe with it may change regs->ip. */
+/* Without a handler like this, the kernel does not let a probe change regs->ip. */
 static void after_wake_up(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
 {
 }
