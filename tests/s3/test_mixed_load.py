@@ -92,7 +92,7 @@ def test_mixed_load(serve_s3: ServeS3, proxy: FaultProxy, tmp_path: Path, featur
     for client in clients:
         client.check(driver)
     driver.kill()
-    driver = serve_s3.drive("v", **more)
+    driver = serve_s3.drive("v", **more, **sizes)
     for client in clients:
         client.check(driver)
     driver.stop()
