@@ -23,7 +23,7 @@ enum event {
 
 /* A tag and the request that it carries. */
 struct io {
-	struct ublk_work work; /* for the workers */
+	struct work work; /* for the workers */
 	struct backend_request request;
 	struct iovec iov; /* this tag's buffer, as long as the request */
 	struct ublk_queue *queue;
@@ -52,7 +52,7 @@ struct ublk_queue {
 	struct io *ios;
 	unsigned in_service; /* requests that the kernel waits for */
 	bool stopping;	     /* the kernel has begun to take tags away */
-	struct ublk_work *for_workers, **last_for_workers;
+	struct work *for_workers, **last_for_workers;
 
 	/* From the workers: requests that are finished, newest first. */
 	_Atomic(struct io *) finished;
@@ -183,7 +183,7 @@ static void complete(struct io *io, int result)
 		eventfd_write(q->wake, 1);
 }
 
-static void run_in_worker(struct ublk_work *work)
+static void run_in_worker(struct work *work)
 {
 	struct io *io = (struct io *)work;
 
@@ -200,7 +200,7 @@ static void to_workers(struct io *io)
 {
 	struct ublk_queue *q = io->queue;
 
-	io->work = (struct ublk_work){.run = run_in_worker};
+	io->work = (struct work){.run = run_in_worker};
 	*q->last_for_workers = &io->work;
 	q->last_for_workers = &io->work.next;
 }
@@ -384,7 +384,7 @@ static bool handle_cqes(struct ublk_queue *q)
 	}
 	io_uring_cq_advance(&q->ring, count);
 	if (q->for_workers) {
-		ublk_workers_push(q->dev->workers, q->for_workers);
+		workers_push(q->dev->workers, q->for_workers);
 		q->for_workers = NULL;
 		q->last_for_workers = &q->for_workers;
 	}

@@ -13,7 +13,7 @@
 
 #include "backends/backend.h"
 #include "ublk/uapi.h"
-#include "ublk/workers.h"
+#include "workers/workers.h"
 
 /* How a request is served. */
 enum ublk_mode {
@@ -29,10 +29,10 @@ struct ublk_dev {
 	bool mapped;	 /* reads and writes go to the device's file: backend_get_backing() */
 	bool zero_copy;	 /* mapped, from and to the client's own pages */
 	bool weak_flush; /* flushes and FUA are barriers only */
-	struct ublk_workers *workers; /* NULL when there is nothing for them to do */
-	int fd;			      /* /dev/ublkcN */
-	uint16_t depth;		      /* tags of each queue */
-	uint32_t buffer_size;	      /* bytes of the largest request */
+	struct workers *workers; /* NULL when there is nothing for them to do */
+	int fd;			 /* /dev/ublkcN */
+	uint16_t depth;		 /* tags of each queue */
+	uint32_t buffer_size;	 /* bytes of the largest request */
 	/* Called once by each queue's thread when it ends. From that thread. */
 	void (*ended)(void *opaque);
 	void *opaque;

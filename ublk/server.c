@@ -249,7 +249,7 @@ static int start_threads(struct server *s, const struct ublk_server_options *o, 
 	dev->opaque = s;
 	s->main = pthread_self();
 	if (!in_place) {
-		dev->workers = ublk_workers_new(o->threads);
+		dev->workers = workers_new(o->threads);
 		if (!dev->workers)
 			return -EAGAIN;
 	}
@@ -277,7 +277,7 @@ static int end_threads(struct server *s)
 	for (unsigned i = 0; i < s->started; i++)
 		if (s->queues[i])
 			ublk_queue_join(s->queues[i]);
-	ublk_workers_free(s->dev.workers);
+	workers_free(s->dev.workers);
 	/* An orderly end leaves nothing behind that a crash of the machine could take. */
 	if (s->dev.weak_flush && (r = backend_flush(s->dev.device)) < 0)
 		failed(s, "the last writes are not durable", -EIO);

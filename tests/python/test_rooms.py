@@ -58,6 +58,7 @@ def test_the_drawing_is_that_of_the_code(top: Path) -> None:
         ("plugins/nbdkit.c", "backends/device.h"),
         ("plugins/nbdkit.c", "backends/s3/base/bytes.h"),
         ("fuse-session/session.c", "fuse-nullfs/nullfs.h"),
+        ("workers/workers.c", "ublk/queue.h"),
         ("fuse-nullfs/files.c", "fuse-passthrough/inodes.h"),
     ],
 )

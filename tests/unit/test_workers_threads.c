@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The worker threads of userblk-ublk; also run under the thread sanitizer. */
+/* Worker threads; also run under the thread sanitizer. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
 
 #include "tests/unit/support.h"
-#include "ublk/workers.h"
+#include "workers/workers.h"
 
 #define THREADS 3
 #define CHAINS	200
 #define LENGTH	5
 
 struct piece {
-	struct ublk_work work;
+	struct work work;
 	atomic_int runs;
 };
 
 struct pusher {
-	struct ublk_workers *workers;
+	struct workers *workers;
 	struct piece pieces[CHAINS][LENGTH];
 	pthread_t thread;
 };
 
-static void count(struct ublk_work *work)
+static void count(struct work *work)
 {
 	((struct piece *)work)->runs++;
 }
@@ -34,9 +34,9 @@ static void *push(void *opaque)
 
 	for (int i = 0; i < CHAINS; i++) {
 		for (int j = 0; j < LENGTH; j++)
-			p->pieces[i][j].work = (struct ublk_work){.run = count,
+			p->pieces[i][j].work = (struct work){.run = count,
 				.next = j + 1 < LENGTH ? &p->pieces[i][j + 1].work : NULL};
-		ublk_workers_push(p->workers, &p->pieces[i][0].work);
+		workers_push(p->workers, &p->pieces[i][0].work);
 	}
 	return NULL;
 }
@@ -45,7 +45,7 @@ static void *push(void *opaque)
 static void test_every_piece_is_done_once(void **state)
 {
 	static struct pusher pushers[THREADS];
-	struct ublk_workers *workers = ublk_workers_new(4);
+	struct workers *workers = workers_new(4);
 
 	(void)state;
 	assert_non_null(workers);
@@ -55,7 +55,7 @@ static void test_every_piece_is_done_once(void **state)
 	}
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(pushers[i].thread, NULL);
-	ublk_workers_free(workers);
+	workers_free(workers);
 	for (int i = 0; i < THREADS; i++)
 		for (int j = 0; j < CHAINS; j++)
 			for (int k = 0; k < LENGTH; k++)
@@ -63,12 +63,12 @@ static void test_every_piece_is_done_once(void **state)
 }
 
 struct turn {
-	struct ublk_work work;
+	struct work work;
 	pthread_t thread;
 	atomic_bool done;
 };
 
-static void note_thread(struct ublk_work *work)
+static void note_thread(struct work *work)
 {
 	struct turn *turn = (struct turn *)work;
 
@@ -84,7 +84,7 @@ static void test_the_last_idle_thread_is_chosen_first(void **state)
 {
 	enum { WORKERS = 16, TURNS = 4 * WORKERS };
 	static struct turn turns[TURNS];
-	struct ublk_workers *workers = ublk_workers_new(WORKERS);
+	struct workers *workers = workers_new(WORKERS);
 	int different = 0;
 
 	(void)state;
@@ -94,14 +94,14 @@ static void test_the_last_idle_thread_is_chosen_first(void **state)
 
 		nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
 		turns[i].work.run = note_thread;
-		ublk_workers_push(workers, &turns[i].work);
+		workers_push(workers, &turns[i].work);
 		while (!turns[i].done)
 			nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 		for (int j = 0; j < i; j++)
 			known |= pthread_equal(turns[i].thread, turns[j].thread) != 0;
 		different += !known;
 	}
-	ublk_workers_free(workers);
+	workers_free(workers);
 	assert_in_range(different, 1, WORKERS / 2);
 }
 

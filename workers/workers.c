@@ -4,18 +4,18 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "ublk/workers.h"
+#include "workers/workers.h"
 
 struct worker {
-	struct ublk_workers *all;
+	struct workers *all;
 	pthread_t thread;
 	sem_t chosen; /* from among the idle */
 	struct worker *next_idle;
 };
 
-struct ublk_workers {
+struct workers {
 	pthread_mutex_t lock;
-	struct ublk_work *first, **last; /* waiting pieces, oldest first */
+	struct work *first, **last; /* waiting pieces, oldest first */
 	/*
 	 * The last one to become idle is the first to be chosen: its CPU has slept the shortest,
 	 * and takes up to 0.1 ms less to wake up than that of a thread whose turn comes once in a
@@ -30,11 +30,11 @@ struct ublk_workers {
 static void *work(void *opaque)
 {
 	struct worker *me = opaque;
-	struct ublk_workers *w = me->all;
+	struct workers *w = me->all;
 
 	pthread_mutex_lock(&w->lock);
 	for (;;) {
-		struct ublk_work *piece = w->first;
+		struct work *piece = w->first;
 
 		if (piece) {
 			w->first = piece->next;
@@ -59,7 +59,7 @@ static void *work(void *opaque)
 }
 
 /* At most so many idle threads, linked. Those that are busy look for more by themselves. Locked. */
-static struct worker *choose(struct ublk_workers *w, unsigned count)
+static struct worker *choose(struct workers *w, unsigned count)
 {
 	struct worker *chosen = w->idle, **end = &chosen;
 
@@ -80,9 +80,9 @@ static void wake_up(struct worker *chosen)
 	}
 }
 
-struct ublk_workers *ublk_workers_new(unsigned count)
+struct workers *workers_new(unsigned count)
 {
-	struct ublk_workers *w = calloc(1, sizeof *w + count * sizeof w->threads[0]);
+	struct workers *w = calloc(1, sizeof *w + count * sizeof w->threads[0]);
 
 	if (!w)
 		return NULL;
@@ -95,14 +95,14 @@ struct ublk_workers *ublk_workers_new(unsigned count)
 		sem_init(&worker->chosen, 0, 0);
 		if (pthread_create(&worker->thread, NULL, work, worker) != 0) {
 			sem_destroy(&worker->chosen);
-			ublk_workers_free(w);
+			workers_free(w);
 			return NULL;
 		}
 	}
 	return w;
 }
 
-void ublk_workers_free(struct ublk_workers *w)
+void workers_free(struct workers *w)
 {
 	struct worker *chosen;
 
@@ -121,9 +121,9 @@ void ublk_workers_free(struct ublk_workers *w)
 	free(w);
 }
 
-void ublk_workers_push(struct ublk_workers *w, struct ublk_work *first)
+void workers_push(struct workers *w, struct work *first)
 {
-	struct ublk_work *last = first;
+	struct work *last = first;
 	struct worker *chosen;
 	unsigned count = 1;
 
