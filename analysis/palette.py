@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .render import badness, mixed
+from .render import badness, ink, mixed
 from .table import CONTROL, NATIVE, Metric
 
 COST = (253, 246, 238), (178, 24, 43)  # next to none, total
@@ -51,4 +51,5 @@ def heat(metric: Metric, difference: float) -> tuple[str, str]:
     """The colours of a heat map's cell and the text on it: red for what costs, blue for a gain, deeper for more."""
     cost, gain = badness(metric, difference), badness(metric, -difference)
     (light, deep), share = (GAIN, gain) if gain > cost else (COST, cost)
-    return mixed(light, deep, share), "#ffffff" if share > 0.55 else "#000000"
+    fill = mixed(light, deep, share)
+    return fill, ink(fill)

@@ -21,7 +21,7 @@ from .table import ALL_METRICS, DEVICES, MARK_TEXT, NATIVE, RELATIVE, SYSTEMS, C
 SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
 
 LIGHT, DARK = (253, 236, 220), (110, 20, 15)  # of a cell as good as native; of a total loss
-WHITE, BLACK = "#ffffff", "#000000"
+WHITE, BLACK = "#ffffff", "#000000"  # of a cell, and of its text
 NO_INTERVAL = "±?"
 
 Column = tuple[Metric, str]
@@ -122,6 +122,14 @@ def mixed(a: Sequence[int], b: Sequence[int], share: float) -> str:
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in zip(a, b, strict=True))
 
 
+def ink(background: str) -> str:
+    """Black or white: the colour of text that has the higher contrast with a background, by WCAG 2.2: at least 4.58."""
+    parts = [int(background[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return BLACK if (luminance + 0.05) ** 2 >= 1.05 * 0.05 else WHITE
+
+
 @dataclass(frozen=True)
 class Shade:
     """Colours of a cell, as #rrggbb."""
@@ -140,7 +148,8 @@ def shade(metric: Metric, system: str, cell: Cell) -> Shade | None:
     if Mark.BETTER in cell.marks:
         return Shade(WHITE, BLACK, cell.p_holm is None or cell.significant)
     loss = badness(metric, cell.difference.value)
-    return Shade(mixed(LIGHT, DARK, loss), BLACK if loss < 0.5 else WHITE)
+    background = mixed(LIGHT, DARK, loss)
+    return Shade(background, ink(background))
 
 
 def cell_style(metric: Metric, system: str, cell: Cell) -> Style:

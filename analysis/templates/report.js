@@ -117,6 +117,7 @@
     const top = Math.max(1e-9, ...systems.flatMap((system) => known([...system[name], ...(system[`${name}_high`] || [])])));
     const x = { low: 0, high: last, scale: (value) => value, marks: ticks(0, last, 6).map((value) => [value, short(value)]) };
     const [sx, sy] = frame(svg, x, linear(0, top * 1.05), "s");
+    const said = [];
     for (const system of systems) {
       const at = (value, step) => value === null ? null : [sx(system.step * (step + 1)), sy(value)];
       const low = system[`${name}_low`], high = system[`${name}_high`];
@@ -128,10 +129,13 @@
       }
       const line = make(svg, "path", { d: path(system[name].map(at)), fill: "none", "stroke-width": 1.8, ...style(system) });
       hint(line, data.systems[system.id].title);
+      const values = known(system[name]);
+      said.push(`${data.systems[system.id].title}: ${short(Math.min(...values))} to ${short(Math.max(...values))}`);
       if (system[name].length < 12) {
         for (const point of system[name].map(at)) if (point) make(svg, "circle", { cx: point[0], cy: point[1], r: 2.5, fill: data.systems[system.id].colour });
       }
     }
+    svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}: ${said.join("; ")}`);
   }
 
   function spread(parent, row) {
@@ -177,7 +181,7 @@
     const key = add(cell, "div", "", "key");
     for (const system of row.systems) {
       const one = add(key, "span");
-      const line = make(one, "svg", { width: 34, height: 10 });
+      const line = make(one, "svg", { width: 34, height: 10, "aria-hidden": "true" });
       make(line, "line", { x1: 0, x2: 34, y1: 5, y2: 5, "stroke-width": 2.5, ...style(system) });
       one.append(data.systems[system.id].title);
     }

@@ -18,7 +18,10 @@ import matplotlib.image
 import pytest
 from synthetic import make_campaign
 from userblk.analysis.page import write_report
+from userblk.analysis.palette import heat
+from userblk.analysis.render import shade
 from userblk.analysis.summaries import SummaryError, read_campaign
+from userblk.analysis.table import METRICS, make_cell
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.running.archive import CACHE
 
@@ -164,6 +167,7 @@ def test_no_run_no_report(tmp_path: Path) -> None:
 def test_it_can_be_read_aloud_and_scrolled_by_keyboard(page: str) -> None:
     assert page.count("<main ") == page.count("</main>") == 1 and '<nav aria-label="Sections">' in page
     first = page[page.index("<body") :]
+    assert first.index("<header>") < first.index("<h1>") < first.index("</header>") < first.index("<nav ")
     skip = re.search(r'<a [^>]*href="#([^"]+)"', first)
     assert skip and f'<main id="{skip[1]}"' in first, "the first link skips what stands before the content"
     assert not re.findall(r'<th scope="row"></th>', page), "a heading without a text"
@@ -174,6 +178,26 @@ def test_it_can_be_read_aloud_and_scrolled_by_keyboard(page: str) -> None:
     assert all('tabindex="0"' in one and re.search(r'aria-label="[^"]+"', one) for one in regions)
     assert all(re.search(r'aria-label="[^"]+"', one) for one in re.findall(r'<svg role="img"[^>]*>', page))
     assert all(re.search(r'alt="[^"]+"', one) for one in re.findall(r"<img [^>]*>", page))
+
+
+def contrast(one: str, other: str) -> float:
+    """Between two colours, #rrggbb, by WCAG 2.2."""
+    lights = []
+    for colour in (one, other):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(lights) / min(lights)
+
+
+def test_numbers_can_be_read_on_every_colour() -> None:
+    throughput = METRICS[0]
+    for percent in range(101):
+        sample = [100.0 - percent] * 2
+        shown = shade(throughput, "nbdkit", make_cell(throughput, "sata", "rand-read-1th-4k", sample, [100.0] * 2, 0))
+        assert shown is not None and contrast(shown.background, shown.text) >= 4.5, percent
+        for difference in (-percent, percent):
+            assert contrast(*heat(throughput, difference)) >= 4.5, difference
 
 
 # ---- in a browser ---------------------------------------------------------------------------
@@ -227,13 +251,13 @@ def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path)
 def test_it_fits_a_phone(report: Path, tmp_path: Path) -> None:
     """Only tables scroll sideways, each in its own region. A browser's window is wider, so the page is in a frame."""
     measure = "document.body.dataset.width = this.contentDocument.documentElement.scrollWidth"
-    frame = f'<iframe src="{(report / "report.html").as_uri()}" style="width: 390px; border: 0" onload="{measure}">'
+    frame = f'<iframe src="{(report / "report.html").as_uri()}" style="width: 375px; border: 0" onload="{measure}">'
     phone = tmp_path / "phone.html"
     phone.write_text(f"<!DOCTYPE html><body>{frame}</iframe></body>", encoding="utf-8")
     seen = browse(
         tmp_path / "profile", phone.as_uri(), "--allow-file-access-from-files", "--hide-scrollbars", "--dump-dom"
     )
-    assert 'data-width="390"' in seen.stdout
+    assert 'data-width="375"' in seen.stdout
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

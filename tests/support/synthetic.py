@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "packages": {"fio": "3.33-1", "nbdkit": "1.42.3-1", "tcmu-runner": "1.5.4-9"},
     "devices": {"sata": {"model": "Made-up SATA"}, "nvme": {"model": "Made-up NVMe"}},
     "load": [0.1, 0.1, 0.1],
+    "command_line": "root=PARTUUID=01234567-89ab-cdef-0123-456789abcdef",
 }
 
 
