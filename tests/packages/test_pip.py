@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`pip install .`: every module and every file of configs/ is there, and a campaign can be read without a checkout."""
+"""`pip install .`, `pipx install .`: every module and file of configs/ is there, no checkout needed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,18 +9,33 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+KEPT = CHECKOUT / "docs/data/table1.tar.gz"
+PIPX = "pipx==1.1.0"  # Debian 12's
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    top = tmp_path_factory.mktemp("pip")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("source")
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=CHECKOUT, capture_output=True, check=True).stdout
-    (top / "source").mkdir()
-    subprocess.run(["tar", "-x", "-C", top / "source"], input=archive, check=True)
+    subprocess.run(["tar", "-x", "-C", top], input=archive, check=True)
+    return top
+
+
+@pytest.fixture(scope="module", params=["pip", "pipx"])
+def prefix(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is installed; what it depends on is that of the machine."""
+    top = tmp_path_factory.mktemp(request.param)
+    pip = [str(top / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", top / "venv"], check=True)
-    argv = [str(top / "venv/bin/pip"), "install", "-q", "--disable-pip-version-check", "--no-deps", str(top / "source")]
-    subprocess.run(argv, check=True, timeout=600)
-    return top / "venv"
+    if request.param == "pip":
+        subprocess.run([*pip, "--no-deps", str(source)], check=True, timeout=600)
+        return top / "venv"
+    subprocess.run([*pip, PIPX], check=True, timeout=600)
+    own = {"PIPX_HOME": str(top / "home"), "PIPX_BIN_DIR": str(top / "bin"), "PIPX_DEFAULT_PYTHON": sys.executable}
+    argv = [str(top / "venv/bin/pipx"), "install", "--system-site-packages", "--pip-args=--no-deps", str(source)]
+    subprocess.run(argv, env=os.environ | own, check=True, timeout=600)
+    assert (top / "bin/userblk").resolve() == top / "home/venvs/userblk/bin/userblk"
+    return top / "home/venvs/userblk"
 
 
 def installed(prefix: Path) -> Path:
@@ -46,3 +62,8 @@ def test_it_runs_without_a_checkout(prefix: Path, tmp_path: Path) -> None:
     assert "nbdkit" in userblk("systems").stdout
     missing = userblk("table", "no-such-campaign")
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1
+    assert userblk("import", str(KEPT)).returncode == 0
+    (campaign,) = (tmp_path / "results").iterdir()
+    assert "Throughput" in userblk("table", str(campaign)).stdout
+    lab = userblk("run", "--dry-run", "--where", "lab")
+    assert lab.returncode == 2 and "the lab needs a checkout" in lab.stderr and lab.stderr.count("\n") == 1
