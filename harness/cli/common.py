@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,17 @@ class Add(Protocol):
     def __call__(
         self, name: str, text: str, command: Callable[[argparse.Namespace], int]
     ) -> argparse.ArgumentParser: ...
+
+
+@contextmanager
+def lab_errors() -> Iterator[None]:
+    """Raises ConfigError for an error of the lab, which only a checkout has."""
+    from userblk.lab import LabError
+
+    try:
+        yield
+    except LabError as error:
+        raise ConfigError(f"where=lab: {error}") from None
 
 
 def say(text: str) -> None:

@@ -30,7 +30,7 @@ from ..running.campaign import prepare_lab
 from ..running.explain_runner import DATA, KALLSYMS, PASSES, PLAIN, SAMPLED, SIDES, TRACED
 from ..running.runner import valid_summary
 from . import progress
-from .common import Add, add_json, add_results, find_campaign, list_of, say
+from .common import Add, add_json, add_results, find_campaign, lab_errors, list_of, say
 from .results import print_reports, write_reports
 from .run import follow
 
@@ -95,13 +95,11 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
 
 def _script(plan: Plan, run: Path, fields: str, window: tuple[float, float]) -> Iterator[perf_script.Record]:
     """What perf recorded in a window of time, by the guest's own perf, which knows its programs. Raises ConfigError."""
-    from userblk.lab import LabError, Variant  # which only a checkout has
+    from userblk.lab import Variant  # which only a checkout has
     from userblk.lab.rootfs import die_with_parent, ensure_tree, in_root
 
-    try:
+    with lab_errors():
         tree = ensure_tree(Variant(Path(plan.build).name))
-    except LabError as error:
-        raise ConfigError(str(error)) from None
     files = ("--input", f"/extra/{DATA}", "--kallsyms", f"/extra/{KALLSYMS}")
     time = f"{window[0]:.9f},{window[1]:.9f}"
     argv = in_root(tree, ["perf", "script", "--force", "--ns", "--time", time, *files, "--fields", fields])
@@ -129,13 +127,10 @@ def _window(summary: Mapping[str, Any]) -> tuple[float, float]:
 
 def _model() -> tuple[str, int]:
     """Names of the models, and the CPU's instructions a microsecond. Raises ConfigError."""
-    from userblk.lab import LabError
     from userblk.lab.models import cpu_model, model_names
 
-    try:
+    with lab_errors():
         return model_names(), cpu_model().instructions_per_us
-    except LabError as error:
-        raise ConfigError(str(error)) from None
 
 
 def explained(plan: Plan, directory: Path, system: str, speed: int) -> Explained:

@@ -44,7 +44,7 @@ from ..running.guests import at_once
 from ..systems import BringUpError, absent
 from ..systems.base import find_program
 from . import doctor, progress
-from .common import Add, add_json, count, list_of, print_json, say, show_bytes
+from .common import Add, add_json, count, lab_errors, list_of, print_json, say, show_bytes
 from .store import OverStore
 
 BLOCKS_SHOWN = 12
@@ -127,13 +127,10 @@ def chosen_clock(args: argparse.Namespace, place: Place, suite: Suite, profile: 
     clock = asked or (VIRTUAL if modelled and profile != PAPER else "real")
     if clock == "real" or args.instructions:
         return clock, ""
-    from userblk.lab import LabError
     from userblk.lab.models import model_names  # which only a checkout has
 
-    try:
+    with lab_errors():
         return clock, model_names()
-    except LabError as error:
-        raise ConfigError(str(error)) from None
 
 
 def lay_out(args: argparse.Namespace) -> tuple[Plan, Place]:

@@ -18,13 +18,12 @@ from userblk.analysis.suites import reports_of
 
 from ..machine import interrupt
 from ..model.plan import Plan, estimate, read_plan
-from ..model.tables import ConfigError
 from ..observing import host_load
 from ..running import hosts
 from ..running.campaign import Event, RunnerProcess, create, prepare_lab, runner_argv
 from ..running.guests import Guests
 from . import progress
-from .common import Add, add_json, add_results, find_campaign, how_to_resume, say, write_file
+from .common import Add, add_json, add_results, find_campaign, how_to_resume, lab_errors, say, write_file
 from .plan import (
     JSON_HELP,
     SUBJECTS,
@@ -93,14 +92,12 @@ def guest_of(plan: Plan) -> dict[str, str]:
     """What the lab's guest consists of; {} of another plan. Raises ConfigError."""
     if not plan.emulated:
         return {}
-    from userblk.lab import KERNELS, LabError, Variant  # which only a checkout has
+    from userblk.lab import KERNELS, Variant  # which only a checkout has
     from userblk.lab.images import guest_identity
     from userblk.lab.rootfs import ensure_tree
 
-    try:
+    with lab_errors():
         return guest_identity(ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0])))
-    except LabError as error:
-        raise ConfigError(f"where=lab: {error}") from None
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
