@@ -33,6 +33,7 @@ import paired
 from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import BUCKET, REGION, ROOT, Store, Versitygw, started
+from waiting import wait_until
 
 SCHEMA = 2
 MIB = 1 << 20
@@ -132,11 +133,7 @@ def s3backer(store: Store, size: int, block: str) -> Iterator[Target]:
         with log.open("wb") as out:
             process = subprocess.Popen([*argv, BUCKET, str(point)], stdout=out, stderr=out)
         try:
-            deadline = time.monotonic() + 60
-            while not (point / "file").exists():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"s3backer does not serve: {log.read_text(encoding='utf-8')}")
-                time.sleep(0.02)
+            wait_until("s3backer serves", (point / "file").exists, process=process, log=log.read_text)
             fio_options = ("--ioengine=libaio", "--direct=1", f"--filename={point / 'file'}")
             yield Target(fio_options, process.pid, flushes=False)
         finally:

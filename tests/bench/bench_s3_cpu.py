@@ -65,7 +65,7 @@ class Https(Versitygw):
             with socket.socket() as probe:
                 return probe.connect_ex(self.address) == 0
 
-        self.nodes[node].wait_until(listens, "it does not listen")
+        self.nodes[node].wait_until(listens, "it listens")
 
 
 def cpu_seconds(pid: int) -> float:

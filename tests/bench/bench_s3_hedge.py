@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from device import parameters
 from nbdkit_server import Nbdkit, plugin_path
 from servers import ROOT, Store, Versitygw, started
 from tool import ask
+from waiting import wait_until
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -54,11 +54,7 @@ def delayed(store: Store, work: Path, *how: str) -> Iterator[str]:
         [*argv, "--port-file", str(port_file), *how], env={"PYTHONPATH": str(ROOT / "python")}
     ) as proxy:
         try:
-            deadline = time.monotonic() + 30
-            while not port_file.exists():
-                if proxy.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the delay proxy did not start")
-                time.sleep(0.01)
+            wait_until("the delay proxy listens", port_file.exists, process=proxy)
             yield f"http://127.0.0.1:{port_file.read_text().strip()}"
         finally:
             proxy.terminate()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from nbdkit_server import (
     run,
     run_nbdkit,
 )
+from waiting import wait_until
 
 PLUGINS = pytest.mark.parametrize("plugin", ["null", "passthrough", "s3"])
 
@@ -157,10 +157,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"{pid} does not end"
-        time.sleep(0.01)
+    wait_until(f"{pid} ends", lambda: not is_running(pid), STOP_TIMEOUT_S)
 
 
 @pytest.fixture
@@ -180,10 +177,9 @@ def test_background_server_serves_and_ends(disk: Path, background_socket: Path) 
     relative = os.path.relpath(disk, ROOT)
     options = ("-U", str(background_socket), "-P", str(pidfile))
     assert run_nbdkit(*options, plugin_path("passthrough"), relative).returncode == 0
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while (pid := read_pid(pidfile)) is None:
-        assert time.monotonic() < deadline, "the server in the background does not start"
-        time.sleep(0.005)
+    wait_until("the server in the background starts", lambda: read_pid(pidfile) is not None, START_TIMEOUT_S)
+    pid = read_pid(pidfile)
+    assert pid is not None
     uri = f"nbd+unix:///?socket={background_socket}"
     assert checked(["nbdinfo", "--size", uri]).strip() == str(SIZE)
     assert open_files(pid).count(str(disk)) == 1
@@ -207,11 +203,12 @@ def test_kill_leaves_nothing_behind(serve: Serve, loop: str) -> None:
 def test_captive_server_leaves_nothing_behind(loop: str) -> None:
     result = run_nbdkit("-U", "-", plugin_path("passthrough"), loop, "--run", 'nbdinfo --size "$uri"')
     assert (result.returncode, result.stdout.strip()) == (0, str(SIZE))
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while True:
+
+    def free() -> bool:
         try:
             os.close(os.open(loop, os.O_RDWR | os.O_EXCL))
-            break
         except OSError:  # nbdkit may not wait for the end of its captive
-            assert time.monotonic() < deadline, "somebody still has it"
-            time.sleep(0.05)
+            return False
+        return True
+
+    wait_until("nobody has the device open", free, STOP_TIMEOUT_S)

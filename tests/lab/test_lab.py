@@ -10,17 +10,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from waiting import wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RUN = str(CHECKOUT / "lab/run")
-T = TypeVar("T")
 
 LIMIT = 900.0  # s for one guest; the machine may be busy
 STREAM = 10 << 20
@@ -71,24 +69,17 @@ def descendants(pid: int) -> list[int]:
 def qemu_of(process: subprocess.Popen[bytes]) -> int:
     """The QEMU that lab/run has started."""
 
-    def find() -> int | None:
+    found: list[int] = []
+
+    def find() -> list[int]:
         for pid in descendants(process.pid):
             with suppress(OSError):  # it has ended
                 if Path(f"/proc/{pid}/comm").read_text().startswith("qemu-system"):
-                    return pid
-        assert process.poll() is None, f"lab/run ended with {process.returncode}"
-        return None
+                    found.append(pid)
+        return found
 
-    return await_(find, "QEMU")
-
-
-def await_(get: Callable[[], T | None], what: str) -> T:
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        if value := get():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not come")
+    wait_until("lab/run starts QEMU", find, LIMIT, process=process)
+    return found[0]
 
 
 def gone(pid: int) -> bool:
@@ -136,7 +127,7 @@ def test_one_guest_from_boot_to_exit_code(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
 
         qemu = qemu_of(process)
-        await_((tmp_path / "written").exists, "the guest's facts")
+        wait_until("the guest writes its facts", (tmp_path / "written").exists, LIMIT)
         facts = (tmp_path / "written").read_text().splitlines()
         assert facts[0] == "1", "CPUs"
         assert 800 << 10 < int(facts[1]) <= 1024 << 10, "memory"
@@ -148,7 +139,7 @@ def test_one_guest_from_boot_to_exit_code(tmp_path: Path) -> None:
 
         assert [size >= 32 << 20 for size in disk_blocks(qemu)] == [True, True]
         (tmp_path / "discard").touch()
-        await_((tmp_path / "discarded").exists, "the end of blkdiscard")
+        wait_until("blkdiscard ends", (tmp_path / "discarded").exists, LIMIT)
         assert [size < 1 << 20 for size in disk_blocks(qemu)] == [True, True], "discard frees the host's memory"
 
         (tmp_path / "finish").touch()
@@ -213,7 +204,7 @@ def test_the_guest_ends_with_lab_run(number: signal.Signals, tmp_path: Path) -> 
         process.send_signal(number)
         process.communicate(timeout=LIMIT)
         assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
-        await_(lambda: gone(qemu), "the end of QEMU")
+        wait_until("QEMU ends", lambda: gone(qemu), LIMIT)
     assert list(tmp_path.iterdir()) == []
     assert not (CHECKOUT / f"build/lab/console-{process.pid}.log").exists()
 

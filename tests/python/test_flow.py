@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loops import LIMIT
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "configs" / "workloads"
@@ -477,10 +477,7 @@ def test_processes_end_with_the_program(tmp_path: Path, number: signal.Signals) 
         assert len(found) == 4
         process.send_signal(number)
         assert process.wait(LIMIT) == (1 if number == signal.SIGTERM else -number)
-        end = time.monotonic() + LIMIT
-        while any(Path(f"/proc/{pid}").exists() for pid in found) and time.monotonic() < end:
-            time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in found)
+        wait_until("its processes end", lambda: not any(Path(f"/proc/{pid}").exists() for pid in found), LIMIT)
 
 
 def test_an_error_in_a_process_ends_all(tmp_path: Path) -> None:

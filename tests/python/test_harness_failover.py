@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from userblk.harness.running.campaign import lab_devices
 from userblk.harness.systems import nbd_netlink, nbdkit
 from userblk.harness.systems.base import BringUpError, Running, await_up
 from userblk.harness.systems.nbd_netlink import connections_attribute, open_export
+from waiting import wait_until
 
 
 def plan_for(profile: str = "quick", systems: tuple[str, ...] = ("tcmu", "ublk-uring")) -> Plan:
@@ -236,10 +236,7 @@ def test_the_handshake_with_a_real_server(tmp_path: Path) -> None:
     argv = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile), "memory", "1M"]
     server = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + LIMIT
-        while not pidfile.exists():  # it listens by then
-            assert time.monotonic() < end and server.poll() is None
-            time.sleep(0.02)
+        wait_until("nbdkit listens", pidfile.exists, LIMIT, process=server)
         connection, size, flags = open_export(path)
         assert size == 1 << 20 and flags & 1
         # NBD_CMD_READ of the first block.

@@ -26,6 +26,7 @@ from userblk.harness.model.tables import ConfigError
 from userblk.harness.running.campaign import store_devices
 from userblk.harness.stores.latency_proxy import Delays, distribution
 from userblk.harness.stores.servers import read_access
+from waiting import wait_until
 
 FLOW = HOST_BUILD / "flow/userblk-flow"
 SYSTEMS = ("s3", "s3-direct", "s3backer-file", "nbdkit-s3", "s3-null")
@@ -181,9 +182,7 @@ def delayed(port: int, ms: int, directory: Path) -> Iterator[int]:
     env = dict(os.environ, PYTHONPATH=str(PYTHON_PATH))
     with subprocess.Popen([*argv, "--port-file", str(port_file)], env=env) as process:
         try:
-            while not port_file.exists():
-                assert process.poll() is None
-                time.sleep(0.01)
+            wait_until("the delay listens", port_file.exists, process=process)
             yield int(port_file.read_text())
         finally:
             process.terminate()

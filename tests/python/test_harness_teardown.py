@@ -20,6 +20,7 @@ from userblk.harness.machine.prepare import dirty_limits, limit_dirty
 from userblk.harness.machine.subprocesses import CommandError, Recorder
 from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
 from userblk.harness.running.runner import mark_done
+from waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -144,8 +145,8 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone() -> None:
 
 def test_a_process_that_ended_before_it_was_noted_needs_nothing() -> None:
     ended = subprocess.Popen(["true"])
-    while started := start_time(ended.pid):
-        time.sleep(0.01)
+    wait_until("true ends", lambda: not start_time(ended.pid))
+    started = start_time(ended.pid)
     teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")  # a zombie still
     ended.wait()
     teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")

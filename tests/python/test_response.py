@@ -32,6 +32,7 @@ from userblk.harness.machine import paths
 from userblk.harness.model.config import Suite, Workload, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, estimate, make_plan, write_plan
 from userblk.harness.observing.histogram import percentile
+from waiting import wait_until
 
 PROGRAM = paths.HOST_BUILD / "openloop/userblk-openloop"
 SERVER = paths.HOST_BUILD / "fuse-disk/userblk-fuse-disk"
@@ -61,9 +62,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     file.touch()
     argv = [*AT_ONCE, str(SERVER), "--clone-fd", str(file), "null", f"size={64 * MIB}"]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        while file.stat().st_size != 64 * MIB:
-            assert server.poll() is None
-            time.sleep(0.02)
+        wait_until("the disk is served", lambda: file.stat().st_size == 64 * MIB, process=server)
         try:
             yield file, server.pid
         finally:
@@ -115,9 +114,8 @@ def test_a_stall_is_in_the_tail_as_arithmetic_says(served: tuple[Path, int], tmp
     argv += ["--output-format=json"]
     before = cpu_seconds(pid)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as fio:
-        while cpu_seconds(pid) < before + 0.05:  # beside load fio takes seconds to begin
-            assert fio.poll() is None
-            time.sleep(0.01)
+        # Beside load fio takes seconds to begin.
+        wait_until("fio reads", lambda: cpu_seconds(pid) >= before + 0.05, process=fio)
         stalling = Stall(pid)
         out, _ = fio.communicate(timeout=LIMIT)
     stalling.join()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from device import ServeS3
 from nbdkit_server import NbdError, Nbdkit, checked, nbd
 from servers import Store
 from stamps import BLOCK, numbers, stamped
+from waiting import wait_until
 
 BLOCKS = 1024
 RUN = 11
@@ -39,10 +39,7 @@ def lives_through(
     with ThreadPoolExecutor(1) as pool:
         try:
             under_way = pool.submit(load)
-            end = time.monotonic() + LIMIT_S
-            while not halfway() and not under_way.done():
-                assert time.monotonic() < end, "nothing happens"
-                time.sleep(0.05)
+            wait_until("the load is halfway", lambda: halfway() or under_way.done(), LIMIT_S)
             with without(store, node):
                 if node == LAST:
                     under_way.result(LIMIT_S)

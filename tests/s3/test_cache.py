@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from nbdkit_server import Handle, NbdError, Nbdkit, checked, fio_random_verify
 from servers import BUCKET
 from stamps import BLOCK, stamped
 from tool import Tool
+from waiting import wait_until
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -215,9 +215,8 @@ def test_what_was_written_is_not_got(serve_s3: ServeS3, proxy: FaultProxy, tmp_p
     handle = server.connect()
     write(handle, 4 * MIB)
     # It is taken over just after the flush is answered.
-    deadline = time.monotonic() + 120
-    while Tool(serve_s3)("stats", control=control)["cache_bytes"] < 4 * MIB:
-        assert time.monotonic() < deadline, "it does not come into the cache"
+    tool = Tool(serve_s3)
+    wait_until("all is in the cache", lambda: tool("stats", control=control)["cache_bytes"] >= 4 * MIB)
     with watched(proxy) as asked:
         read(handle, 4 * MIB)
     assert asked.gets == 0
@@ -279,10 +278,7 @@ class Cached:
     def fill(self) -> Nbdkit:
         server = self.start()
         read(server.connect(), self.size)
-        deadline = time.monotonic() + 120
-        while self.lines() < self.size // (64 * KIB):
-            assert time.monotonic() < deadline, "not all lines come into the file"
-            time.sleep(0.05)
+        wait_until("all lines are in the file", lambda: self.lines() >= self.size // (64 * KIB))
         return server
 
 

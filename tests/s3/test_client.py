@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from errno import EEXIST, EINVAL, ENOENT, ERANGE, ESHUTDOWN
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fault_proxy import (
     refused,
 )
 from servers import BUCKET, S3Client, gateway
+from waiting import wait_until
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5 * MIB + 3])
@@ -146,10 +146,7 @@ def test_goes_on_after_parking(driver: Driver, s3: S3Client, key: str) -> None:
         running = threads()  # with a sanitizer's own
         driver("park")
         # A thread that was joined is still listed for a moment.
-        deadline = time.monotonic() + 120
-        while threads() != running - 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert threads() == running - 1
+        wait_until("one thread fewer", lambda before=running: threads() == before - 1)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("command", [f"get %s 0 {len(BODY)}", "put %s-% 300000 1", "list client/", "get %s-none 0 1"])

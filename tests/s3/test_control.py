@@ -23,6 +23,7 @@ from fault_proxy import FaultProxy
 from nbdkit_server import STOP_TIMEOUT_S, Handle, Nbdkit, plugin_path
 from stamps import BLOCK, number_of, stamped
 from tool import PROGRAM, Tool, ask, config_file
+from waiting import wait_until
 
 RUN = 13
 BLOCKS = 512
@@ -133,12 +134,12 @@ def test_everything_answers_under_load(serve_s3: ServeS3, tool: Tool, control: P
             assert tool("info", control=str(control))["volume"] == "v"
             checked = tool("check", control=str(control))
             assert checked["damages"] == []
-            deadline = time.monotonic() + 120
-            after = before
-            while after["device_write_requests"] == before["device_write_requests"]:
-                assert time.monotonic() < deadline, "no write is answered"
-                after = tool("stats", control=str(control))
-            assert not after["failed"]
+
+            def answered(before: int = before["device_write_requests"]) -> bool:
+                return int(tool("stats", control=str(control))["device_write_requests"]) != before
+
+            wait_until("a write is answered", answered)
+            assert not tool("stats", control=str(control))["failed"]
     for block, number in written.items():
         assert number_of(bytes(handle.pread(BLOCK, block * BLOCK)), RUN, block) == number
     server.stop()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from device import KEY, ServeS3
 from fault_proxy import Exchange, FaultProxy, Rule, flipped_byte, flipped_byte_sent, passed_on, shortened_reply
 from nbdkit_server import Handle, NbdError, fio_random_verify
 from servers import BUCKET, Versitygw
+from waiting import wait_until
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -242,7 +242,5 @@ def test_reserve_is_stored_with_a_checksum(serve_s3: ServeS3, proxy: FaultProxy)
     for place in range(40):
         handle.pwrite(random.Random(place).randbytes(MIB), place * MIB)
     handle.flush()
-    deadline = time.monotonic() + 30
-    while not put and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until("a PUT", lambda: put)
     assert put == [("UNSIGNED-PAYLOAD", True, 200)]

@@ -28,6 +28,7 @@ from fault_proxy import (
     whole_for_range,
 )
 from servers import BUCKET, S3Client, Versitygw
+from waiting import wait_until
 
 BODY = random.Random(1).randbytes(3 << 20)
 
@@ -211,8 +212,7 @@ def test_reply_is_overtaken(proxy: FaultProxy, s3_through_proxy: S3Client, key: 
     rule = proxy.add(Rule(overtaken(by=3, limit=60), method="PUT", key="-slow$", times=1))
     slow = threading.Thread(target=put, args=(s3_through_proxy, f"{key}-slow"))
     slow.start()
-    while rule.taken == 0:
-        time.sleep(0.01)
+    wait_until("the request comes", lambda: rule.taken)
     for i in range(3):
         assert slow.is_alive()
         put(s3_through_proxy, f"{key}-{i}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from nbdkit_server import ROOT
 from servers import BUCKET
 from stamps import BLOCK, stamped
 from tool import Tool, program, said
+from waiting import wait_until
 
 RUN = 11
 
@@ -277,10 +277,7 @@ def kill_at(tool: Tool, proxy: FaultProxy, rule: Rule, *words: str) -> None:
     proxy.add(rule)
     process = subprocess.Popen(tool.argv(*words, through=proxy), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
-        while rule.taken == 0:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until("the request comes", lambda: rule.taken, process=process)
         process.kill()
     finally:
         process.kill()

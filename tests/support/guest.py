@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems import Running
+from waiting import wait_until
 
 RELEASE = os.environ["LAB_RELEASE"]
 BUILD = f"build/{RELEASE}"
@@ -59,13 +59,6 @@ def read(disk: str, offset: int, length: int) -> bytes:
         os.close(fd)
 
 
-def await_true(what: str, condition: Callable[[], bool], patience: float = LIMIT) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def config(
     kind: str, device: str = "passthrough", *, timeout_s: int = 30, mode: str = "workers", **parameters: str
 ) -> SystemConfig:
@@ -108,7 +101,7 @@ def start_verify(disk: str, *options: str) -> subprocess.Popen[str]:
          "--ioengine=libaio", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", *options],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    await_true("fio does not begin", lambda: requests(disk) > before + 20)
+    wait_until("fio begins", lambda: requests(disk) > before + 20, LIMIT)
     return load
 
 

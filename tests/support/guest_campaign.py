@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from guest import BUILD
 from userblk.harness.model import plan
 from userblk.harness.model.config import Profile, load_suite, load_system
+from waiting import wait_until
 
 START_LIMIT = 300.0  # s until fio runs
 END_LIMIT = 600.0  # s for what is left of a campaign of two cells
@@ -52,11 +52,7 @@ def make_campaign(
 
 def await_start(process: subprocess.Popen[bytes], directory: Path, started: Callable[[], bool]) -> None:
     """Until the campaign's first run has started. Fails if its runner ends before, or takes too long."""
-    end = time.monotonic() + START_LIMIT
-    while not started():
-        assert process.poll() is None, (directory / "runner.log").read_text()
-        assert time.monotonic() < end, (directory / "runner.log").read_text()
-        time.sleep(0.1)
+    wait_until("a run starts", started, START_LIMIT, process=process, log=(directory / "runner.log").read_text)
 
 
 @contextmanager

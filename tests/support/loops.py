@@ -6,12 +6,12 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 MIB = 1 << 20
 TURN = Path("/run/userblk-tests")
@@ -89,7 +89,5 @@ def mounted(point: Path, kind: str, *options: str) -> Iterator[Path]:
         yield point
     finally:
         # A loop device on a file there stays for as long as udev or the like looks at it.
-        end = time.monotonic() + LIMIT
-        while (done := subprocess.run(["umount", str(point)], capture_output=True, check=False)).returncode:
-            assert time.monotonic() < end, done.stderr
-            time.sleep(0.1)
+        argv = ["umount", str(point)]
+        wait_until(f"umount {point}", lambda: not subprocess.run(argv, capture_output=True).returncode, LIMIT)

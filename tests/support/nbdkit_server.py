@@ -9,11 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN_DIR = ROOT / os.environ.get("USERBLK_PLUGIN_DIR", "plugins")
@@ -143,14 +144,10 @@ class Nbdkit:
             raise
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while read_pid(self.pidfile) is None:
-            if (status := self.process.poll()) is not None:
-                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-                raise AssertionError(f"nbdkit ended at once, {how}: {self.output()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"nbdkit is not ready: {self.output()}")
-            time.sleep(0.005)
+        wait_until(
+            "nbdkit is ready", lambda: read_pid(self.pidfile) is not None, START_TIMEOUT_S,
+            process=self.process, log=self.output,
+        )  # fmt: skip
 
     @property
     def uri(self) -> str:

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = STOP_TIMEOUT_S = 120.0  # of what takes a second: the machine may be slow, or busy
@@ -123,13 +124,11 @@ class Process:
         self.process = None
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        def log() -> str:
+            return f"{self.argv[0]} says: {self.log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+
         assert self.process is not None
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                text = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise RuntimeError(f"{what}; {self.argv[0]} says: {text}")
-            time.sleep(0.02)
+        wait_until(what, ready, START_TIMEOUT_S, process=self.process, log=log)
 
 
 class Store:
@@ -215,14 +214,12 @@ class Store:
 
     def _make_bucket(self) -> None:
         s3 = self.client()
-        self.nodes[0].wait_until(
-            lambda: served(lambda: s3.create_bucket(Bucket=BUCKET)), f"{self.name} makes no bucket"
-        )
+        self.nodes[0].wait_until(lambda: served(lambda: s3.create_bucket(Bucket=BUCKET)), f"{self.name} makes a bucket")
 
     def _wait_for_bucket(self, node: int = 0) -> None:
         s3 = self.client(self.url_of(node))
         self.nodes[node].wait_until(
-            lambda: served(lambda: s3.head_bucket(Bucket=BUCKET)), f"{self.name} serves no bucket"
+            lambda: served(lambda: s3.head_bucket(Bucket=BUCKET)), f"{self.name} serves the bucket"
         )
 
 
@@ -320,7 +317,7 @@ class Garage(Store):
             return False
 
         for node, config in zip(self.nodes, configs, strict=True):
-            node.wait_until(lambda config=config: answers(config), "garage has no node id")  # type: ignore[misc]
+            node.wait_until(lambda config=config: answers(config), "garage has a node id")  # type: ignore[misc]
         ids = [tell(config, "node", "id", "-q") for config in configs]
 
         def joined() -> bool:
@@ -330,7 +327,7 @@ class Garage(Store):
                 return True
             return False
 
-        self.nodes[0].wait_until(joined, "the nodes of garage do not find each other")
+        self.nodes[0].wait_until(joined, "the nodes of garage find each other")
         for node_id in ids:
             tell(configs[0], "layout", "assign", "-z", "zone", "-c", "1G", node_id.partition("@")[0])
         tell(configs[0], "layout", "apply", "--version", "1")
@@ -375,7 +372,7 @@ def gateway(directory: Path, *options: str) -> Iterator[int]:
         process = Process([*argv, "posix", str(directory / "data")], directory / "log", env)
         process.start()
         try:
-            process.wait_until(lambda: listens(port), "no gateway")
+            process.wait_until(lambda: listens(port), "the gateway listens")
             yield port
         finally:
             process.end(signal.SIGKILL)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from waiting import wait_until
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 CONFIG = "sshd_config"
@@ -46,12 +47,15 @@ def client(directory: Path, *options: str) -> list[str]:
 
 def await_login(ssh: list[str], address: str, problem: Callable[[], str], patience: float = LIMIT) -> None:
     """Until one may log in. problem(): why that will never be, "" while it may."""
-    end = time.monotonic() + patience
-    while subprocess.run([*ssh, address, "true"], capture_output=True, timeout=LIMIT, check=False).returncode:
+
+    def logged_in() -> bool:
+        if not subprocess.run([*ssh, address, "true"], capture_output=True, timeout=LIMIT, check=False).returncode:
+            return True
         found = problem()
         assert not found, found
-        assert time.monotonic() < end, f"{address}: no login within {patience:g} s"
-        time.sleep(0.2)
+        return False
+
+    wait_until(f"a login at {address}", logged_in, patience)
 
 
 def reserved_port() -> socket.socket:

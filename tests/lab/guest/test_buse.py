@@ -8,12 +8,12 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from guest import BUILD, LIMIT, MIB, run
+from waiting import wait_until
 
 BUSE = Path(BUILD, "buse/userblk-buse")
 NVME = os.environ["LAB_NVME"]
@@ -53,10 +53,8 @@ def queue(disk: str, name: str) -> str:
 
 
 def await_gone(disk: str) -> None:
-    end = time.monotonic() + LIMIT
-    while size(disk) or Path("/sys/block", Path(disk).name, "pid").exists():
-        assert time.monotonic() < end, "the disk stays"
-        time.sleep(0.05)
+    pid = Path("/sys/block", Path(disk).name, "pid")
+    wait_until("the disk is gone", lambda: not size(disk) and not pid.exists(), LIMIT)
 
 
 def ended(server: Server) -> tuple[int, str]:
@@ -108,10 +106,7 @@ def test_killed(start: Start) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     counter = Path("/sys/block", Path(disk).name, "stat")
-    end = time.monotonic() + LIMIT
-    while int(counter.read_text().split()[0]) < 50:
-        assert time.monotonic() < end and load.poll() is None, "no I/O to disturb"
-        time.sleep(0.05)
+    wait_until("fio does I/O", lambda: int(counter.read_text().split()[0]) >= 50, LIMIT, process=load)
     server.kill()
     output, _ = load.communicate(timeout=LIMIT)
     assert load.returncode != 0 and "error" in output.lower()

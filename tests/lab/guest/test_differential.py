@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from durability import Durable, Image
 from guest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import entries, logged, mark
 from userblk.harness.model.config import SystemConfig
+from waiting import wait_until
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
 SIZE = MIB
@@ -119,10 +119,7 @@ def test_fuse_disk(tmp_path: Path) -> None:
     with below() as disk:
         server = subprocess.Popen([program, point, "passthrough", disk, "direct=on"])
         try:
-            end = time.monotonic() + LIMIT
-            while point.stat().st_size != SIZE:
-                assert server.poll() is None and time.monotonic() < end
-                time.sleep(0.05)
+            wait_until("the disk is served", lambda: point.stat().st_size == SIZE, LIMIT, process=server)
             with closing(FileTarget(point, limits.at_once, direct=False, disk=False)) as target:
                 sequences = search(limits, target, SECONDS, journal)
         finally:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from guest import AREA, LIMIT, Up, config
 from guest_campaign import END_LIMIT, make_campaign, runner, summaries
 from userblk.harness.machine.teardown import start_time
 from userblk.harness.model.config import load_profile
+from waiting import wait_until
 
 CHANGES = [
     ("nbdkit", "", "kill"),
@@ -39,10 +39,8 @@ def test_no_request_fails(up: Up, kind: str, mode: str, event: str) -> None:
         )  # fmt: skip
         try:
             stat = running.used.queue.parent / "stat"
-            before, end = requests(stat), time.monotonic() + LIMIT
-            while requests(stat) < before + 200:
-                assert time.monotonic() < end and load.poll() is None, "no I/O to disturb"
-                time.sleep(0.05)
+            before = requests(stat)
+            wait_until("fio does I/O", lambda: requests(stat) >= before + 200, LIMIT, process=load)
             old = running.server
             running.change_server(event)
             assert running.server != old and not start_time(old)

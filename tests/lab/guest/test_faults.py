@@ -19,6 +19,7 @@ import pytest
 from fuse_mount import launch, unmount
 from guest import BUILD, LIMIT, MIB, RELEASE, Up, config, mapped, run
 from userblk.harness.model.config import SystemConfig
+from waiting import wait_until
 
 NVME = os.environ["LAB_NVME"]
 FUSE_DISK = Path(BUILD, "fuse-disk/userblk-fuse-disk").resolve()
@@ -212,18 +213,19 @@ def test_a_device_that_stalls(serve: Serve, name: str) -> None:
 @contextmanager
 def scsi_debug(*parameters: str) -> Iterator[str]:
     before = set(os.listdir("/sys/block"))
+
+    def new() -> list[str]:
+        return [name for name in os.listdir("/sys/block") if name.startswith("sd") and name not in before]
+
     run(["modprobe", "scsi_debug", f"dev_size_mb={SIZE // MIB}", "delay=0", *parameters])
     try:
-        end = time.monotonic() + LIMIT
-        while not (new := [name for name in os.listdir("/sys/block") if name.startswith("sd") and name not in before]):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        yield f"/dev/{new[0]}"
+        wait_until("the disk appears", new, LIMIT)
+        yield f"/dev/{new()[0]}"
     finally:
-        end = time.monotonic() + ANSWER_LIMIT
-        while subprocess.run(["modprobe", "-r", "scsi_debug"], capture_output=True).returncode:
-            assert time.monotonic() < end, "scsi_debug is still in use"
-            time.sleep(0.2)
+        remove = ["modprobe", "-r", "scsi_debug"]
+        wait_until(
+            "scsi_debug is not in use", lambda: not subprocess.run(remove, capture_output=True).returncode, ANSWER_LIMIT
+        )
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from guest import BUILD, LIMIT, RELEASE, Up, run
 from userblk.harness.model.config import load_system
+from waiting import wait_until
 
 PROGRAM = Path(BUILD, "fuse-passthrough/userblk-passthrough").resolve()
 MODES = {"default": (), "nocache": ("--nocache",), "passthrough": ("--passthrough",)}
@@ -134,15 +134,10 @@ def test_killed_daemon(mode: str, start: Start, mountpoint: Path) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + LIMIT
-        while len(os.listdir(mountpoint)) < 4:
-            assert time.monotonic() < deadline and load.poll() is None
-            time.sleep(0.1)
+        wait_until("fio has made its files", lambda: len(os.listdir(mountpoint)) >= 4, LIMIT, process=load)
         process.kill()
         process.wait(LIMIT)
-        while stat_errno(mountpoint / "new") != errno.ENOTCONN:
-            assert time.monotonic() < deadline, "no ENOTCONN"
-            time.sleep(0.1)
+        wait_until("ENOTCONN", lambda: stat_errno(mountpoint / "new") == errno.ENOTCONN, LIMIT)
         if mode != "passthrough":  # open files are the kernel's own there, until they are closed
             output, _ = load.communicate(timeout=LIMIT)
             assert load.returncode != 0, output
@@ -151,9 +146,7 @@ def test_killed_daemon(mode: str, start: Start, mountpoint: Path) -> None:
         load.wait(LIMIT)
     run(["umount", mountpoint])
     assert not mountpoint.is_mount()
-    while stuck():
-        assert time.monotonic() < deadline, stuck()
-        time.sleep(0.1)
+    wait_until("no process hangs", lambda: not stuck(), LIMIT, log=lambda: str(stuck()))
 
 
 def test_a_null_device_as_a_file(up: Up) -> None:
@@ -169,10 +162,7 @@ def test_a_null_device_as_a_file(up: Up) -> None:
                  "--number_ios=200", "--end_fsync=1"]
             )  # fmt: skip
         os.kill(running.server, signal.SIGKILL)
-        deadline = time.monotonic() + LIMIT
-        while stat_errno(Path(running.target)) != errno.ENOTCONN:
-            assert time.monotonic() < deadline, "no ENOTCONN"
-            time.sleep(0.1)
+        wait_until("ENOTCONN", lambda: stat_errno(Path(running.target)) == errno.ENOTCONN, LIMIT)
 
 
 def test_only_who_may_changes_inode_flags(start: Start, source: Path, mountpoint: Path) -> None:

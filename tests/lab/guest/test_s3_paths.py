@@ -19,6 +19,7 @@ from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.systems.base import await_up, load_modules, scratch
 from userblk.harness.systems.nbdkit import connect_kernel, connected
+from waiting import wait_until
 
 SIZE = 512 * MIB
 KINDS = ("nbd", "tcmu")
@@ -186,10 +187,9 @@ def start_load(directory: Path) -> subprocess.Popen[str]:
          "--rate_iops=100", "--ioengine=psync", "--fsync=8", "--verify=crc32c", "--verify_fatal=1"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    end = time.monotonic() + LIMIT
-    while not any(path.stat().st_blocks for path in directory.glob("verify*")):
-        assert time.monotonic() < end and load.poll() is None
-        time.sleep(0.05)
+    wait_until(
+        "fio writes", lambda: any(path.stat().st_blocks for path in directory.glob("verify*")), LIMIT, process=load
+    )
     return load
 
 

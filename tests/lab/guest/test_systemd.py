@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from guest import LIMIT, MIB, NVME, run
 from guest_ublk import UBLK
 from userblk.harness.systems.base import module_there
+from waiting import wait_until
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = "userblk-ublk@3.service"
@@ -65,7 +65,7 @@ class Machine:
         CGROUP.mkdir(exist_ok=True)
         self.process = subprocess.Popen(["sh", "-c", BOOT, "sh", units, fstab], stdin=subprocess.DEVNULL)
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.until("no process begins", lambda: children.read_text() != "")
+        self.until("a process begins", lambda: children.read_text() != "")
         self.first = int(children.read_text())  # its process 1, as it is called here
 
     def inside(self, *words: str | Path, expect: int | None = 0) -> str:
@@ -78,10 +78,7 @@ class Machine:
         return self.inside("systemctl", "show", "--value", f"--property={value}", unit, expect=None).strip()
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + LIMIT / 10
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < end, f"{what}\n{run(['dmesg'])}"
-            time.sleep(0.2)
+        wait_until(what, condition, LIMIT / 10, process=self.process, log=lambda: run(["dmesg"]))
 
     def power_off(self) -> None:
         os.kill(self.first, signal.SIGRTMIN + 4)
@@ -113,7 +110,7 @@ def boot(tmp_path: Path, mountpoint: Path) -> Iterator[Boot]:
         fstab.write_text(f"{DISK} {mountpoint} ext4 {options} 0 0\n" if options else "")
         machine = Machine(units, fstab)
         machines.append(machine)
-        machine.until("does not start", lambda: machine.show("userblk.target", "ActiveState") == "active")
+        machine.until("userblk.target is active", lambda: machine.show("userblk.target", "ActiveState") == "active")
         return machine
 
     yield enter
@@ -146,7 +143,7 @@ def test_a_shutdown_loses_nothing(boot: Boot, mountpoint: Path, options: str) ->
     assert machine.show(UNIT, "ActiveState") == "active"
     if not options:
         machine.inside("mount", DISK, mountpoint)
-    machine.until("is not mounted", lambda: mounted(machine, mountpoint))
+    machine.until("the file system is mounted", lambda: mounted(machine, mountpoint))
     data = os.urandom(MIB)
     (machine.path(mountpoint) / "file").write_bytes(data)
     machine.power_off()
@@ -156,7 +153,7 @@ def test_a_shutdown_loses_nothing(boot: Boot, mountpoint: Path, options: str) ->
 
 def test_a_stopped_unit_takes_its_mount_along(boot: Boot, mountpoint: Path) -> None:
     machine = boot(f"_netdev,{REQUIRES}")
-    machine.until("is not mounted", lambda: mounted(machine, mountpoint))
+    machine.until("the file system is mounted", lambda: mounted(machine, mountpoint))
     data = os.urandom(MIB)
     (machine.path(mountpoint) / "file").write_bytes(data)
     machine.inside("systemctl", "stop", UNIT)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from guest import LIMIT, MIB, Up, config, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
+from waiting import wait_until
 
 KINDS = ("buse", "nbdkit", "tcmu")
 
@@ -68,14 +68,10 @@ def test_server_killed_during_io(up: Up, kind: str) -> None:
         )  # fmt: skip
         try:
             counter = running.used.queue.parent / "stat"
-            before, end = int(counter.read_text().split()[0]), time.monotonic() + LIMIT
-            while int(counter.read_text().split()[0]) < before + 200:
-                assert time.monotonic() < end and load.poll() is None, "no I/O to disturb"
-                time.sleep(0.05)
+            before = int(counter.read_text().split()[0])
+            wait_until("fio does I/O", lambda: int(counter.read_text().split()[0]) >= before + 200, LIMIT, process=load)
             os.kill(running.server, signal.SIGKILL)
-            while not running.server_died():
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            wait_until("the server's death is noticed", running.server_died, LIMIT)
             running.fail_io()
             output, _ = load.communicate(timeout=LIMIT)
             assert load.returncode != 0, output
@@ -114,9 +110,6 @@ def test_a_system_of_commands_only(up: Up) -> None:
              "--ioengine=psync", "--direct=1", "--verify=crc32c", "--verify_fatal=1"]
         )  # fmt: skip
         os.kill(running.server, signal.SIGKILL)
-        end = time.monotonic() + LIMIT
-        while not running.server_died():
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until("the server's death is noticed", running.server_died, LIMIT)
         running.fail_io()
     assert absent(load_system("bdus"))

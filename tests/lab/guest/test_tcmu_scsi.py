@@ -6,15 +6,15 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, RELEASE, Up, await_true, config, mapped, read, run
+from guest import LIMIT, MIB, RELEASE, Up, config, mapped, read, run
 from userblk.harness.systems import Running
+from waiting import wait_until
 
 NVME = os.environ["LAB_NVME"]
 BLOCK = 512
@@ -170,7 +170,7 @@ def read_under_way(disk: str, below: str, output: Path) -> Iterator[Future[bytes
         try:
             slow = pool.submit(read_slowly, disk, output)
             busy = Path("/sys/block", Path(disk).name, "device/device_busy")
-            await_true("the read has not begun", lambda: busy.read_text().strip() == "1")
+            wait_until("the read has begun", lambda: busy.read_text().strip() == "1", LIMIT)
             yield slow
             assert not slow.done()
         finally:
@@ -265,10 +265,7 @@ def bus() -> Iterator[None]:
         ["dbus-daemon", "--system", "--nofork", "--nopidfile"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        end = time.monotonic() + LIMIT
-        while not socket.exists():
-            assert daemon.poll() is None and time.monotonic() < end, "no system bus"
-            time.sleep(0.05)
+        wait_until("the system bus is there", socket.exists, LIMIT, process=daemon)
         yield
     finally:
         daemon.terminate()

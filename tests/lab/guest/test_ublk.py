@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, await_true, finish, mapped, more_requests, read, requests, run, start_verify
+from guest import LIMIT, MIB, NVME, finish, mapped, more_requests, read, requests, run, start_verify
 from guest_ublk import NEEDS_UBLK, UBLK, Add, disks, info, ublk
+from waiting import wait_until
 
 MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
@@ -41,7 +42,7 @@ def mode_options(mode: str) -> list[str]:
 def kill(disk: str) -> None:
     """As a crash would; until the kernel has noticed."""
     os.kill(info(disk)["pid"], signal.SIGKILL)
-    await_true("the kernel does not notice the death", lambda: info(disk)["state"] != "live")
+    wait_until("the kernel notices the death", lambda: info(disk)["state"] != "live", LIMIT)
 
 
 # ---- data ---------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def test_killed_server_without_recovery(add: Add) -> None:
     load = start_verify(disk, "--size=64M")
     kill(disk)
     assert load.wait(LIMIT) != 0
-    await_true("the disk stays", lambda: not Path(disk).exists())
+    wait_until("the disk is gone", lambda: not Path(disk).exists(), LIMIT)
     assert "--recovery=none" in ublk("recover", disk, expect=2)
     ublk("delete", disk)
     add("passthrough", f"file={NVME}")
@@ -200,7 +201,7 @@ def test_waiting_disk_can_be_deleted(add: Add) -> None:
 def test_signals_remove_the_disk(add: Add, number: int) -> None:
     disk = add("passthrough", f"file={NVME}")
     os.kill(info(disk)["pid"], number)
-    await_true("the disk stays", lambda: disks() == [])
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
     add("passthrough", f"file={NVME}")
 
 
@@ -224,7 +225,7 @@ def test_what_was_written_survives_an_orderly_end(add: Add, end: str) -> None:
             assert ublk("delete", disk) == f"{disk}: written back and removed\n"
         else:
             os.kill(info(disk)["pid"], signal.SIGTERM)
-        await_true("the disk stays", lambda: disks() == [])
+        wait_until("the disk is gone", lambda: disks() == [], LIMIT)
     assert read(NVME, 0, 8 * MIB) == data
 
 
@@ -282,7 +283,7 @@ def test_a_mounted_disk_is_served_until_it_is_unmounted(add: Add, mountpoint: Pa
     assert info(disk)["state"] == "live"
     (mountpoint / "more").write_bytes(data)
     run(["umount", mountpoint])
-    await_true("the disk stays", lambda: disks() == [])
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
     run(["fsck.ext4", "-f", "-n", NVME])
     assert_kept(data, mountpoint)
 
@@ -294,7 +295,7 @@ def test_a_second_signal_ends_a_mounted_disk(add: Add, mountpoint: Path) -> None
     os.kill(pid, signal.SIGTERM)
     time.sleep(1.0)
     os.kill(pid, signal.SIGTERM)
-    await_true("the disk stays", lambda: disks() == [])
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
     run(["umount", mountpoint], expect=None)
     assert_kept(data, mountpoint)
 
@@ -338,7 +339,7 @@ def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
             before = requests(disk)
             ublk("replace", disk, word, "passthrough", f"file={NVME}")
             pids.add(info(disk)["pid"])
-            await_true("no request comes through", partial(more_requests, disk, before))
+            wait_until("a request comes through", partial(more_requests, disk, before), LIMIT)
             assert load.poll() is None, load.communicate()[0]
         assert len(pids) == REPLACEMENTS + 1
     finally:
@@ -435,11 +436,11 @@ def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        await_true("nobody looks for partitions", looking)
+        wait_until("somebody looks for partitions", looking, LIMIT)
         if event == "stopped and continued":
             server.send_signal(signal.SIGSTOP)
             stat = Path(f"/proc/{server.pid}/stat")
-            await_true("it does not stop", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+            wait_until("it stops", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", LIMIT)
             server.send_signal(signal.SIGCONT)
         else:
             server.terminate()
@@ -498,7 +499,7 @@ def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
          "replace", "--foreground", disk, "passthrough", f"file={NVME}"],
         expect=None,
     )  # fmt: skip
-    await_true("nobody serves the disk", lambda: info(disk)["state"] == "live")
+    wait_until("the disk is served", lambda: info(disk)["state"] == "live", LIMIT)
     finish(load)
 
 
@@ -525,11 +526,11 @@ def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
         if not state:
             server.kill()
             server.wait(LIMIT)
-            await_true("the disk does not wait", lambda: [disk["state"] for disk in disks()] == ["waiting"])
+            wait_until("the disk waits", lambda: [disk["state"] for disk in disks()] == ["waiting"], LIMIT)
     server.terminate()
     assert server.wait(LIMIT) == 0
     systemd.close()
-    await_true("the disk stays", lambda: disks() == [])
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
 
 
 # ---- the manual, and refusals ---------------------------------------------------------------------------

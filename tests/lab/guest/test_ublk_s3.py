@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, await_true, finish, read, run, start_verify
+from guest import LIMIT, MIB, finish, read, run, start_verify
 from guest_ublk import NEEDS_UBLK, Add, disks, info, ublk
+from waiting import wait_until
 
 pytestmark = NEEDS_UBLK
 
@@ -42,7 +43,7 @@ def test_a_killed_server_takes_its_disk_along(add: Add, s3_volume: list[str]) ->
     load = start_verify(disk, "--bsrange=4k-64k", "--offset=1M", "--size=32M")
     os.kill(info(disk)["pid"], signal.SIGKILL)
     assert load.wait(LIMIT) != 0
-    await_true("the disk stays", lambda: not Path(disk).exists())
+    wait_until("the disk is gone", lambda: not Path(disk).exists(), LIMIT)
     for one in disks():
         ublk("delete", str(one["number"]))
     assert read(add("s3", *s3_volume), 0, MIB) == flushed

@@ -14,12 +14,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from guest import MIB, NVME, SATA, await_true, run
+from guest import LIMIT, MIB, NVME, SATA, run
 from refusals import refusal
 from userblk.harness.machine import safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.safety import confirmation
 from userblk.harness.systems.lio import Backstore, Lun
+from waiting import wait_until
 
 AREA = 64 * MIB  # of a disk, that is used
 LOOKED_AT = 16 * MIB
@@ -66,13 +67,14 @@ def scsi_debug(disks: int, *parameters: str) -> Iterator[list[str]]:
 
     run(["modprobe", "scsi_debug", f"dev_size_mb={AREA // MIB}", "delay=0", *parameters])
     try:
-        await_true("the disks do not appear", there)
+        wait_until("the disks appear", there, LIMIT)
         run(["udevadm", "settle"], expect=None)
         yield [f"/dev/{name}" for name in new]
     finally:
-        await_true(
-            "scsi_debug is still in use",
+        wait_until(
+            "scsi_debug is not in use",
             lambda: not subprocess.run(["modprobe", "-r", "scsi_debug"], capture_output=True).returncode,
+            LIMIT,
         )
 
 
@@ -243,7 +245,7 @@ def namespaces(stack: ExitStack) -> list[str]:
         new[:] = sorted(f"/dev/{path.name}" for path in found if re.fullmatch(r"nvme\d+n\d+", path.name))
         return len(new) == 2 and all(Path(path).is_block_device() for path in new)
 
-    await_true("the namespaces do not appear", there)
+    wait_until("the namespaces appear", there, LIMIT)
     return new
 
 
