@@ -18,8 +18,8 @@ SUITE = "attach"
 MEASURES = {"there": "Disk there", "read": "First 4 KiB read", "gone": "Gone"}
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 NOTES = (
-    "Milliseconds. All disks are asked for at the same moment, each of a server of its own with the null device (TCMU:"
-    " one daemon for all, started then; loop: a file in memory), and taken away at the same moment.",
+    "Milliseconds. All disks are requested at the same moment, each from a server of its own with the null device"
+    " (TCMU: one daemon for all, started then; loop: a file in memory), and taken away at the same moment.",
     "In brackets: 95 % confidence interval of the quantile between order statistics; - where there are too few samples"
     " for that end.",
 )

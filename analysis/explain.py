@@ -14,14 +14,14 @@ from .table import SYSTEMS
 
 MOST = 12  # functions shown of each system
 OF_SAMPLES = (
-    "Instructions on the whole: the CPU's speed times the time in which it was not idle, in a run that nobody looked"
+    "Instructions in all: the CPU's speed times the time in which it was not idle, in a run that nobody looked"
     " at. How they are divided: samples of the CPU each 10 us of another run.",
     "What runs with interrupts off is found where they are on again: a switch of threads in finish_task_switch.",
 )
 OF_STAGES = (
     "us, means, of a run with trace points on; requests of the most common kind, others are left out.",
-    "Stages before and after what a kind of request does not come by are one. With several requests at a time the"
-    " server may come back from a system call for another one: then it has this one later than is said here.",
+    "Where a kind of request does not pass an event, the stages around it are one. With several requests at a time the"
+    " server may come back from a system call for another one: then it received this one later than shown here.",
 )
 
 

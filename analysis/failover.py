@@ -35,9 +35,9 @@ NOTES = (
     "nbd: connections are given to the kernel again; what the server had is sent again after 10 s, the timeout chosen."
     " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"
     " the server had, or it is quiesced (Linux 6.16) when it is replaced.",
-    "FUSE and BUSE are not in the table, for there is nothing to measure. When the FUSE daemon is gone all open files"
-    " fail (ENOTCONN), until the file system is mounted again and they are opened again; the disk of BUSE ends with its"
-    " server.",
+    "FUSE and BUSE are not in the table, because there is nothing to measure. When the FUSE daemon is gone all open"
+    " files fail (ENOTCONN), until the file system is mounted again and they are opened again; the disk of BUSE ends"
+    " with its server.",
 )
 BEFORE_S, BIN_S = 5.0, 0.25  # of the figures
 

@@ -47,8 +47,8 @@ def _notes(campaign: Campaign, source: str, models: str, distances: Sequence[tup
     predicted_within = sum(abs(distance) <= LIMIT for distance in predicted)
     notes = [
         f"campaign {campaign.name}; kop/s; paper: Table 1 of {source}, column native",
-        f"{within} of {len(distances)} cells are within {LIMIT:g} % of the paper's; of the {len(predicted)} that no"
-        f" model was set from {predicted_within} are.",
+        f"{within} of {len(distances)} cells are within {LIMIT:g} % of the paper's; of the"
+        f" {len(predicted)} that calibrated no model, {predicted_within} are.",
     ]
     if str(campaign.asked.get("model")) != models:
         notes.append(f"Calibration cells are those of models {models}, not of the campaign's.")
@@ -60,8 +60,8 @@ def beside_paper(campaign: Campaign, tables: Sequence[Table], configs: Path) -> 
     found = next((table for table in tables if table.number == 1 and table.emulated), None)
     if found is None or not campaign.asked.get("model"):
         raise SummaryError(
-            f"{campaign.directory}: was not run in the lab's virtual time, or not with suite bdus-block; no model is"
-            " behind it"
+            f"{campaign.directory}: was not run in the lab's virtual time, or not with suite bdus-block; it"
+            " used no model"
         )
     calibrated, models = calibration(configs / "models")
     paper = papers_of([found.suite], configs)[0]

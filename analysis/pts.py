@@ -20,7 +20,7 @@ SUITE = "pts"
 NOTES = (
     "As SNIA's Performance Test Specification 2.0.2: the area is purged and written sequentially, then a workload is"
     f" repeated until the line through five rounds changes by at most {DRIFT_LIMIT:g} % and they differ by at most"
-    f" {EXCURSION_LIMIT:g} % of their mean. What is given is of those. *: not steady after the most rounds.",
+    f" {EXCURSION_LIMIT:g} % of their mean. Results are of these five rounds. *: not steady after the most rounds.",
     INTERVALS,
 )
 

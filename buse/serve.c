@@ -140,7 +140,7 @@ int serve(struct backend *device, int socket)
 	if (buffer != MAP_FAILED)
 		munmap(buffer, SERVE_MAX_TRANSFER);
 	if (r < 0)
-		backend_error(backend_host(device), "the connection with the kernel ends: %s",
+		backend_error(backend_host(device), "the connection to the kernel failed: %s",
 			strerror(-r));
 	return r;
 }

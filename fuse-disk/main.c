@@ -191,7 +191,7 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 	fuse_session_unmount(session);
 	fuse_remove_signal_handlers(session);
 	if (r < 0)
-		warnx("%s: the connection with the kernel ends: %s", o->mount_point, strerror(-r));
+		warnx("%s: the connection to the kernel failed: %s", o->mount_point, strerror(-r));
 	return r < 0 ? EXIT_FAILURE : 0; /* a signal is a way to end */
 }
 

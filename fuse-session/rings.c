@@ -365,7 +365,7 @@ static bool complete(uint64_t data, int result)
 		submit_command(entry, entry->command);
 	} else {
 		if (result != -ENOTCONN && result != -ECONNABORTED) {
-			session_warn("io_uring: %s; the file system ends", strerror(-result));
+			session_warn("io_uring: %s; the file system stops", strerror(-result));
 			kill(getpid(), SIGTERM);
 		}
 		return false;

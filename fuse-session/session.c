@@ -366,8 +366,8 @@ static bool limit_writes(void)
 	/* Mounting sets the descriptor that counts. */
 	if (session.options->write_limit &&
 		fuse_session_custom_io(session.fuse, &io, STDIN_FILENO) != 0) {
-		session_warn(
-			"max-write: libfuse %s does not let answers be changed", fuse_pkgversion());
+		session_warn("max-write: libfuse %s does not support it; leave it out",
+			fuse_pkgversion());
 		return false;
 	}
 #endif

@@ -197,7 +197,7 @@ def run_main(arguments: Sequence[str]) -> int:
         parser.error(f"--cpus={args.cpus}: must be at least 1")
     if args.sealed and (not virtual or args.tty or args.network):
         other = "--clock real" if not virtual else "--tty" if args.tty else "--network"
-        parser.error(f"--sealed: does not go with {other}, by which this machine is felt; leave one of them out")
+        parser.error(f"--sealed: does not go with {other}, which lets this machine reach the guest; leave one out")
     if args.forward and not args.network:
         parser.error("--forward: needs --network; add it, or leave it out")
     if args.given and not args.sealed:

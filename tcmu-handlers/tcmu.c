@@ -167,8 +167,9 @@ static void log_debug(void *opaque, const char *message)
 static void log_resized(void *opaque, uint64_t size)
 {
 	tcmu_dev_info((struct tcmu_device *)opaque,
-		"the device has %" PRIu64 " bytes by now; the disk gets them when they are written "
-		"to its attrib/dev_size\n",
+		"the device now has %" PRIu64
+		" bytes; to resize the disk, write that number to its "
+		"attrib/dev_size\n",
 		size);
 }
 

@@ -228,7 +228,7 @@ static int parse_arguments(char **argv, struct ublk_options *o, struct params_er
 		return o->params ? choose_recovery(o, error) : -EINVAL;
 	}
 	if (*argv) {
-		params_error_set(error, "%s: too many words; see userblk-ublk --help", *argv);
+		params_error_set(error, "%s: too many arguments; see userblk-ublk --help", *argv);
 		return -EINVAL;
 	}
 	return 0;

@@ -344,8 +344,9 @@ static int release(struct server *s)
 
 	if (!hurried(s) && ublk_disk_in_use(s->id)) {
 		log_line(s,
-			"is in use: it is removed when it is unmounted and released, or at another "
-			"signal",
+			"is in use; it will be removed once it is unmounted and released, or after "
+			"a "
+			"second signal",
 			"");
 		while (!hurry(s, IN_USE_STEP_NS) && ublk_disk_in_use(s->id))
 			;

@@ -133,7 +133,7 @@ static int parse_command(int argc, char **argv, struct options *o, struct params
 	}
 	if (known)
 		params_error_set(
-			error, "%s: create, list, delete or rollback has to follow", first);
+			error, "%s: write create, list, delete or rollback after it", first);
 	else
 		params_error_set(error, "%s: no such command; see userblk-s3 --help", first);
 	return 0;
@@ -220,8 +220,8 @@ static int refuse_name(
 	const char *what, const char *of, const char *name, struct params_error *error)
 {
 	params_error_set(error,
-		"%s=%s: not a name of a %s; use 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or "
-		"digit first",
+		"%s=%s: not a valid name for a %s; use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
+		"beginning with a letter or digit",
 		what, name, of);
 	return -EINVAL;
 }
@@ -237,7 +237,7 @@ static int check_operands(const struct options *o, struct params_error *error)
 		return refuse_name("clone", "volume", names[1], error);
 	if (o->to_prefix && !s3_key_valid(o->to_prefix)) {
 		params_error_set(error,
-			"--to-prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' "
+			"--to-prefix=%s: not a valid prefix of keys; use a-z, 0-9, '.', '_', '-' "
 			"and single '/' between them",
 			o->to_prefix);
 		return -EINVAL;

@@ -126,7 +126,7 @@ def device_needs(disk: str) -> list[Need]:
         return [Need("free to be overwritten", False, str(error).removeprefix(f"{path}: "))]
     held = contents(device)
     if any(one.member for one in signatures(device)):
-        reason = f"it holds {held}, which is not in use but may be somebody's; look, then wipe it with wipefs -a"
+        reason = f"not in use, but it holds {held}, which may be needed; check that, then wipe it with wipefs -a"
         return [Need("free to be overwritten", False, reason)]
     state = f"unused, but it holds {held}, which is lost" if held else "free to be overwritten"
     needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "")]

@@ -46,7 +46,7 @@ def _check(plan: Plan) -> None:
 
     if Path(plan.build).name in OLD_RELEASES:
         raise ConfigError(
-            f"campaign={plan.campaign}: its fio does not tell when it measured; run one with a later LAB_RELEASE"
+            f"campaign={plan.campaign}: its fio does not report when it measured; run one with a later LAB_RELEASE"
         )
 
 
@@ -173,7 +173,7 @@ def explain_command(args: argparse.Namespace) -> int:
     done = {name: all(valid_summary(directory / plan.directory(e)) for e in plan.entries if e.system == name)
             for name in plan.systems}  # fmt: skip
     for name in [name for name, valid in done.items() if not valid]:
-        say(f"{name}: a run of it is missing or invalid: it is left out")
+        say(f"{name}: a run of it is missing or invalid, so it is left out")
     found = [explained(plan, directory, name, speed) for name, valid in done.items() if valid]
     if not found:
         return EXIT_NOTHING

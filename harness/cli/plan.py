@@ -63,7 +63,9 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"instructions: they are counted once, and nothing else is measured; leave --{word} out")
     named, sampled = asked_profile(args.profile)
     if sampled and args.instructions:
-        raise ConfigError(f"profile={args.profile}: perf would be counted with the instructions; leave one of them out")
+        raise ConfigError(
+            f"profile={args.profile}: --instructions would also count those of perf; leave one of them out"
+        )
     profile = config.load_profile(named)  # first: suites have sizes by profile
     suite = config.load_suite(args.suite, named)
     SUBJECTS[suite.engine.measures].check(args, suite)

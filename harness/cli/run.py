@@ -68,7 +68,7 @@ def detached(directory: Path) -> int:
             argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
         )
     say(f"Process {child.pid} runs it, also after a logout, and writes {log}; kill -INT {child.pid} ends it cleanly.")
-    say(f"Look at it with: userblk status {directory}")
+    say(f"Show its progress with: userblk status {directory}")
     return 0
 
 

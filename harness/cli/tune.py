@@ -26,7 +26,7 @@ def shown(found: list[tuning.Setting], disks: list[str]) -> list[str]:
             verdict = f"should be {wanted}: {tuning.WHY[kind]}" if differs else "as it should be"
             lines.append(f"{kind:12} {now} ({which}): {verdict}")
     if not found:
-        lines.append("This machine lets none of clocks, idle states and interrupts be set.")
+        lines.append("On this machine, neither clock rates nor idle states nor interrupts can be set.")
     for disk in disks:
         node = tuning.numa_node(disk)
         lines.append(f"{disk:12} {'no NUMA node of its own' if node is None else f'on NUMA node {node}'}")

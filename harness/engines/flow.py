@@ -119,7 +119,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     end, lost = report["end"], report["threads_without_file"]
     ran = f"after {report['duration_s']:.1f} s of {full + planned:g} s"
     if end == "early":
-        problems.append(f"{ran} {lost} threads found no file any more; give it more files")
+        problems.append(f"{ran} {lost} threads had run out of files; give it more files")
     elif end == "interrupted":
         problems.append(f"interrupted {ran}")
     elif done and report["duration_s"] < full + 0.9 * planned:

@@ -174,8 +174,8 @@ static bool run_workload(struct program *p, const struct wml_statement *s, struc
 	report_breakdown(w, result.rows, result.seconds);
 	if (result.end == RUN_EARLY)
 		fprintf(stderr,
-			"userblk-flow: the run ended before its time: a thread %s; "
-			"`set mode quit alldone` makes this the regular end\n",
+			"userblk-flow: the run ended early: a thread %s; "
+			"to allow this, use `set mode quit alldone`\n",
 			result.no_file > 0 ? "found no file to take" : "had finished");
 	if (result.end == RUN_INTERRUPTED)
 		fprintf(stderr, "userblk-flow: the run was interrupted\n");

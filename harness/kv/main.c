@@ -118,8 +118,7 @@ static bool check(struct options *o, const char *directory)
 	else if (!o->mix && o->phase != PHASE_CHECK)
 		warnx("--workload is missing; name one, see " NAME " --help");
 	else if (o->mix && o->mix->fills && o->phase == PHASE_LOAD)
-		warnx("--phase load: %s loads its records as what it measures; leave it out",
-			o->mix->name);
+		warnx("--phase load: %s measures the loading itself; leave it out", o->mix->name);
 	else if (o->common.seconds <= 0 && o->common.count == 0 && !(o->mix && o->mix->fills))
 		warnx("--seconds 0: needs --count; add it");
 	else

@@ -45,7 +45,7 @@ NAMED = re.compile(r"(?:UDEV PATH|File): *(/\S+)")  # in info of iblock and file
 OWN = "userblk"  # in the name of what a system of ours exports
 # Beside what is called so.
 MEMBERS = ("bcache", "btrfs", "ceph_bluestore", "drbd", "DM_snapshot_cow", "jbd", "xfs_external_log")
-UNKNOWN = "something that wipefs cannot tell"
+UNKNOWN = "something that wipefs does not know"
 AT_FDCWD, AT_STATX_DONT_SYNC, STATX_TYPE = -100, 0x4000, 1  # linux/stat.h
 
 RING = "anon_inode:[io_uring]"
@@ -370,7 +370,8 @@ def _refuse_member(device: BlockDevice) -> None:
             where = "" if one.where == device.name else f" in {one.where}"
             raise Refused(
                 f"{device.path}: it holds {one.kind}{where}, a part of a volume group, array, pool or encrypted disk;"
-                f" look whose, and wipe it with wipefs -a {one.where if where else device.path}, or name another device"
+                f" find out whose, and wipe it with wipefs -a {one.where if where else device.path}, or name another"
+                " device"
             )
 
 

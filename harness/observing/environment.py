@@ -243,7 +243,7 @@ def endurance_bytes(facts: Mapping[str, object]) -> float | None:
 def failing(facts: Mapping[str, object]) -> str:
     """Why a device should not be used any more, "" if nothing is known against it."""
     if facts.get("critical_warning"):
-        return f"it reports critical warning {facts['critical_warning']:.0f} (nvme smart-log tells which)"
+        return f"it reports critical warning {facts['critical_warning']:.0f} (nvme smart-log shows which)"
     if facts.get("healthy") is False:
         return "its own health check fails (smartctl --all)"
     return ""
@@ -289,10 +289,12 @@ def changes(before: Mapping[str, object], now: Mapping[str, object], fewer_cpus:
     lines = [f"changed: {key} is {now[key]} instead of {before[key]}" for key in keys if now[key] != before[key]]
     throttled = int(str(now["throttled"])) - int(str(before["throttled"]))
     if throttled > 0:
-        lines.append(f"throttled: CPUs were slowed down {throttled} times since the campaign began, as they were hot")
+        lines.append(
+            f"throttled: CPUs were slowed down {throttled} times since the campaign began, because they were too hot"
+        )
     swapped = int(str(now["swap_used_bytes"])) - int(str(before["swap_used_bytes"]))
     if swapped > 1 << 20:
-        lines.append(f"swap: {swapped >> 20} MiB more of it are used than at the beginning")
+        lines.append(f"swap: {swapped >> 20} MiB more are used than at the beginning")
     disks = now["disks"]
     for name, (degrees, limit) in (disks if isinstance(disks, dict) else {}).items():
         if degrees is not None and limit is not None and degrees > limit - HOT:
@@ -313,9 +315,9 @@ def distortions(found: Mapping[str, object], now: Mapping[str, object]) -> list[
     if found.get("turbo") == "on":
         lines.append("turbo is on: clock rates depend on temperature and on how many CPUs are busy")
     if found.get("smt") == "1":
-        lines.append("SMT is on: two threads share a core, CPU shares say less")
+        lines.append("SMT is on: two threads share a core, so CPU shares are less exact")
     if found.get("virtual"):
-        lines.append(f"this machine is a guest ({found['virtual']}): others may take its time")
+        lines.append(f"this machine is a guest ({found['virtual']}): other guests may take its CPU time")
     devices = found.get("devices")
     for name, facts in (devices if isinstance(devices, dict) else {}).items():
         if (current := facts.get("link")) and current != (best := facts.get("link_can_be", current)):

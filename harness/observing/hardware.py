@@ -159,7 +159,9 @@ class Watcher(Periodic):
         if count := risen.get("link_errors"):
             self.warnings.append(f"link: PCIe reported {count} errors of {self._name} during the run")
         if count := risen.get("cpus_throttled"):
-            self.warnings.append(f"throttled: CPUs were slowed down {count} times during the run, as they were hot")
+            self.warnings.append(
+                f"throttled: CPUs were slowed down {count} times during the run, because they were too hot"
+            )
         hot = {name: count for name, count in risen.items() if name in THERMAL and count > 0}
         if hot:
             counts = ", ".join(f"{name} +{count}" for name, count in hot.items())

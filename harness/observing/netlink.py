@@ -48,7 +48,7 @@ class Family:
             self._number = _CONTROL
             answer = self.ask(_GET_FAMILY, attribute(_FAMILY_NAME, name.encode() + b"\0"))
             if _FAMILY_ID not in answer:
-                raise OSError(f"the kernel does not report the number of {name} has")
+                raise OSError(f"the kernel does not report the number of {name}")
             (self._number,) = struct.unpack("=H", answer[_FAMILY_ID])
         except BaseException:
             self._socket.close()

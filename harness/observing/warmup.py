@@ -146,7 +146,7 @@ def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
     if abs(percent) > DRIFT_LIMIT:
         steady = False if real else None
         chance = "" if real else ", which may be chance: it is too noisy to tell"
-        lasts = "it still warms up when half of the time is over: " if late and real else ""
+        lasts = "it is still warming up after half of the time: " if late and real else ""
         reason = f"{lasts}throughput drifts by {percent:+.0f} % over the measured time{chance}"
     cut_s = series[cut * group].start if cut else 0.0
     return WarmUp(rule, round(cut_s, 6), steady, reason, round(percent, 3), len(rates))

@@ -444,7 +444,7 @@ class Runner:
             raise
         if ramp := self.shorter_ramp(entry, workload, summary):
             self.ramps[entry.cell] = ramp
-            self.emit("note", text=f"{entry.workload} on {entry.device} is over within its ramp: again with {ramp:g} s")
+            self.emit("note", text=f"{entry.workload} on {entry.device} ended within its ramp; again with {ramp:g} s")
             return self.run_entry(entry, running, block, not workload.writes)
         self.finish(entry, directory, summary)
         if KINDS[self.plan.systems[entry.system].kind].bare:

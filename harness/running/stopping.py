@@ -71,7 +71,7 @@ def judge(profile: Profile, samples: Mapping[str, Sequence[float]], runs: int) -
         return Verdict(runs, valid, width, False, f"narrow enough: {text}")
     if runs < most:
         return Verdict(runs, valid, width, True, f"too wide: {text}")
-    asked = f"{runs} runs were asked for" if most == least else f"the most, {most} runs, are made"
+    asked = f"{runs} runs were asked for" if most == least else f"the maximum of {most} runs was made"
     return Verdict(runs, valid, width, False, f"{asked}: {text}")
 
 

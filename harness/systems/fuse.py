@@ -37,7 +37,7 @@ def fallbacks(found: Mapping[str, str], wanted: Mapping[str, str], program: str 
     lines = [f"{program}: {name} was refused" for name, value in found.items() if value == "refused"]
     for name, value in wanted.items():
         if name not in found:
-            lines.append(f"{program}: its status line does not tell {name}")
+            lines.append(f"{program}: its status line does not report {name}")
         elif found[name] not in (value, "refused"):
             lines.append(f"{program}: {name} is {found[name]} instead of {value}")
     return lines

@@ -88,7 +88,7 @@ def export(path: Path, count: int, recorder: Recorder, teardown: Teardown) -> No
 def up(context: Context) -> Running:
     """The native device; the file system comes with each run's mount. Raises BringUpError."""
     if threads():
-        raise BringUpError("the kernel's NFS server runs already; stop it, as by: systemctl stop nfs-server")
+        raise BringUpError("the kernel's NFS server runs already; stop it, for example with: systemctl stop nfs-server")
     device, count = context.device, context.config.threads
 
     def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:

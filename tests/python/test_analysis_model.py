@@ -52,7 +52,7 @@ def test_every_native_cell_beside_the_paper(tmp_path: Path, factor: float, withi
         assert float(found[cell]["difference_percent"]) == pytest.approx(100 * factor - 100)
     assert {cell for cell, row in found.items() if row["calibration"] == "true"} == cells
     inside, predicted = 32 * within, (32 - len(cells)) * within
-    assert one.notes[1].startswith(f"{inside} of 32 cells") and one.notes[1].endswith(f"from {predicted} are.")
+    assert one.notes[1].startswith(f"{inside} of 32 cells") and one.notes[1].endswith(f"no model, {predicted} are.")
     assert len(one.notes) == 2 and one.title.endswith(f"model {models})")
 
 
@@ -70,7 +70,7 @@ def test_another_version_of_the_models_is_told(tmp_path: Path) -> None:
 
 def test_what_has_no_model_is_refused(tmp_path: Path) -> None:
     directory = make_campaign(tmp_path, systems=["native"], suite="bdus-block", repetitions=1)
-    with pytest.raises(SummaryError, match="no model is behind it"):
+    with pytest.raises(SummaryError, match="it used no model"):
         beside(directory)
 
 

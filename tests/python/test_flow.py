@@ -503,7 +503,7 @@ def test_a_run_that_ends_early_has_results_and_says_so(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     done = run_flow("-q", "--json", out, *settings(tmp_path), write(tmp_path, text.format("run 60")))
     assert done.returncode == 0
-    assert "the run ended before its time: a thread found no file to take" in done.stderr
+    assert "the run ended early: a thread found no file to take" in done.stderr
     result = json.loads(out.read_text())
     assert result["end"] == "early"
     assert counts(result) == {"delete1": 200}

@@ -73,7 +73,7 @@ def test_a_data_workload_counts_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"end": "early", "threads_without_file": 3}, "3 threads found no file any more"),
+        ({"end": "early", "threads_without_file": 3}, "3 threads had run out of files"),
         ({"end": "interrupted"}, "interrupted"),
         ({"original": True}, "--original"),
     ],

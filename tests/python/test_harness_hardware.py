@@ -99,7 +99,7 @@ def test_heat_errors_and_slow_clocks_are_told(root: Path) -> None:
     assert not watcher.problems
     assert watcher.warnings == [
         "link: PCIe reported 7 errors of nvme during the run",
-        "throttled: CPUs were slowed down 3 times during the run, as they were hot",
+        "throttled: CPUs were slowed down 3 times during the run, because they were too hot",
         "hot: nvme has 71 degrees C after the run and throttles at 70",
         "frequency: the fastest CPU ran at 1200 to 3000 MHz during the run",
     ]

@@ -52,7 +52,7 @@ def test_wide_ones_do_until_the_most_are_made() -> None:
     verdict = judge(PROFILE, metrics(WIDE), 5)
     assert verdict.again and "% of the mean" in verdict.reason
     last = judge(PROFILE, metrics(WIDE + WIDE[:3]), 8)
-    assert not last.again and last.reason.startswith("the most, 8 runs, are made: ")
+    assert not last.again and last.reason.startswith("the maximum of 8 runs was made: ")
 
 
 def test_cpu_counts_in_points() -> None:

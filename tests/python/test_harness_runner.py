@@ -259,7 +259,7 @@ def test_cells_with_wide_intervals_are_measured_until_the_most(device: str, tmp_
     assert len({entry.seed for entry in grown.entries}) == 4
     (cell,) = json.loads((tmp_path / "c/repetitions.json").read_text())["cells"]
     assert (cell["runs"], cell["valid"], cell["again"]) == (4, 4, False)
-    assert cell["reason"].startswith("the most, 4 runs, are made: ")
+    assert cell["reason"].startswith("the maximum of 4 runs was made: ")
     # Nothing is left to do; a run that is lost is made up for, in the same plan.
     assert finish(start(tmp_path / "c"))[1][0]["skipped"] == 4
     (tmp_path / "c" / plan.directory(grown.entries[3]) / "DONE").unlink()

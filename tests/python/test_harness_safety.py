@@ -372,7 +372,7 @@ def test_what_cannot_be_looked_at_is_not_called_empty(tmp_path: Path, monkeypatc
         found = identify(device)
         with monkeypatch.context() as patch:
             patch.setenv("PATH", str(tmp_path))
-            assert contents(found) == "something that wipefs cannot tell"
+            assert contents(found) == "something that wipefs does not know"
 
 
 def test_which_signatures_are_members() -> None:

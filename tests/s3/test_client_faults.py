@@ -146,7 +146,7 @@ def test_outlasts_an_outage_and_tells(connect: Connect, proxy: FaultProxy, s3: S
         results: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: results.append(driver("parallel", 30, "get", key, 0, 4096)))
         thread.start()
-        while "is being tried again" not in driver.reported:
+        while "(trying again)" not in driver.reported:
             assert not over.wait(0.1)
     thread.join()
     assert results[0]["results"] == {"0": 30} and results[0]["retries"] >= 30

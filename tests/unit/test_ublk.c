@@ -111,8 +111,8 @@ static void test_mistakes_are_named(void **state)
 		{"replace --depth=4 0 null size=1M", "--depth: not an option of this command"},
 		{"delete", "N: missing"},
 		{"delete sda", "sda: no disk of ublk"},
-		{"info 1 2", "2: too many words"},
-		{"list 1", "1: too many words"},
+		{"info 1 2", "2: too many arguments"},
+		{"list 1", "1: too many arguments"},
 	};
 
 	(void)state;

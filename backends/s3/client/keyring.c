@@ -80,7 +80,7 @@ static int renew(struct s3_keyring *k)
 	if (r == 0)
 		take(k, &c);
 	if (r && !k->reported)
-		backend_error(&k->host, "%s (it is being tried again)", error.text);
+		backend_error(&k->host, "%s (trying again)", error.text);
 	else if (r == 0 && k->reported)
 		backend_error(&k->host, "credentials: renewed");
 	k->reported = r != 0;

@@ -204,7 +204,7 @@ void s3_store_note_failure(struct s3_store *s, const struct s3_request *req)
 		tell = s->outage_told = true;
 	pthread_mutex_unlock(&s->outage_lock);
 	if (tell)
-		backend_error(&s->host, "%s (it is being tried again)", req->message);
+		backend_error(&s->host, "%s (trying again)", req->message);
 }
 
 void s3_store_note_success(struct s3_store *s)

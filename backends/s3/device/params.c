@@ -262,22 +262,22 @@ int s3_check(const void *config, struct params_error *error)
 
 	if (!s3_name_valid(c->volume)) {
 		params_error_set(error,
-			"volume=%s: not a name of a volume; use 1 to 63 of a-z, 0-9, '.', '_' "
-			"and '-', a letter or digit first",
+			"volume=%s: not a valid name for a volume; use 1 to 63 of a-z, 0-9, '.', "
+			"'_' and '-', beginning with a letter or digit",
 			c->volume);
 		return -EINVAL;
 	}
 	if (!s3_key_valid(c->prefix) || strlen(c->prefix) > 200) {
 		params_error_set(error,
-			"prefix=%s: not the beginning of a key; use a-z, 0-9, '.', '_', '-' and "
+			"prefix=%s: not a valid prefix of keys; use a-z, 0-9, '.', '_', '-' and "
 			"single '/' between them",
 			c->prefix);
 		return -EINVAL;
 	}
 	if (c->snapshot && !s3_name_valid(c->snapshot)) {
 		params_error_set(error,
-			"snapshot=%s: not a name of a snapshot; use 1 to 63 of a-z, 0-9, '.', '_' "
-			"and '-', a letter or digit first",
+			"snapshot=%s: not a valid name for a snapshot; use 1 to 63 of a-z, 0-9, "
+			"'.', '_' and '-', beginning with a letter or digit",
 			c->snapshot);
 		return -EINVAL;
 	}

@@ -52,8 +52,8 @@ struct checkpoint {
 static void tell_failure(struct s3_volume *v, const char *why)
 {
 	if (!v->checkpoint_failing)
-		backend_error(
-			&v->host, "volume=%s: checkpoint: %s; it is tried again", v->name, why);
+		backend_error(&v->host, "volume=%s: cannot write a checkpoint: %s; will try again",
+			v->name, why);
 	v->checkpoint_failing = true;
 }
 

@@ -64,9 +64,8 @@ int s3_snapshot_check_name(struct s3_volume *v, const char *name)
 	if (s3_name_valid(name))
 		return 0;
 	return s3_volume_refuse(v, -EINVAL,
-		"snapshot=%s: not a name of a snapshot; use 1 to 63 of a-z, 0-9, '.', '_' and '-', "
-		"a "
-		"letter or digit first",
+		"snapshot=%s: not a valid name for a snapshot; use 1 to 63 of a-z, 0-9, '.', '_' "
+		"and '-', beginning with a letter or digit",
 		name);
 }
 

@@ -98,7 +98,8 @@ static int read_super(struct s3_volume *v, const struct s3_config *c, uint64_t s
 	for (unsigned i = 0; i < v->super.n_parents; i++)
 		if (strlen(v->super.parents[i].path) + 1 + S3_KEY_ROOM > S3_KEY_MAX)
 			return s3_volume_refuse(v, -EINVAL,
-				"volume=%s: %s has a parent of too long a name", v->name, key);
+				"volume=%s: the name of the parent in %s is too long", v->name,
+				key);
 	v->shift = v->super.block_shift;
 	v->block_size = 1u << v->shift;
 	if (c->size && !c->snapshot && c->size != v->super.blocks << v->shift)

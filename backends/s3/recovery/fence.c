@@ -60,7 +60,7 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 		/* Not deleted: that might meet another writer's fence, put there meanwhile. */
 		memcpy(stale, req.etag, sizeof req.etag);
 	} else if (header.epoch < p->last_epoch) {
-		r = s3_recovery_damaged(v, key, "comes without an etag");
+		r = s3_recovery_damaged(v, key, "has no etag");
 	} else if (header.epoch == epoch && memcmp(header.instance, v->instance, S3_UUID) == 0) {
 		r = STORED; /* its reply was lost */
 	} else if (p->fenced) {
@@ -72,7 +72,8 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 		/* Another writer was at work up to now; or it is our fence ahead. */
 		r = req.object_size == (uint64_t)header.header_bytes + header.data_bytes
 			    ? s3_recovery_apply(p, &header)
-			    : s3_recovery_damaged(v, key, "is not as long as it says");
+			    : s3_recovery_damaged(
+				      v, key, "has another length than its header says");
 	}
 	free(data);
 	return r;

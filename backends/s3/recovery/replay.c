@@ -281,7 +281,7 @@ static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
 				w->file.path, v->name);
 		if (s->ring != w->ring)
 			return s3_localfile_refuse(&w->file, -EINVAL,
-				"was made in another size, and is not empty; leave "
+				"has another size, and is not empty; leave "
 				"write-back-size= out");
 		return REPLAY;
 	}

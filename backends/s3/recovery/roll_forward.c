@@ -126,7 +126,7 @@ static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct
 	if (header.epoch < p->last_epoch)
 		r = END;
 	else if (size != (uint64_t)header.header_bytes + header.data_bytes)
-		r = s3_recovery_damaged(v, l->key, "is not as long as it says");
+		r = s3_recovery_damaged(v, l->key, "has another length than its header says");
 	else
 		r = s3_recovery_apply(p, &header);
 	free(data);
