@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from crash import FAILPOINT, FAILPOINTS, Result, crashes_wanted, main
+from crash import FAILPOINT, FAILPOINTS, main
+from crash_results import Result, crashes_wanted
 from device import ServeS3
 
 POINTS = int(os.environ.get("USERBLK_CRASH_POINTS", "200"))

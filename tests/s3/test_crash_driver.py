@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import crash
 import pytest
-from crash import BLOCKS, OBJECT_HEAD, Record, Result, Serve, Volume, has_a_witness, objects_in, take_objects
+from crash import BLOCKS, OBJECT_HEAD, Serve, Volume, has_a_witness, objects_in, take_objects
+from crash_results import Record, Result
 from history import Inconsistent
 from nbdkit_server import Nbdkit, plugin_path
 from orders import Failure, opened
