@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import runner_process as runner
-from loops import MIB, loop
+from loops import MIB, loop_for_fuse
 from userblk.analysis.summaries import run_from_summary
 from userblk.analysis.tabulate import OF_APPLICATIONS, make_tables
 from userblk.harness.cli import doctor
@@ -65,10 +65,7 @@ def plan_for(
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[str]:
-    if not (paths.HOST_BUILD / "fuse-passthrough/userblk-passthrough").exists():
-        pytest.skip("userblk-passthrough is not built; run: make fuse-passthrough")
-    (tmp_path / "image").mkdir()
-    with loop(tmp_path / "image", SIZE) as path:
+    with loop_for_fuse(tmp_path / "image", SIZE) as path:
         yield path
 
 

@@ -32,8 +32,8 @@ FLOW = HOST_BUILD / "flow/userblk-flow"
 SYSTEMS = ("s3", "s3-direct", "s3backer-file", "nbdkit-s3", "s3-null")
 
 
-def plan_of(profile: str = "quick", systems: tuple[str, ...] = SYSTEMS) -> Plan:
-    suite = load_suite("s3", profile)
+def plan_of(profile: str = "quick", systems: tuple[str, ...] = SYSTEMS, suite_name: str = "s3") -> Plan:
+    suite = load_suite(suite_name, profile)
     return make_plan(
         suite=suite,
         profile=load_profile(profile),
@@ -303,16 +303,7 @@ def test_a_foreign_workload_is_no_point() -> None:
 
 
 def files_plan(profile: str = "quick", systems: tuple[str, ...] = ("s3-nbd", "s3-weak-nbd", "s3-direct-nbd")) -> Plan:
-    suite = load_suite("bs3-fs", profile)
-    return make_plan(
-        suite=suite,
-        profile=load_profile(profile),
-        systems=[load_system(name) for name in systems],
-        devices=store_devices(suite.latencies_ms, None),
-        campaign="c",
-        build="build/host",
-        seed=7,
-    )
+    return plan_of(profile, systems, "bs3-fs")
 
 
 def test_the_thesis_file_systems_are_planned_with_its_sizes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import runner_process as runner
-from loops import MIB, loop
+from loops import MIB, loop_for_fuse
 from synthetic import make_campaign
 from userblk.analysis.figures import scatter
 from userblk.analysis.paper import PaperComparison, compare_with_paper
@@ -20,7 +20,6 @@ from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.tabulate import make_tables
-from userblk.harness.machine import paths
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -58,10 +57,7 @@ def test_its_workloads_are_those_of_the_figures() -> None:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[str]:
-    if not (paths.HOST_BUILD / "fuse-passthrough/userblk-passthrough").exists():
-        pytest.skip("userblk-passthrough is not built; run: make fuse-passthrough")
-    (tmp_path / "image").mkdir()
-    with loop(tmp_path / "image", SIZE) as path:
+    with loop_for_fuse(tmp_path / "image", SIZE) as path:
         yield path
 
 

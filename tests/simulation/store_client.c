@@ -10,6 +10,7 @@
 #include "backends/s3/client/reply.h"
 #include "tests/simulation/memory.h"
 #include "tests/simulation/store_internal.h"
+#include "tests/unit/s3_request_fill.h"
 
 /* As in the real client. */
 #define BACKOFF_FIRST (SIM_SECOND / 10)
@@ -197,29 +198,15 @@ static void retry(struct flight *f, const char *why)
 /* Bytes into the caller's vectors, as the client's thread does. 0 or the error of the request. */
 static int receive(struct s3_request *req, const struct attempt *a)
 {
-	uint64_t offset = req->offset;
 	const struct blob *b = a->blob;
 
 	req->object_size = b->length;
 	snprintf(req->etag, sizeof req->etag, "\"%" PRIu64 "\"", a->tag);
 	if (req->op == S3_HEAD)
 		return 0;
-	if (offset >= b->length && !(offset == 0 && req->allow_short))
+	if (req->offset >= b->length && !(req->offset == 0 && req->allow_short))
 		return -ERANGE;
-	for (int i = 0; i < req->iovcnt; i++) {
-		size_t n = req->iov[i].iov_len;
-
-		if (offset + n > b->length) {
-			if (!req->allow_short)
-				return -ERANGE;
-			n = offset < b->length ? b->length - offset : 0;
-		}
-		if (n)
-			memcpy(req->iov[i].iov_base, b->data + offset, n);
-		offset += n;
-		req->bytes += n;
-	}
-	return 0;
+	return s3_request_fill(req, b->data, b->length);
 }
 
 /* ---- events of an attempt

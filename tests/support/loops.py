@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from userblk.harness.machine.paths import HOST_BUILD
 from waiting import wait_until
 
 MIB = 1 << 20
@@ -64,6 +65,16 @@ def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
             yield device
         finally:
             run("losetup", "--detach", device)
+
+
+@contextmanager
+def loop_for_fuse(directory: Path, size: int) -> Iterator[str]:
+    """loop() in a new directory, for what the FUSE file system is measured with; skips where that is not built."""
+    if not (HOST_BUILD / "fuse-passthrough/userblk-passthrough").exists():
+        pytest.skip("userblk-passthrough is not built; run: make fuse-passthrough")
+    directory.mkdir()
+    with loop(directory, size) as path:
+        yield path
 
 
 def small_tmpfs(directory: Path, size: str) -> AbstractContextManager[Path]:

@@ -8,6 +8,7 @@
 
 #include "backends/s3/client/client.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_request_fill.h"
 
 #define PAGE 3 /* objects of a listing: few, so that there are more pages */
 
@@ -294,26 +295,11 @@ void fake_store_set(const char *key, const void *data, size_t length)
 
 static int get(struct s3_request *req, const struct object *o)
 {
-	uint64_t offset = req->offset;
-
 	if (!o)
 		return -ENOENT;
 	req->object_size = o->length;
 	snprintf(req->etag, sizeof req->etag, "\"%u\"", o->tag);
-	for (int i = 0; req->op == S3_GET && i < req->iovcnt; i++) {
-		size_t n = req->iov[i].iov_len;
-
-		if (offset + n > o->length) {
-			if (!req->allow_short)
-				return -ERANGE;
-			n = offset < o->length ? o->length - offset : 0;
-		}
-		if (n)
-			memcpy(req->iov[i].iov_base, o->data + offset, n);
-		offset += n;
-		req->bytes += n;
-	}
-	return 0;
+	return req->op == S3_GET ? s3_request_fill(req, o->data, o->length) : 0;
 }
 
 static int put(struct s3_request *req, const struct object *o)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from fuse_mount import stat_errno
 from guest import BUILD, LIMIT, RELEASE, Up, run
 from userblk.harness.model.config import load_system
 from waiting import wait_until
@@ -104,14 +105,6 @@ def test_io_uring_is_granted_or_refused_by_the_kernel(start: Start, source: Path
     process, status = start("--io-uring")
     assert status["io-uring"] == ("on" if switch.exists() else "refused")
     check_data(process, source, mountpoint)
-
-
-def stat_errno(path: Path) -> int:
-    try:
-        path.stat()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 def stuck() -> list[str]:
