@@ -4,6 +4,7 @@
  *
  *   main.c        options
  *   operations.c  what the operations do
+ *   worker.c      workers, what is made before they begin, and what they leave behind
  *   run.c         a crew that repeats one, and its results
  *   crew.c        workers, processes or threads, pinned, timed; the results of all
  *   command.c     what options of the engines have in common
@@ -89,6 +90,9 @@ extern const unsigned operation_count;
 /* Where the operation of a worker happens. */
 void worker_init(struct worker *w, const struct options *options, unsigned index);
 void worker_end(struct worker *w);
+
+/* 0 if path is a directory afterwards, else a negative errno. */
+int make_directory(const char *path);
 
 /* Makes everything in options.top. 0, or a negative errno that was reported. */
 int operations_prepare(const struct options *options);
