@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Coroutines, the scheduler, and virtual time. */
+/* The scheduler, and virtual time. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,10 +13,6 @@
 #include "tests/simulation/sched.h"
 #include "tests/simulation/sim.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
 #define EPOCH (INT64_C(1700000000) * 1000000000)
 
 const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
@@ -24,101 +20,9 @@ const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "ful
 	"cache-file", "transform", "direct", "odd-store", "parameters", "scenes", "schedule"};
 
 struct sim_options sim_options;
-struct sim_thread *sim_current;
 
-/* ---- coroutines --------------------------------------------------------------------------- */
-
-void sim_switch(void **from, void *to);
-void sim_entry(void);
-
-#if defined(__x86_64__)
-__asm__(".text\n"
-	".globl sim_switch\n"
-	".type sim_switch, @function\n"
-	"sim_switch:\n"
-	"	pushq %rbp\n	pushq %rbx\n	pushq %r12\n"
-	"	pushq %r13\n	pushq %r14\n	pushq %r15\n"
-	"	movq %rsp, (%rdi)\n"
-	"	movq %rsi, %rsp\n"
-	"	popq %r15\n	popq %r14\n	popq %r13\n"
-	"	popq %r12\n	popq %rbx\n	popq %rbp\n"
-	"	ret\n"
-	".size sim_switch, .-sim_switch\n");
-#define SAVED 6
-#elif defined(__aarch64__)
-__asm__(".text\n"
-	".globl sim_switch\n"
-	".type sim_switch, %function\n"
-	"sim_switch:\n"
-	"	sub sp, sp, #176\n"
-	"	stp x19, x20, [sp]\n	stp x21, x22, [sp, #16]\n	stp x23, x24, [sp, #32]\n"
-	"	stp x25, x26, [sp, #48]\n	stp x27, x28, [sp, #64]\n	stp x29, x30, [sp, "
-	"#80]\n"
-	"	stp d8, d9, [sp, #96]\n	stp d10, d11, [sp, #112]\n	stp d12, d13, [sp, #128]\n"
-	"	stp d14, d15, [sp, #144]\n"
-	"	mov x9, sp\n	str x9, [x0]\n	mov sp, x1\n"
-	"	ldp x19, x20, [sp]\n	ldp x21, x22, [sp, #16]\n	ldp x23, x24, [sp, #32]\n"
-	"	ldp x25, x26, [sp, #48]\n	ldp x27, x28, [sp, #64]\n	ldp x29, x30, [sp, "
-	"#80]\n"
-	"	ldp d8, d9, [sp, #96]\n	ldp d10, d11, [sp, #112]\n	ldp d12, d13, [sp, #128]\n"
-	"	ldp d14, d15, [sp, #144]\n"
-	"	add sp, sp, #176\n	ret\n"
-	".size sim_switch, .-sim_switch\n");
-#else
-#error "a switch of coroutines is written for x86-64 and aarch64 only"
-#endif
-
-static struct sim_thread root; /* the context that sim_run() was called in */
-static uint8_t *free_stacks;
-static unsigned n_stacks;
 static struct sim_thread *threads; /* all, newest first */
 static unsigned n_threads, n_processes;
-
-static uint8_t *new_stack(void)
-{
-	uint8_t *stack = free_stacks;
-
-	if (!stack)
-		return sim_memory_stack(n_stacks++);
-	memcpy(&free_stacks, stack + SIM_GUARD, sizeof free_stacks);
-	return stack;
-}
-
-static struct sim_thread *ended; /* its stack is free as soon as nobody stands on it */
-
-static void reap(void)
-{
-	struct sim_thread *t = ended;
-
-	ended = NULL;
-	if (!t || !t->stack)
-		return;
-#if defined(__SANITIZE_ADDRESS__)
-	/* The poison of frames that were never left. */
-	__asan_unpoison_memory_region(t->stack + SIM_GUARD, SIM_STACK - SIM_GUARD);
-#endif
-	memcpy(t->stack + SIM_GUARD, &free_stacks, sizeof free_stacks);
-	free_stacks = t->stack;
-	t->stack = NULL;
-}
-
-static void switch_to(struct sim_thread *to)
-{
-	struct sim_thread *from = sim_current ? sim_current : &root;
-
-	from->error = errno;
-	sim_current = to == &root ? NULL : to;
-#if defined(__SANITIZE_ADDRESS__)
-	__sanitizer_start_switch_fiber(from->state == SIM_ENDED ? NULL : &from->fake,
-		to == &root ? root.stack : to->stack, to == &root ? root.size : SIM_STACK);
-	sim_switch(&from->sp, to->sp);
-	__sanitizer_finish_switch_fiber(from->fake, NULL, NULL);
-#else
-	sim_switch(&from->sp, to->sp);
-#endif
-	errno = from->error;
-	reap();
-}
 
 static void pick(bool may_stay);
 static void remove_runnable(struct sim_thread *t);
@@ -127,24 +31,13 @@ static void thread_main(void)
 {
 	struct sim_thread *t = sim_current;
 
-#if defined(__SANITIZE_ADDRESS__)
-	const void *bottom;
-	size_t size;
-
-	__sanitizer_finish_switch_fiber(NULL, &bottom, &size);
-	if (!root.stack) {
-		root.stack = (uint8_t *)(uintptr_t)bottom;
-		root.size = size;
-	}
-#endif
-	reap();
-	errno = 0;
+	sim_arrive();
 	t->result = t->run(t->opaque);
 	remove_runnable(t);
 	t->state = SIM_ENDED;
 	t->process->running--;
 	sim_wake_all(&t->joiners);
-	ended = t;
+	sim_leave_stack(t);
 	pick(false);
 	abort();
 }
@@ -331,7 +224,7 @@ static void pick(bool may_stay)
 	next = choose(may_stay);
 	if (next != sim_current) {
 		sim_hash_word(next->serial << 8 | 1);
-		switch_to(next);
+		sim_switch_to(next);
 	}
 }
 
@@ -543,7 +436,6 @@ struct sim_thread *sim_spawn(
 	struct sim_process *p, const char *name, void *(*run)(void *opaque), void *opaque)
 {
 	struct sim_thread *t = calloc(1, sizeof *t);
-	void **sp;
 
 	if (!t)
 		abort();
@@ -555,19 +447,7 @@ struct sim_thread *sim_spawn(
 	t->opaque = opaque;
 	t->what = "start";
 	t->priority = sim_once_in(SIM_SCHED, 2) ? ++highest : --lowest;
-	t->stack = new_stack();
-	sp = (void **)(void *)(t->stack + SIM_STACK);
-#if defined(__x86_64__)
-	*--sp = NULL; /* whence it would return */
-	*--sp = (void *)(uintptr_t)thread_main;
-	for (int i = 0; i < SAVED; i++)
-		*--sp = NULL;
-#else
-	sp -= 22;
-	memset(sp, 0, 22 * sizeof *sp);
-	sp[11] = (void *)(uintptr_t)thread_main;
-#endif
-	t->sp = sp;
+	sim_give_stack(t, thread_main);
 	t->next = threads;
 	threads = t;
 	p->running++;
@@ -610,7 +490,7 @@ static void *world(void *unused)
 {
 	(void)unused;
 	world_main(world_opaque);
-	switch_to(&root);
+	sim_switch_to(&sim_root);
 	return NULL;
 }
 
@@ -623,7 +503,7 @@ void sim_run(void (*main)(void *opaque), void *opaque)
 	p = sim_process_new();
 	world_main = main;
 	world_opaque = opaque;
-	switch_to(sim_spawn(p, "world", world, NULL));
+	sim_switch_to(sim_spawn(p, "world", world, NULL));
 }
 
 /* ---- failure

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What sched.c shares with random.c, trace.c and the calls that stand in for the C library's. */
+/* What sched.c and coroutine.c share with each other, random.c, trace.c and the calls that stand in
+ * for the C library's. */
 #ifndef USERBLK_TESTS_SIMULATION_SCHED_H
 #define USERBLK_TESTS_SIMULATION_SCHED_H
 
@@ -35,6 +36,21 @@ struct sim_thread {
 };
 
 extern struct sim_thread *sim_current; /* NULL: outside of the simulation, or in an event */
+
+/* ---- coroutine.c ---- */
+
+extern struct sim_thread sim_root; /* the context that sim_run() was called in */
+
+/* Gives a thread a stack, on which it begins with entry, which never returns. */
+void sim_give_stack(struct sim_thread *t, void (*entry)(void));
+/* The stack of a thread that has ended is free as soon as nobody stands on it. */
+void sim_leave_stack(struct sim_thread *t);
+/* The first call of entry. */
+void sim_arrive(void);
+/* Another thread goes on; returns when somebody switches to this one. */
+void sim_switch_to(struct sim_thread *to);
+
+/* ---- sched.c ---- */
 
 /* Lets others go first, and time pass if there are none. */
 void sim_yield(void);
