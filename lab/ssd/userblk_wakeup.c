@@ -9,8 +9,10 @@
  * enough (residency_us), and takes exit_us to leave it. One CPU that serves all threads is awake
  * whenever one of them wakes up another. So the wake-up happens here that much later, by a timer.
  *
+ * Other threads that wait for this CPU make no difference: the modelled machine has more CPUs than
+ * a run has threads, and what observes a run would change its result.
+ *
  * It happens at once
- * - if another thread waits for the CPU: then the modelled machine has no idle CPU either;
  * - from an interrupt: a disk's latency is calibrated from a machine whose CPU had to wake up;
  * - if the thread belongs to this CPU (kworker/0:1, ksoftirqd/0) or does not sleep yet.
  * Linux 5.10 to 7.x. For one CPU only: disabled interrupts are the lock.
@@ -20,7 +22,6 @@
 #include <linux/module.h>
 #include <linux/sched.h>
 #include <linux/sched/clock.h>
-#include <linux/sched/stat.h>
 #include <linux/sched/task.h>
 #include <linux/tracepoint.h>
 #include <linux/version.h>
@@ -117,7 +118,7 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 		returns = 1;
 	} else if (!slot->thread && in_task() && states & state_of(thread) & TASK_NORMAL &&
 		   !READ_ONCE(thread->on_rq) && !READ_ONCE(thread->on_cpu) &&
-		   single_task_running() && !belongs_to_cpu(thread)) {
+		   !belongs_to_cpu(thread)) {
 		latency = exit_ns(local_clock() - slot->slept_at);
 		if (latency) {
 			get_task_struct(thread);
