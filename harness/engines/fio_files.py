@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..machine.prepare import make_known_to_write_back, settle_write_back
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES
 from ..model.tables import ConfigError, Table
 from . import Result, fio
-from .base import FIO_MODES, Run
+from .base import FIO_MODES, Job, Run
 from .flow import Flow, values_of
 
 SYNCED = "fdatasync"
@@ -38,6 +39,17 @@ def argv(workload: Workload, device: str, directory: Path, *options: str) -> lis
         "--eta=never",
         *options,
     ]
+
+
+def as_on_a_device(profile: Profile, workload: Workload) -> Profile:
+    """
+    With the times of files where those of devices are. All writers of a run in virtual time are measured in one window
+    there, too.
+    """
+    files = profile.files
+    fixed = profile.fixed_warm_up or (profile.virtual and fio.through_write_back(workload))
+    times = {"ramp_s": files.ramp_s, "runtime_s": files.seconds(workload)}
+    return dataclasses.replace(profile, **times, fixed_warm_up=fixed)
 
 
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
@@ -92,6 +104,16 @@ class FioFiles(Flow):
     def programs(self, build: str) -> list[str]:
         return ["fio"]
 
+    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
+        """Writers to a modelled disk find write-back as it is after minutes of writing."""
+        steady = bool(run.plan.model) and fio.through_write_back(run.workload)
+        if steady:
+            make_known_to_write_back(run.running.used, run.profile.files.size[run.entry.device])
+        job, found = super().prepare(run)
+        if steady:
+            found |= settle_write_back(run.running.used, run.device.disk, run.workload.threads)
+        return job, found
+
     def create(self, run: Run, program: Path, directory: Path) -> list[str]:
         if run.workload.writes:
             return []
@@ -106,7 +128,8 @@ class FioFiles(Flow):
         )
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
-        workload, files = run.workload, run.profile.files
+        workload, timed = run.workload, as_on_a_device(run.profile, run.workload)
+        ramp_s, runtime_s = fio.fio_times(workload, timed)
         return argv(
             workload,
             run.entry.device,
@@ -116,17 +139,15 @@ class FioFiles(Flow):
             "--norandommap=1",
             *(f"--{name}={value}" for name, value in workload.fixed.items()),
             f"--allow_file_create={int(workload.writes)}",
-            f"--ramp_time={fio.fio_time(files.ramp_s)}",
-            f"--runtime={fio.fio_time(files.seconds(workload))}",
+            f"--ramp_time={fio.fio_time(ramp_s)}",
+            f"--runtime={fio.fio_time(runtime_s)}",
             "--randrepeat=0",
             f"--randseed={run.entry.seed}",
             *fio.log_options(run.profile, results.parent),
         )
 
     def read_results(self, run: Run, results: Path) -> Result:
-        files = run.profile.files
-        timed = dataclasses.replace(run.profile, ramp_s=files.ramp_s, runtime_s=files.seconds(run.workload))
-        result = fio.parse(results, run.workload, timed)
+        result = fio.parse(results, run.workload, as_on_a_device(run.profile, run.workload))
         if SYNCED not in run.workload.fixed or not result.throughput_kops:
             return result
         # fio's latencies are of the writes alone, which on a page cache cost nothing beside the sync that follows.

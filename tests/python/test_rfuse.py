@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runner_process as runner
@@ -20,11 +21,17 @@ from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.tabulate import make_tables
+from userblk.harness.engines import fio, fio_files
+from userblk.harness.engines.base import Run
+from userblk.harness.engines.flow import Flow
+from userblk.harness.machine.blockdev import BlockDevice
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.systems import Running
 
 RFUSE = load_paper("rfuse", CONFIGS)
 SIZE = 256 * MIB
@@ -95,6 +102,60 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         assert any(name.startswith("latency_p") for name in summary["metrics"]) is reads
         found += 1
     assert found == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual", "times", "one_window"),
+    [
+        ("seq-write-2th-128k", True, (0, 0.6), True),  # the ramp of 0.2 s is cut from logs that end before fio does
+        ("rand-write-2th-4k", True, (0, 0.6), True),
+        ("seq-read-2th-128k", True, (0, 0.3), False),
+        ("seq-write-2th-128k", False, (0, 3), False),
+    ],
+)
+def test_writers_in_virtual_time_are_measured_in_one_window(
+    name: str, virtual: bool, times: tuple[float, float], one_window: bool
+) -> None:
+    workload = next(one for one in load_suite("rfuse-fio").workloads if one.id == name)
+    profile = load_profile("quick", virtual=virtual).of(workload, "nvme")
+    timed = fio_files.as_on_a_device(profile, workload)
+    assert fio.fio_times(workload, timed) == pytest.approx(times)
+    assert (timed.ramp_s, timed.runtime_s) == (profile.files.ramp_s, profile.files.runtime_s)
+    assert fio.cuts_ramp(workload, timed) is timed.fixed_warm_up is one_window
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "told"),
+    [("seq-write-2th-128k", "m", True), ("seq-write-2th-128k", "", False), ("seq-read-2th-128k", "m", False)],
+)
+def test_writers_to_a_modelled_disk_find_write_back_steady(
+    name: str, model: str, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its estimates are set when the files' file system is there, right before the workload."""
+    plan = dataclasses.replace(plan_for("/dev/x", "quick", [name]), model=model)
+    disk = BlockDevice("/dev/x", "x", "labnvme", 1, SIZE, 512, False, "")
+    steps: list[object] = []
+
+    def step(what: object, found: Any = None) -> Any:
+        steps.append(what)
+        return found
+
+    monkeypatch.setattr(Flow, "prepare", lambda self, run: step("files", (None, {})))
+    monkeypatch.setattr(fio_files, "make_known_to_write_back", lambda device, area: step(area))
+    monkeypatch.setattr(fio_files, "settle_write_back", lambda device, name, writers: step((name, writers), {}))
+    run = Run(
+        plan,
+        plan.entries[0],
+        plan.suite.workloads[0],
+        plan.profile,
+        disk,
+        Running(used=disk),
+        False,
+        tmp_path,
+        Teardown(),
+    )
+    fio_files.FioFiles().prepare(run)
+    assert steps == ([SIZE, "files", ("labnvme", 2)] if told else ["files"])
 
 
 @pytest.mark.parametrize(
