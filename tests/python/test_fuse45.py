@@ -24,7 +24,8 @@ from userblk.harness.machine.paths import CONFIGS, HOST_BUILD
 from userblk.harness.model import tables
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan
-from userblk.harness.model.tables import ConfigError
+from userblk.harness.model.tables import ConfigError, parse_bytes
+from userblk.harness.running.campaign import lab_devices
 
 ROOT = Path(__file__).parents[2]
 FLOW = HOST_BUILD / "flow/userblk-flow"
@@ -81,6 +82,27 @@ def test_full_sizes_are_the_published_ones() -> None:
     assert terra["seq-write-32th-32f-1m"].variables["sata"]["filesize"] == gib
     assert fast["delete-32th"].variables["sata"]["nfiles"] == 4_000_000
     assert terra["delete-1th"].variables["sata"]["dirwidth"] == 800_000
+
+
+@pytest.mark.parametrize("suite", [*SUITES, "rfuse-fio", "rfuse-macro", "ufs-files"])
+def test_files_fit_the_disks_of_virtual_time(suite: str) -> None:
+    profile = load_profile("quick", virtual=True)
+    plan = make_plan(
+        suite=load_suite(suite),
+        profile=profile,
+        systems=[load_system("native")],
+        devices=lab_devices("virtual"),
+        campaign="c",
+        build="b",
+        model="cpu-1",
+    )
+    for workload in plan.suite.workloads:
+        for device, values in workload.variables.items():
+            if "size" not in values:
+                text = (CONFIGS / f"workloads/{workload.file}.f").read_text()
+                (each,) = re.findall(r"^set \$filesize=(\w+)", text, re.MULTILINE)
+                values = {"size": values["nfiles"] * values.get("filesize", parse_bytes(each))}
+            assert values["size"] < 0.85 * profile.files.size[device], (workload.id, device)
 
 
 @pytest.mark.parametrize("name", ["seq-read", "rand-read", "rand-write", "seq-write", "create", "read", "delete"])
