@@ -26,6 +26,7 @@ from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.systems import recover
+from userblk.lab import images
 from waiting import wait_until
 
 SIZE = 2048 * MIB  # sparse
@@ -292,22 +293,26 @@ def test_a_killed_run_leaves_no_server_and_no_mount(device: str, tmp_path: Path)
 SOURCES = len(list((Path(__file__).parents[2] / source_tree.BUILT).glob("*.c")))
 
 
+def test_a_guest_in_virtual_time_has_the_whole_tree() -> None:
+    assert {*source_tree.ROOMS, Path(source_tree.BUILT).parts[0]} <= set(images.PARTS)
+
+
 def test_a_tree_is_unpacked_and_built(device: str, tmp_path: Path) -> None:
     for workload in load_suite("source-tree").workloads:
         if reason := ENGINES["source-tree"].lacks(workload, ""):
             pytest.skip(f"installation: {reason}")
-    plan_for(device, tmp_path / "c", "source-tree", ["unpack", "build"], {"copies": 1}, systems=("fuse",))
+    plan_for(device, tmp_path / "c", "source-tree", ["unpack", "build"], {"copies": 2}, systems=("fuse",))
     found = campaign(tmp_path / "c")
     assert set(found) == {("fuse", "unpack"), ("fuse", "build")}
     files = {name: one["settings"]["source-tree"]["files"] for (_, name), one in found.items()}  # type: ignore[index]
-    assert files["build"] == SOURCES and files["unpack"] > 500
+    assert files["build"] == 2 * SOURCES and files["unpack"] > 500
 
 
 def test_what_was_unpacked_and_built_is_looked_at(tmp_path: Path) -> None:
     unpack, build = load_suite("source-tree").workloads
     assert paths.CHECKOUT is not None
-    tree = source_tree.write_archive(paths.CHECKOUT, 2, tmp_path / "tree.tar")
-    assert tree.sources == 2 * SOURCES and tree.files > 1000 and tree.bytes > tree.source_bytes > 100_000
+    tree = source_tree.write_archive(paths.CHECKOUT, 4, tmp_path / "tree.tar")
+    assert tree.sources == 4 * SOURCES and tree.files > 1000 and tree.bytes > tree.source_bytes > 100_000
     subprocess.run(["tar", "-xf", str(tmp_path / "tree.tar"), "-C", str(tmp_path)], check=True)
     ((argv, said),) = source_tree.checks(unpack, tmp_path / "tree.tar", tmp_path)
     assert source_tree.look(argv, said) == ""

@@ -188,7 +188,7 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
         ("kv", "rocksdb-a", 4 * 20_000 * 1024, 3),
         ("kv", "rocksdb-c", 4 * 20_000 * 1024, 0),
         ("postgresql", "oltp", 2 * 300 * 10_000, 3),
-        ("source-tree", "unpack", 4 * (16 << 20), 0),
+        ("source-tree", "unpack", 12 * (16 << 20), 0),
     ],
 )
 def test_what_file_systems_write_counts(suite: str, workload: str, files: int, seconds: float) -> None:
