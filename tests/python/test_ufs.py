@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,14 @@ from loops import MIB, loop
 from userblk.analysis.papers import load_paper
 from userblk.harness.engines import ops
 from userblk.harness.machine import paths
+from userblk.harness.machine.blockdev import BlockDevice
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
+from userblk.harness.systems import ext4
+from userblk.harness.systems.base import BringUpError, Context
 from wrong_systems import complaint
 
 UFS = load_paper("ufs", CONFIGS)
@@ -79,6 +86,25 @@ def test_they_are_for_files_alone() -> None:
     block = load_suite("bdus-block").workloads[0]
     assert not any(load_system(name).runs(block) for name in (*VARIANTS, "ext4-ramdisk"))
     assert all(load_system(name).runs(load_suite("ufs-ops").workloads[0]) for name in (*VARIANTS, "ext4-ramdisk"))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_disk_in_memory_that_a_guest_begins_with_gives_way(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time the lab has the module loaded; somebody else's disk stays."""
+    loaded = {"brd"}
+    monkeypatch.setattr(ext4, "module_loaded", loaded.__contains__)
+    monkeypatch.setattr(ext4, "remove_module", loaded.remove)
+    monkeypatch.setattr(ext4.subprocess, "run", lambda argv, **_: subprocess.CompletedProcess(argv, 1, "", "no room"))
+    monkeypatch.delenv("LAB_RAM", raising=False)
+    if own:
+        monkeypatch.setenv("LAB_RAM", "/dev/ram0")
+    disk = BlockDevice("/dev/x", "x", "x", 1, SIZE, 512, False, "")
+    teardown = Teardown()
+    context = Context(load_system("ext4-ramdisk"), disk, SIZE, "b", Recorder(Path()), teardown, ExitStack())
+    with pytest.raises(BringUpError, match="no room" if own else "is loaded already"):
+        ext4.Ext4().up(context)
+    assert loaded == (set() if own else {"brd"})
+    assert [step for step, _ in teardown.steps] == ["remove_module"] * own
 
 
 # ---- on a real device ----------------------------------------------------------------------
