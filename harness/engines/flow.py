@@ -296,8 +296,7 @@ class Flow(DeviceEngine):
         return system.uses_device and not kind.of_store
 
     def modelled(self, workload: Workload) -> bool:
-        """The BDUS paper's: sizes of other papers, and other engines on files, have not been tried there."""
-        return workload.engine == Flow.name and not workload.parameters
+        return True
 
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]

@@ -375,9 +375,13 @@ def test_the_lab_has_virtual_time_unless_real_is_asked_for(tmp_path: Path) -> No
         (["--clock", "virtual"], {"LAB_CLOCK": "real"}, True),
         (["--profile", "paper"], {}, False),  # a run of 15 minutes has no place in it
         (["--suite", "bdus", "--systems", "native,fuse"], {}, True),
-        (["--suite", "fuse45", "--systems", "native"], {}, False),  # another paper's sizes
-        (["--suite", "rfuse-fio", "--systems", "native"], {}, False),
-        (["--suite", "fxmark", "--systems", "native"], {}, False),
+        (["--suite", "fuse45", "--systems", "native"], {}, True),
+        (["--suite", "fuse45-terra", "--systems", "native"], {}, True),
+        (["--suite", "rfuse", "--systems", "native"], {}, True),
+        (["--suite", "ufs", "--systems", "native"], {}, True),
+        (["--suite", "source-tree", "--systems", "native"], {}, True),
+        (["--suite", "kv", "--systems", "native"], {}, False),  # not in the guest
+        (["--suite", "postgresql", "--systems", "native"], {}, False),
         (["--suite", "frameworks"], {}, True),
         (["--suite", "buse-null"], {}, True),
         (["--suite", "failover"], {}, False),
