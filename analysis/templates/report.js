@@ -6,7 +6,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const rows = new Map(data.rows.map((row) => [row.name, row]));
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDTH = 440, HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 8, BOTTOM = 34;
+  const WIDTH = 440, HEIGHT = 230, LEFT = 58, RIGHT = 20, TOP = 8, BOTTOM = 34, LINE = 13;
 
   function make(parent, name, attributes = {}, text = "") {
     const element = document.createElementNS(SVG, name);
@@ -43,7 +43,7 @@
     return make(box, "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", role: "img", "aria-label": caption });
   }
 
-  // Axes with a grid; returns the scales. marks: of each axis, value and text.
+  // Axes with a grid; returns the scales. marks: of each axis, value and text, by turns on so many lines.
   function frame(svg, x, y, xLabel) {
     const sx = (value) => LEFT + (x.scale(value) - x.scale(x.low)) / (x.scale(x.high) - x.scale(x.low) || 1) * (WIDTH - LEFT - RIGHT);
     const sy = (value) => HEIGHT - BOTTOM - (y.scale(value) - y.scale(y.low)) / (y.scale(y.high) - y.scale(y.low) || 1) * (HEIGHT - TOP - BOTTOM);
@@ -52,10 +52,10 @@
       make(svg, "text", { x: LEFT - 6, y: sy(value) + 4, "text-anchor": "end" }, short(value));
     }
     make(svg, "line", { x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, stroke: "#333" });
-    for (const [value, text] of x.marks) {
+    x.marks.forEach(([value, text], at) => {
       make(svg, "line", { x1: sx(value), x2: sx(value), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4, stroke: "#333" });
-      make(svg, "text", { x: sx(value), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, text);
-    }
+      make(svg, "text", { x: sx(value), y: HEIGHT - BOTTOM + 16 + at % (x.lines || 1) * LINE, "text-anchor": "middle" }, text);
+    });
     if (xLabel) make(svg, "text", { x: WIDTH - RIGHT, y: HEIGHT - 3, "text-anchor": "end" }, xLabel);
     return [sx, sy];
   }
@@ -78,7 +78,10 @@
     const svg = figure(parent, `${metric.title} (${metric.unit})` + (several ? ", mean and 95 % interval" : ", a single run"));
     if (!systems.length) return;
     const top = Math.max(1e-9, ...systems.flatMap((system) => known([system.means[index][0], system.means[index][2]])));
-    const x = { low: 0, high: systems.length, scale: (value) => value, marks: systems.map((system, at) => [at + 0.5, data.systems[system.id].title]) };
+    const names = systems.map((system) => data.systems[system.id].title);
+    const lines = Math.ceil(7 * Math.max(...names.map((name) => name.length)) * systems.length / (WIDTH - LEFT - RIGHT));
+    svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT + LINE * Math.max(0, lines - 2)}`);
+    const x = { low: 0, high: systems.length, scale: (value) => value, marks: names.map((name, at) => [at + 0.5, name]), lines };
     const [sx, sy] = frame(svg, x, linear(0, top * 1.05), "");
     const half = Math.min(34, 0.3 * (sx(1) - sx(0))), said = [];
     systems.forEach((system, at) => {

@@ -248,6 +248,23 @@ def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path)
     assert f'data-counts="{" ".join(["6"] * ROWS)} with"' in seen.stdout
 
 
+def test_names_of_many_systems_do_not_cross(tmp_path: Path) -> None:
+    systems = ["native", "buse", "nbdkit-serial", "nbdkit", "tcmu", "ublk-workers", "ublk-uring"]
+    campaign = make_campaign(tmp_path, suite="bdus-block", repetitions=1, systems=systems, workloads=WORKLOADS[:1],
+                             speed=dict.fromkeys(systems, 1.0))  # fmt: skip
+    write_report(read_campaign(campaign), tmp_path / "out", CONFIGS)
+    look = """<script>
+    const names = [...document.querySelectorAll("#cell figure:first-child text[text-anchor=middle]")];
+    const boxes = names.map((name) => name.getBoundingClientRect());
+    const cross = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+    document.body.dataset.names = names.length + " names, "
+      + boxes.filter((one, at) => boxes.some((other, place) => place > at && cross(one, other))).length + " cross";
+    </script></body>"""
+    copy = tmp_path / "look.html"
+    copy.write_text((tmp_path / "out/report.html").read_text("utf-8").replace("</body>", look), encoding="utf-8")
+    assert 'data-names="7 names, 0 cross"' in browse(tmp_path / "profile", copy.as_uri(), "--dump-dom").stdout
+
+
 def test_it_fits_a_phone(report: Path, tmp_path: Path) -> None:
     """Only tables scroll sideways, each in its own region. A browser's window is wider, so the page is in a frame."""
     measure = "document.body.dataset.width = this.contentDocument.documentElement.scrollWidth"
