@@ -30,7 +30,7 @@
 #include "backends/s3/log/writeback.h"
 #include "backends/s3/read/read.h"
 #include "backends/s3/recovery/recovery.h"
-#include "backends/s3/recovery/replay.h"
+#include "backends/s3/recovery/writeback_open.h"
 #include "backends/s3/state/cache.h"
 #include "backends/s3/state/cachefile.h"
 #include "backends/s3/state/map.h"

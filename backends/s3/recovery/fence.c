@@ -16,7 +16,7 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/internal.h"
 #include "backends/s3/recovery/recovery.h"
-#include "backends/s3/recovery/replay.h"
+#include "backends/s3/recovery/writeback_open.h"
 
 /* Seconds that a volume that is closed takes to say so. */
 #define CLEAN_DEADLINE 5

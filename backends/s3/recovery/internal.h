@@ -87,6 +87,17 @@ int s3_recovery_apply_record(
 /* Applies a header of the log. It is the next one. */
 int s3_recovery_apply(struct s3_recovery *p, const struct s3_object_header *header);
 
+/* ---- replay.c: what of a write-back log the store lacks ---- */
+
+/* Refuses to open, or, if what is lost may be lost, says so: last is the last time. 0 or -EBUSY. */
+int s3_writeback_refuse_loss(struct s3_volume *v, bool last, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Is it whole? 0 or negative errno, reported. */
+int s3_writeback_whole(struct s3_volume *v, const struct s3_chain *chain);
+/* Puts it behind the log in the store. 0 or negative errno, reported. */
+int s3_writeback_replay(
+	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery);
+
 /* ---- roots.c ---- */
 
 /* Newest first. Errors are reported. */

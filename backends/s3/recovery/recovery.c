@@ -8,7 +8,7 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/internal.h"
 #include "backends/s3/recovery/recovery.h"
-#include "backends/s3/recovery/replay.h"
+#include "backends/s3/recovery/writeback_open.h"
 #include "backends/s3/state/map.h"
 
 /* The super object tells the size; but nothing that is there is ever cut off. */

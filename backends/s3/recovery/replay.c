@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Opening a volume with its write-back log: is it the right one, and what does the store lack? */
+/* What of a write-back log the store lacks, and its replay. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,16 +13,12 @@
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/base/localfile.h"
 #include "backends/s3/core/failure.h"
-#include "backends/s3/core/fence.h"
 #include "backends/s3/core/seal.h"
-#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
-#include "backends/s3/log/log.h"
 #include "backends/s3/log/writeback_file.h"
 #include "backends/s3/recovery/internal.h"
 #include "backends/s3/recovery/recovery.h"
-#include "backends/s3/recovery/replay.h"
 
 /* Looked through at once for what follows a damaged entry. */
 #define SCAN_BYTES (1u << 20)
@@ -168,11 +164,9 @@ static int find_later(struct s3_writeback *w, uint64_t number)
 	return r;
 }
 
-/* ---- is it the volume's ------------------------------------------------------------------- */
+/* ---- what the store lacks ---------------------------------------------------------------- */
 
-/* Refuses to open, or, if what is lost may be lost, says so. */
-static int __attribute__((format(printf, 3, 4)))
-refuse_loss(struct s3_volume *v, bool last, const char *format, ...)
+int s3_writeback_refuse_loss(struct s3_volume *v, bool last, const char *format, ...)
 {
 	char text[512];
 	va_list args;
@@ -227,12 +221,12 @@ static int walk(
 	if (r == 1)
 		r = find_later(w, number);
 	if (r == 1)
-		r = refuse_loss(v, last,
+		r = s3_writeback_refuse_loss(v, last,
 			"write-back=%s: entry %" PRIu64 " is damaged, and flushes that came after "
 			"it cannot be replayed; restore the file",
 			w->file.path, number);
 	else if (r == 0 && lacks)
-		r = refuse_loss(v, last,
+		r = s3_writeback_refuse_loss(v, last,
 			"volume=%s: the log in the store ends at object %" PRIu64
 			", although more had been stored according to the write-back log; restore "
 			"the store",
@@ -244,65 +238,9 @@ static int walk(
 	return stopped ? stopped : r;
 }
 
-/* What to do about the log. */
-enum verdict { TAKE, REPLAY };
-
-/*
- * TAKE: there is nothing in it that the store lacks; REPLAY: there may be; negative errno. last:
- * the volume has been fenced.
- */
-static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
+int s3_writeback_whole(struct s3_volume *v, const struct s3_chain *chain)
 {
-	const struct s3_writeback *w = v->writeback;
-	const struct s3_writeback_stored *s = w ? &w->state : NULL;
-	const uint8_t *mark = v->super.write_back;
-	bool named = memcmp(mark, s3_writeback_nobody, S3_UUID) != 0,
-	     marked = named && !chain->closed;
-	bool ours = s && s->generation && memcmp(s->uuid, v->super.uuid, S3_UUID) == 0;
-
-	if (s && s->generation && !ours && s->live)
-		return s3_localfile_refuse(&w->file, -EBUSY,
-			"belongs to another volume, and may hold what that volume lacks; give each "
-			"volume a write-back log of its own");
-	if (w && w->damaged)
-		return refuse_loss(v, last,
-			"write-back=%s: has a damaged record of its owner; remove it if the volume "
-			"was closed",
-			w->file.path);
-	if (ours && named && memcmp(s->next, mark, S3_UUID) == 0)
-		return TAKE;
-	if (ours && named && memcmp(s->owner, mark, S3_UUID) == 0) {
-		if (!s->live || chain->closed)
-			return TAKE;
-		if (!chain->last || chain->foreign)
-			return refuse_loss(v, last,
-				"write-back=%s: another writer has changed volume=%s since; remove "
-				"the file",
-				w->file.path, v->name);
-		if (s->ring != w->ring)
-			return s3_localfile_refuse(&w->file, -EINVAL,
-				"has another size, and is not empty; leave "
-				"write-back-size= out");
-		return REPLAY;
-	}
-	if (marked)
-		return refuse_loss(v, last,
-			"volume=%s: its last writer had a write-back log, which %s and may hold "
-			"what was flushed; give that file as write-back=",
-			v->name, w ? "is not this one" : "is not given");
-	if (ours && s->live)
-		return refuse_loss(v, last,
-			"write-back=%s: is older than what volume=%s holds, which another writer "
-			"has taken over since; remove the file",
-			w->file.path, v->name);
-	return TAKE;
-}
-
-int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain)
-{
-	int r = examine(v, chain, false);
-
-	return r == REPLAY ? walk(v, chain, false, NULL, NULL) : r;
+	return walk(v, chain, false, NULL, NULL);
 }
 
 /* ---- replay ---------------------------------------------------------------------------- */
@@ -495,8 +433,8 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 	return r ? r : size_parcel(v, p, v->batch_blocks, max_records(v));
 }
 
-/* Puts what the store lacks behind the log. */
-static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
+int s3_writeback_replay(
+	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
 {
 	struct replay c = {
 		.v = v,
@@ -524,138 +462,4 @@ static int replay(struct s3_volume *v, const struct s3_chain *chain, struct s3_r
 		free_parcel(&c.parcels[i]);
 	free(c.parcels);
 	return r ? r : arrived;
-}
-
-/* ---- open and close ----------------------------------------------------------------------- */
-
-/* Names the writer (NULL: none) whose log may hold what the store lacks. */
-static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super)
-{
-	const uint8_t *mark = opaque;
-
-	/* As it is behind our fence: it may have been resized since it was read first. */
-	v->super.blocks = super->blocks;
-	if (memcmp(super->write_back, mark, S3_UUID) == 0)
-		return 0;
-	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0)
-		return s3_volume_refuse(v, -EBUSY,
-			"volume=%s: another writer opened or closed it meanwhile; stop that one, "
-			"and start again",
-			v->name);
-	memcpy(super->write_back, mark, S3_UUID);
-	return 1;
-}
-
-static int set_mark(struct s3_volume *v, const uint8_t *mark)
-{
-	uint8_t copy[S3_UUID];
-	int r;
-
-	memcpy(copy, mark, S3_UUID);
-	r = s3_volume_change_super(v, change_mark, copy);
-	if (r == 0)
-		memcpy(v->super.write_back, mark, S3_UUID);
-	return r;
-}
-
-/* Memory of the thread's. */
-static int allocate(struct s3_volume *v)
-{
-	struct s3_writeback *w = v->writeback;
-	int r = s3_stored_init(v, &w->stored, v->batch_size);
-
-	w->header = aligned_alloc(S3_ALIGN, s3_log_header_room(v));
-	w->crcs = malloc(v->batch_blocks * sizeof *w->crcs);
-	return r == 0 && w->header && w->crcs ? 0 : -ENOMEM;
-}
-
-/* The log becomes this writer's. At each moment the super object names one that it knows. */
-static int adopt(struct s3_volume *v)
-{
-	struct s3_writeback *w = v->writeback;
-	/* Everything is in the store. */
-	struct s3_writeback_stored state = {.entry = 1};
-	uint8_t before[S3_UUID]; /* the writer that was about to take it over */
-	int r = allocate(v);
-
-	memcpy(before, w->state.next, S3_UUID);
-	/* Its request may still arrive, and the log can name one only: we make the request void. */
-	if (r == 0 && memcmp(w->state.uuid, v->super.uuid, S3_UUID) == 0 &&
-		memcmp(before, s3_writeback_nobody, S3_UUID) != 0)
-		r = set_mark(v, before);
-	if (r)
-		return r;
-	memcpy(state.uuid, v->super.uuid, S3_UUID);
-	memcpy(state.owner, v->super.write_back, S3_UUID);
-	memcpy(state.next, v->instance, S3_UUID);
-	w->used = true;
-	/* A device begins with nothing so far. */
-	memcpy(w->block, s3_writeback_kind.magic, sizeof s3_writeback_kind.magic);
-	r = s3_localfile_transfer(&w->file, true, w->block, sizeof s3_writeback_kind.magic, 0);
-	if (r == 0)
-		r = s3_writeback_write_state(w, &state);
-	if (r)
-		return s3_localfile_refuse_errno(&w->file, r, "give another path");
-	s3_failpoint(S3_FAIL_WB_MARK_BEFORE);
-	r = set_mark(v, v->instance);
-	if (r)
-		return r;
-	s3_failpoint(S3_FAIL_WB_MARK_AFTER);
-	/* A writer that took over before the super object named us does not know of the log:
-	 * nothing may be expected of it. */
-	r = s3_check_not_fenced(v);
-	if (r == -ESTALE)
-		return -EIO; /* reported */
-	if (r)
-		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
-	state.live = true;
-	state.epoch = v->epoch;
-	state.frontier = v->frontier;
-	memcpy(state.owner, v->instance, S3_UUID);
-	memcpy(state.next, s3_writeback_nobody, S3_UUID);
-	r = s3_writeback_write_state(w, &state);
-	if (r)
-		return s3_localfile_refuse_errno(&w->file, r, "give another path");
-	w->entry = 1;
-	w->freed = (struct s3_writeback_end){.seq = v->frontier, .entry = 1};
-	return 0;
-}
-
-int s3_writeback_attach(
-	struct s3_volume *v, const struct s3_chain *chain, struct s3_recovery *recovery)
-{
-	int r = examine(v, chain, true);
-
-	/* Behind our fence: a writer that has given the log up since has changed its mark. */
-	if (r == REPLAY) {
-		uint8_t mark[S3_UUID];
-
-		memcpy(mark, v->super.write_back, S3_UUID);
-		r = set_mark(v, mark);
-		r = r ? r : replay(v, chain, recovery);
-	}
-	if (r < 0)
-		return r;
-	/* Nobody else's opening may have gone unnoticed, so this is done without a log, too. */
-	return v->writeback ? adopt(v) : set_mark(v, s3_writeback_nobody);
-}
-
-void s3_writeback_empty(struct s3_volume *v)
-{
-	struct s3_writeback *w = v->writeback;
-	struct s3_writeback_stored state;
-
-	if (!w || !w->used)
-		return;
-	state = w->state;
-	state.live = false;
-	if (s3_writeback_write_state(w, &state) == 0)
-		s3_failpoint(S3_FAIL_WB_EMPTY_AFTER);
-}
-
-void s3_writeback_unmark(struct s3_volume *v)
-{
-	/* Otherwise the log would have to be given, although the end in the store makes it void. */
-	if (v->writeback && !v->writeback->state.live)
-		set_mark(v, s3_writeback_nobody);
 }

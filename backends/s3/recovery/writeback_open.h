@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A write-back log at the opening and at the end of its volume. */
-#ifndef USERBLK_S3_REPLAY_H
-#define USERBLK_S3_REPLAY_H
+#ifndef USERBLK_S3_WRITEBACK_OPEN_H
+#define USERBLK_S3_WRITEBACK_OPEN_H
 
 struct s3_chain;
 struct s3_recovery;
