@@ -407,11 +407,14 @@ static int collect(void *opaque, const struct entry *e, const uint8_t *data)
 	if (p->records && (p->blocks + h->blocks > v->batch_blocks ||
 				  p->records + h->n_records > max_records(v)))
 		r = put(c);
-	/* Batches larger than ours, which memory= does not provide for, go alone. */
+	/*
+	 * Batches larger than ours, which memory= does not provide for, go alone. One of many
+	 * trims has no blocks, and malloc(0) may be NULL.
+	 */
 	if (r == 0 && large)
 		r = arrive_all(c);
 	if (r == 0 && large)
-		r = resize(c, h->blocks, h->n_records);
+		r = resize(c, h->blocks ? h->blocks : 1, h->n_records);
 	if (r)
 		return r;
 	p = &c->parcels[c->now];
