@@ -31,6 +31,7 @@ from statistics import fmean, median
 from checkout import CHECKOUT
 from fuse_mount import rings_enabled
 from paired import write_json
+from waiting import wait_until
 
 SCHEMA = 1
 PROGRAM = CHECKOUT / os.environ.get("USERBLK_NULLFS", "build/host/fuse-nullfs/userblk-nullfs")
@@ -91,13 +92,13 @@ def nullfs(options: tuple[str, ...]) -> Iterator[tuple[int, Path]]:
         argv = [str(PROGRAM), "-f", *options, name]
         server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
-            end = time.monotonic() + PATIENCE_S
-            while not os.path.ismount(point):
-                if server.poll() is not None or time.monotonic() > end:
-                    server.kill()
-                    errors = server.communicate()[1].strip().splitlines() or ["is not mounted"]
-                    raise Refused(f"{PROGRAM.name} {' '.join(options)}: {errors[-1]}")
-                time.sleep(0.02)
+
+            def log() -> str:
+                server.kill()
+                return server.communicate()[1].strip()
+
+            what = f"{PROGRAM.name} {' '.join(options)} is mounted"
+            wait_until(what, lambda: os.path.ismount(point), PATIENCE_S, process=server, log=log)
             assert server.stdout
             status = server.stdout.readline()
             if "=refused" in status:
@@ -204,7 +205,7 @@ def main() -> int:
     for mode in modes:
         try:
             row = measured(mode, args.files)
-        except (Refused, OSError, subprocess.SubprocessError) as error:
+        except (Refused, AssertionError, OSError, subprocess.SubprocessError) as error:
             print(f"{mode:12} left out: {error}")
             continue
         means = row["mean_us"]

@@ -46,6 +46,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
 from paired import add_options, check_positive, choose, print_cells, run_comparison, run_fio, tell  # noqa: E402
+from waiting import wait_until
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -168,8 +169,11 @@ def check_rings(side: Side, pid: int) -> None:
 
 
 def wait_for_state(pid: int, stopped: bool) -> None:
-    while (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T") != stopped:
-        time.sleep(0.001)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(
+        f"{pid} {'stops' if stopped else 'goes on'}",
+        lambda: (stat.read_text().rpartition(")")[2].split()[0] == "T") == stopped,
+    )
 
 
 def check_passthrough(side: Side, pid: int, above: Path, below: Path) -> None:
@@ -226,11 +230,8 @@ def passthrough_hp(side: Side, source: Path, point: Path, *more: str) -> Iterato
     with errors.open("wb") as output:
         process = subprocess.Popen([*argv, str(source), str(point)], stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not os.path.ismount(point):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise Refused(f"{side.name}: not mounted: {errors.read_text().strip()}")
-            time.sleep(0.005)
+        what = f"{side.name} is mounted"
+        wait_until(what, lambda: os.path.ismount(point), START_TIMEOUT_S, process=process, log=errors.read_text)
         os.statvfs(point)
         yield process.pid, errors
         checked(["umount", str(point)])

@@ -30,7 +30,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from typing import Any
 from checkout import CHECKOUT
 from paired import add_options, check_positive, choose, print_cells, run_comparison, run_fio, tell
 from userblk.harness.machine.blockdev import zero_fill
+from waiting import wait_until
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -151,12 +151,12 @@ def served(argv: Sequence[str], number: int) -> Iterator[Path]:
     with tempfile.TemporaryFile("w+") as output:
         server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
-            end = time.monotonic() + PATIENCE_S
-            while not is_live(number):
-                if server.poll() is not None or time.monotonic() > end:
-                    output.seek(0)
-                    raise Refused(f"{' '.join(argv)}: no disk: {output.read().strip()}")
-                time.sleep(0.02)
+
+            def log() -> str:
+                output.seek(0)
+                return output.read().strip()
+
+            wait_until(f"{' '.join(argv)} serves a disk", lambda: is_live(number), PATIENCE_S, process=server, log=log)
             for name, value in QUEUE.items():
                 Path("/sys/block", disk.name, "queue", name).write_text(value)
             yield disk
