@@ -229,7 +229,7 @@ def within(suite: Suite, asked: Sequence[str] | None, cpus: int, remedy: str) ->
     for workload in more:
         if workload.id in (asked or ()):
             use = f"; leave it out, or use {remedy}" if remedy else "; leave it out"
-            raise ConfigError(f"workload={workload.id}: needs {workload.cpus} CPUs, here are only {cpus}{use}")
+            raise ConfigError(f"workload={workload.id}: needs {workload.cpus} CPUs, but only {cpus} can be used{use}")
     if more and not asked:
         use = f"; {remedy} has more" if remedy else ""
         say(f"Left out: {len(more)} of {len(suite.workloads)} workloads, which need more CPUs than {cpus}{use}.")

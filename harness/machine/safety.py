@@ -245,7 +245,7 @@ def _refuse_open(device: BlockDevice, server: int | None) -> None:
     pid, program, node = found[0]
     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
     raise Refused(
-        f"{device.path}: {names[node]} is open in {program} (pid {pid}){others}; end that, or name another device"
+        f"{device.path}: {names[node]} is open in {program} (pid {pid}){others}; stop it, or name another device"
     )
 
 
@@ -330,7 +330,7 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
     swaps = _swaps()
     for number, name in numbers.items():
         if number in swaps:
-            raise Refused(f"{path}: {name} is swap; end that with swapoff, or name another device")
+            raise Refused(f"{path}: {name} is swap; turn it off with swapoff, or name another device")
     for sysfs in related:
         holders = sorted(p.name for p in (sysfs / "holders").glob("*") if p.name != over)
         if holders:
@@ -416,7 +416,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
             if error.errno != errno.EBUSY:
                 raise Refused(f"{path}: cannot be opened: {error.strerror}; run as root") from None
             _refuse_open(device, server)  # which names the program
-            raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and end it") from None
+            raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and stop it") from None
     _refuse_open(device, server)
     if first:
         _refuse_member(device)

@@ -60,8 +60,8 @@ def _is_checkout(hosts: Hosts, host: Host) -> bool:
     if not _run(hosts, host, "test", "-d", f"{hosts.userblk}/lib/python3/dist-packages/userblk"):
         return False
     raise ConfigError(
-        f"{hosts.name}: userblk={hosts.userblk}: is on {host.address} neither a checkout nor a prefix that userblk is"
-        " installed below"
+        f"{hosts.name}: userblk={hosts.userblk}: on {host.address}, this is neither a checkout nor a prefix below which"
+        " userblk is installed; correct it, or install userblk there"
     )
 
 

@@ -67,8 +67,8 @@ def read_access(path: Path) -> Access:
             raise ConfigError(f"store={path}: {key} is missing; add a line {key}=VALUE")
     for key in values:
         if key not in ("endpoint", "region", "bucket", "credentials"):
-            known = "endpoint, region, bucket, credentials"
-            raise ConfigError(f"store={path}: {key}={values[key]}: unknown; there are {known}")
+            known = "endpoint, region, bucket or credentials"
+            raise ConfigError(f"store={path}: {key}={values[key]}: unknown; use {known}")
     credentials = (path.parent / values["credentials"]).absolute()
     keys = _pairs(credentials)
     try:

@@ -329,7 +329,7 @@ def test_a_suite_may_name_its_systems(tmp_path: Path) -> None:
     result = userblk("plan", *LAB, "--suite", "buse-null", "--workloads", "read-1cpu,read-2cpu", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (
         2,
-        "userblk: workload=read-2cpu: needs 2 CPUs, here are only 1; leave it out, or use --clock real\n",
+        "userblk: workload=read-2cpu: needs 2 CPUs, but only 1 can be used; leave it out, or use --clock real\n",
     )
 
 

@@ -218,7 +218,7 @@ def test_open_in_another_program(tmp_path: Path, code: str) -> None:
         name = Path(device).name
         with holder(code, device) as other:
             comm = Path(f"/proc/{other.pid}/comm").read_text().strip()
-            assert f"{name} is open in {comm} (pid {other.pid}); end that" in refusal(device)
+            assert f"{name} is open in {comm} (pid {other.pid}); stop it" in refusal(device)
             check(device, CONFIRM, server=0)  # a child of ours
             check(device, CONFIRM, server=other.pid)
         check(device, CONFIRM)
@@ -246,7 +246,7 @@ def test_open_in_another_program_while_our_server_has_it(tmp_path: Path) -> None
         argv = [sys.executable, "-c", code, device, CONFIRM, str(server.pid)]  # the holders are not its children
         with holder(KEEP, device) as other:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
-            assert re.search(rf"is open in \S+ \(pid {other.pid}\); end that", done.stderr)
+            assert re.search(rf"is open in \S+ \(pid {other.pid}\); stop it", done.stderr)
         run(*argv)
 
 
