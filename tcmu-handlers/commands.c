@@ -117,13 +117,15 @@ int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 }
 
 /* Does the runner call from the one thread of the device's queue, which nothing may hold up? */
-static bool answers_later(void)
+static bool answers_later(const struct device *d)
 {
-	return tcmu_handler.nr_threads == 0 && backend_kind(handler_identity.ops).answers_later;
+	return d->workers ||
+	       (tcmu_handler.nr_threads == 0 && backend_kind(handler_identity.ops).answers_later);
 }
 
-/* A command under way in a device that answers later. */
+/* A command under way in a device that answers later, or in a thread of ours. */
 struct job {
+	struct work work;
 	struct backend_request request;
 	struct tcmu_device *dev;
 	struct tcmur_cmd *cmd;
@@ -151,6 +153,14 @@ static void job_done(struct backend_request *request, int result)
 	free(job);
 }
 
+static void run_job(struct work *work)
+{
+	struct job *job = (struct job *)work;
+	struct device *d = tcmur_dev_get_private(job->dev);
+
+	backend_submit(d->backend, &job->request);
+}
+
 /* Starts a command that job_done() ends. */
 static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
 	const struct backend_request *request, int medium_error, bool advice)
@@ -162,6 +172,7 @@ static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
 	if (!job)
 		return TCMU_STS_NO_RESOURCE;
 	*job = (struct job){
+		.work.run = run_job,
 		.request = *request,
 		.dev = dev,
 		.cmd = cmd,
@@ -174,7 +185,10 @@ static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
 	job->request.done = job_done;
 	job->request.opaque = job;
 	state = begin();
-	backend_submit(d->backend, &job->request);
+	if (d->workers)
+		workers_push(d->workers, &job->work);
+	else
+		backend_submit(d->backend, &job->request);
 	pthread_setcancelstate(state, NULL);
 	return TCMU_STS_OK;
 }
@@ -184,7 +198,7 @@ int command_read(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct iovec *i
 {
 	struct device *d = tcmur_dev_get_private(dev);
 
-	if (answers_later())
+	if (answers_later(d))
 		return submit(dev, cmd,
 			&(struct backend_request){.op = BACKEND_READ,
 				.iov = iov,
@@ -224,7 +238,7 @@ int command_write(struct tcmu_device *dev, struct tcmur_cmd *cmd, struct iovec *
 	struct device *d = tcmur_dev_get_private(dev);
 	unsigned flags = write_flags(d, cmd->lib_cmd->cdb);
 
-	if (answers_later())
+	if (answers_later(d))
 		return submit(dev, cmd,
 			&(struct backend_request){.op = BACKEND_WRITE,
 				.flags = flags,
@@ -245,7 +259,7 @@ int command_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 {
 	struct device *d = tcmur_dev_get_private(dev);
 
-	if (answers_later())
+	if (answers_later(d))
 		return submit(dev, cmd, &(struct backend_request){.op = BACKEND_FLUSH},
 			TCMU_STS_WR_ERR, false);
 
@@ -264,7 +278,7 @@ int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offse
 	const unsigned flags = BACKEND_MAY_TRIM | BACKEND_FAST_ZERO;
 	struct device *d = tcmur_dev_get_private(dev);
 
-	if (answers_later())
+	if (answers_later(d))
 		return submit(dev, cmd,
 			&(struct backend_request){.op = BACKEND_ZERO,
 				.flags = flags,
@@ -283,6 +297,7 @@ int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offse
 
 /* A WRITE SAME. */
 struct same {
+	struct work work;
 	struct tcmu_device *dev;
 	struct tcmur_cmd *cmd;
 	struct iovec block;
@@ -302,17 +317,22 @@ static int write_same(const struct same *same)
 	return to_status(same->cmd, r, TCMU_STS_WR_ERR);
 }
 
-static void *same_thread(void *opaque)
+static void run_same(struct work *work)
 {
-	struct same *same = opaque;
+	struct same *same = (struct same *)work;
 
 	tcmur_cmd_complete(same->dev, same->cmd, write_same(same));
 	free(same);
+}
+
+static void *same_thread(void *opaque)
+{
+	run_same(opaque);
 	return NULL;
 }
 
-/* In a thread of its own: there are many steps, and it is rare. */
-static int submit_same(const struct same *same)
+/* Where there are no threads of ours, in one of its own: there are many steps, and it is rare. */
+static int submit_same(const struct device *d, const struct same *same)
 {
 	struct same *copy = malloc(sizeof *copy);
 	pthread_t thread;
@@ -320,6 +340,11 @@ static int submit_same(const struct same *same)
 	if (!copy)
 		return TCMU_STS_NO_RESOURCE;
 	*copy = *same;
+	if (d->workers) {
+		copy->work.run = run_same;
+		workers_push(d->workers, &copy->work);
+		return TCMU_STS_OK;
+	}
 	if (pthread_create(&thread, NULL, same_thread, copy)) {
 		free(copy);
 		return TCMU_STS_NO_RESOURCE;
@@ -343,8 +368,8 @@ int command_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t o
 	};
 
 	(void)iov_cnt;
-	if (answers_later())
-		return submit_same(&same);
+	if (answers_later(d))
+		return submit_same(d, &same);
 
 	int state = begin();
 

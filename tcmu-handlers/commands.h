@@ -13,6 +13,7 @@
 #include <tcmur_device.h>
 
 #include "tcmu-handlers/tcmu_adapter.h"
+#include "workers/workers.h"
 
 /*
  * The runner turns WRITE SAME with UNMAP into unmap calls if address and length
@@ -36,6 +37,7 @@ struct tcmu_mailbox;
 struct device {
 	struct params *params;
 	struct backend *backend;
+	struct workers *workers;   /* ours; NULL: the runner's, or none */
 	_Atomic bool write_cache;  /* off: a write is durable when it is acknowledged */
 	struct tcmu_mailbox *ring; /* shared with the kernel; NULL: it is not known where */
 	/* For the one INQUIRY that the runner answers at a time: see conformance.c. */

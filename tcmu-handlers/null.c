@@ -4,5 +4,6 @@
 const struct handler_identity handler_identity = {
 	.ops = &null_backend,
 	.subtype = "userblk_null",
+	.threads_subtype = "userblk_threads_null",
 	.name = "userblk null device",
 };

@@ -4,5 +4,6 @@
 const struct handler_identity handler_identity = {
 	.ops = &passthrough_backend,
 	.subtype = "userblk_passthrough",
+	.threads_subtype = "userblk_threads_passthrough",
 	.name = "userblk passthrough device",
 };

@@ -4,5 +4,6 @@
 const struct handler_identity handler_identity = {
 	.ops = &s3_backend,
 	.subtype = "userblk_s3",
+	.threads_subtype = "userblk_threads_s3",
 	.name = "userblk S3 device",
 };

@@ -15,12 +15,14 @@
 #include "tcmu-handlers/commands.h"
 
 /*
- * Worker threads of each device, and how an experiment changes that. A device
- * that answers later needs none: see commands.c.
+ * The runner's worker threads of each device, and how an experiment changes that. A device
+ * that answers later needs none: see commands.c. Those of ours are as many unless the
+ * cfgstring says otherwise.
  */
 #define DEFAULT_THREADS	 16
 #define MAX_THREADS	 256
 #define THREADS_VARIABLE "USERBLK_TCMU_THREADS"
+#define THREADS_KEY	 "threads"
 
 /* The runner multiplies the largest transfer by the block size in 32 bits. */
 #define MAX_TRANSFER (32u << 20)
@@ -50,20 +52,74 @@ static void remove_runner_options(char *text)
 	}
 }
 
-/* The part after "subtype/". NULL: not ours. */
-static const char *own_part(const char *cfgstring)
+/* The part after "subtype/". NULL: another subtype. */
+static const char *part_after(const char *subtype, const char *cfgstring)
 {
-	size_t length = strlen(handler_identity.subtype);
+	size_t length = strlen(subtype);
 
-	if (strncmp(cfgstring, handler_identity.subtype, length) || cfgstring[length] != '/')
+	if (strncmp(cfgstring, subtype, length) || cfgstring[length] != '/')
 		return NULL;
 	return cfgstring + length + 1;
 }
 
-/* Parses a whole cfgstring. NULL: error says why. */
-static struct params *parse(const char *cfgstring, struct params_error *error)
+/* Takes KEY=VALUE out of text. The value, for the caller to free; NULL: text has no such item. */
+static char *take_item(char *text, const char *key)
 {
-	const char *own = own_part(cfgstring);
+	size_t length = strlen(key);
+
+	for (char *item = text; *item;) {
+		char *end = strchrnul(item, ';'), *next = *end ? end + 1 : end;
+
+		if (strncmp(item, key, length) == 0 && item[length] == '=') {
+			char *value = strndup(item + length + 1, (size_t)(end - item) - length - 1);
+
+			memmove(item, next, strlen(next) + 1);
+			return value;
+		}
+		item = next;
+	}
+	return NULL;
+}
+
+/* A number of threads, or -1. */
+static int parse_threads(const char *text, long min)
+{
+	char *end;
+	long n;
+
+	errno = 0;
+	n = strtol(text, &end, 10);
+	return errno || end == text || *end || n < min || n > MAX_THREADS ? -1 : (int)n;
+}
+
+/* Takes the number of threads of ours out of text. 0: none; -1: error says why. */
+static int take_threads(char *text, bool ours, struct params_error *error)
+{
+	char *value = take_item(text, THREADS_KEY);
+	int n = ours ? DEFAULT_THREADS : 0;
+
+	if (value && !ours) {
+		params_error_set(error,
+			THREADS_KEY "=%s: the threads of this disk are tcmu-runner's; begin the "
+				    "cfgstring with %s/ for threads of its own",
+			value, handler_identity.threads_subtype);
+		n = -1;
+	} else if (value) {
+		n = parse_threads(value, 1);
+		if (n < 0)
+			params_error_set(error,
+				THREADS_KEY "=%s: not a number of threads; use 1 to %d", value,
+				MAX_THREADS);
+	}
+	free(value);
+	return n;
+}
+
+/* Parses a whole cfgstring. threads: of ours, 0: none. NULL: error says why. */
+static struct params *parse(const char *cfgstring, int *threads, struct params_error *error)
+{
+	const char *plain = part_after(handler_identity.subtype, cfgstring);
+	const char *own = plain ? plain : part_after(handler_identity.threads_subtype, cfgstring);
 	struct params *params;
 	char *text;
 	int r;
@@ -79,6 +135,11 @@ static struct params *parse(const char *cfgstring, struct params_error *error)
 		return NULL;
 	}
 	remove_runner_options(text);
+	*threads = take_threads(text, !plain, error);
+	if (*threads < 0) {
+		free(text);
+		return NULL;
+	}
 	params = params_new(handler_identity.ops);
 	r = params_set_string(params, text, error);
 	free(text);
@@ -93,16 +154,16 @@ static struct params *parse(const char *cfgstring, struct params_error *error)
 
 /*
  * Opens what a cfgstring describes: the one way in for check_config and open, so
- * that both say the same. size: bytes that LIO wants, 0: not known yet. All
- * errors go to host. 0 or negative errno.
+ * that both say the same. size: bytes that LIO wants, 0: not known yet. threads:
+ * of ours that it asks for. All errors go to host. 0 or negative errno.
  */
 static int open_device(const char *cfgstring, uint64_t size, const struct backend_host *host,
-	struct params **params, struct backend **backend)
+	struct params **params, int *threads, struct backend **backend)
 {
 	struct params_error error;
 	int r;
 
-	*params = parse(cfgstring, &error);
+	*params = parse(cfgstring, threads, &error);
 	if (!*params) {
 		host->error(host->opaque, error.text);
 		return -EINVAL;
@@ -143,9 +204,10 @@ static bool adapter_check_config(const char *cfgstring, char **reason)
 	const struct backend_host host = {.opaque = reason, .error = keep_first};
 	struct params *params;
 	struct backend *backend;
+	int threads;
 
 	*reason = NULL;
-	if (open_device(cfgstring, 0, &host, &params, &backend) < 0)
+	if (open_device(cfgstring, 0, &host, &params, &threads, &backend) < 0)
 		return false;
 	close_device(params, backend);
 	return true;
@@ -256,7 +318,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 	uint64_t size = tcmu_lba_to_byte(dev, tcmu_dev_get_num_lbas(dev));
 	struct backend_info info;
 	struct device *d;
-	int r;
+	int r, threads;
 
 	(void)reopen;
 	if (size == 0) {
@@ -271,7 +333,8 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 	d = calloc(1, sizeof *d);
 	if (!d)
 		return -ENOMEM;
-	r = open_device(tcmu_dev_get_cfgstring(dev), size, &host, &d->params, &d->backend);
+	r = open_device(
+		tcmu_dev_get_cfgstring(dev), size, &host, &d->params, &threads, &d->backend);
 	if (r < 0) {
 		free(d);
 		return r;
@@ -282,6 +345,15 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		close_device(d->params, d->backend);
 		free(d);
 		return r;
+	}
+	if (threads) {
+		d->workers = workers_new((unsigned)threads);
+		if (!d->workers) {
+			backend_error(&host, "cannot start %d threads", threads);
+			close_device(d->params, d->backend);
+			free(d);
+			return -ENOMEM;
+		}
 	}
 	announce(dev, &info);
 	if (backend_kind(handler_identity.ops).has_sessions)
@@ -306,6 +378,8 @@ static void adapter_close(struct tcmu_device *dev)
 {
 	struct device *d = tcmur_dev_get_private(dev);
 
+	/* The last command is complete, but its thread may not have left the runner's code yet. */
+	workers_free(d->workers);
 	tcmur_dev_set_private(dev, NULL);
 	log_counters(dev, d->backend);
 	close_device(d->params, d->backend);
@@ -363,19 +437,15 @@ struct tcmur_handler tcmu_handler = {
 static int threads_wanted(void)
 {
 	const char *text = getenv(THREADS_VARIABLE);
-	char *end;
-	long n;
+	int n;
 
 	if (!text)
 		return backend_kind(handler_identity.ops).answers_later ? 0 : DEFAULT_THREADS;
-	errno = 0;
-	n = strtol(text, &end, 10);
-	if (errno || end == text || *end || n < 0 || n > MAX_THREADS) {
+	n = parse_threads(text, 0);
+	if (n < 0)
 		tcmu_err("%s=%s: not a number of threads; use 0 to %d\n", THREADS_VARIABLE, text,
 			MAX_THREADS);
-		return -1;
-	}
-	return (int)n;
+	return n;
 }
 
 /* What targetcli shows about the cfgstring. NULL: out of memory. */
@@ -389,8 +459,10 @@ static char *describe(void)
 		    "%s\n"
 		    "KEY=VALUE pairs with ';' between them; the first may be the value of %s "
 		    "alone.\n"
-		    "The size is that of the backstore.\n%s",
-		    kind.summary, kind.main_param, help) < 0)
+		    "The size is that of the backstore.\n%s"
+		    "    %-24s Threads of %s, from 1 to %d (default %d).\n",
+		    kind.summary, kind.main_param, help, THREADS_KEY "=<N>",
+		    handler_identity.threads_subtype, MAX_THREADS, DEFAULT_THREADS) < 0)
 		text = NULL;
 	free(help);
 	return text;
@@ -398,7 +470,9 @@ static char *describe(void)
 
 __attribute__((visibility("default"))) int handler_init(void)
 {
-	static char *description; /* the runner keeps the pointer forever */
+	static char *description; /* the runner keeps these pointers forever */
+	static struct tcmur_handler with_threads;
+	int r;
 
 	tcmu_handler.nr_threads = threads_wanted();
 	if (tcmu_handler.nr_threads < 0)
@@ -408,5 +482,11 @@ __attribute__((visibility("default"))) int handler_init(void)
 	description = describe();
 	tcmu_handler.cfg_desc =
 		description ? description : backend_kind(handler_identity.ops).summary;
-	return tcmur_register_handler(&tcmu_handler);
+	r = tcmur_register_handler(&tcmu_handler);
+	if (r)
+		return r;
+	with_threads = tcmu_handler;
+	with_threads.nr_threads = 0; /* of the runner's */
+	with_threads.subtype = handler_identity.threads_subtype;
+	return tcmur_register_handler(&with_threads);
 }

@@ -16,6 +16,11 @@ struct handler_identity {
 	 * be the beginning of another: the runner compares no more than the shorter one has.
 	 */
 	const char *subtype;
+	/*
+	 * The same with threads of ours, which has to be another handler: the runner has its number
+	 * of threads with the handler, not with the disk.
+	 */
+	const char *threads_subtype;
 	const char *name; /* one line */
 };
 

@@ -10,21 +10,27 @@
 
 #include "tests/unit/support.h"
 
-struct tcmur_handler *registered;
+struct tcmur_handler *registered, *registered_with_threads;
 char logged[4096];
-int completions, completed_status;
+atomic_int completions, completed_status;
+void (*on_completion)(struct tcmu_device *dev);
 
 int tcmur_register_handler(struct tcmur_handler *handler)
 {
-	registered = handler;
+	if (strncmp(handler->subtype, "userblk_threads_", 16) == 0)
+		registered_with_threads = handler;
+	else
+		registered = handler;
 	return 0;
 }
 
 void tcmur_cmd_complete(struct tcmu_device *dev, void *data, int rc)
 {
-	(void)dev, (void)data;
-	completions++;
+	(void)data;
 	completed_status = rc;
+	completions++;
+	if (on_completion)
+		on_completion(dev);
 }
 
 void tcmur_dev_set_private(struct tcmu_device *dev, void *own)

@@ -3,6 +3,7 @@
 #ifndef USERBLK_FAKE_TCMU_RUNNER_H
 #define USERBLK_FAKE_TCMU_RUNNER_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -17,8 +18,9 @@ struct tcmu_device {
 	void *own;
 };
 
-extern struct tcmur_handler *registered;
+extern struct tcmur_handler *registered, *registered_with_threads;
 extern char logged[4096]; /* all messages since a test emptied it */
-extern int completions, completed_status;
+extern atomic_int completions, completed_status;
+extern void (*on_completion)(struct tcmu_device *dev); /* from the thread that completes */
 
 #endif

@@ -10,8 +10,8 @@
 #include "tests/unit/tcmu_disk.h"
 
 int fault_read, fault_write, fault_flush, fault_trim, fault_zero;
-unsigned write_flags, zero_flags;
-int flushes, zeroes;
+_Atomic unsigned write_flags, zero_flags;
+atomic_int flushes, zeroes;
 void (*during_write)(void);
 
 struct backend_ops ops;
@@ -19,6 +19,7 @@ struct backend_ops ops;
 const struct handler_identity handler_identity = {
 	.ops = &ops,
 	.subtype = "userblk_test",
+	.threads_subtype = "userblk_threads_test",
 	.name = "device under test",
 };
 
@@ -85,6 +86,7 @@ int set_up(void **state)
 	write_flags = zero_flags = 0;
 	flushes = zeroes = completions = 0;
 	during_write = NULL;
+	on_completion = NULL;
 	unsetenv("USERBLK_TCMU_THREADS");
 	ops = passthrough_backend;
 	ops.readv = faulty_readv;

@@ -24,8 +24,8 @@
 
 /* One of these may be set: what the next calls of that kind answer without doing anything. */
 extern int fault_read, fault_write, fault_flush, fault_trim, fault_zero;
-extern unsigned write_flags, zero_flags; /* of the last call */
-extern int flushes, zeroes;
+extern _Atomic unsigned write_flags, zero_flags; /* of the last call */
+extern atomic_int flushes, zeroes;
 extern void (*during_write)(void);
 
 extern struct backend_ops ops; /* of the device: passthrough's, with the faults above */
