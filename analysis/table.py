@@ -33,6 +33,7 @@ SYSTEMS = {
     "nbdkit-serial": "nbdkit (serial)",
     "nbdkit": "nbdkit",
     "tcmu": "TCMU",
+    "tcmu-threads": "TCMU (own threads)",
     "ublk-workers": "ublk (workers)",
     "ublk-uring": "ublk (io_uring)",
     "loop": "loop",

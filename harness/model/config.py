@@ -253,7 +253,8 @@ class Requires:
 class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
-    mode: of ublk: how requests are served. client: of store: fio's or the kernel's NBD client, or a file.
+    mode: of ublk: how requests are served; of tcmu: "handler" if the handler's own threads do it.
+    client: of store: fio's or the kernel's NBD client, or a file.
     options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
     options, mount: of ext4: mkfs.ext4's and mount's.
     server, stop, file, disk, requires: of kind command, which is commands only (harness/systems/command.py).

@@ -211,14 +211,19 @@ def placeholders(table: Table, key: str, word: str) -> list[str]:
 
 
 class Served(SystemKind):
-    """One of our devices behind a framework. with_connections, with_timeout, modes: further keys of its file."""
+    """One of our devices behind a framework. with_connections, with_timeout, modes: further keys of its file.
+
+    default_mode: a file may lack a mode.
+    """
 
     with_connections = False
     with_timeout = True
     with_threads = True
     modes: tuple[str, ...] = ()
+    default_mode = False
 
     def read(self, name: str, table: Table) -> SystemConfig:
+        has_mode = self.modes and ("mode" in table.values or not self.default_mode)
         system = SystemConfig(
             name=name,
             kind=self.name,
@@ -226,7 +231,7 @@ class Served(SystemKind):
             connections=table.integer("connections", 1) if self.with_connections else 0,
             threads=table.integer("threads", 1) if self.with_threads else 1,
             timeout_s=table.integer("timeout_s", 1) if self.with_timeout else 0,
-            mode=table.text("mode", self.modes) if self.modes else "",
+            mode=table.text("mode", self.modes) if has_mode else "",
             queue=queue_of(table),
             parameters=parameters_of(table),
         )

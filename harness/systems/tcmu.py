@@ -11,6 +11,8 @@ from ..model.parts import KINDS
 from .base import BringUpError, Context, Running, Served, expect_size, set_queue, settle
 from .lio import MODULES, Backstore, LioError, Lun, TcmuRunner
 
+HANDLER = "handler"  # mode: the handler's own threads answer, else tcmu-runner's
+
 
 def _running_daemon(handler: Path) -> int:
     """pid of the tcmu-runner that runs already, 0 if none does. Raises BringUpError if it lacks our handler."""
@@ -32,7 +34,8 @@ def _running_daemon(handler: Path) -> int:
 
 def _start_daemon(context: Context, handler: Path) -> TcmuRunner:
     """A tcmu-runner of our own; its log is kept with the block."""
-    runner = context.after.enter_context(TcmuRunner(handler.parent, threads=context.config.threads))
+    threads = None if context.config.mode == HANDLER else context.config.threads
+    runner = context.after.enter_context(TcmuRunner(handler.parent, threads=threads))
     recorded = context.recorder.adopt(runner.argv, runner.process)
     context.teardown.push("end_process", pid=recorded.pid, started=recorded.started, name="tcmu-runner")
     context.after.callback(lambda: recorded.errors.write_text(runner.log))
@@ -45,12 +48,18 @@ def up(context: Context) -> Running:
     parameters = context.parameters()
     size = device.size if config.uses_device else context.area
     settings: dict[str, object] = {"connections": 1, "timeout_s": config.timeout_s, **parameters}
+    subtype = f"userblk_{config.device}"
+    if config.mode == HANDLER:
+        subtype = f"userblk_threads_{config.device}"
+        settings["mode"] = config.mode
+        parameters["threads"] = str(config.threads)
     try:
-        server = _running_daemon(handler)
-        settings["threads"] = "as the running tcmu-runner has it" if server else config.threads
-        server = server or _start_daemon(context, handler).process.pid
+        running = _running_daemon(handler)
+        known = config.mode == HANDLER or not running
+        settings["threads"] = config.threads if known else "as the running tcmu-runner has it"
+        server = running or _start_daemon(context, handler).process.pid
         backstore = Backstore.user(
-            f"userblk_{config.device}",
+            subtype,
             ";".join(f"{key}={value}" for key, value in parameters.items()),
             size,
             block_size=device.logical_block_size,
@@ -82,7 +91,6 @@ def up(context: Context) -> Running:
         teardown.push("remove_lun", hba=str(lun.hba))  # before the daemon's end
         return pid
 
-    ours = settings["threads"] == config.threads
     return Running(
         used=used,
         backing=device if config.uses_device else None,
@@ -90,7 +98,7 @@ def up(context: Context) -> Running:
         server_started=start_time(server),
         settings=settings,
         fail_io=fail_io,
-        restart=restart if context.outlives and ours else None,
+        restart=restart if context.outlives and not running else None,
     )
 
 
@@ -100,6 +108,8 @@ class Tcmu(Served):
     packages = {"tcmu-runner": "tcmu-runner"}
     made = "handlers", "tcmu-handlers/handler_userblk_{device}.so"
     in_paper = True
+    modes = (HANDLER,)
+    default_mode = True
     events = ("kill",)
 
     def up(self, context: Context) -> Running:

@@ -93,6 +93,7 @@ def test_everything_shipped_loads() -> None:
         "vduse-null",
     ]  # fmt: skip
     assert systems["nbdkit"].queue["scheduler"] == "none"
+    assert (systems["tcmu"].mode, systems["tcmu-threads"].mode) == ("", "handler")
     commands = {name: system for name, system in systems.items() if system.kind == "command"}
     assert {"nbdkit-file", "qemu-nbd", "s3backer", "bdus"} <= commands.keys()
     assert all(system.requires.programs for system in commands.values())
@@ -151,6 +152,7 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/nbdkit", '"passthrough"', '"pass"', "device=pass: must be one of passthrough, null"),
         ("systems/nbdkit", 'scheduler = "none"', 'sheduler = "none"', "queue.sheduler=none: unknown key"),
         ("systems/tcmu", "threads = 16", 'threads = "16"', "threads=16: must be an integer"),
+        ("systems/tcmu-threads", '"handler"', '"mine"', "mode=mine: must be one of handler"),
         ("systems/fuse", "options = []", "options = []\nthreads = 5", "threads=5: unknown key"),
         ("systems/fuse", "[negotiated]", "[agreed]", "negotiated is missing"),
         ("profiles/quick", "macro_runtime_s = 3", "macro_runtime_s = 0", "files.macro_runtime_s=0: must be"),

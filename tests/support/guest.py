@@ -60,7 +60,7 @@ def read(disk: str, offset: int, length: int) -> bytes:
 
 
 def config(
-    kind: str, device: str = "passthrough", *, timeout_s: int = 30, mode: str = "workers", **parameters: str
+    kind: str, device: str = "passthrough", *, timeout_s: int = 30, mode: str = "", **parameters: str
 ) -> SystemConfig:
     return SystemConfig(
         name=kind,
@@ -69,7 +69,7 @@ def config(
         connections=2,
         threads=16,
         timeout_s=timeout_s,
-        mode=mode if kind == "ublk" else "",
+        mode=mode or ("workers" if kind == "ublk" else ""),
         parameters=parameters,
     )
 

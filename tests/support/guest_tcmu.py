@@ -17,18 +17,18 @@ def daemon(threads: int | None = None) -> TcmuRunner:
     return TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=threads)
 
 
-def exported(config: Path, size: int = SIZE, timeout_s: int = 30) -> Lun:
-    return Lun(Backstore.user("userblk_s3", f"config={config}", size, block_size=4096, timeout_s=timeout_s), "s3")
+def exported(config: Path, size: int = SIZE, timeout_s: int = 30, subtype: str = "userblk_s3") -> Lun:
+    return Lun(Backstore.user(subtype, f"config={config}", size, block_size=4096, timeout_s=timeout_s), "s3")
 
 
 @contextmanager
 def served(
-    config: Path, size: int = SIZE, timeout_s: int = 30, threads: int | None = None
+    config: Path, size: int = SIZE, timeout_s: int = 30, threads: int | None = None, subtype: str = "userblk_s3"
 ) -> Iterator[tuple[TcmuRunner, str]]:
     """
     The daemon, and the disk. timeout_s: of a command, both LIO's and the SCSI disk's. Unless it has threads, the daemon
     waits for no request.
     """
-    with daemon(threads) as runner, exported(config, size, timeout_s) as lun:
+    with daemon(threads) as runner, exported(config, size, timeout_s, subtype) as lun:
         write_attribute(Path("/sys/block", lun.disk.name, "device/timeout"), str(timeout_s))
         yield runner, str(lun.disk)

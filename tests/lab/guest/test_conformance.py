@@ -31,9 +31,10 @@ def failures(up: Up, name: str) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.skipif(RELEASE == "bullseye", reason="release: its tcmu-runner is older than what is listed here")
-def test_no_test_fails_that_iblock_passes(up: Up) -> None:
+@pytest.mark.parametrize("name", ["tcmu", "tcmu-threads"])
+def test_no_test_fails_that_iblock_passes(up: Up, name: str) -> None:
     run(["modprobe", "sg"])
     run(["dmesg", "--console-level", "1"])  # the kernel has a line for every reservation, on a slow console
     Path("/etc/target/pr").mkdir(parents=True, exist_ok=True)
-    ours, theirs = failures(up, "tcmu"), failures(up, "iblock")
+    ours, theirs = failures(up, name), failures(up, "iblock")
     assert ours <= theirs, ours - theirs

@@ -100,14 +100,16 @@ def block_target(path: str, limits: Limits) -> FileTarget:
 
 @pytest.mark.parametrize("direct", ["on", "off"])
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("ublk", "workers"), ("ublk", "uring")]
+    ("kind", "mode"),
+    [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("tcmu", "handler"), ("ublk", "workers"), ("ublk", "uring")],
 )  # noqa: E501
 def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
     compare(up, config(kind, mode=mode, direct=direct), block_target)
 
 
-def test_tcmu_by_scsi(up: Up) -> None:
-    compare(up, config("tcmu", direct="on"), lambda path, limits: SgTarget(path, limits.at_once))
+@pytest.mark.parametrize("mode", ["", "handler"])
+def test_tcmu_by_scsi(up: Up, mode: str) -> None:
+    compare(up, config("tcmu", mode=mode, direct="on"), lambda path, limits: SgTarget(path, limits.at_once))
 
 
 def test_fuse_disk(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def mounted(file_system: str, disk: str | Path, point: Path, *options: str) -> I
 @pytest.mark.parametrize("kind_of_fs", ["ext4", "xfs"])
 @pytest.mark.parametrize("direct", ["on", "off"])
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("ublk", "workers"), ("ublk", "uring")]
+    ("kind", "mode"),
+    [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("tcmu", "handler"), ("ublk", "workers"), ("ublk", "uring")],
 )  # noqa: E501
 def test_what_fsync_acknowledged(up: Up, tmp_path: Path, kind: str, mode: str, direct: str, kind_of_fs: str) -> None:
     point = tmp_path / "mount"

@@ -18,6 +18,7 @@ from waiting import wait_until
 CHANGES = [
     ("nbdkit", "", "kill"),
     ("tcmu", "", "kill"),
+    ("tcmu", "handler", "kill"),
     ("ublk", "uring", "replace"),
     *(pytest.param("ublk", mode, event, marks=pytest.mark.long)
       for mode, event in (("workers", "kill"), ("workers", "replace"), ("uring", "kill"))),
@@ -56,7 +57,7 @@ def test_no_request_fails(up: Up, kind: str, mode: str, event: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("system", ["nbdkit", "tcmu", "ublk-workers", "ublk-uring"])
+@pytest.mark.parametrize("system", ["nbdkit", "tcmu", "tcmu-threads", "ublk-workers", "ublk-uring"])
 def test_a_campaign_measures_it(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, "failover", dataclasses.replace(load_profile("quick"), area={"nvme": AREA}), system)

@@ -34,6 +34,7 @@ SYSTEMS = {
     "nbdkit": config("nbdkit", direct="on"),
     "buse": config("buse", direct="on"),
     "tcmu": config("tcmu", direct="on"),
+    "tcmu-threads": config("tcmu", mode="handler", direct="on"),
     "ublk-workers": config("ublk", mode="workers", direct="on"),
     "ublk-uring": config("ublk", mode="uring", direct="on"),
     "fuse-disk": config("fuse-disk", direct="on"),
@@ -43,6 +44,7 @@ ERRORS = {
     "nbdkit": (errno.EIO, errno.EIO, errno.EIO),
     "buse": (errno.EIO, errno.EIO, errno.EIO),
     "tcmu": (errno.ENODATA, errno.EIO, errno.ENOSPC),  # sd's words for medium errors of reads
+    "tcmu-threads": (errno.ENODATA, errno.EIO, errno.ENOSPC),
     "ublk-workers": (errno.EIO, errno.EIO, errno.ENOSPC),
     "ublk-uring": (errno.EIO, errno.EIO, errno.ENOSPC),
     "fuse-disk": (errno.EIO, errno.EIO, errno.ENOSPC),
@@ -184,7 +186,7 @@ def test_errors_below(serve: Serve, name: str, tmp_path: Path) -> None:
 def test_writes_that_cannot_be_kept(serve: Serve, name: str) -> None:
     """dm-flakey fails writes below a page cache: the flush tells of it, and no later one calls them kept."""
     system = SYSTEMS[name]
-    buffered = config(system.kind, mode=system.mode or "workers", direct="off")
+    buffered = config(system.kind, mode=system.mode, direct="off")
     run(["modprobe", "dm-flakey"])
     with mapped("faulty", LINEAR) as path, serve(buffered, path) as disk:
         assert disk.write(BAD, b"a") == disk.flush() == 0
@@ -267,7 +269,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def test_no_room(serve: Serve, name: str, small: Path) -> None:
     _, _, full = ERRORS[name]
     system = SYSTEMS[name]
-    full_below: SystemConfig = config(system.kind, mode=system.mode or "workers", direct="off", file=str(small))
+    full_below: SystemConfig = config(system.kind, mode=system.mode, direct="off", file=str(small))
     with serve(full_below) as disk:
         assert disk.write(0, b"a") == 0
         results = [disk.write(at) for at in range(MIB, 3 * MIB, LENGTH)]

@@ -39,9 +39,11 @@ def test_file_system_and_its_return(config: Path, mountpoint: Path) -> None:
         run(["umount", mountpoint])
 
 
-@pytest.mark.parametrize("threads", [None, 2])
-def test_verify_and_discard(config: Path, threads: int | None) -> None:
-    with served(config, threads=threads) as (_, disk):
+@pytest.mark.parametrize(
+    ("subtype", "threads"), [("userblk_s3", None), ("userblk_s3", 2), ("userblk_threads_s3", None)]
+)
+def test_verify_and_discard(config: Path, subtype: str, threads: int | None) -> None:
+    with served(config, threads=threads, subtype=subtype) as (_, disk):
         assert Path("/sys/block", Path(disk).name, "queue/write_cache").read_text().strip() == "write back"
         # More requests at once than the daemon has threads.
         finish(start_verify(disk, "--bsrange=4k-64k", "--size=16M", "--fdatasync=64", "--iodepth=64"))

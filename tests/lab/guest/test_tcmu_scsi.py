@@ -27,9 +27,14 @@ INVALID_OPCODE = 9
 MISCOMPARE = 14
 
 
+@pytest.fixture(params=["", "handler"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def running(up: Up) -> Iterator[Running]:
-    with up(config("tcmu")) as running:
+def running(up: Up, mode: str) -> Iterator[Running]:
+    with up(config("tcmu", mode=mode)) as running:
         yield running
         assert not running.server_died(), "a command ended tcmu-runner"
 
@@ -177,11 +182,14 @@ def read_under_way(disk: str, below: str, output: Path) -> Iterator[Future[bytes
             run(["dmsetup", "resume", below])
 
 
-def test_inquiries_beside_a_slow_command(up: Up, tmp_path: Path) -> None:
+def test_inquiries_beside_a_slow_command(up: Up, mode: str, tmp_path: Path) -> None:
     """Each gets its own answer, and the whole of its memory: a length would be that of whichever command ends next."""
     answer = tmp_path / "answer"
     sectors = int(Path("/sys/block", Path(NVME).name, "size").read_text())
-    with mapped("slow", f"0 {sectors} linear {NVME} 0") as below, up(config("tcmu", direct="on"), below) as running:
+    with (
+        mapped("slow", f"0 {sectors} linear {NVME} 0") as below,
+        up(config("tcmu", mode=mode, direct="on"), below) as running,
+    ):
         disk = running.used.path
         expected = fill(disk, MIB)
         for evpd, page, length in (("00", "00", 96), ("01", "b0", 64)):
@@ -273,22 +281,24 @@ def bus() -> Iterator[None]:
         socket.unlink(missing_ok=True)
 
 
-def test_targetcli(bus: None, running: Running) -> None:
+def test_targetcli(bus: None, mode: str, running: Running) -> None:
     """The way of the manual page, on the second disk, while the harness's LUN is there."""
     sata = os.environ["LAB_SATA"]
     size = int(Path("/sys/block", Path(sata).name, "size").read_text()) * BLOCK
-    create = f"/backstores/user:userblk_passthrough create name=lab size={size} hw_max_sectors=1024 cfgstring="
+    plugin = "user:userblk_threads_passthrough" if mode else "user:userblk_passthrough"
+    create = f"/backstores/{plugin} create name=lab size={size} hw_max_sectors=1024 cfgstring="
     bad = targetcli(f"{create}{sata};direct=perhaps", f"{create}/dev/nothing")
     assert "direct=perhaps" in bad, bad
     assert "file=/dev/nothing: No such file" in bad, bad
     assert not list(CORE.glob("user_*/lab")), bad
 
+    own = ";threads=3" if mode else ""
     before = {path.name for path in Path("/sys/block").iterdir()}
     wwn = "naa.5001405aabbccdde"
     good = targetcli(
-        f"{create}{sata};direct=on",
+        f"{create}{sata};direct=on{own}",
         f"/loopback create {wwn}",
-        f"/loopback/{wwn}/luns create /backstores/user:userblk_passthrough/lab",
+        f"/loopback/{wwn}/luns create /backstores/{plugin}/lab",
     )
     try:
         new = {path.name for path in Path("/sys/block").iterdir()} - before
@@ -298,7 +308,7 @@ def test_targetcli(bus: None, running: Running) -> None:
         expected = fill(f"/dev/{disk}", MIB)
         assert read(f"/dev/{disk}", 0, MIB) == expected
     finally:
-        gone = targetcli(f"/loopback delete {wwn}", "/backstores/user:userblk_passthrough delete lab")
+        gone = targetcli(f"/loopback delete {wwn}", f"/backstores/{plugin} delete lab")
     assert not Path("/sys/block", disk).exists(), gone
     assert not list(CORE.glob("user_*/lab")), gone
     assert read(sata, 0, MIB) == expected
