@@ -106,28 +106,33 @@ SYSTEM_CALLS = {
 FLOWOPS = {"file-server": 11, "mail-server": 13, "web-server": 31}
 
 
-@pytest.mark.parametrize("name", SYSTEM_CALLS)
-def test_system_calls_of_a_loop_are_filebenchs(tmp_path: Path, name: str) -> None:
+def system_calls(tmp_path: Path, workload: Path, values: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Results of a run whose files are made before, and how often it made each system call."""
     if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
         pytest.skip("strace is not installed; run: apt-get install strace")
-    workload = WORKLOADS / f"{name}.f"
     out, table = tmp_path / "results.json", tmp_path / "strace"
+    assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
+    command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
+    subprocess.run(
+        ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
+        check=True,
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    calls = {name: int(number) for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])}
+    return json.loads(out.read_text()), calls
+
+
+@pytest.mark.parametrize("name", SYSTEM_CALLS)
+def test_system_calls_of_a_loop_are_filebenchs(tmp_path: Path, name: str) -> None:
     loops = 0.0
     for runtime in (2, 60):  # the longer where fsync(2) takes long
         if loops > 100:
             break
         values = settings(tmp_path, nfiles=2000, nthreads=2, runtime=runtime)
-        assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
-        command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
-        subprocess.run(
-            ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
-            check=True,
-            capture_output=True,
-            timeout=LIMIT,
-        )
-        loops = json.loads(out.read_text())["summary"]["ops"] / FLOWOPS[name]
+        result, calls = system_calls(tmp_path, WORKLOADS / f"{name}.f", values)
+        loops = result["summary"]["ops"] / FLOWOPS[name]
     assert loops > 100
-    calls = {name: int(number) for name, number in (line.split() for line in table.read_text().splitlines()[2:-2])}
     expected = SYSTEM_CALLS[name]
     # Start and end of the program, and the look at 64 files, are some hundred calls.
     for call in ("openat", "close", "newfstatat", "write", "read", "lseek", "unlink", "fsync"):
@@ -142,22 +147,8 @@ def test_system_calls_of_oltp_are_filebenchs(tmp_path: Path) -> None:
     Filebench posts to each writer by a semtimedop(2) of two semaphores and waits by two; a thread opens 128 files one
     after the other (opennext), writes through the C library's asynchronous I/O and reads by pread64(2).
     """
-    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
-        pytest.skip("strace is not installed; run: apt-get install strace")
-    out, table = tmp_path / "results.json", tmp_path / "strace"
-    values = settings(tmp_path, **OLTP, runtime=6)
-    workload = WORKLOADS / "oltp.f"
-    assert run_flow("-q", "--phase=create", *values, workload).returncode == 0
-    command = [FLOW, "-q", "--phase=run", "--json", out, *values, workload]
-    subprocess.run(
-        ["strace", "-f", "-c", "-U", "name,calls", "-o", table, *map(str, command)],
-        check=True,
-        capture_output=True,
-        timeout=LIMIT,
-    )
-    rows = counts(json.loads(out.read_text()))
-    lines = (line.split() for line in table.read_text().splitlines()[2:-2])
-    calls = {name: int(number) for name, number in lines}
+    result, calls = system_calls(tmp_path, WORKLOADS / "oltp.f", settings(tmp_path, **OLTP, runtime=6))
+    rows = counts(result)
     posts = rows["shadow-post-lg"] + 2 * rows["shadow-post-dbwr"]
     waits = 2 * (rows["lg-block"] + rows["dbwr-block"])
     assert rows["shadowread"] > 2000 and rows["dbwr-block"] > 2

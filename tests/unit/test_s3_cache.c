@@ -58,12 +58,9 @@ static struct s3_claim claim(
 	return result;
 }
 
-/* Gets pages of a line because somebody asks for them. False: no memory. */
-static bool get(struct s3_cache *c, struct s3_line_key k, uint16_t pages)
+/* Fills what was claimed, and gives the line back. False: there is none. */
+static bool settle(struct s3_cache *c, struct s3_claim got)
 {
-	struct waiter w;
-	struct s3_claim got = claim(c, k, pages, &w);
-
 	if (!got.line)
 		return false;
 	fill(c, &got);
@@ -71,6 +68,14 @@ static bool get(struct s3_cache *c, struct s3_line_key k, uint16_t pages)
 		s3_cache_settle(c, got.line, got.claimed, got.claimed, 0);
 	s3_cache_release(got.line);
 	return true;
+}
+
+/* Gets pages of a line because somebody asks for them. False: no memory. */
+static bool get(struct s3_cache *c, struct s3_line_key k, uint16_t pages)
+{
+	struct waiter w;
+
+	return settle(c, claim(c, k, pages, &w));
 }
 
 /* Are pages there, and what they should be? */
@@ -333,15 +338,7 @@ static void test_second_chance(void **state)
 /* Reads a line ahead; false: not now. */
 static bool read_ahead(struct s3_cache *c, struct s3_line_key k)
 {
-	struct s3_claim got = claim(c, k, ALL, NULL);
-
-	if (!got.line)
-		return false;
-	fill(c, &got);
-	if (got.claimed)
-		s3_cache_settle(c, got.line, got.claimed, got.claimed, 0);
-	s3_cache_release(got.line);
-	return true;
+	return settle(c, claim(c, k, ALL, NULL));
 }
 
 static void test_read_ahead(void **state)
