@@ -179,7 +179,8 @@ def lay_out_on_devices(
     if not options["workloads"]:  # one that is asked for by its name is left out when it is its turn
         beyond = [workload for workload in fitting if ENGINES[workload.engine].beyond(workload, cpus)]
         if beyond:
-            say(f"Left out: {len(beyond)} of {len(fitting)} workloads, for which {cpus} CPUs are too few.")
+            more = f"more than {cpus} CPU{'s' * (cpus > 1)}"
+            say(f"Left out: {len(beyond)} of {len(fitting)} workloads, which need {more}.")
         fitting = tuple(workload for workload in fitting if workload not in beyond)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(

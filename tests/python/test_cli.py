@@ -115,12 +115,17 @@ def test_dry_run_of_both_tables(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_lab_cannot_show_is_left_out_of_the_plan(tmp_path: Path) -> None:
-    words = ("run", *LAB, "--dry-run", "--suite", "fxmark", "--reps", "1", "--systems", "native")
+@pytest.mark.parametrize(
+    ("clock", "left", "need", "left_in"), [("virtual", 90, "1 CPU", 15), ("real", 75, "2 CPUs", 30)]
+)
+def test_what_the_lab_cannot_show_is_left_out_of_the_plan(
+    tmp_path: Path, clock: str, left: int, need: str, left_in: int
+) -> None:
+    words = ("run", *LAB, "--dry-run", "--suite", "fxmark", "--reps", "1", "--systems", "native", "--clock", clock)
     result = userblk(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "Left out: 75 of 105 workloads, for which 2 CPUs are too few." in result.stdout + result.stderr
-    assert "fxmark: 30 workloads" in result.stdout and "60 (1 of each cell)" in result.stdout
+    assert f"Left out: {left} of 105 workloads, which need more than {need}." in result.stdout + result.stderr
+    assert f"fxmark: {left_in} workloads" in result.stdout and f"{2 * left_in} (1 of each cell)" in result.stdout
     named = userblk(*words, "--workloads", "mwcl-40w", cwd=tmp_path)  # the run says what is wrong with it
     assert named.returncode == 0 and "2 (1 of each cell)" in named.stdout
 

@@ -45,7 +45,7 @@ def test_what_was_asked_for_and_granted_is_no_fallback() -> None:
         ("writeback=on", "writeback=refused", "writeback was refused"),
         ("splice=on", "splice=off", "splice is off instead of on"),
         ("passthrough=off", "passthrough=on", "passthrough is on instead of off"),
-        (" timeout=86400", "", "does not tell timeout"),
+        (" timeout=86400", "", "does not report timeout"),
         ("acl=on", "acl=refused", "acl was refused"),
     ],
 )
