@@ -24,3 +24,11 @@ def test_a_process_that_ends_is_not_waited_for() -> None:
         with pytest.raises(AssertionError, match="^ended with 1 before: a miracle$"):
             wait_until("a miracle", lambda: False, process=process)
         wait_until("its end", lambda: process.poll() is not None, process=process)
+
+
+def test_a_killed_process_is_named_by_its_signal() -> None:
+    """test_crash.py tells a server that was killed while it started from one that refuses."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.kill()
+        with pytest.raises(AssertionError, match="^killed by SIGKILL before: a miracle$"):
+            wait_until("a miracle", lambda: False, process=process)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,8 +28,9 @@ def wait_until(
     end, pause = time.monotonic() + seconds, FIRST_PAUSE
     while not condition():
         problem = ""
-        if process is not None and process.poll() is not None and not condition():
-            problem = f"ended with {process.returncode} before: {what}"
+        if process is not None and (status := process.poll()) is not None and not condition():
+            how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+            problem = f"{how} before: {what}"
         elif time.monotonic() > end:
             problem = f"not within {seconds:.0f} s: {what}"
         assert not problem, f"{problem}: {log()}" if log else problem
