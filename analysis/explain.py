@@ -15,7 +15,7 @@ from .table import SYSTEMS
 MOST = 12  # functions shown of each system
 OF_SAMPLES = (
     "Instructions in all: the CPU's speed times the time in which it was not idle, in a run that nobody looked"
-    " at. How they are divided: samples of the CPU each 10 us of another run.",
+    " at. How they are divided: samples of the CPU each 10 us of another run, by several timers.",
     "What runs with interrupts off is found where they are on again: a switch of threads in finish_task_switch.",
 )
 OF_STAGES = (
