@@ -146,7 +146,7 @@ def test_each_write_is_synced_where_asked(tmp_path: Path, store: str) -> None:
         (["--store=sqlite", "--workload=a", "--seconds=0", "{}"], "--seconds 0: needs --count; add it"),
         (["--store=sqlite", "--workload=a", "--distribution=even", "{}"], "--distribution even: give zipfian, latest"),
         (["--store=sqlite", "--workload=a", "--phase=half", "{}"], "--phase half: give all, load, run or check"),
-        (["--store=sqlite", "--workload=fillseq", "--phase=load", "{}"], "--phase load: fillseq measures the loading itself"),
+        (["--store=sqlite", "--workload=fillseq", "--phase=load", "{}"], "--phase load: fillseq measures the loading"),
         (["--store=sqlite", "--workload=a", "--phase=run", "{}"], "{}/kv: does not exist; create it with --phase load"),
         (["--store=sqlite", "--workload=a", "--write-buffer=1", "{}"], "--write-buffer 1: give a whole number"),
         (["--store=sqlite", "--workload=a", "--quick", "{}"], "--quick: no such option"),
