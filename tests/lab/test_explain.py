@@ -39,8 +39,6 @@ def test_a_cell_is_explained(tmp_path: Path) -> None:
         # The model's own time for 4 KiB, the same for each system.
         assert stages[system, "device"] == pytest.approx(stages["native", "device"], rel=0.05)
         assert stages[system, "request to its server"] > 1 and places[system, "server"] > 100
-        # The same code with each system: requests do not keep step with the samples.
-        assert 0.6 < places[system, "application"] / places["native", "application"] < 1.7
         for place in ("application", "kernel, for the application", "kernel, for the server"):
             assert places[system, place] > 100, place
     assert places["native", "server"] == places["native", "kernel, for the server"] == 0
