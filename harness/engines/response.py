@@ -132,7 +132,7 @@ def parse_open(path: Path, workload: Workload, capacity: float) -> Result:
         warnings.append(f"not sustained: {offered / 1e3:.3f} kop/s were offered, {rate:.3f} done; {left} were left")
     elif percentile(lags, 50) > LAG_SHARE * percentile(bins, 50):
         share = f"{percentile(lags, 50) / 1e3:.1f} of {percentile(bins, 50) / 1e3:.1f} us"
-        warnings.append(f"late: the median request was issued after its time: {share} of latency")
+        warnings.append(f"late: half of the requests were issued late, by at least {share} of latency")
     return Result(
         throughput_kops=done / seconds / 1e3,
         throughput_mbps=done * workload.block_size / seconds / 1e6,
