@@ -46,7 +46,7 @@ os.environ.setdefault("USERBLK_FUSE", "build/libfuse-3.18/fuse-passthrough/userb
 from fuse_mount import LIBFUSE, MODES, PROGRAM, ext4, rings_enabled, start  # noqa: E402
 from nbdkit_server import START_TIMEOUT_S, checked  # noqa: E402
 from paired import add_options, check_positive, choose, print_cells, run_comparison, run_fio, tell  # noqa: E402
-from waiting import wait_until
+from waiting import stop, wait_until
 
 SCHEMA = 1
 MIB = 1 << 20
@@ -168,22 +168,13 @@ def check_rings(side: Side, pid: int) -> None:
         raise Refused(f"{side.name}: {len(rings)} io_uring threads; see /sys/module/fuse/parameters/enable_uring")
 
 
-def wait_for_state(pid: int, stopped: bool) -> None:
-    stat = Path(f"/proc/{pid}/stat")
-    wait_until(
-        f"{pid} {'stops' if stopped else 'goes on'}",
-        lambda: (stat.read_text().rpartition(")")[2].split()[0] == "T") == stopped,
-    )
-
-
 def check_passthrough(side: Side, pid: int, above: Path, below: Path) -> None:
     """A cold read is served while the daemon is stopped if and only if the mode is kernel passthrough."""
     empty_cache(above, below)
     descriptor = os.open(above, os.O_RDONLY)
     reader = threading.Thread(target=os.pread, args=(descriptor, 4096, 0))
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
-        wait_for_state(pid, True)
         reader.start()
         reader.join(2.0 if "passthrough" in side.mode else 0.1)
         served = not reader.is_alive()

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from fuse_mount import Mount, aligned, direct, lacking_for_mode, pattern, sought
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
-from waiting import wait_until
+from waiting import stop, wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
@@ -62,7 +62,7 @@ def test_a_close_waits_for_nobody(option: str, fuse_start: FuseStart) -> None:
     descriptor = os.open(mount.point / "file", os.O_RDWR | os.O_CREAT)
     os.write(descriptor, b"text")
     closer = threading.Thread(target=os.close, args=(descriptor,), daemon=True)
-    mount.process.send_signal(signal.SIGSTOP)
+    stop(mount.process.pid)
     try:
         closer.start()
         closer.join(5)

@@ -30,7 +30,7 @@ from fuse_mount import (
     unmount,
 )
 from nbdkit_server import ROOT, RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
-from waiting import wait_until
+from waiting import stop, wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
@@ -386,7 +386,7 @@ def test_a_close_does_not_wait(disk: Path, fuse_file: FuseStart) -> None:
     descriptors = [os.open(mount.point, os.O_RDWR) for _ in range(2)]
     writer = Thread(target=os.pwrite, args=(descriptors[0], b"text", 0), daemon=True)
     closer = Thread(target=os.close, args=(descriptors[1],), daemon=True)
-    mount.process.send_signal(signal.SIGSTOP)
+    stop(mount.process.pid)
     try:
         writer.start()
         closer.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from userblk.harness.observing.counters import Counters, Events, Taskstats
-from waiting import wait_until
+from waiting import stop, wait_until
 
 # Two threads; each line of input makes the main one call getppid() that often, and answer.
 SERVER = """
@@ -68,7 +67,7 @@ def taskstats() -> Iterator[Taskstats]:
 def test_switches_of_all_threads(taskstats: Taskstats) -> None:
     with server() as process:
         wait_until("the threads switch", lambda: switches_of_threads(process.pid) > 20)
-        process.send_signal(signal.SIGSTOP)  # it stands still while it is compared
+        stop(process.pid)  # it stands still while it is compared
         wait_until("both agree", lambda: taskstats.switches(process.pid) == switches_of_threads(process.pid))
 
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 
 import pytest
-from waiting import wait_until
+from waiting import stop, thread_states, wait_until
 
 
 def test_what_happens_is_waited_for() -> None:
@@ -32,3 +35,28 @@ def test_a_killed_process_is_named_by_its_signal() -> None:
         process.kill()
         with pytest.raises(AssertionError, match="^killed by SIGKILL before: a miracle$"):
             wait_until("a miracle", lambda: False, process=process)
+
+
+BUSY = """
+import threading, zlib
+data = bytes(1 << 22)
+def run():
+    while True:
+        zlib.crc32(data)  # without the interpreter's lock
+for _ in range(16):
+    threading.Thread(target=run).start()
+print(flush=True)
+"""
+
+
+def test_every_thread_of_a_stopped_process_stands_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            for _ in range(20):
+                stop(process.pid)
+                assert thread_states(process.pid) == ["T"] * 17
+                os.kill(process.pid, signal.SIGCONT)
+        finally:
+            process.kill()

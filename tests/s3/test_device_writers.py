@@ -16,7 +16,7 @@ from device import ServeS3
 from fault_proxy import FaultProxy, Rule, delayed, refused
 from nbdkit_server import NbdError, nbd
 from stamps import BLOCK, number_of, stamped
-from waiting import wait_until
+from waiting import stop, wait_until
 
 RUN = 9
 pytestmark = pytest.mark.fencing
@@ -33,7 +33,7 @@ def test_paused_writer_is_fenced(serve_s3: ServeS3) -> None:
         a.pwrite(stamped(RUN, block, 1), block * BLOCK)
     a.flush()
     a.pwrite(stamped(RUN, 0, 2), 0)  # acknowledged, not flushed: may be lost
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid)
     try:
         second = serve_s3("v", batch_size="1M")
         b = second.connect()

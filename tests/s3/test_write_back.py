@@ -13,6 +13,7 @@ from fault_proxy import FaultProxy, Rule, passed_on
 from nbdkit_server import Handle, NbdError, nbd
 from stamps import BLOCK, numbers, stamped
 from tool import Tool, ask
+from waiting import stop
 
 RUN = 21
 BLOCKS = 256
@@ -102,7 +103,7 @@ def test_a_second_writer_needs_the_log_or_gives_it_up(serve_s3: ServeS3, log: Pa
     a = first.connect()
     write(a, 1)
     a.flush()
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid)
     try:
         before = serve_s3.objects("v")
         with pytest.raises(AssertionError, match="had a write-back log, which is not given"):

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Wait for something that happens by itself."""
+"""Wait for something that happens by itself; stop a process."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 LIMIT = 120.0  # s for what takes a second: the machine may be slow, or busy
@@ -36,3 +39,21 @@ def wait_until(
         assert not problem, f"{problem}: {log()}" if log else problem
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def stop(pid: int) -> None:
+    """
+    Stops all threads of a process until SIGCONT. Returns when each stands still: kill() returns before, and a thread
+    that runs meanwhile may still answer a request.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    wait_until("every thread stops", lambda: set(thread_states(pid)) == {"T"})
+
+
+def thread_states(pid: int) -> list[str]:
+    """The state of each thread of a process as in proc(5): R runs, S sleeps, T is stopped."""
+    states = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return states

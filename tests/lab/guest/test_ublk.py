@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from guest import LIMIT, MIB, NVME, finish, mapped, more_requests, read, requests, run, start_verify
 from guest_ublk import NEEDS_UBLK, UBLK, Add, disks, info, ublk
-from waiting import wait_until
+from waiting import stop, wait_until
 
 MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
@@ -439,9 +439,7 @@ def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add
     try:
         wait_until("somebody looks for partitions", looking, LIMIT)
         if event == "stopped and continued":
-            server.send_signal(signal.SIGSTOP)
-            stat = Path(f"/proc/{server.pid}/stat")
-            wait_until("it stops", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", LIMIT)
+            stop(server.pid)
             server.send_signal(signal.SIGCONT)
         else:
             server.terminate()
