@@ -27,8 +27,7 @@ DATA, KALLSYMS, SIDES = "perf.data", "kallsyms", "sides.json"  # in a run's dire
 SCRATCH = Path("/tmp") / DATA  # in the guest's memory
 BUFFER = "64M"  # so that perf does not have to run before the workload has ended
 LEAST_PLAIN_S = 1
-# ns, primes; a sample each 10 us in all. A sample takes time, so that requests may come to keep step with a timer, and
-# all samples then find the same place. They keep step with one of several timers at most, which the others disturb.
+# ns, primes; a sample each 10 us in all. Requests may come to keep step with one or two timers, not with all of them.
 PERIODS_NS = (58013, 62011, 66029, 70001, 74017, 78007, 82003)
 EVENTS = (
     *("block:block_rq_issue", "block:block_rq_complete", "sched:sched_switch"),
@@ -46,7 +45,7 @@ def perf_argv(repetition: int, fuse: bool) -> list[str]:
     argv = ["perf", "record", "--quiet", "--all-cpus", f"--output={SCRATCH}", f"--mmap-pages={BUFFER}"]
     argv += ["--clockid=CLOCK_MONOTONIC", "--no-buildid", "--no-buildid-cache"]
     if repetition == SAMPLED:
-        argv += [f"--event=cpu-clock/period={period},name=clock/" for period in PERIODS_NS] + ["-g"]
+        argv += [f"--event=cpu-clock/period={period},name=clock{period}/" for period in PERIODS_NS] + ["-g"]
     else:
         argv += [f"--event={','.join((*EVENTS, *(FUSE_EVENTS if fuse else ())))}"]
     return [*argv, "--"]

@@ -16,7 +16,7 @@ from userblk.harness.cli.explain import narrowed
 from userblk.harness.model.plan import Plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import perf_script
-from userblk.harness.observing.instructions import Place, Profile, Sides, profile
+from userblk.harness.observing.instructions import Place, Profile, Sides, profile, without_delayed
 from userblk.harness.running.explain_runner import PASSES, PLAIN, SAMPLED, TRACED, perf_argv
 
 
@@ -89,6 +89,37 @@ def test_stacks_are_folded_from_the_outermost_function_on() -> None:
     assert found.paths["application", "fio", "pread64"] == 1000
     assert found.paths["server", "nbdkit", "in nbdkit"] == 1000  # of a program without symbols its file is known
     assert found.functions()["kernel, for the application", "copy_page"] == 2000
+
+
+def sampled(timer: int, share: float) -> list[perf_script.Record]:
+    """One of seven timers' samples, each 70 us over 0.35 s: this share in the application, the others in the kernel."""
+    user = perf_script.Frame("get_io_u", "/usr/bin/fio", False)
+    kernel = perf_script.Frame("vfs_read", "[kernel.kallsyms]", True)
+    records = []
+    for number in range(5000):
+        stack = (user if int((number + 1) * share) > int(number * share) else kernel,)
+        time = 1 + (70 * number + 10 * timer) / 1e6
+        records.append(perf_script.Record("fio", 50, 51, time, f"clock{timer}", stack, ""))
+    return records
+
+
+def test_timers_that_requests_keep_step_with_do_not_count() -> None:
+    shares = (0.3, 0.31, 0.95, 0.29, 0.0, 0.3, 0.3)  # the third finds the application only, the fifth never does
+    each = (sampled(timer, share) for timer, share in enumerate(shares))
+    records = sorted((one for timer in each for one in timer), key=lambda one: one.time)
+    found = profile("native", records, SIDES, (1.0, 1.5), 10_000).places()
+    assert found[Place.APPLICATION] == pytest.approx(3000, rel=0.01)
+    assert sum(found.values()) == pytest.approx(10_000)
+
+
+def test_a_sample_that_waited_for_another_one_does_not_count() -> None:
+    frame = (perf_script.Frame("vfs_read", "[kernel.kallsyms]", True),)
+    first = perf_script.Record("fio", 50, 51, 1.0, "clock1", frame, "")
+    late = replace(first, time=first.time + 1.1e-6, event="clock2")
+    later = replace(first, time=late.time + 1.1e-6, event="clock3")
+    elsewhere = replace(later, tid=52)
+    apart = replace(elsewhere, time=elsewhere.time + 2e-6)
+    assert without_delayed([first, late, later, elsewhere, apart]) == [first, elsewhere, apart]
 
 
 def test_a_command_may_look_like_an_address() -> None:
@@ -236,7 +267,7 @@ def test_the_tables() -> None:
 def test_a_run_is_looked_at_in_a_way_for_each_pass() -> None:
     assert perf_argv(PLAIN, True) == []
     timers = [word for word in perf_argv(SAMPLED, True) if word.startswith("--event=cpu-clock/")]
-    assert len(set(timers)) == 7  # requests keep step with one at most
+    assert len({word.rpartition("name=")[2] for word in timers}) == 7  # a name tells which timer took a sample
     traced = next(word for word in perf_argv(TRACED, True) if word.startswith("--event="))
     assert "fuse:fuse_request_send" in traced and "fuse" not in " ".join(perf_argv(TRACED, False))
 
