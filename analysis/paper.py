@@ -7,7 +7,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from . import render
-from .paper_cells import PaperCell, Verdict, compared, of_all_hosts, places, reasons_against
+from .paper_cells import PaperCell, Place, Verdict, compared, of_all_hosts, places, reasons_against
 from .paper_claims import ClaimResult, ClaimVerdict, check_claim
 from .papers import Paper, load_paper, papers_of
 from .render import new_grid
@@ -82,9 +82,33 @@ class PaperComparison:
         return lines
 
 
-def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper) -> PaperComparison:
-    """Compare a campaign with a paper. With several hosts, one gives each device's numbers. Raises SummaryError."""
-    where = places(campaign)
+def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
+    """
+    By host. Raises SummaryError if a suite is in two campaigns, or if a host of one is not the same in another: a
+    paper's claims across tables are about one machine.
+    """
+    first = campaigns[0].name
+    suites: dict[str, str] = {}
+    known: dict[str, Place] = {}
+    for campaign in campaigns:
+        for suite in sorted({run.suite for run in campaign.runs}):
+            if (other := suites.setdefault(suite, campaign.name)) != campaign.name:
+                raise SummaryError(f"{campaign.name}: has suite {suite}, as {other} has; compare each by itself")
+        for host, place in places(campaign).items():
+            other_place = known.setdefault(host, place)
+            if names := [f.name for f in fields(place) if getattr(place, f.name) != getattr(other_place, f.name)]:
+                raise SummaryError(
+                    f"{campaign.name}: {host} is not as in {first} ({', '.join(names)}); compare each by itself"
+                )
+    return known
+
+
+def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], paper: Paper) -> PaperComparison:
+    """
+    Compare campaigns of different suites with a paper. tables: of all their runs. With several hosts, one gives each
+    device's numbers. Raises SummaryError.
+    """
+    where = places_of_all(campaigns)
 
     cells: list[PaperCell] = []
     checked = {}
@@ -97,7 +121,8 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper
         suite = next((suite for suite in suites if any(table.suite == suite for table in tables)), suites[0])
         own = [table for table in tables if table.suite == suite]
         if theirs.base != NATIVE:
-            own = tables_of([run for run in campaign.runs if run.suite == suite], theirs.base, theirs.metrics)
+            runs = [run for campaign in campaigns for run in campaign.runs if run.suite == suite]
+            own = tables_of(runs, theirs.base, theirs.metrics)
         listed = {device for device, _ in theirs.rows}
         devices = {name: one for name, one in paper.devices.items() if name in listed}
         ours, hosts = of_all_hosts(own, devices, where, reasons_of)
@@ -115,7 +140,7 @@ def compare_with_paper(campaign: Campaign, tables: Sequence[Table], paper: Paper
 def compare_with_papers(campaign: Campaign, tables: Sequence[Table], configs: Path) -> list[PaperComparison]:
     """With each paper that has a table of one of the campaign's suites. Raises SummaryError."""
     found = papers_of({run.suite for run in campaign.runs}, configs)
-    return [compare_with_paper(campaign, tables, one) for one in found]
+    return [compare_with_paper([campaign], tables, one) for one in found]
 
 
 def paper_for(campaign: Campaign, configs: Path, name: str = ANY) -> Paper:

@@ -34,23 +34,27 @@ def campaign_of(name: str, results: Path) -> Campaign:
 
 def compare_command(args: argparse.Namespace) -> int:
     papers = (paper.ANY, *paper_names(paths.CONFIGS))
-    if args.first in papers:
-        raise ConfigError(f"first={args.first}: name a campaign first: userblk compare CAMPAIGN {args.first}")
-    first = campaign_of(args.first, args.results)
-    with_paper = args.second in papers
+    names, second = args.campaigns, args.second
+    if wrong := [name for name in names if name in papers]:
+        raise ConfigError(f"campaign={wrong[0]}: name the paper last: userblk compare CAMPAIGN {wrong[0]}")
+    with_paper = second in papers
+    if len(names) > 1 and not with_paper:
+        raise ConfigError(f"campaign={second}: more than two campaigns are compared with a paper only; name it last")
+    campaigns = [campaign_of(name, args.results) for name in names]
+    first = campaigns[0]
     shown: RenderableType
     if args.fail_over is not None and (with_paper or not 0 <= args.fail_over < math.inf):
         remedy = "compare two campaigns" if with_paper else "give a percentage from 0 on"
         raise ConfigError(f"fail-over={args.fail_over:g}: is not a valid limit; {remedy}")
     worse: list[compare.Line] = []
     if with_paper:
-        tables = make_tables(first.runs, first.seed, first.choices)
-        beside = paper.compare_with_paper(first, tables, paper.paper_for(first, paths.CONFIGS, args.second))
+        tables = make_tables([run for one in campaigns for run in one.runs])
+        beside = paper.compare_with_paper(campaigns, tables, paper.paper_for(first, paths.CONFIGS, second))
         found = agreement.agreements(beside.cells)
         value = paper.as_json(beside) | {"agreement": agreement.as_json(found)}
         text, shown = paper.as_csv(beside), Group(paper.terminal(beside, Console()), agreement.terminal(found))
     else:
-        both = compare.compare(first, campaign_of(args.second, args.results))
+        both = compare.compare(first, campaign_of(second, args.results))
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
         if args.fail_over is not None:
             worse = compare.regressions(both, args.fail_over)
@@ -105,10 +109,15 @@ def report_command(args: argparse.Namespace) -> int:
 
 def add_commands(add: Add) -> None:
     sub = add("compare", "show where two campaigns, or a campaign and a paper, differ", compare_command)
-    sub.add_argument("first", metavar="CAMPAIGN", help="directory of a campaign, or its name below --results")
+    sub.add_argument(
+        "campaigns",
+        metavar="CAMPAIGN",
+        nargs="+",
+        help="directory of a campaign, or its name below --results; before a paper also several, of different suites",
+    )
     sub.add_argument(
         "second",
-        metavar="CAMPAIGN",
+        metavar="OTHER",
         help=f"another campaign, or a paper (userblk papers lists them); `{paper.ANY}`: the paper that has this suite",
     )
     sub.add_argument("--all", action="store_true", help="also show comparisons without a significant difference")

@@ -139,7 +139,7 @@ def table_command(args: argparse.Namespace) -> int:
         if args.classes:
             campaign = read_campaign(directory)
             grading = with_classes(paper_for(campaign, paths.CONFIGS, args.classes))
-            found = compare_with_paper(campaign, tables, grading).ours
+            found = compare_with_paper([campaign], tables, grading).ours
             tables, reports = [graded(table, grading.grades, grading.source) for table in found.values()], []
             if not tables:
                 raise ConfigError(

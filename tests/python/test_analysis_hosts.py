@@ -66,7 +66,7 @@ def several_hosts(tmp_path: Path, hosts: dict[str, tuple[str, dict[str, Any]]]) 
 def test_a_device_on_each_is_one_comparison(tmp_path: Path) -> None:
     directory = several_hosts(tmp_path, {"one": ("sata", MACHINE), "other": ("nvme", {**MACHINE, "cpus": 72})})
     campaign = read_campaign(directory)
-    found = compare_with_paper(campaign, make_tables(campaign.runs), BDUS)
+    found = compare_with_paper([campaign], make_tables(campaign.runs), BDUS)
     assert len(found.cells) == 1365
     measured = [cell for cell in found.cells if cell.shape is not None]
     assert {(cell.device, cell.host) for cell in measured} == {("sata", "one"), ("nvme", "other")}
@@ -97,7 +97,7 @@ def test_identical_machines_are_pooled(tmp_path: Path) -> None:
     tables = make_tables(campaign.runs)
     assert {table.host for table in tables} == {"one+other"}
     assert {cell.n for table in tables for cell in table.cells.values()} == {4}
-    found = compare_with_paper(campaign, tables, BDUS)
+    found = compare_with_paper([campaign], tables, BDUS)
     assert len(found.cells) == 1365 and Counter(cell.n for cell in found.cells)[4] > 0
     assert all((campaign.directory / run.directory / "DONE").exists() for run in campaign.runs)
 
@@ -108,7 +108,7 @@ def test_what_was_measured_twice_counts_once(tmp_path: Path) -> None:
     campaign = read_campaign(several_hosts(tmp_path, {"one": ("sata", MACHINE), "other": ("sata", alike)}))
     tables = make_tables(campaign.runs)
     assert {table.host for table in tables} == {"one", "other"}
-    found = compare_with_paper(campaign, tables, BDUS)
+    found = compare_with_paper([campaign], tables, BDUS)
     assert len(found.cells) == 1365
     measured = [cell for cell in found.cells if cell.verdict is not Verdict.NOT_MEASURED]
     assert {cell.host for cell in measured} == {"other"}

@@ -165,7 +165,7 @@ def test_wrong_claims_are_named(tmp_path: Path, line: str, says: str) -> None:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
     campaign = read_campaign(make_campaign(tmp_path_factory.mktemp("paper"), repetitions=3))
-    return compare_with_paper(campaign, make_tables(campaign.runs), BDUS)
+    return compare_with_paper([campaign], make_tables(campaign.runs), BDUS)
 
 
 def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) -> None:
@@ -213,7 +213,7 @@ def papers_own(tmp_path: Path, **changes: object) -> dict[tuple[str, str, str], 
         file.write_text(json.dumps(value))
         file.with_name("environment.json").write_text(json.dumps(environment))
     campaign = read_campaign(directory)
-    cells = compare_with_paper(campaign, make_tables(campaign.runs), BDUS).cells
+    cells = compare_with_paper([campaign], make_tables(campaign.runs), BDUS).cells
     chosen = [cell for cell in cells if cell.device == "sata" and cell.table == 1]
     return {(cell.workload, cell.system, cell.metric.id): cell for cell in chosen}
 
@@ -247,7 +247,7 @@ def test_what_stands_in_for_the_papers_programs_is_not_compared(tmp_path: Path) 
     wanted = {"suite": "bdus-block", "systems": ["native", "buse"], "workloads": [A], "emulated": False}
     speed = {"native": 1.0, "buse": 0.5}
     campaign = read_campaign(make_campaign(tmp_path, repetitions=2, speed=speed, **wanted))  # type: ignore[arg-type]
-    cells = compare_with_paper(campaign, make_tables(campaign.runs), BDUS).cells
+    cells = compare_with_paper([campaign], make_tables(campaign.runs), BDUS).cells
     reasons = {cell.system: cell.reasons for cell in cells if cell.shape is not None and cell.device == "nvme"}
     assert {"userblk-buse, not BUSE", "2 CPUs, not 72"} <= set(reasons["buse"])
 

@@ -8,6 +8,7 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import userblk
@@ -23,6 +24,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_campaign(directory, "a", repetitions=5, seed=1, **SMALL)  # type: ignore[arg-type]
     speed = SPEED | {"nbdkit": 0.3}
     make_campaign(directory, "b", repetitions=5, seed=2, speed=speed, **SMALL)  # type: ignore[arg-type]
+    files = {"suite": "bdus-fs", "systems": ["native", "nbdkit"], "workloads": ["seq-read-1th-4k"]}
+    make_campaign(directory, "files", repetitions=5, seed=1, **files)  # type: ignore[arg-type]
+    older = {number: {"kernel": "6.1"} for number in range(4)}
+    make_campaign(directory, "other", repetitions=1, changes=older, **SMALL)  # type: ignore[arg-type]
     none = make_campaign(directory, "none", repetitions=1, **SMALL)  # type: ignore[arg-type]
     for mark in none.glob("*/*/*/*/*/*/DONE"):
         mark.unlink()
@@ -32,10 +37,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["compare", "a"], "CAMPAIGN"),
+        (["compare", "a"], "OTHER"),
         (["compare", "a", "nosuch"], "nosuch"),
         (["compare", "paper", "a"], "userblk compare CAMPAIGN paper"),
         (["compare", "a", "none"], "userblk resume"),
+        (["compare", "a", "files", "b"], "more than two campaigns are compared with a paper only"),
+        (["compare", "a", "b", "paper"], "b: has suite bdus-block, as a has"),
+        (["compare", "files", "other", "paper"], "other: nowhere is not as in files (kernel)"),
         (["report", "nosuch"], "nosuch"),
         (["report", "none"], "userblk resume"),
         (["report", "a", "--output", "/proc/nosuch"], "output=/proc/nosuch"),
@@ -69,6 +77,23 @@ def test_the_gate_has_an_exit_code_of_its_own(results: Path) -> None:
     ):
         done = userblk("compare", "a", *arguments, cwd=results.parent)
         assert done.returncode == 2 and done.stderr == f"userblk: {says}\n"
+
+
+def test_campaigns_of_different_suites_beside_a_paper(results: Path) -> None:
+    """Claims across the paper's tables are judged by the campaigns of both."""
+    both, one, other = (
+        json.loads(userblk("compare", *names, "paper", "--json", cwd=results.parent).stdout)
+        for names in (("a", "files"), ("a",), ("files",))
+    )
+
+    def measured(value: Any) -> set[str]:
+        return {repr(cell) for cell in value["cells"] if cell["value"] is not None}
+
+    def across(value: Any) -> int:
+        return next(claim["true"] for claim in value["claims"] if claim["id"] == "files-sata-as-blocks")
+
+    assert measured(both) == measured(one) | measured(other) and measured(one) and measured(other)
+    assert across(both) > across(one) == across(other) == 0
 
 
 def test_compare_with_the_paper(results: Path) -> None:

@@ -160,7 +160,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_campaign_beside_the_published_numbers(campaign: Path) -> None:
     read = read_campaign(campaign)
-    found = compare_with_paper(read, make_tables(read.runs), FAST17)
+    found = compare_with_paper([read], make_tables(read.runs), FAST17)
     (table,) = found.ours.values()
     names = [workload for _, workload in table.rows]
     assert names[:2] == ["create-1th", "create-32th"]  # and not first what Table 2 has, too
@@ -170,7 +170,7 @@ def test_a_campaign_beside_the_published_numbers(campaign: Path) -> None:
     reasons = {reason for cell in found.cells if cell.system == "stackfs" for reason in cell.reasons}
     assert "userblk-passthrough with StackFS's options, not StackFS" in reasons
     assert "135 of the paper's 270 numbers are measured, 0 comparable" in found.summary[0]
-    claims = {ours.claim.id: ours for ours, _ in compare_with_paper(read, make_tables(read.runs), TERRA).claims}
+    claims = {ours.claim.id: ours for ours, _ in compare_with_paper([read], make_tables(read.runs), TERRA).claims}
     assert claims["green-desktop-ssd"].verdict is ClaimVerdict.FAILS  # half of native's everywhere
     assert claims["no-red"].verdict is ClaimVerdict.HOLDS and claims["no-red"].missing == 90
     assert claims["green-hdd"].verdict is ClaimVerdict.NOT_MEASURED
@@ -182,7 +182,7 @@ def test_a_hard_disk_stands_for_the_hard_disk(campaign: Path, tmp_path: Path) ->
         file.write_text(json.dumps(turning))
     try:
         read = read_campaign(campaign)
-        cells = compare_with_paper(read, make_tables(read.runs), FAST17).cells
+        cells = compare_with_paper([read], make_tables(read.runs), FAST17).cells
         assert {cell.device for cell in cells if cell.shape is not None} == {"hdd"}
     finally:
         for file in campaign.glob("*/*/*/*/*/*/environment.json"):

@@ -191,7 +191,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
         place, repetitions=12, suite="fxmark", workloads=names, systems=list(SPEED), speed=SPEED, emulated=False
     )
     campaign = read_campaign(made)
-    return compare_with_paper(campaign, make_tables(campaign.runs), RFUSE)
+    return compare_with_paper([campaign], make_tables(campaign.runs), RFUSE)
 
 
 def test_numbers_are_relative_to_the_papers_base(comparison: PaperComparison) -> None:

@@ -59,7 +59,7 @@ def test_a_campaign_beside_it(tmp_path: Path) -> None:
         file.write_text(json.dumps(summary))
     campaign = read_campaign(made)
     assert not make_tables(campaign.runs)  # whose engine has reports of its own
-    found = compare_with_paper(campaign, [], THESIS)
+    found = compare_with_paper([campaign], [], THESIS)
     verdicts = Counter(cell.verdict for cell in found.cells)
     assert verdicts == {Verdict.NOT_COMPARABLE: 6, Verdict.NOT_MEASURED: 74 + 9}
     cells = {(cell.workload, cell.system): cell for cell in found.cells}
