@@ -87,7 +87,7 @@ class Section:
 def sections(page: str, text: str) -> Iterator[Section]:
     heading, lines, own, written = "", list[str](), list[str](), False
     for line in text.splitlines():
-        written = line.startswith("<!-- userblk ") or (written and line != "<!-- end -->")
+        written = line.startswith(("<!-- userblk ", "<!-- table ")) or (written and line != "<!-- end -->")
         if match := re.match(r"#+ (.+)", line):
             yield Section(page, heading, "\n".join(lines), "\n".join(own))
             heading, lines, own = match[1].strip(), [], []
