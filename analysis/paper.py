@@ -7,7 +7,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,29 +84,30 @@ class PaperComparison:
 
 def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
     """
-    By host. Raises SummaryError if a suite is in two campaigns, or if a host of one is not the same in another: a
-    paper's claims across tables are about one machine.
+    By host. Raises SummaryError if a suite is in two campaigns with the same device, or if a host of one is not the
+    same in another: a paper's claims across tables are about one machine.
     """
-    first = campaigns[0].name
-    suites: dict[str, str] = {}
+    parts: dict[tuple[str, str], str] = {}
     known: dict[str, Place] = {}
     for campaign in campaigns:
-        for suite in sorted({run.suite for run in campaign.runs}):
-            if (other := suites.setdefault(suite, campaign.name)) != campaign.name:
-                raise SummaryError(f"{campaign.name}: has suite {suite}, as {other} has; compare each by itself")
-        for host, place in places(campaign).items():
-            other_place = known.setdefault(host, place)
-            if names := [f.name for f in fields(place) if getattr(place, f.name) != getattr(other_place, f.name)]:
+        for suite, device in sorted({(run.suite, run.device) for run in campaign.runs}):
+            if (other := parts.setdefault((suite, device), campaign.name)) != campaign.name:
                 raise SummaryError(
-                    f"{campaign.name}: {host} is not as in {first} ({', '.join(names)}); compare each by itself"
+                    f"{campaign.name}: has suite {suite} with {device}, as {other} has; compare each by itself"
                 )
+        for host, place in places(campaign).items():
+            before = known.get(host, place)
+            if names := before.differences(place):
+                told = f"{host} is not as in {campaigns[0].name} ({', '.join(names)})"
+                raise SummaryError(f"{campaign.name}: {told}; compare each by itself")
+            known[host] = before.with_devices_of(place)
     return known
 
 
 def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], paper: Paper) -> PaperComparison:
     """
-    Compare campaigns of different suites with a paper. tables: of all their runs. With several hosts, one gives each
-    device's numbers. Raises SummaryError.
+    Compare campaigns, of different suites or devices, with a paper. tables: of all their runs. With several hosts, one
+    gives each device's numbers. Raises SummaryError.
     """
     where = places_of_all(campaigns)
 

@@ -177,6 +177,20 @@ class Place:
     models: Mapping[str, str]
     turning: frozenset[str]
 
+    def differences(self, other: Place) -> list[str]:
+        """What tells the two apart; another model of a device, only if both have the device."""
+        names = [
+            name
+            for name in ("emulated", "profile", "kernel", "packages", "cpus")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        devices = self.models.keys() & other.models.keys()
+        return names + [f"model of {name}" for name in sorted(devices) if self.models[name] != other.models[name]]
+
+    def with_devices_of(self, other: Place) -> Place:
+        """The same place, with the devices of both."""
+        return replace(self, models={**self.models, **other.models}, turning=self.turning | other.turning)
+
 
 def _models(environment: Mapping[str, Any]) -> dict[str, str]:
     devices = environment.get("devices", {})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "paper", "a"], "userblk compare CAMPAIGN paper"),
         (["compare", "a", "none"], "userblk resume"),
         (["compare", "a", "files", "b"], "more than two campaigns are compared with a paper only"),
-        (["compare", "a", "b", "paper"], "b: has suite bdus-block, as a has"),
+        (["compare", "a", "b", "paper"], "b: has suite bdus-block with nvme, as a has"),
         (["compare", "files", "other", "paper"], "other: nowhere is not as in files (kernel)"),
         (["report", "nosuch"], "nosuch"),
         (["report", "none"], "userblk resume"),
@@ -77,6 +78,24 @@ def test_the_gate_has_an_exit_code_of_its_own(results: Path) -> None:
     ):
         done = userblk("compare", "a", *arguments, cwd=results.parent)
         assert done.returncode == 2 and done.stderr == f"userblk: {says}\n"
+
+
+def test_campaigns_of_different_devices_beside_a_paper(results: Path) -> None:
+    """The same numbers as from one campaign with both: a campaign that is taken apart is put together again."""
+    kept = {"sata": "apart-1", "nvme": "apart-2"}
+    for device, name in kept.items():
+        part = shutil.copytree(results / "a", results / name)
+        for other in kept.keys() - {device}:
+            shutil.rmtree(part / "nowhere" / other)
+        for file in part.rglob("environment.json"):
+            environment = json.loads(file.read_text())
+            environment["devices"] = {device: environment["devices"][device]}
+            file.write_text(json.dumps(environment))
+    whole, parts = (
+        json.loads(userblk("compare", *names, "paper", "--json", cwd=results.parent).stdout)
+        for names in (("a",), kept.values())
+    )
+    assert whole["cells"] == parts["cells"] and whole["claims"] == parts["claims"]
 
 
 def test_campaigns_of_different_suites_beside_a_paper(results: Path) -> None:
