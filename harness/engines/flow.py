@@ -355,11 +355,14 @@ class Flow(DeviceEngine):
         return {}
 
     def begin(
-        self, run: Run, directory: Path, recorder: Recorder, memory: Memory
+        self, run: Run, mounted: Sequence[Path], recorder: Recorder, memory: Memory
     ) -> tuple[list[str], Callable[[], list[str]]]:
-        """What is measured on the system as the run uses it, and what may be wrong with it afterwards."""
+        """
+        What is measured on the system as the run uses it, and what may be wrong with it afterwards. mounted: where the
+        file system under test is, and the ext4 below it, if that is another.
+        """
         (program,) = map(Path, self.programs(run.plan.build))
-        return self.measured(run, program, directory, self.place_of_results(run)), lambda: []
+        return self.measured(run, program, mounted[0], self.place_of_results(run)), lambda: []
 
     def place_of_results(self, run: Run) -> Path:
         return run.directory / f"{self.results or self.name}.json"
@@ -399,7 +402,8 @@ class Flow(DeviceEngine):
                     run.running, top = running.serve(lower, upper, recorder, teardown), upper
                 if run.running.server:
                     memory.add(run.running.server)
-            measured, own_problems = self.begin(run, top, recorder, memory)
+            mounted = (top,) if running.on_device else tuple(dict.fromkeys((top, lower)))
+            measured, own_problems = self.begin(run, mounted, recorder, memory)
         finally:
             recorder.save()
 
@@ -411,7 +415,7 @@ class Flow(DeviceEngine):
             argv=measured,
             seconds=duration_s(workload, profile),
             parse=lambda: self.read_results(run, results),
-            synced=tuple(str(point) for point in dict.fromkeys((top,) if running.on_device else (top, lower))),
+            synced=tuple(map(str, mounted)),
             sync=sync_file_system,
             area=size,
             memory=memory,

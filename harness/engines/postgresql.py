@@ -228,9 +228,9 @@ class Postgresql(Flow):
         return Server(directory / "postgresql", socket, bool(run.workload.fixed["fsync"]))
 
     def begin(
-        self, run: Run, directory: Path, recorder: Recorder, memory: Memory
+        self, run: Run, mounted: Sequence[Path], recorder: Recorder, memory: Memory
     ) -> tuple[list[str], Callable[[], list[str]]]:
-        server = self.server(run, directory)
+        server = self.server(run, mounted[0])
         process = server.start(recorder, memory, run)
         seconds = math.ceil(duration_s(run.workload, run.profile))  # sysbench has whole ones only
         words = (f"--time={seconds}", "--report-interval=1", "--histogram", f"--rand-seed={run.entry.seed}", "run")

@@ -179,8 +179,9 @@ class SourceTree(Flow):
         return path, write_archive(paths.CHECKOUT, run.workload.fixed["copies"], path)
 
     def begin(
-        self, run: Run, directory: Path, recorder: Recorder, memory: Memory
+        self, run: Run, mounted: Sequence[Path], recorder: Recorder, memory: Memory
     ) -> tuple[list[str], Callable[[], list[str]]]:
+        directory = mounted[0]
         archive, tree = self.archive(run)
         work = ["tar", "-xf", str(archive), "-C", str(directory)]
         files, size = tree.files, tree.bytes
@@ -194,7 +195,7 @@ class SourceTree(Flow):
         def problems() -> list[str]:
             return [problem for argv, said in checks(run.workload, archive, directory) if (problem := look(argv, said))]
 
-        return [sys.executable, timed.__file__, str(results), str(directory), *work], problems
+        return [sys.executable, timed.__file__, str(results), *map(str, mounted), "--", *work], problems
 
     def read_results(self, run: Run, results: Path) -> Result:
         return parse(results, json.loads((run.directory / TREE).read_text()))

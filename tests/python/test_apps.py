@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import runner_process as runner
@@ -25,6 +27,7 @@ from userblk.harness.model.config import Workload, load_profile, load_suite, loa
 from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing import timed
 from userblk.harness.systems import recover
 from userblk.lab import images
 from waiting import wait_until
@@ -306,6 +309,31 @@ def test_a_tree_is_unpacked_and_built(device: str, tmp_path: Path) -> None:
     assert set(found) == {("fuse", "unpack"), ("fuse", "build")}
     files = {name: one["settings"]["source-tree"]["files"] for (_, name), one in found.items()}  # type: ignore[index]
     assert files["build"] == 2 * SOURCES and files["unpack"] > 500
+    for log in (tmp_path / "c/here").rglob("commands.json"):
+        for words in (one["argv"] for one in json.loads(log.read_text())):
+            if timed.__file__ in words:
+                rest = words[words.index(timed.__file__) + 2 :]
+                assert [Path(one).name for one in rest[: rest.index("--")]] == ["over", "ext4"]
+                del files[log.parts[-3]]
+    assert not files
+
+
+def test_all_file_systems_are_synced_after_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one under test first: what it writes goes to the one below it."""
+    places = [tmp_path / name for name in ("over", "below")]
+    for place in places:
+        place.mkdir()
+    synced = []
+
+    def syncfs(fd: int) -> int:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")), (tmp_path / "made").exists()))
+        return 0
+
+    monkeypatch.setattr(timed.ctypes, "CDLL", lambda name: SimpleNamespace(syncfs=syncfs))
+    monkeypatch.setattr(timed.signal, "signal", lambda number, what: None)
+    assert timed.main([str(tmp_path / "r.json"), *map(str, places), "--", "touch", str(tmp_path / "made")]) == 0
+    assert synced == [(place, True) for place in places]
+    assert json.loads((tmp_path / "r.json").read_text())["program"] == "touch"
 
 
 def test_what_was_unpacked_and_built_is_looked_at(tmp_path: Path) -> None:
