@@ -83,7 +83,11 @@ def _figure(height_mm: float) -> Figure:
 
 
 def _title(figure: Figure, text: str, emulated: str) -> None:
-    figure.suptitle(text + (f"  {emulated}" if emulated else ""), x=0.01, y=0.995, ha="left", va="top", fontsize=8)
+    """In smaller letters if it is longer than the figure is wide."""
+    words = text + (f"  {emulated}" if emulated else "")
+    title = figure.suptitle(words, x=0.01, y=0.995, ha="left", va="top", fontsize=8)
+    room, width = 0.98 * figure.bbox.width, title.get_window_extent().width
+    title.set_fontsize(8 * min(1.0, room / width))
 
 
 def _save(figure: Figure, directory: Path, name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop_for_fuse
 from synthetic import make_campaign
-from userblk.analysis.figures import scatter
+from userblk.analysis.figures import heat_map, scatter, whiskers
 from userblk.analysis.paper import PaperComparison, compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
@@ -210,6 +210,18 @@ def test_the_figure_says_what_they_are_relative_to(comparison: PaperComparison) 
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     cells = [cell for cell in comparison.cells if cell.ours and not cell.absolute]
     assert any("difference to StackFS (RFUSE)" in text.get_text() for text in scatter(cells, "Suite", "").texts)
+
+
+@pytest.mark.parametrize("suite", ["s", "a-suite-with-a-rather-long-name"])
+def test_the_titles_of_figures_are_whole(suite: str, comparison: PaperComparison) -> None:
+    """What is simulated says so at the end of a title."""
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    table = comparison.ours[2]
+    table = dataclasses.replace(table, suite=suite, emulated="SIMULATED (lab, virtual time, model cpu-6 sata-2 nvme-2)")
+    for figure in (whiskers(table, "nvme"), heat_map(table)):
+        (title,) = [text for text in figure.texts if "SIMULATED" in text.get_text()]
+        assert title.get_window_extent().x1 <= figure.bbox.width
+        assert (title.get_fontsize() == 8) is (suite == "s")
 
 
 def test_a_claim_of_one_system_over_another(comparison: PaperComparison) -> None:
