@@ -27,7 +27,7 @@ from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Metric, Table
 
 DPI = 200
 INCH = 25.4  # mm
-SIDE_BY_SIDE = 4  # systems whose names fit beside each other in a heat map
+SIDE_BY_SIDE = 4  # systems whose names fit beside each other below bars
 WIDTH = 178 / INCH  # of a page with two columns
 SETTINGS = {
     "svg.hashsalt": "userblk",
@@ -116,14 +116,15 @@ def heat_map(table: Table) -> Figure:
     """Every difference to native: a panel for each metric, a column for each system."""
     systems = [system for system in table.systems if system != NATIVE]
     count = len(table.rows)
+    left = max(0.205, 0.045 + LETTER * _longest(workload for _, workload in table.rows))
     # Names that do not fit beside each other are slanted, which takes 10 mm more.
-    slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if len(systems) > SIDE_BY_SIDE else {}
+    widest = LETTER * _longest(SYSTEMS.get(name, name) for name in systems) * len(systems) * len(METRICS)
+    slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if widest > 1 - left else {}
     head = 10 if slant else 0
     figure = _figure(20 + head + 3.9 * count)
     _title(figure, f"{table.label}: difference to native, darker red is worse, blue is better", table.emulated)
     height = figure.get_figheight() * INCH
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.04})
-    left = max(0.205, 0.045 + LETTER * _longest(workload for _, workload in table.rows))
     figure.subplots_adjust(left=left, right=0.93 if slant else 0.995, top=1 - (15 + head) / height, bottom=3 / height)
     devices = [device for device, _ in table.rows]
     borders = [y for y in range(1, count) if devices[y] != devices[y - 1]]
@@ -351,6 +352,10 @@ def details(row: Row) -> Figure:
     spread.xaxis.set_major_locator(FixedLocator([100 / (100 - percent) for percent in NINES]))
     spread.xaxis.set_major_formatter(FixedFormatter([f"{percent:g}" for percent in NINES]))
     spread.xaxis.set_minor_locator(NullLocator())
+    for axes in (speed, delay, spread):
+        if not axes.lines:
+            axes.set_axis_off()
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color="#777777")
     figure.legend(
         handles=[_handle(name, names, line=True) for name in names],
         loc="upper left", bbox_to_anchor=(0.0, 0.965), ncol=7, columnspacing=1.0, handlelength=2.0,

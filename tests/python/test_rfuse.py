@@ -14,11 +14,12 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop_for_fuse
 from synthetic import make_campaign
-from userblk.analysis.figures import heat_map, scatter, whiskers
+from userblk.analysis.figures import Row, SystemRow, details, heat_map, scatter, whiskers
 from userblk.analysis.paper import PaperComparison, compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_claims, load_paper
+from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.engines import fio, fio_files
@@ -222,6 +223,28 @@ def test_the_titles_of_figures_are_whole(suite: str, comparison: PaperComparison
         (title,) = [text for text in figure.texts if "SIMULATED" in text.get_text()]
         assert title.get_window_extent().x1 <= figure.bbox.width
         assert (title.get_fontsize() == 8) is (suite == "s")
+
+
+@pytest.mark.parametrize(
+    ("systems", "slanted"), [(("nbdkit", "tcmu", "fuse"), False), (("ublk-workers", "fuse") * 2, True)]
+)
+def test_names_in_a_heat_map_do_not_overlap(
+    systems: tuple[str, ...], slanted: bool, comparison: PaperComparison
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    figure = heat_map(dataclasses.replace(comparison.ours[2], systems=("native", *systems)))
+    labels = figure.axes[0].get_xticklabels()
+    assert [bool(label.get_rotation()) for label in labels] == [slanted] * len(systems)
+
+
+def test_a_figure_says_what_was_not_recorded() -> None:
+    """A run that is as long as its work has no series."""
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    row = Row("r", "here", "nvme", "unpack", "", (SystemRow("native", Interval(2.0), (2.0,), None),))
+    bars, *others = details(row).axes
+    assert bars.axison and bars.patches
+    for axes in others:
+        assert not axes.axison and [text.get_text() for text in axes.texts] == ["not recorded"]
 
 
 def test_a_claim_of_one_system_over_another(comparison: PaperComparison) -> None:
