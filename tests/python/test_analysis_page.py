@@ -230,6 +230,19 @@ def test_a_browser_draws_the_workload_that_is_asked_for(report: Path, tmp_path: 
     assert "figures/nvme-bdus-fs-web-server.svg" in body and "figures/nvme-bdus-fs-web-server.png" in body
 
 
+def test_closed_parts_are_printed(report: Path, page: str, tmp_path: Path) -> None:
+    """As many pages as of a copy in which all is open; of one in which closed parts are removed there are fewer."""
+    opened = page.replace("<details>", "<details open>")
+    assert page.count("<details>") > 1
+    pages = []
+    for number, text in enumerate((page, opened, re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL))):
+        (tmp_path / f"{number}.html").write_text(text, encoding="utf-8")
+        pdf = tmp_path / f"{number}.pdf"
+        browse(tmp_path / "profile", (tmp_path / f"{number}.html").as_uri(), f"--print-to-pdf={pdf}")
+        pages.append(len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())))
+    assert pages[0] == pages[1] > pages[2] > 0, pages
+
+
 def test_a_browser_opens_every_workload(report: Path, page: str, tmp_path: Path) -> None:
     """By a copy of the page that shows one after the other and counts."""
     walk = """<script>
