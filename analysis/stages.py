@@ -32,7 +32,6 @@ ISSUE = re.compile(r"(\d+,\d+) (\w+) \d+ \([^)]*\) (\d+) \+ (\d+)")
 COMPLETE = re.compile(r"(\d+,\d+) (\w+) \([^)]*\) (\d+) \+ (\d+)")
 SEND = re.compile(r"connection (\d+) req (\d+) opcode (\d+)")
 END = re.compile(r"connection (\d+) req (\d+)")
-SWITCH = re.compile(r"next_pid=(\d+)|==> .*:(\d+) \[")
 FUSE_DATA = {15, 16}  # READ, WRITE: the opcodes of requests that move data
 FUSE_NAMES = {8, 9, 10, 11, 12, 13, 35, 45}  # MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, CREATE, RENAME2
 FUSE_UNANSWERED = {2, 36, 41, 42}  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET

@@ -24,7 +24,7 @@ static struct directory *directory_of(const struct fuse_file_info *fi)
 	return (struct directory *)(uintptr_t)fi->fh;
 }
 
-int dir_fd(const struct fuse_file_info *fi)
+static int dir_fd(const struct fuse_file_info *fi)
 {
 	return dirfd(directory_of(fi)->stream);
 }

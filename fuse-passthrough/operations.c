@@ -27,7 +27,11 @@ struct fd_path fd_path(int fd)
 	return path;
 }
 
-double attr_timeout(mode_t mode)
+/*
+ * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
+ * when killpriv_v2 and passthrough clear set-id bits, so it must not keep them.
+ */
+static double attr_timeout(mode_t mode)
 {
 	bool may_go =
 		(fs.killpriv_v2 || fs.passthrough) && S_ISREG(mode) && (mode & (S_ISUID | S_ISGID));

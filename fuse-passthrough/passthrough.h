@@ -75,12 +75,6 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 /* Fills entry for fd, an O_PATH descriptor that it takes over, and counts a lookup. */
 int lookup_fd(int fd, struct fuse_entry_param *entry);
 
-/*
- * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
- * when killpriv_v2 and passthrough clear set-id bits, so it is not to keep them.
- */
-double attr_timeout(mode_t mode);
-
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */
 int clear_setid(fuse_req_t req, int fd);
@@ -136,8 +130,6 @@ void fs_readdirplus(
 	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi);
 void fs_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
-/* The descriptor of an open directory. */
-int dir_fd(const struct fuse_file_info *fi);
 
 /* Fills in the operations of operations.c. */
 void operations_namespace(struct fuse_lowlevel_ops *ops);

@@ -83,7 +83,7 @@ bool session_want(struct fuse_conn_info *conn, unsigned long capability)
 #endif
 }
 
-void session_do_not_want(struct fuse_conn_info *conn, unsigned long capability)
+static void do_not_want(struct fuse_conn_info *conn, unsigned long capability)
 {
 #if LIBFUSE_AT_LEAST(3, 17, 0)
 	fuse_unset_feature_flag(conn, capability);
@@ -99,7 +99,7 @@ static bool announcing;
 /*
  * Whether a pipe can hold what a thread receives at most. Otherwise (SIZE is above
  * /proc/sys/fs/pipe-max-size, and CAP_SYS_RESOURCE is missing, as in many containers) libfuse makes
- * and closes a pipe in vain for each request, before it reads that all the same.
+ * and closes a pipe for each request without using it, and then reads the request in the other way.
  */
 static bool pipes_suffice(size_t size)
 {
@@ -116,9 +116,9 @@ static bool pipes_suffice(size_t size)
 static void negotiate_splice(struct fuse_conn_info *conn)
 {
 	if (!session.splice) {
-		session_do_not_want(conn, FUSE_CAP_SPLICE_READ);
-		session_do_not_want(conn, FUSE_CAP_SPLICE_WRITE);
-		session_do_not_want(conn, FUSE_CAP_SPLICE_MOVE);
+		do_not_want(conn, FUSE_CAP_SPLICE_READ);
+		do_not_want(conn, FUSE_CAP_SPLICE_WRITE);
+		do_not_want(conn, FUSE_CAP_SPLICE_MOVE);
 		return;
 	}
 	granted.splice = session_want(conn, FUSE_CAP_SPLICE_WRITE);
@@ -126,7 +126,7 @@ static void negotiate_splice(struct fuse_conn_info *conn)
 	if (pipes_suffice(conn->max_write + REQUEST_HEADER))
 		granted.splice = session_want(conn, FUSE_CAP_SPLICE_READ) && granted.splice;
 	else
-		session_do_not_want(conn, FUSE_CAP_SPLICE_READ);
+		do_not_want(conn, FUSE_CAP_SPLICE_READ);
 	session.splice = granted.splice;
 }
 
@@ -134,18 +134,18 @@ static void session_init(void *data, struct fuse_conn_info *conn)
 {
 	(void)data;
 	/* Its first version does not tell who writes: set-id bits would survive. */
-	session_do_not_want(conn, FUSE_CAP_HANDLE_KILLPRIV);
+	do_not_want(conn, FUSE_CAP_HANDLE_KILLPRIV);
 	served->negotiate(conn);
 #if HAVE_LIBFUSE_RINGS
 	if (session.own_rings)
-		session_do_not_want(conn, FUSE_CAP_OVER_IO_URING);
+		do_not_want(conn, FUSE_CAP_OVER_IO_URING);
 #endif
 	negotiate_splice(conn);
 	/*
 	 * Otherwise the kernel has us truncate with the open, before it looks whether the file
 	 * is being executed, and says ETXTBSY of a program that is gone.
 	 */
-	session_do_not_want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
+	do_not_want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
 	granted.wrote_back = session.writeback;
 	session.writeback = session.writeback && session_want(conn, FUSE_CAP_WRITEBACK_CACHE);
 #if HAVE_OWN_RINGS

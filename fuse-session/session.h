@@ -50,7 +50,6 @@ bool session_check_mount_point(const struct session_options *options);
 
 /* Asks for a capability if the kernel has it, and says whether. */
 bool session_want(struct fuse_conn_info *conn, unsigned long capability);
-void session_do_not_want(struct fuse_conn_info *conn, unsigned long capability);
 
 /* on when granted, off when not asked for; otherwise the kernel or libfuse refused. */
 const char *session_state(bool asked, bool on);

@@ -21,11 +21,8 @@ from pathlib import Path
 from .teardown import read_setting
 
 # linux/fs.h
-BLKROGET = 0x125E
 BLKFLSBUF = 0x1261
-BLKSSZGET = 0x1268
 BLKDISCARD = 0x1277
-BLKGETSIZE64 = 0x80081272
 
 FILL_CHUNK = 4 << 20
 DISCARD_CHUNK = 1 << 30

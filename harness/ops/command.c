@@ -26,7 +26,7 @@ bool take_number(const char *option, const char *text, uint64_t least, uint64_t 
 	return false;
 }
 
-bool take_seconds(const char *option, const char *text, double least, double *out)
+static bool take_seconds(const char *option, const char *text, double least, double *out)
 {
 	char *end;
 
@@ -96,7 +96,7 @@ bool take_place(const char *directory, const char *name, bool used, const char *
 	struct stat st;
 
 	if (!directory)
-		warnx("DIRECTORY is missing; name one that the files can be made in");
+		warnx("DIRECTORY is missing; name an existing directory for the files");
 	else if (stat(directory, &st) == -1)
 		warnx("%s: %s; DIRECTORY must exist", directory, strerror(errno));
 	else if (!S_ISDIR(st.st_mode))

@@ -12,7 +12,6 @@ extern const char command_name[];
 /* The value of an option. False: reported. */
 bool take_number(
 	const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out);
-bool take_seconds(const char *option, const char *text, double least, double *out);
 /* One of count words, by its number. */
 bool take_word(const char *option, const char *text, const char *const *words, unsigned count,
 	unsigned *out);

@@ -394,13 +394,6 @@ static void start_pool(struct pool *p)
 	sim_spawn(p->store->process, "client", pool_main, p);
 }
 
-int s3_store_start(struct s3_store *s)
-{
-	for (int i = 0; i < S3_POOLS; i++)
-		start_pool(&s->pools[i]);
-	return 0;
-}
-
 void s3_store_park(struct s3_store *s)
 {
 	for (int i = 0; i < S3_POOLS; i++) {

@@ -302,20 +302,6 @@ int s3_store_open(
 	return 0;
 }
 
-int s3_store_start(struct s3_store *s)
-{
-	int r = 0;
-
-	for (int i = 0; r == 0 && i < S3_POOLS; i++) {
-		struct s3_connections *p = &s->pools[i];
-
-		pthread_mutex_lock(&p->lock);
-		r = s3_pool_start(p);
-		pthread_mutex_unlock(&p->lock);
-	}
-	return r;
-}
-
 void s3_store_park(struct s3_store *s)
 {
 	for (int i = 0; i < S3_POOLS; i++)

@@ -263,11 +263,6 @@ int s3_store_check(const struct s3_store_config *config, struct params_error *er
  */
 int s3_store_open(const struct s3_store_config *config, const struct backend_host *host,
 	struct s3_store **out);
-/*
- * Starts the threads, which s3_store_submit() otherwise does when it needs one.
- * 0 or negative errno. Once it succeeded, a well-formed request is always accepted.
- */
-int s3_store_start(struct s3_store *store);
 /* Ends threads and connections until the next request, so that a fork may follow. No request may be
  * in flight. */
 void s3_store_park(struct s3_store *store);

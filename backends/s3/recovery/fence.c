@@ -321,7 +321,8 @@ bool s3_closed_cleanly(const struct s3_volume *v)
 	return v->applied == 0 || v->last_type == S3_TYPE_CLEAN;
 }
 
-int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
+/* Puts the object, in the place of what a fenced writer left there, and applies it. */
+static int add_now(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
 	const struct s3_object_header *header)
 {
 	struct s3_volume *v = p->v;
@@ -394,7 +395,7 @@ int s3_recovery_add_end(struct s3_recovery *p, struct s3_recovery_put *put, bool
 		return s3_recovery_apply(p, put->header);
 	/* Something stands there, or the store is full: one after the other. */
 	if (req->result == -EEXIST || req->result == -ENOSPC)
-		return s3_recovery_add(p, req->iov, req->iovcnt, put->header);
+		return add_now(p, req->iov, req->iovcnt, put->header);
 	return s3_volume_refuse(p->v, req->result, "%s", req->message);
 }
 

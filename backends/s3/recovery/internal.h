@@ -174,9 +174,10 @@ struct s3_recovery_put {
 	bool landed;
 };
 /*
- * s3_recovery_add() in two steps: what iov and header point at stays until the second, of which
- * there is one for each first that answered 0, in their order. After an error of one the others
- * only wait.
+ * Put an object, complete and with its header decoded, behind the log, which has been fenced, and
+ * apply it, in two steps: what iov and header point at stays until the second, of which there is
+ * one for each first that answered 0, in their order. After an error of one the others only wait.
+ * 0 or negative errno, reported.
  */
 int s3_recovery_add_begin(struct s3_recovery *p, struct s3_recovery_put *put,
 	const struct iovec *iov, int iovcnt, const struct s3_object_header *header);

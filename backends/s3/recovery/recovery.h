@@ -53,11 +53,5 @@ struct s3_chain {
 	bool closed;	   /* it says that nothing comes after it */
 	bool foreign;	   /* others have written something else since */
 };
-/*
- * Puts an object, complete and with its header decoded, behind the log, which has been fenced, and
- * applies it. 0 or negative errno, reported.
- */
-int s3_recovery_add(struct s3_recovery *p, const struct iovec *iov, int iovcnt,
-	const struct s3_object_header *header);
 
 #endif
