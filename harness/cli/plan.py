@@ -291,9 +291,9 @@ def times_of_blocks(plan: Plan) -> list[str]:
         kinds[times.ramp_s, times.runtime_s, times.fixed_warm_up] = []
     lines = []
     for (ramp_s, runtime_s, fixed), runs in kinds.items():
-        warm_up = "no warm-up beyond that" if fixed else "less the warm-up that is found in them"
+        warm_up = "no warm-up beyond that" if fixed else "less the warm-up found in the data"
         which = f" ({', '.join(runs)})" if len(kinds) > 1 else ""
-        lines.append(f"{ramp_s:g} s discarded + {runtime_s:g} s measured a run{which}, {warm_up}")
+        lines.append(f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run{which}, {warm_up}")
     return lines
 
 
@@ -331,11 +331,13 @@ class OnDevices:
         written = f"at most {show_bytes(most_written)} written"
         if plan.with_files:
             written += f" (file systems: at {FILL_BYTES_PER_S / 1e6:.0f} MB/s)"
+        if place.lab:
+            return [f"device     {device.id}: a disk of the lab, discarded at the end; {written}"]
         lines = [
             f"device     {device.id} {device.path}: {written},"
             f" all within its first {show_bytes(plan.used_bytes(device.id))}, whose contents are LOST"
         ]
-        if not place.lab and not place.remote:
+        if not place.remote:
             most = most_written * plan.profile.max_repetitions / plan.profile.repetitions
             found = identify(device.path)
             lines.append(f"           it is {found.identity}; it holds {contents(found) or 'no known signature'}")
@@ -396,7 +398,7 @@ def endurance_text(disk: str, written: float) -> str:
         return f"{100 * written / total:.2g} % of its endurance (worn by {wear:.0f} %, judged by what wore it)"
     if wear == 0:
         return "its endurance is not known yet (worn by 0 %)"
-    return "its endurance is not known: it does not tell, or neither smartctl nor nvme is installed"
+    return "its endurance is not known: it does not report it, or neither smartctl nor nvme is installed"
 
 
 def show_plan(plan: Plan, place: Place, as_json: bool) -> None:

@@ -98,9 +98,10 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
         "16 workloads",
         "native, nbdkit, tcmu",
         "288 (3 of each cell), seed 7",
-        "LOST",
+        "sata: a disk of the lab, discarded at the end",
     ):
         assert fact in result.stdout
+    assert "LOST" not in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -410,7 +411,7 @@ def test_the_plan_says_how_long_each_kind_of_run_is(tmp_path: Path) -> None:
     def runs(*arguments: str) -> list[tuple[str, str]]:
         done = userblk("plan", *LAB, *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        return re.findall(r"s measured a run(?: \((.*)\))?, (\w+)", done.stdout)
+        return re.findall(r"s measured per run(?: \((.*)\))?, (\w+)", done.stdout)
 
     assert runs() == [("reads", "less"), ("writes to SATA", "no"), ("writes to NVMe", "no")]
     assert runs("--workloads", "seq-read-1th-4k") == [("", "less")]
