@@ -22,7 +22,7 @@ from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
 NO_VALUE = "-"
 LARGE = 10_000
 NAMES = 2  # columns that say what a row is of: where all rows have the same, a terminal has it once, above them
-INTERVALS = "±: half width of the 95 % confidence interval, which a single run has not."
+INTERVALS = "±: half width of the 95 % confidence interval; a single run has none."
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def read_campaign(directory: Path) -> Campaign:
         name, created, seed = str(asked["campaign"]), str(asked["created"]), int(asked["seed"])
         choices, of_blocks = (tuple(str(line) for line in asked.get(name, [])) for name in ("choices", "block_choices"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SummaryError(f"{file}: not what was asked of a campaign: {type(error).__name__} {error}") from None
+        raise SummaryError(f"{file}: not the request of a campaign: {type(error).__name__} {error}") from None
     runs = tuple(pooled(directory, load_campaign(directory)))
     return Campaign(directory, name, created, seed, choices, of_blocks, asked, runs)
 

@@ -90,7 +90,7 @@ static int check_size(const struct backend_host *host, uint64_t size, uint64_t h
 {
 	if (size <= have)
 		return 0;
-	backend_error(host, "size=%llu: the device has only %llu bytes; ask for no more than that",
+	backend_error(host, "size=%llu: the device has only %llu bytes; give at most that",
 		(unsigned long long)size, (unsigned long long)have);
 	return -EINVAL;
 }

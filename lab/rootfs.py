@@ -294,26 +294,26 @@ def unpack_kernel(vmlinuz: bytes) -> bytes:
             return lzma.decompress(payload)
         if payload.startswith(b"\x28\xb5\x2f\xfd"):
             return unpack_zstd(payload)
-    raise LabError("the kernel is packed neither with zstd nor with xz, as Debian's are")
+    raise LabError("the kernel is compressed with neither zstd nor xz; build it with CONFIG_KERNEL_ZSTD=y")
 
 
 def own_kernel(directory: Path) -> tuple[str, Path, Path]:
     """Version, image and modules of the user's own kernel. Raises LabError."""
-    image, wants = directory / "vmlinuz", f"kernel={directory}: needs a file vmlinuz (arch/x86/boot/bzImage)"
+    image, remedy = directory / "vmlinuz", "copy arch/x86/boot/bzImage there"
     try:
         head = image.read_bytes()[:0x10000]
     except OSError as error:
-        raise LabError(f"{wants} in it: {error.strerror}") from None
+        raise LabError(f"kernel={directory}: cannot read {image.name} in it: {error.strerror}; {remedy}") from None
     if head[0x202:0x206] != b"HdrS":
-        raise LabError(f"{wants}; what is there is none")
+        raise LabError(f"kernel={directory}: {image.name} is not a Linux kernel; {remedy}")
     # The pointer to the version's text, less 512 (Documentation/arch/x86/boot.rst, kernel_version).
     (at,) = struct.unpack_from("<H", head, 0x20E)
     version = head[at + 512 :].split(b"\0", 1)[0].split(b" ", 1)[0].decode(errors="replace")
     modules = directory / "lib/modules" / version
     if not version or not modules.is_dir():
         raise LabError(
-            f"kernel={directory}: needs a directory lib/modules/{version} in it"
-            f" (make modules_install INSTALL_MOD_PATH={directory})"
+            f"kernel={directory}: has no directory lib/modules/{version};"
+            f" run make modules_install INSTALL_MOD_PATH={directory}"
         )
     return version, image, modules
 
@@ -491,7 +491,7 @@ def digest(path: Path) -> str:
 
 
 def write_made(work: Path, key: str, release: str) -> None:
-    """Say what a tree was made from, and of what its image is: the last file of a complete one."""
+    """Record what a tree and its image were made from. This file is written last, so a tree that has it is complete."""
     made = {"key": key, "release": release, "image": digest(work / "root.ext4")}
     (work / "made.json").write_text(json.dumps(made) + "\n")
 

@@ -275,7 +275,7 @@ static int add(const struct ublk_options *o, char *const *argv)
 	if (r)
 		return r;
 	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
-		warnx("no random numbers: %s", strerror(errno));
+		warnx("cannot get random numbers: %s", strerror(errno));
 		return EXIT_FAILURE;
 	}
 	return forget(

@@ -75,8 +75,8 @@ def readme(
     for one in reports:
         lines.append(f"| `tables/{one.name}.md`, `{one.name}.csv` and its figures | {table} markdown`, `csv` |")
     if any((campaign.directory / run.directory / replay.FILE).is_file() for run in campaign.runs):
-        again = f"`fio {replay.FILE}` in its directory; its head says of which state"
-        lines.append(f"| a run of fio once more, without userblk | {again} |")
+        again = f"`fio {replay.FILE}` in its directory; its first lines tell the state of the device before it"
+        lines.append(f"| a repetition of one run of fio, without userblk | {again} |")
     lines.append("")
     titles = [*(one.title for one in tables), *(one.title for one in reports)]
     for machine, environment in environments(campaign).items():

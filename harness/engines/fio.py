@@ -246,11 +246,11 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     if not operations or not side["lat_ns"]["N"]:
         problems.append(NOTHING_LEFT)
     if other["total_ios"]:
-        problems.append("fio did operations of the other direction")
+        problems.append("fio also read, although the workload writes, or wrote, although it reads")
     if seconds < least_runtime(profile.runtime_s):
         problems.append(f"measured for {seconds:.2f} {TOO_SHORT}")
     elif seconds < 0.9 * profile.runtime_s:
-        warnings.append(f"early end: after {seconds:.1f} s of {profile.runtime_s:g} s its area was done")
+        warnings.append(f"early end: the area was finished after {seconds:.1f} s of {profile.runtime_s:g} s")
     warm_up = warmup.find(intervals, profile.fixed_warm_up)
     early = [one for one in intervals if one.start < warm_up.cut_s]
     before = min(operations, sum(one.operations for one in early))

@@ -119,12 +119,12 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     end, lost = report["end"], report["threads_without_file"]
     ran = f"after {report['duration_s']:.1f} s of {full + planned:g} s"
     if end == "early":
-        problems.append(f"{ran} {lost} threads had run out of files; give it more files")
+        problems.append(f"{ran}, {lost} threads had no file left; give the workload more files")
     elif end == "interrupted":
         problems.append(f"interrupted {ran}")
     elif done and report["duration_s"] < full + 0.9 * planned:
         instead = f", of which {begin:.1f} s were discarded instead of {full:g}" if ramp < full else ""
-        warnings.append(f"early end: {ran} its files were done{instead}")
+        warnings.append(f"early end: {ran}, all files were finished{instead}")
     elif end == "time" and lost:
         warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
     if report["original"]:
@@ -132,7 +132,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     if not operations:
         problems.append(f"no operation was completed after the ramp; it ran for {report['duration_s']:.1f} s")
     elif seconds < least_runtime(planned):
-        problems.append(f"measured for {seconds:.2f} s only; give it more files")
+        problems.append(f"measured for {seconds:.2f} s only; give the workload more files")
     return Result(
         throughput_kops=operations / span / 1e3,
         throughput_mbps=sum(one["bytes"] for one in measured) / span / 1e6,

@@ -154,7 +154,7 @@ def recover() -> list[str]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Two runners that start at the same time are not to tear down the same things."""
+    """Two runners that start at the same time must not tear down the same things."""
     _need_run()
     with (RUN / "recovering").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -239,7 +239,7 @@ def remove_module(name: str) -> None:
         return not module_loaded(name)
 
     try:
-        await_true("the module stays loaded", gone, 5.0)
+        await_true("the module is still loaded", gone, 5.0)
     except TeardownError:
         if not in_use():
             raise

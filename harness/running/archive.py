@@ -147,7 +147,7 @@ def checked(source: str, member: tarfile.TarInfo) -> PurePosixPath:
     """The member's path. Raises ConfigError, naming source, unless it is a plain file or directory below."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in member.name or "\0" in member.name:
-        raise ConfigError(f"{source}: holds {member.name!r}, which leads elsewhere; nothing was unpacked")
+        raise ConfigError(f"{source}: holds {member.name!r}, a path outside the campaign; nothing was unpacked")
     if not (member.isfile() or member.isdir()):
         raise ConfigError(f"{source}: holds {member.name!r}, which is not a regular file; nothing was unpacked")
     return path

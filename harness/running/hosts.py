@@ -190,7 +190,7 @@ class MultiHostCampaign:
                     self._show(host.id, event)
         code = part.runner.wait()
         if code == SSH_FAILED:
-            self._tell(host, "the connection was lost; what runs there ends by itself")
+            self._tell(host, "the connection was lost; the runs there end by themselves")
             return EXIT_PARTLY
         self._fetch(host, there)
         return code

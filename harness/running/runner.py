@@ -444,7 +444,8 @@ class Runner:
             raise
         if ramp := self.shorter_ramp(entry, workload, summary):
             self.ramps[entry.cell] = ramp
-            self.emit("note", text=f"{entry.workload} on {entry.device} ended within its ramp; again with {ramp:g} s")
+            text = f"{entry.workload} on {entry.device} ended during its warm-up; it runs again with {ramp:g} s of it"
+            self.emit("note", text=text)
             return self.run_entry(entry, running, block, not workload.writes)
         self.finish(entry, directory, summary)
         if KINDS[self.plan.systems[entry.system].kind].bare:
@@ -452,7 +453,7 @@ class Runner:
         return engine.fills(workload)
 
     def shorter_ramp(self, entry: Entry, workload: Workload, summary: Mapping[str, Any]) -> float:
-        """With which the run is made again, since the device had done its area before; 0: it is not to be."""
+        """The ramp to repeat the run with, because its area was finished before the ramp's end; 0: do not repeat it."""
         profile = self.profile_of(entry)
         problems = [problem for problem in summary["invalid"] if problem != NO_SAMPLES]
         if profile.fixed_warm_up or not device_engine(workload.engine).done_in_ramp(problems):
@@ -485,9 +486,9 @@ class Runner:
         if run.entry.cell in self.ramps:
             ramp = device_engine(run.workload.engine).ramp_s(run.profile)
             full = self.plan.profile.of(run.workload, run.entry.device).ramp_s
-            warnings.append(f"its area was done within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
+            warnings.append(f"the area was finished within {full:g} s: {ramp:g} s were discarded instead of {full:g}")
         if preparation.get("discarded") is False:
-            warnings.append("discard: the device cannot discard, so what runs before wrote is still on it")
+            warnings.append("discard: the device does not support it, so data of earlier runs is still there")
         return warnings
 
     def busy_warnings(self, others: host_load.OtherPrograms | None = None) -> list[str]:

@@ -123,15 +123,17 @@ async def _run(host: str, port: int, draw: Callable[[], float], port_file: Path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="userblk.harness.stores.latency_proxy", description="Delay what is sent to a server."
+        prog="userblk.harness.stores.latency_proxy", description="Delay the requests to a server."
     )
     parser.add_argument("--to", required=True, metavar="HOST:PORT")
     parser.add_argument("--ms", required=True, type=float)
-    parser.add_argument("--sigma", type=float, default=0.0, help="of the logarithm of the delays (default 0)")
-    parser.add_argument("--tail", type=float, default=0.0, metavar="PART", help="of the requests that take --tail-ms")
+    sigma = "standard deviation of the delays' logarithms (default 0)"
+    parser.add_argument("--sigma", type=float, default=0.0, help=sigma)
+    tail = "share of the requests that take --tail-ms (default 0)"
+    parser.add_argument("--tail", type=float, default=0.0, metavar="PART", help=tail)
     parser.add_argument("--tail-ms", type=float, default=1000.0, metavar="MS", help="default 1000")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--port-file", required=True, type=Path, metavar="FILE", help="gets its own port")
+    parser.add_argument("--port-file", required=True, type=Path, metavar="FILE", help="to get the proxy's port")
     args = parser.parse_args()
     host, _, port = args.to.rpartition(":")
     with suppress(KeyboardInterrupt):

@@ -124,7 +124,7 @@ class LocalStore:
             argv += ["--to", f"127.0.0.1:{port}", "--ms", str(latency_ms)]
             argv += ["--port-file", str(port_file)]
             process = recorder.spawn(argv, teardown=teardown, environment={"PYTHONPATH": str(PYTHON_PATH)})
-            await_up("the delay is not ready", port_file.exists, process)
+            await_up("the latency proxy is not ready", port_file.exists, process)
             port = int(port_file.read_text())
         self.access = Access(f"http://127.0.0.1:{port}", REGION, BUCKET, key, secret, credentials)
         self.settings: dict[str, object] = {"store": SERVER, "store_directory": str(top), "latency_ms": latency_ms}

@@ -86,7 +86,7 @@ class Served:
 def unmount_fuse(path: str) -> None:
     if os.path.ismount(path):
         subprocess.run(["umount", path], check=False, timeout=PATIENCE)
-        await_true(f"{path} stays mounted", lambda: not os.path.ismount(path))
+        await_true(f"{path} is still mounted", lambda: not os.path.ismount(path))
 
 
 def serve(

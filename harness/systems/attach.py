@@ -120,7 +120,7 @@ class Framework:
         """Until the disk and its server are gone."""
         disk = self.disks.pop(number)
         self.end_server(number)
-        until(f"{disk} stays", lambda: not Path("/sys/block", Path(disk).name).exists())
+        until(f"{disk} was not removed", lambda: not Path("/sys/block", Path(disk).name).exists())
 
     def spawn(self, number: int, *argv: str | Path, output: bool = False) -> subprocess.Popen[bytes]:
         server = subprocess.Popen(
@@ -164,7 +164,7 @@ class Buse(Framework):
     def stop(self, number: int) -> None:
         disk = self.disks.pop(number)
         self.end_server(number)
-        until(f"{disk} stays connected", lambda: not connected(disk))
+        until(f"{disk} is still connected", lambda: not connected(disk))
 
 
 class Nbd(Framework):
@@ -183,7 +183,7 @@ class Nbd(Framework):
         disk = self.disks.pop(number)
         command("nbd-client", "-d", disk)
         self.end_server(number)
-        until(f"{disk} stays connected", lambda: not connected(disk))
+        until(f"{disk} is still connected", lambda: not connected(disk))
         for path in (self.directory / str(number), self.directory / f"{number}.pid"):
             path.unlink(missing_ok=True)
 
@@ -267,7 +267,7 @@ class Loop(Framework):
     def stop(self, number: int) -> None:
         disk = self.disks.pop(number)
         command("losetup", "--detach", disk)
-        until(f"{disk} stays", lambda: not Path("/sys/block", Path(disk).name, "loop").exists())
+        until(f"{disk} was not removed", lambda: not Path("/sys/block", Path(disk).name, "loop").exists())
         (self.directory / str(number)).unlink()
 
 
@@ -283,7 +283,7 @@ class FuseDisk(Framework):
     def stop(self, number: int) -> None:
         file = Path(self.disks.pop(number))
         self.end_server(number)
-        until(f"{file} stays mounted", lambda: file.stat().st_size == 0)
+        until(f"{file} is still mounted", lambda: file.stat().st_size == 0)
         file.unlink()
 
 

@@ -55,14 +55,14 @@ def _serves(disk: str) -> bool:
 def stop_by_command(argv: str, disk: str) -> None:
     if _serves(disk):
         subprocess.run(json.loads(argv), capture_output=True, timeout=PATIENCE, check=False)
-        await_true(f"{disk} stays", lambda: not _serves(disk))
+        await_true(f"{disk} was not removed", lambda: not _serves(disk))
 
 
 @undo
 def detach_loop(device: str) -> None:
     if Path("/sys/block", Path(device).name, "loop").exists():
         subprocess.run(["losetup", "--detach", device], capture_output=True, timeout=PATIENCE, check=False)
-        await_true(f"{device} stays attached", lambda: not Path("/sys/block", Path(device).name, "loop").exists())
+        await_true(f"{device} is still attached", lambda: not Path("/sys/block", Path(device).name, "loop").exists())
 
 
 def _first_line(path: Path) -> str:

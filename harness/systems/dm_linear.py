@@ -32,7 +32,7 @@ def remove_mapped(name: str) -> None:
     argv = ["dmsetup", "remove", "--retry", name]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode and _node(name):
-        raise TeardownError(done.stderr.strip() or f"dm disk {name} stays")
+        raise TeardownError(done.stderr.strip() or f"dm disk {name} was not removed")
 
 
 def up(context: Context) -> Running:

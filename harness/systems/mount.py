@@ -42,7 +42,7 @@ def up(context: Context) -> Running:
         kind = mounted_type(mountpoint)
         if not kind.startswith("fuse"):
             raise BringUpError(
-                f"{argv[0]}: what it mounts is {kind}, not a FUSE file system; name a program that stays"
+                f"{argv[0]}: what it mounts is {kind}, not a FUSE file system; name a program that serves FUSE itself"
             )
 
         def problems() -> list[str]:

@@ -34,7 +34,7 @@ def connected(device: str) -> bool:
 def disconnect_nbd(device: str) -> None:
     if Path(device).exists() and connected(device):
         hang_up(device)
-        await_true(f"{device} stays connected", lambda: not connected(device))
+        await_true(f"{device} is still connected", lambda: not connected(device))
 
 
 def hang_up(device: str) -> None:

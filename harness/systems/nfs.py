@@ -59,7 +59,7 @@ def unmount_nfs(path: str, authority: int, started: int) -> None:
 def stop_nfs_server() -> None:
     if threads():
         (CONTROL / "threads").write_text("0\n")
-        await_true("the kernel's NFS server goes on", lambda: not threads())
+        await_true("the kernel's NFS server does not stop", lambda: not threads())
 
 
 @undo
@@ -68,7 +68,7 @@ def end_export(path: str) -> None:
         argv = ["exportfs", "-u", f"{HERE}:{path}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if _exported(path):
-            raise TeardownError(done.stderr.strip() or f"{path} stays exported")
+            raise TeardownError(done.stderr.strip() or f"{path} is still exported")
 
 
 def export(path: Path, count: int, recorder: Recorder, teardown: Teardown) -> None:

@@ -51,7 +51,7 @@ def disconnect_nvme(nqn: str) -> None:
     for controller in _controllers(nqn):
         with contextlib.suppress(OSError):
             (controller / "delete_controller").write_text("1")
-    await_true(f"the client of {nqn} stays", lambda: not _controllers(nqn) and not _disk(nqn))
+    await_true(f"the client of {nqn} is still connected", lambda: not _controllers(nqn) and not _disk(nqn))
 
 
 @undo

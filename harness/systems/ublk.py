@@ -25,7 +25,7 @@ def remove_ublk(program: str, number: int) -> None:
     argv = [program, "delete", "--force", str(number)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
     if done.returncode and Path(f"/dev/ublkc{number}").exists():
-        raise TeardownError(done.stderr.strip() or f"/dev/ublkb{number} stays")
+        raise TeardownError(done.stderr.strip() or f"/dev/ublkb{number} was not removed")
 
 
 def up(context: Context) -> Running:

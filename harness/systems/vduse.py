@@ -35,8 +35,8 @@ def remove_vdpa(name: str) -> None:
         argv = ["vdpa", "dev", "del", name]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode and device.exists():
-            raise TeardownError(done.stderr.strip() or f"vDPA device {name} stays")
-    await_true(f"vDPA device {name} stays", lambda: not device.exists())
+            raise TeardownError(done.stderr.strip() or f"vDPA device {name} was not removed")
+    await_true(f"vDPA device {name} was not removed", lambda: not device.exists())
 
 
 def read_once(path: str) -> None:

@@ -157,7 +157,7 @@ def test_a_run_that_is_over_at_once_is_invalid(device: str, tmp_path: Path) -> N
     code, _, _ = finish(start(tmp_path / "c"))
     assert code == 1
     found = summaries_of(tmp_path / "c", plan)
-    assert "give it more files" in str(found["native", "create-1th"]["invalid"])
+    assert "give the workload more files" in str(found["native", "create-1th"]["invalid"])
 
 
 def test_a_refused_feature_makes_the_run_invalid(device: str, tmp_path: Path) -> None:

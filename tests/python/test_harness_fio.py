@@ -180,13 +180,13 @@ def test_errors_are_problems(tmp_path: Path) -> None:
     assert parse(tmp_path, value).problems == ("fio reports error 5",)
     value = report()
     value["jobs"][0]["write"]["total_ios"] = 3
-    assert "other direction" in parse(tmp_path, value).problems[0]
+    assert "also read, although the workload writes" in parse(tmp_path, value).problems[0]
 
 
 def test_an_early_end_is_a_warning(tmp_path: Path) -> None:
     result = parse(tmp_path, report(runtime=1000))
     assert result.problems == ()
-    assert "its area was done" in result.warnings[0]
+    assert "the area was finished" in result.warnings[0]
 
 
 def test_an_unreadable_report(tmp_path: Path) -> None:

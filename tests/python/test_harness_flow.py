@@ -73,7 +73,7 @@ def test_a_data_workload_counts_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"end": "early", "threads_without_file": 3}, "3 threads had run out of files"),
+        ({"end": "early", "threads_without_file": 3}, "3 threads had no file left"),
         ({"end": "interrupted"}, "interrupted"),
         ({"original": True}, "--original"),
     ],
@@ -85,12 +85,12 @@ def test_a_run_that_did_not_go_to_its_end_is_a_problem(tmp_path: Path, changes: 
 def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
     assert "after the ramp" in parse(tmp_path, report(0.4, end="all-done")).problems[0]
     short = parse(tmp_path, report(1.0, 1.4, end="all-done"))
-    assert short.problems == ("measured for 0.40 s only; give it more files",)
+    assert short.problems == ("measured for 0.40 s only; give the workload more files",)
 
 
 def test_a_short_run_needs_half_of_its_time(tmp_path: Path) -> None:
     short = load_profile("quick", virtual=True)
-    for ran, problems in ((0.145, ("measured for 0.14 s only; give it more files",)), (0.16, ())):
+    for ran, problems in ((0.145, ("measured for 0.14 s only; give the workload more files",)), (0.16, ())):
         (tmp_path / "flow.json").write_text(json.dumps(report(0.05, 0.1, ran, end="all-done")))
         assert flow.parse(tmp_path / "flow.json", READ, short).problems == problems
 

@@ -54,7 +54,7 @@ static void test_framework_size(void **state)
 	device_close(&d);
 	assert_int_equal(device_try(&d, &null_backend, 2 * MIB, "size=1m"), -EINVAL);
 	assert_string_equal(d.reported.error,
-		"size=2097152: the device has only 1048576 bytes; ask for no more than that");
+		"size=2097152: the device has only 1048576 bytes; give at most that");
 	assert_int_equal(device_try(&d, &null_backend, 1000, "fill=none"), -EINVAL);
 	assert_holds(d.reported.error, "size=1000: not a multiple");
 }

@@ -92,9 +92,8 @@ static int choose_size(struct s3_localfile *f, const struct stat *st, uint64_t a
 		if (!asked || asked == there)
 			return 0;
 		snprintf(text, sizeof text,
-			"has another size than %s= says; leave that out, or remove the file once "
-			"the "
-			"volume has been closed",
+			"has another size than %s= gives; leave that out, or remove the file once "
+			"the volume has been closed",
 			f->kind->size_parameter);
 		return s3_localfile_refuse(f, -EINVAL, text);
 	}
@@ -199,8 +198,8 @@ void s3_localfile_close(struct s3_localfile *f, bool used)
 	if (f->made && !used)
 		unlink(f->path);
 	else if (f->was_empty && !used && ftruncate(f->fd, 0))
-		backend_debug(
-			&f->host, "%s=%s: cannot be emptied again", f->kind->parameter, f->path);
+		backend_debug(&f->host, "%s=%s: cannot be truncated to its former size 0",
+			f->kind->parameter, f->path);
 	if (f->fd >= 0)
 		close(f->fd);
 	free(f->path);

@@ -160,7 +160,8 @@ static void check_done(struct s3_request *req)
 		s3_direct_fail(d, req);
 	} else if (!d->check_failing) {
 		backend_error(&v->host,
-			"volume=%s: %s; all is stored, but flushes fail until this can be read",
+			"volume=%s: %s; all data is stored, but flushes fail until this object can "
+			"be read",
 			v->name, req->message);
 	}
 	pthread_mutex_lock(&d->lock);

@@ -439,7 +439,7 @@ static int roll_back(struct s3_volume *v, void *opaque)
 	s3_log_resume(v);
 	if (r) {
 		s3_volume_fail(v, -EIO,
-			"it was rolled back to snapshot %s, but that cannot be read now", name);
+			"it was rolled back to snapshot %s, which cannot be read now", name);
 		return -EIO;
 	}
 	return s3_checkpoint(v);

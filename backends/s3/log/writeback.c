@@ -168,7 +168,7 @@ static uint64_t place(const struct s3_writeback *w, uint64_t position, uint64_t 
 
 /* ---- writing entries --------------------------------------------------------------------- */
 
-/* What a part is stored as; iov. 1: as nothing, since it is none of the user's changes. */
+/* What a part is stored as; iov. 1: as nothing, because it is not a change by the user. */
 static int build(struct s3_volume *v, struct s3_part *part, struct iovec iov[2])
 {
 	struct s3_writeback *w = v->writeback;
@@ -209,7 +209,7 @@ static int build(struct s3_volume *v, struct s3_part *part, struct iovec iov[2])
 	return s3_seal(v, &writer, data, w->crcs, &w->stored, iov, &header);
 }
 
-/* Finds a place for an entry, where nothing is needed any more. 0, FULL or negative errno. */
+/* Finds a place for an entry, in which nothing is needed. 0, FULL or negative errno. */
 static int make_room(struct s3_volume *v, uint64_t bytes, uint64_t *position)
 {
 	struct s3_writeback *w = v->writeback;
@@ -268,7 +268,7 @@ static int append(struct s3_volume *v, struct s3_part *part)
 	return 0;
 }
 
-/* Under the lock, which it lets go: the log cannot be used any more. */
+/* The log can no longer be used. Under the lock, which it releases for a time. */
 static void give_up(struct s3_volume *v, int r)
 {
 	struct s3_writeback *w = v->writeback;
@@ -277,13 +277,15 @@ static void give_up(struct s3_volume *v, int r)
 	s3_log_push(v);
 	pthread_mutex_unlock(&v->lock);
 	backend_error(&v->host,
-		"write-back=%s: cannot be written: %s; flushes wait for the store until the volume "
-		"is opened again, with this file; then replace the disk",
+		"write-back=%s: cannot be written: %s; from now on flushes wait for the store; "
+		"open "
+		"the volume again with this file, close it, and replace the disk",
 		w->file.path, strerror(-r));
 	pthread_mutex_lock(&v->lock);
 }
 
-/* Under the lock, which it lets go: writes everything that exists now to the log, and syncs it. */
+/* Writes everything that exists now to the log, and syncs it. Under the lock, which it releases for
+ * a time. */
 static void log_changes(struct s3_volume *v)
 {
 	struct s3_writeback *w = v->writeback;

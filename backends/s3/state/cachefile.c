@@ -272,7 +272,7 @@ static int lay_out(struct s3_cachefile *f, uint64_t size)
 	return 0;
 }
 
-/* Reads the index. What the volume does not have any more is taken out of it, durably. */
+/* Reads the index. What the volume no longer has is removed from it, durably. */
 static int load(struct s3_cachefile *f, const struct s3_cachefile_volume *volume, uint8_t *buffer)
 {
 	bool dropped = false;
@@ -419,7 +419,7 @@ static void read_line(struct s3_cachefile *f, struct s3_disk_job *job)
 	job->done(job, good);
 }
 
-/* One line tells why there is no such cache any more. */
+/* Reports once that the cache is no longer used. */
 static void give_up(struct s3_cachefile *f)
 {
 	bool reported;
@@ -430,7 +430,8 @@ static void give_up(struct s3_cachefile *f)
 	pthread_mutex_unlock(&f->lock);
 	if (!reported)
 		backend_error(&f->file.host,
-			"cache-file=%s: cannot be written; it is not used until the next start",
+			"cache-file=%s: cannot be written, and is not used until the next start; "
+			"check the space there and the disk",
 			f->file.path);
 }
 
@@ -470,7 +471,8 @@ static void write_line(struct s3_cachefile *f, struct s3_disk_job *job)
 	job->done(job, moved);
 }
 
-/* Writes what has changed in the index. By one thread at a time; under the lock, which it leaves.
+/* Writes what has changed in the index. By one thread at a time; under the lock, which it releases
+ * for a time.
  */
 static void flush_index(struct s3_cachefile *f, uint8_t *buffer)
 {
