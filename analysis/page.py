@@ -302,7 +302,7 @@ def _facts(campaign: Campaign) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class BesideView:
-    """One paper: cells are those that are measured, scatters the names of figures."""
+    """Comparison with one paper. cells: those that are measured; scatters: the names of figures."""
 
     paper: Paper
     claims: Sequence[tuple[ClaimResult, ClaimResult]]

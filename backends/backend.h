@@ -12,7 +12,7 @@
  *   params_complete(p, ...);                 validates; before the framework forks
  *   backend_open(p, ...);                    once per process; makes no threads, so a
  *                                            fork may follow
- *   backend_start();                         no fork follows any more
+ *   backend_start();                         no fork follows from here on
  *   backend_readv() ... backend_zero()       any number of threads at once
  *   backend_submit()                         the same without waiting
  *   backend_close();                         no call in flight

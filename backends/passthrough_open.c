@@ -210,7 +210,7 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 		if (r == -ENOENT && c->size && size > c->size) {
 			backend_error(host,
 				"size=%" PRIu64 ": less than the %" PRIu64
-				" bytes that are asked for; make it that much",
+				" bytes that are required; give at least that",
 				c->size, size);
 			return -EINVAL;
 		}

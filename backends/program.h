@@ -13,7 +13,7 @@ extern const struct backend_host program_host;
 
 /* For getopt_long() when it answers ':' or '?'; word: what it stopped at. Returns EXIT_USAGE. */
 int program_wrong_option(int option, const char *word);
-/* The value of --OPTION, a number from min to max. False: text is none, which was reported. */
+/* The value of --OPTION, a number from min to max. False: text is not such a number; reported. */
 bool program_number(const char *option, const char *text, long min, long max, long *value);
 
 /*

@@ -28,7 +28,7 @@ struct node {
 	LIST_ENTRY(node) all;
 	struct node *next; /* in its bucket */
 	struct node *parent;
-	char *name; /* NULL: it has none any more */
+	char *name; /* NULL: it no longer has one */
 	uint64_t known;
 	ino_t number;
 	mode_t mode;
@@ -449,7 +449,7 @@ void names_set(struct node *node, const struct stat *wanted, int which, struct s
 	pthread_mutex_unlock(&tree.lock);
 }
 
-/* Without the lock: writers of many files are not to wait for each other. */
+/* Without the lock: writers of different files must not wait for each other. */
 void names_grow(struct node *node, off_t end)
 {
 	long long size = atomic_load(&node->size);

@@ -41,7 +41,7 @@ void names_forget(struct node *node, uint64_t times);
 /* Removes a name: of a directory, which must be empty, or of anything else. */
 int names_remove(struct node *parent, const char *name, bool directory);
 
-/* As rename(2); with keep, the new name is not to be there. */
+/* As rename(2); with keep, the new name must not exist. */
 int names_rename(struct node *parent, const char *name, struct node *new_parent,
 	const char *new_name, bool keep);
 

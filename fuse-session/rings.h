@@ -37,7 +37,7 @@ int rings_offer(struct fuse_session *session, const struct rings_files *files);
 /* How many requests may be under way at a time. */
 unsigned rings_capacity(void);
 
-/* Ends the threads. The loop of the session has ended; no request will be answered any more. */
+/* Ends the threads. The loop of the session has ended; requests will no longer be answered. */
 void rings_stop(void);
 
 /* Whether the calling thread serves a request that came through io_uring. */

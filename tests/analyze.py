@@ -35,7 +35,7 @@ REFUSES = "what refuses returns the error it was given, never 0"
 MALLOC = "clang-analyzer-unix.Malloc"
 NULL = "clang-analyzer-core.NullDereference"
 GARBAGE = "clang-analyzer-core.UndefinedBinaryOperatorResult"
-# Findings that are none, and why. Where a line of code can say so itself, it does: NOLINT(check): why.
+# False findings, and why they are false. Where a line of code can say so itself, it does: NOLINT(check): why.
 FALSE = {
     Finding("backends/s3/admin/delete.c", MALLOC, "free(data);"): REFUSES,
     Finding("backends/s3/admin/delete.c", MALLOC, "r = put_copy(v, S3_NAME_DELETED, data, length);"): REFUSES,

@@ -43,7 +43,7 @@ static int cancel(struct ublk_control *c, uint64_t number)
 
 /*
  * The answer to a command. ended, if not NULL: gives up with -ECANCELED when that
- * becomes other than 0. Answers to others, which nobody waits for any more, are
+ * becomes other than 0. Answers to others, for which nobody waits now, are
  * left out.
  */
 static int answer(struct ublk_control *c, uint64_t number, const unsigned *ended)

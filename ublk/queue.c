@@ -168,7 +168,7 @@ static int call(struct io *io)
 	return backend_perform(io->queue->dev->device, &io->request);
 }
 
-/* Hands a result to the queue's thread. From any thread; io is not the caller's any more. */
+/* Hands a result to the queue's thread. From any thread; io is no longer the caller's. */
 static void complete(struct io *io, int result)
 {
 	struct ublk_queue *q = io->queue;
@@ -393,7 +393,7 @@ static bool handle_cqes(struct ublk_queue *q)
 
 /*
  * Until the kernel takes the tags away. A tag whose result was committed after
- * that is not answered any more (QUIESCE_DEV), so that nobody waits for it.
+ * that is no longer answered (QUIESCE_DEV), so that nobody waits for it.
  */
 static void loop(struct ublk_queue *q)
 {

@@ -40,7 +40,7 @@ struct server {
 	unsigned started; /* queues with a thread */
 	unsigned ended;	  /* of these, for whatever reason; atomic */
 	pthread_t main;
-	_Atomic bool logs; /* standard error has no reader any more */
+	_Atomic bool logs; /* standard error no longer has a reader */
 	_Atomic bool error_told;
 	/* While it waits for its end: */
 	bool hurried;	 /* by another signal */

@@ -35,7 +35,7 @@ struct ublk_server_options {
 /*
  * Creates the device and serves it until the kernel takes it away or SIGTERM,
  * SIGINT or SIGHUP comes, which removes it: at once after what was written has
- * arrived, or when it is not in use any more, or at a second signal. ready() is
+ * arrived, or when it is no longer in use, or at a second signal. ready() is
  * called once the disk can be used.
  * cookie: kept by the kernel, and readable by all. An exit code; errors are reported
  * on standard error, and by syslog after ready().

@@ -54,7 +54,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 
 	if (r)
 		return r < 0 ? r : refuse_served(o);
-	/* Opened, so that nobody else writes to it any more. */
+	/* Opened, so that no other program writes to it from now on. */
 	config.create = config.readonly = false;
 	config.size = 0;
 	config.require_clean_close = !o->take_over;

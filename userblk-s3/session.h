@@ -25,7 +25,7 @@ int session_is_served(const struct options *o);
 
 /*
  * Opens a volume, has a request (may be NULL) performed, and closes it again. kept: takes an error
- * that is not to be reported; may be NULL.
+ * that must not be reported; may be NULL.
  */
 int session_open(const struct options *o, const struct s3_config *config, const char *request,
 	struct answer *answer, struct params_error *kept);

@@ -164,7 +164,7 @@ def carry_out_hosts(directory: Path, as_json: bool) -> int:
 
 
 def host_line(event: Event, plan: Plan | None) -> str:
-    """An event for people; "" if it is none for them."""
+    """An event for people; "" if they need not see it."""
     if event["event"] in progress.ENDS and plan:
         entry = plan.entries[event["index"]]
         cell = f"{entry.device} {entry.system} {entry.workload}"

@@ -317,7 +317,7 @@ static int complain(const struct flow_error *error, int status)
 	return status;
 }
 
-/* A decimal seed; false if it is none. */
+/* A decimal seed; false if text is not one. */
 static bool parse_seed(const char *text, uint64_t *out)
 {
 	char *end;

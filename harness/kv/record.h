@@ -21,7 +21,7 @@ struct record {
 
 /* The key of the record with this number in it; out has KEY_SIZE + 1 bytes. */
 void record_key(uint64_t id, char *out);
-/* The number in a key. False: it is none of ours. */
+/* The number in a key. False: it is not one of our keys. */
 bool record_id(const char *key, size_t length, uint64_t *id);
 
 void record_fill_field(uint64_t id, unsigned field, uint64_t version, char *out);

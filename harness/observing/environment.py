@@ -77,7 +77,7 @@ def _turbo() -> str:
 
 
 def _virtual(cpuinfo: str) -> str:
-    """What the machine is a guest of, "" if it is none."""
+    """What the machine is a guest of, "" if it is not a guest."""
     if found := _run("systemd-detect-virt").strip():
         return "" if found == "none" else found
     return "hypervisor" if "hypervisor" in cpuinfo else ""
@@ -241,7 +241,7 @@ def endurance_bytes(facts: Mapping[str, object]) -> float | None:
 
 
 def failing(facts: Mapping[str, object]) -> str:
-    """Why a device should not be used any more, "" if nothing is known against it."""
+    """Why a device should no longer be used, "" if nothing is known against it."""
     if facts.get("critical_warning"):
         return f"it reports critical warning {facts['critical_warning']:.0f} (nvme smart-log shows which)"
     if facts.get("healthy") is False:

@@ -340,7 +340,8 @@ static int measure(const struct options *o)
 	return error ? fail(o->file, error) : 0;
 }
 
-/* A number between two limits, a whole one if it has to be. False: it is none, which was reported.
+/* A number between two limits, a whole one if it has to be. False: text is not such a number;
+ * reported.
  */
 static bool number(
 	const char *name, const char *text, double least, double most, bool whole, double *value)

@@ -343,7 +343,7 @@ static bool run_with(const struct work *work, struct start *starts, struct crew_
 	atomic_store(&all->running, crew->workers);
 	for (unsigned i = 0; i < crew->workers * crew->kind_count; i++)
 		stats_live_init(&work->live[i]);
-	/* Operations are not to be interrupted. */
+	/* Operations must not be interrupted. */
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGINT);
 	sigaddset(&signals, SIGTERM);

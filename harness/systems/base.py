@@ -87,7 +87,7 @@ class Running:
     mkfs, mount: options of an ext4 on it.
     serve: mounts another file system over one that is mounted, for one run; None: there is none. on_device: it mounts
     the device instead, so that nothing else must.
-    ended: has a server that is none of this machine's processes, or not one alone, ended?
+    ended: has a server that is not a process of this machine, or is several, ended?
     restart: where the disk outlives its server, starts another one for it and returns that; replace: the same while
     the old one lives, which ends by it. Called by change_server() only.
     """

@@ -242,8 +242,8 @@ def test_direct_io(size: int, fuse: Mount) -> None:
 @pytest.mark.parametrize(("options", "call"), [(["--nosplice"], "munmap"), ([], "pipe2")])
 def test_reads_share_what_they_need(options: list[str], call: str, tmp_path: Path, fuse_start: FuseStart) -> None:
     """
-    A mapping that is made and taken down costs more than the copy of 128 KiB, and so does a pipe that is made in vain:
-    libfuse wants one that holds the largest request, which takes CAP_SYS_RESOURCE where that is above pipe-max-size.
+    A mapping that is made and taken down costs more than the copy of 128 KiB, and so does an unused pipe: libfuse
+    wants one that holds the largest request, which takes CAP_SYS_RESOURCE where that is above pipe-max-size.
     """
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
@@ -409,7 +409,7 @@ def test_running_program_keeps_its_contents(fuse: Mount) -> None:
     finally:
         process.kill()
         process.wait()
-    os.close(os.open(program, os.O_RDONLY | os.O_TRUNC))  # nobody runs it any more
+    os.close(os.open(program, os.O_RDONLY | os.O_TRUNC))  # no process runs it now
     assert (fuse.source / "program").stat().st_size == 0
 
 

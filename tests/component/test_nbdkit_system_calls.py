@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What strace sees: flush and FUA reach the file before the reply; no call is made in vain."""
+"""What strace sees: flush and FUA reach the file before the reply; no call is superfluous."""
 
 from __future__ import annotations
 

@@ -47,6 +47,11 @@ STILTED = {
     r"be (it|they) (a|an|by|of|that|the|stored)": "even, whether",
     r"(is|are|was|were) to (be|begin|end|go|have|hold|move|pass|reach|run|wait|write)": "must, should, will",
     r"(all|first|largest|memory|names|ones?|pages|records|those) that there (is|are|was|were)": "existing, available",
+    r"not [a-z ]{1,30}any more": "no longer",
+    r"(is|are|was|were) not to [a-z]+": "must not, should not",
+    r"(it|they|which|that) (is|are) none": "it is not one, it is no ...",
+    r"in vain": "without effect, without using it",
+    r"it lets go": "it releases",
     r"is had|for want of|nobody's": "is available, without, not used",
 }
 

@@ -146,7 +146,7 @@ def test_wrong_keys_are_refused(serve_s3: ServeS3, tmp_path: Path) -> None:
 
 
 def test_features_are_the_volumes(serve_s3: ServeS3) -> None:
-    """They are decided at creation: what cannot be changed any more is refused, what is there is used."""
+    """They are decided at creation: what can no longer be changed is refused, what is there is used."""
     serve_s3("v").stop()
     with refused(serve_s3, "v", "compress=zstd: volume=v is not compressed"):
         serve_s3("v", compress="zstd")

@@ -154,7 +154,7 @@ UNCLOSED = f"volume=v: its last server did not close it, and {REMAIN}"
 
 
 def test_clients_of_a_killed_server_are_refused(serve_s3: ServeS3) -> None:
-    """They count on writes that are gone: nobody serves them, nothing is changed, and all others are served."""
+    """Clients that rely on lost writes are not served, and nothing is changed; all others are served."""
     first = serve_s3.drive("v")
     session = first.session()
     first.pwrite(stamped(RUN, 0, 1), 0)

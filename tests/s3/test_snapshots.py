@@ -233,7 +233,7 @@ def test_rollback_brings_the_snapshots_size_back(serve_s3: ServeS3) -> None:
 
 
 def test_clones(serve_s3: ServeS3) -> None:
-    """They go their own way; the parent keeps what they need, and knows that it has them."""
+    """Clones change independently; the parent keeps the data that they need, and lists them."""
     parent = serve_s3.drive("v", gc_delay="0", batch_size="1M")
     parent.pwrite(content(1), 0)
     parent("create", "a")

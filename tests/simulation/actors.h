@@ -115,7 +115,7 @@ struct snapshot *snapshot_learn(struct life *l, const char *name);
 int snapshots_compare(struct life *l);
 
 /* ---- operations.c ---- */
-/* A client of a life's device: its operations until they are used up. */
+/* Runs a client of a life's device until it has done all its operations. */
 void *client_main(void *life);
 /* What userblk-s3 asks of it, now and then. */
 void *tool_main(void *life);

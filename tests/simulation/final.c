@@ -122,7 +122,7 @@ static void look_at_other(const struct walk *w, const char *key, const struct s3
 		sim_fail("leak", "%s is in the store, and nothing needs it", key);
 }
 
-/* An object of the volume that nobody can reach any more. */
+/* An object of the volume that can no longer be reached. */
 static void look(void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
 {
 	struct walk *w = opaque;

@@ -46,7 +46,7 @@ struct model_session {
 	uint64_t lost_answer;	   /* soonest answer of a write that the next one has not seen */
 	bool weak;		   /* its flushes promise nothing about the store */
 	bool logged;		   /* nor without its write-back log */
-	bool given_up;		   /* that log is: what only it held is not promised any more */
+	bool given_up;		   /* that log is: what only it held is no longer promised */
 };
 
 uint64_t model_tick(void);

@@ -340,7 +340,7 @@ int run_snapshot(struct life *l, const char *name)
 	r = ask(l, "snapshot-create %s", name, "", "");
 	runner_count(COUNT_snapshots, r == 0);
 	if (r == 0) {
-		/* Whatever had that name is not there any more. */
+		/* Whatever had that name is no longer there. */
 		for (struct snapshot *x = s->older; x; x = x->older)
 			x->gone |= strcmp(x->name, name) == 0;
 		s->answer = model_tick();
@@ -515,7 +515,7 @@ void *tool_main(void *opaque)
 	unsigned least = (unsigned)draw(6);
 	char name[8];
 
-	/* Some, although there are no other clients any more. */
+	/* Some, although the other clients have gone. */
 	for (unsigned i = 0; (i < least || l->clients_running > 1) && !l->told_failed; i++) {
 		sim_sleep(sim_log_between(SIM_PLAN, 10000, SIM_SECOND));
 		name_of(name);

@@ -17,7 +17,7 @@ void store_draw(void);
 void store_in_order(void);
 /* Is there a limit to what the store takes? */
 bool store_may_be_full(void);
-/* May a request since then have been tried in vain for longer than its deadline? */
+/* May a request since then have failed for longer than its deadline? */
 bool store_troubled(uint64_t since);
 /* No faults from now on; what is under way goes on. */
 void store_calm(void);

@@ -44,7 +44,7 @@ extern struct store_faults {
 	bool missing_is_412; /* an If-Match for an object that is not there: 412, or 404 */
 	uint64_t late_deletions;
 	bool hostile;  /* listings have keys that were not asked for */
-	bool in_order; /* nothing of a killed sender's takes effect any more */
+	bool in_order; /* requests of a killed sender no longer take effect */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
 } faults;

@@ -144,7 +144,7 @@ def without_entry(entries: dict[str, Any], found: Sequence[Section]) -> Iterator
         for number in dict.fromkeys(one.unsaid(says, made)):
             yield (
                 f"{one.page}: section {one.heading!r} has {number!r}, which no entry in {FILE} says; add a [[claim]]"
-                " with its command and data, or an [[other]] that says why it is none"
+                " with its command and data, or an [[other]] that says why it is not a measurement"
             )
 
 

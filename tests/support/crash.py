@@ -262,7 +262,7 @@ class Volume:
             server = self.start()
         except AssertionError as error:
             if durable:
-                raise Failure(f"the volume cannot be opened any more: {error}") from error
+                raise Failure(f"the volume can no longer be opened: {error}") from error
             if "is missing, although" not in str(error):
                 result.kinds["refused: " + kind] += 1
                 return None

@@ -111,7 +111,7 @@ class Mount:
         except subprocess.TimeoutExpired:
             # Another mount namespace, made meanwhile, has a copy of the mount, which it
             # rightly serves; a daemon that hangs does not end by this either. It then tries to
-            # unmount what is not mounted any more.
+            # unmount what is no longer mounted.
             self.process.terminate()
             status = self.process.wait(STOP_TIMEOUT_S)
             late = f"fuse: failed to unmount {self.point}: Invalid argument\n"

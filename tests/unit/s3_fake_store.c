@@ -493,7 +493,7 @@ static void *work(void *opaque)
 		if (!link) {
 			struct timespec until;
 
-			/* Nobody says when what was held is not held any more. */
+			/* Nobody says when what was held is no longer held. */
 			clock_gettime(CLOCK_REALTIME, &until);
 			until.tv_nsec += latency ? 500000 : 10000000;
 			until.tv_sec += until.tv_nsec / 1000000000;

@@ -30,7 +30,7 @@ uint64_t fake_store_bytes(void);
 void fake_store_latency(unsigned ms);
 /* That many objects in a page of a listing, instead of a few. */
 void fake_store_page(unsigned n);
-/* Such requests wait, until the store is stopped or, with part NULL, none are held any more. */
+/* Such requests wait, until the store is stopped or, with part NULL, they are no longer held. */
 void fake_store_hold(enum s3_op op, const char *part);
 /*
  * The next such request takes effect, but its answer waits until fake_store_release(). twice: then

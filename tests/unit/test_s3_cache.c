@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The S3 device's cache in memory: what is there, who gets what is not, what gives way. */
+/* The S3 device's cache in memory: hits, which reader fetches a miss, and eviction. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -272,7 +272,7 @@ static void test_dropped_behind_the_end_of_the_log(void **state)
 		for (uint64_t id = 95; id <= 105; id++) {
 			assert_int_equal(get(f, key(id, 0), ALL), id <= 100 ? ALL : 0);
 			assert_int_equal(get(f, key(S3_GC | id, 0), ALL), id < 103 ? ALL : 0);
-			/* An ancestor's log is not cut off any more. */
+			/* An ancestor's log is no longer cut off. */
 			assert_int_equal(
 				get(f, (struct s3_line_key){.id = id, .origin = 2}, ALL), ALL);
 		}

@@ -276,7 +276,7 @@ static void test_much(void **state)
 	free(p);
 }
 
-/* Relocations of what is not there any more change nothing, wherever they are among the changes. */
+/* Relocations of what is no longer there change nothing, wherever they are among the changes. */
 static void test_relocated_too_late(void **state)
 {
 	struct pair *p = calloc(1, sizeof *p);

@@ -110,7 +110,7 @@ static void parses_a_full_page(void **state)
 	assert_int_equal(l.n_objects, 1000);
 	assert_string_equal(l.objects[999].key, "k999");
 	s3_listing_free(&l);
-	/* Cut anywhere it is none, and nothing leaks. */
+	/* Cut anywhere, it is refused, and nothing leaks. */
 	for (size_t cut = 0; cut < size; cut += 499)
 		assert_int_equal(s3_parse_listing(text, cut, "k", &l), -EPROTO);
 	free(text);

@@ -90,7 +90,7 @@ static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 		for (unsigned j = 0; j < 5; j++) {
 			put_mib(&d, 20 + j, 7);
 		}
-		WAIT_UNTIL(roots(&d) != before, "no checkpoint any more");
+		WAIT_UNTIL(roots(&d) != before, "no further checkpoint");
 	}
 	assert_int_equal(device_counter(&d, "gc_objects"), moved);
 	fake_store_hold(S3_GET, NULL);

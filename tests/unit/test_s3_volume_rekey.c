@@ -114,7 +114,8 @@ static void make_old(const char *name)
 	write_super(name, &super);
 }
 
-/* The old key opens nothing any more, and the new one everything, without a block written again. */
+/* The old key no longer opens anything, and the new one opens everything; no block is written
+ * again. */
 static void test_rekey(void **state)
 {
 	uint64_t stored;

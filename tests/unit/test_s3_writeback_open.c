@@ -459,7 +459,7 @@ static void test_another_volume_s_log(void **state)
 	reopen(&d, path, "");
 	holds_model(&d);
 	device_close(&d);
-	/* Once there is nothing in it any more anybody may have it. */
+	/* Once it is empty, any volume may use it. */
 	assert_int_equal(attempt(&d, "w", path, ""), 0);
 	device_close(&d);
 	fake_store_reset();

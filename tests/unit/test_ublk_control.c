@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Commands of userblk-ublk that nobody needs any more: START_DEV waits for queues, which may
+ * Commands of userblk-ublk that are no longer needed: START_DEV waits for queues, which may
  * have ended meanwhile. The kernel's driver is not needed: what would go to it becomes a read
  * from a pipe, which io_uring leaves waiting, answers and cancels like a command.
  */

@@ -479,7 +479,7 @@ static int gc(struct s3_call *c)
 	return 0;
 }
 
-/* Nothing that was not uploaded can be saved any more, and nobody waits for it. */
+/* What was not uploaded can no longer be saved, and nobody waits for it. */
 static int give_up(struct s3_call *c)
 {
 	s3_volume_fail(c->v, -EIO, "aborted by userblk-s3 abort");
@@ -518,7 +518,7 @@ const struct s3_command *s3_control_parse(char *text, const char **words)
 	return NULL;
 }
 
-/* Takes a request apart, and refuses what the volume cannot have. */
+/* Parses a request, and refuses what the volume does not support. */
 static int begin(struct s3_call *c, const char *request, char text[S3_CONTROL_LINE_MAX],
 	const struct s3_command **command)
 {

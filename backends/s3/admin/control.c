@@ -38,7 +38,7 @@ struct s3_control {
 	pthread_mutex_t lock;
 	/* Below: under it. */
 	char error[1024]; /* the last one of the volume since a request began */
-	bool ending;	  /* nothing that takes long begins any more */
+	bool ending;	  /* no long command begins from now on */
 	bool job_made;	  /* its thread must be joined */
 	bool job_runs;
 	pthread_t job;

@@ -224,7 +224,7 @@ static int sweep(struct s3_volume *v, struct s3_removal *removal)
 	return r;
 }
 
-/* The parent's snapshot is not needed by this clone any more. */
+/* The parent's snapshot is no longer needed by this clone. */
 static int leave_parent(struct s3_volume *v)
 {
 	const struct s3_parent *parent = v->super.parents;

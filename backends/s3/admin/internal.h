@@ -21,7 +21,7 @@ struct s3_call {
 	const _Atomic bool *stop;
 	s3_control_line line;
 	void *opaque;
-	_Atomic bool cancel; /* stop, or nobody listens any more */
+	_Atomic bool cancel; /* stop, because the client has gone or the server ends */
 	uint64_t reported;   /* when progress was, ns */
 };
 

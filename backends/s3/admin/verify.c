@@ -181,7 +181,7 @@ static int keep(struct run *run, struct damaged *d)
 	return r;
 }
 
-/* Looks at the object in slot, which is pinned and is not afterwards. */
+/* Checks the object in slot, which is pinned, and unpins it. */
 static int verify_object(struct run *run, uint32_t slot, const struct s3_object *o)
 {
 	struct s3_volume *v = run->v;
@@ -328,7 +328,7 @@ static void tell_ranges(struct run *run)
 			run->verify->damage(run->verify->opaque,
 				&(struct s3_damage){.key = d->key, .reason = d->reason});
 		}
-		/* Otherwise only what nobody needs any more is damaged. */
+		/* Otherwise only data that is no longer needed is damaged. */
 		run->verify->damaged_objects += d->reported;
 	}
 }

@@ -400,7 +400,7 @@ static void stop(struct s3_volume *v)
 
 	if (!d->running)
 		return;
-	/* Nothing can be saved any more: not even what is under way is waited for. */
+	/* Nothing can be saved now, so requests under way are not waited for either. */
 	if (atomic_load(&v->failed))
 		s3_store_stop(v->store);
 	pthread_mutex_lock(&d->lock);

@@ -120,13 +120,13 @@ struct s3_io *s3_io_make(struct backend_request *request);
 struct s3_chunk *s3_chunk_find(struct s3_direct *d, uint64_t index);
 /* A chunk's entry, which is made if there is none. NULL: no memory. */
 struct s3_chunk *s3_chunk_entry(struct s3_direct *d, uint64_t index);
-/* Frees an entry that is in no list any more. */
+/* Frees an entry that has left all lists. */
 void s3_chunk_free(struct s3_chunk *c);
-/* Forgets an entry that is for nothing any more. */
+/* Forgets an entry that is no longer needed. */
 void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c);
 /* The chunk has been changed and must be stored. */
 void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c);
-/* It need not be stored any more. */
+/* It need no longer be stored. */
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c);
 /* The chunk needs what it has in memory no more; it may stay dirty while it is deleted. */
 void s3_chunk_release_memory(struct s3_direct *d, struct s3_chunk *c);
@@ -149,7 +149,7 @@ void s3_chunk_run_waiting(struct s3_direct *d, struct s3_chunk *c);
 /* ---- transfer.c ---- */
 
 /*
- * A request about a chunk has ended in an error. Nothing can be stored any more. To be called
+ * A request about a chunk has ended in an error. Nothing can be stored from now on. To be called
  * without the lock.
  */
 void s3_direct_fail(struct s3_direct *d, const struct s3_request *req);

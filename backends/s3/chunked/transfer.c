@@ -16,7 +16,7 @@
 #include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 
-/* A chunk that is not written any more is stored after that; and how often that is looked at. */
+/* A chunk that is no longer written is stored after that; and how often that is looked at. */
 #define IDLE_NS UINT64_C(1000000000)
 /* The pause before a chunk is put to a store that refused one. */
 #define RETRY_NS UINT64_C(1000000000)
@@ -287,7 +287,7 @@ void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece
 		s3_chunk_drop_idle(d, c);
 		return;
 	}
-	/* If it was dirty it is until the object is gone: a flush is not to be answered while
+	/* If it was dirty it is until the object is gone: a flush must not be answered while
 	 * the store has neither what was written nor what overwrote it. */
 	s3_chunk_release_memory(d, c);
 }

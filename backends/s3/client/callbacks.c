@@ -87,7 +87,7 @@ void s3_transfer_forget_reply(struct s3_transfer *t)
 	t->text_length = 0;
 }
 
-/* The value of a header line if it is name's, in room bytes; lines that do not fit are none. */
+/* The value of a header line if it is name's, in room bytes; lines that do not fit are ignored. */
 static bool header_value(
 	const char *line, size_t length, const char *name, char *value, size_t room)
 {

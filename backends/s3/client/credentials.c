@@ -110,7 +110,7 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 	}
 	equals = strchr(line, '=');
 	if (!equals) {
-		/* Nested settings of other tools are none of ours. */
+		/* Nested settings belong to other tools. */
 		if (r->amazon)
 			return 0;
 		params_error_set(r->error, "%s: line %zu: not key=value; write one pair per line",

@@ -193,7 +193,7 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque);
 bool s3_transfer_protected(const struct s3_store *s);
 /* Does a CRC32C stand for the body? */
 bool s3_transfer_summed(const struct s3_request *req);
-/* The transfer has no request any more: puts it among the idle ones. */
+/* The transfer no longer has a request: puts it among the idle ones. */
 void s3_transfer_release(struct s3_transfer *t);
 /* Begins an attempt at a request, on an idle transfer. NULL: no memory. */
 struct s3_transfer *s3_transfer_begin(struct s3_connections *p, struct s3_request *req);

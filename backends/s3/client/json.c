@@ -29,7 +29,7 @@ static bool take(struct json *j, char c)
 	return true;
 }
 
-/* The four digits of a \u. -1: they are none, or half of a character. */
+/* The four digits of a \u. -1: they are not digits, or are half of a character. */
 static int32_t take_code(struct json *j)
 {
 	static const char digits[] = "0123456789abcdef";

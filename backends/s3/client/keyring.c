@@ -119,7 +119,7 @@ int s3_keyring_start(struct s3_keyring *k)
 	pthread_mutex_lock(&k->lock);
 	if (k->current.of_role && !k->running) {
 		k->ending = false;
-		/* The process's signals are none of this thread's business. */
+		/* Other threads handle the process's signals. */
 		sigfillset(&all);
 		pthread_sigmask(SIG_BLOCK, &all, &old);
 		r = -pthread_create(&k->thread, NULL, keyring_main, k);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The credentials that a store's requests are signed with, and where others come from when these
- * are not accepted any more. Those of a file are read again at once; those of a role are renewed
+ * are no longer accepted. Those of a file are read again at once; those of a role are renewed
  * in time by a thread, so that no request ever waits for the service that gives them.
  */
 #ifndef USERBLK_S3_KEYRING_H

@@ -71,7 +71,7 @@ bool s3_bucket_valid(const char *bucket)
 	return true;
 }
 
-/* Digits only, 1 to 65535; 0: it is none. */
+/* The number of a port, 1 to 65535; 0: text is not one. */
 static unsigned parse_port(const char *text)
 {
 	unsigned long port = 0;

@@ -25,10 +25,11 @@ struct s3_endpoint {
 	bool is_address;     /* host is an IP address */
 };
 
-/* Takes "http[s]://host[:port][/]" apart. False: it is none. */
+/* Takes "http[s]://host[:port][/]" apart. False: text is not one. */
 bool s3_endpoint_parse(const char *url, struct s3_endpoint *endpoint);
 
-/* Parses the value of Content-Range: "bytes 0-9/100". False: it is none, or is not consistent. */
+/* Parses the value of Content-Range: "bytes 0-9/100". False: text is not one, or contradicts
+ * itself. */
 bool s3_content_range_parse(
 	const char *value, uint64_t *first, uint64_t *last, uint64_t *object_size);
 

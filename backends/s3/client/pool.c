@@ -338,7 +338,7 @@ int s3_pool_start(struct s3_connections *p)
 	if (r)
 		return r;
 	p->ending = false;
-	/* The process's signals are none of this thread's business. */
+	/* Other threads handle the process's signals. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &old);
 	r = -pthread_create(&p->thread, NULL, pool_main, p);

@@ -316,7 +316,7 @@ int s3_parse_listing(const char *xml, size_t length, const char *prefix, struct 
 
 	*listing = (struct s3_listing){0};
 	r = parse(xml, length, "ListBucketResult", listing_element, &s);
-	/* Whether something follows must be known: a part is not to be taken for all. */
+	/* Whether something follows must be known: a part must not be taken for the whole. */
 	if (r == 0 && (!s.has_truncated || (s.truncated && !(listing->token && *listing->token))))
 		r = -EPROTO;
 	free(s.now.key);

@@ -69,7 +69,7 @@ void s3_log_release(struct s3_volume *v, struct s3_batch *b);
 bool s3_log_wait_copied(struct s3_batch *b, uint32_t first, uint32_t count);
 void s3_batches_free(struct s3_volume *v);
 
-/* Frees a batch that is in no list any more. */
+/* Frees a batch that has left all lists. */
 void s3_batch_free(struct s3_volume *v, struct s3_batch *b);
 /* s3_log_release() under the lock. */
 void s3_batch_release(struct s3_volume *v, struct s3_batch *b);

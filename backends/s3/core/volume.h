@@ -206,8 +206,8 @@ struct s3_volume {
 	unsigned n_refused;		       /* of those and of those that are being put again */
 	struct s3_reserve reserve;
 
-	_Atomic int failed;  /* negative errno: no change is accepted any more */
-	_Atomic bool fenced; /* another writer took over: nothing is answered any more */
+	_Atomic int failed;  /* negative errno: changes are no longer accepted */
+	_Atomic bool fenced; /* another writer took over: requests are no longer answered */
 
 	/* The checkpoints, under lock: */
 	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */

@@ -48,7 +48,7 @@ int s3_summary_add(struct s3_summary_writer *w, const struct s3_object_header *h
 /* Appends the whole summary, with uuid and epoch of summary, to out and empties w. */
 void s3_summary_finish(
 	struct s3_summary_writer *w, const struct s3_summary *summary, struct s3_buffer *out);
-/* It has failed: what it has is of no use any more. */
+/* It has failed: what it has is no longer of use. */
 void s3_summary_fail(struct s3_summary_writer *w);
 void s3_summary_abandon(struct s3_summary_writer *w);
 

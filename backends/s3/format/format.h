@@ -51,8 +51,8 @@
  */
 #define S3_GC (1ull << 63)
 /*
- * The first number of a writer's GC objects, by its epoch: no two writers use the same one. Those
- * of older programs, which had all from 1 on, are as of epoch 0.
+ * The first number of a writer's GC objects, by its epoch: no two writers use the same one. Older
+ * programs numbered them from 1 on, as if in epoch 0.
  */
 #define S3_GC_FIRST(epoch) (S3_GC | (uint64_t)(epoch) << 32 | 1)
 #define S3_EPOCH_MAX	   UINT64_C(0x7fffffff)

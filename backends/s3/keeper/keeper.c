@@ -136,7 +136,7 @@ void *s3_keeper(void *volume)
 }
 
 /*
- * In a full store nothing is written any more, so that no root comes by itself that would let go
+ * In a full store nothing more is written, so that no root comes by itself that would let go
  * what has died: by a trim, say. dead: how many objects there were the last time.
  */
 static void cover_if_full(struct s3_volume *v, uint64_t *dead)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The roots, and parts of them, that are not needed any more. */
+/* The roots, and parts of them, that are no longer needed. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

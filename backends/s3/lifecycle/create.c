@@ -99,7 +99,8 @@ int s3_volume_create(
 /* The tag of no object: the digest of an empty one, which the probe is not. */
 #define OTHER_ETAG "\"d41d8cd98f00b204e9800998ecf8427e\""
 
-/* Puts what is not to replace the probe. 1: the store did so, or knows no such condition. */
+/* Puts an object that must not replace the probe. 1: the store did so, or knows no such condition.
+ */
 static int try_replace(struct s3_volume *v, const char *key, const char *etag)
 {
 	struct iovec iov = {(void *)"another", 7};
@@ -124,7 +125,8 @@ int s3_probe_conditional_put(struct s3_volume *v)
 		return r;
 	s3_volume_key(v, &name, key);
 	r = s3_volume_put(v, key, "probe", 5, true, &req);
-	/* The number is random: what is there is of an attempt whose reply was lost. */
+	/* The number is random, so an object of that name is from an attempt whose reply was lost.
+	 */
 	if (r && r != -EEXIST && r != -EOPNOTSUPP)
 		return s3_volume_refuse(v, r, "%s", req.message);
 	none_match = r == -EOPNOTSUPP ? 1 : try_replace(v, key, NULL);

@@ -49,7 +49,7 @@ enum { S3_LOG_DONE = 0, S3_LOG_STALLED = 1, S3_LOG_CHANGED = 2 };
 
 /* Has the next batch no place among those in memory? Then an upload must end first. */
 bool s3_log_window_full(const struct s3_volume *v);
-/* The last record cannot be continued any more. */
+/* The last record can no longer be continued. */
 void s3_log_settle_last(struct s3_batch *b);
 /* Adds a record; the last one is kept back, since the next may continue it. */
 void s3_log_add_record(struct s3_batch *b, const struct s3_record *record);
@@ -87,7 +87,7 @@ void s3_write_run(struct s3_write *w);
 bool s3_log_is_blocked(const struct s3_volume *v);
 /* Uploads a sealed batch. */
 void s3_log_upload(struct s3_batch *b);
-/* Puts what the store has refused once more. Under the lock, which it lets go. */
+/* Puts what the store has refused once more. Under the lock, which it releases for a time. */
 void s3_log_put_refused(struct s3_volume *v);
 
 static inline bool s3_log_has_data(const struct s3_write *w)

@@ -22,7 +22,7 @@
 /* A batch that nobody closes is closed after that. */
 #define IDLE_NS UINT64_C(1000000000)
 
-/* Brings a batch that nobody changes any more into the form in which it is stored. */
+/* Brings a batch that no longer changes into the form in which it is stored. */
 static int complete(struct s3_volume *v, struct s3_batch *b)
 {
 	struct timespec now;

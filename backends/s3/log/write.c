@@ -197,7 +197,7 @@ static uint64_t edge_part(const struct s3_write *w, uint32_t *from, uint32_t *by
 	return lba;
 }
 
-/* What was read of an edge is not needed any more, if anything was. */
+/* What was read of an edge is no longer needed, if anything was. */
 static void drop_edge(struct s3_write *w)
 {
 	if (!w->edge.iov_base)

@@ -56,7 +56,7 @@ struct s3_writeback {
 	uint64_t wanted, logged;		 /* changes */
 	uint64_t head, entry;			 /* of the next one */
 	struct s3_writeback_end ends[S3_WINDOW]; /* [seq % S3_WINDOW], of those past the frontier */
-	struct s3_writeback_end freed;		 /* up to here the ring is not needed any more */
+	struct s3_writeback_end freed;		 /* up to here the ring is no longer needed */
 	struct s3_writeback_counters counters;
 };
 

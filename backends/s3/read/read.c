@@ -44,7 +44,7 @@ static void read_run(struct s3_plan *plan, struct s3_read *r, const struct s3_ru
 		return;
 	}
 	atomic_fetch_add(&v->stats.served, run->count << v->shift);
-	/* Its size is known since it is not in memory any more. */
+	/* Its size is known since it is no longer in memory. */
 	if (rest.count)
 		s3_objects_get(v->objects, run->slot, &object);
 	while (s3_fill_next_in_line(v, &rest, &part)) {

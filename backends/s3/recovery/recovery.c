@@ -11,7 +11,7 @@
 #include "backends/s3/recovery/writeback_open.h"
 #include "backends/s3/state/map.h"
 
-/* The super object tells the size; but nothing that is there is ever cut off. */
+/* The super object contains the size, but data beyond it is never cut off. */
 static int settle_size(struct s3_volume *v, uint64_t blocks)
 {
 	uint64_t *size = &v->super.blocks;

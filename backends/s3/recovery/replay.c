@@ -147,7 +147,7 @@ static int find_later(struct s3_writeback *w, uint64_t number)
 		for (size_t i = 0; r == 0 && i < length; i += S3_WRITEBACK_BLOCK) {
 			struct s3_object_header h;
 
-			/* Most of it is none, which is seen without reading more. */
+			/* Most positions hold no entry, as their first bytes show. */
 			if (s3_header_decode(memory + i, S3_WRITEBACK_BLOCK, w->state.uuid, &h) !=
 					S3_GOOD &&
 				!h.header_bytes)

@@ -186,7 +186,7 @@ static void move(struct s3_cache *c, struct s3_line *l, enum queue_name name)
 	enqueue(c, l, name);
 }
 
-/* The pages are neither valid nor filling any more. */
+/* The pages are no longer valid or filling. */
 static void give_back(struct s3_cache *c, struct s3_line *l, uint16_t pages)
 {
 	c->queues[l->queue].pages -= count(pages);

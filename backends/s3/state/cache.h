@@ -39,7 +39,7 @@ struct s3_page_waiter {
 	struct s3_page_waiter *next;
 	uint16_t pages; /* waited for; a bit each */
 	/*
-	 * None of them is being fetched any more: those of valid may be copied, the others could
+	 * They are no longer being fetched: those of valid may be copied, the others could
 	 * not be fetched; error: why, or 0 if they were damaged. The line is held. Called from any
 	 * thread, without locks.
 	 */

@@ -102,7 +102,7 @@ uint64_t s3_map_mapped(const struct s3_map *m); /* blocks that are no hole */
 /*
  * Begins a checkpoint of the map as it is now; no change may run meanwhile, lookups may. all:
  * every region, not only changed ones. regions (free() it): n indexes of the regions to write,
- * ascending; those that hold nothing any more are among them, and encode to nothing. 0, -ENOMEM,
+ * ascending; those that no longer hold anything are among them, and encode to nothing. 0, -ENOMEM,
  * or -EBUSY: one is running.
  */
 int s3_map_capture(struct s3_map *m, bool all, uint32_t **regions, size_t *n);

@@ -369,7 +369,7 @@ static int apply_changes(struct applier *a, uint32_t index)
 		n += b->used[i - 1];
 		if (n + CHUNK_CHANGES < SLICE)
 			continue;
-		/* What a relocation finds and what it leaves are not to be parted. */
+		/* What a relocation finds and what it leaves must stay together. */
 		last = a->slice[n - 1];
 		n -= WHERE_FROM(last.where);
 		r = apply_slice(a, n);

@@ -212,7 +212,7 @@ int s3_map_capture_region(struct s3_map *m, uint32_t index, struct s3_buffer *ou
 		for (size_t j = 0; j < n; j++)
 			s3_leaf_fill(m->scratch + (size_t)i * S3_LEAF_BLOCKS, pieces[j]);
 	}
-	/* No change of this region notes anything any more: every leaf has been copied. */
+	/* Changes of this region need no longer be noted: every leaf has been copied. */
 	notes = take_notes(m, region, &n_notes);
 	apply_notes(notes, n_notes, m->scratch, touched);
 	s3_map_drop_notes(m, notes, n_notes);

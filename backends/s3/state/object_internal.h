@@ -93,7 +93,7 @@ void s3_objects_slot_use(struct s3_objects *o, uint32_t n);
 uint32_t s3_objects_hash_place(const struct s3_objects *o, uint8_t origin, uint64_t id);
 /* Enters all slots again into a table of size. */
 int s3_objects_hash_rebuild(struct s3_objects *o, uint32_t size);
-/* Counts an object among the dead, or not any more. */
+/* Counts an object among the dead, or no longer. */
 void s3_objects_set_dead(struct s3_objects *o, struct s3_slot *s, bool dead);
 /*
  * seq: when those died that are found dead. In the order of the slots many would each take a walk

@@ -125,7 +125,7 @@ int s3_objects_rollback(struct s3_objects *o, uint64_t seq);
 /*
  * Exclusive. Makes the table of a parent's snapshot that of a clone: every object is the next
  * ancestor's (origin + 1), there are no snapshots. -ERANGE: the chain is too long; -ENOMEM: the
- * table is of no use any more.
+ * table is no longer of use.
  */
 int s3_objects_inherit(struct s3_objects *o);
 

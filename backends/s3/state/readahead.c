@@ -100,7 +100,7 @@ static bool is_dense(const struct stream *t)
 	return t->holes * HOLES_SHARE <= t->next - t->start;
 }
 
-/* One that has been found: the one used least recently gives way if there are too many. */
+/* Adds one that has been found; if there are too many, it replaces the one used least recently. */
 static void keep(struct s3_streams *s, struct stream *t)
 {
 	struct stream *oldest = NULL;

@@ -52,7 +52,7 @@ def up(tmp_path: Path) -> Up:
 
 @pytest.fixture
 def mountpoint(tmp_path: Path) -> Iterator[Path]:
-    """A directory that is not mounted on any more at the end, whatever happens."""
+    """A directory to mount on; it is unmounted at the end, whatever happens."""
     directory = tmp_path / "mnt"
     directory.mkdir()
     yield directory

@@ -62,7 +62,7 @@ def apply(patch: Path, *options: str) -> None:
     argv = ["patch", "-p1", "--batch", "--fuzz=0", "--no-backup-if-mismatch", *options, "-i", str(patch)]
     done = subprocess.run([*argv, "--dry-run"], cwd=TREE, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MutantError("does not apply to this tree any more; make it again")
+        raise MutantError("no longer applies to this tree; make it again")
     subprocess.run(argv, cwd=TREE, capture_output=True, check=True)
 
 
