@@ -319,6 +319,35 @@ def test_interrupted_deletion(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy, 
     assert serve_s3.objects("v") == {}
 
 
+def test_deletion_that_is_interrupted_beside_a_new_clone(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """The clone was made after the deletion had looked for one: the same command does not take its data away."""
+    write_pieces(serve_s3)
+    tool("snapshot", "create", "monday")
+
+    def clone() -> float:
+        tool("clone", "monday", "w")
+        return 0.0
+
+    proxy.add(Rule(delayed(before=clone), method="PUT", key="/deleted$"))
+    kill_at(tool, proxy, Rule(HELD, method="DELETE", key="/super$"), "delete", "--confirm=v")
+    assert [(one["name"], one["state"]) for one in tool("list")["volumes"]] == [("v", "half deleted"), ("w", "good")]
+    for _ in range(2):
+        assert "its snapshot monday has clones" in tool.refused("delete", "--confirm=v")
+        assert Tool(serve_s3, "w")("check")["damages"] == []
+    assert "super" in serve_s3.objects("v") and "deleted" not in serve_s3.objects("v")
+    # A marker whose clone is not there, but may come: nothing is changed.
+    Tool(serve_s3, "w")("delete", "--confirm=w")
+    kill_at(tool, proxy, Rule(HELD, method="DELETE", key="/super$"), "delete", "--confirm=v")
+    marker = f"{serve_s3.prefix}/v/snap/monday/child/{'1' * 32}"
+    serve_s3.store.client().put_object(Bucket=BUCKET, Key=marker, Body=f"{serve_s3.prefix}/w\n".encode())
+    before = serve_s3.objects("v").keys()
+    assert "may just be created; try again in ten minutes" in tool.refused("delete", "--confirm=v")
+    assert serve_s3.objects("v").keys() == before
+    serve_s3.store.client().delete_object(Bucket=BUCKET, Key=marker)
+    tool("delete", "--confirm=v")
+    assert serve_s3.objects("v") == {}
+
+
 def test_delete_of_a_volume_that_cannot_be_opened(tool: Tool, serve_s3: ServeS3) -> None:
     write_pieces(serve_s3)
     for key in (key for key in serve_s3.objects("v", "ckpt/") if key.endswith("root")):

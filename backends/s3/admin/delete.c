@@ -12,10 +12,11 @@
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/lifecycle/lifecycle.h"
 
 /* Called for each key below a prefix; name is NULL for one that is not of a volume. */
-typedef int (*key_fn)(void *opaque, const char *key, const struct s3_name *name);
+typedef int (*key_fn)(void *opaque, const struct s3_listed *listed, const struct s3_name *name);
 
 struct walk {
 	struct s3_volume *v;
@@ -29,7 +30,7 @@ static int meet(void *opaque, const struct s3_listed *listed)
 	struct s3_name name;
 	bool ours = s3_name_parse(listed->key + strlen(w->v->base), &name);
 
-	return w->fn(w->opaque, listed->key, ours ? &name : NULL);
+	return w->fn(w->opaque, listed, ours ? &name : NULL);
 }
 
 /* Walks all keys below the volume's name that begin with part. What fn answers has been reported.
@@ -45,16 +46,22 @@ static int walk(struct s3_volume *v, const char *part, key_fn fn, void *opaque)
 
 /* ---- clones ------------------------------------------------------------------------- */
 
-static int meet_child(void *opaque, const char *key, const struct s3_name *name)
+static bool is_marker(const struct s3_name *name)
 {
-	struct s3_volume *v = opaque;
+	return name && name->kind == S3_NAME_CHILD && !s3_name_is_mark(name);
+}
 
-	(void)key;
-	if (!name || name->kind != S3_NAME_CHILD || s3_name_is_mark(name))
-		return 0;
+static int refuse_clones(struct s3_volume *v, const struct s3_name *marker)
+{
 	return s3_volume_refuse(v, -EBUSY,
 		"volume=%s: its snapshot %s has clones, which need its data; delete them first",
-		v->name, name->name);
+		v->name, marker->name);
+}
+
+static int meet_child(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+{
+	(void)listed;
+	return is_marker(name) ? refuse_clones(opaque, name) : 0;
 }
 
 int s3_volume_may_remove(struct s3_volume *v, void *opaque)
@@ -115,6 +122,75 @@ static int delete_name(struct s3_volume *v, enum s3_name_kind kind)
 	return delete_key(v, key);
 }
 
+/* From a copy back to a volume. */
+static void remake(struct s3_volume *v, const void *data, size_t length)
+{
+	if (put_copy(v, S3_NAME_SUPER, data, length) == 0)
+		delete_name(v, S3_NAME_DELETED);
+}
+
+/* A deletion that was interrupted: what it had still to ask. */
+struct interrupted {
+	struct s3_volume *v;
+	int64_t now; /* by the store's clock */
+	bool exists; /* a clone */
+};
+
+static int meet_time(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+{
+	struct interrupted *i = opaque;
+
+	if (name && name->kind == S3_NAME_DELETED)
+		i->now = listed->modified;
+	return 0;
+}
+
+static int meet_clone(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+{
+	struct interrupted *i = opaque;
+	enum s3_clone clone;
+
+	if (!is_marker(name))
+		return 0;
+	clone = s3_snapshot_clone_of(i->v, listed, name->uuid, i->now);
+	if (clone == S3_CLONE_NONE)
+		return 0;
+	i->exists = clone == S3_CLONE_EXISTS;
+	if (i->exists)
+		return refuse_clones(i->v, name);
+	return s3_volume_refuse(i->v, -EBUSY,
+		"volume=%s: a clone of its snapshot %s may just be created; try again in ten "
+		"minutes",
+		i->v->name, name->name);
+}
+
+/*
+ * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
+ * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
+ */
+static int unmake_again(struct s3_volume *v)
+{
+	struct interrupted i = {.v = v};
+	size_t length;
+	void *data;
+	int r = read_copy(v, S3_NAME_DELETED, &data, &length);
+
+	if (r == -ENOENT)
+		return s3_volume_refuse(
+			v, r, "volume=%s: not found; correct the name or prefix", v->name);
+	if (r)
+		return r;
+	r = put_copy(v, S3_NAME_DELETED, data, length); /* its time is the store's */
+	if (r == 0)
+		r = walk(v, "deleted", meet_time, &i);
+	if (r == 0)
+		r = walk(v, "snap/", meet_clone, &i);
+	if (i.exists)
+		remake(v, data, length);
+	free(data);
+	return r;
+}
+
 /* From a volume to what is left of one. */
 static int unmake(struct s3_volume *v)
 {
@@ -122,15 +198,8 @@ static int unmake(struct s3_volume *v)
 	void *data;
 	int r = read_copy(v, S3_NAME_SUPER, &data, &length);
 
-	if (r == -ENOENT) {
-		r = read_copy(v, S3_NAME_DELETED, &data, &length);
-		if (r == 0)
-			free(data);
-		if (r == -ENOENT)
-			s3_volume_refuse(
-				v, r, "volume=%s: not found; correct the name or prefix", v->name);
-		return r;
-	}
+	if (r == -ENOENT)
+		return unmake_again(v);
 	if (r)
 		return r;
 	r = walk(v, "snap/", meet_child, v);
@@ -139,9 +208,8 @@ static int unmake(struct s3_volume *v)
 	if (r == 0)
 		r = delete_name(v, S3_NAME_SUPER);
 	/* A clone that was made in the last moment keeps its parent. */
-	if (r == 0 && (r = walk(v, "snap/", meet_child, v)) == -EBUSY &&
-		put_copy(v, S3_NAME_SUPER, data, length) == 0)
-		delete_name(v, S3_NAME_DELETED);
+	if (r == 0 && (r = walk(v, "snap/", meet_child, v)) == -EBUSY)
+		remake(v, data, length);
 	free(data);
 	return r;
 }
@@ -158,11 +226,11 @@ struct sweep {
 	int results[S3_DELETE_MAX];
 };
 
-static int count_key(void *opaque, const char *key, const struct s3_name *name)
+static int count_key(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
 {
 	struct sweep *s = opaque;
 
-	(void)key;
+	(void)listed;
 	s->total += name != NULL;
 	return 0;
 }
@@ -189,7 +257,7 @@ static int delete_group(struct sweep *s)
 	return 0;
 }
 
-static int sweep_key(void *opaque, const char *key, const struct s3_name *name)
+static int sweep_key(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
 {
 	struct sweep *s = opaque;
 
@@ -197,7 +265,7 @@ static int sweep_key(void *opaque, const char *key, const struct s3_name *name)
 		s->removal->foreign++;
 	if (!name || name->kind == S3_NAME_DELETED)
 		return 0;
-	snprintf(s->text[s->n], sizeof *s->text, "%s", key);
+	snprintf(s->text[s->n], sizeof *s->text, "%s", listed->key);
 	s->keys[s->n] = s->text[s->n];
 	return ++s->n == S3_DELETE_MAX ? delete_group(s) : 0;
 }

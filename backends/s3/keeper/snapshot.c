@@ -300,6 +300,18 @@ bool s3_snapshot_clone_is_missing(
 	return missing;
 }
 
+enum s3_clone s3_snapshot_clone_of(struct s3_volume *v, const struct s3_listed *marker,
+	const uint8_t uuid[S3_UUID], int64_t now)
+{
+	char path[S3_KEY_MAX + 1];
+
+	if (!read_marker(v, marker->key, path))
+		return S3_CLONE_UNKNOWN;
+	if (!s3_snapshot_clone_is_missing(v, path, uuid))
+		return S3_CLONE_EXISTS;
+	return now - marker->modified > MARKER_STALE ? S3_CLONE_NONE : S3_CLONE_UNKNOWN;
+}
+
 /* The marks come first: their numbers begin with zeroes. */
 static int count_child(void *opaque, const struct s3_listed *listed)
 {

@@ -9,6 +9,7 @@
 
 #include "backends/s3/format/format.h"
 
+struct s3_listed;
 struct s3_volume;
 
 /*
@@ -48,6 +49,13 @@ int s3_snapshot_list(struct s3_volume *v, struct s3_snapshot_info **list, size_t
  */
 int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *new_prefix,
 	const char *new_volume);
+/*
+ * What a marker tells of its clone. now: by the store's clock. Unknown: it cannot be read, or the
+ * clone is missing and may still be made.
+ */
+enum s3_clone { S3_CLONE_NONE, S3_CLONE_EXISTS, S3_CLONE_UNKNOWN };
+enum s3_clone s3_snapshot_clone_of(struct s3_volume *v, const struct s3_listed *marker,
+	const uint8_t uuid[S3_UUID], int64_t now);
 /*
  * Another size in bytes, a multiple of 4096. -ENOTEMPTY: what would be cut off is not empty: it has
  * to be trimmed first; -EINVAL: too small or large; -EROFS.
