@@ -62,21 +62,15 @@ static const char *part_after(const char *subtype, const char *cfgstring)
 	return cfgstring + length + 1;
 }
 
-/* Takes KEY=VALUE out of text. The value, for the caller to free; NULL: text has no such item. */
-static char *take_item(char *text, const char *key)
+/* The item KEY=VALUE of text and, in *end, where it ends. NULL: text has none. */
+static char *find_item(char *text, const char *key, char **end)
 {
 	size_t length = strlen(key);
 
-	for (char *item = text; *item;) {
-		char *end = strchrnul(item, ';'), *next = *end ? end + 1 : end;
-
-		if (strncmp(item, key, length) == 0 && item[length] == '=') {
-			char *value = strndup(item + length + 1, (size_t)(end - item) - length - 1);
-
-			memmove(item, next, strlen(next) + 1);
-			return value;
-		}
-		item = next;
+	for (char *item = text; *item; item = **end ? *end + 1 : *end) {
+		*end = strchrnul(item, ';');
+		if (strncmp(item, key, length) == 0 && item[length] == '=')
+			return item;
 	}
 	return NULL;
 }
@@ -95,23 +89,24 @@ static int parse_threads(const char *text, long min)
 /* Takes the number of threads of ours out of text. 0: none; -1: error says why. */
 static int take_threads(char *text, bool ours, struct params_error *error)
 {
-	char *value = take_item(text, THREADS_KEY);
-	int n = ours ? DEFAULT_THREADS : 0;
+	char *end, *item = find_item(text, THREADS_KEY, &end);
+	const char *rest, *value;
+	int n = -1;
 
-	if (value && !ours) {
+	if (!item)
+		return ours ? DEFAULT_THREADS : 0;
+	rest = *end ? end + 1 : end;
+	*end = '\0';
+	value = item + strlen(THREADS_KEY "=");
+	if (!ours)
 		params_error_set(error,
 			THREADS_KEY "=%s: the threads of this disk are tcmu-runner's; begin the "
 				    "cfgstring with %s/ for threads of its own",
 			value, handler_identity.threads_subtype);
-		n = -1;
-	} else if (value) {
-		n = parse_threads(value, 1);
-		if (n < 0)
-			params_error_set(error,
-				THREADS_KEY "=%s: not a number of threads; use 1 to %d", value,
-				MAX_THREADS);
-	}
-	free(value);
+	else if ((n = parse_threads(value, 1)) < 0)
+		params_error_set(error, THREADS_KEY "=%s: not a number of threads; use 1 to %d",
+			value, MAX_THREADS);
+	memmove(item, rest, strlen(rest) + 1);
 	return n;
 }
 
@@ -331,8 +326,10 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 			return r;
 	}
 	d = calloc(1, sizeof *d);
-	if (!d)
+	if (!d) {
+		log_error(dev, "out of memory");
 		return -ENOMEM;
+	}
 	r = open_device(
 		tcmu_dev_get_cfgstring(dev), size, &host, &d->params, &threads, &d->backend);
 	if (r < 0) {

@@ -84,6 +84,49 @@ static void test_parameter(void **state)
 	free(reason);
 }
 
+/* How many copies of texts succeed before one fails; -1: none fails. */
+static atomic_int copies_left = -1;
+
+char *__real_strdup(const char *text);
+char *__real_strndup(const char *text, size_t length);
+char *__wrap_strdup(const char *text);
+char *__wrap_strndup(const char *text, size_t length);
+
+static bool no_memory(void)
+{
+	if (copies_left < 0)
+		return false;
+	return copies_left-- == 0;
+}
+
+char *__wrap_strdup(const char *text)
+{
+	return no_memory() ? NULL : __real_strdup(text);
+}
+
+char *__wrap_strndup(const char *text, size_t length)
+{
+	return no_memory() ? NULL : __real_strndup(text, length);
+}
+
+/* A disk has the threads that were asked for, or it is not opened and the log says why. */
+static void test_out_of_memory(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	prepare("");
+	/* One too many, which shows that it was looked at. */
+	snprintf(dev.cfgstring, sizeof dev.cfgstring,
+		"userblk_threads_test/%s;direct=off;threads=257", disk_file);
+	for (int copies = 0; copies_left < 0; copies++) {
+		copies_left = copies;
+		logged[0] = 0;
+		assert_true(registered_with_threads->open(&dev, false) < 0);
+		assert_holds(logged, copies_left < 0 ? "out of memory" : "threads=257: ");
+	}
+	copies_left = -1;
+}
+
 static atomic_int inside;
 static atomic_bool released;
 
@@ -266,6 +309,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(test_parameter),
+		TEST(test_out_of_memory),
 		TEST(test_at_once),
 		TEST(test_errors),
 #ifdef HAVE_WRITESAME
