@@ -38,18 +38,28 @@
 
 /* ---- configuration ---------------------------------------------------------- */
 
-/* Removes ";tcmur_cmd_time_out=N", which the runner takes out before open, but not for
- * check_config. */
-static void remove_runner_options(char *text)
+/*
+ * Removes ";tcmur_cmd_time_out=N", which the runner takes out before open, but not for
+ * check_config. It takes the ';' behind it, too, and so joins what stands before and behind.
+ * 0 or -EINVAL.
+ */
+static int remove_runner_option(char *text, struct params_error *error)
 {
 	static const char option[] = ";tcmur_cmd_time_out=";
-	char *found;
+	char *found = strstr(text, option), *end;
 
-	while ((found = strstr(text, option))) {
-		const char *end = strchrnul(found + 1, ';');
-
-		memmove(found, end, strlen(end) + 1);
+	if (!found)
+		return 0;
+	end = strchrnul(found + 1, ';');
+	if (*end) {
+		*end = '\0';
+		params_error_set(error,
+			"%s: not the last; tcmu-runner takes it at the end of the cfgstring only",
+			found + 1);
+		return -EINVAL;
 	}
+	*found = '\0';
+	return 0;
 }
 
 /* The part after "subtype/". NULL: another subtype. */
@@ -129,8 +139,9 @@ static struct params *parse(const char *cfgstring, int *threads, struct params_e
 		params_error_set(error, "out of memory");
 		return NULL;
 	}
-	remove_runner_options(text);
-	*threads = take_threads(text, !plain, error);
+	*threads = -1;
+	if (remove_runner_option(text, error) == 0)
+		*threads = take_threads(text, !plain, error);
 	if (*threads < 0) {
 		free(text);
 		return NULL;
