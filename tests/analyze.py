@@ -37,8 +37,6 @@ NULL = "clang-analyzer-core.NullDereference"
 GARBAGE = "clang-analyzer-core.UndefinedBinaryOperatorResult"
 # False findings, and why they are false. Where a line of code can say so itself, it does: NOLINT(check): why.
 FALSE = {
-    Finding("backends/s3/admin/delete.c", MALLOC, "free(data);"): REFUSES,
-    Finding("backends/s3/admin/delete.c", MALLOC, "r = put_copy(v, S3_NAME_DELETED, data, length);"): REFUSES,
     Finding("backends/s3/recovery/roll_forward.c", MALLOC, "free(data);"): REFUSES,
     Finding("backends/s3/recovery/roots.c", MALLOC, "free(base_data);"): REFUSES,
     Finding(

@@ -335,7 +335,9 @@ static bool bind_thread(struct workload *w, const struct wml_object *o, struct t
 static bool bind_posts(struct workload *w, const struct wml_object *threads,
 	const struct process_def *p, struct flow_error *error)
 {
-	for (unsigned i = 0; i < p->count; i++, threads = threads->next) {
+	unsigned i = 0;
+
+	for (; threads != NULL; threads = threads->next, i++) {
 		const struct wml_object *o = threads->children;
 
 		for (unsigned j = 0; j < p->threads[i].count; j++, o = o->next) {

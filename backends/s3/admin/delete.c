@@ -89,8 +89,10 @@ static int read_copy(struct s3_volume *v, enum s3_name_kind kind, void **data, s
 	if (check == S3_GOOD)
 		return 0;
 	free(*data);
-	return s3_volume_refuse(v, check == S3_NO_MEMORY ? -ENOMEM : -EINVAL,
-		"volume=%s: %s %s; nothing was deleted", v->name, key, s3_check_text(check));
+	r = check == S3_NO_MEMORY ? -ENOMEM : -EINVAL;
+	s3_volume_refuse(
+		v, r, "volume=%s: %s %s; nothing was deleted", v->name, key, s3_check_text(check));
+	return r;
 }
 
 static int put_copy(struct s3_volume *v, enum s3_name_kind kind, const void *data, size_t length)
