@@ -28,7 +28,7 @@ from pathlib import Path
 from . import CACHE, CHECKOUT, LabError
 from .channel import CONTROL, ERRORS, FILES, OUTPUT, SIZE, Channel, unpack
 from .images import checkout_image, directory_image
-from .models import cpu_model, disk_models, ensure_modules, module_parameter
+from .models import cpu_model, disk_models, ensure_modules, machines_parameter, module_parameter
 from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 900.0  # s until the command starts: a few on a machine that does nothing else
@@ -208,7 +208,7 @@ def guest_files(tree: Tree, accel: str, options: Options, rows: int, columns: in
         "LAB_CLOCK": options.clock,
         "LAB_SSDS": ssds,
         "LAB_INSTRUCTIONS_PER_US": str(cpu.instructions_per_us) if cpu else "",
-        "LAB_IDLE_STATES": cpu.idle_states() if cpu else "",
+        "LAB_MACHINES": machines_parameter(disk_models()) if cpu else "",
         "LAB_ACCEL": accel,
         "LAB_RELEASE": tree.variant.release,
         "LAB_KERNEL": tree.variant.kernel,

@@ -25,7 +25,7 @@ SPIN_LOCKS = CHECKOUT / "lab" / "preload" / "spin_locks.c"
 MAIN_LOOP = CHECKOUT / "lab" / "preload" / "main_loop.c"
 MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko", "userblk_writeback.ko", "userblk_wakeup.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
-MOST_IDLE_STATES = 8  # of lab/ssd/userblk_wakeup.c
+MOST_IDLE_STATES, MOST_CPUS = 8, 128  # of lab/ssd/userblk_wakeup.c
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be set to
 
 # What the module wants of every disk beside its name, serial and size.
@@ -37,21 +37,11 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Cpu:
-    """
-    instructions_per_us: what it executes in a microsecond of the guest's time. Idle states, from the lightest: how long
-    it must be idle for each (residency_us), and how long it takes to leave it (exit_us), in microseconds.
-    """
+    """instructions_per_us: what it executes in a microsecond of the guest's time."""
 
     name: str
     version: int
     instructions_per_us: int
-    residency_us: tuple[int, ...]
-    exit_us: tuple[int, ...]
-
-    def idle_states(self) -> str:
-        """What the module of the wake-up latency wants."""
-        residencies, exits = (",".join(map(str, values)) for values in (self.residency_us, self.exit_us))
-        return f"residency_us={residencies} exit_us={exits}"
 
     def __str__(self) -> str:
         return f"{self.name}-{self.version}"
@@ -59,12 +49,19 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Model:
-    """One SSD. numbers: struct ssd_parameters of lab/ssd/model.h, and the queues."""
+    """
+    One SSD, and the machine that has it. numbers: struct ssd_parameters of lab/ssd/model.h, and the queues. cpus: how
+    many the machine has. Their idle states, from the lightest: how long a CPU must be idle for each (residency_us), and
+    how long it takes to leave it (exit_us), in microseconds.
+    """
 
     name: str
     version: int
     serial: str
     numbers: Mapping[str, int]
+    cpus: int
+    residency_us: tuple[int, ...]
+    exit_us: tuple[int, ...]
 
     def __str__(self) -> str:
         return f"{self.name}-{self.version}"
@@ -73,6 +70,11 @@ class Model:
         """What the module's parameter says of it. size: bytes."""
         numbers = " ".join(f"{name}={value}" for name, value in self.numbers.items())
         return f"name=lab{self.name} serial={self.serial} bytes={size} {numbers}"
+
+    def machine(self) -> str:
+        """What the module of the wake-up latency wants."""
+        residencies, exits = (",".join(map(str, values)) for values in (self.residency_us, self.exit_us))
+        return f"lab{self.name} {self.cpus} {residencies} {exits}"
 
 
 def _read(name: str, texts: Sequence[str], numbers: Sequence[str], lists: Sequence[str] = ()) -> dict[str, Any]:
@@ -98,24 +100,33 @@ def _read(name: str, texts: Sequence[str], numbers: Sequence[str], lists: Sequen
 
 
 def disk_models() -> list[Model]:
-    """The models of the guest's two disks. Raises LabError."""
-    found = (_read(name, ("name", "serial"), ("version", *NUMBERS)) for name in ("sata", "nvme"))
-    return [Model(v["name"], v["version"], v["serial"], {name: v[name] for name in NUMBERS}) for v in found]
+    """The models of the guest's two disks, each with its machine. Raises LabError."""
+    return [_disk_model(name) for name in ("sata", "nvme")]
 
 
-def cpu_model() -> Cpu:
-    """The model of the guest's CPU. Raises LabError."""
-    values = _read("cpu", ("name",), ("version", "instructions_per_us"), ("residency_us", "exit_us"))
-    speed, residencies, exits = (values[key] for key in ("instructions_per_us", "residency_us", "exit_us"))
-    if not LEAST_SPEED <= speed <= MOST_SPEED:
-        raise LabError(f"instructions_per_us={speed}: must be from {LEAST_SPEED} to {MOST_SPEED}")
+def _disk_model(name: str) -> Model:
+    values = _read(name, ("name", "serial"), ("version", *NUMBERS, "cpus"), ("residency_us", "exit_us"))
+    residencies, exits = values["residency_us"], values["exit_us"]
+    if not 1 <= values["cpus"] <= MOST_CPUS:
+        raise LabError(f"cpus={values['cpus']}: must be from 1 to {MOST_CPUS}")
     if not 1 <= len(residencies) <= MOST_IDLE_STATES:
         raise LabError(f"residency_us={residencies}: must have 1 to {MOST_IDLE_STATES} numbers")
     if residencies != sorted(set(residencies)):
         raise LabError(f"residency_us={residencies}: must rise")
     if len(exits) != len(residencies):
         raise LabError(f"exit_us={exits}: must have {len(residencies)} numbers, as residency_us has")
-    return Cpu(values["name"], values["version"], speed, tuple(residencies), tuple(exits))
+    numbers = {number: values[number] for number in NUMBERS}
+    machine = (values["cpus"], tuple(residencies), tuple(exits))
+    return Model(values["name"], values["version"], values["serial"], numbers, *machine)
+
+
+def cpu_model() -> Cpu:
+    """The model of the guest's CPU. Raises LabError."""
+    values = _read("cpu", ("name",), ("version", "instructions_per_us"))
+    speed = values["instructions_per_us"]
+    if not LEAST_SPEED <= speed <= MOST_SPEED:
+        raise LabError(f"instructions_per_us={speed}: must be from {LEAST_SPEED} to {MOST_SPEED}")
+    return Cpu(values["name"], values["version"], speed)
 
 
 def model_names() -> str:
@@ -125,6 +136,10 @@ def model_names() -> str:
 
 def module_parameter(disks: Sequence[Model], size: int) -> str:
     return ";".join(model.words(size) for model in disks)
+
+
+def machines_parameter(disks: Sequence[Model]) -> str:
+    return ";".join(model.machine() for model in disks)
 
 
 def headers(tree: Tree) -> Path:

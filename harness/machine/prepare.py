@@ -24,6 +24,7 @@ VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
 BLOCK = Path("/sys/block")
 WRITE_BACK = Path("/sys/module/userblk_writeback/parameters/estimate")  # lab/ssd/userblk_writeback.c
+MACHINE = Path("/sys/module/userblk_wakeup/parameters/machine")  # lab/ssd/userblk_wakeup.c
 BDI = Path("/sys/kernel/debug/bdi")
 MIB = 1 << 20
 KNOWN_BYTES = 256 * MIB
@@ -111,6 +112,12 @@ def settle_write_back(device: BlockDevice, disk: str, writers: int) -> dict[str,
     bytes_per_s = int(rate.read_text())
     WRITE_BACK.write_text(f"{device.path} {bytes_per_s} {writers}")
     return {"write_back_bytes_per_s": bytes_per_s}
+
+
+def become_machine_of(disk: str) -> None:
+    """In the lab's virtual time, the guest's CPUs become those of the modelled machine that has this disk."""
+    if MACHINE.exists():
+        MACHINE.write_text(disk)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from ..machine.filesystem import (
 from ..machine.prepare import (
     DeviceError,
     PrepareError,
+    become_machine_of,
     kept_cached,
     limit_cpus,
     limit_dirty,
@@ -318,6 +319,7 @@ class Runner:
             recorder = Recorder(directory)
             mark = self.teardown.mark()
             try:
+                become_machine_of(device.disk)
                 limit_dirty(*engine.dirty_limits(profile, first.device), self.teardown)
                 limit_cpus(workload.cpus, self.teardown)
                 with ExitStack() as up:

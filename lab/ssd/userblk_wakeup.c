@@ -2,15 +2,19 @@
 /*
  * userblk_wakeup: the time that an idle CPU takes to wake up, on a guest with one CPU.
  *
- *   insmod userblk_wakeup.ko residency_us=2,20,600 exit_us=2,10,133
+ *   insmod userblk_wakeup.ko machines="labsata 4 2,20,100 2,10,33;labnvme 72 2,20,600 2,10,133"
+ *   echo labnvme > /sys/module/userblk_wakeup/parameters/machine
  *
- * On a machine with idle CPUs, a thread that another thread wakes up starts on a CPU of its own.
- * That CPU has slept since the thread did, in the deepest idle state for which that was long
- * enough (residency_us), and takes exit_us to leave it. One CPU that serves all threads is awake
- * whenever one of them wakes up another. So the wake-up happens here that much later, by a timer.
+ * On a machine with idle CPUs, a thread that another thread wakes up starts on a CPU of its own,
+ * which first has to leave its idle state: the deepest one that it was idle long enough for. One
+ * CPU that serves all threads is awake whenever one of them wakes up another. So the wake-up
+ * happens here that much later, by a timer.
  *
- * Other threads that wait for this CPU make no difference: the modelled machine has more CPUs than
- * a run has threads, and what observes a run would change its result.
+ * A machine has a name, so many CPUs, and for each idle state, from the lightest, how long a CPU
+ * must be idle for it and how long it takes to leave it, in microseconds. The guest is the first
+ * one until another one is named. As in Linux, a thread wakes up on the CPU where it was last if
+ * that is idle, otherwise on the next one that is; if all are busy, at once. CPUs are a matter of
+ * idle times only: the threads run on the guest's one.
  *
  * It happens at once
  * - from an interrupt: a disk's latency is calibrated from a machine whose CPU had to wake up;
@@ -23,25 +27,39 @@
 #include <linux/sched.h>
 #include <linux/sched/clock.h>
 #include <linux/sched/task.h>
+#include <linux/slab.h>
+#include <linux/string.h>
 #include <linux/tracepoint.h>
 #include <linux/version.h>
 #include <linux/wait.h>
 
-#define STATES 8
-#define SLOTS  4096U /* threads by number; two with the same slot: the second wakes up at once */
+#define MACHINES 4
+#define CPUS	 128U
+#define STATES	 8
+#define SLOTS	 4096U /* threads by number; two with the same slot: the second wakes up at once */
 
-static unsigned int residency_us[STATES], exit_us[STATES];
-static int residencies, exits;
-module_param_array(residency_us, uint, &residencies, 0444);
-MODULE_PARM_DESC(residency_us, "how long a CPU must be idle for each idle state, rising");
-module_param_array(exit_us, uint, &exits, 0444);
-MODULE_PARM_DESC(exit_us, "how long it takes to leave each state");
+static struct machine {
+	char name[32];
+	unsigned int cpus;
+	int residency_us[1 + STATES], exit_us[1 + STATES]; /* after how many there are */
+} machine[MACHINES];
+static struct machine *modelled = machine;
+
+static char *machines;
+module_param(machines, charp, 0444);
+MODULE_PARM_DESC(machines, "NAME CPUS RESIDENCY_US,... EXIT_US,...;...");
+
+static struct modelled_cpu {
+	unsigned int awake; /* threads on it that do not sleep */
+	u64 idle_since;	    /* local_clock() */
+} cpu[CPUS];
 
 static struct slot {
 	struct hrtimer timer;
 	struct task_struct *thread; /* that will wake up, or NULL */
 	unsigned int states;	    /* of a thread that may be woken up from them */
-	u64 slept_at;		    /* when a thread of the slot left the CPU, local_clock() */
+	unsigned int cpu;	    /* where the slot's thread was last */
+	bool awake;		    /* and it does not sleep */
 } slots[SLOTS];
 
 static struct slot *slot_of(const struct task_struct *thread)
@@ -71,12 +89,83 @@ static noinline int awake_already(void)
 
 static u64 exit_ns(u64 idle_ns)
 {
-	int state = exits - 1;
+	int state = modelled->residency_us[0];
 
-	while (state >= 0 && idle_ns < residency_us[state] * 1000ULL)
+	while (state && idle_ns < modelled->residency_us[state] * 1000ULL)
 		state--;
-	return state < 0 ? 0 : exit_us[state] * 1000ULL;
+	return state ? modelled->exit_us[state] * 1000ULL : 0;
 }
+
+/* Finds a CPU for a thread that wakes up. Returns how long it was idle, in ns. */
+static u64 awaken(struct slot *slot)
+{
+	u64 idle_ns = 0;
+	unsigned int i;
+
+	if (slot->awake)
+		return 0;
+	for (i = 0; i < modelled->cpus; i++) {
+		unsigned int number = (slot->cpu + i) % modelled->cpus;
+
+		if (!cpu[number].awake) {
+			slot->cpu = number;
+			idle_ns = local_clock() - cpu[number].idle_since;
+			break;
+		}
+	}
+	cpu[slot->cpu].awake++;
+	slot->awake = true;
+	return idle_ns;
+}
+
+static void fall_asleep(struct slot *slot)
+{
+	if (!slot->awake)
+		return;
+	slot->awake = false;
+	if (!--cpu[slot->cpu].awake)
+		cpu[slot->cpu].idle_since = local_clock();
+}
+
+/* The guest is this machine from now on, with its threads spread over the CPUs by number. */
+static void become(struct machine *new)
+{
+	unsigned long flags;
+	unsigned int i;
+
+	local_irq_save(flags);
+	modelled = new;
+	for (i = 0; i < CPUS; i++) {
+		cpu[i].awake = 0;
+		cpu[i].idle_since = local_clock();
+	}
+	for (i = 0; i < SLOTS; i++) {
+		slots[i].cpu = i % new->cpus;
+		cpu[slots[i].cpu].awake += slots[i].awake;
+	}
+	local_irq_restore(flags);
+}
+
+static int set_machine(const char *text, const struct kernel_param *parameter)
+{
+	unsigned int i;
+
+	for (i = 0; i < MACHINES && machine[i].cpus; i++)
+		if (sysfs_streq(text, machine[i].name)) {
+			become(&machine[i]);
+			return 0;
+		}
+	return -EINVAL;
+}
+
+static int get_machine(char *text, const struct kernel_param *parameter)
+{
+	return sysfs_emit(text, "%s\n", modelled->name);
+}
+
+static const struct kernel_param_ops machine_operations = {.set = set_machine, .get = get_machine};
+module_param_cb(machine, &machine_operations, NULL, 0600);
+MODULE_PARM_DESC(machine, "NAME of the machine that the guest is");
 
 /* Kernel threads of one CPU are named for it: kworker/0:1H, ksoftirqd/0; unbound: kworker/u4:1. */
 static bool belongs_to_cpu(const struct task_struct *thread)
@@ -119,7 +208,7 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 	} else if (!slot->thread && in_task() && states & state_of(thread) & TASK_NORMAL &&
 		   !READ_ONCE(thread->on_rq) && !READ_ONCE(thread->on_cpu) &&
 		   !belongs_to_cpu(thread)) {
-		latency = exit_ns(local_clock() - slot->slept_at);
+		latency = exit_ns(awaken(slot));
 		if (latency) {
 			get_task_struct(thread);
 			slot->thread = thread;
@@ -152,7 +241,14 @@ static void on_switch(void *data, bool preempted, struct task_struct *from, stru
 #endif
 )
 {
-	slot_of(from)->slept_at = local_clock();
+#if LINUX_VERSION_CODE < KERNEL_VERSION(5, 18, 0)
+	unsigned int from_state = state_of(from);
+#endif
+
+	if (from_state && !preempted && from->pid && !belongs_to_cpu(from))
+		fall_asleep(slot_of(from));
+	if (to->pid && !belongs_to_cpu(to))
+		awaken(slot_of(to)); /* new, or woken up by an interrupt */
 }
 
 static struct tracepoint *switches;
@@ -163,13 +259,41 @@ static void find_switches(struct tracepoint *point, void *data)
 		switches = point;
 }
 
+/* text: NAME CPUS RESIDENCY_US,... EXIT_US,... */
+static int __init add(struct machine *m, const char *text)
+{
+	char residencies[64], exits[64];
+
+	if (sscanf(text, "%31s %u %63s %63s", m->name, &m->cpus, residencies, exits) != 4)
+		return -EINVAL;
+	get_options(residencies, 1 + STATES, m->residency_us);
+	get_options(exits, 1 + STATES, m->exit_us);
+	if (!m->cpus || m->cpus > CPUS)
+		return -EINVAL;
+	if (!m->residency_us[0] || m->residency_us[0] != m->exit_us[0])
+		return -EINVAL;
+	return 0;
+}
+
+static int __init add_all(void)
+{
+	char *copy = kstrdup(machines ? machines : "", GFP_KERNEL), *rest = copy, *text;
+	struct machine *m = machine;
+	int r = copy ? 0 : -ENOMEM;
+
+	while (!r && (text = strsep(&rest, ";")))
+		r = m < machine + MACHINES ? add(m++, text) : -EINVAL;
+	kfree(copy);
+	return r;
+}
+
 static int __init begin(void)
 {
 	unsigned int i;
-	int r;
+	int r = add_all();
 
-	if (!exits || exits != residencies)
-		return -EINVAL;
+	if (r)
+		return r;
 	if (num_possible_cpus() != 1)
 		return -ENODEV;
 	for_each_kernel_tracepoint(find_switches, NULL);
@@ -183,8 +307,8 @@ static int __init begin(void)
 		hrtimer_setup(&slots[i].timer, wake_up_late, CLOCK_MONOTONIC,
 			HRTIMER_MODE_REL_PINNED_HARD);
 #endif
-		slots[i].slept_at = local_clock();
 	}
+	become(machine);
 	r = tracepoint_probe_register(switches, on_switch, NULL);
 	if (r)
 		return r;

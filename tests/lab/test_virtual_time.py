@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from userblk.lab.models import cpu_model
+from userblk.lab.models import disk_models
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LIMIT = 600  # s for a boot and what is run
@@ -85,7 +85,8 @@ dmesg | grep -c WARNING || true
 
 # How long a byte to another process and back takes, after pauses in us: alone; beside a busy process; without the
 # module.
-WAKE_UP = """python3 -c "
+WAKE_UP = """echo labnvme >/sys/module/userblk_wakeup/parameters/machine
+python3 -c "
 import os, statistics, subprocess, time
 def trips(*pauses):
     (server, request), (answer, client) = os.pipe(), os.pipe()
@@ -115,6 +116,37 @@ busy.kill()
 subprocess.run(['rmmod', 'userblk_wakeup'], check=True)
 trips(5, 100, 1000)"
 dmesg | grep -c WARNING || true
+"""
+
+# The same with 24 processes in turn, each of which sleeps for a millisecond and more, on both machines.
+IN_TURN = """for machine in labnvme labsata; do
+    echo $machine >/sys/module/userblk_wakeup/parameters/machine
+    cat /sys/module/userblk_wakeup/parameters/machine
+    python3 -c "
+import os, statistics, time
+servers = []
+for _ in range(24):
+    (server, request), (answer, client) = os.pipe(), os.pipe()
+    if not os.fork():
+        os.close(request)
+        for _, other in servers:
+            os.close(other)
+        while os.read(server, 1):
+            os.write(client, b'x')
+        os._exit(0)
+    servers.append((answer, request))
+times = []
+for number in range(2400):
+    ended = time.monotonic_ns() + 30000
+    while (began := time.monotonic_ns()) < ended:
+        pass
+    answer, request = servers[number % 24]
+    os.write(request, b'x')
+    os.read(answer, 1)
+    times.append(time.monotonic_ns() - began)
+print(statistics.median(times) / 1000)"
+done
+echo nobody >/sys/module/userblk_wakeup/parameters/machine || echo refused
 """
 
 # All that a sealed guest tells, in which chance or this machine could show. The timers of its loop go off while the CPU
@@ -184,8 +216,8 @@ def test_write_back_knows_a_disk_without_having_written_to_it() -> None:
 
 def test_a_thread_that_another_one_wakes_up_starts_when_an_idle_cpu_would() -> None:
     """Both ways: the server has slept for the pause, the client for as long as the server took."""
-    cpu = cpu_model()
-    assert (cpu.residency_us, cpu.exit_us) == ((2, 20, 600), (2, 10, 133))
+    nvme = disk_models()[1]
+    assert (nvme.residency_us, nvme.exit_us) == ((2, 20, 600), (2, 10, 133))
     *times, warnings = in_guest(WAKE_UP)
     at_once, soon, late, beside_another, *without = map(float, times)
     assert warnings == "0"
@@ -193,6 +225,17 @@ def test_a_thread_that_another_one_wakes_up_starts_when_an_idle_cpu_would() -> N
         [2 + 2, 10 + 2, 133 + 10], abs=1
     )
     assert beside_another - without[0] == pytest.approx(2 + 2, abs=1)
+
+
+def test_threads_of_a_machine_with_few_cpus_keep_them_from_deep_sleep() -> None:
+    """
+    24 servers have a CPU each on the machine with 72, which sleeps for a millisecond and needs 133 us to wake up. One of
+    four CPUs is the client's; each of the others is asked after at most four requests: 300 us, 33 us to wake up.
+    """
+    many, with_many, few, with_few, refused = in_guest(IN_TURN)
+    assert (many, few, refused) == ("labnvme", "labsata", "refused")
+    assert float(with_many) == pytest.approx(133 + 10, abs=15)
+    assert float(with_few) == pytest.approx(33 + 10, abs=15)
 
 
 @contextmanager

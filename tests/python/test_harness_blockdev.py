@@ -124,6 +124,16 @@ def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, mon
         assert (tmp_path / "estimate").read_text() == f"{path} 1724137931 16"
 
 
+def test_a_guest_becomes_the_machine_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere there is no such module, and nothing to do."""
+    monkeypatch.setattr(prepare, "MACHINE", tmp_path / "machine")
+    prepare.become_machine_of("sda")
+    assert not (tmp_path / "machine").exists()
+    (tmp_path / "machine").write_text("labsata\n")
+    prepare.become_machine_of("labnvme")
+    assert (tmp_path / "machine").read_text() == "labnvme"
+
+
 @pytest.mark.parametrize(("written_kib", "area", "zeroes"), [(0, 4, 2), (1000, 1, 1), (2047, 4, 2), (2048, 4, 0)])
 def test_a_disk_becomes_known_to_write_back(
     written_kib: int, area: int, zeroes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -387,6 +387,8 @@ def test_models_tell_the_module_all_it_wants() -> None:
     assert known == {"bytes", *models.NUMBERS}
     words = models.module_parameter([sata, nvme], 1 << 29)
     assert words.startswith("name=labsata serial=MODELSATA bytes=536870912 ") and words.count(";") == 1
+    machines = models.machines_parameter([sata, nvme])
+    assert machines == "labsata 4 2,20,100,400,500 2,10,33,133,166;labnvme 72 2,20,600 2,10,133"
     assert models.model_names() == f"cpu-{models.cpu_model().version} {sata} {nvme}"
 
 
@@ -397,10 +399,12 @@ def test_models_tell_the_module_all_it_wants() -> None:
         ("nvme", "depth = 1023", "depth = 'many'", "depth=many: must be a whole number"),
         ("cpu", "instructions_per_us = ", "instructions_per_us = 3 # ", "must be from 100 to 20000"),
         ("cpu", "version = ", "version = ]", "cpu.toml: "),
-        ("cpu", "exit_us = [2, ", "exit_us = [", "must have 3 numbers, as residency_us has"),
-        ("cpu", "exit_us = [", "exit_us = [-1, ", "must be a list of whole numbers"),
-        ("cpu", "residency_us = [2, 20,", "residency_us = [20, 2,", "must rise"),
-        ("cpu", "residency_us = [", "residency_us = [] # ", "must have 1 to 8 numbers"),
+        ("nvme", "exit_us = [2, ", "exit_us = [", "must have 3 numbers, as residency_us has"),
+        ("nvme", "exit_us = [", "exit_us = [-1, ", "must be a list of whole numbers"),
+        ("nvme", "residency_us = [2, 20,", "residency_us = [20, 2,", "must rise"),
+        ("nvme", "residency_us = [", "residency_us = [] # ", "must have 1 to 8 numbers"),
+        ("sata", "cpus = 4", "cpus = 0", "cpus=0: must be from 1 to 128"),
+        ("nvme", "cpus = 72", "cpus = 129", "cpus=129: must be from 1 to 128"),
     ],
 )
 def test_a_bad_model_gets_one_line(
