@@ -229,7 +229,7 @@ def test_a_thread_that_another_one_wakes_up_starts_when_an_idle_cpu_would() -> N
 
 def test_threads_of_a_machine_with_few_cpus_keep_them_from_deep_sleep() -> None:
     """
-    24 servers have a CPU each on the machine with 72, which sleeps for a millisecond and needs 133 us to wake up. One of
+    24 servers have a CPU each on the machine with 72, which sleeps for a millisecond and wakes up in 133 us. One of
     four CPUs is the client's; each of the others is asked after at most four requests: 300 us, 33 us to wake up.
     """
     many, with_many, few, with_few, refused = in_guest(IN_TURN)
