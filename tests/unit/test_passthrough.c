@@ -74,8 +74,8 @@ static void test_creation(void **state)
 	assert_int_equal(access(path, F_OK), -1);
 	assert_int_equal(
 		device_try(&d, &passthrough_backend, 2 * MIB, "%s;size=1m", path), -EINVAL);
-	assert_holds(
-		d.reported.error, "size=1048576: less than the 2097152 bytes that are asked for");
+	assert_holds(d.reported.error,
+		"size=1048576: less than the 2097152 bytes that are required; give at least that");
 	assert_int_equal(access(path, F_OK), -1);
 	snprintf(text, sizeof text, "%s/missing/new;size=1m", scratch());
 	refused(-ENOENT, "cannot be created: No such file or directory", text);
