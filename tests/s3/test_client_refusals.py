@@ -20,6 +20,7 @@ from client_driver import MIB, Connect, Driver, digest
 from fault_proxy import (
     Action,
     Broken,
+    Ended,
     Exchange,
     FaultProxy,
     Rule,
@@ -106,19 +107,30 @@ def test_stores_clock_is_followed(through: Driver, proxy: FaultProxy, key: str) 
     assert len(through.reported.splitlines()) == 2
 
 
-def test_refusal_in_the_middle_of_a_body_is_told(through: Driver, proxy: FaultProxy, key: str) -> None:
-    """The store answers before it has read the body, and breaks the connection."""
+@pytest.mark.parametrize(
+    ("end", "most_retries"),
+    [
+        (Ended, 0),
+        # With the rest of the body unread. That may overtake the answer, as TCP has it: then the client asks again.
+        (Broken, 2),
+    ],
+    ids=["in order", "at once"],
+)
+def test_refusal_in_the_middle_of_a_body_is_told(
+    end: type[Exception], most_retries: int, through: Driver, proxy: FaultProxy, key: str
+) -> None:
+    """The store answers before it has read the body, and ends the connection."""
 
     def early(exchange: Exchange) -> None:
         exchange.client.read_some(10000)
         body = error_body("AccessDenied")
         head = f"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         exchange.client.send(head.encode() + body)
-        raise Broken("with the rest of the body unread")
+        raise end
 
     proxy.add(Rule(early, "PUT"))
     answer = through("put", key, 20 * MIB, 1)
-    assert (answer["result"], answer["retries"]) == (-EACCES, 0), answer
+    assert answer["result"] == -EACCES and answer["retries"] <= most_retries, answer
 
 
 def test_redirect_names_the_region(through: Driver, proxy: FaultProxy, key: str) -> None:
