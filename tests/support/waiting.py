@@ -55,5 +55,10 @@ def thread_states(pid: int) -> list[str]:
     states = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it has ended
-            states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+            states.append(thread_state(int(thread.name)))
     return states
+
+
+def thread_state(number: int) -> str:
+    """That of one; a process's first thread has its number."""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]

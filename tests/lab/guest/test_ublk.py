@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from guest import LIMIT, MIB, NVME, finish, mapped, more_requests, read, requests, run, start_verify
 from guest_ublk import NEEDS_UBLK, UBLK, Add, disks, info, ublk
-from waiting import stop, wait_until
+from waiting import thread_state, wait_until
 
 MODES = ("workers", "uring", "zero-copy")
 CYCLES = 64
@@ -439,7 +439,9 @@ def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add
     try:
         wait_until("somebody looks for partitions", looking, LIMIT)
         if event == "stopped and continued":
-            stop(server.pid)
+            server.send_signal(signal.SIGSTOP)
+            # Its first thread: the one that waits in the kernel for the partitions cannot stop.
+            wait_until("it stops", lambda: thread_state(server.pid) == "T", LIMIT)
             server.send_signal(signal.SIGCONT)
         else:
             server.terminate()
