@@ -141,10 +141,12 @@ static void thread_ended(struct crew *c, enum step step, const struct flow_error
 		fail(c, error);
 
 	bool last = atomic_fetch_sub(&s->running, 1) == 1;
-	uint64_t now = flow_now();
+	uint64_t now = flow_now(), deadline = atomic_load(&s->control.deadline);
 
 	if (step == STEP_FAILED)
 		crew_stop(c, RUN_EARLY, now);
+	else if (last && now >= deadline)
+		crew_stop(c, RUN_TIME, deadline);
 	else if (step != STEP_STOPPED && c->options->mode != MODE_ALLDONE)
 		crew_stop(c, c->options->mode == MODE_FIRSTDONE ? RUN_FIRST_DONE : RUN_EARLY, now);
 	else if (last)

@@ -62,13 +62,26 @@ static ssize_t write_plain(int fd, const void *buffer, size_t size)
 
 /* ---- what the flowops need ---- */
 
-void flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
+/*
+ * Records an operation that has just ended. False: it was too late. That ends the threads, also
+ * where userblk-flow itself gets no CPU to do so.
+ */
+static bool record(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 {
 	uint64_t end = flow_now();
 
-	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed))
-		return;
+	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed)) {
+		atomic_store_explicit(&w->control->stop, true, memory_order_relaxed);
+		return false;
+	}
 	stats_record(&w->stats[i], end - begin, bytes);
+	return true;
+}
+
+void flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
+{
+	if (!record(w, i, begin, bytes))
+		return;
 	w->pending_ops++;
 	w->pending_bytes += bytes;
 }
@@ -575,12 +588,7 @@ static enum step flow_write(struct worker *w, unsigned i)
 
 void flowop_count_other(struct worker *w, unsigned i, uint64_t begin)
 {
-	uint64_t end = flow_now();
-
-	if (end > atomic_load_explicit(&w->control->deadline, memory_order_relaxed))
-		return;
-	stats_record(&w->stats[i], end - begin, 0);
-	if (w->control->original)
+	if (record(w, i, begin, 0) && w->control->original)
 		w->pending_ops++;
 }
 

@@ -4,8 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "harness/flow/run.h"
+#include "harness/flow/crew.h"
 #include "tests/unit/support.h"
 
 #define THREADS 8
@@ -185,8 +186,7 @@ static bool go_on(const struct fileset *fs, uint64_t files, uint64_t bytes, doub
 	return true;
 }
 
-static bool perform(struct scene *s, const char *text, const struct run_options *options,
-	struct flow_error *error)
+static void prepare(struct scene *s, const char *text, struct flow_error *error)
 {
 	char pin[512];
 
@@ -212,9 +212,16 @@ static bool perform(struct scene *s, const char *text, const struct run_options 
 	ok = ok && workload_bind_processes(&s->workload, error);
 	if (!ok)
 		fail_msg("%s", error->text);
+}
+
+static bool perform(struct scene *s, const char *text, const struct run_options *options,
+	struct flow_error *error)
+{
+	prepare(s, text, error);
 	prints = 0;
 	run_block_signals(true);
-	ok = run_perform(&s->workload, options, count_print, &s->result, error);
+
+	bool ok = run_perform(&s->workload, options, count_print, &s->result, error);
 	run_block_signals(false);
 	s->prints = prints;
 	return ok;
@@ -297,6 +304,43 @@ static void test_run_for_a_time(void **state)
 	/* In rows that follow each other a thread is at most one operation apart, plus what
 	 * ended after the time. */
 	assert_in_range(row(&s, "create1")->ops - row(&s, "delete1")->ops, 0, 12);
+	leave(&s);
+}
+
+/* userblk-flow gets no CPU: nobody ends the run when its time is over. */
+static void test_threads_end_at_the_deadline_by_themselves(void **state)
+{
+	const struct run_options options = {.mode = MODE_TIMEOUT, .seed = 3, .quiet = true};
+	struct flow_error error;
+	struct run_result result = {0};
+	struct scene s;
+	double user_s = 0, system_s = 0;
+	const struct timespec at_once = {0};
+	sigset_t notices;
+
+	(void)state;
+	prepare(&s, HEAD FILE_SERVER TAIL, &error);
+	run_block_signals(true);
+
+	struct crew *crew = crew_new(&s.workload, &options, &error);
+
+	assert_non_null(crew);
+	assert_true(crew_start(crew));
+
+	uint64_t start = flow_now(), deadline = start + 200000000;
+
+	crew_release(crew, start, deadline);
+	while (!crew_ended(crew) && flow_now() < deadline + 10000000000)
+		usleep(1000);
+	assert_true(crew_ended(crew));
+	crew_join(crew, &user_s, &system_s);
+	assert_int_equal(crew_result(crew, &result), deadline);
+	assert_int_equal(result.end, RUN_TIME);
+	crew_free(crew);
+	crew_signals(&notices);
+	while (sigtimedwait(&notices, NULL, &at_once) > 0)
+		;
+	run_block_signals(false);
 	leave(&s);
 }
 
@@ -486,6 +530,8 @@ int main(void)
 		cmocka_unit_test(test_waiting),
 		cmocka_unit_test(test_index),
 		cmocka_unit_test(test_run_for_a_time),
+		cmocka_unit_test(test_threads_end_at_the_deadline_by_themselves),
+		cmocka_unit_test(test_threads_end_at_the_deadline_by_themselves),
 		cmocka_unit_test(test_all_done),
 		cmocka_unit_test(test_finish_on_count),
 		cmocka_unit_test(test_finish_targets),
