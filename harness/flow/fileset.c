@@ -341,6 +341,20 @@ static uint32_t take_from(struct fileset *fs, enum pick pick, uint32_t first, bo
 	}
 }
 
+/*
+ * Waits until a file was given back since turn was read. The first time it only announces that,
+ * for a last look, so that who gives one back sees it.
+ */
+static void await_file(struct fileset *fs, uint32_t turn, bool *waiting)
+{
+	if (*waiting) {
+		shared_wait(&fs->turn, turn);
+		return;
+	}
+	atomic_fetch_add(&fs->waiters, 1);
+	*waiting = true;
+}
+
 uint32_t fileset_pick(struct fileset *fs, enum pick pick, uint32_t index, const _Atomic bool *stop)
 {
 	bool exists = pick != PICK_ABSENT, waiting = false, busy;
@@ -355,13 +369,7 @@ uint32_t fileset_pick(struct fileset *fs, enum pick pick, uint32_t index, const 
 		file = take_from(fs, pick, first, &busy);
 		if (file != NO_FILE || !busy || atomic_load(stop))
 			break;
-		/* Announced before a last look, so that who gives one back sees it. */
-		if (!waiting) {
-			atomic_fetch_add(&fs->waiters, 1);
-			waiting = true;
-			continue;
-		}
-		shared_wait(&fs->turn, turn); /* until a file was given back since */
+		await_file(fs, turn, &waiting);
 	}
 	if (waiting)
 		atomic_fetch_sub(&fs->waiters, 1);
@@ -387,12 +395,7 @@ bool fileset_take(struct fileset *fs, uint32_t file, uint32_t *before, const _At
 		}
 		if (atomic_load(stop))
 			break;
-		if (!waiting) {
-			atomic_fetch_add(&fs->waiters, 1);
-			waiting = true;
-			continue;
-		}
-		shared_wait(&fs->turn, turn); /* until a file was given back since */
+		await_file(fs, turn, &waiting);
 	}
 	if (waiting)
 		atomic_fetch_sub(&fs->waiters, 1);

@@ -58,7 +58,7 @@ static void free_late(struct rcu_head *head)
 	__free_page(container_of(head, struct page, rcu_head));
 }
 
-/* Once no request that found them is at them any more. */
+/* Once the last request that found them has left them. */
 static void free_pages_of(struct ssd *d, u64 first, u64 end)
 {
 	for (; first < end; first++) {
