@@ -25,7 +25,7 @@ SPIN_LOCKS = CHECKOUT / "lab" / "preload" / "spin_locks.c"
 MAIN_LOOP = CHECKOUT / "lab" / "preload" / "main_loop.c"
 MODULES = ("userblk_clock.ko", "userblk_ssd.ko", "userblk_channel.ko", "userblk_writeback.ko", "userblk_wakeup.ko")
 CALIBRATION = "calibration"  # which cells of the paper's native columns it is set from: for who reads results
-MOST_IDLE_STATES, MOST_CPUS = 8, 128  # of lab/ssd/userblk_wakeup.c
+MOST_IDLE_STATES, MOST_CPUS = 8, 128  # of lab/ssd/idle_cpus.h
 LEAST_SPEED, MOST_SPEED = 100, 20000  # instructions a microsecond that a kernel's clock can be set to
 
 # What the module wants of every disk beside its name, serial and size.
@@ -107,8 +107,8 @@ def disk_models() -> list[Model]:
 def _disk_model(name: str) -> Model:
     values = _read(name, ("name", "serial"), ("version", *NUMBERS, "cpus"), ("residency_us", "exit_us"))
     residencies, exits = values["residency_us"], values["exit_us"]
-    if not 1 <= values["cpus"] <= MOST_CPUS:
-        raise LabError(f"cpus={values['cpus']}: must be from 1 to {MOST_CPUS}")
+    if not 2 <= values["cpus"] <= MOST_CPUS or values["cpus"] % 2:
+        raise LabError(f"cpus={values['cpus']}: must be an even number from 2 to {MOST_CPUS}, two for each core")
     if not 1 <= len(residencies) <= MOST_IDLE_STATES:
         raise LabError(f"residency_us={residencies}: must have 1 to {MOST_IDLE_STATES} numbers")
     if residencies != sorted(set(residencies)):

@@ -12,9 +12,8 @@
  *
  * A machine has a name, so many CPUs, and for each idle state, from the lightest, how long a CPU
  * must be idle for it and how long it takes to leave it, in microseconds. The guest is the first
- * one until another one is named. As in Linux, a thread wakes up on the CPU where it was last if
- * that is idle, otherwise on the next one that is; if all are busy, at once. CPUs are a matter of
- * idle times only: the threads run on the guest's one.
+ * one until another one is named. idle_cpus.h says on which CPU a thread wakes up. CPUs are a
+ * matter of idle times only: the threads run on the guest's one.
  *
  * It happens at once
  * - from an interrupt: a disk's latency is calibrated from a machine whose CPU had to wake up;
@@ -33,33 +32,23 @@
 #include <linux/version.h>
 #include <linux/wait.h>
 
+#include "idle_cpus.h"
+
 #define MACHINES 4
-#define CPUS	 128U
-#define STATES	 8
 #define SLOTS	 4096U /* threads by number; two with the same slot: the second wakes up at once */
 
-static struct machine {
-	char name[32];
-	unsigned int cpus;
-	int residency_us[1 + STATES], exit_us[1 + STATES]; /* after how many there are */
-} machine[MACHINES];
-static struct machine *modelled = machine;
+static struct idle_machine machine[MACHINES];
+static struct idle_model model;
 
 static char *machines;
 module_param(machines, charp, 0444);
 MODULE_PARM_DESC(machines, "NAME CPUS RESIDENCY_US,... EXIT_US,...;...");
 
-static struct modelled_cpu {
-	unsigned int awake; /* threads on it that do not sleep */
-	u64 idle_since;	    /* local_clock() */
-} cpu[CPUS];
-
 static struct slot {
 	struct hrtimer timer;
 	struct task_struct *thread; /* that will wake up, or NULL */
 	unsigned int states;	    /* of a thread that may be woken up from them */
-	unsigned int cpu;	    /* where the slot's thread was last */
-	bool awake;		    /* and it does not sleep */
+	struct idle_thread on;	    /* a modelled CPU: the slot's thread */
 } slots[SLOTS];
 
 static struct slot *slot_of(const struct task_struct *thread)
@@ -87,62 +76,16 @@ static noinline int awake_already(void)
 	return 0;
 }
 
-static u64 exit_ns(u64 idle_ns)
-{
-	int state = modelled->residency_us[0];
-
-	while (state && idle_ns < modelled->residency_us[state] * 1000ULL)
-		state--;
-	return state ? modelled->exit_us[state] * 1000ULL : 0;
-}
-
-/* Finds a CPU for a thread that wakes up. Returns how long it was idle, in ns. */
-static u64 awaken(struct slot *slot)
-{
-	u64 idle_ns = 0;
-	unsigned int i;
-
-	if (slot->awake)
-		return 0;
-	for (i = 0; i < modelled->cpus; i++) {
-		unsigned int number = (slot->cpu + i) % modelled->cpus;
-
-		if (!cpu[number].awake) {
-			slot->cpu = number;
-			idle_ns = local_clock() - cpu[number].idle_since;
-			break;
-		}
-	}
-	cpu[slot->cpu].awake++;
-	slot->awake = true;
-	return idle_ns;
-}
-
-static void fall_asleep(struct slot *slot)
-{
-	if (!slot->awake)
-		return;
-	slot->awake = false;
-	if (!--cpu[slot->cpu].awake)
-		cpu[slot->cpu].idle_since = local_clock();
-}
-
 /* The guest is this machine from now on, with its threads spread over the CPUs by number. */
-static void become(struct machine *new)
+static void become(const struct idle_machine *new)
 {
 	unsigned long flags;
 	unsigned int i;
 
 	local_irq_save(flags);
-	modelled = new;
-	for (i = 0; i < CPUS; i++) {
-		cpu[i].awake = 0;
-		cpu[i].idle_since = local_clock();
-	}
-	for (i = 0; i < SLOTS; i++) {
-		slots[i].cpu = i % new->cpus;
-		cpu[slots[i].cpu].awake += slots[i].awake;
-	}
+	idle_become(&model, new, local_clock());
+	for (i = 0; i < SLOTS; i++)
+		idle_move(&model, &slots[i].on, i);
 	local_irq_restore(flags);
 }
 
@@ -160,7 +103,7 @@ static int set_machine(const char *text, const struct kernel_param *parameter)
 
 static int get_machine(char *text, const struct kernel_param *parameter)
 {
-	return sysfs_emit(text, "%s\n", modelled->name);
+	return sysfs_emit(text, "%s\n", model.machine->name);
 }
 
 static const struct kernel_param_ops machine_operations = {.set = set_machine, .get = get_machine};
@@ -208,7 +151,7 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 	} else if (!slot->thread && in_task() && states & state_of(thread) & TASK_NORMAL &&
 		   !READ_ONCE(thread->on_rq) && !READ_ONCE(thread->on_cpu) &&
 		   !belongs_to_cpu(thread)) {
-		latency = exit_ns(awaken(slot));
+		latency = idle_awaken(&model, &slot->on, local_clock());
 		if (latency) {
 			get_task_struct(thread);
 			slot->thread = thread;
@@ -245,30 +188,45 @@ static void on_switch(void *data, bool preempted, struct task_struct *from, stru
 	unsigned int from_state = state_of(from);
 #endif
 
-	if (from_state && !preempted && from->pid && !belongs_to_cpu(from))
-		fall_asleep(slot_of(from));
+	/* Also one that has become a CPU's own: a kernel thread gets its name after it has begun.
+	 */
+	if (from_state && !preempted && from->pid)
+		idle_fall_asleep(&model, &slot_of(from)->on, from->in_iowait, local_clock());
 	if (to->pid && !belongs_to_cpu(to))
-		awaken(slot_of(to)); /* new, or woken up by an interrupt */
+		idle_awaken(&model, &slot_of(to)->on, local_clock()); /* by an interrupt */
 }
 
-static struct tracepoint *switches;
+static void on_new_thread(void *data, struct task_struct *thread)
+{
+	struct slot *slot = slot_of(thread);
+	unsigned long flags;
 
-static void find_switches(struct tracepoint *point, void *data)
+	local_irq_save(flags);
+	if (!slot->thread)
+		idle_begin(&model, &slot->on, &slot_of(current)->on);
+	local_irq_restore(flags);
+}
+
+static struct tracepoint *switches, *new_threads;
+
+static void find_tracepoint(struct tracepoint *point, void *data)
 {
 	if (!strcmp(point->name, "sched_switch"))
 		switches = point;
+	if (!strcmp(point->name, "sched_wakeup_new"))
+		new_threads = point;
 }
 
 /* text: NAME CPUS RESIDENCY_US,... EXIT_US,... */
-static int __init add(struct machine *m, const char *text)
+static int __init add(struct idle_machine *m, const char *text)
 {
 	char residencies[64], exits[64];
 
 	if (sscanf(text, "%31s %u %63s %63s", m->name, &m->cpus, residencies, exits) != 4)
 		return -EINVAL;
-	get_options(residencies, 1 + STATES, m->residency_us);
-	get_options(exits, 1 + STATES, m->exit_us);
-	if (!m->cpus || m->cpus > CPUS)
+	get_options(residencies, 1 + IDLE_STATES, m->residency_us);
+	get_options(exits, 1 + IDLE_STATES, m->exit_us);
+	if (!m->cpus || m->cpus % 2 || m->cpus > IDLE_CPUS)
 		return -EINVAL;
 	if (!m->residency_us[0] || m->residency_us[0] != m->exit_us[0])
 		return -EINVAL;
@@ -278,7 +236,7 @@ static int __init add(struct machine *m, const char *text)
 static int __init add_all(void)
 {
 	char *copy = kstrdup(machines ? machines : "", GFP_KERNEL), *rest = copy, *text;
-	struct machine *m = machine;
+	struct idle_machine *m = machine;
 	int r = copy ? 0 : -ENOMEM;
 
 	while (!r && (text = strsep(&rest, ";")))
@@ -296,8 +254,8 @@ static int __init begin(void)
 		return r;
 	if (num_possible_cpus() != 1)
 		return -ENODEV;
-	for_each_kernel_tracepoint(find_switches, NULL);
-	if (!switches)
+	for_each_kernel_tracepoint(find_tracepoint, NULL);
+	if (!switches || !new_threads)
 		return -ENOENT;
 	for (i = 0; i < SLOTS; i++) {
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
@@ -312,9 +270,15 @@ static int __init begin(void)
 	r = tracepoint_probe_register(switches, on_switch, NULL);
 	if (r)
 		return r;
-	r = register_kprobe(&wake_up_probe);
+	r = tracepoint_probe_register(new_threads, on_new_thread, NULL);
 	if (r)
-		tracepoint_probe_unregister(switches, on_switch, NULL);
+		goto forget_switches;
+	r = register_kprobe(&wake_up_probe);
+	if (!r)
+		return 0;
+	tracepoint_probe_unregister(new_threads, on_new_thread, NULL);
+forget_switches:
+	tracepoint_probe_unregister(switches, on_switch, NULL);
 	return r;
 }
 
@@ -326,6 +290,7 @@ static void __exit end(void)
 	for (i = 0; i < SLOTS; i++) /* what is left wakes up by itself */
 		while (READ_ONCE(slots[i].thread))
 			schedule_timeout_uninterruptible(1);
+	tracepoint_probe_unregister(new_threads, on_new_thread, NULL);
 	tracepoint_probe_unregister(switches, on_switch, NULL);
 	tracepoint_synchronize_unregister();
 }

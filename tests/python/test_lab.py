@@ -403,8 +403,9 @@ def test_models_tell_the_module_all_it_wants() -> None:
         ("nvme", "exit_us = [", "exit_us = [-1, ", "must be a list of whole numbers"),
         ("nvme", "residency_us = [2, 20,", "residency_us = [20, 2,", "must rise"),
         ("nvme", "residency_us = [", "residency_us = [] # ", "must have 1 to 8 numbers"),
-        ("sata", "cpus = 4", "cpus = 0", "cpus=0: must be from 1 to 128"),
-        ("nvme", "cpus = 72", "cpus = 129", "cpus=129: must be from 1 to 128"),
+        ("sata", "cpus = 4", "cpus = 0", "cpus=0: must be an even number from 2 to 128"),
+        ("sata", "cpus = 4", "cpus = 3", "cpus=3: must be an even number from 2 to 128"),
+        ("nvme", "cpus = 72", "cpus = 130", "cpus=130: must be an even number from 2 to 128"),
     ],
 )
 def test_a_bad_model_gets_one_line(
