@@ -117,6 +117,12 @@ static int take_threads(char *text, bool ours, struct params_error *error)
 		params_error_set(error, THREADS_KEY "=%s: not a number of threads; use 1 to %d",
 			value, MAX_THREADS);
 	memmove(item, rest, strlen(rest) + 1);
+	item = n > 0 ? find_item(text, THREADS_KEY, &end) : NULL;
+	if (item) {
+		*end = '\0';
+		params_error_set(error, "%s: given twice; leave one out", item);
+		n = -1;
+	}
 	return n;
 }
 

@@ -78,9 +78,10 @@ static void test_parameter(void **state)
 	/* In any place, but once. */
 	snprintf(text, sizeof text, "userblk_threads_test/threads=4;file=%s", disk_file);
 	assert_true(registered_with_threads->check_config(text, &reason));
-	snprintf(text, sizeof text, "userblk_threads_test/%s;threads=4;threads=5", disk_file);
+	snprintf(text, sizeof text, "userblk_threads_test/%s;threads=4;threads=5;direct=on",
+		disk_file);
 	assert_false(registered_with_threads->check_config(text, &reason));
-	assert_holds(reason, "threads");
+	assert_string_equal(reason, "threads=5: given twice; leave one out");
 	free(reason);
 }
 
