@@ -14,12 +14,12 @@ from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 from waiting import wait_until
 
-KINDS = ("buse", "nbdkit", "tcmu")
+SYSTEMS = pytest.mark.parametrize(("kind", "mode"), [("buse", ""), ("nbdkit", ""), ("tcmu", ""), ("tcmu", "handler")])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_file_system(up: Up, mountpoint: Path, kind: str) -> None:
-    with up(config(kind)) as running:
+@SYSTEMS
+def test_file_system(up: Up, mountpoint: Path, kind: str, mode: str) -> None:
+    with up(config(kind, mode=mode)) as running:
         disk = running.used.path
         queue = running.used.queue
         assert (queue / "write_cache").read_text().strip() == "write back", "flushes would never be sent"
@@ -37,9 +37,9 @@ def test_file_system(up: Up, mountpoint: Path, kind: str) -> None:
     run(["fsck.ext4", "-f", "-n", os.environ["LAB_NVME"]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_raw_verify_and_discard(up: Up, kind: str) -> None:
-    with up(config(kind)) as running:
+@SYSTEMS
+def test_raw_verify_and_discard(up: Up, kind: str, mode: str) -> None:
+    with up(config(kind, mode=mode)) as running:
         disk = running.used.path
         run(
             ["fio", "--name=verify", f"--filename={disk}", "--size=16M", "--rw=randwrite", "--bsrange=512-128k",
@@ -57,10 +57,10 @@ def test_raw_verify_and_discard(up: Up, kind: str) -> None:
         assert any(read(disk, 8 * MIB, MIB))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_server_killed_during_io(up: Up, kind: str) -> None:
+@SYSTEMS
+def test_server_killed_during_io(up: Up, kind: str, mode: str) -> None:
     """Errors, no hang, and everything can be torn down."""
-    with up(config(kind, timeout_s=5)) as running:
+    with up(config(kind, timeout_s=5, mode=mode)) as running:
         load = subprocess.Popen(
             ["fio", "--name=load", f"--filename={running.used.path}", "--size=64M", "--rw=randrw", "--bs=4k",
              "--ioengine=psync", "--direct=1", "--numjobs=4", "--thread", "--time_based", "--runtime=60"],
@@ -82,20 +82,20 @@ def test_server_killed_during_io(up: Up, kind: str) -> None:
                 load.wait(LIMIT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_null(up: Up, kind: str) -> None:
-    with up(config(kind, "null")) as running:
+@SYSTEMS
+def test_null(up: Up, kind: str, mode: str) -> None:
+    with up(config(kind, "null", mode=mode)) as running:
         assert running.used.size == 256 * MIB
         assert not any(read(running.used.path, 0, MIB))
-        for mode in ("randread", "randwrite"):
+        for operation in ("randread", "randwrite"):
             output = run(
-                ["fio", "--name=null", f"--filename={running.used.path}", f"--rw={mode}", "--bs=4k", "--direct=1",
+                ["fio", "--name=null", f"--filename={running.used.path}", f"--rw={operation}", "--bs=4k", "--direct=1",
                  "--ioengine=psync", "--numjobs=16", "--thread", "--time_based", "--runtime=1", "--group_reporting",
                  "--output-format=terse", "--terse-version=3"]
             )  # fmt: skip
             fields = output.strip().splitlines()[-1].split(";")
-            operations = int(fields[7 if mode == "randread" else 48])
-            assert operations > 100, output
+            done = int(fields[7 if operation == "randread" else 48])
+            assert done > 100, output
 
 
 def test_a_system_of_commands_only(up: Up) -> None:
