@@ -150,6 +150,20 @@ static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 	return 0;
 }
 
+/*
+ * Claims a regular file for writing, as O_EXCL claims a device: two servers that wrote to it would
+ * destroy each other's data. Programs that lock images, such as QEMU, are kept out, too. Goes
+ * without where the file system has no locks.
+ */
+static int claim_file(int fd)
+{
+	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+	if (fcntl(fd, F_OFD_SETLK, &whole) < 0 && (errno == EAGAIN || errno == EACCES))
+		return -EBUSY;
+	return 0;
+}
+
 /* Creates the file, sparse. It is still empty when that fails half-way, and removed by the caller.
  */
 static int create_file(
@@ -164,7 +178,7 @@ static int create_file(
 			c->file, strerror(-r));
 		return r;
 	}
-	return 0;
+	return claim_file(p->fd);
 }
 
 static int open_existing(
@@ -176,11 +190,11 @@ static int open_existing(
 	if (p->is_device && !c->readonly)
 		flags |= O_EXCL;
 	p->fd = open(c->file, flags);
-	if (p->fd >= 0)
+
+	int r = p->fd < 0 ? -errno : p->is_device || c->readonly ? 0 : claim_file(p->fd);
+
+	if (r == 0)
 		return 0;
-
-	int r = -errno;
-
 	if (r == -EBUSY)
 		backend_error(host,
 			"file=%s: in use (mounted, or claimed by another program); release it or "

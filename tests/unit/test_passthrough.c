@@ -42,6 +42,28 @@ static void test_open_errors(void **state)
 		text);
 }
 
+/* Two that write to one file would destroy each other's data. */
+static void test_a_file_has_one_writer(void **state)
+{
+	const char *path = scratch_file("claimed", MIB);
+	struct device d, other;
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s", path);
+	assert_int_equal(device_try(&other, &passthrough_backend, 0, "%s", path), -EBUSY);
+	assert_holds(other.reported.error, "in use (mounted, or claimed by another program)");
+	device_open(&other, &passthrough_backend, "%s;readonly=on", path);
+	device_close(&other);
+	device_close(&d);
+	device_open(&d, &passthrough_backend, "%s", path);
+	device_close(&d);
+	/* Also one that was just created. */
+	path = scratch_path("made");
+	device_open(&d, &passthrough_backend, "%s;size=1m", path);
+	assert_int_equal(device_try(&other, &passthrough_backend, 0, "%s", path), -EBUSY);
+	device_close(&d);
+}
+
 static void test_creation(void **state)
 {
 	const char *path = scratch_path("new");
@@ -441,6 +463,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_open_errors),
+		cmocka_unit_test(test_a_file_has_one_writer),
+		cmocka_unit_test(test_a_file_has_one_writer),
 		cmocka_unit_test(test_creation),
 		cmocka_unit_test(test_framework_size),
 		cmocka_unit_test(test_readonly),
