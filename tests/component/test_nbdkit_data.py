@@ -130,7 +130,7 @@ def test_minimum_block_size_is_the_device_s(serve: Serve, disk: Path) -> None:
     def minimum(plugin: str, *parameters: str) -> int:
         return serve(plugin, *parameters).connect().get_block_size(nbd.SIZE_MINIMUM)
 
-    assert minimum("passthrough", str(disk), "direct=off") == 1
+    assert minimum("passthrough", str(disk), "direct=off", "readonly=on") == 1
     assert minimum("passthrough", str(disk), "direct=on") in (512, 4096)
     assert minimum("null", "1M") == 512
     assert minimum("null", "1M", "block-size=4096") == 4096
