@@ -89,7 +89,7 @@ run-unit:
 	grep '^SKIPPED' build/$(TARGET)/meson-logs/testlog.txt || true; exit $$status
 .PHONY: test-unit run-unit
 
-# In the program alone: what runs as another process (FUSE, nbdkit, the CLI of most tests) is not counted. If a test
+# C code in the unit tests alone, not in FUSE or nbdkit; Python code in all processes, those in guests left out. If a test
 # fails, the figures are printed all the same.
 coverage: all ## how much of the C code unit tests run, and how much of the Python code pytest
 	@status=0; for part in c python; do $(MAKE) coverage-$$part || status=$$?; done; exit $$status
@@ -98,11 +98,15 @@ coverage-c:
 	@status=0; $(MAKE) TARGET=coverage run-unit || status=$$?; \
 	gcovr --root . --object-directory build/coverage --filter '(backends|harness/flow|tcmu-handlers|ublk|lab/ssd)/' \
 		--exclude-unreachable-branches --print-summary --output build/coverage/c.txt || status=$$?; exit $$status
+coverage-python: export COVERAGE_PROCESS_START := $(CURDIR)/tests/coverage/coverage.ini
+coverage-python: export COVERAGE_SOURCES := $(CURDIR)
+coverage-python: export COVERAGE_DATA := $(CURDIR)/build/coverage/python
 coverage-python:
-	@mkdir -p build/coverage
-	@status=0; $(PYTHON) -m coverage run --data-file build/coverage/python --source harness,analysis,lab \
-		-m pytest $(PYTEST_OPTIONS) tests/python || status=$$?; \
-	$(PYTHON) -m coverage report --data-file build/coverage/python --skip-covered --sort cover || status=$$?; exit $$status
+	@mkdir -p build/coverage && rm -f build/coverage/python*
+	@status=0; PYTHONPATH=$(CURDIR)/tests/coverage:$$PYTHONPATH $(PYTHON) -m pytest $(PYTEST_OPTIONS) \
+		$(or $(COVERAGE_TESTS),tests/python) || status=$$?; \
+	$(PYTHON) -m coverage combine --quiet --rcfile $$COVERAGE_PROCESS_START && \
+	$(PYTHON) -m coverage report --rcfile $$COVERAGE_PROCESS_START --skip-covered --sort cover || status=$$?; exit $$status
 .PHONY: coverage coverage-c coverage-python
 
 # libFuzzer on the decoders of what the S3 device stores, and on the parsers of what a store answers. What it has learnt
