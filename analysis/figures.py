@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -117,15 +118,19 @@ def heat_map(table: Table) -> Figure:
     systems = [system for system in table.systems if system != NATIVE]
     count = len(table.rows)
     left = max(0.205, 0.045 + LETTER * _longest(workload for _, workload in table.rows))
-    # Names that do not fit beside each other are slanted, which takes 10 mm more.
-    widest = LETTER * _longest(SYSTEMS.get(name, name) for name in systems) * len(systems) * len(METRICS)
-    slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if widest > 1 - left else {}
-    head = 10 if slant else 0
+    # Names that do not fit beside each other are slanted, which takes room above them and beside the last one.
+    longest = LETTER * _longest(SYSTEMS.get(name, name) for name in systems)
+    slanted = longest * len(systems) * len(METRICS) > 1 - left
+    slant = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if slanted else {}
+    head = WIDTH * INCH * longest * math.sin(math.radians(40)) if slanted else 0
+    beside = longest * math.cos(math.radians(40)) - 0.3 / len(METRICS) / max(1, len(systems))
     figure = _figure(20 + head + 3.9 * count)
     _title(figure, f"{table.label}: difference to native, darker red is worse, blue is better", table.emulated)
     height = figure.get_figheight() * INCH
     all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.04})
-    figure.subplots_adjust(left=left, right=0.93 if slant else 0.995, top=1 - (15 + head) / height, bottom=3 / height)
+    figure.subplots_adjust(
+        left=left, right=1 - max(0.07, beside) if slanted else 0.995, top=1 - (15 + head) / height, bottom=3 / height
+    )
     devices = [device for device, _ in table.rows]
     borders = [y for y in range(1, count) if devices[y] != devices[y - 1]]
     for axes, metric in zip(all_axes, METRICS, strict=True):
@@ -146,7 +151,8 @@ def heat_map(table: Table) -> Figure:
         axes.set_ylim(count, 0)
         axes.xaxis.tick_top()
         axes.set_xticks([x + 0.5 for x in range(len(systems))], [SYSTEMS.get(name, name) for name in systems], **slant)
-        axes.set_title(f"{metric.title} ({'points' if metric.points else '%'})", pad=14 + 2.8 * head)
+        unit = "points" if metric.points else "%"
+        axes.set_title(f"{metric.title} ({unit})", y=1.0, pad=14 + 0.85 * head * 72 / INCH)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_yticks([])

@@ -14,7 +14,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop_for_fuse
 from synthetic import make_campaign
-from userblk.analysis.figures import Row, SystemRow, details, heat_map, scatter, whiskers
+from userblk.analysis.figures import SETTINGS, Row, SystemRow, details, heat_map, scatter, whiskers
 from userblk.analysis.paper import PaperComparison, compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
@@ -226,15 +226,28 @@ def test_the_titles_of_figures_are_whole(suite: str, comparison: PaperComparison
 
 
 @pytest.mark.parametrize(
-    ("systems", "slanted"), [(("nbdkit", "tcmu", "fuse"), False), (("ublk-workers", "fuse") * 2, True)]
+    ("systems", "slanted"),
+    [
+        (("nbdkit", "tcmu", "fuse"), False),
+        (("ublk-workers", "fuse") * 2, True),
+        (("ext4-nojournal", "ext4-noreadahead"), True),
+    ],
 )
 def test_names_in_a_heat_map_do_not_overlap(
     systems: tuple[str, ...], slanted: bool, comparison: PaperComparison
 ) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    figure = heat_map(dataclasses.replace(comparison.ours[2], systems=("native", *systems)))
-    labels = figure.axes[0].get_xticklabels()
-    assert [bool(label.get_rotation()) for label in labels] == [slanted] * len(systems)
+    matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    with matplotlib.rc_context(SETTINGS):
+        figure = heat_map(dataclasses.replace(comparison.ours[2], systems=("native", *systems)))
+        figure.canvas.draw()
+    (head,) = figure.texts
+    for axes in figure.axes:
+        labels = axes.get_xticklabels()
+        assert [bool(label.get_rotation()) for label in labels] == [slanted] * len(systems)
+        title = axes.title.get_window_extent()
+        assert title.y1 < head.get_window_extent().y0
+        for label in labels:
+            assert label.get_window_extent().y1 < title.y0 and label.get_window_extent().x1 < figure.bbox.width
 
 
 def test_a_figure_says_what_was_not_recorded() -> None:
