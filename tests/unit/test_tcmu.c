@@ -137,19 +137,25 @@ static void test_refusals(void **state)
 
 static void test_accepted(void **state)
 {
+	const char *file = scratch_file("accepted", 1 << 20);
 	const char *config = scratch_path("config");
 	char text[1024], *reason = NULL;
 	FILE *f = fopen(config, "w");
 
 	(void)state;
-	fprintf(f, "# a comment\nfile=%s\ndirect=off\n", disk_file);
+	fprintf(f, "# a comment\nfile=%s\ndirect=off\n", file);
 	fclose(f);
 	snprintf(text, sizeof text, "userblk_test/config=%s", config);
 	assert_true(registered->check_config(text, &reason));
 	/* The runner's own option: it takes it out before open only. */
-	snprintf(text, sizeof text, "userblk_test/%s;direct=off;tcmur_cmd_time_out=5", disk_file);
+	snprintf(text, sizeof text, "userblk_test/%s;direct=off;tcmur_cmd_time_out=5", file);
 	assert_true(registered->check_config(text, &reason));
 	assert_null(reason);
+	/* Another disk writes to it. */
+	snprintf(text, sizeof text, "userblk_test/%s", disk_file);
+	assert_false(registered->check_config(text, &reason));
+	assert_holds(reason, "in use");
+	free(reason);
 
 	/* Nor does it open a device that this would take away from another server. */
 	ops.has_sessions = true;

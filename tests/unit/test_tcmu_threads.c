@@ -76,7 +76,8 @@ static void test_parameter(void **state)
 	assert_holds(reason, "userblk_threads_test/");
 	free(reason);
 	/* In any place, but once. */
-	snprintf(text, sizeof text, "userblk_threads_test/threads=4;file=%s", disk_file);
+	snprintf(text, sizeof text, "userblk_threads_test/threads=4;file=%s",
+		scratch_file("accepted", 1 << 20));
 	assert_true(registered_with_threads->check_config(text, &reason));
 	snprintf(text, sizeof text, "userblk_threads_test/%s;threads=4;threads=5;direct=on",
 		disk_file);
