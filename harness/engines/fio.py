@@ -239,7 +239,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         intervals = within(intervals, profile.ramp_s, profile.ramp_s + profile.runtime_s)
         operations, seconds = round(sum(one.operations for one in intervals)), len(intervals) * length
         job_start += profile.ramp_s if job_start else 0.0
-    problems = [f"{REPORTS_ERROR} {error}" for error in errors if error]
+    problems = [f"{REPORTS_ERROR} {error}: {os.strerror(error)}" for error in errors if error]
     warnings = []
     if len(report["jobs"]) != 1:
         problems.append(f"fio reports {len(report['jobs'])} groups instead of one")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -531,9 +532,13 @@ def mount_tracefs(teardown: Teardown) -> None:
 
 
 def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
-    """Nothing is between native and its device: its I/O errors are the device's. Raises Stopped."""
+    """
+    Nothing is between native and its device: its I/O errors are the device's, unless a file system is full. Raises
+    Stopped.
+    """
     for problem in summary["invalid"]:
-        if WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR):
+        failed = WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR)
+        if failed and not problem.endswith(os.strerror(errno.ENOSPC)):
             raise Stopped(f"{summary['device']}: the device fails: {problem}; look at the kernel's log (dmesg)")
 
 

@@ -177,7 +177,7 @@ def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path, side: dict[str, An
 def test_errors_are_problems(tmp_path: Path) -> None:
     value = report()
     value["jobs"][0]["error"] = 5
-    assert parse(tmp_path, value).problems == ("fio reports error 5",)
+    assert parse(tmp_path, value).problems == ("fio reports error 5: Input/output error",)
     value = report()
     value["jobs"][0]["write"]["total_ios"] = 3
     assert "also read, although the workload writes" in parse(tmp_path, value).problems[0]
