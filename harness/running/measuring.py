@@ -308,7 +308,8 @@ class Measurement:
         except WorkloadError as error:
             if not self.problems:
                 raise
-            self.problems.append(str(error))
+            if watched.process.poll() in self.job.ends:  # else its exit code says why there is nothing to read
+                self.problems.append(str(error))
             return Found(None, watched.origin)
         self.problems += result.problems
         self.warnings += result.warnings

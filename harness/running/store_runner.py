@@ -228,7 +228,8 @@ class StoreRunner(Runner):
         except WorkloadError as error:
             if not problems:
                 raise
-            problems.append(str(error))
+            if not process.poll():  # else its exit code says why there is nothing to read
+                problems.append(str(error))
         else:
             problems += result.problems
             duration, version = result.duration_s, result.version
