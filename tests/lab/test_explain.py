@@ -62,9 +62,10 @@ def test_a_cell_is_explained(systems: str, words: tuple[str, ...], tmp_path: Pat
     places, stages = explained(tmp_path, systems, *words)
     native = places["native", "application"]
     for system in systems.split(",")[1:]:
-        # The model's own time for 4 KiB, and the same program: the same for each system.
+        # The model's own time for 4 KiB, and the same program: the same for each system, as far as a few samples of
+        # each timer tell (docs/lab.md).
         assert stages[system, "device"] == pytest.approx(stages["native", "device"], rel=0.05), system
-        assert places[system, "application"] == pytest.approx(native, rel=0.35, abs=200), system
+        assert places[system, "application"] == pytest.approx(native, rel=0.5, abs=600), system
         assert stages[system, "request to its server"] > 1, system
         assert places[system, "kernel, for the application"] > 100 < places[system, "kernel, for the server"], system
         # The rings of ublk's queues need no code of the server's own for a request but the library's.
