@@ -150,17 +150,26 @@ static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 	return 0;
 }
 
+static int report_in_use(const struct passthrough_config *c, const struct backend_host *host)
+{
+	backend_error(host,
+		"file=%s: in use (mounted, or claimed by another program); release it or use "
+		"readonly=on",
+		c->file);
+	return -EBUSY;
+}
+
 /*
  * Claims a regular file for writing, as O_EXCL claims a device: two servers that wrote to it would
  * destroy each other's data. Programs that lock images, such as QEMU, are kept out, too. Goes
  * without where the file system has no locks.
  */
-static int claim_file(int fd)
+static int claim_file(int fd, const struct passthrough_config *c, const struct backend_host *host)
 {
 	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 
 	if (fcntl(fd, F_OFD_SETLK, &whole) < 0 && (errno == EAGAIN || errno == EACCES))
-		return -EBUSY;
+		return report_in_use(c, host);
 	return 0;
 }
 
@@ -178,7 +187,7 @@ static int create_file(
 			c->file, strerror(-r));
 		return r;
 	}
-	return claim_file(p->fd);
+	return claim_file(p->fd, c, host);
 }
 
 static int open_existing(
@@ -190,18 +199,14 @@ static int open_existing(
 	if (p->is_device && !c->readonly)
 		flags |= O_EXCL;
 	p->fd = open(c->file, flags);
+	if (p->fd >= 0)
+		return p->is_device || c->readonly ? 0 : claim_file(p->fd, c, host);
 
-	int r = p->fd < 0 ? -errno : p->is_device || c->readonly ? 0 : claim_file(p->fd);
+	int r = -errno;
 
-	if (r == 0)
-		return 0;
 	if (r == -EBUSY)
-		backend_error(host,
-			"file=%s: in use (mounted, or claimed by another program); release it or "
-			"use "
-			"readonly=on",
-			c->file);
-	else if (r == -EACCES || r == -EPERM || r == -EROFS)
+		return report_in_use(c, host);
+	if (r == -EACCES || r == -EPERM || r == -EROFS)
 		backend_error(host, "file=%s: %s; %s", c->file, strerror(-r),
 			c->readonly ? "run as a user who may read it"
 				    : "run as a user who may write it or use readonly=on");

@@ -4,18 +4,20 @@
  * state: a model without a clock or threads of its own. The kernel module and the unit test include
  * the same code.
  *
- * It does what Linux 5.8 does:
- * - CPU i and CPU i + cpus/2 share a core, which is in the lighter of their two states. A CPU whose
- *   sibling is awake is in the lightest one.
- * - A thread wakes up on the CPU where it was last if that is idle, otherwise on the next idle
- * core, otherwise on the next idle CPU; if all are busy, where it was (kernel/sched/fair.c,
- *   select_idle_sibling()).
- * - A new thread starts on the next idle core after its parent's, otherwise on the next idle CPU,
- *   otherwise on one with the fewest threads (find_idlest_cpu()).
- * - A CPU is in the deepest state that it was idle long enough for, as if it had known how long
- * that would be. If threads that were on it wait for I/O, it must be idle for 11 times as long as
- * it takes to leave the state, for two threads 21 times (drivers/cpuidle/governors/menu.c,
- *   performance_multiplier()).
+ * It does what Linux 5.8 does.
+ *
+ * Cores: CPU i and CPU i + cpus/2 share one, which is in the lighter of their two states. A CPU
+ * whose sibling is awake is in the lightest one.
+ *
+ * Placement: a thread wakes up on the CPU where it was last if that is idle, otherwise on the next
+ * idle core, otherwise on the next idle CPU; if all are busy, where it was (kernel/sched/fair.c,
+ * select_idle_sibling()). A new thread starts on the next idle core after its parent's, otherwise
+ * on the next idle CPU, otherwise on one with the fewest threads (find_idlest_cpu()).
+ *
+ * Idle states: a CPU is in the deepest one that it was idle long enough for, as if it had known how
+ * long that would be. If threads that were on it wait for I/O, it must be idle for 11 times as long
+ * as it takes to leave the state, for two threads 21 times (drivers/cpuidle/governors/menu.c,
+ * performance_multiplier()).
  *
  * Times are ns of one clock.
  */

@@ -188,8 +188,7 @@ static void on_switch(void *data, bool preempted, struct task_struct *from, stru
 	unsigned int from_state = state_of(from);
 #endif
 
-	/* Also one that has become a CPU's own: a kernel thread gets its name after it has begun.
-	 */
+	/* Also a CPU's own: a kernel thread gets its name after it has begun. */
 	if (from_state && !preempted && from->pid)
 		idle_fall_asleep(&model, &slot_of(from)->on, from->in_iowait, local_clock());
 	if (to->pid && !belongs_to_cpu(to))
