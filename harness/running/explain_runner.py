@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ..engines.base import Job, Run
 from ..machine.durable import write_json
-from ..model.config import Profile
 from ..model.plan import Entry
 from .measuring import sides
 from .runner import Runner, main
@@ -26,7 +25,6 @@ PASSES = (PLAIN, SAMPLED, TRACED)
 DATA, KALLSYMS, SIDES = "perf.data", "kallsyms", "sides.json"  # in a run's directory
 SCRATCH = Path("/tmp") / DATA  # in the guest's memory
 BUFFER = "64M"  # so that perf does not have to run before the workload has ended
-LEAST_PLAIN_S = 1
 # ns, primes; a sample each 10 us in all. Requests may come to keep step with one or two timers, not with all of them.
 PERIODS_NS = (58013, 62011, 66029, 70001, 74017, 78007, 82003)
 EVENTS = (
@@ -53,14 +51,6 @@ def perf_argv(repetition: int, fuse: bool) -> list[str]:
 
 class Explainer(Runner):
     """Runs each workload as it is, sampled and traced."""
-
-    def profile_of(self, entry: Entry) -> Profile:
-        """Idle time is given in hundredths of a second: the run that it is taken from is not short beside that."""
-        profile = super().profile_of(entry)
-        if entry.repetition != PLAIN:
-            return profile
-        files = dataclasses.replace(profile.files, runtime_s=max(profile.files.runtime_s, LEAST_PLAIN_S))
-        return dataclasses.replace(profile, runtime_s=max(profile.runtime_s, LEAST_PLAIN_S), files=files)
 
     def command(self, entry: Entry, argv: Sequence[str]) -> Sequence[str]:
         fuse = (EVENT_FILES / FUSE_EVENTS[0].replace(":", "/")).exists()

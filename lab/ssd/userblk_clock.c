@@ -8,12 +8,17 @@
  * A device of QEMU counts a nanosecond an instruction, the guest instructions_per_us a microsecond.
  * The PIT, which the kernel would use, goes off after a fraction of the time that it is set to, and
  * again and again until that is over. Linux 5.10 to 7.x.
+ *
+ * /sys/module/userblk_clock/parameters/idle_us tells for how long the CPU has been idle: /proc/stat
+ * gives hundredths of a second, and a run may be a few tenths long.
  */
 #include <linux/acpi.h>
 #include <linux/clockchips.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
+#include <linux/kernel_stat.h> /* the times of idle CPUs, from Linux 7.x on */
 #include <linux/module.h>
+#include <linux/tick.h> /* before */
 
 #define HPET_ADDRESS	  0xfed00000
 #define HPET_HZ		  100000000U /* of QEMU's time */
@@ -37,6 +42,19 @@
 static unsigned int instructions_per_us;
 module_param(instructions_per_us, uint, 0444);
 MODULE_PARM_DESC(instructions_per_us, "of the guest's CPU");
+
+/* Interrupts are not idle time. The kernel keeps idle time in which a thread waits for I/O apart.
+ */
+static int tell_idle(char *text, const struct kernel_param *parameter)
+{
+	u64 waiting = get_cpu_iowait_time_us(0, NULL);
+
+	return sysfs_emit(text, "%llu\n", get_cpu_idle_time_us(0, NULL) + waiting);
+}
+
+static const struct kernel_param_ops idle_time = {.get = tell_idle};
+module_param_cb(idle_us, &idle_time, NULL, 0444);
+MODULE_PARM_DESC(idle_us, "us that the CPU has been idle since the boot");
 
 static void __iomem *hpet;
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import os
 import subprocess
 import sys
@@ -46,6 +47,18 @@ def test_one_cpu_is_busy_when_it_is_not_idle(hit: int, monkeypatch: pytest.Monke
     assert use_between(a, b).cpu_percent == pytest.approx(40)
     monkeypatch.setattr(samplers, "CPUS", 2)
     assert use_between(a, b).cpu_percent == pytest.approx(100 * hit / (hit + 0.6))
+
+
+def test_a_guest_in_virtual_time_is_idle_by_the_microsecond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/stat knows of a run of 10 ms that it was busy, or that it was not."""
+    monkeypatch.setattr(samplers, "CPUS", 1)
+    monkeypatch.setattr(samplers, "IDLE_US", idle := tmp_path / "idle_us")
+    idle.write_text("3000000\n")
+    a = samplers.read_sample([], None)
+    idle.write_text("3007300\n")
+    b = samplers.read_sample([], None)
+    use = use_between(dataclasses.replace(a, time=1), dataclasses.replace(b, time=1.01))
+    assert (use.cpu_percent, use.idle_s) == (pytest.approx(27), pytest.approx(0.0073))
 
 
 def test_counters_between_samples_lie_on_a_line() -> None:
