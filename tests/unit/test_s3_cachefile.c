@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,6 +37,21 @@ static void on_error(void *opaque, const char *message)
 }
 
 static const struct backend_host host = {.error = on_error};
+
+/* What another server does between the opening of a file and its lock, once. */
+static void (*between)(void);
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation)
+{
+	void (*other)(void) = between;
+
+	between = NULL;
+	if (other)
+		other();
+	return __real_flock(fd, operation);
+}
 
 static int try_open(const char *path, uint64_t size, struct s3_cachefile **f)
 {
@@ -477,6 +493,45 @@ static void test_never_attached(void **state)
 	s3_cachefile_close(f);
 }
 
+static const char *shared_path;
+static struct s3_cachefile *of_other;
+
+static void other_locks(void)
+{
+	of_other = open_as(shared_path, &volume);
+}
+
+static void other_gives_up(void)
+{
+	s3_cachefile_close(of_other);
+}
+
+/* Two servers that begin at once: whichever has the file keeps it, under its name. */
+static void test_two_make_the_file(void **state)
+{
+	struct s3_cachefile *f;
+	struct stat st;
+
+	(void)state;
+	shared_path = new_path();
+	between = other_locks;
+	assert_int_equal(try_open(shared_path, SIZE, &f), -EBUSY);
+	assert_holds(reported.error, "in use by another server");
+	put(of_other, key(1, 0), ALL);
+	s3_cachefile_close(of_other);
+	f = open_as(shared_path, &volume);
+	assert_int_equal(get(f, key(1, 0), ALL), ALL);
+	s3_cachefile_close(f);
+
+	/* The one that made it gives it up, and takes it away. */
+	shared_path = new_path();
+	assert_int_equal(try_open(shared_path, SIZE, &of_other), 0);
+	between = other_gives_up;
+	assert_int_equal(try_open(shared_path, SIZE, &f), -EBUSY);
+	assert_holds(reported.error, "removed by another server just now; try again");
+	assert_int_equal(stat(shared_path, &st), -1);
+}
+
 /* Killed before the volume was open: what is left is no foreign file. */
 static void test_killed_before_it_was_attached(void **state)
 {
@@ -556,6 +611,7 @@ int main(void)
 		cmocka_unit_test(test_other_size),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_never_attached),
+		cmocka_unit_test(test_two_make_the_file),
 		cmocka_unit_test(test_killed_before_it_was_attached),
 		cmocka_unit_test(test_the_header_is_in_one_sector),
 		cmocka_unit_test(test_a_crash_left_nothing_in_it),

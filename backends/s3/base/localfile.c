@@ -55,6 +55,7 @@ static int open_path(struct s3_localfile *f, struct stat *st)
 	int flags = O_RDWR | O_CLOEXEC;
 	char text[MESSAGE];
 	bool make = false;
+	struct stat now;
 
 	if (stat(f->path, st) == 0) {
 		if (!S_ISREG(st->st_mode) && !S_ISBLK(st->st_mode))
@@ -73,11 +74,17 @@ static int open_path(struct s3_localfile *f, struct stat *st)
 		return s3_localfile_refuse(f, -EBUSY, "the device is in use; give another one");
 	if (f->fd < 0)
 		return s3_localfile_refuse_errno(f, -errno, "give a path that may be written");
-	f->made = make;
 	snprintf(text, sizeof text, "in use by another server; give each volume %s", f->kind->own);
 	if (flock(f->fd, LOCK_EX | LOCK_NB))
 		return s3_localfile_refuse(f, -EBUSY, text);
-	return fstat(f->fd, st) ? -errno : 0;
+	if (fstat(f->fd, st))
+		return -errno;
+	/* What it had made, another server has taken away again between our open and our lock. */
+	if (stat(f->path, &now) || now.st_dev != st->st_dev || now.st_ino != st->st_ino)
+		return s3_localfile_refuse(
+			f, -EBUSY, "removed by another server just now; try again");
+	f->made = make; /* not before: it may be another server's by now */
+	return 0;
 }
 
 /* The size that it must have. */
