@@ -45,7 +45,8 @@ static const struct param passthrough_params[] = {
 		.offset = offsetof(struct passthrough_config, size),
 		.min = 512,
 		.metavar = "SIZE",
-		.help = "create FILE, a regular file, with this size if it does not exist",
+		.help = "create FILE, a regular file, with this size if it does not exist or is "
+			"empty",
 	},
 	{.name = NULL},
 };
@@ -162,8 +163,10 @@ static int passthrough_writev(
 		r = atomic_load(&p->flush_error);
 		if (r == 0)
 			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
-		/* Through the page cache, the error may be that of an earlier write. */
-		if (r == -EIO && !p->direct)
+		/* Through the page cache, the error may be that of an earlier write: certainly if
+		 * this one alone succeeds. */
+		if (r && r != -EOPNOTSUPP && !p->direct &&
+			(r == -EIO || write_with(p, iov, iovcnt, offset, 0) == 0))
 			keep_flush_error(p, r);
 		if (r != -EOPNOTSUPP)
 			return r;

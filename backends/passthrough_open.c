@@ -85,6 +85,12 @@ static int try_alignment(int fd, uint32_t block, uint32_t memory)
 	return r;
 }
 
+/* 0 from the kernel means that direct I/O is not possible. */
+static bool is_block(uint32_t bytes)
+{
+	return bytes && bytes <= MAX_BLOCK && (bytes & (bytes - 1)) == 0;
+}
+
 /* Finds what direct I/O needs, in bytes; at least whole sectors. 0 or negative errno. */
 static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t *memory)
 {
@@ -97,7 +103,7 @@ static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t
 
 	if (statx(p->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &stx) == 0 &&
 		stx.stx_mask & STATX_DIOALIGN) {
-		if (stx.stx_dio_offset_align == 0)
+		if (!is_block(stx.stx_dio_offset_align) || stx.stx_dio_mem_align > MAX_BLOCK)
 			return -EINVAL;
 		if (stx.stx_dio_offset_align > *block)
 			*block = stx.stx_dio_offset_align;
@@ -159,6 +165,12 @@ static int report_in_use(const struct passthrough_config *c, const struct backen
 	return -EBUSY;
 }
 
+static int report_replaced(const struct passthrough_config *c, const struct backend_host *host)
+{
+	backend_error(host, "file=%s: replaced while it was opened; try again", c->file);
+	return -EAGAIN;
+}
+
 /*
  * Claims a regular file for writing, as O_EXCL claims a device: two servers that wrote to it would
  * destroy each other's data. Programs that lock images, such as QEMU, are kept out, too. Goes
@@ -167,14 +179,19 @@ static int report_in_use(const struct passthrough_config *c, const struct backen
 static int claim_file(int fd, const struct passthrough_config *c, const struct backend_host *host)
 {
 	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	struct stat st, now;
 
 	if (fcntl(fd, F_OFD_SETLK, &whole) < 0 && (errno == EAGAIN || errno == EACCES))
 		return report_in_use(c, host);
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	/* A server that created it may have failed, and removed it, since we opened it. */
+	if (stat(c->file, &now) < 0 || now.st_dev != st.st_dev || now.st_ino != st.st_ino)
+		return report_replaced(c, host);
 	return 0;
 }
 
-/* Creates the file, sparse. It is still empty when that fails half-way, and removed by the caller.
- */
+/* Creates the file, empty. The caller removes it if what comes then fails. */
 static int create_file(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
 {
@@ -216,6 +233,19 @@ static int open_existing(
 	return r;
 }
 
+/* A file is created with the size that the framework demands, or not at all. */
+static int check_demand(
+	const struct passthrough_config *c, uint64_t size, const struct backend_host *host)
+{
+	if (size <= c->size)
+		return 0;
+	backend_error(host,
+		"size=%" PRIu64 ": less than the %" PRIu64
+		" bytes that are required; give at least that",
+		c->size, size);
+	return -EINVAL;
+}
+
 /* Opens or creates the file. created: there was none. */
 static int open_file(struct passthrough *p, const struct passthrough_config *c, uint64_t size,
 	const struct backend_host *host, bool *created)
@@ -226,15 +256,10 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 	if (stat(c->file, &st) < 0) {
 		int r = -errno;
 
-		if (r == -ENOENT && c->size && size > c->size) {
-			backend_error(host,
-				"size=%" PRIu64 ": less than the %" PRIu64
-				" bytes that are required; give at least that",
-				c->size, size);
-			return -EINVAL;
-		}
 		if (r == -ENOENT && c->size) {
-			r = create_file(p, c, host);
+			r = check_demand(c, size, host);
+			if (r == 0)
+				r = create_file(p, c, host);
 			*created = r == 0;
 			return r;
 		}
@@ -262,29 +287,49 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 	return open_existing(p, c, host);
 }
 
-/* What the open file is and how large. */
-static int examine_file(struct passthrough *p, const struct passthrough_config *c, bool created,
-	const struct backend_host *host)
+/*
+ * Gives an empty file its size, sparse: one that we created, or that somebody did who then lost the
+ * race for its claim or was killed. extended: undone by the caller if what comes then fails.
+ */
+static int extend_file(struct passthrough *p, const struct passthrough_config *c, uint64_t size,
+	const struct backend_host *host, bool *extended)
 {
 	struct stat st;
-	int sector = 1, locked = 0;
-	int64_t size;
+	int r;
 
-	if (created && ftruncate(p->fd, (off_t)c->size) < 0) {
-		int r = -errno;
-
+	if (p->is_device || !c->size)
+		return 0;
+	if (fstat(p->fd, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode) || st.st_size != 0)
+		return 0;
+	r = check_demand(c, size, host);
+	if (r)
+		return r;
+	if (ftruncate(p->fd, (off_t)c->size) < 0) {
+		r = -errno;
 		backend_error(host,
 			"size=%" PRIu64 ": cannot create a file of that size: %s; "
 			"use a smaller one or another file system",
 			c->size, strerror(-r));
 		return r;
 	}
+	*extended = true;
+	return 0;
+}
+
+/* What the open file is and how large. */
+static int examine_file(
+	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
+{
+	struct stat st;
+	int sector = 1, locked = 0;
+	int64_t size;
+
 	if (fstat(p->fd, &st) < 0)
 		return -errno;
-	if (p->is_device != S_ISBLK(st.st_mode)) {
-		backend_error(host, "file=%s: replaced while it was opened; try again", p->file);
-		return -EAGAIN;
-	}
+	if (p->is_device != S_ISBLK(st.st_mode))
+		return report_replaced(c, host);
 	p->disk = p->is_device ? st.st_rdev : st.st_dev;
 	size = passthrough_current_size(p);
 	if (size < 0)
@@ -292,7 +337,7 @@ static int examine_file(struct passthrough *p, const struct passthrough_config *
 	if (size == 0) {
 		backend_error(host, "file=%s: size is 0; %s", p->file,
 			p->is_device ? "insert a medium or connect the device"
-				     : "remove it and give size= to create it again");
+				     : "give size= to create it");
 		return -EINVAL;
 	}
 	if (c->size && (uint64_t)size != c->size) {
@@ -392,7 +437,7 @@ int passthrough_open(
 {
 	const struct passthrough_config *c = config;
 	struct passthrough *p = calloc(1, sizeof *p);
-	bool created = false;
+	bool created = false, extended = false;
 	int r;
 
 	if (!p)
@@ -402,12 +447,16 @@ int passthrough_open(
 	p->file = strdup(c->file);
 	r = p->file ? open_file(p, c, size, host, &created) : -ENOMEM;
 	if (r == 0)
-		r = examine_file(p, c, created, host);
+		r = extend_file(p, c, size, host, &extended);
+	if (r == 0)
+		r = examine_file(p, c, host);
 	if (r == 0 && c->direct)
 		r = set_up_direct(p, host);
 	if (r) {
 		if (created)
 			unlink(c->file);
+		else if (extended && ftruncate(p->fd, 0) < 0)
+			backend_debug(host, "file=%s: cannot be made empty again", c->file);
 		passthrough_close(&p->backend);
 		return r;
 	}

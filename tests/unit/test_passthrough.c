@@ -36,7 +36,7 @@ static void test_open_errors(void **state)
 	snprintf(part, sizeof part, "size=2097152: %s exists with 1048576 bytes; leave size= out",
 		path);
 	refused(-EEXIST, part, text);
-	refused(-EINVAL, "size is 0; remove it and give size=", scratch_file("empty", 0));
+	refused(-EINVAL, "size is 0; give size= to create it", scratch_file("empty", 0));
 	snprintf(text, sizeof text, "%s", scratch_file("odd", 1000));
 	refused(-EINVAL, "its size 1000 is not a multiple of 512 bytes, which direct I/O needs",
 		text);
@@ -99,6 +99,16 @@ static void test_creation(void **state)
 	assert_holds(d.reported.error,
 		"size=1048576: less than the 2097152 bytes that are required; give at least that");
 	assert_int_equal(access(path, F_OK), -1);
+	/* Nor does it change one that is empty. */
+	path = scratch_file("empty", 0);
+	snprintf(text, sizeof text, "%s;size=1000", path);
+	refused(-EINVAL, "not a multiple", text);
+	assert_int_equal(
+		device_try(&d, &passthrough_backend, 2 * MIB, "%s;size=1m", path), -EINVAL);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 0);
+	device_open(&d, &passthrough_backend, "%s;size=1m", path);
+	device_close(&d);
 	snprintf(text, sizeof text, "%s/missing/new;size=1m", scratch());
 	refused(-ENOENT, "cannot be created: No such file or directory", text);
 }

@@ -5,9 +5,12 @@
  * the device and libc (names as with 64-bit offsets).
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "backends/passthrough.h"
 #include "tests/unit/support.h"
@@ -16,10 +19,14 @@
 
 /* The plan for the next calls; all zero: the kernel decides. */
 static struct {
-	int interrupt;	   /* calls to answer with EINTR */
-	size_t at_most;	   /* bytes that one call transfers */
-	int no_dsync;	   /* RWF_DSYNC is unknown */
-	int sync_error;	   /* the next fdatasync fails with this, once */
+	int interrupt;	    /* calls to answer with EINTR */
+	size_t at_most;	    /* bytes that one call transfers */
+	int no_dsync;	    /* RWF_DSYNC is unknown */
+	int sync_error;	    /* the next fdatasync or write with RWF_DSYNC fails with this, once */
+	int write_error;    /* each other write fails with this */
+	unsigned dio_align; /* what direct I/O is said to need */
+	void (*between)(const char *path); /* what others do between an open and its claim, once */
+	const char *path;
 	int refused_modes; /* fallocate modes that are not supported */
 	bool drops;	   /* as the kernel does of a device's page cache before it refuses */
 	int calls;	   /* of fdatasync, or of fallocate in a refused mode */
@@ -63,6 +70,10 @@ WRAP(ssize_t, pread64, int fd, void *buffer, size_t length, off_t offset)
 
 WRAP(ssize_t, pwrite64, int fd, const void *buffer, size_t length, off_t offset)
 {
+	if (plan.write_error) {
+		errno = plan.write_error;
+		return -1;
+	}
 	return interrupted() ? -1 : claim(__real_pwrite64(fd, buffer, cut(length), offset));
 }
 
@@ -91,7 +102,42 @@ WRAP(ssize_t, pwritev64v2, int fd, const struct iovec *iov, int n, off_t offset,
 		errno = EOPNOTSUPP;
 		return -1;
 	}
+	if (plan.sync_error) {
+		errno = plan.sync_error;
+		plan.sync_error = 0;
+		return -1;
+	}
 	return interrupted() ? -1 : __real_pwritev64v2(fd, iov, n, offset, flags);
+}
+
+int __real_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...)
+{
+	void (*between)(const char *) = plan.between;
+	va_list arguments;
+	void *argument;
+
+	va_start(arguments, command);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	if (command == F_OFD_SETLK && between) {
+		plan.between = NULL;
+		between(plan.path);
+	}
+	return __real_fcntl64(fd, command, argument);
+}
+
+WRAP(int, statx, int dir, const char *path, int flags, unsigned mask, struct statx *stx)
+{
+	int r = __real_statx(dir, path, flags, mask, stx);
+
+	if (r == 0 && plan.dio_align) {
+		stx->stx_mask |= STATX_DIOALIGN;
+		stx->stx_dio_mem_align = 512;
+		stx->stx_dio_offset_align = plan.dio_align;
+	}
+	return r;
 }
 
 WRAP(int, fdatasync, int fd)
@@ -218,6 +264,98 @@ static void test_without_dsync(void **state)
 	device_close(&d);
 }
 
+/*
+ * Through the page cache, a durable write may get the error of an earlier one, which the kernel
+ * tells once; a full file system is this write's own.
+ */
+static void test_a_durable_write_gets_the_error_of_another(void **state)
+{
+	struct device d;
+	char block[512] = "x";
+
+	(void)state;
+	open_file(&d, 0);
+	plan.sync_error = plan.write_error = ENOSPC;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+	plan.write_error = 0;
+	assert_int_equal(backend_flush(d.backend), 0);
+	plan.sync_error = ENOSPC;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	device_close(&d);
+}
+
+/* Direct I/O may need larger blocks than we try: not ours, and not beyond our memory. */
+static void test_huge_blocks(void **state)
+{
+	struct device d;
+
+	(void)state;
+	plan.dio_align = MIB;
+	assert_int_equal(
+		device_try(&d, &passthrough_backend, 0, "%s", scratch_file("huge", 4 * MIB)),
+		-EINVAL);
+	assert_holds(d.reported.error, "direct I/O is not possible there; use direct=off");
+	plan.dio_align = 3 * 512;
+	assert_int_equal(
+		device_try(&d, &passthrough_backend, 0, "%s", scratch_file("huge", 4 * MIB)),
+		-EINVAL);
+	assert_holds(d.reported.error, "direct I/O is not possible there; use direct=off");
+}
+
+static int other_fd;
+
+static void other_claims(const char *path)
+{
+	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+
+	other_fd = open(path, O_RDWR);
+	assert_int_equal(__real_fcntl64(other_fd, F_OFD_SETLK, &whole), 0);
+}
+
+static void other_replaces(const char *path)
+{
+	struct stat st;
+
+	/* Not the same number again. */
+	other_fd = open(path, O_RDONLY);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(stat(scratch_file("replaced", MIB), &st), 0);
+}
+
+/* Two that create a file at once: one has it; and nobody serves what has no name any more. */
+static void test_two_create_the_file(void **state)
+{
+	const char *path = scratch_path("two");
+	struct device d;
+	struct stat st;
+
+	(void)state;
+	plan.path = path;
+	plan.between = other_claims;
+	assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s;size=1m", path), -EBUSY);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 0);
+	close(other_fd);
+	/* As after a kill: it is still to be created. */
+	device_open(&d, &passthrough_backend, "%s;size=1m", path);
+	device_close(&d);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, MIB);
+
+	plan.path = path = scratch_file("replaced", MIB);
+	plan.between = other_replaces;
+	assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s", path), -EAGAIN);
+	assert_holds(d.reported.error, "replaced while it was opened; try again");
+	close(other_fd);
+	plan.path = path = scratch_path("replaced");
+	assert_int_equal(unlink(path), 0);
+	plan.between = other_replaces;
+	assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s;size=1m", path), -EAGAIN);
+	assert_int_equal(stat(path, &st), 0); /* the other's */
+	close(other_fd);
+}
+
 /* What is not supported is tried once, and the answers stay right. */
 static void test_refused_modes(void **state)
 {
@@ -274,6 +412,9 @@ int main(void)
 		cmocka_unit_test_setup(test_partial_and_interrupted, set_up),
 		cmocka_unit_test_setup(test_flush_error_stays, set_up),
 		cmocka_unit_test_setup(test_without_dsync, set_up),
+		cmocka_unit_test_setup(test_a_durable_write_gets_the_error_of_another, set_up),
+		cmocka_unit_test_setup(test_huge_blocks, set_up),
+		cmocka_unit_test_setup(test_two_create_the_file, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
 		cmocka_unit_test_setup(test_zeroes_after_a_refusal, set_up),
 	};
