@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/params.h"
+#include "backends/s3/admin/delete.h"
 #include "backends/s3/admin/verify.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/keeper/keeper.h"
@@ -461,6 +463,67 @@ static void test_copy_of_a_deletion_that_did_not_begin(void **state)
 	fake_store_reset();
 }
 
+static void keep_error(void *opaque, const char *message)
+{
+	struct device *d = opaque;
+
+	snprintf(d->reported.error, sizeof d->reported.error, "%s", message);
+}
+
+/* For a job: deletes the volume. d: what it reported. */
+static int delete_volume(struct device *d)
+{
+	struct params *params = params_new(&s3_backend);
+	struct s3_removal removal = {0};
+	struct params_error error;
+	int r;
+
+	*d = (struct device){0};
+	assert_int_equal(params_set_string(params, COMMON, &error), 0);
+	assert_int_equal(params_complete(params, false, &error), 0);
+	r = s3_volume_remove(params_config(params),
+		&(struct backend_host){.opaque = d, .error = keep_error}, &removal);
+	params_free(params);
+	return r;
+}
+
+/*
+ * Two delete a volume, one of which stops at a request; the other one ends, and a new volume gets
+ * the name: the first one leaves it alone.
+ */
+static void delete_late(enum s3_op op, const char *part)
+{
+	struct device a, b, c;
+	struct job late;
+	uint8_t block[BLOCK];
+
+	create_with_a_write(&a);
+	device_close(&a);
+	fake_store_hold_answers(op, part, false);
+	start_job(&late, &b, delete_volume);
+	fake_store_wait_held(op, part);
+	assert_int_equal(delete_volume(&c), 0);
+	device_open(&a, &s3_backend, COMMON "create=on;size=64M");
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	fake_store_release(op, NULL);
+	assert_int_equal(end_job(&late), -ENOENT);
+	assert_holds(b.reported.error, "another process has deleted it meanwhile");
+	assert_int_equal(fake_store_object("/v/deleted", NULL, 0), SIZE_MAX);
+	device_close(&a);
+	open_volume(&a);
+	assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&a);
+	fake_store_reset();
+}
+
+static void test_late_deletion_of_a_volume(void **state)
+{
+	(void)state;
+	delete_late(S3_LIST, "/v/snap/");
+	delete_late(S3_DELETE, "/super");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -474,6 +537,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
+		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),

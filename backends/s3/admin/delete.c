@@ -95,6 +95,43 @@ static int read_copy(struct s3_volume *v, enum s3_name_kind kind, void **data, s
 	return r;
 }
 
+/*
+ * Is a copy there, and still this volume's? Another process may have ended the deletion while this
+ * one was stopped, and somebody made a volume of the same name. 0: it is; -ENOENT: there is none;
+ * -ESTALE: another volume's; other errors are reported.
+ */
+static int look_at_copy(struct s3_volume *v, enum s3_name_kind kind)
+{
+	struct s3_name name = {.kind = kind};
+	char key[S3_KEY_MAX + 1];
+	struct s3_super super;
+	struct s3_request req;
+	enum s3_check check;
+	size_t length;
+	void *data;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r)
+		return r == -ENOENT || r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+	check = s3_super_decode(data, length, &super);
+	free(data);
+	if (check != S3_GOOD)
+		return check == S3_NO_MEMORY ? -ENOMEM
+					     : s3_volume_refuse(v, -EIO, "volume=%s: %s %s",
+						       v->name, key, s3_check_text(check));
+	r = memcmp(super.uuid, v->super.uuid, S3_UUID) ? -ESTALE : 0;
+	s3_super_free(&super);
+	return r;
+}
+
+static int refuse_deleted(struct s3_volume *v)
+{
+	return s3_volume_refuse(
+		v, -ENOENT, "volume=%s: another process has deleted it meanwhile", v->name);
+}
+
 static int put_copy(struct s3_volume *v, enum s3_name_kind kind, const void *data, size_t length)
 {
 	struct s3_name name = {.kind = kind};
@@ -122,6 +159,18 @@ static int delete_name(struct s3_volume *v, enum s3_name_kind kind)
 
 	s3_volume_key(v, &name, key);
 	return delete_key(v, key);
+}
+
+/* With the copy there nobody gives the name to another volume. Was that done before? */
+static int check_super(struct s3_volume *v)
+{
+	int r = look_at_copy(v, S3_NAME_SUPER);
+
+	if (r == -ESTALE) {
+		delete_name(v, S3_NAME_DELETED);
+		return refuse_deleted(v);
+	}
+	return r == -ENOENT ? 0 : r;
 }
 
 /* From a copy back to a volume. */
@@ -184,6 +233,8 @@ static int unmake_again(struct s3_volume *v)
 		return r;
 	r = put_copy(v, S3_NAME_DELETED, data, length); /* its time is the store's */
 	if (r == 0)
+		r = check_super(v);
+	if (r == 0)
 		r = walk(v, "deleted", meet_time, &i);
 	if (r == 0)
 		r = walk(v, "snap/", meet_clone, &i);
@@ -207,6 +258,8 @@ static int unmake(struct s3_volume *v)
 	r = walk(v, "snap/", meet_child, v);
 	if (r == 0)
 		r = put_copy(v, S3_NAME_DELETED, data, length);
+	if (r == 0)
+		r = check_super(v);
 	if (r == 0)
 		r = delete_name(v, S3_NAME_SUPER);
 	/* A clone that was made in the last moment keeps its parent. */
@@ -237,6 +290,22 @@ static int count_key(void *opaque, const struct s3_listed *listed, const struct 
 	return 0;
 }
 
+/* Has no other volume got the name? It cannot as long as the copy is there. */
+static int check_name(struct s3_volume *v)
+{
+	int r = look_at_copy(v, S3_NAME_DELETED);
+
+	/* The last of several deletions took it away, or the collector of a writer that began after
+	 * ours. */
+	if (r == -ENOENT) {
+		r = look_at_copy(v, S3_NAME_SUPER);
+		if (r == -ENOENT)
+			return 0;
+		r = r ? r : -ESTALE;
+	}
+	return r == -ESTALE ? refuse_deleted(v) : r;
+}
+
 static int delete_group(struct sweep *s)
 {
 	struct s3_volume *v = s->v;
@@ -248,8 +317,11 @@ static int delete_group(struct sweep *s)
 		.n_keys = s->n,
 		.retry_deadline = v->deadline,
 	};
-	int r = s->n ? s3_store_call(v->store, &req) : 0;
+	int r = s->n ? check_name(v) : 0;
 
+	if (r)
+		return r;
+	r = s->n ? s3_store_call(v->store, &req) : 0;
 	if (r)
 		return s3_volume_refuse(v, r, "%s", req.message);
 	s->removal->deleted += s->n;
