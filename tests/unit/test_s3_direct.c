@@ -26,6 +26,16 @@
 #define COMMON "volume=v;endpoint=http://127.0.0.1;bucket=abc;memory=8M;batch-size=1M;uploads=2;"
 /* clang-format on */
 
+/* There is no memory in pieces of that size; 0: there is. */
+static _Atomic size_t scarce;
+
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_malloc(size_t size)
+{
+	return size && size == scarce ? NULL : __real_malloc(size);
+}
+
 static uint8_t model[CHUNKS * MIB], there[CHUNKS * MIB];
 
 static void create(struct device *d, const char *more)
@@ -285,6 +295,40 @@ static void test_memory_is_bounded(void **state)
 			0);
 	}
 	assert_true(device_counter(&d, "memory_bytes") <= 8 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void *write_second_chunk(void *opaque)
+{
+	assert_int_equal(device_write(opaque, model + MIB, MIB, MIB, 0), 0);
+	return NULL;
+}
+
+/* Less memory than memory= allows: a write waits until that of another chunk is free. */
+static void test_memory_that_is_not_there(void **state)
+{
+	struct device d;
+	pthread_t thread;
+
+	(void)state;
+	create(&d, "");
+	pattern(model, 2 * MIB, 7);
+	fake_store_hold(S3_PUT, CHUNK("00"));
+	assert_int_equal(device_write(&d, model, MIB, 0, 0), 0);
+	fake_store_wait_held(S3_PUT, CHUNK("00"));
+	scarce = MIB;
+	alarm(PATIENCE);
+	assert_int_equal(pthread_create(&thread, NULL, write_second_chunk, &d), 0);
+	while (!device_counter(&d, "stalls"))
+		usleep(1000);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(thread, NULL);
+	alarm(0);
+	scarce = 0;
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(fake_store_object(CHUNK("01"), there, MIB), MIB);
+	assert_memory_equal(there, model + MIB, MIB);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -573,6 +617,7 @@ int main(void)
 		cmocka_unit_test(test_extents_are_chunks),
 		cmocka_unit_test(test_model),
 		cmocka_unit_test(test_memory_is_bounded),
+		cmocka_unit_test(test_memory_that_is_not_there),
 		cmocka_unit_test(test_a_missing_object_is_an_error),
 		cmocka_unit_test(test_foreign_objects_are_refused),
 		cmocka_unit_test(test_bad_parameters_are_refused),

@@ -209,14 +209,18 @@ static void start_check(struct s3_direct *d)
 
 void s3_direct_settle(struct s3_direct *d)
 {
-	struct s3_chunk_piece *p;
+	struct s3_chunk_piece *p, *last;
 
 	/* All that waited is stored, or has been cut. */
 	if (atomic_load(&d->v->refused) == -ENOSPC && TAILQ_EMPTY(&d->dirty)) {
 		atomic_store(&d->v->refused, 0);
 		d->space_again = true;
 	}
-	while ((p = TAILQ_FIRST(&d->stalled)) && s3_direct_memory_left(d)) {
+	/* Each one once: the machine may have less memory than we may use. */
+	last = TAILQ_LAST(&d->stalled, s3_pieces);
+	while (last && s3_direct_memory_left(d)) {
+		p = TAILQ_FIRST(&d->stalled);
+		last = p == last ? NULL : last;
 		TAILQ_REMOVE(&d->stalled, p, link);
 		s3_io_run_piece(d, p);
 	}
