@@ -200,6 +200,8 @@ int main(int argc, char **argv)
 
 	if (r >= 0)
 		return r;
+	/* The disk must not end with the reader of its messages. */
+	signal(SIGPIPE, SIG_IGN);
 	/* Before there are threads, which inherit it. */
 	block_signals(&set);
 	r = program_open(o.params, &device);

@@ -471,6 +471,8 @@ int main(int argc, char **argv)
 
 	if (!given)
 		return EXIT_FAILURE;
+	/* A disk must not end with the reader of its messages, nor with who waits for it. */
+	signal(SIGPIPE, SIG_IGN);
 	for (int i = 1; i < argc; i++)
 		given[i - 1] = argv[i];
 	if (ublk_options_parse(argc, argv, &o, &error) < 0) {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -79,6 +80,23 @@ def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
     for words, reported in ((["s3"], "volume: missing"), (["nix"], "name one of null, passthrough, s3")):
         done = subprocess.run([found, "add", *words], capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 2 and reported in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["userblk-buse"], ["userblk-ublk", "add", "--foreground"]], ids=lambda words: words[0]
+)
+def test_a_message_that_nobody_reads_does_not_kill_a_server(words: list[str]) -> None:
+    """Its disk would end with it, and with what is not written back yet."""
+    if not (found := next(paths.HOST_BUILD.glob(f"*/{words[0]}"), None)):
+        pytest.skip(f"installation: {words[0]} is not built")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        argv = [str(found), *words[1:], "passthrough", "/no/such"]
+        done = subprocess.run(argv, stdout=writer, stderr=writer, timeout=LIMIT)
+    finally:
+        os.close(writer)
+    assert done.returncode in (1, 2)
 
 
 @pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
