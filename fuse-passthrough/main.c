@@ -130,6 +130,11 @@ static bool open_directories(void)
 		session_warn("%s: %s; SOURCE must be a directory", options.source, strerror(errno));
 		return false;
 	}
+	/* What there is a descriptor of is opened through this. */
+	if (access(FD_PATHS, F_OK) == -1) {
+		session_warn(FD_PATHS ": %s; mount /proc", strerror(errno));
+		return false;
+	}
 	/* Half for inodes, half for open files. */
 	result = inodes_init(fd, raise_open_files() / 2);
 	if (result < 0)

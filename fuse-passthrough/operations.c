@@ -23,7 +23,7 @@ struct fd_path fd_path(int fd)
 {
 	struct fd_path path;
 
-	snprintf(path.path, sizeof(path.path), "/proc/self/fd/%d", fd);
+	snprintf(path.path, sizeof(path.path), FD_PATHS "/%d", fd);
 	return path;
 }
 

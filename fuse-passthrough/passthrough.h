@@ -83,6 +83,7 @@ int clear_setid(fuse_req_t req, int fd);
 bool keeps_setid(fuse_req_t req);
 
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
+#define FD_PATHS "/proc/self/fd"
 struct fd_path {
 	char path[32];
 };

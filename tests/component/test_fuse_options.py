@@ -69,6 +69,13 @@ def test_wrong_use_is_one_line_and_status_2(arguments: list[str], message: str) 
     assert result.stdout == ""
 
 
+def test_without_proc_no_file_could_be_opened(tmp_path: Path) -> None:
+    without = ["unshare", "--mount", "sh", "-c", 'umount --lazy /proc && exec "$@"', "sh"]
+    result = run([*without, str(PROGRAM), "/", str(tmp_path)])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "userblk-passthrough: /proc/self/fd: No such file or directory; mount /proc\n"
+
+
 def test_help_names_every_option() -> None:
     result = run([str(PROGRAM), "--help"])
     manual = (ROOT / "fuse-passthrough/userblk-passthrough.1").read_text()
