@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from userblk import __version__
 from userblk.analysis.summaries import SummaryError
@@ -24,8 +25,15 @@ MODULES = (plan, run, results, report, explain, bundle, host, tune)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message.removeprefix('argument ')}; see {self.prog} --help\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="userblk",
         description="Measure what it costs to serve a block device or a file system from user space: the 16 block and"
         " 25 file-system workloads of the BDUS paper, on the native device and behind nbdkit, tcmu-runner, ublk and"

@@ -47,16 +47,25 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=1))
 
 
-def list_of(text: str | None) -> list[str] | None:
-    """The words of a list separated by commas or blanks."""
-    return None if text is None else [word for word in text.replace(",", " ").split() if word]
+def list_of(option: str, text: str | None) -> list[str] | None:
+    """The words of a list separated by commas or blanks. Raises ConfigError if there are none."""
+    if text is None:
+        return None
+    words = text.replace(",", " ").split()
+    if not words:
+        raise ConfigError(f"{option}={text}: names none; name one or more, separated by commas, or leave it out")
+    return words
 
 
-def count(text: str) -> int:
+def count(least: int, most: int) -> Callable[[str], int]:
     """The type of options that count."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 0 or more")
-    return int(text)
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: must be a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
 
 
 def show_bytes(number: float) -> str:

@@ -158,7 +158,9 @@ def explained(plan: Plan, directory: Path, system: str, speed: int) -> Explained
 def explain_command(args: argparse.Namespace) -> int:
     campaign = find_campaign(args.campaign, args.results)
     model, speed = _model()
-    plan = narrowed(read_plan(campaign / "plan.json"), model, args.device, args.workload, list_of(args.system))
+    plan = narrowed(
+        read_plan(campaign / "plan.json"), model, args.device, args.workload, list_of("system", args.system)
+    )
     _check(plan)
     directory = campaign / DIRECTORY / f"{args.device}-{args.workload}"
     prepare_lab(plan)

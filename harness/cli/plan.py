@@ -48,6 +48,7 @@ from .common import Add, add_json, count, lab_errors, list_of, print_json, say, 
 from .store import OverStore
 
 BLOCKS_SHOWN = 12
+MOST_RUNS, MOST_WARM_UP_S, MOST_SEED = 1000, 86400, (1 << 63) - 1
 JSON_HELP = "print JSON: the plan, or a line for each event"
 NATIVE = "native"
 DEFAULT_PROFILE, PERF = "quick", "perf"
@@ -70,7 +71,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
     suite = config.load_suite(args.suite, named)
     SUBJECTS[suite.engine.measures].check(args, suite)
     default = SYSTEMS + f",{FILE_SYSTEMS}" * any(workload.on_files for workload in suite.workloads)
-    wanted = list_of(default if args.systems is None else args.systems)
+    wanted = list_of("systems", default if args.systems is None else args.systems)
     if args.systems is None and suite.systems:
         wanted = list(suite.systems)
     if args.control:
@@ -85,7 +86,7 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         "count_costs": args.costs,
         "sample_stacks": sampled,
         "count_instructions": args.instructions,
-        "workloads": list_of(args.workloads),
+        "workloads": list_of("workloads", args.workloads),
         "pin": pinned(args.pin),
     }
 
@@ -145,7 +146,7 @@ def chosen_devices(asked: str, devices: Sequence[Device], place: Place) -> list[
     """Those of the lab's disks that are asked for. Raises ConfigError."""
     if not place.lab:
         raise ConfigError(f"devices={asked}: chooses among the lab's; name your own with --sata and --nvme alone")
-    names, known = asked.split(","), [device.id for device in devices]
+    names, known = list_of("devices", asked) or [], [device.id for device in devices]
     if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"devices={asked}: {unknown[0]} is not there; choose from {','.join(known)}")
     return [device for device in devices if device.id in names]
@@ -155,6 +156,11 @@ def lay_out_on_devices(
     args: argparse.Namespace, options: dict[str, Any], name: Callable[[Profile, str], str]
 ) -> tuple[Plan, Place]:
     named = {name: path for name, path in (("sata", args.sata), ("nvme", args.nvme)) if path}
+    for option, path in named.items():
+        if not os.path.exists(path):
+            raise ConfigError(f"{option}={path}: No such file or directory; name a block device")
+    if args.confirm and not named:
+        raise ConfigError(f"confirm={args.confirm}: no device is named; add --sata DEV or --nvme DEV")
     if args.clock == VIRTUAL and (named or args.where == "host"):
         raise ConfigError("clock=virtual: only the lab's guest has it; use --where lab, or leave --clock out")
     if args.instructions:
@@ -445,19 +451,19 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--reps",
-        type=count,
+        type=count(1, MOST_RUNS),
         metavar="N",
         help="run each cell N times (default: as the profile says, more often where intervals are too wide)",
     )
     parser.add_argument(
         "--max-reps",
-        type=count,
+        type=count(1, MOST_RUNS),
         metavar="N",
         help="stop after N runs of a cell whose intervals are too wide (default: as the profile says)",
     )
     parser.add_argument(
         "--warm-up",
-        type=count,
+        type=count(0, MOST_WARM_UP_S),
         metavar="SECONDS",
         help="fixed warm-up to discard from each run (default: found in the run's own data)",
     )
@@ -514,7 +520,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts", metavar="NAME", help="run on several machines: a name in configs/hosts, or a file that ends in .toml"
     )
-    parser.add_argument("--seed", type=count, metavar="N", help="seed of the order and of every run (default: random)")
+    parser.add_argument(
+        "--seed", type=count(0, MOST_SEED), metavar="N", help="seed of the order and of every run (default: random)"
+    )
     parser.add_argument(
         "--where",
         choices=("auto", "host", "lab"),

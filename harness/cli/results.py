@@ -120,6 +120,8 @@ def table_command(args: argparse.Namespace) -> int:
     own = paper_named(args.campaign)
     if args.model and own:
         raise ConfigError(f"model: {args.campaign} is what models are compared with; name a campaign")
+    if args.tails and own:
+        raise ConfigError(f"tails: {args.campaign} has no latency percentiles; name a campaign")
     if own:
         tables = [table for table in own.tables.values() if table.cells]
         if not tables:

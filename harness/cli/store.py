@@ -50,6 +50,7 @@ class OverStore:
         if args.where == "lab" and args.store:
             raise ConfigError("where=lab: the lab reaches no other machine; leave --store out")
         place = self._place(args, options["systems"])
+        devices = store_devices(suite.latencies_ms, args.store)
         systems = []
         for system in options["systems"]:
             reason = "" if place.lab else lacks(system)
@@ -65,7 +66,7 @@ class OverStore:
             raise ConfigError("program fio is not installed; run: apt-get install fio")
         arguments: dict[str, Any] = {**options, "systems": systems}
         plan = make_plan(
-            devices=store_devices(suite.latencies_ms, args.store),
+            devices=devices,
             campaign=name(options["profile"], f"-{suite.name}" + "-lab" * place.lab),
             build=LAB_BUILD if place.lab else str(paths.HOST_BUILD),
             host="lab" if place.lab else None,

@@ -167,6 +167,8 @@ def take_out(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
 
 def unpack(file: Path, results: Path) -> Path:
     """Unpack what export() packed below results, and return the campaign's directory. Raises ConfigError."""
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file; name what userblk export wrote")
     top = ""
     try:
         results.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,8 @@ def _pairs(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"store={path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise ConfigError(f"store={path}: {reason}; name a readable file of KEY=VALUE lines") from None
     pairs = (line.partition("=") for line in lines if line.strip() and not line.startswith("#"))
     return {key.strip(): value.strip() for key, _, value in pairs}
 

@@ -140,7 +140,7 @@ def test_a_given_store_is_one_device(tmp_path: Path) -> None:
         ("bucket=b\ncredentials=keys\n", "", "endpoint is missing"),
         ("endpoint=e\nbucket=b\ncredentials=keys\nzone=z\n", "", "zone=z: unknown"),
         ("endpoint=e\nbucket=b\ncredentials=keys\n", "access-key-id=A\n", "has no line secret-access-key=VALUE"),
-        ("endpoint=e\nbucket=b\ncredentials=none\n", "", "cannot be read"),
+        ("endpoint=e\nbucket=b\ncredentials=none\n", "", "No such file or directory; name a readable file"),
     ],
 )
 def test_a_wrong_store_is_refused(tmp_path: Path, text: str, keys: str, message: str) -> None:
