@@ -155,11 +155,24 @@ static int parse_number(const char *value, bool is_size, uint64_t *out)
 	return 0;
 }
 
+/* A number as a user writes it: a size with the largest suffix that leaves it whole. */
+static const char *number_text(uint64_t number, bool is_size, char text[static 24])
+{
+	static const char suffixes[] = {0, 'K', 'M', 'G', 'T', 'P', 'E', 0};
+	const char *suffix = suffixes;
+
+	for (; is_size && number && number % 1024 == 0; number /= 1024)
+		suffix++;
+	snprintf(text, 24, "%llu%.1s", (unsigned long long)number, suffix);
+	return text;
+}
+
 static int set_number(
 	const struct param *row, const char *value, uint64_t *field, struct params_error *error)
 {
 	bool is_size = row->type == PARAM_SIZE;
 	uint64_t max = row->max ? row->max : is_size ? INT64_MAX : UINT64_MAX;
+	char least[24], most[24];
 	uint64_t number;
 	int r = parse_number(value, is_size, &number);
 
@@ -170,9 +183,14 @@ static int set_number(
 				: "write decimal digits only");
 		return -EINVAL;
 	}
+	if (!r && number < row->min && is_size && !row->max) {
+		params_error_set(error, "%s=%s: out of range; it must be at least %s", row->name,
+			value, number_text(row->min, is_size, least));
+		return -EINVAL;
+	}
 	if (r || number < row->min || number > max) {
-		params_error_set(error, "%s=%s: out of range; it may be %llu to %llu", row->name,
-			value, (unsigned long long)row->min, (unsigned long long)max);
+		params_error_set(error, "%s=%s: out of range; it may be %s to %s", row->name, value,
+			number_text(row->min, is_size, least), number_text(max, is_size, most));
 		return -EINVAL;
 	}
 	*field = number;

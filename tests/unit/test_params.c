@@ -147,8 +147,10 @@ static void test_large_sizes(void **state)
 	};
 	static const char *const too_large[] = {"8E", "9223372036854775808", "18446744073709551616",
 		"99999999999999999999", "9007199254740992k"};
-	static const struct param large[] = {
-		{.name = "size", .type = PARAM_SIZE, .offset = offsetof(struct config, size)},
+	static const struct param large[] = {{.name = "size",
+						     .type = PARAM_SIZE,
+						     .offset = offsetof(struct config, size),
+						     .min = 4096},
 		{.name = NULL}};
 	static const struct backend_ops large_ops = {
 		.name = "large", .params = large, .config_size = sizeof(struct config)};
@@ -165,9 +167,15 @@ static void test_large_sizes(void **state)
 		struct params *p = params_new(&large_ops);
 
 		assert_int_equal(params_set(p, "size", too_large[i], &error), -EINVAL);
-		assert_holds(error.text, "out of range; it may be 0 to 9223372036854775807");
+		assert_holds(error.text, "out of range; it may be 4K to 9223372036854775807");
 		params_free(p);
 	}
+
+	struct params *p = params_new(&large_ops);
+
+	assert_int_equal(params_set(p, "size", "1k", &error), -EINVAL);
+	assert_holds(error.text, "size=1k: out of range; it must be at least 4K");
+	params_free(p);
 }
 
 static void test_bad_numbers(void **state)
@@ -186,8 +194,8 @@ static void test_bad_numbers(void **state)
 		refused(text, message);
 	}
 	refused("size=1k;count=1k", "count=1k: not a number; write decimal digits only");
-	refused("size=511", "size=511: out of range; it may be 512 to 1048576");
-	refused("size=2m", "size=2m: out of range; it may be 512 to 1048576");
+	refused("size=511", "size=511: out of range; it may be 512 to 1M");
+	refused("size=2m", "size=2m: out of range; it may be 512 to 1M");
 	refused("size=1k;count=0", "count=0: out of range; it may be 1 to 18446744073709551615");
 	refused("size=1k;count=18446744073709551616",
 		"count=18446744073709551616: out of range; it may be 1 to 18446744073709551615");
