@@ -381,7 +381,9 @@ int main(int argc, char **argv)
 
 	if (sets == NULL)
 		abort();
-	while ((c = getopt_long(argc, argv, "s:q", options, NULL)) != -1) {
+	opterr = 0;
+	while ((c = getopt_long(argc, argv, ":s:q", options, NULL)) != -1) {
+		const char *word = argv[optind - 1];
 		bool ok = true;
 
 		switch (c) {
@@ -424,8 +426,13 @@ int main(int argc, char **argv)
 		case OPTION_VERSION:
 			puts("userblk-flow " USERBLK_VERSION);
 			goto out;
+		case ':':
+			ok = flow_error_set(
+				&error, "%s: needs a value; see userblk-flow --help", word);
+			break;
 		default:
-			ok = flow_error_set(&error, "see userblk-flow --help");
+			ok = flow_error_set(
+				&error, "%s: no such option; see userblk-flow --help", word);
 		}
 		if (!ok) {
 			status = complain(&error, EXIT_USAGE);

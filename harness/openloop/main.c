@@ -386,8 +386,8 @@ static const struct option words[] = {
 	{NULL, 0, NULL, 0},
 };
 
-/* False: it is wrong, which was reported. */
-static bool take(struct options *o, int option, const char *text)
+/* False: it is wrong, which was reported. word: the last one that was read. */
+static bool take(struct options *o, int option, const char *text, const char *word)
 {
 	switch (option) {
 	case OPTION_RW:
@@ -414,6 +414,8 @@ static bool take(struct options *o, int option, const char *text)
 		o->json = text;
 		return true;
 	default:
+		fprintf(stderr, "userblk-openloop: %s: %s; see userblk-openloop --help\n", word,
+			option == ':' ? "needs a value" : "no such option");
 		return false;
 	}
 }
@@ -421,9 +423,11 @@ static bool take(struct options *o, int option, const char *text)
 int main(int argc, char **argv)
 {
 	struct options o = {.threads = 1, .seed = 1};
+	const char *missing;
 	int option;
 
-	while ((option = getopt_long(argc, argv, "", words, NULL)) != -1) {
+	opterr = 0;
+	while ((option = getopt_long(argc, argv, ":", words, NULL)) != -1) {
 		if (option == OPTION_HELP) {
 			fputs(usage, stdout);
 			return 0;
@@ -432,14 +436,20 @@ int main(int argc, char **argv)
 			puts("userblk-openloop " USERBLK_VERSION);
 			return 0;
 		}
-		if (option == '?' || !take(&o, option, optarg))
+		if (!take(&o, option, optarg, argv[optind - 1]))
 			return EXIT_USAGE;
 	}
-	if (optind + 1 != argc || o.block_size == 0 || o.size == 0 || o.rate == 0 ||
-		o.runtime == 0 || !o.json) {
-		fputs("userblk-openloop: give FILE, --bs, --size, --rate, --runtime and --json; "
-		      "see --help\n",
-			stderr);
+	missing = optind == argc      ? "FILE"
+		  : o.block_size == 0 ? "--bs"
+		  : o.size == 0	      ? "--size"
+		  : o.rate == 0	      ? "--rate"
+		  : o.runtime == 0    ? "--runtime"
+		  : !o.json	      ? "--json"
+				      : NULL;
+	if (missing || optind + 1 < argc) {
+		fprintf(stderr, "userblk-openloop: %s: %s; see userblk-openloop --help\n",
+			missing ? missing : argv[optind + 1],
+			missing ? "missing" : "one argument too many");
 		return EXIT_USAGE;
 	}
 	if (o.size < o.block_size) {

@@ -72,6 +72,27 @@ def test_the_manual_has_the_options_of_help(page: Path) -> None:
     assert options(page) - {"help", "version"} <= set(re.findall(r"Fl -([a-z][a-z-]*)", section))
 
 
+@pytest.mark.parametrize("page", BUILT, ids=lambda page: page.stem)
+@pytest.mark.parametrize("word", ["--nosuch", "-x"])
+def test_an_unknown_option_is_one_line(page: Path, word: str) -> None:
+    done = subprocess.run([program(page), word], capture_output=True, text=True, timeout=LIMIT)
+    assert done.stderr == f"{page.stem}: {word}: no such option; see {page.stem} --help\n"
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_open_loop_names_what_is_missing(tmp_path: Path) -> None:
+    if not (found := next(paths.HOST_BUILD.glob("*/userblk-openloop"), None)):
+        pytest.skip("installation: userblk-openloop is not built")
+    for words, says in (
+        ([], "FILE: missing"),
+        (["f", "--bs", "4096", "--size", "8192", "--rate", "1", "--runtime", "1"], "--json: missing"),
+        (["f", "--bs"], "--bs: needs a value"),
+    ):
+        done = subprocess.run([found, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+        assert done.stderr == f"userblk-openloop: {says}; see userblk-openloop --help\n"
+        assert done.returncode == 2
+
+
 def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
     if not (found := next(paths.HOST_BUILD.glob("*/userblk-ublk"), None)):
         pytest.skip("installation: userblk-ublk is not built")
