@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The source that `make install` and the Debian package bring along: the lab builds its guest's programs from it."""
+"""The source that an installation brings along: the lab builds its guest's programs from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import NoReturn
 from ..machine.paths import SHARE
 from ..model.tables import ConfigError, NeedsCheckout
 
-ARCHIVE = SHARE / "source.tar.gz"  # packaging/install-rest makes it
-CACHE = Path("/var/cache/userblk")
+ARCHIVE = SHARE / "source.tar.gz"  # packaging/source-archive makes it
+CACHE = Path("/var/cache/userblk") if os.geteuid() == 0 else Path.home() / ".cache/userblk"
 
 
 def unpacked(archive: Path, cache: Path) -> Path:
@@ -38,11 +38,11 @@ def unpacked(archive: Path, cache: Path) -> Path:
 
 
 def start_again(need: NeedsCheckout) -> NoReturn:
-    """Run the same command by the unpacked source. Raises ConfigError: need, if no source was installed (by pip)."""
+    """Run the same command by the unpacked source. Raises ConfigError: need, if no source was installed."""
     if not ARCHIVE.is_file():
         raise need
     try:
         place = unpacked(ARCHIVE, CACHE)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ConfigError(f"{ARCHIVE}: cannot be unpacked into {CACHE} ({error}); make room there, as root") from None
+        raise ConfigError(f"{ARCHIVE}: cannot be unpacked into {CACHE} ({error}); make room there") from None
     os.execv(sys.executable, [sys.executable, str(place / "bin/userblk"), *sys.argv[1:]])

@@ -65,5 +65,18 @@ def test_it_runs_without_a_checkout(prefix: Path, tmp_path: Path) -> None:
     assert userblk("import", str(KEPT)).returncode == 0
     (campaign,) = (tmp_path / "results").iterdir()
     assert "Throughput" in userblk("table", str(campaign)).stdout
-    lab = userblk("run", "--dry-run", "--where", "lab")
-    assert lab.returncode == 2 and "the lab needs a checkout" in lab.stderr and lab.stderr.count("\n") == 1
+
+
+def test_the_lab_needs_no_checkout(prefix: Path, tmp_path: Path) -> None:
+    """A plan of it comes from the source that was brought along, which is unpacked once."""
+    cache, empty = tmp_path / "cache", tmp_path / "empty"
+    empty.mkdir()
+    code = f"""import sys, pathlib
+from userblk.harness.cli import main, source
+source.CACHE = pathlib.Path({str(cache)!r}); sys.exit(main())"""
+    argv = [str(prefix / "bin/python"), "-c", code, "plan", "--where", "lab", "--reps", "1"]
+    for _ in range(2):
+        done = subprocess.run(argv, cwd=empty, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+        assert done.returncode == 0 and "96 (1 of each cell)" in done.stdout, done.stderr
+    (unpacked,) = cache.iterdir()
+    assert (unpacked / "lab/make-in-root").is_file() and list(empty.iterdir()) == []
