@@ -209,8 +209,8 @@ def lay_out_on_devices(
 
 def check_needs(plan: Plan) -> None:
     """
-    Is on this machine what a plan needs? Single workloads, and systems of others, that cannot run are left out when it
-    is their turn. Raises ConfigError.
+    Raises ConfigError if this machine lacks what the plan needs. Single workloads and third-party systems that cannot
+    run are left out later, when it is their turn.
     """
     none_can = all(absent(system) for system in plan.systems.values())
     for name, system in plan.systems.items():

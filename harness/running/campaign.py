@@ -62,7 +62,7 @@ class Place:
 
 
 def missing_modules(systems: Sequence[SystemConfig]) -> list[str]:
-    """What this machine's kernel lacks for our systems; those of others are left out where they cannot run."""
+    """Modules that this kernel lacks for our systems; third-party systems are left out where they cannot run."""
     needed = sorted({module for system in systems if not kind_of(system).foreign for module in modules(system)})
     return [module for module in needed if not module_there(module)]
 

@@ -170,7 +170,7 @@ class SystemKind(Kind):
 
 
 class Required(SystemKind):
-    """Programs of others, of which a system's file says what must be there for them."""
+    """Third-party programs; the file of a system says what must be there for them."""
 
     foreign = True
 
