@@ -352,8 +352,8 @@ static bool number(
 	if (end != text && !*end && *value >= least && *value <= most &&
 		(!whole || floor(*value) == *value))
 		return true;
-	fprintf(stderr, "userblk-openloop: --%s=%s: must be a%s number from %g to %g\n", name, text,
-		whole ? " whole" : "", least, most);
+	fprintf(stderr, "userblk-openloop: --%s=%s: must be a%s number from %.16g to %.16g\n", name,
+		text, whole ? " whole" : "", least, most);
 	return false;
 }
 
@@ -458,5 +458,11 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	o.file = argv[optind];
+	if (access(o.file, F_OK)) {
+		fprintf(stderr,
+			"userblk-openloop: %s: %s; name a block device or file that exists\n",
+			o.file, strerror(errno));
+		return EXIT_USAGE;
+	}
 	return measure(&o);
 }

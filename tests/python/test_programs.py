@@ -80,17 +80,25 @@ def test_an_unknown_option_is_one_line(page: Path, word: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_the_open_loop_names_what_is_missing(tmp_path: Path) -> None:
+def test_the_open_loop_names_what_is_wrong(tmp_path: Path) -> None:
     if not (found := next(paths.HOST_BUILD.glob("*/userblk-openloop"), None)):
         pytest.skip("installation: userblk-openloop is not built")
-    for words, says in (
+    cases: list[tuple[list[str], str]] = [
         ([], "FILE: missing"),
         (["f", "--bs", "4096", "--size", "8192", "--rate", "1", "--runtime", "1"], "--json: missing"),
         (["f", "--bs"], "--bs: needs a value"),
-    ):
+    ]
+    for words, says in cases:
         done = subprocess.run([found, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
         assert done.stderr == f"userblk-openloop: {says}; see userblk-openloop --help\n"
         assert done.returncode == 2
+    asked = ["--size", "8192", "--rate", "1", "--runtime", "1", "--json", "j", "none"]
+    for words, says in (
+        (["--bs", "3"], "--bs=3: must be a whole number from 512 to 16777216"),
+        (["--bs", "512", *asked], "none: No such file or directory; name a block device or file that exists"),
+    ):
+        done = subprocess.run([found, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+        assert (done.returncode, done.stderr) == (2, f"userblk-openloop: {says}\n")
 
 
 def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
