@@ -48,7 +48,7 @@ def systems_command(args: argparse.Namespace) -> int:
         return 0
     width = max(len(str(row["name"])) for row in rows)
     for row in rows:
-        print(f"{row['name']:{width}}  {row['kind']:8} {row['about']}")
+        print(f"{row['name']:{width}}  {row['kind']:9} {row['about']}")
         if row["missing_here"]:
             print(f"{'':{width}}  not on this machine: {', '.join(map(str, row['missing_here']))}")
     return 0
