@@ -22,6 +22,7 @@ WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
 APPLICATIONS = ("kv", "postgresql", "source-tree")  # suites
 ADVICE = {"smartctl": "smartmontools", "nvme": "nvme-cli"}
+INSTALL = "install the programs in C: make install in a checkout, or the Debian packages (make deb)"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def system_needs(system: SystemConfig) -> list[Need]:
     if kind.made:
         target, pattern = kind.made
         path = paths.HOST_BUILD / pattern.format(device=system.device)
-        fix = f"make {target}" if paths.CHECKOUT else "install userblk again (make install)"
+        fix = f"make {target}" if paths.CHECKOUT else INSTALL
         found.append(Need(f"file {path}", path.exists(), fix))
     found += [module(name, asked.hint) for name in kind.modules(system)]
     for name in asked.environment:
@@ -102,7 +103,7 @@ def base_needs() -> list[Need]:
     return [
         Need("root", os.geteuid() == 0, "sudo userblk ..."),
         *(program(name, package) for name, package in WORKLOADS.items()),
-        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else "install userblk again (make install)"),
+        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL),
     ]
 
 
