@@ -16,7 +16,7 @@ from rich.text import Text
 
 from . import render
 from .paper_cells import PaperCell, Place, Verdict, compared, of_all_hosts, places, reasons_against
-from .paper_claims import ClaimResult, ClaimVerdict, check_claim
+from .paper_claims import ClaimResult, ClaimVerdict, check_claim, places_of
 from .papers import Paper, load_paper, papers_of
 from .render import new_grid
 from .summaries import Campaign, SummaryError
@@ -40,12 +40,16 @@ PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """claims: each with our result and that of the paper's own tables. ours: our tables of its devices, by number."""
+    """
+    claims: each with our result and that of the paper's own tables. ours: our tables of its devices, by number.
+    against: why the numbers that judged a claim cannot be compared, by its id.
+    """
 
     paper: Paper
     cells: tuple[PaperCell, ...]
     claims: tuple[tuple[ClaimResult, ClaimResult], ...]
     ours: Mapping[int, Table]
+    against: Mapping[str, tuple[str, ...]]
 
     @property
     def summary(self) -> list[str]:
@@ -64,8 +68,7 @@ class PaperComparison:
             line = f"{measured:,} of the paper's {len(self.cells):,} numbers are measured, {comparable:,} comparable"
             lines.append(line + (f": {listed}." if comparable else "."))
         if comparable < measured:
-            why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
-            lines.append(f"Not comparable: {why}.")
+            lines.append(f"Not comparable: {_counted(reasons)}.")
             lines.append(f"All measured numbers, comparable or not: {whatever}.")
         if missing:
             lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
@@ -73,13 +76,20 @@ class PaperComparison:
             return lines
         verdicts = Counter(ours.verdict for ours, _ in self.claims)
         said = ", ".join(f"{verdicts[verdict]} {PLURAL[verdict]}" for verdict in ClaimVerdict)
-        whose = "" if comparable else ", judged by numbers that are not comparable"
         contradicted = sum(theirs.verdict is ClaimVerdict.FAILS for _, theirs in self.claims)
-        lines.append(
-            f"{len(self.claims)} claims in its text{whose}: {said}"
-            f" ({contradicted} do not hold in the paper's own tables as read here)."
-        )
+        own = f" ({contradicted} do not hold in the paper's own tables as read here)" if self.paper.numbers else ""
+        lines.append(f"{len(self.claims)} claims in its text: {said}{own}.")
+        judged = [self.against[ours.claim.id] for ours, _ in self.claims if ours.judged]
+        if doubtful := [reasons for reasons in judged if reasons]:
+            why = _counted(Counter(reason for reasons in doubtful for reason in reasons))
+            share = f"{len(doubtful)} of {len(judged)}"
+            lines.append(f"Claims judged by numbers that are not comparable: {share}. Why: {why}.")
         return lines
+
+
+def _counted(reasons: Counter[str]) -> str:
+    """The most frequent one first."""
+    return "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
 
 
 def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
@@ -113,10 +123,15 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
 
     cells: list[PaperCell] = []
     checked = {}
+    measured_at: dict[int, Mapping[str, str]] = {}
+
+    def reasons_of(host: str, system: str, device: str, absolute: bool = False) -> tuple[str, ...]:
+        return reasons_against(paper, where.get(host), system, device, absolute)
+
     for number, theirs in paper.tables.items():
 
-        def reasons_of(host: str, system: str, device: str, theirs: Table = theirs) -> tuple[str, ...]:
-            return reasons_against(paper, where.get(host), system, device, theirs.absolute(system))
+        def of_table(host: str, system: str, device: str, theirs: Table = theirs) -> tuple[str, ...]:
+            return reasons_of(host, system, device, theirs.absolute(system))
 
         suites = paper.suites[number]
         suite = next((suite for suite in suites if any(table.suite == suite for table in tables)), suites[0])
@@ -126,16 +141,27 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
             own = tables_of(runs, theirs.base, theirs.metrics)
         listed = {device for device, _ in theirs.rows}
         devices = {name: one for name, one in paper.devices.items() if name in listed}
-        ours, hosts = of_all_hosts(own, devices, where, reasons_of)
-        cells += compared(ours, theirs, suite, hosts, reasons_of)
+        ours, hosts = of_all_hosts(own, devices, where, of_table)
+        cells += compared(ours, theirs, suite, hosts, of_table)
         if ours is not None:
-            checked[number] = ours
+            checked[number], measured_at[number] = ours, hosts
     rows = {number: table.rows for number, table in paper.tables.items()}
     results = [
         (check_claim(claim, checked, rows), check_claim(claim, paper.tables, rows, printed=True))
         for claim in paper.claims
     ]
-    return PaperComparison(paper, tuple(cells), tuple(results), checked)
+    against = {
+        claim.id: tuple(
+            dict.fromkeys(
+                reason
+                for number, device, system in sorted(places_of(claim, rows))
+                if device in measured_at.get(number, {}) and system in checked[number].systems
+                for reason in reasons_of(measured_at[number][device], system, device, claim.of == "mean")
+            )
+        )
+        for claim in paper.claims
+    }
+    return PaperComparison(paper, tuple(cells), tuple(results), checked, against)
 
 
 def compare_with_papers(campaign: Campaign, tables: Sequence[Table], configs: Path) -> list[PaperComparison]:
@@ -177,8 +203,9 @@ def terminal(comparison: PaperComparison, console: Console) -> RenderableType:
         if len(ours.against) > EXAMPLES:
             against.append(f"  and {len(ours.against) - EXAMPLES} more")
         text = "\n".join([claim.text, *against])
-        verdicts = (ours.verdict.value, theirs.verdict.value)
-        grid.add_row(claim.section, *verdicts, f"{ours.true}/{ours.true + ours.false + ours.undecided}", text)
+        own = theirs.verdict.value if theirs.judged else "no numbers"
+        of_all = f" of {ours.judged + ours.missing}" if ours.judged and ours.missing else ""
+        grid.add_row(claim.section, ours.verdict.value, own, f"{ours.true}/{ours.judged}{of_all}", text)
     title = Text(f"{comparison.paper.title} ({comparison.paper.source})", style="bold")
     summary = Text("\n".join(comparison.summary), style="bold")
     parts: list[RenderableType] = [title, summary]
@@ -226,6 +253,7 @@ def as_json(comparison: PaperComparison) -> dict[str, Any]:
             "undecided": ours.undecided,
             "missing": ours.missing,
             "against": list(ours.against),
+            "reasons": list(comparison.against[ours.claim.id]) if ours.judged else [],
         }
         for ours, theirs in comparison.claims
     ]

@@ -39,10 +39,17 @@ class ClaimResult:
     against: tuple[str, ...]
 
     @property
+    def judged(self) -> int:
+        """How many cells were measured."""
+        return self.true + self.false + self.undecided
+
+    @property
     def verdict(self) -> ClaimVerdict:
-        total = self.true + self.false + self.undecided
+        total = self.judged
         if not total:
             return ClaimVerdict.NOT_MEASURED
+        if self.claim.share < 1:  # of all cells, whichever were measured
+            total += self.missing
         needed = self.claim.share * total
         if self.true >= needed:
             return ClaimVerdict.HOLDS
@@ -51,7 +58,7 @@ class ClaimResult:
     @property
     def counted(self) -> str:
         """The numbers in a few words."""
-        parts = [f"{self.true} of {self.true + self.false + self.undecided} cells"]
+        parts = [f"{self.true} of {self.judged} cells"]
         parts += [f"{self.undecided} undecided"] * bool(self.undecided)
         parts += [f"{self.missing} not measured"] * bool(self.missing)
         return ", ".join(parts)
@@ -79,7 +86,7 @@ def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
     5 % of what the bound leaves of native (writes to NVMe in Table 1: 10 %), 5 points of CPU. The paper's own numbers
     have none but that they are printed.
     """
-    if printed or not math.isfinite(at):
+    if printed or claim.exact or not math.isfinite(at):
         return EPSILON
     limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
     if one.metric.points:
@@ -147,6 +154,15 @@ def cells_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
     return found
 
 
+def places_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
+    """Table, device and system of the same."""
+    found = set()
+    for one in _instances(claim, rows):
+        for cell in (one, *_rivals(claim, one)):
+            found.add((cell.table, cell.device, cell.system))
+    return found
+
+
 def _judge(
     claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
 ) -> tuple[bool | None, str] | None:
@@ -204,10 +220,8 @@ def _judge_ratio(
     value = cell.mean.value / other.mean.value
     away = 0.0
     if not printed:
-        halves = [
-            mean.half / abs(mean.value) if mean.half is not None else math.inf for mean in (cell.mean, other.mean)
-        ]
-        away = value * math.hypot(*halves)
+        half, other_half = (math.inf if mean.half is None else mean.half for mean in (cell.mean, other.mean))
+        away = math.hypot(half, value * other_half if value else 0.0) / abs(other.mean.value)
     limit = 0.0 if printed else half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
     span = Span(value - away, value, value + away)
     most, least = claim.most * (1 + limit) + EPSILON, claim.least * (1 - limit) - EPSILON

@@ -60,6 +60,12 @@ class Claim:
     half_width: float | None = None
     reciprocal: float | None = None
     share: float = 1.0
+    exact: bool = False
+
+    @property
+    def relative(self) -> bool:
+        """Is it about differences to the system that a table's numbers are relative to?"""
+        return self.of != "mean" and not self.ratio and self.half_width is None
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,12 @@ class Paper:
 
     @property
     def systems(self) -> list[str]:
-        """The systems in its tables and claims."""
+        """The systems in its tables and claims, and those that a claim measures them against."""
         found = [system for table in self.tables.values() for system in table.systems]
-        return list(dict.fromkeys([*found, *(system for claim in self.claims for system in claim.systems)]))
+        for claim in self.claims:
+            found += [*claim.systems, *(claim.than or {}).get("systems", ())]
+            found += [self.tables[number].base for number in claim.tables if claim.relative and number in self.tables]
+        return list(dict.fromkeys(found))
 
 
 # ---- files ------------------------------------------------------------------------
@@ -278,7 +287,7 @@ def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...],
 
 CLAIM_KEYS = {
     "id", "section", "text", "tables", "devices", "workloads", "systems", "metrics", "except", "of", "least", "most",
-    "than", "margin", "near", "ratio", "half_width", "reciprocal", "share",
+    "than", "margin", "near", "ratio", "half_width", "reciprocal", "share", "exact",
 }  # fmt: skip
 QUANTITIES = ("loss", "size", "mean")
 

@@ -85,6 +85,8 @@ def lab_banner(words: str) -> str:
 
 def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
     """The run that a summary describes. source names it in errors. Raises SummaryError."""
+    if not isinstance(summary, dict):
+        raise SummaryError(f"{source}: not a summary: {type(summary).__name__}")
     if summary.get("schema") != SCHEMA:
         raise SummaryError(f"{source}: schema={summary.get('schema')}: this version reads schema {SCHEMA}")
     try:

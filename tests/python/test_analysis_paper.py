@@ -139,6 +139,42 @@ def test_claims_by_hand(
     assert check_claim(claim(**changes), {1: table}, {1: table.rows}).verdict is verdict
 
 
+def test_a_limit_of_a_class_is_exact() -> None:
+    """95 % are the end of a class: what keeps 93 % is in the next one, also where the claim has a tolerance else."""
+    table = table_with({(A, "nbdkit"): (-7, 1)})
+    for exact, verdict in ((False, ClaimVerdict.HOLDS), (True, ClaimVerdict.FAILS)):
+        assert check_claim(claim(most=5.0, exact=exact), {1: table}, {1: table.rows}).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "share", "verdict"),
+    [
+        (-20, 1.0, ClaimVerdict.HOLDS),
+        (-20, 0.25, ClaimVerdict.HOLDS),
+        (-20, 0.5, ClaimVerdict.OPEN),
+        (-50, 0.75, ClaimVerdict.OPEN),
+        (-50, 0.8, ClaimVerdict.FAILS),
+    ],
+)
+def test_cells_that_are_missing_count_for_a_share(value: float, share: float, verdict: ClaimVerdict) -> None:
+    """One of four cells says nothing of most of them, but may be against nearly all."""
+    table = table_with({(A, "nbdkit"): (value, 1)})
+    rows = [("sata", workload) for workload in (A, B, "seq-read-1th-32k", "seq-read-1th-1m")]
+    result = check_claim(claim(most=25.0, share=share), {1: table}, {1: rows})
+    assert result.verdict is verdict and (result.judged, result.missing) == (1, 3)
+
+
+@pytest.mark.parametrize(("half", "verdict"), [(0.1, ClaimVerdict.FAILS), (None, ClaimVerdict.OPEN)])
+def test_a_ratio_of_nothing(half: float | None, verdict: ClaimVerdict) -> None:
+    """A system that did nothing at all is 0 times as fast as another."""
+    table = table_with({(A, "nbdkit"): (-100, 1), (A, "tcmu"): (-20, 1)})
+    key = ("sata", A, "nbdkit", THROUGHPUT.id)
+    cells = {**table.cells, key: dataclasses.replace(table.cells[key], mean=interval(0.0, half))}
+    table = dataclasses.replace(table, cells=cells)
+    one = claim(ratio=True, least=0.5, than={"systems": ["tcmu"]})
+    assert check_claim(one, {1: table}, {1: table.rows}).verdict is verdict
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
