@@ -38,8 +38,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Measure what it costs to serve a block device or a file system from user space: the 16 block and"
         " 25 file-system workloads of the BDUS paper, on the native device and behind nbdkit, tcmu-runner, ublk and"
         " FUSE. Prints the paper's Tables 1 and 2 with confidence intervals.",
-        epilog="Exit codes: 0 done; 3 some runs are missing or invalid; 1 all are; 2 wrong usage or a refused device;"
-        " 130 interrupted (everything was torn down; continue with userblk resume).",
+        epilog="Exit codes: 0 done; 3 some runs are missing or invalid; 1 all are; 2 wrong usage, a refused device"
+        " or a full file system; 130 interrupted (everything was torn down; continue with userblk resume).",
     )
     parser.add_argument("--version", action="version", version=f"userblk {__version__}")
     parser.add_argument(

@@ -28,6 +28,8 @@ from .runner import (
     EXIT_DONE,
     EXIT_NOTHING,
     EXIT_PARTLY,
+    EXIT_USAGE,
+    exit_code,
     mark_done,
     no_space,
     since_the_beginning,
@@ -57,7 +59,7 @@ class Guests:
         self._at_once = at_once()
         self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._running: dict[int, RunnerProcess] = {}
-        self._counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+        self._counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}
         self._skipped = 0
         self._odd = 0  # exit code of a guest that did not come to its end
         self._absent: set[CellId] = set()
@@ -84,9 +86,7 @@ class Guests:
         """The exit code that one runner of all would have, or that of a guest which died."""
         if self._odd:
             return self._odd
-        if not self._counts["done"] and not self._skipped:
-            return EXIT_NOTHING
-        return EXIT_PARTLY if self._counts["invalid"] or self._counts["failed"] else EXIT_DONE
+        return exit_code(self._counts, self._skipped)
 
     def stop(self) -> None:
         """End all guests; what they brought up ends with them."""
@@ -102,7 +102,7 @@ class Guests:
             while waiting and len(self._running) < self._at_once:
                 if lacks := no_space(self._directory, 0):
                     yield self._keep("note", text=f"the campaign stops: {lacks}")
-                    waiting, self._odd = [], EXIT_NOTHING
+                    waiting, self._odd = [], EXIT_USAGE
                     break
                 self._start(waiting.pop(0))
             if not self._running:

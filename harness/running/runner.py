@@ -66,8 +66,28 @@ SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
 
+FULL = os.strerror(errno.ENOSPC)
+
+
 class Stopped(Exception):
     """Going on makes no sense, or would do harm; one line."""
+
+
+class NoSpace(Stopped):
+    """Results cannot be kept."""
+
+
+def results_full(error: Exception) -> bool:
+    """Outside of runs only what is kept of them is written to files."""
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
+
+
+def exit_code(counts: Mapping[str, int], skipped: int) -> int:
+    """Of a campaign that came to its end. counts: as of the event `end`; skipped: runs that had been done before."""
+    bad = counts["invalid"] + counts["failed"]
+    if counts["done"] or skipped:
+        return EXIT_PARTLY if bad else EXIT_DONE
+    return EXIT_USAGE if bad and counts["full"] == bad else EXIT_NOTHING  # what was asked for needs more room
 
 
 def valid_summary(directory: Path) -> bool:
@@ -121,7 +141,7 @@ class Runner:
         self.cached: set[str] = set()
         self.ramps: dict[CellId, float] = {}  # s, of cells whose area is done within the profile's
         self.largest_run = 0  # bytes
-        self.counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+        self.counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}
         self.interrupted = False
 
     # ---- events -----------------------------------------------------------------
@@ -129,13 +149,14 @@ class Runner:
     def emit(self, event: str, **values: object) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
         if self.port is None:
-            with (self.directory / EVENTS).open("a") as file:
+            with suppress(OSError), (self.directory / EVENTS).open("a") as file:  # as full as that of the results
                 file.write(line + "\n")
         with suppress(BrokenPipeError):  # the listener is gone, and will have ended us
             print(line, flush=True)
 
     def failed(self, entry: Entry, reason: str) -> None:
         self.counts["failed"] += 1
+        self.counts["full"] += FULL in reason
         directory = self.directory / self.plan.directory(entry)
         if self.port and directory.exists():
             hand_over(directory, self.directory, self.port)
@@ -205,15 +226,21 @@ class Runner:
                 self.interrupted = True
                 code = 128 + reason.number
             except (Refused, TeardownError, BringUpError, PrepareError, FileSystemError, Stopped) as error:
-                self.emit("note", text=f"the campaign stops: {error}")
-                print(f"userblk: {error}", file=sys.stderr)
-                code = EXIT_NOTHING
+                code = self.stopped(error, EXIT_USAGE if isinstance(error, NoSpace) else EXIT_NOTHING)
+            except OSError as error:
+                if not results_full(error):
+                    raise
+                code = self.stopped(NoSpace(f"{self.directory}: {FULL}; make room and resume"), EXIT_USAGE)
             self.emit("end", **self.counts, interrupted=self.interrupted)
-        if code:
-            return code
-        if not self.counts["done"] and not skipped:
-            return EXIT_NOTHING
-        return EXIT_PARTLY if self.counts["invalid"] or self.counts["failed"] else EXIT_DONE
+        code = code or exit_code(self.counts, skipped)
+        # The host counts for a sealed guest, whose other exit codes would end the campaign.
+        return EXIT_NOTHING if self.port and code == EXIT_USAGE else code
+
+    def stopped(self, error: Exception, code: int) -> int:
+        """Say why the campaign ends before all is done. The exit code."""
+        self.emit("note", text=f"the campaign stops: {error}")
+        print(f"userblk: {error}", file=sys.stderr)
+        return code
 
     def disks(self) -> dict[str, str]:
         return {name: device.disk for name, device in self.devices.items()}
@@ -264,9 +291,16 @@ class Runner:
                 self.cached.add(program)
 
     def check_space(self) -> None:
-        """Stop before the results' file system is full: a run that cannot be kept is lost. Raises Stopped."""
+        """Stop before the results' file system is full: a run that cannot be kept is lost. Raises NoSpace."""
         if lacks := no_space(self.directory, self.largest_run):
-            raise Stopped(lacks)
+            raise NoSpace(lacks)
+
+    def keep_counters(self, directory: Path) -> None:
+        """Of a block: without them its runs are none the worse."""
+        try:
+            write_counters(directory)
+        except OSError as error:
+            self.emit("note", text=f"{directory}: counters cannot be kept: {error.strerror}")
 
     def programs(self, pending: list[Entry]) -> list[str]:
         """What the workloads run."""
@@ -342,12 +376,14 @@ class Runner:
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
             except (BringUpError, CommandError, PrepareError, OSError) as error:
+                if results_full(error):
+                    raise
                 for entry in pending:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
                 return
             finally:
                 self.teardown.unwind(mark)
-                write_counters(directory)
+                self.keep_counters(directory)
 
     # ---- one run ----------------------------------------------------------------------
 
@@ -369,14 +405,21 @@ class Runner:
         return directory
 
     def finish(self, entry: Entry, directory: Path, summary: dict[str, object]) -> None:
-        """Keep a run that came to its end."""
-        write_json(directory / "summary.json", summary)
-        self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
-        if self.port:
-            hand_over(directory, self.directory, self.port)
-        else:
-            mark_done(directory)
+        """Keep a run that came to its end. Raises Stopped."""
+        try:
+            write_json(directory / "summary.json", summary)
+            self.largest_run = max(self.largest_run, sum(path.stat().st_size for path in directory.rglob("*")))
+            if self.port:
+                hand_over(directory, self.directory, self.port)
+            else:
+                mark_done(directory)
+        except OSError as error:
+            kind = NoSpace if error.errno == errno.ENOSPC else Stopped
+            raise kind(f"{directory}: a run cannot be kept: {error.strerror or error}; mend that and resume") from None
         self.counts["done" if summary["valid"] else "invalid"] += 1
+        problems = summary["invalid"]
+        assert isinstance(problems, list)
+        self.counts["full"] += any(FULL in problem for problem in problems)
         self.emit("entry-done", index=entry.index, summary=summary)
 
     def identity(self, entry: Entry, workload: Workload, block: str) -> dict[str, object]:
@@ -538,7 +581,7 @@ def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
     """
     for problem in summary["invalid"]:
         failed = WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR)
-        if failed and not problem.endswith(os.strerror(errno.ENOSPC)):
+        if failed and not problem.endswith(FULL):
             raise Stopped(f"{summary['device']}: the device fails: {problem}; look at the kernel's log (dmesg)")
 
 

@@ -50,9 +50,8 @@ from .measuring import (
     WRITE_BACK_FAILED,
     metrics_of,
     steal_warnings,
-    write_counters,
 )
-from .runner import Runner, main
+from .runner import Runner, main, results_full
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
@@ -114,6 +113,8 @@ class StoreRunner(Runner):
                 left.pop(0)
                 filled = not dirty or (store is not None and bool(left) and store.reset())
         except (ConfigError, BringUpError, CommandError, OSError) as error:
+            if results_full(error):
+                raise
             for entry in left:
                 self.failed(entry, f"{system.name} over {entry.device}: {error}")
         finally:
@@ -121,7 +122,7 @@ class StoreRunner(Runner):
             if isinstance(store, GivenStore):
                 self.clean(store)
             recorder.save()
-            write_counters(directory)
+            self.keep_counters(directory)
 
     def bring_up(self, first: Entry, system: SystemConfig, recorder: Recorder) -> Store | None:
         """The store of a block. Raises BringUpError, CommandError."""

@@ -169,7 +169,7 @@ def reasons_of_full(suite: str, workload: str, system: str, directory: Path) -> 
         code, events, err = runner.finish(runner.start(directory / "c"))
         mounts = Path("/proc/self/mountinfo").read_text()
         assert f" {device} " not in mounts and " /run/userblk/" not in mounts
-    assert code == 1 and err == "", events
+    assert code == 2 and err == "", events
     return runner.said(events)
 
 

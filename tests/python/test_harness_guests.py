@@ -28,7 +28,7 @@ emit("start", entries=1, skipped=0, campaign="c")
 emit("environment", warnings=[], found={"kernel": (directory / "kernel").read_text(), "warnings": []})
 if plan["entries"][0]["block"] == dies:
     sys.exit(125)
-counts = {"done": 0, "invalid": 0, "failed": 0, "left_out": 0}
+counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}
 for entry in plan["entries"]:
     if entry["system"] == absent:
         counts["left_out"] += 1
@@ -148,5 +148,5 @@ def test_a_block_is_run_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(guests, "no_space", lambda directory, largest: "1 MiB is free")
     events, code = play(monkeypatch, tmp_path / "c", plan_in(tmp_path / "c", 1, 1))
-    assert code == 1 and [event["event"] for event in events] == ["start", "note", "end"]
+    assert code == 2 and [event["event"] for event in events] == ["start", "note", "end"]
     assert events[1]["text"] == "the campaign stops: 1 MiB is free"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running import measuring
+from userblk.harness.running import runner as runner_module
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
 from waiting import wait_until
@@ -282,9 +284,34 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
     with small_tmpfs(tmp_path, "100M") as small:
         plan_for(device, small / "c")
         code, events, err = finish(start(small / "c"))
-        assert code == 1 and "MiB are free for results" in err and "resume" in err
+        assert code == 2 and "MiB are free for results" in err and "resume" in err
         assert [event["event"] for event in events] == ["start", "note", "end"]
         assert not summaries(small / "c") and not fio_on(device)
+
+
+def test_a_results_disk_that_gets_full_stops_the_campaign(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others may fill it while a run measures, whatever was free before: nothing fits then, not even an event."""
+    with small_tmpfs(tmp_path, "1M") as small:
+
+        def measure(self: Runner, run: Run, *rest: object) -> dict[str, object]:
+            with (small / "of others").open("wb", buffering=0) as other, suppress(OSError):
+                while other.write(bytes(4096)):
+                    pass
+            return {"valid": True, "invalid": [], "metrics": {}, "more": "x" * 4096}
+
+        monkeypatch.setattr(Runner, "measure", measure)
+        monkeypatch.setattr(Runner, "record_environment", lambda self: None)
+        monkeypatch.setattr(runner_module, "SPARE_BYTES", 0)
+        code = Runner(plan_for(device, small / "c"), small / "c").run()
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        notes = [event["text"] for event in events if event["event"] == "note"]
+        assert code == 2 and events[0]["event"] == "start" and events[-1]["event"] == "end", events
+        assert notes[-1].startswith("the campaign stops: ") and "No space left on device" in notes[-1]
+        assert not any("\n" in note for note in notes) and len(events) == 3 + len(notes)
+        (small / "of others").unlink()
+        assert not summaries(small / "c") and Runner(read_plan(small / "c/plan.json"), small / "c").run() == 2
 
 
 def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
