@@ -76,9 +76,9 @@ def system_needs(system: SystemConfig) -> list[Need]:
     for name, package in kind.programs(system).items():
         need = program(name, package)
         found.append(Need(need.what, need.met, asked.hint or need.fix))
-    if kind.made:
-        target, pattern = kind.made
-        path = paths.HOST_BUILD / pattern.format(device=system.device)
+    if made := kind.makes(system):
+        target, file = made
+        path = paths.HOST_BUILD / file
         fix = f"make {target}" if paths.CHECKOUT else INSTALL
         found.append(Need(f"file {path}", path.exists(), fix))
     found += [module(name, asked.hint) for name in kind.modules(system)]

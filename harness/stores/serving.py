@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from .servers import Access
 STOP_LIMIT = 600.0  # s to store what is left: through a slow store
 VOLUME = "bench"
 STORE_DEVICES = ("s3", "s3backer", "nbdkit-s3", "null")
+PLUGINS = ("s3", "null")  # of ours
 CLIENTS = ("fio", "kernel", "file")
 S3BACKER_PACKAGE, PYTHON_PACKAGE = "s3backer", "nbdkit-plugin-python"
 
@@ -179,6 +180,14 @@ class OverStore(SystemKind):
 
     def modules(self, config: SystemConfig) -> tuple[str, ...]:
         return MODULES if config.client == "kernel" else ()
+
+    def programs(self, config: SystemConfig) -> Mapping[str, str]:
+        if config.device == "s3backer":
+            return {"s3backer": S3BACKER_PACKAGE}
+        return {"nbdkit": "nbdkit"} | ({"nbd-client": "nbd-client"} if config.client == "kernel" else {})
+
+    def makes(self, config: SystemConfig) -> tuple[str, str] | None:
+        return ("plugins", f"plugins/{config.device}.so") if config.device in PLUGINS else None
 
     def needs_store(self, system: SystemConfig) -> bool:
         return system.uses_device

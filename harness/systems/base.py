@@ -164,6 +164,10 @@ class SystemKind(Kind):
         """Programs that a system needs, and the packages that bring them."""
         return self.packages
 
+    def makes(self, config: SystemConfig) -> tuple[str, str] | None:
+        """What make builds for a system: target and file."""
+        return (self.made[0], self.made[1].format(device=config.device)) if self.made else None
+
     def absent(self, config: SystemConfig) -> list[str]:
         """Why a third-party system cannot run here, a line each: it is left out then. Ours that cannot is an error."""
         return []

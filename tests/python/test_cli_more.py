@@ -54,6 +54,12 @@ def test_what_is_missing_is_mended_by_a_command() -> None:
     hint = SystemConfig("x", "command", requires=Requires(["no-such-program"], hint="build it"))
     assert [need.fix for need in doctor.system_needs(hint)] == ["build it"]
     assert doctor.system_needs(config.load_system("native")) == []
+    over_stores = (("s3-weak-nbd", "s3.so", ["nbdkit", "nbd-client"]), ("s3-null", "null.so", ["nbdkit"]))
+    for name, file, programs in over_stores:
+        found = [need.what for need in doctor.system_needs(config.load_system(name))]
+        assert f"file {paths.HOST_BUILD}/plugins/{file}" in found
+        assert [what for what in found if what.startswith("program ")] == [f"program {one}" for one in programs]
+    assert [need.what for need in doctor.system_needs(config.load_system("s3backer-file"))] == ["program s3backer"]
     found = [need.what for need in doctor.system_needs(config.load_system("vduse"))]
     assert found[:2] == ["program qemu-storage-daemon", "program vdpa"] and "kernel module vduse" in found
 
