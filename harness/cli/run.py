@@ -139,7 +139,7 @@ def show_results(directory: Path, as_json: bool) -> None:
 
 
 def carry_out_hosts(directory: Path, as_json: bool) -> int:
-    """The same on several hosts. Returns the worst of their runners' exit codes."""
+    """The same on several hosts. Returns the exit code of all their runners together."""
 
     def show(host: str, event: Event) -> None:
         if as_json:
@@ -160,7 +160,7 @@ def carry_out_hosts(directory: Path, as_json: bool) -> int:
     if failed:
         listed = ", ".join(f"{host} (exit code {code})" for host, code in failed.items())
         say(f"Not every run is done and valid: {listed}. {how_to_resume(directory)}")
-    return max(codes.values(), default=0) if len(failed) < len(codes) else 1
+    return hosts.exit_code_of_all(codes.values())
 
 
 def host_line(event: Event, plan: Plan | None) -> str:

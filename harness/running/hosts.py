@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import tarfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -25,7 +25,7 @@ from ..model.plan import Device, Plan, make_plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from . import archive
 from .campaign import Event, RunnerProcess, create
-from .runner import EXIT_PARTLY
+from .runner import EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY
 
 FILE = "hosts.json"
 DONE = "DONE"  # in a run's directory that is complete
@@ -222,6 +222,14 @@ class MultiHostCampaign:
     def _place(host: Host, path: PurePosixPath) -> Path:
         """Runs where the analysis looks for them, the rest beside that of the other hosts."""
         return Path(path) if path.parts[0] == host.id else Path(DIRECTORY, host.id, path)
+
+
+def exit_code_of_all(codes: Iterable[int]) -> int:
+    """Of several runners: their own if they agree or if one of them was ended; else whether any run was done."""
+    found = set(codes)
+    if len(found) < 2 or max(found) > EXIT_PARTLY:
+        return max(found, default=EXIT_DONE)
+    return EXIT_PARTLY if found & {EXIT_DONE, EXIT_PARTLY} else EXIT_NOTHING
 
 
 def is_one(directory: Path) -> bool:

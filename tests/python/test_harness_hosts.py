@@ -20,6 +20,7 @@ from ssh_server import CONFIG, SSHD, await_login, client, reserved_port, write_c
 from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.teardown import write_setting
 from userblk.harness.model.config import load_profile
+from userblk.harness.running.hosts import exit_code_of_all
 
 SIZE = 2048 * MIB  # as much as the profile uses
 
@@ -136,6 +137,25 @@ def test_hosts_have_no_virtual_time(tmp_path: Path) -> None:
     done = userblk("run", "--hosts", str(text), "--clock", "virtual", cwd=tmp_path)
     assert done.stderr == "userblk: clock=virtual: only the lab's guest has it; leave --clock out\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "together"),
+    [
+        ((0, 0), 0),
+        ((3, 3), 3),
+        ((2, 2), 2),
+        ((1, 1), 1),
+        ((0, 1), 3),
+        ((0, 2), 3),
+        ((3, 1), 3),
+        ((1, 2), 1),
+        ((130, 0), 130),
+    ],
+)
+def test_the_exit_code_of_several_hosts(codes: tuple[int, ...], together: int) -> None:
+    """3 if a part is valid: hosts that all had some invalid runs, or one that had nothing else, are not all invalid."""
+    assert exit_code_of_all(codes) == together
 
 
 def test_a_file_of_hosts_is_there() -> None:
