@@ -225,7 +225,10 @@ class MultiHostCampaign:
 
 
 def exit_code_of_all(codes: Iterable[int]) -> int:
-    """Of several runners: their own if they agree or if one of them was ended; else whether any run was done."""
+    """
+    The exit code of several runners: their own if they agree, that of one that was ended, or else whether any run was
+    done.
+    """
     found = set(codes)
     if len(found) < 2 or max(found) > EXIT_PARTLY:
         return max(found, default=EXIT_DONE)

@@ -83,7 +83,10 @@ def results_full(error: Exception) -> bool:
 
 
 def exit_code(counts: Mapping[str, int], skipped: int) -> int:
-    """Of a campaign that came to its end. counts: as of the event `end`; skipped: runs that had been done before."""
+    """
+    The exit code of a campaign that came to its end. counts: as of the event `end`; skipped: runs that had been done
+    before.
+    """
     bad = counts["invalid"] + counts["failed"]
     if counts["done"] or skipped:
         return EXIT_PARTLY if bad else EXIT_DONE
@@ -296,7 +299,7 @@ class Runner:
             raise NoSpace(lacks)
 
     def keep_counters(self, directory: Path) -> None:
-        """Of a block: without them its runs are none the worse."""
+        """What the kernel counted in a block; its runs are no worse without it."""
         try:
             write_counters(directory)
         except OSError as error:
@@ -415,7 +418,8 @@ class Runner:
                 mark_done(directory)
         except OSError as error:
             kind = NoSpace if error.errno == errno.ENOSPC else Stopped
-            raise kind(f"{directory}: a run cannot be kept: {error.strerror or error}; mend that and resume") from None
+            reason = error.strerror or error
+            raise kind(f"{directory}: a run cannot be kept: {reason}; correct that and resume") from None
         self.counts["done" if summary["valid"] else "invalid"] += 1
         problems = summary["invalid"]
         assert isinstance(problems, list)
