@@ -137,9 +137,9 @@ def test_requests_arrive_as_a_poisson_process(tmp_path: Path) -> None:
 @needs_program
 def test_mistakes_of_its_command_line_are_told(tmp_path: Path) -> None:
     mistakes: list[tuple[list[str], str]] = [
-        (["--rate=0"], "--rate=0: must be a number from 0.001 to 1e+08"),
+        (["--rate=0"], "--rate=0: must be a number from 0.001 to 100000000"),
         (["--rw=read"], "--rw=read: must be randread or randwrite"),
-        ([], "give FILE, --bs"),
+        ([], "FILE: missing"),
         (["--bs=4096", "--size=512", "--rate=1", "--runtime=1", "--json=x", "f"], "--size=512: is less than --bs=4096"),
     ]
     for words, text in mistakes:
