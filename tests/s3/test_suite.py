@@ -87,7 +87,7 @@ def test_a_full_store_is_told(tmp_path: Path) -> None:
         *words, "--results", str(tmp_path),
         before=["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"],
     )  # fmt: skip
-    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.returncode == 2, result.stdout + result.stderr
     assert result.stderr.splitlines()[-3:] == ["/dev/shm:", "", "/var/tmp:"]
     failed = [one for one in map(json.loads, result.stdout.splitlines()) if one["event"] == "entry-failed"]
     assert len(failed) == 2 and not summaries(tmp_path)
@@ -101,7 +101,7 @@ def test_plan_and_refusals() -> None:
     for words, message in (
         (["--sata", "/dev/null"], "leave --sata out"),
         (["--systems", "native"], "none of the workloads can run on it"),
-        (["--store", "/nonexistent"], "cannot be read"),
+        (["--store", "/nonexistent"], "No such file or directory; name a readable file"),
         (["--store", "/nonexistent", "--where", "lab"], "leave --store out"),
     ):
         result = userblk("plan", "--suite", "s3", "--systems", "s3", *words)
