@@ -145,22 +145,21 @@ def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
         yield _Instance(*place, system, one.metric)
 
 
+def _all_of(claim: Claim, rows: Rows) -> Iterator[_Instance]:
+    """All that a claim is about, and what that is measured against."""
+    for one in _instances(claim, rows):
+        yield one
+        yield from _rivals(claim, one)
+
+
 def cells_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
     """Table, workload and system of all that a claim is about, and of what that is measured against."""
-    found = set()
-    for one in _instances(claim, rows):
-        for cell in (one, *_rivals(claim, one)):
-            found.add((cell.table, cell.workload, cell.system))
-    return found
+    return {(cell.table, cell.workload, cell.system) for cell in _all_of(claim, rows)}
 
 
 def places_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
     """Table, device and system of the same."""
-    found = set()
-    for one in _instances(claim, rows):
-        for cell in (one, *_rivals(claim, one)):
-            found.add((cell.table, cell.device, cell.system))
-    return found
+    return {(cell.table, cell.device, cell.system) for cell in _all_of(claim, rows)}
 
 
 def _judge(

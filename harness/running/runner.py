@@ -152,8 +152,12 @@ class Runner:
     def emit(self, event: str, **values: object) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
         if self.port is None:
-            with suppress(OSError), (self.directory / EVENTS).open("a") as file:  # as full as that of the results
-                file.write(line + "\n")
+            try:
+                with (self.directory / EVENTS).open("a") as file:
+                    file.write(line + "\n")
+            except OSError as error:
+                if not results_full(error):  # which ends the campaign elsewhere, and the end is still told below
+                    raise
         with suppress(BrokenPipeError):  # the listener is gone, and will have ended us
             print(line, flush=True)
 
