@@ -106,7 +106,7 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
         "as asked",
         "16 workloads",
         "native, nbdkit, tcmu",
-        "288 (3 of each cell), seed 7",
+        "288 (3 of each cell, up to 8 while a half width is over 3 %), seed 7",
         "sata: a disk of the lab, discarded at the end",
     ):
         assert fact in result.stdout
