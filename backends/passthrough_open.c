@@ -85,11 +85,13 @@ static int try_alignment(int fd, uint32_t block, uint32_t memory)
 	return r;
 }
 
+#ifdef STATX_DIOALIGN
 /* 0 from the kernel means that direct I/O is not possible. */
 static bool is_block(uint32_t bytes)
 {
 	return bytes && bytes <= MAX_BLOCK && (bytes & (bytes - 1)) == 0;
 }
+#endif
 
 /* Finds what direct I/O needs, in bytes; at least whole sectors. 0 or negative errno. */
 static int find_alignment(const struct passthrough *p, uint32_t *block, uint32_t *memory)
