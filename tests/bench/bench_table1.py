@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Some cells of docs/tables.md's Table 1 once more, in the lab in virtual time: does it give the same today?
 
-Random reads of 4 KiB by one thread, which repeat whatever else this machine does (docs/lab.md). It prints, as a JSON
+Random reads of 4 KiB by 16 threads, which repeat whatever else this machine does (docs/lab.md). It prints, as a JSON
 object, native's throughput (kop/s) and latency (us), and by how much nbdkit and TCMU differ from them (%).
     PYTHONPATH=python python3 tests/bench/bench_table1.py [CAMPAIGN.tar.gz]
 prints those of a campaign that was exported, such as docs/data/table1.tar.gz.
@@ -21,7 +21,7 @@ from userblk.analysis.table import METRICS
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.running import archive
 
-WORKLOAD = "rand-read-1th-4k"
+WORKLOAD = "rand-read-16th-4k"
 OTHERS = ("nbdkit", "tcmu")
 
 
