@@ -43,7 +43,7 @@ static struct {
 	enum s3_op op;
 	char part[64];
 	int result;
-	unsigned left;
+	unsigned left, met;
 } fault;
 /* What happens to a held request before it waits, and when it is let go. */
 enum how { NOTHING, ANSWER, EFFECT_AGAIN };
@@ -74,7 +74,7 @@ void fake_store_reset(void)
 	free(asked);
 	asked = NULL;
 	n_asked = 0;
-	fault.left = 0;
+	fault.left = fault.met = 0;
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
 	stored = limit = latency = 0;
@@ -123,6 +123,16 @@ void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
 	fault.result = result;
 	fault.left = n;
 	pthread_mutex_unlock(&objects_lock);
+}
+
+unsigned fake_store_failed(void)
+{
+	unsigned n;
+
+	pthread_mutex_lock(&objects_lock);
+	n = fault.met;
+	pthread_mutex_unlock(&objects_lock);
+	return n;
 }
 
 static void hold(enum s3_op op, const char *part, enum how how)
@@ -204,7 +214,7 @@ void fake_store_wait_held(enum s3_op op, const char *part)
 	for (int i = 0; !met && i < 20000; i++) {
 		pthread_mutex_lock(&objects_lock);
 		for (size_t j = 0; j < sizeof holds / sizeof holds[0]; j++)
-			met |= holds[j].met && holds[j].op == op &&
+			met |= holds[j].on && holds[j].met && holds[j].op == op &&
 			       strcmp(holds[j].part, part) == 0;
 		pthread_mutex_unlock(&objects_lock);
 		nanosleep(&pause, NULL);
@@ -390,6 +400,7 @@ static int serve(struct s3_request *req)
 		note(req, req->key);
 	if (fault.left && fault.op == req->op && strstr(key_of(req), fault.part)) {
 		fault.left--;
+		fault.met++;
 		r = fault.result;
 		if (r == -EIO && req->op == S3_GET)
 			req->deadline = 1; /* it has been tried up to then */
@@ -423,8 +434,14 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Is it to wait now, before it takes effect (served false) or before it is answered? */
-static bool is_held(const struct s3_store *s, const struct s3_request *req, bool served)
+/* The store's own mark of a request that has taken effect and is not answered. */
+static bool *served(struct s3_request *req)
+{
+	return (bool *)req->digest;
+}
+
+/* Is it to wait now, before it takes effect (after false) or before it is answered? */
+static bool is_held(const struct s3_store *s, struct s3_request *req, bool after)
 {
 	bool yes = false;
 
@@ -433,10 +450,12 @@ static bool is_held(const struct s3_store *s, const struct s3_request *req, bool
 	pthread_mutex_lock(&objects_lock);
 	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
-			served == (holds[i].how != NOTHING) &&
+			after == (holds[i].how != NOTHING) &&
 			(!holds[i].one || holds[i].one == req)) {
-			yes = holds[i].met = true;
-			holds[i].one = served ? req : NULL;
+			yes = true;
+			/* Who waits for it relies on its effect. */
+			holds[i].met |= after == *served(req);
+			holds[i].one = after ? req : NULL;
 		}
 	pthread_mutex_unlock(&objects_lock);
 	return yes;
@@ -455,12 +474,6 @@ static bool is_repeated(const struct s3_request *req)
 		}
 	pthread_mutex_unlock(&objects_lock);
 	return yes;
-}
-
-/* The store's own mark of a request that has taken effect and is not answered. */
-static bool *served(struct s3_request *req)
-{
-	return (bool *)req->digest;
 }
 
 /* One that is not held, NULL: there is none. */

@@ -22,6 +22,8 @@ uint64_t fake_store_put_bytes(const char *part);
 uint32_t fake_store_deadline(enum s3_op op, const char *part);
 /* The next n such requests end with result, and nothing else happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
+/* How many have, since the reset. */
+unsigned fake_store_failed(void);
 /* PUTs that would make all objects larger than that together end with -ENOSPC; 0: no limit. */
 void fake_store_limit(uint64_t bytes);
 /* Bytes of all objects. */
