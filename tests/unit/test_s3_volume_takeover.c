@@ -46,6 +46,87 @@ static void test_takeover_beside_a_resize(void **state)
 	fake_store_reset();
 }
 
+static int shrink(struct device *d)
+{
+	return s3_volume_resize(volume_of(d), 32 << 20);
+}
+
+static int open_reader(struct device *d)
+{
+	return device_try(d, &s3_backend, 0, COMMON "readonly=on");
+}
+
+/* A reader that has read the size before a writer makes the volume larger, and its log after. */
+static void test_reader_beside_a_resize(void **state)
+{
+	uint8_t block[BLOCK];
+	struct device a, b;
+	struct job job;
+
+	(void)state;
+	create_with_a_write(&a);
+	start_held_job(&job, &b, open_reader, S3_LIST, "ckpt/");
+	assert_int_equal(grow(&a), 0);
+	assert_int_equal(write_block(&a, 25600, 2), 0);
+	fake_store_release(S3_LIST, NULL);
+	assert_int_equal(end_job(&job), 0);
+	assert_int_equal(b.backend->size, 128 << 20);
+	assert_int_equal(device_read(&b, block, BLOCK, 25600 * (uint64_t)BLOCK), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&b);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* The volume becomes smaller, and its writer does not learn of it. */
+static void shrink_without_an_answer(struct device *a)
+{
+	struct job job;
+
+	create_with_a_write(a);
+	fake_store_hold_answers(S3_PUT, "/super", false);
+	start_job(&job, a, shrink);
+	fake_store_wait_held(S3_PUT, "/super");
+	fake_store_fail(S3_GET, "/log/", -EIO, 1);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(end_job(&job), -EIO);
+	assert_int_equal(a->backend->size, 64 << 20);
+}
+
+/* What is written then beyond the end that the super object tells is not lost. */
+static void test_writes_after_a_resize_without_an_answer(void **state)
+{
+	uint8_t block[BLOCK];
+	struct device a, b;
+
+	(void)state;
+	shrink_without_an_answer(&a);
+	assert_int_equal(write_block(&a, 12287, 2), 0);
+	crash(&a);
+	open_volume(&b);
+	assert_int_equal(b.backend->size, 48 << 20);
+	assert_holds(b.reported.error, "resize it");
+	assert_int_equal(device_read(&b, block, BLOCK, 12287 * (uint64_t)BLOCK), 0);
+	assert_int_equal(block[0], 2);
+	crash(&b);
+	/* With a root the size is known. */
+	shrink_without_an_answer(&a);
+	assert_int_equal(write_block(&a, 12287, 2), 0);
+	assert_int_equal(try_checkpoint(&a), 0);
+	crash(&a);
+	open_volume(&b);
+	assert_int_equal(b.backend->size, 64 << 20);
+	crash(&b);
+	/* Who asks for the size that it still has gets it. */
+	shrink_without_an_answer(&a);
+	assert_int_equal(s3_volume_resize(volume_of(&a), 64 << 20), 0);
+	crash(&a);
+	open_volume(&b);
+	assert_int_equal(b.backend->size, 64 << 20);
+	device_close(&b);
+	fake_store_reset();
+}
+
 /* ---- a writer that does not pause ---------------------------------------------------------------
  */
 
@@ -229,6 +310,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_takeover_beside_a_resize),
+		cmocka_unit_test(test_reader_beside_a_resize),
+		cmocka_unit_test(test_writes_after_a_resize_without_an_answer),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
 		cmocka_unit_test(test_a_busy_writer_is_not_followed_for_ever),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),

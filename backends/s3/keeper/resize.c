@@ -98,11 +98,12 @@ static int cut(struct s3_volume *v, uint64_t blocks)
 static int resize(struct s3_volume *v, void *opaque)
 {
 	uint64_t blocks = *(const uint64_t *)opaque >> v->shift;
-	int r = 0;
+	int r;
 
-	if (blocks > v->super.blocks)
+	/* Also to the size that it has: one before that had no answer may have stored another. */
+	if (blocks >= v->super.blocks)
 		r = s3_volume_grow(v, blocks);
-	else if (blocks < v->super.blocks)
+	else
 		r = cut(v, blocks);
 	if (r == 0)
 		backend_resized(&v->backend, blocks << v->shift);

@@ -1,27 +1,71 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* From the store to the map. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
-#include "backends/s3/core/failure.h"
+#include "backends/backend.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/internal.h"
 #include "backends/s3/recovery/recovery.h"
 #include "backends/s3/recovery/writeback_open.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/state/object_table.h"
 
-/* The super object contains the size, but data beyond it is never cut off. */
+/* A resize counts in units of so many bytes. */
+#define SIZE_UNIT 4096u
+
+/* The end of what the map holds; start: if that is before it. */
+static uint64_t end_of_data(struct s3_volume *v, uint64_t start)
+{
+	uint64_t lba = start, end = start;
+	struct s3_run runs[64];
+
+	while (lba < S3_BLOCKS_MAX) {
+		size_t n = s3_map_lookup(v->map, lba, S3_BLOCKS_MAX - lba, false, runs, 64);
+
+		for (size_t i = 0; i < n; i++) {
+			lba = runs[i].lba + runs[i].count;
+			end = runs[i].slot == S3_NO_SLOT ? end : lba;
+		}
+	}
+	return end;
+}
+
+/* Changes nothing: the size may have become another one since it was read first. */
+static int note_size(void *opaque, struct s3_volume *v, struct s3_super *super)
+{
+	(void)opaque;
+	v->super.blocks = super->blocks;
+	return 0;
+}
+
+/*
+ * The super object contains the size, but data beyond it is never cut off. A reader may have read
+ * it before the volume was made larger, and a writer whose resize had no answer may go on with the
+ * size before, which its next root tells.
+ */
 static int settle_size(struct s3_volume *v, uint64_t blocks)
 {
-	uint64_t *size = &v->super.blocks;
+	uint64_t *size = &v->super.blocks, end = end_of_data(v, *size), stored;
+	uint64_t unit = SIZE_UNIT >> v->shift ? SIZE_UNIT >> v->shift : 1;
+	int r = end > *size ? s3_volume_change_super(v, note_size, NULL) : 0;
 
-	if (!s3_map_is_hole(v->map, *size, S3_BLOCKS_MAX - *size) && blocks > *size)
+	if (r)
+		return r;
+	stored = *size;
+	if (end > *size && blocks > *size)
 		*size = blocks;
-	if (!s3_map_is_hole(v->map, *size, S3_BLOCKS_MAX - *size))
-		return s3_volume_refuse(v, -EIO,
-			"volume=%s: holds data beyond its end; restore the volume from a backup",
-			v->name);
+	if (end > *size) {
+		*size = (end + unit - 1) / unit * unit;
+		backend_error(&v->host,
+			"volume=%s: its size is stored as %" PRIu64
+			" bytes, and it holds data beyond that; it now has %" PRIu64
+			" bytes; resize it to the size that it had",
+			v->name, stored << v->shift, *size << v->shift);
+	}
 	return s3_map_resize(v->map, *size);
 }
 
