@@ -270,6 +270,29 @@ static void test_longest_names(void **state)
 	fake_store_reset();
 }
 
+/* What is too large to be opened is not created. */
+static void test_largest_size(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	assert_int_equal(
+		device_try(&d, &s3_backend, 0, COMMON "volume=v;create=on;size=513T"), -EINVAL);
+	assert_holds(d.reported.error, "give at most 562949953421312");
+	assert_int_equal(fake_store_object("/v/super", NULL, 0), SIZE_MAX);
+	assert_int_equal(
+		device_try(&d, &s3_backend, 0, COMMON "volume=v;create=on;block-size=512;size=65T"),
+		-EINVAL);
+	assert_int_equal(fake_store_object("/v/super", NULL, 0), SIZE_MAX);
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=512T");
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "volume=v");
+	assert_int_equal(d.backend->size, UINT64_C(512) << 40);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -277,6 +300,7 @@ int main(void)
 		cmocka_unit_test(test_stale_object_with_a_large_header),
 		cmocka_unit_test(test_write_back_of_larger_batches),
 		cmocka_unit_test(test_longest_names),
+		cmocka_unit_test(test_largest_size),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

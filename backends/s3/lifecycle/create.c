@@ -51,6 +51,7 @@ int s3_volume_create(
 {
 	uint8_t wrapped[S3_WRAPPED(0)], volume_key[1][S3_KEY_BYTES];
 	struct s3_super super = {.layout = c->layout};
+	uint64_t most = S3_BLOCKS_MAX * s3_config_block_size(c);
 	struct s3_buffer out = {0};
 	struct s3_request req;
 	int r;
@@ -62,6 +63,11 @@ int s3_volume_create(
 		return s3_volume_refuse(v, -EINVAL,
 			"size=%" PRIu64 ": not a multiple of 4096; round it to %" PRIu64, size,
 			(size / 4096 + 1) * 4096);
+	if (size > most)
+		return s3_volume_refuse(v, -EINVAL,
+			"size=%" PRIu64 ": too large for blocks of %" PRIu32
+			" bytes; give at most %" PRIu64,
+			size, s3_config_block_size(c), most);
 	r = check_empty(v);
 	if (r)
 		return r;
