@@ -134,6 +134,31 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	fake_store_reset();
 }
 
+/* A store that deletes nothing is not asked again and again, and a collection says so. */
+static void test_a_store_that_does_not_delete(void **state)
+{
+	struct device d;
+	unsigned before;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M;checkpoint=4");
+	fake_store_fail(S3_DELETE_MANY, "/log/", -EACCES, 1000000);
+	for (unsigned i = 0; i < 12; i++)
+		put_mib(&d, 0, i);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), -EACCES);
+	assert_holds(d.reported.error, "cannot be deleted: Permission denied; collect again");
+	WAIT_UNTIL(volume_of(&d)->deletion_failing, "no attempt");
+	before = fake_store_failed();
+	pause_ms(3000);
+	assert_in_range(fake_store_failed() - before, 0, 2);
+	fake_store_fail(S3_DELETE_MANY, "/log/", 0, 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_true(device_counter(&d, "deleted") > 8);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* An object that cannot be read is passed over, which is reported once. */
 static void test_an_unreadable_source_is_passed_over(void **state)
 {
@@ -370,6 +395,7 @@ static void test_held_small_objects_are_left_in_peace(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_store_that_does_not_delete),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
 		cmocka_unit_test(test_what_waits_for_a_capture_goes_on),

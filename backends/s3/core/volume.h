@@ -251,6 +251,7 @@ struct s3_volume {
 	} room;
 	struct s3_passed *passed; /* objects that are left alone */
 	size_t n_passed;
+	bool deletion_failing; /* which has been reported */
 	/*
 	 * Recovery may start from either of the two newest roots: what died later is needed. Under
 	 * lock.

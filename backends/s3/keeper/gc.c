@@ -5,9 +5,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/backend.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
@@ -31,8 +33,19 @@ static void forget(struct s3_volume *v, uint32_t slot, bool gone)
 		s3_objects_put_back(v->objects, slot);
 }
 
-/* Deletes n objects whose slots are ours; an ancestor's is only forgotten. */
-static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
+/* If several deletions fail one after the other the first is reported. */
+static void tell_failure(struct s3_volume *v, int r, const char *why)
+{
+	if (r && !v->deletion_failing && !atomic_load(&v->failed) && !s3_keeper_is_stopping(v))
+		backend_error(&v->host,
+			"volume=%s: cannot delete objects that are no longer needed: %s; will try "
+			"again",
+			v->name, *why ? why : strerror(-r));
+	v->deletion_failing = r != 0;
+}
+
+/* Deletes n objects whose slots are ours; an ancestor's is only forgotten. 0 or negative errno. */
+static int delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 {
 	char(*text)[S3_KEY_MAX + 1] = calloc(n, sizeof *text);
 	const char **keys = calloc(n, sizeof *keys);
@@ -62,21 +75,24 @@ static void delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 	}
 	if (req.n_keys) {
 		s3_failpoint(S3_FAIL_DELETE_BEFORE);
-		s3_store_call(v->store, &req);
+		r = s3_store_call(v->store, &req);
 		s3_failpoint(S3_FAIL_DELETE_AFTER);
 	}
 	for (size_t i = 0; i < req.n_keys; i++) {
 		forget(v, own[i], results[i] == 0);
 		if (results[i] == 0)
 			atomic_fetch_add(&v->stats.deleted, 1);
+		r = r ? r : results[i];
 	}
+	tell_failure(v, r, req.message);
 	free(own);
 	free(results);
 	free(keys);
 	free(text);
+	return r;
 }
 
-size_t s3_gc_collect_dead(struct s3_volume *v)
+int s3_gc_collect_dead(struct s3_volume *v, size_t *taken)
 {
 	uint32_t slots[S3_DELETE_MAX];
 	size_t n;
@@ -92,9 +108,8 @@ size_t s3_gc_collect_dead(struct s3_volume *v)
 	}
 	pthread_mutex_unlock(&v->lock);
 	n = s3_objects_take_dead(v->objects, v->delete_limit, slots, S3_DELETE_MAX);
-	if (n)
-		delete_objects(v, slots, n);
-	return n;
+	*taken = n;
+	return n ? delete_objects(v, slots, n) : 0;
 }
 
 /* ---- garbage: orphans -------------------------------------------------------------------------
@@ -311,10 +326,17 @@ static int compact_all(struct s3_volume *v, void *opaque)
 static int collect_marked(struct s3_volume *v, void *opaque)
 {
 	struct collection *c = opaque;
+	size_t n;
+	int r = s3_gc_collect_dead(v, &n);
 
-	c->done = s3_gc_collect_dead(v) < S3_DELETE_MAX && v->delete_limit >= c->mark;
+	c->done = n < S3_DELETE_MAX && v->delete_limit >= c->mark;
 	tell_progress(v, c);
-	return 0;
+	if (r && r != -ESTALE)
+		return s3_volume_refuse(v, r,
+			"volume=%s: objects that are no longer needed cannot be deleted: %s; "
+			"collect again when the store deletes them",
+			v->name, strerror(-r));
+	return r ? -EIO : 0;
 }
 
 int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),

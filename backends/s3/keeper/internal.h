@@ -47,8 +47,9 @@ void s3_prune_drop(struct s3_prune *prune);
 
 /* ---- gc.c ---- */
 
-/* Deletes a group of dead objects whose time has come. How many there were to delete. */
-size_t s3_gc_collect_dead(struct s3_volume *v);
+/* Deletes a group of dead objects whose time has come; n: how many there were to delete. 0 or
+ * negative errno. */
+int s3_gc_collect_dead(struct s3_volume *v, size_t *n);
 /* Deletes orphans: objects in gc/ that neither log nor root knows. */
 void s3_gc_sweep(struct s3_volume *v);
 /* Is it time for a checkpoint? Under the lock. */

@@ -14,6 +14,8 @@
 /* A round of compaction is followed by a pause of this many times its own duration. */
 #define GC_PAUSE       3
 #define GC_INTERVAL_NS UINT64_C(1000000000)
+/* What a store does not delete is left alone that long. */
+#define DELETE_PAUSE_NS UINT64_C(10000000000)
 
 struct s3_order {
 	struct s3_order *next;
@@ -154,7 +156,8 @@ static void cover_if_full(struct s3_volume *v, uint64_t *dead)
 void *s3_collector(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next = s3_now() + GC_INTERVAL_NS, dead = 0;
+	uint64_t next = s3_now() + GC_INTERVAL_NS, dead = 0, delete_ns = 0;
+	size_t n;
 
 	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
 	pthread_mutex_lock(&v->lock);
@@ -168,7 +171,8 @@ void *s3_collector(void *volume)
 
 			pthread_mutex_unlock(&v->lock);
 			s3_space_tend(v);
-			s3_gc_collect_dead(v);
+			if (s3_now() >= delete_ns && s3_gc_collect_dead(v, &n))
+				delete_ns = s3_now() + DELETE_PAUSE_NS;
 			s3_gc_readmit(v, false);
 			s3_gc_compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
