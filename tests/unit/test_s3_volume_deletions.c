@@ -49,6 +49,11 @@ static void check_far(struct device *d, unsigned to)
 	}
 }
 
+static int collect(struct device *d)
+{
+	return s3_volume_gc(volume_of(d), NULL, NULL);
+}
+
 static int open_writer(struct device *d)
 {
 	return device_try(d, &s3_backend, 0, COMMON "gc-delay=0");
@@ -399,11 +404,6 @@ static void test_snapshot_made_anew_before_a_damaged_root(void **state)
 	fake_store_reset();
 }
 
-static int collect(struct device *d)
-{
-	return s3_volume_gc(volume_of(d), NULL, NULL);
-}
-
 /*
  * A round of Z's ended before what it had stored was entered. A deletes that, the reply is lost,
  * and it is sent again when B has compacted.
@@ -524,6 +524,73 @@ static void test_late_deletion_of_a_volume(void **state)
 	delete_late(S3_DELETE, "/super");
 }
 
+static int create_again(struct device *d)
+{
+	return device_try(d, &s3_backend, 0, COMMON "create=on;size=64M");
+}
+
+/*
+ * The first one goes on before the new volume has its super object, whose creation had looked for
+ * remains before the copy of the old one was put again.
+ */
+static void test_late_deletion_beside_a_creation(void **state)
+{
+	struct device a, b, c;
+	struct job late, creation;
+	uint8_t block[BLOCK];
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	fake_store_hold_answers(S3_LIST, "/v/snap/", false);
+	start_job(&late, &b, delete_volume);
+	fake_store_wait_held(S3_LIST, "/v/snap/");
+	assert_int_equal(delete_volume(&c), 0);
+	start_held_job(&creation, &a, create_again, S3_PUT, "/v/super");
+	fake_store_hold_answers(S3_DELETE, "/v/super", false);
+	fake_store_release(S3_LIST, "/v/snap/");
+	fake_store_wait_held(S3_DELETE, "/v/super");
+	fake_store_release(S3_PUT, "/v/super");
+	assert_int_equal(end_job(&creation), 0);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	fake_store_release(S3_DELETE, NULL);
+	assert_int_equal(end_job(&late), -ENOENT);
+	assert_holds(b.reported.error, "another process has deleted it meanwhile");
+	assert_int_equal(fake_store_object("/v/deleted", NULL, 0), SIZE_MAX);
+	device_close(&a);
+	open_volume(&a);
+	assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* The deletion of one that has been put back because it has a clone deletes nothing of it. */
+static void test_deletion_of_what_was_put_back(void **state)
+{
+	uint8_t super[4096], block[BLOCK];
+	struct device a, b;
+	struct job late;
+	size_t length;
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	length = fake_store_object("/v/super", super, sizeof super);
+	fake_store_hold_answers(S3_DELETE, "/v/super", false);
+	start_job(&late, &b, delete_volume);
+	fake_store_wait_held(S3_DELETE, "/v/super");
+	fake_store_set("userblk/v/super", super, length);
+	fake_store_release(S3_DELETE, NULL);
+	assert_int_equal(end_job(&late), -EBUSY);
+	assert_holds(b.reported.error, "another process has put it back");
+	open_volume(&a);
+	assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 1);
+	device_close(&a);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -538,6 +605,8 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_late_deletion_of_a_volume),
+		cmocka_unit_test(test_late_deletion_beside_a_creation),
+		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),

@@ -290,19 +290,32 @@ static int count_key(void *opaque, const struct s3_listed *listed, const struct 
 	return 0;
 }
 
-/* Has no other volume got the name? It cannot as long as the copy is there. */
+/*
+ * Is there no volume of that name? As long as the copy is there it is given to no other one; but
+ * who looked before the copy was put may create one, and another deletion may have put the volume
+ * back. What is about to be deleted was listed before, so that a new volume's super object shows
+ * by now if anything of it was.
+ */
 static int check_name(struct s3_volume *v)
 {
-	int r = look_at_copy(v, S3_NAME_DELETED);
+	int r = look_at_copy(v, S3_NAME_SUPER);
 
-	/* The last of several deletions took it away, or the collector of a writer that began after
-	 * ours. */
-	if (r == -ENOENT) {
-		r = look_at_copy(v, S3_NAME_SUPER);
-		if (r == -ENOENT)
-			return 0;
-		r = r ? r : -ESTALE;
+	if (r == 0)
+		return s3_volume_refuse(v, -EBUSY,
+			"volume=%s: another process has put it back, because it has clones or is "
+			"being changed; try again",
+			v->name);
+	if (r == -ESTALE) {
+		if (look_at_copy(v, S3_NAME_DELETED) == 0)
+			delete_name(v, S3_NAME_DELETED);
+		return refuse_deleted(v);
 	}
+	if (r != -ENOENT)
+		return r;
+	r = look_at_copy(v, S3_NAME_DELETED);
+	/* The last of several deletions took it away. */
+	if (r == -ENOENT)
+		return 0;
 	return r == -ESTALE ? refuse_deleted(v) : r;
 }
 
