@@ -591,6 +591,31 @@ static void test_deletion_of_what_was_put_back(void **state)
 	fake_store_reset();
 }
 
+/*
+ * The deletion of a clone was interrupted, or is about to put it back because it has a clone
+ * itself: its data is not given up.
+ */
+static void test_a_clone_that_is_being_deleted_holds_its_snapshot(void **state)
+{
+	uint8_t super[4096];
+	struct device a;
+	size_t length;
+
+	(void)state;
+	create_with_a_write(&a);
+	assert_int_equal(create_snapshot(&a), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&a), "s", "userblk", "c"), 0);
+	assert_int_equal(s3_snapshot_may_delete(volume_of(&a), "s"), -EBUSY);
+	length = fake_store_object("/c/super", super, sizeof super);
+	fake_store_set("userblk/c/deleted", super, length);
+	fake_store_set("userblk/c/super", NULL, 0);
+	assert_int_equal(s3_snapshot_may_delete(volume_of(&a), "s"), -EBUSY);
+	fake_store_set("userblk/c/deleted", NULL, 0);
+	assert_int_equal(s3_snapshot_may_delete(volume_of(&a), "s"), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -607,6 +632,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
+		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),

@@ -277,10 +277,9 @@ static bool read_marker(struct s3_volume *v, const char *key, char path[S3_KEY_M
 	return s3_key_valid(path) && strlen(path) + 1 + S3_KEY_ROOM <= S3_KEY_MAX;
 }
 
-bool s3_snapshot_clone_is_missing(
-	struct s3_volume *v, const char *path, const uint8_t uuid[S3_UUID])
+/* Is there no super object of that UUID in an object? Not in doubt. */
+static bool holds_no_super(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID])
 {
-	char key[S3_KEY_MAX + 1];
 	struct s3_super super;
 	struct s3_request req;
 	bool missing = false;
@@ -288,7 +287,6 @@ bool s3_snapshot_clone_is_missing(
 	size_t n;
 	int r;
 
-	snprintf(key, sizeof key, "%s/super", path);
 	r = s3_volume_get_all(v, key, &data, &n, &req);
 	if (r)
 		return r == -ENOENT;
@@ -298,6 +296,21 @@ bool s3_snapshot_clone_is_missing(
 	}
 	free(data);
 	return missing;
+}
+
+/*
+ * One that is being deleted has a copy of its super object, and gets that back if it has a clone
+ * itself: the copy is put before the other one goes, and goes after that has been put back.
+ */
+bool s3_snapshot_clone_is_missing(
+	struct s3_volume *v, const char *path, const uint8_t uuid[S3_UUID])
+{
+	char super[S3_KEY_MAX + 1], copy[S3_KEY_MAX + 1];
+
+	snprintf(super, sizeof super, "%s/super", path);
+	snprintf(copy, sizeof copy, "%s/deleted", path);
+	return holds_no_super(v, super, uuid) && holds_no_super(v, copy, uuid) &&
+	       holds_no_super(v, super, uuid);
 }
 
 enum s3_clone s3_snapshot_clone_of(struct s3_volume *v, const struct s3_listed *marker,
