@@ -367,6 +367,33 @@ static void test_check_of_a_volume_taken_over(void **state)
 	fake_store_reset();
 }
 
+/* Nor is what a writer has deleted since a reader opened the volume. */
+static void test_check_beside_a_writer(void **state)
+{
+	unsigned damaged = 0;
+	struct s3_verify verify = {.opaque = &damaged, .damage = count_damage};
+	struct device a, b;
+
+	(void)state;
+	create_volume(&a, "size=64M;gc-delay=0");
+	assert_int_equal(write_block(&a, 0, 1), 0);
+	assert_int_equal(open_reader(&b), 0);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	assert_int_equal(collect(&a), 0);
+	assert_int_equal(s3_verify(volume_of(&b), &verify), -EBUSY);
+	assert_int_equal(damaged, 0);
+	assert_holds(b.reported.error, "give control= of that server");
+	device_close(&b);
+	/* What no writer has deleted is damaged. */
+	device_close(&a);
+	assert_int_equal(open_reader(&b), 0);
+	fake_store_fail(S3_GET, "/log/", -ENOENT, 1000);
+	assert_int_equal(s3_verify(volume_of(&b), &verify), 0);
+	assert_int_equal(damaged, 1);
+	device_close(&b);
+	fake_store_reset();
+}
+
 /*
  * Two snapshots have one name, one after the other, and the root that names the second is damaged:
  * the second exists.
@@ -635,6 +662,7 @@ int main(void)
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
+		cmocka_unit_test(test_check_beside_a_writer),
 		cmocka_unit_test(test_snapshot_made_anew_before_a_damaged_root),
 	};
 

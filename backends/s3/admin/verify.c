@@ -8,11 +8,13 @@
 #include "backends/s3/admin/verify.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
+#include "backends/s3/recovery/recovery.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -333,6 +335,26 @@ static void tell_ranges(struct run *run)
 	}
 }
 
+/* Is the volume open as one of its snapshots? That is the last one in its own root. */
+static bool is_snapshot(const struct s3_volume *v)
+{
+	return v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == v->applied;
+}
+
+/* A reader has found damage: 0, or it may be what a writer has deleted since. Reported. */
+static int check_outdated(struct s3_volume *v)
+{
+	int r = is_snapshot(v) ? 0 : s3_is_outdated(v);
+
+	return r <= 0 ? r
+		      : s3_volume_refuse(v, -EBUSY,
+				"volume=%s: a server has changed it since this check began, and "
+				"may "
+				"have deleted what was missing; give control= of that server, or "
+				"stop it, and check again",
+				v->name);
+}
+
 int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 {
 	struct run run = {.v = v, .verify = verify, .lock = PTHREAD_MUTEX_INITIALIZER};
@@ -358,6 +380,8 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 		if (atomic_load(&v->fenced))
 			run.result = -EIO;
 	}
+	if (run.result == 0 && run.n_damaged && v->backend.readonly)
+		run.result = check_outdated(v);
 	if (run.result == 0 && run.n_damaged)
 		tell_ranges(&run);
 	while (run.n_damaged)

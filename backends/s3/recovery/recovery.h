@@ -18,6 +18,11 @@ int s3_recover(struct s3_volume *v, bool readonly);
 /* The same with what a snapshot holds, to be read only. */
 int s3_recover_snapshot(struct s3_volume *v, const char *name);
 /*
+ * Has a writer stored a checkpoint of a log that is longer than what the volume knows, so that it
+ * may have deleted objects that this needs? 1: yes; errors are reported.
+ */
+int s3_is_outdated(struct s3_volume *v);
+/*
  * Which snapshot of that name is it that the newest root in the store knows, or has not yet come
  * to? 0 in seq: none. 0 or negative errno, reported.
  */

@@ -71,6 +71,18 @@ int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots)
 	return r;
 }
 
+int s3_is_outdated(struct s3_volume *v)
+{
+	struct s3_roots roots = {.v = v};
+	int r = s3_recovery_list_roots(v, &roots);
+
+	/* Newest first. It may be that of a root that is yet to come: its writer is at work. */
+	if (r == 0)
+		r = roots.n && roots.seqs[0] > v->applied;
+	free(roots.seqs);
+	return r;
+}
+
 /* Reads something whose size is not known. -ENOENT and -ENOMEM are not reported, other errors are.
  */
 static int read_whole(struct s3_volume *v, const char *base, const struct s3_name *name, char *key,
