@@ -619,6 +619,43 @@ static void test_deletion_of_what_was_put_back(void **state)
 }
 
 /*
+ * A server does not notice that its volume was taken over, deleted, and its name given to another
+ * one, where nothing stands in its way: it deletes nothing of that.
+ */
+static void test_a_deleted_volume_deletes_nothing(void **state)
+{
+	struct device a, b, c;
+	uint8_t block[BLOCK];
+
+	(void)state;
+	create_volume(&a, "size=64M;gc-delay=3");
+	for (unsigned i = 0; i < 24; i++) {
+		assert_int_equal(write_block(&a, 0, i), 0);
+		if (i >= 22)
+			assert_int_equal(try_checkpoint(&a), 0);
+	}
+	open_volume(&b);
+	device_close(&b);
+	assert_int_equal(delete_volume(&c), 0);
+	assert_int_equal(create_again(&b), 0);
+	for (unsigned i = 0; i < 8; i++)
+		assert_int_equal(write_block(&b, i, i + 1), 0);
+	device_close(&b);
+	/* It is about to delete what had died. */
+	for (unsigned i = 0; i < 1000 && !volume_of(&a)->fenced; i++)
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	open_volume(&b);
+	for (unsigned i = 0; i < 8; i++) {
+		assert_int_equal(device_read(&b, block, BLOCK, i * (uint64_t)BLOCK), 0);
+		assert_int_equal(block[0], i + 1);
+	}
+	device_close(&b);
+	assert_holds(a.reported.error, "has been deleted");
+	device_close(&a);
+	fake_store_reset();
+}
+
+/*
  * The deletion of a clone was interrupted, or is about to put it back because it has a clone
  * itself: its data is not given up.
  */
@@ -659,6 +696,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
+		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),

@@ -7,6 +7,7 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -22,6 +23,40 @@ static uint64_t behind_frontier(struct s3_volume *v, uint64_t *applied)
 		*applied = v->applied;
 	pthread_mutex_unlock(&v->lock);
 	return next;
+}
+
+/*
+ * Nothing stands behind our frontier. If the volume was deleted, its last fence was, too, and what
+ * has our keys may be a new volume's. 0, or as s3_check_not_fenced().
+ */
+static int check_not_deleted(struct s3_volume *v)
+{
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+	struct s3_super super;
+	struct s3_request req;
+	enum s3_check check;
+	size_t length;
+	bool ours;
+	void *data;
+	int r;
+
+	s3_volume_key(v, &name, key);
+	r = s3_volume_get_all(v, key, &data, &length, &req);
+	if (r && r != -ENOENT)
+		return r;
+	if (r == 0) {
+		check = s3_super_decode(data, length, &super);
+		free(data);
+		if (check != S3_GOOD)
+			return check == S3_NO_MEMORY ? -ENOMEM : -EIO;
+		ours = memcmp(super.uuid, v->super.uuid, S3_UUID) == 0;
+		s3_super_free(&super);
+		if (ours)
+			return 0;
+	}
+	s3_volume_fence(v, "it has been deleted");
+	return -ESTALE;
 }
 
 /*
@@ -48,7 +83,7 @@ int s3_check_not_fenced(struct s3_volume *v)
 			return r;
 		r = s3_volume_get_header(v, seq, &data, &header, &check, &req);
 		if (r)
-			return r == -ENOENT ? 0 : r;
+			return r == -ENOENT ? check_not_deleted(v) : r;
 		free(data);
 		if (check != S3_GOOD)
 			return -EIO;

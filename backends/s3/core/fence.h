@@ -6,7 +6,8 @@
 struct s3_volume;
 
 /*
- * Has another writer taken over? Its fence stands right behind our frontier. 0: no. To be asked
+ * Has another writer taken over? Its fence stands right behind our frontier. Has it deleted the
+ * volume? Then the super object is missing, or a new volume's. 0: no. To be asked
  * before each deletion; a fence that lands afterwards is of a writer that has not yet read
  * what it would need.
  */
