@@ -592,6 +592,42 @@ static void test_late_deletion_beside_a_creation(void **state)
 	fake_store_reset();
 }
 
+/*
+ * Nothing keeps one that stops right before it deletes the super object from deleting the new
+ * volume's, but then it stops.
+ */
+static void test_late_deletion_of_a_super_object(void **state)
+{
+	uint8_t super[4096], block[BLOCK];
+	struct device a, b, c;
+	struct job late;
+	size_t length;
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	fake_store_hold_answers(S3_LIST, "/v/snap/", false);
+	start_job(&late, &b, delete_volume);
+	fake_store_wait_held(S3_LIST, "/v/snap/");
+	fake_store_hold_answers(S3_GET, "/v/super", false);
+	fake_store_release(S3_LIST, "/v/snap/");
+	fake_store_wait_held(S3_GET, "/v/super");
+	assert_int_equal(delete_volume(&c), 0);
+	assert_int_equal(create_again(&a), 0);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	device_close(&a);
+	length = fake_store_object("/v/super", super, sizeof super);
+	fake_store_release(S3_GET, NULL);
+	assert_int_equal(end_job(&late), -ENOENT);
+	assert_holds(b.reported.error, "another process has deleted it meanwhile");
+	fake_store_set("userblk/v/super", super, length);
+	open_volume(&a);
+	assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 2);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /* The deletion of one that has been put back because it has a clone deletes nothing of it. */
 static void test_deletion_of_what_was_put_back(void **state)
 {
@@ -695,6 +731,7 @@ int main(void)
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
+		cmocka_unit_test(test_late_deletion_of_a_super_object),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),

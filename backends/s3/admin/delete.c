@@ -312,11 +312,10 @@ static int check_name(struct s3_volume *v)
 	}
 	if (r != -ENOENT)
 		return r;
+	/* Another deletion has ended: what is there now may be of a volume whose super object we
+	 * have deleted. */
 	r = look_at_copy(v, S3_NAME_DELETED);
-	/* The last of several deletions took it away. */
-	if (r == -ENOENT)
-		return 0;
-	return r == -ESTALE ? refuse_deleted(v) : r;
+	return r == -ESTALE || r == -ENOENT ? refuse_deleted(v) : r;
 }
 
 static int delete_group(struct sweep *s)
