@@ -59,6 +59,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	config.size = 0;
 	config.require_clean_close = !o->take_over;
 	config.before_change = s3_volume_may_remove;
+	config.before_change_opaque = &removal;
 	r = session_open(o, &config, NULL, answer, &error);
 	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
 	 */
@@ -66,6 +67,8 @@ static int delete_volume(const struct options *o, struct answer *answer)
 		warnx("%s", error.text);
 		return r;
 	}
+	/* Not one that has got the name since. */
+	removal.only = r == 0 || r == -ENOENT;
 	r = s3_volume_remove(&config, &host, &removal);
 	if (r)
 		return r;

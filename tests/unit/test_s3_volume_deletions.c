@@ -497,11 +497,10 @@ static void keep_error(void *opaque, const char *message)
 	snprintf(d->reported.error, sizeof d->reported.error, "%s", message);
 }
 
-/* For a job: deletes the volume. d: what it reported. */
-static int delete_volume(struct device *d)
+/* d: what it reported. */
+static int remove_with(struct device *d, struct s3_removal *removal)
 {
 	struct params *params = params_new(&s3_backend);
-	struct s3_removal removal = {0};
 	struct params_error error;
 	int r;
 
@@ -509,9 +508,17 @@ static int delete_volume(struct device *d)
 	assert_int_equal(params_set_string(params, COMMON, &error), 0);
 	assert_int_equal(params_complete(params, false, &error), 0);
 	r = s3_volume_remove(params_config(params),
-		&(struct backend_host){.opaque = d, .error = keep_error}, &removal);
+		&(struct backend_host){.opaque = d, .error = keep_error}, removal);
 	params_free(params);
 	return r;
+}
+
+/* For a job: deletes the volume. */
+static int delete_volume(struct device *d)
+{
+	struct s3_removal removal = {0};
+
+	return remove_with(d, &removal);
 }
 
 /*
@@ -628,6 +635,32 @@ static void test_late_deletion_of_a_super_object(void **state)
 	fake_store_reset();
 }
 
+/* Who has seen a volume, or none, and fenced that, does not delete one that has the name since. */
+static void test_deletion_of_the_volume_that_was_seen(void **state)
+{
+	struct s3_removal removal = {.only = true}, none = {.only = true};
+	struct device a, c;
+
+	(void)state;
+	create_with_a_write(&a);
+	assert_int_equal(s3_volume_may_remove(volume_of(&a), &removal), 0);
+	device_close(&a);
+	assert_int_equal(delete_volume(&c), 0);
+	assert_int_equal(create_again(&a), 0);
+	assert_int_equal(write_block(&a, 0, 2), 0);
+	assert_int_equal(remove_with(&c, &removal), -ENOENT);
+	assert_holds(c.reported.error, "another process has deleted it meanwhile");
+	assert_int_equal(remove_with(&c, &none), -ENOENT);
+	assert_int_equal(write_block(&a, 0, 3), 0);
+	assert_int_equal(s3_volume_may_remove(volume_of(&a), &removal), 0);
+	device_close(&a);
+	open_volume(&a);
+	device_close(&a);
+	assert_int_equal(remove_with(&c, &removal), 0);
+	assert_int_equal(fake_store_object("/super", NULL, 0), SIZE_MAX);
+	fake_store_reset();
+}
+
 /* The deletion of one that has been put back because it has a clone deletes nothing of it. */
 static void test_deletion_of_what_was_put_back(void **state)
 {
@@ -732,6 +765,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
 		cmocka_unit_test(test_late_deletion_of_a_super_object),
+		cmocka_unit_test(test_deletion_of_the_volume_that_was_seen),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),

@@ -66,7 +66,10 @@ static int meet_child(void *opaque, const struct s3_listed *listed, const struct
 
 int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 {
-	(void)opaque;
+	struct s3_removal *removal = opaque;
+
+	if (removal)
+		memcpy(removal->uuid, v->super.uuid, S3_UUID);
 	return walk(v, "snap/", meet_child, v);
 }
 
@@ -219,8 +222,9 @@ static int meet_clone(void *opaque, const struct s3_listed *listed, const struct
  * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
  * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
  */
-static int unmake_again(struct s3_volume *v)
+static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 {
+	static const uint8_t nobody[S3_UUID];
 	struct interrupted i = {.v = v};
 	size_t length;
 	void *data;
@@ -231,6 +235,11 @@ static int unmake_again(struct s3_volume *v)
 			v, r, "volume=%s: not found; correct the name or prefix", v->name);
 	if (r)
 		return r;
+	if (removal->only && memcmp(removal->uuid, nobody, S3_UUID) != 0 &&
+		memcmp(removal->uuid, v->super.uuid, S3_UUID) != 0) {
+		free(data);
+		return refuse_deleted(v);
+	}
 	r = put_copy(v, S3_NAME_DELETED, data, length); /* its time is the store's */
 	if (r == 0)
 		r = check_super(v);
@@ -245,16 +254,21 @@ static int unmake_again(struct s3_volume *v)
 }
 
 /* From a volume to what is left of one. */
-static int unmake(struct s3_volume *v)
+static int unmake(struct s3_volume *v, const struct s3_removal *removal)
 {
 	size_t length;
 	void *data;
 	int r = read_copy(v, S3_NAME_SUPER, &data, &length);
 
 	if (r == -ENOENT)
-		return unmake_again(v);
+		return unmake_again(v, removal);
 	if (r)
 		return r;
+	/* The caller has seen another one, or none. */
+	if (removal->only && memcmp(removal->uuid, v->super.uuid, S3_UUID) != 0) {
+		free(data);
+		return refuse_deleted(v);
+	}
 	r = walk(v, "snap/", meet_child, v);
 	if (r == 0)
 		r = put_copy(v, S3_NAME_DELETED, data, length);
@@ -405,7 +419,7 @@ int s3_volume_remove(
 
 	if (r)
 		return r;
-	r = unmake(v);
+	r = unmake(v, removal);
 	if (r == 0)
 		r = sweep(v, removal);
 	if (r == 0)

@@ -7,12 +7,20 @@
 #ifndef USERBLK_S3_DELETE_H
 #define USERBLK_S3_DELETE_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "backends/s3/core/config.h"
+#include "backends/s3/format/format.h"
 
 struct s3_removal {
 	/* May be NULL. */
 	void (*progress)(void *opaque, uint64_t done, uint64_t total); /* objects */
 	void *opaque;
+	/* Only the volume of that UUID, all zeroes: what is left of one; or else whichever has the
+	 * name. */
+	bool only;
+	uint8_t uuid[S3_UUID];
 
 	/* Filled. */
 	uint64_t deleted; /* objects */
@@ -26,7 +34,10 @@ struct s3_removal {
  */
 int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
 	struct s3_removal *removal);
-/* As before_change of struct s3_config. -EBUSY, reported: the volume has snapshots with clones. */
-int s3_volume_may_remove(struct s3_volume *v, void *opaque);
+/*
+ * As before_change of struct s3_config. removal (may be NULL): gets the UUID. -EBUSY, reported: the
+ * volume has snapshots with clones.
+ */
+int s3_volume_may_remove(struct s3_volume *v, void *removal);
 
 #endif
