@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Scenes: what schedules drawn freely seldom come to, and what they cannot judge. One process, no
- * other faults than those of the scene; its proportions are drawn.
+ * Scenes: what schedules drawn freely seldom come to, and what they cannot
+ * judge. One process, no other faults than those of the scene; its proportions
+ * are drawn.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/admin/delete.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/snapshot.h"
@@ -19,7 +21,8 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
-/* Objects of the log after a root, besides those that checkpoint= says: it takes its time. */
+/* Objects of the log after a root, besides those that checkpoint= says: it
+ * takes its time. */
 #define RESTART_MOST	 400
 #define TAKEOVER_MOST	 (10 * SIM_SECOND) /* what is promised */
 #define TAKEOVER_UNFAIR	 (30 * SIM_SECOND)
@@ -30,7 +33,8 @@ static uint64_t draw(uint64_t n)
 	return sim_below(SIM_PLAN, n);
 }
 
-/* A volume without anything that makes it slow or odd, and somebody who opens it. */
+/* A volume without anything that makes it slow or odd, and somebody who opens
+ * it. */
 static struct life *newcomer(void)
 {
 	struct life *l = calloc(1, sizeof *l);
@@ -94,7 +98,8 @@ static void end(struct life *l)
 		sim_fail("close", "%s: %s", l->volume->name, strerror(-r));
 }
 
-/* ---- memory: what a collection takes besides what there is stays below memory= ------------- */
+/* ---- memory: what a collection takes besides what there is stays below
+ * memory= ------------- */
 
 static void tune_memory(struct s3_config *c)
 {
@@ -128,7 +133,8 @@ static void meet_memory(void)
 	for (unsigned turn = 0; turn < 2; turn++) {
 		for (uint64_t at = 0; at < size; at += piece)
 			put_all(l, at, piece);
-		/* What is left is more than half of each, so that nobody has cleaned up before. */
+		/* What is left is more than half of each, so that nobody has cleaned up
+		 * before. */
 		for (uint64_t at = 0; at < size; at += piece)
 			put_all(l, at + draw(16) * 4 * KIB, (32 + draw(16)) * 4 * KIB);
 		if (turn)
@@ -139,7 +145,8 @@ static void meet_memory(void)
 	end(l);
 }
 
-/* ---- memory: writes wait for a store that does not take them -------------------------------- */
+/* ---- memory: writes wait for a store that does not take them
+ * -------------------------------- */
 
 static bool outage;
 
@@ -177,7 +184,8 @@ static void meet_outage(void)
 	end(l);
 }
 
-/* ---- restart: compaction that is stuck holds up no checkpoint ------------------------------ */
+/* ---- restart: compaction that is stuck holds up no checkpoint
+ * ------------------------------ */
 
 static void tune_restart(struct s3_config *c)
 {
@@ -212,7 +220,8 @@ static void meet_restart(void)
 	end(l);
 }
 
-/* ---- takeover: of a writer that writes as fast as it can ----------------------------------- */
+/* ---- takeover: of a writer that writes as fast as it can
+ * ----------------------------------- */
 
 static void tune_takeover(struct s3_config *c)
 {
@@ -316,7 +325,8 @@ static void meet_takeover(void)
 	end(next);
 }
 
-/* ---- a snapshot whose root comes late is not acknowledged to who has been overtaken ---------- */
+/* ---- a snapshot whose root comes late is not acknowledged to who has been
+ * overtaken ---------- */
 
 static void tune_late_snapshot(struct s3_config *c)
 {
@@ -348,7 +358,8 @@ static void *write_beside(void *opaque)
 	return NULL;
 }
 
-/* What the first writer finds behind its frontier is its own, and the fence is behind that. */
+/* What the first writer finds behind its frontier is its own, and the fence is
+ * behind that. */
 static void meet_late_snapshot(void)
 {
 	struct life *first = newcomer(), *next;
@@ -376,7 +387,8 @@ static void meet_late_snapshot(void)
 	end(next);
 }
 
-/* ---- an object of the log that cannot be read is not the log's end --------------------------- */
+/* ---- an object of the log that cannot be read is not the log's end
+ * --------------------------- */
 
 static void meet_unreadable(void)
 {
@@ -410,7 +422,8 @@ static void meet_unreadable(void)
 	end(l);
 }
 
-/* ---- a full store: usable again after a little more quota, a trim and a collection ----------- */
+/* ---- a full store: usable again after a little more quota, a trim and a
+ * collection ----------- */
 
 static void tune_full(struct s3_config *c)
 {
@@ -459,7 +472,8 @@ static void meet_full_store(void)
 	end(l);
 }
 
-/* ---- the reserve: what was acknowledged is flushed, and trimmed, in a store that is full ----- */
+/* ---- the reserve: what was acknowledged is flushed, and trimmed, in a store
+ * that is full ----- */
 
 static void tune_reserve(struct s3_config *c)
 {
@@ -517,7 +531,8 @@ static void meet_reserve(void)
 	if (r)
 		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
 	flush_by_reserve(l, "of a trim");
-	/* From now on there is room for the reserve, or for what is put while it is not there. */
+	/* From now on there is room for the reserve, or for what is put while it is
+	 * not there. */
 	store_totals(&objects, &bytes);
 	store_room(bytes + v->max_batches * v->batch_size + MIB + draw(4) * KIB);
 	for (unsigned i = 0; i < 8; i++) {
@@ -531,7 +546,8 @@ static void meet_reserve(void)
 	end(l);
 }
 
-/* ---- limits: objects of large batches are collected by one that has small ones --------------- */
+/* ---- limits: objects of large batches are collected by one that has small
+ * ones --------------- */
 
 static uint64_t batch_size;
 
@@ -571,7 +587,8 @@ static void meet_limits(void)
 	end(l);
 }
 
-/* ---- late deletions: nobody makes again what one is about ------------------------------------ */
+/* ---- late deletions: nobody makes again what one is about
+ * ------------------------------------ */
 
 static void tune_late(struct s3_config *c)
 {
@@ -626,11 +643,172 @@ static void meet_late_deletions(void)
 	end(l);
 }
 
+/* ---- a name that a new volume gets while two delete the old one, which a
+ * server still has ---- */
+
+#define REMOVERS   2
+#define NEW_BLOCKS 12
+
+static bool only_new;
+static unsigned removers_running;
+
+struct remover {
+	struct life *life;
+	struct s3_removal removal;
+};
+
+static void tune_new_name(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 2;
+	c->memory = 4 * MIB;
+	c->checkpoint = 4 + draw(16);
+	c->gc_delay = draw(20);
+	c->exclusive = only_new;
+}
+
+static void on_removal_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	sim_trace("error: %s", message);
+}
+
+static void *remove_late(void *opaque)
+{
+	static const struct backend_host host = {.error = on_removal_error};
+	struct remover *x = opaque;
+	int r = s3_volume_remove(params_config(x->life->params), &host, &x->removal);
+
+	sim_trace("remove: %s", r ? strerror(-r) : "ok");
+	removers_running--;
+	return NULL;
+}
+
+static void count_object(
+	void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
+{
+	(void)key;
+	(void)data;
+	(void)length;
+	(void)late;
+	++*(unsigned *)opaque;
+}
+
+static unsigned objects_of(const char *prefix)
+{
+	unsigned n = 0;
+
+	store_each(prefix, count_object, &n);
+	return n;
+}
+
+static bool has_super(void)
+{
+	return objects_of("sim/v0/super") > 0;
+}
+
+/* A block of the new volume is written, or is as it was written. */
+static int new_block(struct life *l, unsigned i, bool write)
+{
+	uint8_t block[4 * KIB], wanted[sizeof block];
+	struct iovec iov = {block, sizeof block};
+	int r;
+
+	memset(wanted, (int)i + 100, sizeof wanted);
+	memcpy(block, wanted, sizeof block);
+	if (write)
+		return backend_writev(l->device, &iov, 1, i * 4 * KIB, BACKEND_FUA);
+	memset(block, 0, sizeof block);
+	r = backend_readv(l->device, &iov, 1, i * 4 * KIB);
+	if (r == 0 && memcmp(block, wanted, sizeof block) != 0)
+		sim_fail("new name", "block %u of the new volume is not what was written", i);
+	return r;
+}
+
+/*
+ * One stops before a look, and then sees what has happened. What it deletes
+ * right after a look may meet the new volume, which no condition prevents; of
+ * that only the super object is not excluded here.
+ */
+static void meet_new_name(void)
+{
+	static const struct {
+		enum s3_op op;
+		const char *part;
+	} slow[] = {{S3_LIST, "/v0/"}, {S3_GET, "/super"}, {S3_GET, "/deleted"},
+		{S3_PUT, "/deleted"}, {S3_DELETE, "/deleted"}};
+	static struct remover removers[REMOVERS];
+	struct life *old = newcomer(), *fresh;
+	unsigned chosen = (unsigned)draw(sizeof slow / sizeof *slow), written = 0;
+	bool lost = false;
+	int r = -EEXIST;
+
+	set_up(1 * MIB);
+	plan.tune = tune_new_name;
+	only_new = false;
+	open_it(old, true);
+	for (unsigned i = 0; i < 24; i++)
+		put_all(old, draw(16) * 4 * KIB, 4 * KIB);
+	for (unsigned i = 0; i < REMOVERS; i++) {
+		struct remover *x = &removers[i];
+
+		*x = (struct remover){.life = newcomer(), .removal = {.only = true}};
+		open_it(x->life, false);
+		s3_volume_may_remove((struct s3_volume *)x->life->device, &x->removal);
+		end(x->life);
+	}
+	only_new = true;
+	volumes[0].removers = removers_running = REMOVERS;
+	store_slows(slow[chosen].op, slow[chosen].part, draw(10 * SIM_SECOND), 0);
+	sim_spawn(sim_self(), "remover", remove_late, &removers[0]);
+	sim_sleep(draw(2 * SIM_SECOND));
+	store_calm();
+	sim_spawn(sim_self(), "remover", remove_late, &removers[1]);
+	fresh = newcomer();
+	for (unsigned i = 0; r && i < 600; i++) {
+		sim_sleep(draw(200) * SIM_MS);
+		r = life_open(fresh, NULL, true, &fresh->device);
+		lost |= r == -ENOENT; /* its super object */
+	}
+	if (r && !lost)
+		sim_fail("new name", "it cannot be given to a new volume: %s", strerror(-r));
+	while (r == 0 && written < NEW_BLOCKS) {
+		r = new_block(fresh, written, true);
+		written += r == 0;
+		sim_sleep(draw(SIM_SECOND));
+	}
+	if (r && !lost && has_super())
+		sim_fail("new name", "the new volume does not take a write: %s", strerror(-r));
+	for (unsigned i = 0; i < 600 && removers_running; i++)
+		sim_sleep(SIM_SECOND);
+	/* Until the old one's server has deleted all that it may. */
+	sim_sleep(40 * SIM_SECOND);
+	if (objects_of("sim/v0/log/") < written)
+		sim_fail("new name", "objects of the new volume are gone");
+	if (written && has_super()) {
+		struct life *next = newcomer();
+
+		only_new = false;
+		open_it(next, false);
+		for (unsigned i = 0; i < written; i++)
+			if (new_block(next, i, false))
+				sim_fail("new name", "block %u of the new volume is gone", i);
+		run_check(next);
+		end(next);
+	}
+	if (fresh->device) {
+		backend_stop(fresh->device);
+		backend_close(fresh->device);
+	}
+	backend_stop(old->device);
+	backend_close(old->device);
+}
+
 void scene_run(void)
 {
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
 		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
-		meet_limits, meet_late_deletions};
+		meet_limits, meet_late_deletions, meet_new_name};
 
 	store_serves();
 	sim_calm();
