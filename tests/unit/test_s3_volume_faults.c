@@ -8,12 +8,14 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "backends/s3/admin/verify.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/lifecycle/lifecycle.h"
 #include "backends/s3/log/log.h"
 #include "backends/s3/state/map.h"
+#include "backends/s3/state/object_internal.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/s3_mib_volume.h"
 #include "tests/unit/s3_volume_device.h"
@@ -130,6 +132,55 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	s3_log_resume(mark.v);
 	WAIT_UNTIL(mark.done, "it waits forever");
 	pthread_join(thread, NULL);
+	device_close(&d);
+	fake_store_reset();
+}
+
+struct checking {
+	struct s3_volume *v;
+	struct s3_verify verify;
+	int result;
+};
+
+static void *run_check(void *opaque)
+{
+	struct checking *c = opaque;
+
+	c->result = s3_verify(c->v, &c->verify);
+	return NULL;
+}
+
+static unsigned pinned(const struct s3_volume *v)
+{
+	unsigned n = 0;
+
+	s3_for_each_slot(v->objects, i) n += s3_objects_slot(v->objects, i)->pins > 0;
+	return n;
+}
+
+/* The objects that a check reads at once fit into memory=. */
+static void test_memory_of_a_check(void **state)
+{
+	struct checking checking = {0};
+	pthread_t thread;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	for (unsigned i = 0; i < 12; i++)
+		put_mib(&d, i, i);
+	checking.v = volume_of(&d);
+	fake_store_hold(S3_GET, "/log/");
+	assert_int_equal(pthread_create(&thread, NULL, run_check, &checking), 0);
+	fake_store_wait_held(S3_GET, "/log/");
+	pause_ms(500); /* for the others */
+	assert_in_range(pinned(checking.v), 1, 3);
+	fake_store_release(S3_GET, NULL);
+	pthread_join(thread, NULL);
+	assert_int_equal(checking.result, 0);
+	assert_int_equal(checking.verify.objects, 12);
+	assert_int_equal(device_counter(&d, "compaction_bytes"), 0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -395,6 +446,7 @@ static void test_held_small_objects_are_left_in_peace(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_memory_of_a_check),
 		cmocka_unit_test(test_a_store_that_does_not_delete),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),

@@ -15,6 +15,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/recovery.h"
+#include "backends/s3/state/cache.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -50,12 +51,16 @@ struct run {
 	uint64_t frontier;
 	struct candidate *candidates;
 	size_t n, room;
-	uint64_t total; /* bytes */
+	uint64_t total;	  /* bytes */
+	uint64_t largest; /* of an object */
+	uint64_t memory;  /* bytes that the cache has lent */
 
 	pthread_mutex_t lock;
+	pthread_cond_t freed;
 	/* Below: under it. */
 	size_t next;
 	uint64_t done;
+	uint64_t used; /* of the memory; one object may be larger */
 	int result;
 	struct damaged **damaged;
 	size_t n_damaged;
@@ -83,6 +88,8 @@ static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
 	run->candidates[run->n++] =
 		(struct candidate){.id = o->id, .bytes = o->bytes, .origin = o->origin};
 	run->total += o->bytes;
+	if (run->largest < o->bytes)
+		run->largest = o->bytes;
 	return 0;
 }
 
@@ -246,10 +253,15 @@ static void *worker(void *opaque)
 		const struct candidate *c = &run->candidates[run->next++];
 		int r = verify->stop && atomic_load(verify->stop) ? -ECANCELED : 0;
 
+		while (run->used && run->used + c->bytes > run->memory)
+			pthread_cond_wait(&run->freed, &run->lock);
+		run->used += c->bytes;
 		pthread_mutex_unlock(&run->lock);
 		if (r == 0)
 			r = verify_candidate(run, c);
 		pthread_mutex_lock(&run->lock);
+		run->used -= c->bytes;
+		pthread_cond_broadcast(&run->freed);
 		if (run->result == 0)
 			run->result = r;
 		if (r)
@@ -357,8 +369,12 @@ static int check_outdated(struct s3_volume *v)
 
 int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 {
-	struct run run = {.v = v, .verify = verify, .lock = PTHREAD_MUTEX_INITIALIZER};
+	struct run run = {.v = v,
+		.verify = verify,
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.freed = PTHREAD_COND_INITIALIZER};
 	pthread_t threads[WORKERS];
+	uint64_t wanted;
 	size_t n = 0;
 	int r;
 
@@ -366,6 +382,10 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 	run.frontier = v->frontier;
 	pthread_mutex_unlock(&v->lock);
 	run.result = r = s3_objects_walk(v->objects, collect, &run);
+	/* As much again is left for compaction. */
+	wanted = WORKERS * run.largest < v->cache_bytes / 4 ? WORKERS * run.largest
+							    : v->cache_bytes / 4;
+	run.memory = s3_cache_lend(v->cache, wanted);
 	while (r == 0 && n < WORKERS && n < run.n) {
 		r = pthread_create(&threads[n], NULL, worker, &run);
 		n += r == 0;
@@ -374,6 +394,7 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 		run.result = -r;
 	while (n)
 		pthread_join(threads[--n], NULL);
+	s3_cache_return(v->cache, run.memory);
 	/* What another writer has deleted or replaced since it took over is not damaged. */
 	if (run.result == 0 && run.n_damaged && !v->backend.readonly) {
 		s3_check_not_fenced(v);
