@@ -50,7 +50,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	struct backend_host host = session_host(answer);
 	struct params_error error;
 	char line[64];
-	int r = session_is_served(o);
+	int r = session_is_served(o), removed;
 
 	if (r)
 		return r < 0 ? r : refuse_served(o);
@@ -69,9 +69,12 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	}
 	/* Not one that has got the name since. */
 	removal.only = r == 0 || r == -ENOENT;
-	r = s3_volume_remove(&config, &host, &removal);
-	if (r)
-		return r;
+	removed = s3_volume_remove(&config, &host, &removal);
+	/* What was not found was something else, such as the file with its key. */
+	if (removed == -EBUSY && r == -ENOENT)
+		warnx("%s", error.text);
+	if (removed)
+		return removed;
 	snprintf(line, sizeof line, "deleted_objects %" PRIu64, removal.deleted);
 	answer_line(answer, line);
 	snprintf(line, sizeof line, "foreign_objects %" PRIu64, removal.foreign);

@@ -73,6 +73,9 @@ int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 	return walk(v, "snap/", meet_child, v);
 }
 
+/* Of a deletion that may only finish another one. */
+static const uint8_t nobody[S3_UUID];
+
 /* ---- the super object and its copy --------------------------------------------------- */
 
 /* Reads it from under a name. -ENOENT: not there; other errors are reported. */
@@ -176,6 +179,13 @@ static int check_super(struct s3_volume *v)
 	return r == -ENOENT ? 0 : r;
 }
 
+static int refuse_unseen(struct s3_volume *v)
+{
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: exists, but was not opened before its deletion; nothing was deleted",
+		v->name);
+}
+
 /* From a copy back to a volume. */
 static void remake(struct s3_volume *v, const void *data, size_t length)
 {
@@ -224,7 +234,6 @@ static int meet_clone(void *opaque, const struct s3_listed *listed, const struct
  */
 static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 {
-	static const uint8_t nobody[S3_UUID];
 	struct interrupted i = {.v = v};
 	size_t length;
 	void *data;
@@ -264,10 +273,10 @@ static int unmake(struct s3_volume *v, const struct s3_removal *removal)
 		return unmake_again(v, removal);
 	if (r)
 		return r;
-	/* The caller has seen another one, or none. */
 	if (removal->only && memcmp(removal->uuid, v->super.uuid, S3_UUID) != 0) {
 		free(data);
-		return refuse_deleted(v);
+		return memcmp(removal->uuid, nobody, S3_UUID) ? refuse_deleted(v)
+							      : refuse_unseen(v);
 	}
 	r = walk(v, "snap/", meet_child, v);
 	if (r == 0)
