@@ -156,7 +156,7 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
                 reason
                 for number, device, system in sorted(places_of(claim, rows))
                 if device in measured_at.get(number, {}) and system in checked[number].systems
-                for reason in reasons_of(measured_at[number][device], system, device, claim.of == "mean")
+                for reason in reasons_of(measured_at[number][device], system, device, claim.of_means)
             )
         )
         for claim in paper.claims

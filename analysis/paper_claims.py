@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
 from .paper_cells import BLOCKS, Span, span_of
-from .papers import Claim
+from .papers import WILDCARD, Claim
 from .render import signed
 from .statistics import Interval
 from .table import DEVICES, METRICS, SYSTEMS, Cell, Metric, Table, half_width_limit
@@ -45,11 +46,9 @@ class ClaimResult:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        total = self.judged
-        if not total:
+        if not self.judged:
             return ClaimVerdict.NOT_MEASURED
-        if self.claim.share < 1:  # of all cells, whichever were measured
-            total += self.missing
+        total = self.judged + self.missing  # what was not measured may be for the claim or against it
         needed = self.claim.share * total
         if self.true >= needed:
             return ClaimVerdict.HOLDS
@@ -70,14 +69,14 @@ def _point(interval: Interval) -> Span:
 
 
 def _quantity(claim: Claim, cell: Cell, metric: Metric, printed: bool) -> Span | None:
-    interval = cell.mean if claim.of == "mean" else cell.difference
+    interval = cell.mean if claim.of_means else cell.difference
     if interval is None:
         return None
     span = _point(interval) if printed else span_of(interval)
     if claim.of == "size":
         ends = sorted((abs(span.low), abs(span.high)))
         return Span(0.0 if span.low < 0 < span.high else ends[0], abs(span.value), ends[1])
-    return _negative(span) if metric.sign > 0 else span
+    return _negative(span) if metric.sign > 0 and not (claim.of_means and claim.than is None) else span
 
 
 def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
@@ -91,14 +90,14 @@ def _tolerance(claim: Claim, one: _Instance, at: float, printed: bool) -> float:
     limit = half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
     if one.metric.points:
         return limit
-    if claim.of == "mean":
+    if claim.of_means:
         return limit * abs(at)
     return limit * abs(100 - one.metric.sign * at)
 
 
 def _shown(claim: Claim, cell: Cell) -> str:
     """What a table shows of it."""
-    if claim.of == "mean":
+    if claim.of_means:
         return f"{cell.mean.value:.2f}" if cell.mean else ""
     return signed(cell.difference.value, 1) if cell.difference else ""
 
@@ -137,10 +136,23 @@ def _instances(claim: Claim, rows: Rows) -> Iterator[_Instance]:
                         yield _Instance(number, device, workload, system, metric)
 
 
+def _filled(text: str, patterns: Iterable[str], workload: str) -> str:
+    """Its wildcards as those of the first of the patterns that the workload matches."""
+    pattern = next(pattern for pattern in patterns if fnmatchcase(workload, pattern))
+    parts = (
+        {"*": "(.*)", "?": "(.)"}.get(part, f"({part})" if part.startswith("[") else re.escape(part))
+        for part in WILDCARD.split(pattern)
+    )
+    found = re.fullmatch("".join(parts), workload)
+    groups = iter(found.groups() if found else ())
+    return WILDCARD.sub(lambda _: next(groups), text)
+
+
 def _rivals(claim: Claim, one: _Instance) -> Iterator[_Instance]:
     """What a cell is measured against."""
     than = claim.than or {}
-    place = (than.get("table", one.table), than.get("device", one.device), than.get("workload", one.workload))
+    workload = _filled(than.get("workload", one.workload), claim.workloads, one.workload)
+    place = (than.get("table", one.table), than.get("device", one.device), workload)
     for system in than.get("systems", (one.system,)):
         yield _Instance(*place, system, one.metric)
 
@@ -194,9 +206,7 @@ def _judge(
     if span is None:
         return None
     if rival is None:
-        most = claim.most + _tolerance(claim, one, claim.most, printed)
-        least = claim.least - _tolerance(claim, one, claim.least, printed)
-        return _both(_at_most(span, most), _at_most(_negative(span), -least)), value
+        return _within(claim, one, span, printed), value
     other = cell_of(rival, rival.metric)
     against = None if other is None else _quantity(claim, other, rival.metric, printed)
     if other is None or against is None:
@@ -208,6 +218,13 @@ def _judge(
         limit = claim.near + tolerance
         return _both(_at_most(gap, limit), _at_most(_negative(gap), limit)), shown
     return _at_most(gap, claim.margin + tolerance), shown
+
+
+def _within(claim: Claim, one: _Instance, span: Span, printed: bool) -> bool | None:
+    """Whether a quantity lies between the claim's bounds."""
+    most = claim.most + _tolerance(claim, one, claim.most, printed)
+    least = claim.least - _tolerance(claim, one, claim.least, printed)
+    return _both(_at_most(span, most), _at_most(_negative(span), -least))
 
 
 def _judge_ratio(
@@ -227,27 +244,71 @@ def _judge_ratio(
     return _both(_at_most(span, most), _at_most(_negative(span), -least)), f"{value:.2f} times"
 
 
+def _by_system(claim: Claim, rows: Rows) -> list[list[_Instance]]:
+    """The cells of one device, system and metric together, of which the largest counts."""
+    groups = defaultdict(list)
+    for one in _instances(claim, rows):
+        groups[one.table, one.device, one.system, one.metric.id].append(one)
+    return list(groups.values())
+
+
+def _judge_largest(
+    claim: Claim, tables: Mapping[int, Table], cells: Sequence[_Instance], printed: bool
+) -> tuple[bool | None, str] | None:
+    """The same for the largest mean of several cells. One that is not there may be larger than those that are."""
+    found = []
+    for one in cells:
+        table = tables.get(one.table)
+        cell = table.cell(one.device, one.workload, one.system, one.metric) if table else None
+        span = _quantity(claim, cell, one.metric, printed) if cell else None
+        found += [span] if span else []
+    if not found:
+        return None
+    largest = Span(max(span.low for span in found), max(span.value for span in found), max(span.high for span in found))
+    truth = _within(claim, cells[0], largest, printed)
+    over = largest.low > claim.most + _tolerance(claim, cells[0], claim.most, printed)
+    return None if len(found) < len(cells) and not (over or printed) else (truth, f"{largest.value:.2f}")
+
+
+def _place(one: _Instance, workload: str) -> str:
+    """Where it is, in words."""
+    words = (DEVICES.get(one.device, one.device), workload, SYSTEMS.get(one.system, one.system))
+    return " ".join(word for word in words if word)
+
+
+def _judgements(
+    claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: bool
+) -> Iterator[tuple[str, tuple[bool | None, str] | None]]:
+    """Each cell or pair of cells that the claim is about, in words, with what _judge() says of it."""
+    if claim.of == "largest":
+        for cells in _by_system(claim, rows):
+            where = f"{_place(cells[0], '')}, largest {cells[0].metric.title.lower()}"
+            yield where, _judge_largest(claim, tables, cells, printed)
+        return
+    for one in _instances(claim, rows):
+        rivals: Iterable[_Instance | None] = (None,) if claim.than is None else _rivals(claim, one)
+        for rival in rivals:
+            versus = ""
+            if rival is not None and rival.system != one.system:
+                versus = f" against {SYSTEMS.get(rival.system, rival.system)}"
+            where = f"{_place(one, one.workload)}{versus}, {one.metric.title.lower()}"
+            yield where, _judge(claim, tables, one, rival, printed)
+
+
 def check_claim(claim: Claim, tables: Mapping[int, Table], rows: Rows, printed: bool = False) -> ClaimResult:
     """tables: where it is checked, by number. rows: the paper's, so that what was not measured is counted as such.
 
-    printed: they are the paper's own, to be taken as they stand.
+    printed: they are the paper's own, to be taken as they stand; what it leaves out is not missing.
     """
     counts: Counter[bool | None] = Counter()
     missing = 0
     against = []
-    for one in _instances(claim, rows):
-        rivals: Iterable[_Instance | None] = (None,) if claim.than is None else _rivals(claim, one)
-        for rival in rivals:
-            judged = _judge(claim, tables, one, rival, printed)
-            if judged is None:
-                missing += 1
-                continue
-            truth, shown = judged
-            counts[truth] += 1
-            if truth is False:
-                versus = ""
-                if rival is not None and rival.system != one.system:
-                    versus = f" against {SYSTEMS.get(rival.system, rival.system)}"
-                place = f"{DEVICES.get(one.device, one.device)} {one.workload} {SYSTEMS.get(one.system, one.system)}"
-                against.append(f"{place}{versus}, {one.metric.title.lower()}: {shown}")
+    for where, judged in _judgements(claim, tables, rows, printed):
+        if judged is None:
+            missing += not printed
+            continue
+        truth, shown = judged
+        counts[truth] += 1
+        if truth is False:
+            against.append(f"{where}: {shown}")
     return ClaimResult(claim, counts[True], counts[False], counts[None], missing, tuple(against))

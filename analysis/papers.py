@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,14 @@ class Claim:
     exact: bool = False
 
     @property
+    def of_means(self) -> bool:
+        """Is it about absolute values?"""
+        return self.of in ("mean", "largest")
+
+    @property
     def relative(self) -> bool:
         """Is it about differences to the system that a table's numbers are relative to?"""
-        return self.of != "mean" and not self.ratio and self.half_width is None
+        return not self.of_means and not self.ratio and self.half_width is None
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def paper_names(configs: Path) -> list[str]:
 
 
 PAPER_KEYS = {"name", "title", "source", "sections", "table", "devices", "environment", "class", "absent", "names"}
-TABLE_KEYS = {"number", "title", "notes", "file", "suite", "decimals_cpu", "base"}
+TABLE_KEYS = {"number", "title", "notes", "file", "suite", "decimals_cpu", "base", "rates"}
 ENVIRONMENT_KEYS = {"profile", "kernel", "kernel_same", "framework", "instead", "cpus", "device"}
 
 
@@ -161,7 +167,7 @@ def load_paper(name: str, configs: Path) -> Paper:
     _keys(path, value["environment"], ENVIRONMENT_KEYS, ENVIRONMENT_KEYS, "environment.")
     tables, suites = {}, {}
     for one in value.get("table", []):
-        _keys(path, one, TABLE_KEYS, TABLE_KEYS - {"decimals_cpu", "base"}, "table: ")
+        _keys(path, one, TABLE_KEYS, TABLE_KEYS - {"decimals_cpu", "base", "rates"}, "table: ")
         number = one["number"]
         if not isinstance(number, int) or number < 1 or number in tables:
             raise SummaryError(
@@ -169,6 +175,8 @@ def load_paper(name: str, configs: Path) -> Paper:
             )
         place = (path.parent / one["file"], number, one["title"], tuple(one["notes"]))
         tables[number] = _read_table(*place, one.get("decimals_cpu", 1), one.get("base", NATIVE))
+        if one.get("rates"):
+            tables[number] = replace(tables[number], metrics=(RATE,), base=one.get("base", NATIVE))
         suites[number] = (one["suite"],) if isinstance(one["suite"], str) else tuple(one["suite"])
     grades = tuple(Grade(**one) for one in value.get("class", []))
     devices = {key: PaperDevice(**one) for key, one in value.get("devices", {}).items()}
@@ -289,7 +297,8 @@ CLAIM_KEYS = {
     "id", "section", "text", "tables", "devices", "workloads", "systems", "metrics", "except", "of", "least", "most",
     "than", "margin", "near", "ratio", "half_width", "reciprocal", "share", "exact",
 }  # fmt: skip
-QUANTITIES = ("loss", "size", "mean")
+QUANTITIES = ("loss", "size", "mean", "largest")
+WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")  # in a pattern of workloads
 
 
 def load_claims(path: Path, devices: Iterable[str] = ()) -> list[Claim]:
@@ -320,7 +329,11 @@ def load_claims(path: Path, devices: Iterable[str] = ()) -> list[Claim]:
         bounded = math.isfinite(claim.least) or math.isfinite(claim.most)
         than = claim.than is not None
         alone = sum((bounded, than and not claim.ratio, claim.half_width is not None, claim.reciprocal is not None))
-        if alone != 1 or (not than and (claim.near is not None or claim.ratio)):
+        named = (claim.than or {}).get("workload", "")
+        if len(WILDCARD.findall(named)) > min(len(WILDCARD.findall(pattern)) for pattern in claim.workloads):
+            raise wrong("than", f"workload={named}: has more wildcards than a pattern of workloads")
+        misfit = claim.of == "largest" and not bounded
+        if alone != 1 or misfit or (not than and (claim.near is not None or claim.ratio)):
             text = "least/most, than (with margin or near; with ratio and least/most), half_width, reciprocal"
             raise wrong("predicate", f"must be one of {text}")
         claims.append(claim)

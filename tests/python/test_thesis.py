@@ -70,4 +70,27 @@ def test_a_campaign_beside_it(tmp_path: Path) -> None:
     assert claims["write-2"] == (ClaimVerdict.FAILS, ClaimVerdict.FAILS)  # 5 times; the table: 2.77 times
     assert claims["bdus-write-19"] == (ClaimVerdict.NOT_MEASURED, ClaimVerdict.HOLDS)
     fails = {theirs.claim.id for _, theirs in found.claims if theirs.verdict is ClaimVerdict.FAILS}
-    assert fails == {"write-2", "bdus-read-19", "bdus-nbd", "reads-24"}
+    assert fails == {
+        "figure-5.4", "figure-5.5", "write-2", "bdus-read-19", "bdus-nbd", "bdus-not-better", "bdus-alike", "reads-24",
+        "bs3-reads-3",
+    }  # fmt: skip
+
+
+def test_points_of_its_figures_are_judged_by_their_rates(tmp_path: Path) -> None:
+    """Figures 5.2 and 5.3 give no numbers; their text speaks of bytes, not of operations."""
+    names = ["read-1j-1d-4k", "write-1j-1d-4k"]
+    made = make_campaign(
+        tmp_path / "results", repetitions=3, suite="buse-null", workloads=names, systems=list(SPEED), speed=SPEED,
+        emulated=False,
+    )  # fmt: skip
+    for file in made.rglob("summary.json"):
+        summary = json.loads(file.read_text())
+        rate = 11000 * (1 + 0.001 * summary["repetition"])
+        summary["metrics"] |= {"throughput_mbps": rate, "throughput_kops": rate / 4.096}
+        file.write_text(json.dumps(summary))
+    found = compare_with_paper([read_campaign(made)], [], THESIS)
+    reads, writes = (
+        next(ours for ours, _ in found.claims if ours.claim.id == name) for name in ("one-job-reads", "one-job-writes")
+    )
+    assert (reads.true, reads.verdict) == (3, ClaimVerdict.OPEN)  # of 45 cells
+    assert (writes.false, writes.verdict) == (3, ClaimVerdict.FAILS)
