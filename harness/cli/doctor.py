@@ -11,12 +11,11 @@ from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import Refused, check, confirmation, contents, first_confirmation, signatures
 from ..machine.tuning import hardware_disks
-from ..model import config, tables
+from ..model import config, source, tables
 from ..model.config import SystemConfig
 from ..model.parts import ENGINES
 from ..observing import environment
 from ..systems.base import find_program, kind_of, module_there
-from . import source
 
 WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
@@ -97,14 +96,19 @@ def lab_needs() -> list[Need]:
     return [*found, Need(f"root file system in {root}", root.is_dir() and any(root.iterdir()), "lab/build")]
 
 
+def workload_needs(on_files: bool) -> list[Need]:
+    """What makes the workloads on devices, or those on files."""
+    if not on_files:
+        return [program("fio", WORKLOADS["fio"])]
+    flow = paths.HOST_BUILD / "flow/userblk-flow"
+    found = [program(name, package) for name, package in WORKLOADS.items() if name != "fio"]
+    return [*found, Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL)]
+
+
 def base_needs() -> list[Need]:
     """What every measurement on this machine needs."""
-    flow = paths.HOST_BUILD / "flow/userblk-flow"
-    return [
-        Need("root", os.geteuid() == 0, "sudo userblk ..."),
-        *(program(name, package) for name, package in WORKLOADS.items()),
-        Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL),
-    ]
+    root = Need("root", os.geteuid() == 0, "sudo userblk ...")
+    return [root, *workload_needs(on_files=False), *workload_needs(on_files=True)]
 
 
 def suite_needs(name: str) -> list[Need]:

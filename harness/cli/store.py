@@ -16,7 +16,7 @@ from ..model.tables import ConfigError
 from ..running.campaign import LAB_BUILD, Place, missing_modules, store_devices
 from ..stores.servers import server_program
 from ..stores.serving import lacks
-from ..systems.base import find_program
+from . import doctor
 from .common import show_bytes
 
 log = logging.getLogger("userblk")
@@ -51,6 +51,9 @@ class OverStore:
             raise ConfigError("where=lab: the lab reaches no other machine; leave --store out")
         place = self._place(args, options["systems"])
         devices = store_devices(suite.latencies_ms, args.store)
+        needs = doctor.workload_needs(any(workload.on_files for workload in suite.workloads))
+        if not place.lab and (reason := doctor.lacks(needs)):
+            raise ConfigError(f"suite={suite.name}: {reason}")
         systems = []
         for system in options["systems"]:
             reason = "" if place.lab else lacks(system)
@@ -60,10 +63,10 @@ class OverStore:
                 raise ConfigError(f"system={system.name}: {reason}")
             if reason:
                 log.info("Without %s: %s", system.name, reason)
-            else:
-                systems.append(system)
-        if not place.lab and not find_program("fio") and not any(workload.on_files for workload in suite.workloads):
-            raise ConfigError("program fio is not installed; run: apt-get install fio")
+                continue
+            if not place.lab and (reason := doctor.lacks(doctor.system_needs(system))):  # what make builds
+                raise ConfigError(f"system={system.name}: {reason}")
+            systems.append(system)
         arguments: dict[str, Any] = {**options, "systems": systems}
         plan = make_plan(
             devices=devices,

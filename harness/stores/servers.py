@@ -18,6 +18,7 @@ from pathlib import Path
 from ..machine.paths import CHECKOUT, PYTHON_PATH
 from ..machine.subprocesses import Recorder
 from ..machine.teardown import Teardown
+from ..model import source
 from ..model.tables import ConfigError
 from ..systems.base import BringUpError, await_up
 
@@ -84,9 +85,11 @@ def read_access(path: Path) -> Access:
 
 def server_program() -> str:
     """The pinned S3 server, which is built if it is not there. Raises ConfigError."""
-    if CHECKOUT is None:
-        raise ConfigError("store: to start one needs a checkout; run bin/userblk there, or name one by --store")
-    argv = [str(CHECKOUT / "harness/get-s3-server"), SERVER]
+    place = CHECKOUT or source.unpack()
+    if place is None:
+        text = "needs userblk's source, which this installation lacks; run bin/userblk in a checkout"
+        raise ConfigError(f"store: to start one {text}, or name your own by --store")
+    argv = [str(place / "harness/get-s3-server"), SERVER]
     result = subprocess.run(argv, capture_output=True, text=True, check=False)
     if result.returncode:
         raise ConfigError(f"store: {SERVER} cannot be built: {result.stderr.strip() or 'no message'}")

@@ -72,7 +72,8 @@ def test_the_lab_needs_no_checkout(prefix: Path, tmp_path: Path) -> None:
     cache, empty = tmp_path / "cache", tmp_path / "empty"
     empty.mkdir()
     code = f"""import sys, pathlib
-from userblk.harness.cli import main, source
+from userblk.harness.cli import main
+from userblk.harness.model import source
 source.CACHE = pathlib.Path({str(cache)!r}); sys.exit(main())"""
     argv = [str(prefix / "bin/python"), "-c", code, "plan", "--where", "lab", "--reps", "1"]
     for _ in range(2):

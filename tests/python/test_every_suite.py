@@ -91,7 +91,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("source-tree", "native", "gcc", "suite=source-tree: gcc is not installed; apt-get install gcc"),
         ("bdus-fs", "bindfs", "bindfs", "system=bindfs: program bindfs: apt-get install bindfs"),
         ("s3", "s3", "nbdkit", "system=s3: nbdkit is not installed; run: apt-get install nbdkit"),
-        ("s3", "s3,s3-null", "fio", "program fio is not installed; run: apt-get install fio"),
+        ("s3", "s3,s3-null", "fio", "suite=s3: program fio: apt-get install fio"),
         ("ufs-ops", "fuse2fs", "fuse2fs", "system=fuse2fs: program fuse2fs: apt-get install fuse2fs"),
     ],
 )
@@ -102,6 +102,15 @@ def test_a_program_that_is_missing(
     monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == missing else found(name, **more))
     words = () if suite in OVER_STORES else ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
     assert complaint(tmp_path, "--suite", suite, *words, "--systems", system) == says
+
+
+@pytest.mark.parametrize(("system", "file"), [("s3", "s3.so"), ("s3-null", "null.so")])
+def test_a_plugin_that_is_missing(system: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, too: what is ours is not left out."""
+    monkeypatch.setattr(paths, "HOST_BUILD", tmp_path / "none")
+    says = f"system={system}: file {tmp_path}/none/plugins/{file}: make plugins"
+    assert complaint(tmp_path, "--suite", "s3", "--systems", system) == says
+    assert system != "s3" or complaint(tmp_path, "--suite", "s3") == says
 
 
 def planned(suite: str, workload: str, device: str, system: str = "native") -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,11 +20,13 @@ from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
 from userblk.harness.engines import flow
 from userblk.harness.engines import store as load
-from userblk.harness.machine.paths import HOST_BUILD, PYTHON_PATH
+from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
+from userblk.harness.model import source
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running.campaign import store_devices
+from userblk.harness.stores import servers
 from userblk.harness.stores.latency_proxy import Delays, distribution
 from userblk.harness.stores.servers import read_access
 from waiting import wait_until
@@ -43,6 +46,32 @@ def plan_of(profile: str = "quick", systems: tuple[str, ...] = SYSTEMS, suite_na
         build="build/host",
         seed=7,
     )
+
+
+# ---- its own store ----------------------------------------------------------------
+
+
+def test_an_installation_builds_the_store_from_the_source_that_it_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "CHECKOUT", None)
+    monkeypatch.setattr(source, "ARCHIVE", tmp_path / "source.tar.gz")
+    monkeypatch.setattr(source, "CACHE", tmp_path / "cache")
+    with pytest.raises(ConfigError, match="needs userblk's source, which this installation lacks; run .* by --store$"):
+        servers.server_program()
+    subprocess.run(["packaging/source-archive", source.ARCHIVE], cwd=CONFIGS.parent, check=True)
+    (tmp_path / "bin").mkdir()
+    for name in ("dirname", "flock", "gzip", "mkdir", "rm", "tar"):  # no go
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path / "bin"))
+        with pytest.raises(ConfigError, match="^store: versitygw cannot be built: .* needs Go; install golang-go$"):
+            servers.server_program()
+    (place,) = source.CACHE.iterdir()
+    if (built := CONFIGS.parent / "build/s3-servers").is_dir():
+        shutil.rmtree(place / "build/s3-servers")
+        (place / "build/s3-servers").symlink_to(built)
+        assert servers.server_program().startswith(f"{place}/build/s3-servers/versitygw-")
 
 
 # ---- the plan -------------------------------------------------------------------

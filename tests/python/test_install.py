@@ -58,7 +58,9 @@ def test_what_is_installed_can_be_removed(tmp_path: Path, tmp_path_factory: pyte
     # The plan of a run in the lab: from the source that was brought along.
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     code = f"""import sys, pathlib
-sys.path.insert(0, {str(python.parent)!r}); from userblk.harness.cli import main, source
+sys.path.insert(0, {str(python.parent)!r})
+from userblk.harness.cli import main
+from userblk.harness.model import source
 source.CACHE = pathlib.Path({str(cache_of_lab)!r}); sys.exit(main())"""
     run = [sys.executable, "-B", "-c", code, "run", "--where", "lab", "--reps", "1", "--dry-run"]
     for _ in range(2):  # unpacked, then found there
