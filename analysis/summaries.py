@@ -14,6 +14,8 @@ from typing import Any
 
 from userblk.harness.observing.histogram import TAIL, tail_metric
 
+from .table import add_titles
+
 SCHEMA = 1
 TAILS = tuple(map(tail_metric, TAIL))
 METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS, "energy_uj_per_op")
@@ -172,6 +174,7 @@ def read_campaign(directory: Path) -> Campaign:
     try:
         name, created, seed = str(asked["campaign"]), str(asked["created"]), int(asked["seed"])
         choices, of_blocks = (tuple(str(line) for line in asked.get(name, [])) for name in ("choices", "block_choices"))
+        add_titles({str(system): str(title) for system, title in asked.get("titles", {}).items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SummaryError(f"{file}: not the request of a campaign: {type(error).__name__} {error}") from None
     runs = tuple(pooled(directory, load_campaign(directory)))

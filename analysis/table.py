@@ -72,6 +72,15 @@ SYSTEMS = {
     "vduse-null": "VDUSE null",
     "fuse-null": "FUSE null",
 }
+
+COLUMNS = dict(SYSTEMS)  # in papers' files, whatever a campaign calls its systems
+
+
+def add_titles(titles: Mapping[str, str]) -> None:
+    """What the files of a campaign's systems call them; others than the above are after those, in this order."""
+    SYSTEMS.update(titles)
+
+
 # The paper's order of rows within a device.
 WORKLOADS = tuple(
     f"{access}-{threads}th-{size}"
@@ -387,9 +396,9 @@ def graded(table: Table, grades: Sequence[Grade], source: str) -> Table:
     return replace(table, notes=(*table.notes[:1], *notes), systems=systems, cells=cells, metrics=(RELATIVE,))
 
 
-def column_name(metric: Metric, system: str) -> str:
+def column_name(metric: Metric, system: str, titles: Mapping[str, str] = SYSTEMS) -> str:
     """In the wide CSV, as in the paper's: native in lower case, the others as they write themselves."""
-    return f"{metric.column}_{system if system == NATIVE else SYSTEMS.get(system, system)}"
+    return f"{metric.column}_{system if system == NATIVE else titles.get(system, system)}"
 
 
 def printed_cell(metric: Metric, device: str, workload: str, mean: Interval | None, other: Interval | None) -> Cell:
@@ -400,7 +409,7 @@ def printed_cell(metric: Metric, device: str, workload: str, mean: Interval | No
 def paper_table(path: Path, number: int, title: str, notes: tuple[str, ...] = (), decimals_cpu: int = 1) -> Table:
     """One of a paper's own tables, from its CSV: means only, and native's where they are absolute."""
     devices = {title: name for name, title in DEVICES.items()}
-    columns = {column_name(metric, system): (metric, system) for metric in METRICS for system in SYSTEMS}
+    columns = {column_name(metric, system, COLUMNS): (metric, system) for metric in METRICS for system in COLUMNS}
     rows, systems, cells = [], [], {}
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):

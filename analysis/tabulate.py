@@ -33,7 +33,7 @@ from .table import (
 APPLICATIONS = ("kv", "postgresql", "source-tree")
 OVER_STORE = "store-files"  # an engine: on files on a disk over a store, without a native one to compare with
 FILE_ENGINES = ("flow", "ops", "fio-files", *APPLICATIONS, OVER_STORE)
-ENGINES = ("fio", *FILE_ENGINES)  # of the runs that the tables hold
+OWN_REPORTS = ("attach", "failover", "response", "store", "sweep")  # engines whose runs no table holds
 # Base and metrics of an engine's tables, where they are not native and those of the paper.
 SHOWN: dict[str, tuple[str, tuple[Metric, ...]]] = {OVER_STORE: ("", (RATE, *METRICS))}
 
@@ -234,11 +234,11 @@ def make_tables(
     joined: bool = False,
 ) -> list[Table]:
     """
-    One table for each host and suite that runs were made on; other engines have reports of their own. joined: hosts
-    that measured different devices are in one, where each device is compared with the native of its own host all the
-    same.
+    One table for each host and suite that runs were made on, but for engines that have reports of their own. joined:
+    hosts that measured different devices are in one, where each device is compared with the native of its own host all
+    the same.
     """
-    groups = _groups(run for run in runs if run.engine in ENGINES)
+    groups = _groups(run for run in runs if run.engine not in OWN_REPORTS)
     if joined:
         groups = _joined(groups)
     return [

@@ -34,6 +34,7 @@ from ..running.campaign import (
     LAB_CPUS,
     PAPER,
     Place,
+    check_own_code,
     choose_place,
     host_devices,
     lab_devices,
@@ -169,6 +170,8 @@ def lay_out_on_devices(
         place = choose_place(args.where, bool(named), missing_modules(options["systems"]))
     if place.lab and paths.CHECKOUT is None:
         raise NeedsCheckout(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
+    if place.lab:
+        check_own_code(options["suite"], options["systems"], "in the lab's guest")
     if options["sample_stacks"] and not place.lab and not shutil.which("perf"):
         raise ConfigError(f"profile={args.profile}: perf is not installed; {perf.REMEDY}")
     clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
@@ -256,6 +259,7 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
     found = load_hosts(args.hosts)
     seed = int.from_bytes(os.urandom(4), "big") if args.seed is None else args.seed
     suite, profile, systems = (options.pop(name) for name in ("suite", "profile", "systems"))
+    check_own_code(suite, systems, "on other hosts")
     plans = hosts.make_plans(
         found,
         suite=suite,

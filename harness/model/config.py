@@ -253,6 +253,7 @@ class Requires:
 class SystemConfig:
     """How a system is brought up; see configs/systems. device: which of ours it serves, "" for native and fuse.
 
+    title: in tables and figures, "" where it is the name, or that which analysis/table.py has.
     mode: of ublk: how requests are served; of tcmu: "handler" if the handler's own threads do it.
     client: of store: fio's or the kernel's NBD client, or a file.
     options, negotiated: of fuse and fuse-disk: the daemon's, and what its status line must say.
@@ -279,6 +280,7 @@ class SystemConfig:
     file: str = ""
     disk: str = ""
     requires: Requires = field(default_factory=Requires)
+    title: str = ""
 
     @property
     def uses_device(self) -> bool:
@@ -309,7 +311,9 @@ def load_suite(name: str, profile: str = "quick") -> Suite:
 def load_system(name: str) -> SystemConfig:
     """configs/systems/NAME.toml. Raises ConfigError."""
     table = tables.read("systems", name)
-    return KINDS[table.text("kind", KINDS.names())].read(name, table)
+    kind = KINDS[table.text("kind", KINDS.names())]
+    title = table.text("title") if "title" in table.values else ""
+    return dataclasses.replace(kind.read(name, table), title=title)
 
 
 def queue_of(table: Table) -> dict[str, str]:

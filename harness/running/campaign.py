@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import queue
@@ -24,8 +25,8 @@ from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.durable import write_json
 from ..machine.safety import check, confirmation, first_confirmation
-from ..model.config import VIRTUAL, SystemConfig, load_parameters
-from ..model.parts import ENGINES, KINDS
+from ..model.config import VIRTUAL, Suite, SystemConfig, load_parameters
+from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
 from ..model.tables import ConfigError, NeedsCheckout
 from ..observing import environment
@@ -65,6 +66,18 @@ def missing_modules(systems: Sequence[SystemConfig]) -> list[str]:
     """Modules that this kernel lacks for our systems; third-party systems are left out where they cannot run."""
     needed = sorted({module for system in systems if not kind_of(system).foreign for module in modules(system)})
     return [module for module in needed if not module_there(module)]
+
+
+def check_own_code(suite: Suite, systems: Sequence[SystemConfig], where: str) -> None:
+    """The lab's guest and other hosts have no kinds and engines from outside userblk. Raises ConfigError."""
+    parts: list[tuple[str, Kind | Engine]] = [(f"system={system.name}", KINDS[system.kind]) for system in systems]
+    parts += [(f"suite={suite.name}", ENGINES[workload.engine]) for workload in suite.workloads]
+    for what, part in parts:
+        file = Path(inspect.getfile(type(part)))
+        if not file.is_relative_to(paths.PYTHON_PATH):
+            folder = f"harness/{'systems' if isinstance(part, Kind) else 'engines'}"
+            remedy = f"copy it into {folder} of a checkout, or measure here"
+            raise ConfigError(f"{what}: {file} is not there {where}; {remedy}")
 
 
 def choose_place(where: str, named: bool, missing: Sequence[str]) -> Place:
@@ -158,6 +171,7 @@ def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str
         "suite": plan.suite.name,
         "profile": plan.profile.name,
         "systems": list(plan.systems),
+        "titles": {name: system.title for name, system in plan.systems.items() if system.title},
         "devices": {device.id: device.path for device in plan.devices.values()},
         "repetitions": plan.profile.repetitions,
         "max_repetitions": plan.profile.max_repetitions,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command_line import userblk
 from loops import LIMIT, MIB, loop
 from userblk.harness.machine.paths import CONFIGS, PYTHON_PATH
 
@@ -74,7 +75,8 @@ import dataclasses, sys
 from pathlib import Path
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
-from userblk.harness.model.plan import Device, make_plan, write_plan
+from userblk.harness.model.plan import Device, make_plan
+from userblk.harness.running.campaign import create
 
 directory = Path(sys.argv[1])
 profile = dataclasses.replace(load_profile("quick"), area={"sata": 16 << 20}, ramp_s=0, dirty_bytes=0)
@@ -83,7 +85,18 @@ plan = make_plan(
     suite=load_suite("copies"), profile=profile, systems=[load_system("twice")], campaign="c", build="build/host",
     devices=[Device("sata", sys.argv[2], sys.argv[3])], repetitions=1, seed=1,
 )
-write_plan(plan, directory)
+create(plan, directory / "results", ["by hand"])
+"""
+
+
+WITHOUT_A_DEVICE = """
+import sys
+from pathlib import Path
+from userblk.harness import cli
+from userblk.harness.model import tables
+
+tables.CONFIGS = Path("configs")
+sys.exit(cli.main())
 """
 
 
@@ -91,22 +104,33 @@ def test_a_kind_and_an_engine_from_elsewhere(tmp_path: Path) -> None:
     for name, text in {
         "more/userblk/harness/systems/twice.py": KIND,
         "more/userblk/harness/engines/dd.py": ENGINE,
-        "c/configs/systems/twice.toml": 'name = "twice"\nkind = "twice"\n',
-        "c/configs/suites/copies.toml": 'name = "copies"\nengine = "dd"\ncount = 16\n',
+        "configs/systems/twice.toml": 'name = "twice"\nkind = "twice"\ntitle = "loop over loop"\n',
+        "configs/suites/copies.toml": 'name = "copies"\nengine = "dd"\ncount = 16\n',
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "c/configs/workloads").symlink_to(CONFIGS / "workloads")
+    for name in ("workloads", "profiles", "systems/native.toml"):
+        (tmp_path / "configs" / name).symlink_to(CONFIGS / name)
     env = dict(os.environ, PYTHONPATH=f"{PYTHON_PATH}:{tmp_path}/more")
+    for word, code in (("suite=copies", "engines/dd.py"), ("system=twice", "systems/twice.py")):
+        systems = "twice" if word == "system=twice" else "native"
+        argv = ["plan", "--where", "lab", "--suite", "copies", "--systems", systems, "--seed", "1"]
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_A_DEVICE, *argv], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
+        says = f"userblk: {word}: {tmp_path}/more/userblk/harness/{code} is not there in the lab's guest; copy it into "
+        assert done.returncode == 2 and done.stderr.startswith(says) and done.stderr.count("\n") == 1, done
     (tmp_path / "image").mkdir()
     with loop(tmp_path / "image", 64 * MIB) as device:
-        plan = [sys.executable, "-c", CAMPAIGN, str(tmp_path / "c"), device, str(64 * MIB)]
+        plan = [sys.executable, "-c", CAMPAIGN, str(tmp_path), device, str(64 * MIB)]
         subprocess.run(plan, env=env, check=True, timeout=LIMIT)
-        argv = [sys.executable, "-m", "userblk.harness.running.runner", str(tmp_path / "c/plan.json")]
+        argv = [sys.executable, "-m", "userblk.harness.running.runner", str(tmp_path / "results/c/plan.json")]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT)
         files = [path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = (tmp_path / "c").rglob("summary.json")
+    (file,) = (tmp_path / "results/c").rglob("summary.json")
     summary = json.loads(file.read_text())
     assert summary["valid"], summary["invalid"]
     assert (summary["system"], summary["engine"], device in files) == ("twice", "dd", False)
+    table = userblk("table", "c", cwd=tmp_path, COLUMNS="200").stdout
+    assert "loop over loop" in table and "twice" not in table, table
