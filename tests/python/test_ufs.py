@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 import runner_process as runner
 from loops import MIB, loop
+from synthetic import make_campaign
+from userblk.analysis.paper import compare_with_paper
+from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_paper
+from userblk.analysis.summaries import read_campaign
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.engines import ops
 from userblk.harness.machine import paths
 from userblk.harness.machine.blockdev import BlockDevice
@@ -43,6 +48,27 @@ def test_single_operations_are_those_of_the_program() -> None:
     text = (Path(__file__).parents[2] / "harness/ops/operations.c").read_text()
     known = [name for pair in re.findall(r'^\tBOTH\("(\w+)", "(\w+)"', text, re.M) for name in pair]
     assert {workload.file for workload in load_suite("ufs-ops").workloads} == set(known) and len(known) == 32
+
+
+def test_what_more_clients_do_is_judged_operation_by_operation(tmp_path: Path) -> None:
+    """Section 4.2 is about an ext4 without journal; two clients alone leave its sentences open."""
+    names = [f"{name}-{clients}w" for name in ("s1mp", "cmp", "rdpr", "wdpr") for clients in (1, 2)]
+    systems = {"native": 1.0, "ext4-nojournal": 1.0}
+    made = make_campaign(
+        tmp_path, repetitions=3, suite="ufs-ops", workloads=names, systems=list(systems), speed=systems
+    )
+    for file in made.rglob("summary.json"):
+        summary = json.loads(file.read_text())
+        scales = summary["system"] == "ext4-nojournal" and not summary["workload"].startswith("cmp")
+        kops = 190 if scales and summary["workload"].endswith("-2w") else 100
+        summary["metrics"]["throughput_kops"] = kops + 0.1 * summary["repetition"]
+        file.write_text(json.dumps(summary))
+    campaign = read_campaign(made)
+    claims = {ours.claim.id: ours for ours, _ in compare_with_paper([campaign], make_tables(campaign.runs), UFS).claims}
+    expected = {"stat-scales": (1, 0), "metadata-flat": (1, 1), "reads-scale": (1, 0), "writes-scale": (1, 0)}
+    assert {name: (claims[name].true, claims[name].false) for name in expected} == expected
+    assert {claims[name].verdict for name in expected} == {ClaimVerdict.OPEN}
+    assert claims["varmail-clients"].verdict is ClaimVerdict.NOT_MEASURED
 
 
 def test_bytes_are_divided_among_the_clients() -> None:
