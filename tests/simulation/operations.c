@@ -470,7 +470,7 @@ static void run_resize(struct life *l)
 
 	if (!before || wanted * (uint64_t)SECTOR < (1 << 20))
 		return;
-	/* What is to be cut off has to be empty, which it seldom is by itself. */
+	/* What is cut off must be empty, which it seldom is by itself. */
 	if (wanted < before && !one_in(4))
 		do_zeroes(l, wanted, before - wanted, true);
 	snprintf(bytes, sizeof bytes, "%" PRIu64, (uint64_t)wanted * SECTOR);

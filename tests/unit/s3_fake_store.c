@@ -453,7 +453,7 @@ static bool is_held(const struct s3_store *s, struct s3_request *req, bool after
 			after == (holds[i].how != NOTHING) &&
 			(!holds[i].one || holds[i].one == req)) {
 			yes = true;
-			/* Who waits for it relies on its effect. */
+			/* A test that waits for it relies on its effect. */
 			holds[i].met |= after == *served(req);
 			holds[i].one = after ? req : NULL;
 		}

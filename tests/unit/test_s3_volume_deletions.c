@@ -635,7 +635,7 @@ static void test_late_deletion_of_a_super_object(void **state)
 	fake_store_reset();
 }
 
-/* Who has seen a volume, or none, and fenced that, does not delete one that has the name since. */
+/* A deletion that has fenced a volume, or seen none, leaves one alone that has the name since. */
 static void test_deletion_of_the_volume_that_was_seen(void **state)
 {
 	struct s3_removal removal = {.only = true}, none = {.only = true};

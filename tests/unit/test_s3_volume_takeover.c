@@ -117,7 +117,7 @@ static void test_writes_after_a_resize_without_an_answer(void **state)
 	open_volume(&b);
 	assert_int_equal(b.backend->size, 64 << 20);
 	crash(&b);
-	/* Who asks for the size that it still has gets it. */
+	/* A resize to the size that it still has stores it. */
 	shrink_without_an_answer(&a);
 	assert_int_equal(s3_volume_resize(volume_of(&a), 64 << 20), 0);
 	crash(&a);

@@ -73,7 +73,7 @@ int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 	return walk(v, "snap/", meet_child, v);
 }
 
-/* Of a deletion that may only finish another one. */
+/* For a deletion that may only finish another one. */
 static const uint8_t nobody[S3_UUID];
 
 /* ---- the super object and its copy --------------------------------------------------- */
@@ -314,10 +314,10 @@ static int count_key(void *opaque, const struct s3_listed *listed, const struct 
 }
 
 /*
- * Is there no volume of that name? As long as the copy is there it is given to no other one; but
- * who looked before the copy was put may create one, and another deletion may have put the volume
- * back. What is about to be deleted was listed before, so that a new volume's super object shows
- * by now if anything of it was.
+ * Is there no volume of that name? As long as the copy is there it is given to no other one; but a
+ * creation that looked before the copy was put may go on, and another deletion may have put the
+ * volume back. What is about to be deleted was listed before, so that a new volume's super object
+ * shows by now if anything of it was.
  */
 static int check_name(struct s3_volume *v)
 {

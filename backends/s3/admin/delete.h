@@ -30,7 +30,7 @@ struct s3_removal {
 /*
  * Deletes the volume, or what an interrupted deletion has left. No writer may have it: the
  * caller has fenced them all. 0 or negative errno, which has been reported: -ENOENT: nothing
- * there; -EBUSY: it has snapshots with clones, or only what is left of one was to be deleted.
+ * there; -EBUSY: it has snapshots with clones, or only the rest of one may be deleted.
  */
 int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
 	struct s3_removal *removal);
