@@ -71,7 +71,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	removal.only = r == 0 || r == -ENOENT;
 	removed = s3_volume_remove(&config, &host, &removal);
 	/* What was not found was something else, such as the file with its key. */
-	if (removed == -EBUSY && r == -ENOENT)
+	if (removal.unseen)
 		warnx("%s", error.text);
 	if (removed)
 		return removed;

@@ -283,7 +283,8 @@ def test_a_killed_run_leaves_no_server_and_no_mount(device: str, tmp_path: Path)
     argv = json.loads((run / "preparation/commands.json").read_text())[-1]["argv"]
     data = Path(argv[argv.index("-D") + 1])
     base = data.parents[1]  # of the ext4 and what is over it
-    assert len(servers_of(data)) == 1 and sum(mount.point.startswith(str(base)) for mount in mounts_of()) == 2
+    wait_until("its new processes have their own names", lambda: len(servers_of(data)) == 1)
+    assert sum(mount.point.startswith(str(base)) for mount in mounts_of()) == 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_until("the server has ended", lambda: not servers_of(data))

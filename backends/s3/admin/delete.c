@@ -263,7 +263,7 @@ static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 }
 
 /* From a volume to what is left of one. */
-static int unmake(struct s3_volume *v, const struct s3_removal *removal)
+static int unmake(struct s3_volume *v, struct s3_removal *removal)
 {
 	size_t length;
 	void *data;
@@ -275,8 +275,10 @@ static int unmake(struct s3_volume *v, const struct s3_removal *removal)
 		return r;
 	if (removal->only && memcmp(removal->uuid, v->super.uuid, S3_UUID) != 0) {
 		free(data);
-		return memcmp(removal->uuid, nobody, S3_UUID) ? refuse_deleted(v)
-							      : refuse_unseen(v);
+		if (memcmp(removal->uuid, nobody, S3_UUID) != 0)
+			return refuse_deleted(v);
+		removal->unseen = true;
+		return refuse_unseen(v);
 	}
 	r = walk(v, "snap/", meet_child, v);
 	if (r == 0)

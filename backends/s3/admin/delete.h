@@ -23,6 +23,7 @@ struct s3_removal {
 	uint8_t uuid[S3_UUID];
 
 	/* Filled. */
+	bool unseen; /* refused: there is a volume, where only the rest of one may be deleted */
 	uint64_t deleted; /* objects */
 	uint64_t foreign; /* keys below the volume's name that are not of a volume: left alone */
 };
