@@ -98,14 +98,19 @@ def checkout_image(tree: Tree) -> Path:
     return image
 
 
-def guest_identity(tree: Tree) -> dict[str, str]:
+def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
     """
     What a sealed guest consists of, besides its plan and the programs of this machine: the version of its kernel and
-    the SHA-256 of its images. Where all is the same, so are the instructions that it executes. Raises LabError.
+    the SHA-256 of its images. Where all is the same, so are the instructions that it executes. extra: directory of the
+    user's own. Raises LabError.
     """
-    checkout = checkout_image(tree).with_suffix(".made").read_text().split()[1]
+
+    def made_of(image: Path) -> str:
+        return image.with_suffix(".made").read_text().split()[1]
+
     made = json.loads((tree.image.parent / "made.json").read_text())
-    return {"kernel": tree.release, "root_image": made["image"], "checkout_image": checkout}
+    parts = {"kernel": tree.release, "root_image": made["image"], "checkout_image": made_of(checkout_image(tree))}
+    return parts | ({"extra_image": made_of(directory_image(tree, Path(extra).resolve(), "extra"))} if extra else {})
 
 
 def directory_image(tree: Tree, directory: Path, name: str) -> Path:

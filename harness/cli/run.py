@@ -97,7 +97,8 @@ def guest_of(plan: Plan) -> dict[str, str]:
     from userblk.lab.rootfs import ensure_tree
 
     with lab_errors():
-        return guest_identity(ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0])))
+        tree = ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0]))
+        return guest_identity(tree, os.environ.get("LAB_EXTRA"))
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
@@ -184,7 +185,10 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
         if plan.emulated:
             host_load.write(directory, busy)
         with interrupt.held():
-            runner = Guests(plan, directory, module) if plan.model else RunnerProcess(runner_argv(plan, directory))
+            if plan.model:
+                runner = Guests(plan, directory, module, lambda: guest_of(plan))
+            else:
+                runner = RunnerProcess(runner_argv(plan, directory))
         for event in runner.events(TICK):
             if event is None:
                 display.tick()

@@ -8,6 +8,7 @@ Standard library only; what cannot be read is left out.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ CPU = Path("/sys/devices/system/cpu")
 LOAD_LIMIT = 0.5  # of processes that run, before the first run
 HOT = 5.0  # K below the temperature at which a device throttles
 PATIENCE = 30  # s for a command
+NOT_MEASURED = ("meson-private", "tests")  # of a build's directory
 
 
 def _text(path: str | Path) -> str:
@@ -143,6 +145,21 @@ def source(checkout: Path | None) -> dict[str, object]:
     commit = _run("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
     changed = _run("git", "-C", str(checkout), "status", "--porcelain").strip()
     return {"commit": commit, "modified": bool(changed)} if commit else {}
+
+
+def programs(build: Path) -> str:
+    """
+    The SHA-256 of all programs and plugins below a directory, and of their names: two builds of a commit may differ.
+    Those of the build itself and of tests do not count.
+    """
+    known = hashlib.sha256()
+    for path in sorted(build.rglob("*")):
+        name = path.relative_to(build)
+        if name.parts[0] in NOT_MEASURED or not path.is_file():
+            continue
+        if path.suffix == ".so" or os.access(path, os.X_OK):
+            known.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return known.hexdigest()
 
 
 # ---- devices -------------------------------------------------------------------------------

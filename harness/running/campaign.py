@@ -46,6 +46,7 @@ LAB_CPUS = 2
 LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
 LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
 LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
+CAMPAIGN = "campaign.json"  # in its directory: what was asked for, and where it began
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 LAB_BUSY = 4.0  # times as long again in virtual time, which is worth as much on a machine that others keep busy
 STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
@@ -189,7 +190,7 @@ def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str
     if plan.emulated:  # what the guest cannot see
         asked["machine"] = environment.snapshot()
         asked["guest"] = guest
-    write_json(directory / "campaign.json", asked)
+    write_json(directory / CAMPAIGN, asked)
     write_plan(plan, directory)
     return directory
 

@@ -13,7 +13,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ..machine import interrupt
 from ..machine.durable import sync_tree, write_json
 from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
-from .campaign import LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
+from .campaign import CAMPAIGN, LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
 from .measuring import ENVIRONMENT
 from .runner import (
     EVENTS,
@@ -29,6 +29,7 @@ from .runner import (
     EXIT_NOTHING,
     EXIT_PARTLY,
     EXIT_USAGE,
+    differences,
     exit_code,
     mark_done,
     no_space,
@@ -46,16 +47,27 @@ def at_once() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), room))
 
 
+def _guest_at_the_beginning(directory: Path) -> Mapping[str, str]:
+    """What the guests of a campaign consisted of when it was made; {} if it does not say."""
+    path = directory / CAMPAIGN
+    return json.loads(path.read_text()).get("guest") or {} if path.exists() else {}
+
+
 class Guests:
     """As campaign.RunnerProcess, of which there is one for each block: events() of all together, wait() and stop().
 
-    module: that runs in the guests, if it is not the suite's own.
+    module: that runs in the guests, if it is not the suite's own. guest: tells what a guest would consist of now.
     """
 
-    def __init__(self, plan: Plan, directory: Path, module: str = "") -> None:
+    def __init__(
+        self, plan: Plan, directory: Path, module: str = "", guest: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self._plan = plan
         self._directory = directory
         self._module = module
+        self._guest = guest
+        self._began = _guest_at_the_beginning(directory)
+        self._others: list[str] = []  # what guests consisted of instead: a warning each
         self._at_once = at_once()
         self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._running: dict[int, RunnerProcess] = {}
@@ -104,6 +116,7 @@ class Guests:
                     yield self._keep("note", text=f"the campaign stops: {lacks}")
                     waiting, self._odd = [], EXIT_USAGE
                     break
+                yield from self._changes()
                 self._start(waiting.pop(0))
             if not self._running:
                 break
@@ -124,6 +137,19 @@ class Guests:
 
     def _brought_up(self, block: int) -> Iterator[Path]:
         return (self._directory / "blocks").glob(f"{block}.*")
+
+    def _changes(self) -> Iterator[Event]:
+        """What guests consist of that the campaign did not begin with: told once, and a warning of the campaign."""
+        now = self._guest()
+        lines = [line for line in differences(self._began, now, list(now)) if line not in self._others]
+        for line in lines:
+            yield self._keep("note", text=line)
+        self._others += lines
+        path = self._directory / ENVIRONMENT
+        if lines and path.exists():
+            environment = json.loads(path.read_text())
+            environment["warnings"] = [*dict.fromkeys([*environment["warnings"], *lines])]
+            write_json(path, environment)
 
     def _start(self, block: int) -> None:
         """From its beginning: with some of its runs left out the others would find another machine."""
@@ -160,7 +186,8 @@ class Guests:
             if self._environment_seen:
                 return None
             self._environment_seen = True
-            event["warnings"] += since_the_beginning(self._directory, found)
+            known = [*since_the_beginning(self._directory, found), *self._others]
+            event["warnings"] += dict.fromkeys(known)
             write_json(self._directory / ENVIRONMENT, found | {"warnings": event["warnings"]})
         if kind == "entry-done":
             directory = self._directory / self._plan.directory(self._plan.entries[event["index"]])

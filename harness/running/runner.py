@@ -17,10 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+from userblk import __version__
 
 from ..engines import WorkloadError, fio
 from ..engines.base import Job, Run, device_engine
@@ -55,8 +57,8 @@ from .hand_over import hand_over
 from .measuring import ENVIRONMENT, NO_SAMPLES, WRITE_BACK_FAILED, Measurement, write_counters
 
 SCHEMA = 1
-RESUMED = "resumed on something else:"  # a warning
-IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk")  # of all runs of a campaign
+CHANGED = "differs from the beginning:"  # a warning
+IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk", "programs")  # of all runs of a campaign
 EVENTS = "events.jsonl"  # in the campaign's directory
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 QUIET_S = 0.5
@@ -119,11 +121,20 @@ def since_the_beginning(directory: Path, found: Mapping[str, Any]) -> list[str]:
         first = json.loads((directory / ENVIRONMENT).read_text())
     except (OSError, ValueError):
         return []
-    lines = [line for line in first.get("warnings", []) if line.startswith(RESUMED)]
-    for name in IDENTITY:
-        if first.get(name) != found.get(name):
-            line = f"{RESUMED} {name} is {found.get(name)} instead of {first.get(name)}"
-            lines += [line] * (line not in lines)
+    lines = [line for line in first.get("warnings", []) if line.startswith(CHANGED)]
+    return [*dict.fromkeys([*lines, *differences(first, found, IDENTITY)])]
+
+
+def differences(first: Mapping[str, Any], found: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """What of these is found otherwise than first, a warning each. An older campaign does not have all names."""
+    lines = []
+    for name in names:
+        was, is_now = first.get(name), found.get(name)
+        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
+            inner = differences(was, is_now, sorted(was.keys() | is_now.keys()))
+            lines += [line.replace(CHANGED, f"{CHANGED} {name}", 1) for line in inner]
+        elif name in first and was != is_now:
+            lines.append(f"{CHANGED} {name} is {is_now} instead of {was}")
     return lines
 
 
@@ -264,7 +275,9 @@ class Runner:
             lines.append("not pinned: the scheduler places servers and workloads where it likes; --pin SERVER:CLIENT")
         if self.plan.emulated:
             lines = []  # the lab's are distorted as such, and say so
-        self.environment["userblk"] = environment.source(paths.CHECKOUT)
+        self.environment["userblk"] = environment.source(paths.CHECKOUT) | {"version": __version__}
+        if self.port is None:  # the host knows what a sealed guest has
+            self.environment["programs"] = environment.programs(Path(self.plan.build))
         lines += since_the_beginning(self.directory, self.environment)
         found = self.environment | {"warnings": lines}
         if self.port is None:

@@ -17,6 +17,7 @@ from userblk.harness.observing.environment import (
     failing,
     parse_nvme,
     parse_smartctl,
+    programs,
     snapshot,
     source,
     throttling,
@@ -137,3 +138,20 @@ def test_a_missing_tool_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert environment._run("no-such-tool-anywhere") == ""
     assert environment.device_facts("no-such-disk") == {"disk": "no-such-disk"}
+
+
+def test_programs_are_known_by_their_contents(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    plugin = tmp_path / "plugins" / "null.so"
+    plugin.write_bytes(b"a")
+    first = programs(tmp_path)
+    (tmp_path / "build.log").write_text("begun at another time")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "driver.so").touch()
+    assert programs(tmp_path) == first
+    plugin.write_bytes(b"b")
+    assert programs(tmp_path) != first
+    plugin.write_bytes(b"a")
+    plugin.rename(tmp_path / "plugins" / "s3.so")
+    assert programs(tmp_path) != first
+    assert programs(tmp_path / "nothing") == programs(tmp_path / "plugins" / "none")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,11 @@ def guests_devices() -> list[Device]:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, directory: Path, plan: Plan, dies: int = -1
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    plan: Plan,
+    dies: int = -1,
+    guest: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[list[dict[str, object]], int]:
     """All events, and the exit code."""
 
@@ -83,7 +88,7 @@ def play(
 
     monkeypatch.setattr(guests, "runner_argv", argv)
     monkeypatch.setattr(guests, "at_once", lambda: 2)
-    all_of_them = guests.Guests(plan, directory)
+    all_of_them = guests.Guests(plan, directory, guest=guest)
     events = [event for event in all_of_them.events(TICK) if event]
     return events, all_of_them.wait()
 
@@ -136,13 +141,33 @@ def test_a_block_is_run_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch
     (directory / "kernel").write_text("k2")
     events, code = play(monkeypatch, directory, plan)
     assert code == 0 and (events[0]["skipped"], events[-1]["done"]) == (0, 8) and not leftover.exists()
-    changed = ["resumed on something else: kernel is k2 instead of k"]
+    changed = ["differs from the beginning: kernel is k2 instead of k"]
     assert [event["warnings"] for event in events if event["event"] == "environment"] == [changed]
     assert json.loads((directory / "environment.json").read_text())["warnings"] == changed
     for entry in plan.entries:
         if entry.system != "bdus":
             summary = json.loads((directory / plan.directory(entry) / "summary.json").read_text())
             assert summary["campaign"] == "c" and (directory / plan.directory(entry) / "DONE").exists()
+
+
+def test_programs_that_change_in_a_campaign_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once, whenever they change: the runs before and after are not of one sample."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    began = {"kernel": "k", "checkout_image": "a"}
+    (directory / "campaign.json").write_text(json.dumps({"guest": began}))
+    looks = [began, began | {"checkout_image": "b"}]
+
+    def guest() -> Mapping[str, str]:
+        return looks[-1] if len(looks) == 1 else looks.pop(0)
+
+    events, _ = play(monkeypatch, directory, plan, guest=guest)
+    line = "differs from the beginning: checkout_image is b instead of a"
+    assert [event["text"] for event in events if event["event"] == "note"] == [line]
+    assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
+    events, _ = play(monkeypatch, directory, plan, guest=lambda: began | {"extra_image": "c"})
+    assert not [event for event in events if event["event"] == "note"]
+    assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
 
 
 def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     environment.write_text(json.dumps(first_found | {"kernel": "another"}))
     for _ in range(2):
         finish(start(tmp_path / "c"))
-        reported = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("resumed on")]
+        reported = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("differs")]
         assert len(reported) == 1 and reported[0].endswith(" instead of another")
 
     # A run without DONE, and one that is not valid, are run again; the third is not.
