@@ -15,6 +15,7 @@
 
 #include "backends/program.h"
 #include "fuse-disk/disk.h"
+#include "fuse-session/begin.h"
 #include "programs/exit_codes.h"
 
 #define NAME "userblk-fuse-disk"
@@ -208,9 +209,8 @@ static int serve(struct options *o)
 		warnx("cannot start: %s", strerror(-r));
 		return EXIT_FAILURE;
 	}
-	/* Before the device, which may make a file: a mistake of -o makes none. libfuse tells it.
-	 */
-	session = fuse_session_new(&o->session, &ops, sizeof ops, &server);
+	/* Before the device, which may make a file: a mistake of -o makes none. */
+	session = session_begin(NAME, &o->session, &ops, &server, NULL);
 	if (!session)
 		return EXIT_USAGE;
 	r = program_open(o->params, &disk->device);

@@ -15,6 +15,7 @@
 #include <syslog.h>
 #include <unistd.h>
 
+#include "begin.h"
 #include "session.h"
 #include "programs/exit_codes.h"
 
@@ -28,8 +29,7 @@
 #define RINGS_SECONDS 3.0
 #define POLL_USEC     20000
 
-#define STATUS_LENGTH	 1024
-#define COMPLAINT_LENGTH 256
+#define STATUS_LENGTH 1024
 
 struct session session;
 
@@ -52,25 +52,10 @@ void session_warn(const char *format, ...)
 	va_end(args);
 }
 
-/* What libfuse complains of while it reads the options: begin_session() puts it in our words. */
-static struct {
-	bool on;
-	char text[COMPLAINT_LENGTH];
-} complaint;
-
-static void keep_complaint(const char *format, va_list args)
-{
-	size_t length = strlen(complaint.text);
-
-	vsnprintf(complaint.text + length, sizeof(complaint.text) - length, format, args);
-}
-
 /* What libfuse has to say. */
 static void log_libfuse(enum fuse_log_level level, const char *format, va_list args)
 {
-	if (complaint.on && level <= FUSE_LOG_ERR)
-		keep_complaint(format, args);
-	else if (in_background)
+	if (in_background)
 		vsyslog(LOG_DAEMON | (int)level, format, args);
 	else
 		vfprintf(stderr, format, args);
@@ -435,44 +420,15 @@ static int serve_session(void)
 #endif
 }
 
-/*
- * Has libfuse read the options that are left, which are its own and mount(8)'s; tells a mistake.
- * libfuse has no function that names what it does not know, and frees the arguments when it fails:
- * only its complaint has it. One in other words than those below is passed on.
- */
-static bool begin_session(struct fuse_args *args)
-{
-	static const char of_libfuse[] = "fuse: ", unknown[] = "unknown option(s): `-o ";
-	struct fuse_lowlevel_ops ops = served->operations;
-	const char *text = complaint.text;
-
-	ops.init = session_init;
-	complaint.on = true;
-	session.fuse = fuse_session_new(args, &ops, sizeof(ops), NULL);
-	complaint.on = false;
-	if (session.fuse) {
-		fputs(text, stderr);
-		return true;
-	}
-	text += strncmp(text, of_libfuse, strlen(of_libfuse)) == 0 ? strlen(of_libfuse) : 0;
-	if (strncmp(text, unknown, strlen(unknown)) == 0) {
-		text += strlen(unknown);
-		session_warn(
-			"%.*s: no such option; leave it out, or see %s --help and mount.fuse3(8)",
-			(int)strcspn(text, "'\n"), text, session_name);
-	} else {
-		session_warn("%.*s; see %s --help and mount.fuse3(8)", (int)strcspn(text, "\n"),
-			*text ? text : "libfuse cannot start", session_name);
-	}
-	return false;
-}
-
 /* Mounts and serves. Returns the exit status. */
 static int serve(struct fuse_args *args)
 {
+	struct fuse_lowlevel_ops ops = served->operations;
 	int result = -1;
 
-	if (!begin_session(args))
+	ops.init = session_init;
+	session.fuse = session_begin(session_name, args, &ops, NULL, log_libfuse);
+	if (!session.fuse)
 		return EXIT_USAGE;
 	if (!choose_rings() || !limit_writes()) {
 		fuse_session_destroy(session.fuse);

@@ -36,8 +36,8 @@ FRAMEWORKS = "plugins tcmu-handlers ublk buse fuse-disk".split()
 # Threads for frameworks.
 WORKERS = "workers"
 DEVICES_ONLY = "backends/device.h"
-# File systems, and what they have in common.
-FILE_SYSTEMS = "fuse-passthrough fuse-nullfs".split()
+# What mounts through FUSE, and what that has in common.
+FUSE = "fuse-passthrough fuse-nullfs fuse-disk".split()
 SESSION = "fuse-session"
 # These share nothing with the others.
 ALONE = ["lab/preload", "lab/ssd"]
@@ -78,7 +78,7 @@ def may_include(folder: str, other: str) -> bool:
     for order in (ORDER, LOADS):
         if folder in order and other in order:
             return order.index(other) < order.index(folder)
-    return (folder in FRAMEWORKS and other in ("backends", WORKERS)) or (folder in FILE_SYSTEMS and other == SESSION)
+    return (folder in FRAMEWORKS and other in ("backends", WORKERS)) or (folder in FUSE and other == SESSION)
 
 
 def look_at(top: Path, name: str) -> list[str]:
@@ -201,7 +201,7 @@ def main() -> int:
     top = Path(places[0] if places else ".")
     names = tracked(top, "*.c", "*.h")
     folders = {str(PurePosixPath(n).parent) for n in names}
-    unknown = sorted(folders.difference(ORDER, FRAMEWORKS, FILE_SYSTEMS, [SESSION, PROGRAMS, WORKERS], ALONE, LOADS))
+    unknown = sorted(folders.difference(ORDER, FRAMEWORKS, FUSE, [SESSION, PROGRAMS, WORKERS], ALONE, LOADS))
     if unknown or not names:
         print("rooms: not declared in tests/rooms.py:", *unknown, file=sys.stderr)
         return 2

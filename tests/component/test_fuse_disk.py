@@ -72,6 +72,7 @@ def served(request: pytest.FixtureRequest, disk: Path, fuse_file: FuseStart) -> 
         (["--max-threads=1x", "FILE", "null", "size=1M"], "--max-threads=1x: must be a number"),
         (["--direct", "FILE", "null", "size=1M"], "--direct: no such option; see userblk-fuse-disk --help"),
         (["-o"], "-o: needs a value"),
+        (["-o", "ro,nosuch=3", "FILE", "null", "size=1M"], "nosuch=3: no such option; leave it out"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(arguments: list[str], message: str, tmp_path: Path) -> None:
