@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/log/log.h"
+#include "backends/s3/state/cache.h"
 #include "tests/unit/s3_write_back.h"
 
 /* Changes a byte of the file. */
@@ -159,6 +161,55 @@ static void test_a_late_root_beside_a_replay(void **state)
 	crash_with_log(&opening.d);
 	fake_store_release(S3_PUT, NULL);
 	reopen_and_check(opening.path, "");
+}
+
+/* Waits until the object of the log is in the cache, and has other data push it out of that. */
+static void forget_object(struct device *d, uint64_t seq)
+{
+	struct s3_volume *v = (struct s3_volume *)d->backend;
+	bool cached = false;
+
+	while (!cached) {
+		usleep(1000);
+		pthread_mutex_lock(&v->lock);
+		cached = v->uploaded[seq % S3_WINDOW] && !v->resident[seq % S3_WINDOW];
+		pthread_mutex_unlock(&v->lock);
+	}
+	for (uint64_t id = 1000; id < 1100; id++)
+		s3_cache_insert(v->cache, 0, id, there, MIB);
+}
+
+/*
+ * What was stored behind a gap, read, and so put into the cache file is another object than that
+ * which a replay stores under its number.
+ */
+static void test_a_cache_file_beside_a_replay(void **state)
+{
+	char path[256], more[320];
+	struct device d;
+
+	(void)state;
+	strcpy(path, new_path());
+	snprintf(more, sizeof more, "cache-file=%s;cache-size=16M", new_path());
+	create(&d, path, more);
+	/* The fence is 1. The first object never arrives, the second one does. */
+	fake_store_hold(S3_PUT, "/log/02/");
+	for (unsigned i = 0; i < 3; i++)
+		change(&d, i * MIB, MIB, i);
+	flush(&d);
+	forget_object(&d, 3);
+	assert_int_equal(device_read(&d, there, MIB, MIB), 0);
+	for (unsigned i = 0; device_counter(&d, "cache_file_written_bytes") < MIB; i++) {
+		if (i == 20000)
+			fail_msg("what was read is not in the cache file");
+		usleep(1000);
+	}
+	crash_with_log(&d);
+	reopen(&d, path, more);
+	assert_true(device_counter(&d, "write_back_replayed") > 0);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
 }
 
 /* Puts the file's bytes back to what they were. */
@@ -471,6 +522,7 @@ int main(void)
 		cmocka_unit_test(test_a_crash_in_the_middle_of_the_replay),
 		cmocka_unit_test(test_a_replay_does_not_wait_for_each_object),
 		cmocka_unit_test(test_a_late_root_beside_a_replay),
+		cmocka_unit_test(test_a_cache_file_beside_a_replay),
 		cmocka_unit_test(test_a_name_that_arrives_late),
 		cmocka_unit_test(test_named_after_a_takeover),
 		cmocka_unit_test(test_the_first_of_two_names_arrives),

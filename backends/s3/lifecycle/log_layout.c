@@ -51,9 +51,13 @@ static int make_caches(struct s3_volume *v, uint64_t bytes, uint64_t connections
 	return v->streams ? 0 : -ENOMEM;
 }
 
-static int attach_cachefile(struct s3_volume *v, const struct s3_config *c)
+/*
+ * found: newest object of the log before a replay. What the replay has put behind it is not what
+ * the file may have from there: objects of the last writer that were stored behind a gap.
+ */
+static int attach_cachefile(struct s3_volume *v, const struct s3_config *c, uint64_t found)
 {
-	struct s3_cachefile_volume volume = {.last_log = v->applied, .next_gc = v->next_gc};
+	struct s3_cachefile_volume volume = {.last_log = found, .next_gc = v->next_gc};
 
 	if (!v->cachefile)
 		return 0;
@@ -65,7 +69,7 @@ static int attach_cachefile(struct s3_volume *v, const struct s3_config *c)
 
 int s3_log_open(struct s3_volume *v, const struct s3_config *c)
 {
-	uint64_t buffers = v->max_batches * v->batch_size;
+	uint64_t buffers = v->max_batches * v->batch_size, found;
 	int r;
 
 	if (v->transforms) {
@@ -82,9 +86,13 @@ int s3_log_open(struct s3_volume *v, const struct s3_config *c)
 	}
 	v->batch_blocks = (uint32_t)(v->batch_size >> v->shift);
 	r = make_caches(v, c->memory - buffers, c->store.connections);
-	if (r == 0)
-		r = c->snapshot ? s3_recover_snapshot(v, c->snapshot) : s3_recover(v, c->readonly);
-	return r ? r : attach_cachefile(v, c);
+	if (r == 0 && c->snapshot) {
+		r = s3_recover_snapshot(v, c->snapshot);
+		found = v->applied;
+	} else if (r == 0) {
+		r = s3_recover(v, c->readonly, &found);
+	}
+	return r ? r : attach_cachefile(v, c, found);
 }
 
 /* ---- threads and close ------------------------------------------------------------- */

@@ -108,7 +108,7 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 	return r == 0 && again ? S3_RECOVERY_AGAIN : r;
 }
 
-int s3_recover(struct s3_volume *v, bool readonly)
+int s3_recover(struct s3_volume *v, bool readonly, uint64_t *found)
 {
 	struct s3_recovery *p = calloc(1, sizeof *p);
 	int r = -ENOMEM;
@@ -122,6 +122,7 @@ int s3_recover(struct s3_volume *v, bool readonly)
 		do
 			r = attempt(v, p);
 		while (r == S3_RECOVERY_AGAIN);
+	*found = v->applied;
 	if (r == 0 && !readonly)
 		r = s3_writeback_attach(v, &p->chain, p);
 	if (r == 0)

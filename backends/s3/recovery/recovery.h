@@ -13,8 +13,12 @@ struct s3_recovery;
 struct s3_root;
 struct s3_volume;
 
-/* Fills map and table from the store; unless readonly, keeps all other writers out. */
-int s3_recover(struct s3_volume *v, bool readonly);
+/*
+ * Fills map and table from the store; unless readonly, keeps all other writers out. found: the
+ * newest object of the log that was there, our fence included, before a write-back log was
+ * replayed behind it.
+ */
+int s3_recover(struct s3_volume *v, bool readonly, uint64_t *found);
 /* The same with what a snapshot holds, to be read only. */
 int s3_recover_snapshot(struct s3_volume *v, const char *name);
 /*

@@ -30,8 +30,9 @@ struct s3_cachefile_volume {
 	uint8_t uuid[S3_UUID];
 	uint8_t before[S3_UUID]; /* instance of the last writer before this opening */
 	uint8_t now[S3_UUID];	 /* of the writer from now on */
-	uint64_t last_log;	 /* newest object of the log that was recovered */
-	uint64_t next_gc;	 /* GC objects have lower numbers */
+	/* Newest object of the log that was recovered, before what a replay has put behind it. */
+	uint64_t last_log;
+	uint64_t next_gc; /* GC objects have lower numbers */
 };
 
 /* A line's pages to be read or written. Zero it, fill in the first part. */
