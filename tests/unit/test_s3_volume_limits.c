@@ -173,6 +173,7 @@ static void test_stale_object_with_a_large_header(void **state)
 	struct s3_volume *v;
 	struct made m;
 	struct device d;
+	unsigned puts;
 
 	(void)state;
 	create(&d, 8, "");
@@ -190,6 +191,11 @@ static void test_stale_object_with_a_large_header(void **state)
 	fill(block, 0, 3);
 	assert_int_equal(device_write(&d, block, BLOCK, 0, BACKEND_FUA), -EIO);
 	assert_int_equal(device_write(&d, block, BLOCK, 0, BACKEND_FUA), 0);
+	/* Those that come after it replace nothing. */
+	puts = fake_store_requests(S3_PUT, "/log/");
+	for (unsigned i = 1; i <= 2 * v->max_batches; i++)
+		assert_int_equal(device_write(&d, block, BLOCK, i * BLOCK, BACKEND_FUA), 0);
+	assert_int_equal(fake_store_requests(S3_PUT, "/log/"), puts + 2 * v->max_batches);
 	device_close(&d);
 	fake_store_reset();
 }

@@ -98,6 +98,7 @@ static int open_batch(struct s3_volume *v)
 	b->change = 0;
 	b->logged = (struct s3_logged){.records = b->writer.length};
 	b->closed = b->wanted = b->relocates = false;
+	b->stale[0] = '\0';
 	b->refs = 1;
 	b->writers = 1;
 	b->began = s3_now();
