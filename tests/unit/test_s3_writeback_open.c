@@ -516,6 +516,19 @@ static void test_another_volume_s_log(void **state)
 	fake_store_reset();
 }
 
+/* That a closed volume no longer needs its log is said to the store for a while only. */
+static void test_an_end_does_not_wait_for_its_name(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, new_path(), "");
+	change(&d, 0, BLOCK, 1);
+	device_close(&d);
+	assert_in_range(fake_store_deadline(S3_PUT, "/super"), 1, 60);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -534,6 +547,7 @@ int main(void)
 		cmocka_unit_test(test_it_is_not_opened_without_the_log),
 		cmocka_unit_test(test_a_writer_that_was_overtaken),
 		cmocka_unit_test(test_another_volume_s_log),
+		cmocka_unit_test(test_an_end_does_not_wait_for_its_name),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,6 +39,8 @@
 
 /* Seconds after which a request of an open is given up, unless retry-deadline= says otherwise. */
 #define OPEN_DEADLINE 20
+/* Seconds of each request with which a closed volume says so, which nobody has to know. */
+#define CLEAN_DEADLINE 5
 /* Headers after the newest root for which it is worth writing another at the end. */
 #define MANY_HEADERS 64
 
@@ -310,6 +312,7 @@ int s3_volume_finish(struct s3_volume *v)
 	s3_volume_stop(v);
 	v->layout->stop(v);
 	s3_closing_end(v->closing);
+	v->deadline = CLEAN_DEADLINE;
 	if (s3_is_drained(v))
 		s3_writeback_empty(v);
 	if (s3_close_cleanly(v))

@@ -18,9 +18,6 @@
 #include "backends/s3/recovery/recovery.h"
 #include "backends/s3/recovery/writeback_open.h"
 
-/* Seconds that a volume that is closed takes to say so. */
-#define CLEAN_DEADLINE 5
-
 /* How often the log may grow while its end is looked for, before its writer is stopped... */
 #define PATIENCE 2
 
@@ -424,7 +421,6 @@ bool s3_close_cleanly(struct s3_volume *v)
 {
 	uint64_t seq = v->applied + 1;
 	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1];
-	uint32_t deadline = v->deadline;
 	struct s3_request req;
 	struct iovec iov;
 	uint8_t *buffer;
@@ -432,7 +428,6 @@ bool s3_close_cleanly(struct s3_volume *v)
 
 	if (!s3_is_drained(v))
 		return false;
-	v->deadline = CLEAN_DEADLINE;
 	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
 	iov = (struct iovec){
 		buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, seq, v->epoch, buffer) : 0};
@@ -441,7 +436,6 @@ bool s3_close_cleanly(struct s3_volume *v)
 		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, &req);
 	if (r == -EEXIST && find_stale(v, seq, stale))
 		r = s3_volume_put_at(v, key, &iov, 1, stale, v->deadline, &req);
-	v->deadline = deadline;
 	free(buffer);
 	return r == 0;
 }
