@@ -88,7 +88,7 @@ int answer_line(void *opaque, const char *line)
 	return 0;
 }
 
-static const char *find(const struct answer *a, const char *name)
+const char *answer_value(const struct answer *a, const char *name)
 {
 	for (size_t i = 0; i < a->n_items; i++)
 		if (strcmp(a->items[i].name, name) == 0)
@@ -98,7 +98,7 @@ static const char *find(const struct answer *a, const char *name)
 
 double answer_number(const struct answer *a, const char *name)
 {
-	const char *value = find(a, name);
+	const char *value = answer_value(a, name);
 
 	return value ? strtod(value, NULL) : 0;
 }
@@ -266,7 +266,7 @@ static void print_requests(const struct answer *a)
 			const char *value;
 
 			snprintf(name, sizeof name, "%s_%s", requests[i], metrics[j]);
-			value = find(a, name);
+			value = answer_value(a, name);
 			/* A heading "bytes" stands for a size, too. */
 			if (value && strcmp(metrics[j], "bytes") == 0)
 				add_cell(&t, n++, format_bytes(strtoull(value, NULL, 10), text));

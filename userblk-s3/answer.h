@@ -22,6 +22,8 @@ struct answer {
 
 /* Takes a line; of type s3_control_line, with the answer as opaque. */
 int answer_line(void *answer, const char *line);
+/* The JSON value of that name; NULL: there is none. */
+const char *answer_value(const struct answer *a, const char *name);
 /* The number of that name; 0: there is none. */
 double answer_number(const struct answer *a, const char *name);
 void answer_print(struct answer *a);

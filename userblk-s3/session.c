@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "backends/s3/admin/control.h"
+#include "backends/s3/client/client.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/lifecycle/lifecycle.h"
@@ -41,8 +42,9 @@ struct backend_host session_host(struct answer *answer)
 
 /* ---- the server -------------------------------------------------------------------------- */
 
-/* A connection to the server at control=; *fd is -1 if there is none. Negative errno, reported. */
-static int call_server(const struct options *o, int *fd)
+/* A connection to whoever listens at control=; *fd is -1 if nobody does. Negative errno, reported.
+ */
+static int connect_server(const struct options *o, int *fd)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int r;
@@ -117,7 +119,7 @@ static int take_answer(const struct options *o, FILE *stream, bool slow, struct 
 
 static int ask_server(int fd, const struct options *o, const char *request, struct answer *answer)
 {
-	bool slow = o->command != COMMAND_INFO && o->command != COMMAND_STATS;
+	bool slow = strcmp(request, "info") != 0 && strcmp(request, "stats") != 0;
 	FILE *stream = fdopen(fd, "r");
 	char *line;
 	int r, length;
@@ -138,6 +140,39 @@ static int ask_server(int fd, const struct options *o, const char *request, stru
 	r = take_answer(o, stream, slow, answer);
 	fclose(stream);
 	return r;
+}
+
+/* Is the server's volume that of the command line? A file with both may be used for another one. */
+static int recognize(int fd, const struct options *o)
+{
+	struct answer info = {.options = o};
+	char keys[S3_KEY_MAX + 1];
+	const char *theirs;
+	int r = ask_server(fd, o, "info", &info);
+
+	snprintf(keys, sizeof keys, "\"%s/%s/\"", o->config.prefix, o->config.volume);
+	theirs = answer_value(&info, "keys");
+	if (r == 0 && theirs && strcmp(theirs, keys) != 0) {
+		warnx("control=%s: the server there serves %s, not %s; give the control= of the "
+		      "right "
+		      "server, or leave control= out",
+			o->config.control, theirs, keys);
+		r = -EINVAL;
+	}
+	answer_free(&info);
+	return r;
+}
+
+/* A connection to the volume's server; *fd is -1 if there is none. Negative errno, reported. */
+static int call_server(const struct options *o, int *fd)
+{
+	int r = connect_server(o, fd);
+
+	if (r || *fd < 0)
+		return r;
+	r = recognize(*fd, o);
+	*fd = -1;
+	return r ? r : connect_server(o, fd);
 }
 
 int session_is_served(const struct options *o)

@@ -156,6 +156,31 @@ def test_check_by_the_server_finds_damage(serve_s3: ServeS3, tool: Tool, control
     assert [(d["offset"], d["length"]) for d in result["damages"]] == [(5 * BLOCK, BLOCK)]
 
 
+def test_server_of_another_volume(tool: Tool, serve_s3: ServeS3, control: Path) -> None:
+    """A volume= beside the control= of another one, as a configuration file has it, reaches neither."""
+    server = serve_s3("v", control=str(control))
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    serve_s3("w").stop()
+    other = Tool(serve_s3, "w")
+    for words in (
+        ["info"],
+        ["stats"],
+        ["check"],
+        ["gc"],
+        ["snapshot", "create", "a"],
+        ["resize"],
+        ["abort", "--confirm=w"],
+        ["delete", "--confirm=w"],
+    ):
+        said = other.refused(*words, control=str(control), size="128M" if words == ["resize"] else "")
+        assert f"control={control}" in said and "/v/" in said and "/w/" in said, words
+    handle.flush()
+    assert tool("info", control=str(control))["size_bytes"] == 64 << 20
+    assert tool("snapshot", "list", control=str(control))["snapshots"] == []
+    assert other("check")["damages"] == []
+
+
 def test_second_server_is_refused_and_the_first_goes_on(serve_s3: ServeS3, control: Path) -> None:
     handle = serve_s3("v", control=str(control)).connect()
     before = serve_s3.objects("v")
