@@ -9,6 +9,7 @@
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/keeper.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 #include "tests/unit/s3_fake_store.h"
@@ -32,6 +33,22 @@ void *__wrap_s3_slab_take(struct s3_slab *s, size_t bytes, size_t *room)
 	if (pieces_left > 0)
 		pieces_left--;
 	return __real_s3_slab_take(s, bytes, room);
+}
+
+/* The last thread that a volume starts with cannot be made. */
+static _Atomic bool no_collector;
+
+int __real_pthread_create(
+	pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *opaque);
+int __wrap_pthread_create(
+	pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *opaque);
+
+int __wrap_pthread_create(
+	pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *), void *opaque)
+{
+	if (no_collector && start == s3_collector)
+		return EAGAIN;
+	return __real_pthread_create(thread, attr, start, opaque);
 }
 
 /* A request that another thread answers. */
@@ -155,11 +172,51 @@ static void test_an_edge_that_waits_holds_its_object(void **state)
 	fake_store_reset();
 }
 
+static void *write_some(void *opaque)
+{
+	static const uint8_t block[BLOCK];
+	struct device *d = opaque;
+	intptr_t done = 0;
+
+	for (unsigned i = 0; i < 20; i++)
+		done += device_write(d, block, BLOCK, 0, 0) == 0;
+	return (void *)done;
+}
+
+/* The first writes come side by side, and each of them makes the threads as long as there are none.
+ */
+static void test_threads_that_cannot_be_made(void **state)
+{
+	pthread_t writers[4];
+	struct timespec end;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "create=on;size=16M");
+	no_collector = true;
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(pthread_create(&writers[i], NULL, write_some, &d), 0);
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += 20;
+	for (unsigned i = 0; i < 4; i++) {
+		void *done;
+
+		assert_int_equal(pthread_timedjoin_np(writers[i], &done, &end), 0);
+		assert_null(done);
+	}
+	no_collector = false;
+	assert_int_equal(device_write(&d, "x", 1, 0, BACKEND_FUA), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_no_memory_for_all_of_a_write),
 		cmocka_unit_test(test_an_edge_that_waits_holds_its_object),
+		cmocka_unit_test(test_threads_that_cannot_be_made),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

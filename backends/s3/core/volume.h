@@ -170,6 +170,8 @@ struct s3_volume {
 	enum s3_type last_type;
 	uint64_t last_time; /* us since 1970 */
 
+	/* Before lock, which who makes the threads releases to end those that are too few. */
+	pthread_mutex_t starting;
 	pthread_mutex_t lock;
 	/* Below: under lock. */
 	struct s3_batch *open;	  /* takes writes; holds at least one record */

@@ -116,6 +116,7 @@ static void init_locks(struct s3_volume *v)
 {
 	pthread_condattr_t attr;
 
+	pthread_mutex_init(&v->starting, NULL);
 	pthread_mutex_init(&v->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -248,6 +249,7 @@ void s3_volume_detach(struct s3_volume *v)
 	pthread_cond_destroy(&v->keeper_work);
 	pthread_cond_destroy(&v->sealer_work);
 	pthread_mutex_destroy(&v->lock);
+	pthread_mutex_destroy(&v->starting);
 	free(v);
 }
 

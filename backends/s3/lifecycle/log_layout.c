@@ -143,6 +143,7 @@ static int start_threads(struct s3_volume *v)
 	/* Signals are the framework's. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pthread_mutex_lock(&v->starting);
 	pthread_mutex_lock(&v->lock);
 	if (!v->started) {
 		r = make_threads(v);
@@ -150,6 +151,7 @@ static int start_threads(struct s3_volume *v)
 			atomic_store_explicit(&v->started, true, memory_order_release);
 	}
 	pthread_mutex_unlock(&v->lock);
+	pthread_mutex_unlock(&v->starting);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return -r;
 }
