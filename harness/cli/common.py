@@ -99,10 +99,17 @@ def find_campaign(name: str, results: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a file as a whole. Raises ConfigError."""
-    temporary = path.with_name(path.name + ".new")
+    """Replace a file as a whole; what is no regular file, such as /dev/null, is written to. Raises ConfigError."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(path)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        place = path.resolve()  # a link stays one
+        temporary = place.with_name(place.name + ".new")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.rename(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"output={path}: {error.strerror}; name a file that can be written") from None
