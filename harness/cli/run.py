@@ -18,6 +18,7 @@ from userblk.analysis.suites import reports_of
 
 from ..machine import interrupt
 from ..model.plan import Plan, estimate, read_plan
+from ..model.tables import ConfigError
 from ..observing import host_load
 from ..running import hosts
 from ..running.campaign import Event, RunnerProcess, create, prepare_lab, runner_argv
@@ -62,7 +63,7 @@ def run_command(args: argparse.Namespace) -> int:
 def detached(directory: Path) -> int:
     """Let another process carry the campaign out, which a logout does not end."""
     log = directory / LOG
-    argv = [sys.executable, sys.argv[0], "resume", str(directory)]
+    argv = [sys.executable, os.path.abspath(sys.argv[0]), "resume", str(directory)]
     with log.open("wb") as stream:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
@@ -74,6 +75,8 @@ def detached(directory: Path) -> int:
 
 def resume_command(args: argparse.Namespace) -> int:
     directory = find_campaign(args.campaign, args.results)
+    if not os.access(directory, os.W_OK):
+        raise ConfigError(f"campaign={directory}: cannot be written; copy it to where it can be, or run as its owner")
     if hosts.is_one(directory):
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
