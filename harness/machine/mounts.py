@@ -27,9 +27,14 @@ def unescape(text: str) -> str:
     return text
 
 
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file of the kernel's with paths in it, which need not be text. Raises OSError."""
+    return os.fsdecode(file.read_bytes()).rstrip("\n").split("\n")
+
+
 def mounts_of(process: str = "self") -> Iterator[Mount]:
     """The mounts of a process (pid), in order. Raises OSError if it is gone."""
-    for line in Path("/proc", process, "mountinfo").read_text().splitlines():
+    for line in filter(None, lines_of(Path("/proc", process, "mountinfo"))):
         left, _, right = line.partition(" - ")
         fields, (kind, source, options) = left.split(), right.split(" ", 2)
         major, minor = fields[2].split(":")

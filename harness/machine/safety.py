@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import stat
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of, wwid_of
 from .locks import Held, locked
-from .mounts import mounts_of, unescape
+from .mounts import lines_of, mounts_of, unescape
 
 MACHINE = "campaign"  # the name of a lock
 BESIDE = "USERBLK_BESIDE"
@@ -111,23 +112,56 @@ def mounts() -> dict[int, set[str]]:
 
 
 def _swaps() -> set[int]:
-    lines = Path("/proc/swaps").read_text().splitlines()[1:]
+    lines = lines_of(Path("/proc/swaps"))[1:]
     numbers = (_block_number(unescape(line.split()[0])) for line in lines)
     return {number for number in numbers if number is not None}
+
+
+class _Backing(NamedTuple):
+    """What a loop device lies on, as the kernel has it: bytes from offset on of a file; limit 0: to its end.
+
+    block: the number of the block device that the file is, in the kernel's form; 0: it is none.
+    """
+
+    device: int
+    inode: int
+    block: int
+    offset: int
+    limit: int
+
+    def overlaps(self, other: _Backing) -> bool:
+        """Do both have bytes of one file?"""
+        ends = [one.offset + one.limit if one.limit else math.inf for one in (self, other)]
+        return self[:2] == other[:2] and self.offset < ends[1] and other.offset < ends[0]
+
+
+def _backing_of(name: str) -> _Backing | None:
+    """None: it lies on nothing, or cannot be opened here."""
+    try:
+        with opened(f"/dev/{name}", os.O_RDONLY) as fd:
+            return _Backing(*struct.unpack_from("5Q", fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(512))))
+    except OSError:
+        return None
 
 
 def _loop_backing(name: str) -> int | None:
     """Number of the block device that a loop device lies on: the kernel's, since its path may be another
     namespace's, or gone."""
-    try:
-        with opened(f"/dev/{name}", os.O_RDONLY) as fd:
-            found = struct.unpack_from("QQQ", fcntl.ioctl(fd, LOOP_GET_STATUS64, bytes(512)))[2]
-    except OSError:
+    if not (backing := _backing_of(name)):
         try:
-            return _block_number(Path("/sys/block", name, "loop/backing_file").read_text().rstrip("\n"))
+            return _block_number(lines_of(Path("/sys/block", name, "loop/backing_file"))[0])
         except OSError:
             return None  # detached since
+    found = backing.block
     return os.makedev(found >> 8 & 0xFFF, found & 0xFF | found >> 12 & 0xFFF00) if found else None
+
+
+def _on_the_same_file(name: str) -> list[str]:
+    """The other loop devices with bytes that a loop device has."""
+    if not name.startswith("loop") or not (own := _backing_of(name)):
+        return []
+    others = (path.parts[3] for path in DISKS.glob("loop*/loop/backing_file") if path.parts[3] != name)
+    return sorted(other for other in others if (found := _backing_of(other)) and found.overlaps(own))
 
 
 def _loops() -> Iterator[tuple[str, int]]:
@@ -341,6 +375,11 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
     for name, number in _loops():
         if name != over and number in {number_of(sysfs) for sysfs in related}:
             raise Refused(f"{path}: loop device {name} lies on it; detach that with losetup -d, or name another device")
+    for name in _on_the_same_file(device.disk):
+        raise Refused(
+            f"{path}: loop device {name} lies on the same file ({device.file}), and may be in use; detach that with"
+            " losetup -d, or name another device"
+        )
     for file, what, number in _exports():
         if not (over and OWN in str(file)) and number in {number_of(sysfs) for sysfs in related}:
             raise Refused(f"{path}: the kernel's {what} exports it; remove it there, or name another device")

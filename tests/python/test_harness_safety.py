@@ -379,3 +379,40 @@ def test_which_signatures_are_members() -> None:
     for kind in ("LVM2_member", "linux_raid_member", "zfs_member", "bcache", "btrfs"):
         assert safety.Signature("sdb", kind, "", "").member
     assert not any(safety.Signature("sdb", kind, "", "filesystem").member for kind in ("ext4", "gpt", "xfs"))
+
+
+def test_two_loop_devices_on_one_file(tmp_path: Path) -> None:
+    """What is mounted by one of them would be overwritten by the other; parts that do not overlap are two disks."""
+    with loop(tmp_path, SIZE) as device:
+        half = str(SIZE // 2)
+        twin = run("losetup", "--find", "--show", identify(device).file)
+        try:
+            assert f"{Path(twin).name} lies on the same file" in refusal(device)
+        finally:
+            run("losetup", "--detach", twin)
+        check(device, CONFIRM)
+        first = run("losetup", "--find", "--show", "--sizelimit", half, identify(device).file)
+        second = run("losetup", "--find", "--show", "--offset", half, identify(device).file)
+        try:
+            run("losetup", "--detach", device)
+            assert check(second, half).size == check(first, half).size == SIZE // 2
+        finally:
+            run("losetup", "--detach", first)
+            run("losetup", "--detach", second)
+            run("losetup", device, str(tmp_path / "disk0"))
+
+
+def test_a_mount_point_that_is_not_text(tmp_path: Path) -> None:
+    """A disk of an old machine may be mounted at a name that is not UTF-8."""
+    with loop(tmp_path, SIZE) as device:
+        run("mkfs.ext4", "-q", "-F", device)
+        where = os.fsencode(tmp_path) + b"/caf\xe9"
+        os.mkdir(where)
+        script = b"mount " + device.encode() + b" '" + where + b"' && echo ready && read line"
+        argv: list[str | bytes] = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+        other = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"ready\n"
+            assert f"is mounted at {os.fsdecode(where)}" in refusal(device)
+        finally:
+            other.communicate(b"\n", timeout=20)
