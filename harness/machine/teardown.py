@@ -56,7 +56,7 @@ def await_true(what: str, condition: Callable[[], bool], patience: float = PATIE
 def start_time(pid: int) -> int:
     """The process's start in clock ticks since boot, 0 if there is none or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0
     return 0 if fields[0] in "ZX" else int(fields[19])

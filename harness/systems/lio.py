@@ -329,7 +329,7 @@ def daemon_runs() -> bool:
     """Is there a tcmu-runner process, and not just the remains of one that nobody has waited for?"""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
+            name, _, fields = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
         except OSError:
             continue  # ended
         if name == "tcmu-runner" and fields.split()[0] not in "ZX":

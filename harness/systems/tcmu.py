@@ -18,9 +18,9 @@ def _running_daemon(handler: Path) -> int:
     """pid of the tcmu-runner that runs already, 0 if none does. Raises BringUpError if it lacks our handler."""
     for entry in Path("/proc").iterdir():
         try:
-            if not entry.name.isdigit() or (entry / "comm").read_text() != "tcmu-runner\n":
+            if not entry.name.isdigit() or (entry / "comm").read_text(errors="replace") != "tcmu-runner\n":
                 continue
-            maps = (entry / "maps").read_text()
+            maps = (entry / "maps").read_text(errors="replace")
         except OSError:
             continue  # it has just ended
         if handler.name not in maps:
