@@ -4,21 +4,27 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import userblk
+from command_line import USERBLK, userblk
 from loops import LIMIT, MIB, loop
 from made_up import small_campaign
+from runner_process import SIZE, plan_for
 from userblk.harness.cli import completion, doctor, make_parser
+from userblk.harness.cli.common import write_file
 from userblk.harness.cli.plan import endurance_text
+from userblk.harness.cli.run import detached
 from userblk.harness.machine import paths
 from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
+from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import archive
 from waiting import wait_until
 
@@ -201,3 +207,52 @@ def test_a_detached_campaign_runs_by_itself(tmp_path: Path) -> None:
         assert isinstance(found, list) and found[0]["valid"] == 1
         asked = json.loads((directory / "campaign.json").read_text())
         assert asked["control"] is False and asked["max_repetitions"] == 1 and "version" in asked["userblk"]
+
+
+# ---- files that are written -----------------------------------------------------------------------
+
+
+def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
+    """--output /dev/null, as root: the device must not become a file."""
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    target.write_text("before")
+    link.symlink_to(target)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, "text")
+        assert os.read(reader, 10) == b"text" and pipe.is_fifo()
+    finally:
+        os.close(reader)
+    write_file(link, "text")
+    assert link.is_symlink() and target.read_text() == "text"
+    for wrong in (Path("/"), Path("."), tmp_path):
+        with pytest.raises(ConfigError, match="name a file that can be written"):
+            write_file(wrong, "text")
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "target"}
+
+
+def test_a_campaign_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    with loop(tmp_path / "image", SIZE) as device:
+        directory = tmp_path / "c"
+        plan_for(device, directory)
+        script = f'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && {sys.executable} {USERBLK} resume "$0"'
+        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(directory)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"campaign={directory}: cannot be written" in done.stderr
+
+
+def test_a_detached_campaign_is_carried_out_by_the_same_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it was started by a path that is not absolute, as bin/userblk is."""
+    directory = small_campaign(tmp_path / "results")
+    shutil.rmtree(directory / "lab")
+    (directory / "plan.json").write_text("{}")
+    monkeypatch.chdir(Path(USERBLK).parents[1])
+    monkeypatch.setattr(sys, "argv", ["bin/userblk", "run"])
+    assert detached(directory) == 0
+    wait_until("it has ended", lambda: (directory / "userblk.log").read_text().endswith("\n"))
+    assert "not a plan" in (directory / "userblk.log").read_text()
