@@ -40,7 +40,7 @@ from ..machine.prepare import (
     limit_cpus,
     limit_dirty,
 )
-from ..machine.safety import Refused, alone, check, claimed, recheck
+from ..machine.safety import Refused, alone, check, claimed, confirmation, recheck
 from ..machine.subprocesses import CommandError, Recorder
 from ..machine.teardown import Teardown, TeardownError, undo
 from ..machine.tuning import on_cpus
@@ -190,7 +190,8 @@ class Runner:
                 path = os.environ.get(path[1:], "")
                 if not path:
                     raise Refused(f"{device.path}: not set in the environment; set it to the device's path")
-            found = check(path, device.confirm)
+            # Where no campaign has seen it yet, what is on it is not ours. That of a guest is there for it.
+            found = check(path, device.confirm, first=not device.identity and not device.path.startswith("$"))
             if reason := self.plan.too_small(name, path, found.size):
                 raise Refused(reason)
             disks = {other.disk for other in self.devices.values()}
@@ -207,12 +208,16 @@ class Runner:
         self.keep_identities()
 
     def keep_identities(self) -> None:
-        """Record the identity of devices that the plan named unseen: a resumed run must find the same."""
+        """
+        Record the identity of devices that the plan named unseen: a resumed run must find the same. What they hold is
+        confirmed then.
+        """
         known = {
             name: device
             if device.identity or device.path.startswith("$")
-            else dataclasses.replace(device, identity=self.devices[name].identity)
+            else dataclasses.replace(device, identity=found.identity, confirm=confirmation(found)[0])
             for name, device in self.plan.devices.items()
+            for found in (self.devices[name],)
         }
         if known != self.plan.devices:
             self.plan = dataclasses.replace(self.plan, devices=known)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from loops import LIMIT, loop, run, small_tmpfs
 from runner_process import MEMORY, SIZE, WORKLOADS, finish, plan_for, read_until, said, start, summaries
+from userblk import __version__
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.engines.base import Run
@@ -100,6 +101,8 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     code, events, _ = finish(start(tmp_path / "c"))
     assert code == 0 and [event["event"] for event in events] == ["start", "end"] and events[0]["skipped"] == 3
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c/here").rglob("*")} == before
+
+    assert json.loads((tmp_path / "c/environment.json").read_text())["userblk"]["version"] == __version__
 
     # On another kernel it says so, and goes on saying so.
     environment = tmp_path / "c/environment.json"
@@ -422,6 +425,25 @@ def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: P
     path.write_text(json.dumps(value))
     finish(start(tmp_path / "c"))
     assert json.loads(path.read_text())["devices"]["sata"]["identity"] == own
+
+
+def test_a_device_that_no_plan_has_seen_is_looked_at(device: str, tmp_path: Path) -> None:
+    """As those of other hosts: what is on it is not ours. Once it is, its size is enough."""
+    plan = plan_for(device, tmp_path / "c", workloads=WORKLOADS[:1])
+    run("mke2fs", "-q", "-F", "-O", "journal_dev", device)
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, events) == (2, []) and "it holds jbd, a part of" in err
+    run("wipefs", "--all", device)
+    run("mkfs.ext4", "-q", "-F", device)
+    code, _, err = finish(start(tmp_path / "c"))
+    assert code == 2 and f"its size in bytes and what it holds, {SIZE},ext4" in err
+    confirmed = dataclasses.replace(plan.devices["sata"], confirm=f"{SIZE},ext4")
+    write_plan(dataclasses.replace(plan, devices={"sata": confirmed}), tmp_path / "c")
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0, said(events)
+    assert read_plan(tmp_path / "c/plan.json").devices["sata"].confirm == str(SIZE)
+    run("mkfs.ext4", "-q", "-F", device)
+    assert finish(start(tmp_path / "c"))[0] == 0  # resumed
 
 
 def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Path) -> None:
