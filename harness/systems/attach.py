@@ -315,13 +315,13 @@ def cycle(framework: Framework, disks: int, samples: dict[str, list[float]]) -> 
             for there, read in pool.map(appear, numbers):
                 samples["there"].append(there)
                 samples["read"].append(read)
+            began = time.monotonic()
+            samples["gone"] += pool.map(vanish, numbers)
         except BaseException:
             pool.shutdown(wait=True)
             for number in numbers:
                 clear(framework, number)
             raise
-        began = time.monotonic()
-        samples["gone"] += pool.map(vanish, numbers)
 
 
 def clear(framework: Framework, number: int) -> None:
@@ -335,6 +335,12 @@ def clear(framework: Framework, number: int) -> None:
             server.wait()
 
 
+def end(number: int, frame: object) -> None:
+    """Once: a second signal must not end the removal of the disks."""
+    signal.signal(number, lambda *_: None)
+    sys.exit(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="userblk.harness.systems.attach", description=(__doc__ or "").split("\n\n")[2]
@@ -345,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1, help="of each measure, at least")
     parser.add_argument("--output", type=Path, required=True, help="JSON: seconds, by measure")
     args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, end)
     samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
     with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
         framework = FRAMEWORKS[args.kind](args.build, Path(directory))

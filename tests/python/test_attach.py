@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,9 @@ from userblk.analysis.statistics import quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
 from userblk.harness.model.config import load_suite, load_system
-from userblk.harness.systems.attach import main
+from userblk.harness.systems.attach import BLOCK, Framework, cycle, main
+from userblk.harness.systems.base import BringUpError
+from waiting import wait_until
 
 
 def test_loop_devices_go_with_their_disks(tmp_path: Path) -> None:
@@ -91,3 +97,58 @@ def test_the_table_and_the_figure(tmp_path: Path) -> None:
     with pytest.raises(SummaryError):
         analysis.reports(tmp_path)
     assert analysis.reports(tmp_path / "none") == []
+
+
+class Half(Framework):
+    """Of two disks, both of which have a server, the first does not go."""
+
+    def start(self, number: int) -> str:
+        self.spawn(number, "sleep", "600")
+        self.disks[number] = str(self.directory / str(number))
+        Path(self.disks[number]).write_bytes(bytes(BLOCK))
+        return self.disks[number]
+
+    def stop(self, number: int) -> None:
+        if number == 0 and self.disks.pop(number, ""):
+            raise BringUpError("it does not go")
+        self.end_server(number)
+
+
+def test_a_disk_that_does_not_go_leaves_no_server(tmp_path: Path) -> None:
+    framework = Half("none", tmp_path)
+    servers = []
+    spawn = framework.spawn
+    framework.spawn = lambda *words, **more: servers.append(spawn(*words, **more)) or servers[-1]  # type: ignore
+    with pytest.raises(BringUpError, match="it does not go"):
+        cycle(framework, 2, {name: [] for name in attach.MEASURES})
+    try:
+        assert [server.poll() is not None for server in servers] == [True, True]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def disks_of_attach() -> list[str]:
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # just detached
+            found += [path.parts[3]] * ("/attach-" in path.read_text())
+    return found
+
+
+def test_it_is_ended_once_only(tmp_path: Path) -> None:
+    """A second signal must not end the removal of its disks."""
+    words = ["--kind=loop", "--build=none", "--disks=1", "--samples=1000000", f"--output={tmp_path / 'out'}"]
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    argv = [sys.executable, "-m", "userblk.harness.systems.attach", *words]
+    for _ in range(5):
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as program:
+            wait_until("it has a disk", lambda: bool(disks_of_attach()))
+            for _ in range(200):
+                program.terminate()
+                time.sleep(0.0005)
+            program.wait(60)
+            assert program.stderr is not None and "Traceback" not in program.stderr.read()
+        assert not disks_of_attach() and not list(Path("/dev/shm").glob("attach-*"))
