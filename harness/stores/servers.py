@@ -135,14 +135,21 @@ class LocalStore:
 
     def keep(self) -> None:
         """Remember what is stored, with the attributes in which the server keeps what it knows of objects."""
-        subprocess.run(["cp", "-a", str(self._objects), str(self._kept)], check=True)
+        self._copy(str(self._objects), self._kept)
 
     def reset(self) -> bool:
         """Put that back. Always possible here: True."""
         for path in self._objects.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        subprocess.run(["cp", "-a", f"{self._kept}/.", str(self._objects)], check=True)
+        self._copy(f"{self._kept}/.", self._objects)
         return True
+
+    @staticmethod
+    def _copy(source: str, target: Path) -> None:
+        """Raises BringUpError, as where the disk is full."""
+        done = subprocess.run(["cp", "-a", source, str(target)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BringUpError(f"objects cannot be copied: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
 
 
 class GivenStore:
@@ -163,6 +170,7 @@ class GivenStore:
         except ImportError:
             raise BringUpError("a store of your own needs boto3; run: apt-get install python3-boto3") from None
         a = self.access
+        left: list[dict[str, str]] = []
         try:
             client = boto3.client(
                 "s3",
@@ -173,9 +181,13 @@ class GivenStore:
             )
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=a.bucket, Prefix=a.prefix):
                 if keys := [{"Key": one["Key"]} for one in page.get("Contents", [])]:
-                    client.delete_objects(Bucket=a.bucket, Delete={"Objects": keys, "Quiet": True})
+                    answer = client.delete_objects(Bucket=a.bucket, Delete={"Objects": keys, "Quiet": True})
+                    left += answer.get("Errors", [])
         except (BotoCoreError, ClientError) as error:
             raise BringUpError(f"{a.endpoint}: {error}") from None
+        if left:
+            what = f"{left[0].get('Key')}: {left[0].get('Code')}"
+            raise BringUpError(f"{a.endpoint}: {len(left)} objects cannot be deleted, such as {what}")
         return False
 
 

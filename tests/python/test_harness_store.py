@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from userblk.harness.running.campaign import store_devices
 from userblk.harness.stores import servers
 from userblk.harness.stores.latency_proxy import Delays, distribution
 from userblk.harness.stores.servers import read_access
+from userblk.harness.systems.base import BringUpError
 from waiting import wait_until
 
 FLOW = HOST_BUILD / "flow/userblk-flow"
@@ -364,3 +366,53 @@ def test_a_file_system_needs_a_disk_of_the_kernel() -> None:
 
 def test_it_fits_a_coffee_break() -> None:
     assert estimate(files_plan()).seconds <= 1200
+
+
+# ---- a store that fails -----------------------------------------------------------------------
+
+
+def test_a_copy_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    """As where the disk is full: the block's runs fail, and the campaign goes on."""
+    store = servers.LocalStore.__new__(servers.LocalStore)
+    store._objects, store._kept = tmp_path / "data", tmp_path / "none/kept"
+    store._objects.mkdir()
+    with pytest.raises(BringUpError, match=r"objects cannot be copied: .*No such file or directory"):
+        store.keep()
+    with pytest.raises(BringUpError, match="objects cannot be copied"):
+        store.reset()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A store with one object, which may not be deleted; it says so in an answer that is a success."""
+
+    def answer(self, text: str) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = f'<?xml version="1.0"?>{text}'.encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(
+            "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>k</Key></Contents></ListBucketResult>"
+        )
+
+    def do_POST(self) -> None:
+        error = "<Error><Key>k</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+        self.answer(f"<DeleteResult>{error}</DeleteResult>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("boto3")
+    (tmp_path / "keys").write_text("access-key-id=a\nsecret-access-key=b\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "store").write_text(f"endpoint={endpoint}\nbucket=b\ncredentials=keys\n")
+        with pytest.raises(BringUpError, match="1 objects cannot be deleted, such as k: AccessDenied"):
+            servers.GivenStore(tmp_path / "store").reset()
+        server.shutdown()
