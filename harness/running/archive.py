@@ -27,6 +27,7 @@ ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 NEEDED = ("campaign.json", "plan.json")
 # What tables and comparisons are made of.
 OF_TABLES = (*NEEDED, "environment.json", "summary.json", "DONE")
+OF_SUITES = {"attach": "attach.json", "failover": "samples.csv"}
 TEMPORARY = ".new"
 CACHE = "cache"  # what the analysis keeps of raw files
 BLOCKS, RAW = "blocks", ("commands", "preparation")  # directories
@@ -71,7 +72,12 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def _of_tables(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """As _plain(), without files that tables are not made of, and what holds only such."""
     path = PurePosixPath(member.name)
-    if (member.isfile() and path.name not in OF_TABLES) or path.parts[1:2] == (BLOCKS,) or path.name in RAW:
+    of_suite = OF_SUITES.get(path.parts[3], "") if len(path.parts) > 3 else ""
+    if (
+        (member.isfile() and path.name not in (*OF_TABLES, of_suite))
+        or path.parts[1:2] == (BLOCKS,)
+        or path.name in RAW
+    ):
         return None
     return _plain(member)
 

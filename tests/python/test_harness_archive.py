@@ -135,3 +135,16 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "other.tar.gz", tmp_path / "results")
     with pytest.raises(ConfigError, match="no such file"):
         unpack(tmp_path / "none.tar.gz", tmp_path / "results")
+
+
+def test_all_that_tables_are_made_of_is_packed(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    for suite, name in (("attach", "attach.json"), ("failover", "samples.csv"), ("bdus-block", "samples.csv")):
+        run = directory / "lab/nvme" / suite / "loop/x/1"
+        run.mkdir(parents=True)
+        for file in (name, "DONE"):
+            (run / file).touch()
+    export(directory, tmp_path / "a.tar.gz", only_tables=True)
+    with tarfile.open(tmp_path / "a.tar.gz") as tar:
+        packed = {member.name for member in tar if member.isfile() and not member.name.endswith("DONE")}
+    assert packed == {"c/lab/nvme/attach/loop/x/1/attach.json", "c/lab/nvme/failover/loop/x/1/samples.csv"}
