@@ -38,6 +38,7 @@ from .tables import ConfigError
 
 SCHEMA = 4
 ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
+NO_HOSTS = ("blocks", "cache", "hosts")  # directories beside those of hosts
 
 SIMULATED = "simulated"  # what a campaign is called where its name must not be known
 COUNTING = 0  # the repetition in which costs are counted, and no timing is used
@@ -198,7 +199,10 @@ def make_plan(
     which perf looks on. count_instructions: a round of the first kind alone. pin: CPUs of servers, and of workloads.
     warm_up_s: discarded instead of what is found. workloads: None: all of the suite.
     """
+    if host in NO_HOSTS:
+        raise ConfigError(f"host={host}: is a directory of each campaign; give it another id")
     host = host or re.sub(r"[^a-z0-9._-]", "-", platform.node().lower()) or "host"
+    host = f"host-{host}" if host in NO_HOSTS else host
     for kind, name in (("campaign", campaign), ("host", host), *(("device", d.id) for d in devices)):
         if not ID.fullmatch(name):
             raise ConfigError(f"{kind}={name}: use lower case letters, digits, '.', '_' and '-'")

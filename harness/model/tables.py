@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class Table:
 
     def number(self, key: str, minimum: float = 0) -> float:
         value = self.take(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < minimum:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value < math.inf:
             raise self.error(key, value, f"must be a number of at least {minimum:g}")
         return float(value)
 

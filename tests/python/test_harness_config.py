@@ -132,6 +132,8 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("profiles/quick", "ramp_s = 1", "ramp_s = ", "not valid TOML"),
         ("profiles/quick", "max_repetitions = 3", "max_repetitions = 2", "max_repetitions=2: must be at least 3"),
         ("profiles/quick", "half_width = 5", "half_width = -1", "half_width=-1: must be a number of at least 0"),
+        ("profiles/quick", "half_width = 5", "half_width = nan", "half_width=nan: must be a number of at least 0"),
+        ("profiles/quick", "runtime_s = 2", "runtime_s = inf", "runtime_s=inf: must be a number of at least 0.1"),
         ("profiles/quick", "half_width = 5", "half_width = 5\nfixed_warm_up = true", "fixed_warm_up=True: unknown key"),
         ("systems/nbdkit-file", '"{device}"', '"{disc}"', "server={disc}: {disc} is unknown; use one of {device},"),
         ("systems/nbdkit-file", '"{device}"', '"{device"', "server={device: expected '}'"),

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from made_up import small_plan
 from userblk.harness.engines.flow import run_options
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
@@ -289,3 +290,11 @@ def test_reads_and_writes_have_times_of_their_own_in_virtual_time() -> None:
     difference = seconds("rand-write-1th-4k") - seconds("rand-read-1th-4k")
     assert difference == pytest.approx(times[0] - times[1])
     seconds("rand-read-1th-4k", warm_up_s=1)
+
+
+def test_a_host_is_not_called_as_a_directory_of_campaigns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs would be taken for what an export leaves out."""
+    monkeypatch.setattr("platform.node", lambda: "cache")
+    assert small_plan(host=None).host == "host-cache"
+    with pytest.raises(ConfigError, match="host=hosts: is a directory of each campaign; give it another id"):
+        small_plan(host="hosts")
