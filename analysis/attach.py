@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from .report import NO_VALUE, Report, place, summaries_of
+from .report import ALL_HOSTS, NO_VALUE, Report, place, summaries_of
 from .statistics import Interval, quantile_interval
 from .summaries import SummaryError, lab_words
 from .table import SYSTEMS, ordered
@@ -40,9 +40,9 @@ def _text(interval: Interval) -> str:
     return f"{interval.value:.1f} [{low}, {high}]"
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = list(summaries_of(directory, SUITE))
+    found = list(summaries_of(directory, SUITE, host))
     if not found:
         return []
     cells: dict[tuple[str, int], Samples] = defaultdict(lambda: {name: [] for name in MEASURES})

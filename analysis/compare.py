@@ -180,7 +180,9 @@ def compare(first: Campaign, second: Campaign) -> Comparison:
 
 
 def regressions(comparison: Comparison, percent: float) -> list[Line]:
-    """Cells that the second campaign lacks, or where it is worse by more than percent (CPU: points), significantly.
+    """
+    Cells that the second campaign lacks, or has too few valid runs of, or where it is worse by more than percent (CPU:
+    points), significantly.
 
     Raises SummaryError where not one cell could be tested: a gate that cannot close says nothing.
     """
@@ -192,7 +194,8 @@ def regressions(comparison: Comparison, percent: float) -> list[Line]:
     worse = []
     for line in comparison.lines:
         lost = line.difference is not None and -line.metric.sign * line.difference.value > percent
-        if line.verdict is Verdict.ONLY_A or (line.verdict is Verdict.WORSE and lost):
+        gone = line.verdict is Verdict.ONLY_A or (line.n_a > 1 and line.n_b < 2)
+        if gone or (line.verdict is Verdict.WORSE and lost):
             worse.append(line)
     return worse
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .summaries import lab_words, read_json
 from .sweep import POINT, block_bytes
 from .table import DEVICES, SYSTEMS, ordered
@@ -33,9 +33,9 @@ Cell = dict[str, list[float]]  # of each measure, a value a run
 Cells = dict[tuple[Place, str, Point], Cell]  # by system, too
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = list(summaries_of(directory, SUITE))
+    found = list(summaries_of(directory, SUITE, host))
     if not found:
         return []
     cells: Cells = defaultdict(lambda: defaultdict(list))

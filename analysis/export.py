@@ -30,6 +30,7 @@ def _escaped(text: str) -> str:
 def _labels(run: Run, **more: str) -> str:
     names = ("campaign", "host", "device", "suite", "system", "workload", "repetition", "profile")
     values = {name: str(getattr(run, name)) for name in names} | {"emulated": str(bool(run.emulated)).lower()} | more
+    values["host"] = run.machine or run.host
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items()) + "}"
 
 

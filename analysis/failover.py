@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .summaries import SummaryError, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -76,9 +76,9 @@ def _run(directory: Path, summary: Mapping[str, Any]) -> Run:
     )
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = list(summaries_of(directory, SUITE))
+    found = list(summaries_of(directory, SUITE, host))
     if not found:
         return []
     runs = [_run(path, summary) for path, summary in found if summary["valid"]]

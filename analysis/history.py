@@ -21,7 +21,7 @@ SHOWN_METRICS = {"throughput": METRICS[0], "latency": METRICS[1]}
 REAL = "measured on a host's devices"
 COMMIT = 8  # digits of one that tables show
 
-Cell = tuple[str, str, str]  # suite, device, workload
+Cell = tuple[str, str, str, str]  # host ("" where each campaign has one), suite, device, workload
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Point:
 
 
 def _samples(
-    campaign: Campaign, metric: Metric, device: str | None, workload: str | None
+    campaign: Campaign, metric: Metric, device: str | None, workload: str | None, by_host: bool
 ) -> Mapping[str, Mapping[Cell, list[float]]]:
     """Positive values of valid runs, by system and cell."""
     found: dict[str, dict[Cell, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in campaign.runs:
         value = run.metrics.get(metric.id, 0.0)
         if run.valid and value > 0 and device in (None, run.device) and workload in (None, run.workload):
-            found[run.system][run.suite, run.device, run.workload].append(value)
+            found[run.system][run.host if by_host else "", run.suite, run.device, run.workload].append(value)
     return found
 
 
@@ -55,7 +55,8 @@ def points(
 
     Only cells that all campaigns have which have the system at all. Raises SummaryError if there is none.
     """
-    samples = [_samples(campaign, metric, device, workload) for campaign in campaigns]
+    by_host = any(len({run.host for run in campaign.runs}) > 1 for campaign in campaigns)
+    samples = [_samples(campaign, metric, device, workload, by_host) for campaign in campaigns]
     found: dict[str, list[Point | None]] = {}
     for system in ordered({name for one in samples for name in one}, SYSTEMS):
         having = [set(one[system]) for one in samples if system in one]

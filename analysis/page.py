@@ -252,8 +252,8 @@ def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[Pape
             f"{shown:,} of {len(tested):,} differences to native are significant (Welch's test at 5 %, Holm's"
             " correction over each table)."
         )
-        wide = sum(Mark.WIDE in cell.marks for table in tables for cell in table.cells.values())
-        total = sum(cell.n > 1 for table in tables for key, cell in table.cells.items() if key[3] in PAPERS)
+        means = [cell for table in tables for key, cell in table.cells.items() if key[3] in PAPERS]
+        wide, total = sum(Mark.WIDE in cell.marks for cell in means), sum(cell.n > 1 for cell in means)
         lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
     else:
         lines.append("No cell has two runs of a system and of native: no intervals and no tests.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from userblk.harness.observing.warmup import DRIFT_LIMIT, EXCURSION_LIMIT
 
-from .report import INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .summaries import lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -27,11 +27,11 @@ NOTES = (
 Key = tuple[str, str, str]  # device, workload, system
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run in rounds. Raises SummaryError."""
     found = [
         summary
-        for _, summary in summaries_of(directory, SUITE)
+        for _, summary in summaries_of(directory, SUITE, host)
         if "rounds_kops" in summary["settings"].get("sweep", {})
     ]
     if not found:

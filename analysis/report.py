@@ -48,9 +48,12 @@ def size_text(size: int) -> str:
     return f"{size >> 20}m" if size % (1 << 20) == 0 else f"{size >> 10}k"
 
 
-def summaries_of(directory: Path, suite: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+ALL_HOSTS = "*"
+
+
+def summaries_of(directory: Path, suite: str, host: str = ALL_HOSTS) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Directory and summary of every finished run of a suite in a campaign. Raises SummaryError."""
-    for done in sorted(directory.glob(f"*/*/{suite}/*/*/*/DONE")):
+    for done in sorted(directory.glob(f"{host}/*/{suite}/*/*/*/DONE")):
         if done.parent.name in EXTRA:
             continue
         file = done.with_name("summary.json")

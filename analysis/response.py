@@ -10,7 +10,17 @@ from pathlib import Path
 
 from userblk.harness.observing.histogram import tail_metric
 
-from .report import INTERVALS, NO_VALUE, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import (
+    ALL_HOSTS,
+    INTERVALS,
+    NO_VALUE,
+    Report,
+    interval_fields,
+    interval_of,
+    interval_text,
+    place,
+    summaries_of,
+)
 from .summaries import lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -30,9 +40,9 @@ Key = tuple[str, str, str, int]  # device, mode, system, load in %
 Cell = dict[str, list[float]]  # of each metric, a value a run
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = [summary for _, summary in summaries_of(directory, SUITE)]
+    found = [summary for _, summary in summaries_of(directory, SUITE, host)]
     if not found:
         return []
     cells: dict[Key, Cell] = defaultdict(lambda: defaultdict(list))

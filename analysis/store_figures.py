@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .report import INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
 from .statistics import Interval
 from .summaries import SummaryError, lab_words
 from .table import ordered
@@ -70,9 +70,9 @@ def parse_workload(name: str, store: str) -> tuple[str, Place]:
     return match["mode"], Place(store, int(match["depth"]), int(match["jobs"]), size)
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign, one for each figure with a finished run. Raises SummaryError."""
-    found = [summary for _, summary in summaries_of(directory, SUITE)]
+    found = [summary for _, summary in summaries_of(directory, SUITE, host)]
     if not found:
         return []
     try:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from . import attach, depth_jobs, failover, pts, response, store_figures, sweep
 from .report import Report
@@ -12,5 +15,16 @@ MODULES = (attach, failover, sweep, response, depth_jobs, pts, store_figures)
 
 
 def reports_of(directory: Path) -> list[Report]:
-    """The reports on a campaign. Raises SummaryError."""
-    return [one for module in MODULES for one in module.reports(directory)]
+    """The reports on a campaign, one of each host: another machine is no repetition. Raises SummaryError."""
+    return [one for module in MODULES for one in _reports(module, directory)]
+
+
+def _reports(module: ModuleType, directory: Path) -> Iterator[Report]:
+    hosts = sorted({path.parts[-3] for path in directory.glob(f"*/*/{module.SUITE}")})
+    if len(hosts) < 2:
+        yield from module.reports(directory)
+        return
+    for host in hosts:
+        for one in module.reports(directory, host):
+            figures = {f"{name}-{host}": draw for name, draw in one.figures.items()}
+            yield replace(one, name=f"{one.name}-{host}", figures=figures)

@@ -206,7 +206,8 @@ def _kind(environment: Mapping[str, Any]) -> str:
     try:
         devices = {name: (one["model"], one.get("firmware")) for name, one in environment["devices"].items()}
         memory = round(environment["memory_bytes"] / 2**30)
-        return json.dumps([memory, devices, *(environment[name] for name in SAME)], sort_keys=True)
+        same = [*(environment[name] for name in SAME), environment.get("userblk")]
+        return json.dumps([memory, devices, *same], sort_keys=True)
     except (LookupError, TypeError, AttributeError):
         return ""
 
@@ -214,7 +215,7 @@ def _kind(environment: Mapping[str, Any]) -> str:
 def pooled(directory: Path, runs: Sequence[Run]) -> list[Run]:
     """The same runs, those on identical machines as if they were of one host, which is called "a+b".
 
-    Identical: kernel, CPUs, memory, packages, the devices' models and firmware, by their first environment.json.
+    Identical: kernel, CPUs, memory, packages, userblk, the devices' models and firmware, by their first environment.json.
     """
     if len({run.host for run in runs}) < 2:
         return list(runs)

@@ -14,6 +14,7 @@ from userblk.harness.machine.paths import CONFIGS
 
 from .papers import papers_of
 from .report import (
+    ALL_HOSTS,
     INTERVALS,
     NO_VALUE,
     Report,
@@ -57,9 +58,9 @@ def published() -> dict[tuple[str, int], dict[str, str]]:
     return dict(found)
 
 
-def reports(directory: Path) -> list[Report]:
+def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = [summary for _, summary in summaries_of(directory, SUITE)]
+    found = [summary for _, summary in summaries_of(directory, SUITE, host)]
     if not found:
         return []
     points: dict[tuple[str, int, int, int], Samples] = defaultdict(lambda: defaultdict(list))

@@ -6,7 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -157,3 +159,15 @@ def test_the_gate_closes_for_a_cell_that_is_gone(tmp_path: Path) -> None:
 def test_a_gate_that_cannot_close_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SummaryError, match="fail-over=5: no cell has two valid runs"):
         regressions(pair(tmp_path, repetitions=1, slower=0.3), 5)
+
+
+def test_the_gate_closes_where_too_few_runs_are_left_to_test(tmp_path: Path) -> None:
+    """Of a server that spoils all runs but one."""
+    options: dict[str, Any] = {"suite": "bdus-block", "systems": SYSTEMS, "workloads": WORKLOADS, "repetitions": 3}
+    first, second = (read_campaign(make_campaign(tmp_path, name, seed=1, **options)) for name in ("a", "b"))
+    runs = [
+        replace(run, valid=run.repetition == 1) if (run.system, run.workload) == ("nbdkit", WORKLOADS[1]) else run
+        for run in second.runs
+    ]
+    worse = regressions(compare(first, replace(second, runs=tuple(runs))), 5)
+    assert {(line.system, line.workload, line.verdict) for line in worse} == {("nbdkit", WORKLOADS[1], Verdict.FEW)}

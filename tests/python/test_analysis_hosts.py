@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from made_up import summary
 from synthetic import ENVIRONMENT, make_campaign
+from userblk.analysis.export import openmetrics
+from userblk.analysis.history import SHOWN_METRICS, points
 from userblk.analysis.page import write_report
 from userblk.analysis.paper import compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.papers import load_paper
+from userblk.analysis.suites import reports_of
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.cli.results import status, status_lines
@@ -128,3 +132,53 @@ def test_warnings_and_status_of_all(tmp_path: Path) -> None:
     assert "other: 7 of 8 runs valid, 0 invalid, 1 missing" in status_lines(found)
     page = (write_report(read_campaign(directory), tmp_path / "report", CONFIGS)[0]).read_text()
     assert "one: governor of one" in page and "other: governor of other" in page
+
+
+def test_samples_have_names_of_their_own_where_machines_are_pooled(tmp_path: Path) -> None:
+    """What reads OpenMetrics takes two samples with the same labels for one."""
+    campaign = read_campaign(several_hosts(tmp_path, {"one": ("", MACHINE), "other": ("", MACHINE)}))
+    campaign = replace(campaign, runs=tuple(replace(run, campaign=campaign.name) for run in campaign.runs))
+    assert {run.host for run in campaign.runs} == {"one+other"}
+    lines = [line.rpartition(" ")[0] for line in openmetrics(campaign).splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines)) > 0
+
+
+def test_a_history_keeps_hosts_apart(tmp_path: Path) -> None:
+    """A machine that is missing the second time is no change of the other one."""
+    found = []
+    for day, hosts in ((1, {"fast": 30.0, "slow": 10.0}), (2, {"slow": 10.0})):
+        directory = tmp_path / str(day)
+        for host, kops in hosts.items():
+            for number in (1, 2):
+                path = directory / host / "sata/bdus-block/native/seq-read-1th-4k" / str(number)
+                path.mkdir(parents=True)
+                value = summary(host=host, repetition=number, metrics={"throughput_kops": kops + number / 10})
+                (path / "summary.json").write_text(json.dumps(value))
+                (path / "DONE").touch()
+        asked = {"campaign": str(day), "created": f"2026-01-0{day}T00:00:00Z", "seed": 1}
+        (directory / "campaign.json").write_text(json.dumps(asked))
+        found.append(read_campaign(directory))
+    one = points(found, SHOWN_METRICS["throughput"])["native"]
+    assert [(point.cells, round(point.change, 6)) for point in one if point] == [(1, 0.0), (1, 0.0)]
+
+
+def test_reports_of_other_suites_keep_hosts_apart(tmp_path: Path) -> None:
+    for host, seconds in (("one", 0.001), ("other", 0.1)):
+        path = tmp_path / host / "sata/attach/loop/1-disks/1"
+        path.mkdir(parents=True)
+        value = summary(host=host, suite="attach", system="loop", workload="1-disks", settings={"attach": {"disks": 1}})
+        (path / "summary.json").write_text(json.dumps(value))
+        (path / "attach.json").write_text(json.dumps({name: [seconds] * 10 for name in ("there", "read", "gone")}))
+        (path / "DONE").touch()
+    found = reports_of(tmp_path)
+    assert [(one.name, one.rows[0][3]) for one in found] == [
+        ("attach-one", "1.0 [1.0, 1.0]"), ("attach-other", "100.0 [100.0, 100.0]"),
+    ]  # fmt: skip
+    assert [list(one.figures) for one in found] == [["attach-one"], ["attach-other"]]
+    assert "host one," in found[0].title and "host other," in found[1].title
+
+
+def test_machines_with_another_userblk_are_not_pooled(tmp_path: Path) -> None:
+    new = {**MACHINE, "userblk": {"version": "2"}}
+    campaign = read_campaign(several_hosts(tmp_path, {"one": ("", MACHINE), "other": ("", new)}))
+    assert {run.host for run in campaign.runs} == {"one", "other"}

@@ -11,17 +11,20 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_up
 import matplotlib.image
 import pytest
 from synthetic import make_campaign
-from userblk.analysis.page import write_report
+from userblk.analysis.page import _summary, write_report
 from userblk.analysis.palette import heat
 from userblk.analysis.render import shade
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.analysis.table import METRICS, make_cell
+from userblk.analysis.table import METRICS, Mark, make_cell
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.running.archive import CACHE
 
@@ -298,3 +301,17 @@ def test_a_browser_paints_it(report: Path, tmp_path: Path, scheme: str) -> None:
     assert picture.stat().st_size > 30_000
     corner = matplotlib.image.imread(picture)[2, 2, :3].mean()  # of the page itself
     assert corner < 0.2 if scheme == "dark" else corner == 1
+
+
+def test_wide_intervals_are_counted_among_the_means_of_the_table(tmp_path: Path) -> None:
+    """Not those of files per second, which are in the long CSV only."""
+    runs = [
+        replace(one, engine="flow", repetition=number, metrics=one.metrics | {"cpu_percent": kops, "files_kops": kops})
+        for number, kops in enumerate((10.0, 90.0), 1)
+        for system in ("native", "fuse")
+        for one in made_up.runs(system, [kops], suite="bdus-fs", workload="create-1th")
+    ]
+    (table,) = tables = make_tables(runs)
+    assert sum(Mark.WIDE in cell.marks for cell in table.cells.values()) == 8
+    lines = _summary(read_campaign(made_up.small_campaign(tmp_path)), tables, ())
+    assert "6 of 6 means have intervals wider than the paper's limits." in lines
