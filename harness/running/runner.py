@@ -204,7 +204,8 @@ class Runner:
                     f"{path}: is not the device that the campaign was planned for ({device.identity}), but another"
                     f" ({found.identity}); find that one, or start a new campaign"
                 )
-            self.devices[name] = found
+            # Not by a link: in /dev/disk/by-path they have colons, which part names for fio and LIO.
+            self.devices[name] = dataclasses.replace(found, path=os.path.realpath(path))
         self.keep_identities()
 
     def keep_identities(self) -> None:

@@ -446,6 +446,15 @@ def test_a_device_that_no_plan_has_seen_is_looked_at(device: str, tmp_path: Path
     assert finish(start(tmp_path / "c"))[0] == 0  # resumed
 
 
+def test_a_device_may_be_named_by_its_place(device: str, tmp_path: Path) -> None:
+    """Such as /dev/disk/by-path/pci-0000:03:00.0-nvme-1, which fio and LIO take for several names."""
+    link = tmp_path / "pci-0000:03:00.0-nvme-1"
+    link.symlink_to(device)
+    plan_for(str(link), tmp_path / "c", workloads=WORKLOADS[:1])
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, err) == (0, ""), said(events)
+
+
 def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Path) -> None:
     """Without serials: between two sessions the names have come to stand for each other's disk."""
     plan_for(device, tmp_path / "c")
