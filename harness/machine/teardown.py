@@ -73,7 +73,8 @@ def has_threads(pid: int) -> bool:
 def _need_run() -> None:
     """Raises TeardownError if nothing can be kept below RUN."""
     with contextlib.suppress(PermissionError):
-        RUN.mkdir(mode=0o755, exist_ok=True)
+        RUN.mkdir(exist_ok=True)
+        RUN.chmod(0o755)  # whatever the umask: servers of other users have files below
     if not os.access(RUN, os.W_OK):
         raise TeardownError(f"{RUN}: cannot be written; run as root")
 

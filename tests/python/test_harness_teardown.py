@@ -204,3 +204,14 @@ def test_what_is_replaced_is_kept_before_its_name(tmp_path: Path, monkeypatch: p
     write_json(plan, {"schema": 1})
     assert [name for name, _ in synced] == ["plan.json.new", tmp_path.name]
     assert json.loads(plan.read_text()) == {"schema": 1}
+
+
+def test_other_users_pass_what_a_strict_umask_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's server, which is not root, has its files below."""
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    before = os.umask(0o077)
+    try:
+        Teardown()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
