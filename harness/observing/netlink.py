@@ -45,7 +45,7 @@ class Family:
         try:
             self._socket.settimeout(patience)
             self._socket.bind((0, 0))
-            self._number = _CONTROL
+            self._number, self._asked = _CONTROL, 0
             answer = self.ask(_GET_FAMILY, attribute(_FAMILY_NAME, name.encode() + b"\0"))
             if _FAMILY_ID not in answer:
                 raise OSError(f"the kernel does not report the number of {name}")
@@ -66,13 +66,17 @@ class Family:
     def ask(self, command: int, body: bytes) -> dict[int, bytes]:
         """Send a command with its attributes and return those of the answer. Raises OSError with the kernel's errno."""
         message = _COMMAND.pack(command, 1, 0) + body
-        header = _HEADER.pack(_HEADER.size + len(message), self._number, _REQUEST | _ACK, 0, 0)
+        self._asked += 1
+        header = _HEADER.pack(_HEADER.size + len(message), self._number, _REQUEST | _ACK, self._asked, 0)
         self._socket.send(header + message)
         answer: dict[int, bytes] = {}
         while True:
             data = self._socket.recv(65536)
             while len(data) >= _HEADER.size:
-                length, kind, *_ = _HEADER.unpack_from(data)
+                length, kind, _, asked, _ = _HEADER.unpack_from(data)
+                if asked != self._asked:  # what we have not waited for
+                    data = data[(length + 3) // 4 * 4 :]
+                    continue
                 if kind == _ERROR:
                     (code,) = struct.unpack_from("=i", data, _HEADER.size)
                     if code:

@@ -32,6 +32,7 @@ PROCESS_CPU_TIME = 2  # CPUCLOCK_SCHED in the kernel's linux/posix-timers.h
 
 # /sys/block/X/stat
 READS, READ_SECTORS, WRITES, WRITE_SECTORS, BUSY_MS, QUEUE_MS = 0, 2, 4, 6, 9, 10
+WRAP_MS = float(1 << 32)
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,15 @@ def at(samples: Sequence[Sample], when: float) -> Sample:
     return samples[-1]
 
 
+def unwrapped(before: Sequence[float], now: Sequence[float]) -> tuple[float, ...]:
+    """The counters of a disk that follow others, as if those in milliseconds did not begin again at 32 bits."""
+    values = list(now)
+    for name in (BUSY_MS, QUEUE_MS):
+        values[name] += before[name] // WRAP_MS * WRAP_MS
+        values[name] += WRAP_MS if values[name] < before[name] else 0.0
+    return tuple(values)
+
+
 class Sampler(Periodic):
     """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
 
@@ -186,7 +196,10 @@ class Sampler(Periodic):
 
     def look(self) -> None:
         try:
-            self.samples.append(read_sample(self.stats, self.server, self.counters, self.meter))
+            sample = read_sample(self.stats, self.server, self.counters, self.meter)
+            if self.samples:
+                sample = replace(sample, disks=tuple(map(unwrapped, self.samples[-1].disks, sample.disks)))
+            self.samples.append(sample)
         except OSError as error:
             self.errors.append(f"sampling failed: {error}")
 

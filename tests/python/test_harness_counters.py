@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from userblk.harness.observing.counters import Counters, Events, Taskstats
+from userblk.harness.observing.netlink import Family, attribute
 from waiting import stop, wait_until
 
 # Two threads; each line of input makes the main one call getppid() that often, and answer.
@@ -102,3 +106,26 @@ def test_without_events_only_what_costs_nothing_is_read() -> None:
     values = counters.read()
     counters.close()
     assert len(values) == 3 and all(math.isnan(value) for value in values[1:])
+
+
+def test_an_answer_that_comes_late_is_not_that_of_the_next_question() -> None:
+    ours, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    family = Family.__new__(Family)
+    family._socket, family._number, family._asked = ours, 30, 0
+    ours.settimeout(0.1)
+
+    def answer(question: bytes, value: bytes) -> None:
+        (number,) = struct.unpack_from("=I", question, 8)
+        body = bytes(4) + attribute(1, value)
+        kernel.send(struct.pack("=IHHII", 16 + len(body), 30, 0, number, 0) + body)
+        kernel.send(struct.pack("=IHHIIi", 20, 2, 0, number, 0, 0))  # the end
+
+    with ours, kernel:
+        with pytest.raises(TimeoutError):
+            family.ask(1, b"")
+        late = kernel.recv(100)
+        answer(late, b"late")
+        thread = threading.Thread(target=lambda: answer(kernel.recv(100), b"new!"))
+        thread.start()
+        assert family.ask(1, b"") == {1: b"new!"}
+        thread.join()

@@ -127,3 +127,22 @@ def test_what_other_programs_take_during_a_run() -> None:
         finally:
             program.kill()
     assert others - ours > 50 * used / took  # half of what it took, on a machine that others use as well
+
+
+def test_milliseconds_of_a_disk_that_begin_again() -> None:
+    """The kernel shows them in 32 bits: those of the queue begin again after three busy days at depth 16."""
+    busy, queue = samplers.BUSY_MS, samplers.QUEUE_MS
+
+    def counters(busy_ms: float, queue_ms: float) -> tuple[float, ...]:
+        values = [0.0] * 11
+        values[busy], values[queue] = busy_ms, queue_ms
+        return tuple(values)
+
+    last = counters(4_294_967_000.0, 4_294_966_000.0)
+    for now, wanted in (
+        (counters(4_294_967_100.0, 500.0), (100.0, 1796.0)),
+        (counters(704.0, 100.0), (1000.0, 4_294_968_692.0)),  # and once more
+    ):
+        found = samplers.unwrapped(last, now)
+        assert found[busy] - 4_294_967_000.0 == wanted[0] and found[queue] - 4_294_966_000.0 == wanted[1]
+        last = found
