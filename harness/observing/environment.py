@@ -90,6 +90,13 @@ def _frequencies() -> dict[str, str]:
     return {name: value for name in names if (value := _each_cpu(f"cpufreq/{name}"))}
 
 
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return ""
+
+
 def _idle_states() -> list[str]:
     return sorted({_text(path) for path in CPU.glob("cpu0/cpuidle/state*/name")})
 
@@ -131,7 +138,7 @@ def snapshot() -> dict[str, object]:
         "clock_source": _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "memory_bytes": meminfo()["MemTotal"],
         "swap_bytes": meminfo()["SwapTotal"],
-        "distribution": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "distribution": _distribution(),
         "python": platform.python_version(),
         "packages": _versions(),
         "system": {name: _text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name", "bios_version")},

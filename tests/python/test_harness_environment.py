@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,10 @@ def test_programs_are_known_by_their_contents(tmp_path: Path) -> None:
     plugin.rename(tmp_path / "plugins" / "s3.so")
     assert programs(tmp_path) != first
     assert programs(tmp_path / "nothing") == programs(tmp_path / "plugins" / "none")
+
+
+def test_a_machine_without_os_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As small containers and self-made systems are."""
+    monkeypatch.setattr(platform, "_os_release_candidates", ("/nowhere/os-release",))
+    monkeypatch.setattr(platform, "_os_release_cache", None)
+    assert environment.snapshot()["distribution"] == ""
