@@ -7,7 +7,6 @@ they are asked for, so that thousands of runs open as fast as ten. Nothing in it
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from .render import signed, unit_text
 from .report import Report
 from .statistics import Interval
 from .suites import reports_of
-from .summaries import Campaign, Run, SummaryError, lab_banner, read_json
+from .summaries import Campaign, Run, SummaryError, campaign_warnings, lab_banner
 from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control
 from .tabulate import make_tables, tail_table
 
@@ -270,18 +269,6 @@ def _environment(campaign: Campaign) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
-def _campaign_warnings(campaign: Campaign) -> list[str]:
-    """What may distort all runs, as found before the first; of several hosts each is named."""
-    lines = []
-    for file in sorted(
-        [*campaign.directory.glob("environment.json"), *campaign.directory.glob("hosts/*/environment.json")]
-    ):
-        host = "" if file.parent == campaign.directory else f"{file.parent.name}: "
-        with contextlib.suppress(SummaryError, AttributeError, TypeError):
-            lines += [f"{host}{line}" for line in read_json(file).get("warnings", [])]
-    return lines
-
-
 def _facts(campaign: Campaign) -> list[tuple[str, str]]:
     runs = campaign.runs
 
@@ -379,7 +366,7 @@ def render(
             devices=DEVICES,
             system_names=SYSTEMS,
             environment=_environment(campaign),
-            campaign_warnings=_campaign_warnings(campaign),
+            campaign_warnings=campaign_warnings(campaign.directory),
             warnings=_warnings(campaign),
             invalid=_invalid(campaign),
             problems=_limited(Counter(problems)),

@@ -8,11 +8,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from userblk.harness.observing.histogram import TAIL, tail_metric
+from userblk.harness.running.runner import CHANGED
 
 from .table import add_titles
 
@@ -181,6 +183,21 @@ def read_campaign(directory: Path) -> Campaign:
     return Campaign(directory, name, created, seed, choices, of_blocks, asked, runs)
 
 
+def campaign_warnings(directory: Path) -> list[str]:
+    """What may distort all runs, as found before the first; of several hosts each is named."""
+    lines = []
+    for file in sorted([*directory.glob("environment.json"), *directory.glob("hosts/*/environment.json")]):
+        host = "" if file.parent == directory else f"{file.parent.name}: "
+        with suppress(SummaryError, AttributeError, TypeError):
+            lines += [f"{host}{line}" for line in read_json(file).get("warnings", [])]
+    return lines
+
+
+def changes_of(directory: Path) -> tuple[str, ...]:
+    """Of these what tells runs apart that a table takes for repetitions of each other: for below it."""
+    return tuple(line for line in campaign_warnings(directory) if CHANGED in line)
+
+
 # ---- several hosts --------------------------------------------------------------------
 
 SAME = ("kernel", "cpu_model", "cpus", "governor", "turbo", "smt", "virtual", "packages", "distribution")
@@ -215,7 +232,8 @@ def _kind(environment: Mapping[str, Any]) -> str:
 def pooled(directory: Path, runs: Sequence[Run]) -> list[Run]:
     """The same runs, those on identical machines as if they were of one host, which is called "a+b".
 
-    Identical: kernel, CPUs, memory, packages, userblk, the devices' models and firmware, by their first environment.json.
+    Identical: kernel, CPUs, memory, packages, userblk, the devices' models and firmware, by their first
+    environment.json.
     """
     if len({run.host for run in runs}) < 2:
         return list(runs)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from userblk.analysis.paper import ANY, compare_with_paper, paper_for
 from userblk.analysis.papers import Paper, load_paper, load_papers, paper_names
 from userblk.analysis.report import Report
 from userblk.analysis.suites import reports_of
-from userblk.analysis.summaries import read_campaign
+from userblk.analysis.summaries import changes_of, read_campaign
 from userblk.analysis.table import Table, graded
 from userblk.analysis.tabulate import make_tables, tail_table
 
@@ -39,7 +40,8 @@ EXPORTS = {ARCHIVE: archive.SUFFIXES[0], "openmetrics": ".openmetrics", "json": 
 def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError."""
     campaign = read_campaign(directory)
-    return make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices, joined=True)
+    tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices, joined=True)
+    return [replace(table, notes=(*table.notes, *changes_of(directory))) for table in tables]
 
 
 def print_reports(reports: Sequence[Report], console: Console) -> None:

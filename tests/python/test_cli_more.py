@@ -256,3 +256,12 @@ def test_a_detached_campaign_is_carried_out_by_the_same_program(
     assert detached(directory) == 0
     wait_until("it has ended", lambda: (directory / "userblk.log").read_text().endswith("\n"))
     assert "not a plan" in (directory / "userblk.log").read_text()
+
+
+def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_path: Path) -> None:
+    """Its means are of two kernels, say; what may distort all runs alike is in the report."""
+    directory = small_campaign(tmp_path / "results")
+    line = "differs from the beginning: kernel is 6.12 instead of 6.1"
+    (directory / "environment.json").write_text(json.dumps({"warnings": ["turbo is on", line]}))
+    done = userblk("table", str(directory))
+    assert line in done.stdout and "turbo" not in done.stdout
