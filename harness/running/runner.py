@@ -283,7 +283,7 @@ class Runner:
             lines = []  # the lab's are distorted as such, and say so
         self.environment["userblk"] = environment.source(paths.CHECKOUT) | {"version": __version__}
         if self.port is None:  # the host knows what a sealed guest has
-            self.environment["programs"] = environment.programs(Path(self.plan.build))
+            self.environment["programs"] = environment.programs((paths.CHECKOUT or Path()) / self.plan.build)
         lines += since_the_beginning(self.directory, self.environment)
         found = self.environment | {"warnings": lines}
         if self.port is None:

@@ -22,13 +22,14 @@ from userblk import __version__
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import fio
 from userblk.harness.engines.base import Run
-from userblk.harness.machine import locks, prepare
+from userblk.harness.machine import locks, paths, prepare
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import BESIDE, claimed
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
+from userblk.harness.observing.environment import programs
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running import measuring
 from userblk.harness.running import runner as runner_module
@@ -453,6 +454,19 @@ def test_a_device_may_be_named_by_its_place(device: str, tmp_path: Path) -> None
     plan_for(str(link), tmp_path / "c", workloads=WORKLOADS[:1])
     code, events, err = finish(start(tmp_path / "c"))
     assert (code, err) == (0, ""), said(events)
+
+
+def test_programs_are_found_wherever_the_runner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another host, and in a guest, the plan names them relative to the checkout."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    build = tmp_path / "checkout/build/host"
+    build.mkdir(parents=True)
+    (build / "null.so").touch()
+    monkeypatch.setattr(paths, "CHECKOUT", tmp_path / "checkout")
+    Runner(plan_for("/dev/null", tmp_path / "c"), tmp_path / "c").record_environment()
+    found = json.loads((tmp_path / "c/environment.json").read_text())["programs"]
+    assert found == programs(build) != programs(tmp_path / "none")
 
 
 def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Path) -> None:
