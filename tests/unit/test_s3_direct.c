@@ -104,6 +104,35 @@ static void test_a_part_of_a_chunk_is_read_changed_and_written(void **state)
 static void test_reads_fetch_what_is_asked_for(void **state)
 {
 	struct device d;
+/* A chunk that is in memory as a whole has not been written as a whole because of that. */
+static void test_a_chunk_in_memory_is_stored_when_all_is_written(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, "");
+	assert_int_equal(device_write(&d, pattern(model, MIB, 16), MIB, 0, BACKEND_FUA), 0);
+	pattern(model, MIB, 17);
+	assert_int_equal(device_write(&d, model, MIB / 2, 0, 0), 0);
+	assert_int_equal(device_write(&d, model + MIB / 2, MIB / 2, MIB / 2, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(fake_store_requests(S3_PUT, "chunk/"), 2);
+	device_close(&d);
+	/* The same after it was read for parts of blocks. */
+	reopen(&d);
+	pattern(model + 1000, 100, 18);
+	pattern(model + 5000, 100, 19);
+	assert_int_equal(device_write(&d, model + 1000, 100, 1000, 0), 0);
+	assert_int_equal(device_write(&d, model + 5000, 100, 5000, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(fake_store_requests(S3_GET, "chunk/"), 1);
+	assert_int_equal(fake_store_requests(S3_PUT, "chunk/"), 3);
+	assert_int_equal(fake_store_object(CHUNK("00"), there, MIB), MIB);
+	assert_memory_equal(there, model, MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
 
 	(void)state;
 	create(&d, "");
@@ -632,3 +661,4 @@ int main(void)
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
+		cmocka_unit_test(test_a_chunk_in_memory_is_stored_when_all_is_written),

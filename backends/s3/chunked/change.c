@@ -39,14 +39,15 @@ static void change(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piec
 {
 	const struct backend_request *request = p->io->request;
 	unsigned shift = d->v->shift;
-	uint32_t mask = d->v->block_size - 1;
+	uint32_t first = p->from >> shift;
+	uint32_t end = (p->from + p->bytes + d->v->block_size - 1) >> shift;
 
 	if (request->op == BACKEND_WRITE)
 		s3_iov_copy(request->iov, p->position, c->data + p->from, p->bytes);
 	else
 		memset(c->data + p->from, 0, p->bytes);
-	s3_chunk_set_known(c, p->from >> shift, (p->from + p->bytes + mask) >> shift);
-	s3_chunk_mark_dirty(d, c);
+	s3_chunk_set_known(c, first, end);
+	s3_chunk_mark_dirty(d, c, first, end);
 	s3_io_end_piece(d, p, 0);
 }
 

@@ -153,9 +153,20 @@ void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c)
 	s3_chunk_free(c);
 }
 
-void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c)
+/* Sets those of blocks, of which n are set. */
+static void set(uint8_t *blocks, uint32_t *n, uint32_t first, uint32_t end)
+{
+	for (uint32_t i = first; i < end; i++) {
+		*n += !blocks[i];
+		blocks[i] = 1;
+	}
+}
+
+void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c, uint32_t first, uint32_t end)
 {
 	if (!c->dirty) {
+		memset(c->written, 0, d->chunk_blocks);
+		c->n_written = 0;
 		c->dirty = true;
 		c->dirtied = ++d->number;
 		c->since = s3_now();
@@ -163,7 +174,8 @@ void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c)
 		if (d->n_dirty++ == 0)
 			pthread_cond_signal(&d->work); /* it has to look at the clock now */
 	}
-	c->full = c->n_known == s3_chunk_blocks(d, c->index);
+	set(c->written, &c->n_written, first, end);
+	c->full = c->n_written == s3_chunk_blocks(d, c->index);
 }
 
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c)
@@ -217,9 +229,10 @@ int s3_chunk_want_memory(struct s3_direct *d, struct s3_chunk *c)
 		return 0;
 	}
 	if (!c->known)
-		c->known = malloc(d->chunk_blocks);
+		c->known = malloc(2 * (size_t)d->chunk_blocks);
 	if (!c->known)
 		return -ENOMEM;
+	c->written = c->known + d->chunk_blocks;
 	if (!d->spare && d->n_buffers < d->max_buffers) {
 		c->data = malloc(d->chunk_bytes);
 		if (c->data)
@@ -243,10 +256,7 @@ int s3_chunk_want_memory(struct s3_direct *d, struct s3_chunk *c)
 
 void s3_chunk_set_known(struct s3_chunk *c, uint32_t first, uint32_t end)
 {
-	for (uint32_t i = first; i < end; i++) {
-		c->n_known += !c->known[i];
-		c->known[i] = 1;
-	}
+	set(c->known, &c->n_known, first, end);
 }
 
 uint32_t s3_chunk_run_end(const struct s3_chunk *c, uint32_t first, uint32_t end)

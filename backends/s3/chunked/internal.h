@@ -46,13 +46,15 @@ struct s3_chunk {
 	uint64_t index;
 	enum s3_chunk_state state;
 	bool dirty;
-	bool full;		    /* dirty, and all of it written */
+	bool full;		    /* dirty, and all of it written since it was not */
 	bool store_next;	    /* it is loaded in order to be stored */
 	uint64_t dirtied;	    /* number, in the order in which chunks became dirty */
 	uint64_t since;		    /* when; ns */
 	uint8_t *data;		    /* NULL: nothing of it is in memory */
 	uint8_t *known;		    /* of each block: data holds it */
 	uint32_t n_known;	    /* how many */
+	uint8_t *written;	    /* of each block, while dirty: written since it was not */
+	uint32_t n_written;	    /* how many */
 	struct s3_chunk_piece *cut; /* the trim or zero that deletes it */
 	struct s3_pieces waiting;
 	struct s3_direct *d;
@@ -124,8 +126,8 @@ struct s3_chunk *s3_chunk_entry(struct s3_direct *d, uint64_t index);
 void s3_chunk_free(struct s3_chunk *c);
 /* Forgets an entry that is no longer needed. */
 void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c);
-/* The chunk has been changed and must be stored. */
-void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c);
+/* The blocks from first to the one before end have been changed and must be stored. */
+void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c, uint32_t first, uint32_t end);
 /* It need no longer be stored. */
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c);
 /* The chunk needs what it has in memory no more; it may stay dirty while it is deleted. */
