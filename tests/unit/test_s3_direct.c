@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* layout=direct over a store in this process: what is asked of the store, and what is kept. */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,7 +11,9 @@
 #include <unistd.h>
 
 #include "backends/s3/client/client.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
 /* Seconds. */
@@ -101,9 +104,6 @@ static void test_a_part_of_a_chunk_is_read_changed_and_written(void **state)
 	fake_store_reset();
 }
 
-static void test_reads_fetch_what_is_asked_for(void **state)
-{
-	struct device d;
 /* A chunk that is in memory as a whole has not been written as a whole because of that. */
 static void test_a_chunk_in_memory_is_stored_when_all_is_written(void **state)
 {
@@ -133,6 +133,9 @@ static void test_a_chunk_in_memory_is_stored_when_all_is_written(void **state)
 	fake_store_reset();
 }
 
+static void test_reads_fetch_what_is_asked_for(void **state)
+{
+	struct device d;
 
 	(void)state;
 	create(&d, "");
@@ -570,6 +573,51 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
+static int close_volume(struct device *d)
+{
+	params_free(d->params);
+	return s3_volume_close(volume_of(d));
+}
+
+/* It answers all the time, and takes nothing. */
+static void test_a_store_that_refuses_holds_up_no_end(void **state)
+{
+	struct device d;
+
+	(void)state;
+	for (unsigned full = 0; full < 2; full++) {
+		create(&d, ";close-timeout=1");
+		if (full)
+			fake_store_limit(fake_store_bytes());
+		else
+			fake_store_fail(S3_PUT, "chunk/", -EACCES, UINT_MAX);
+		assert_int_equal(device_write(&d, pattern(model, MIB, 20), MIB, 0, 0), 0);
+		assert_int_equal(close_volume(&d), -EIO);
+		assert_holds(d.reported.error, "close-timeout=1");
+	}
+	fake_store_reset();
+}
+
+/* Nor is one given up that takes one chunk after the other since there is space. */
+static void test_an_end_waits_for_what_is_stored_slowly(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, ";close-timeout=3");
+	fake_store_limit(fake_store_bytes());
+	assert_int_equal(device_write(&d, pattern(model, 7 * MIB, 21), 7 * MIB, 0, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	fake_store_limit(0);
+	fake_store_latency(600);
+	assert_int_equal(close_volume(&d), 0);
+	fake_store_latency(0);
+	reopen(&d);
+	expect(&d, 0, 7 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* Whether another writer took over cannot be read for a while. */
 static void test_a_check_that_fails_is_made_again(void **state)
 {
@@ -640,6 +688,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_sequential_writes_cost_a_put_a_chunk),
 		cmocka_unit_test(test_a_part_of_a_chunk_is_read_changed_and_written),
+		cmocka_unit_test(test_a_chunk_in_memory_is_stored_when_all_is_written),
 		cmocka_unit_test(test_reads_fetch_what_is_asked_for),
 		cmocka_unit_test(test_trim_and_zero),
 		cmocka_unit_test(test_a_flush_waits_for_a_deletion),
@@ -654,6 +703,8 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),
+		cmocka_unit_test(test_an_end_waits_for_what_is_stored_slowly),
 		cmocka_unit_test(test_a_check_that_fails_is_made_again),
 		cmocka_unit_test(test_a_second_writer_stops_the_first),
 		cmocka_unit_test(test_readonly_changes_nothing),
@@ -661,4 +712,3 @@ int main(void)
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
-		cmocka_unit_test(test_a_chunk_in_memory_is_stored_when_all_is_written),

@@ -213,10 +213,8 @@ void s3_direct_settle(struct s3_direct *d)
 	struct s3_chunk_piece *p, *last;
 
 	/* All that waited is stored, or has been cut. */
-	if (atomic_load(&d->v->refused) == -ENOSPC && TAILQ_EMPTY(&d->dirty)) {
-		atomic_store(&d->v->refused, 0);
-		d->space_again = true;
-	}
+	if (atomic_load(&d->v->refused) && TAILQ_EMPTY(&d->dirty))
+		d->space_again |= atomic_exchange(&d->v->refused, 0) == -ENOSPC;
 	/* Each one once: the machine may have less memory than we may use. */
 	last = TAILQ_LAST(&d->stalled, s3_pieces);
 	while (last && s3_direct_memory_left(d)) {

@@ -66,6 +66,8 @@ static void store_done(struct s3_request *req)
 		d->retry_ns = s3_now() + RETRY_NS;
 	} else {
 		d->retry_ns = 0;
+		/* An end waits for a full store that has space again, until all is stored. */
+		atomic_store(&v->refused_since, s3_now());
 		if (req->op == S3_PUT && atomic_load(&v->refused) != -ENOSPC)
 			atomic_store(&v->refused, 0);
 		s3_chunk_mark_clean(d, c);

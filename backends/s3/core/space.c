@@ -62,8 +62,8 @@ bool s3_space_refused(struct s3_volume *v, int r)
 {
 	if (v->refused == -ENOSPC || v->refused == r)
 		return false;
-	v->refused = r;
 	v->refused_since = s3_now();
+	v->refused = r;
 	v->reserve.due = 0;
 	v->refused_pause = SECOND / 2;
 	return true;

@@ -202,10 +202,11 @@ struct s3_volume {
 	/* For a store that refuses what the log puts (space.c), under lock: */
 	_Atomic int refused; /* negative errno with which it does; 0: it does not */
 	bool blocked;	     /* and nothing more can be done about it: no thread may wait for it */
-	uint64_t refused_since, refused_pause; /* ns; since when, until the next attempt */
-	uint64_t retry_ns;		       /* when that is */
-	struct s3_batch *refused_batches;      /* to be put again then */
-	unsigned n_refused;		       /* of those and of those that are being put again */
+	_Atomic uint64_t refused_since;	  /* ns; layout=direct: or took something last */
+	uint64_t refused_pause;		  /* ns, until the next attempt */
+	uint64_t retry_ns;		  /* when that is */
+	struct s3_batch *refused_batches; /* to be put again then */
+	unsigned n_refused;		  /* of those and of those that are being put again */
 	struct s3_reserve reserve;
 
 	_Atomic int failed;  /* negative errno: changes are no longer accepted */

@@ -57,9 +57,12 @@ static uint64_t left(const struct s3_closing *c)
 {
 	uint64_t waited = s3_now() - c->began, outage = s3_store_outage(c->v->store);
 	uint64_t limit = c->v->close_timeout_ns, refused;
+	bool refusing;
 
 	pthread_mutex_lock(&c->v->lock);
-	refused = c->v->refused_batches ? s3_now() - c->v->refused_since : 0;
+	refusing = c->v->layout->has_log ? c->v->refused_batches != NULL
+					 : atomic_load(&c->v->refused) != 0;
+	refused = refusing ? s3_now() - atomic_load(&c->v->refused_since) : 0;
 	pthread_mutex_unlock(&c->v->lock);
 	/* One that answers and takes nothing is of no more use. */
 	if (refused > outage)
