@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from errno import EACCES
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_role_that_is_not_accepted_any_more_is_renewed(
     assert all(answer["result"] == 0 for answer in answers)
     wait_until("credentials are asked for", lambda: len(roles.requests) >= before + 3, 10)
     assert len(roles.requests) == before + 3
+
+
+def test_role_that_replaces_a_file_is_renewed(connect: Connect, roles: RoleService, tmp_path: Path, key: str) -> None:
+    path = tmp_path / ".aws/credentials"
+    path.parent.mkdir()
+    path.write_text(f"[default]\naws_access_key_id={ACCESS_KEY}\naws_secret_access_key=old\n", encoding="utf-8")
+    path.chmod(0o600)
+    driver = connect(env=of_instance(roles.url, tmp_path), credentials=None)
+    assert driver("put", key, 10, 1)["result"] == -EACCES
+    path.unlink()
+    roles.lasts_s = 4
+    assert driver("put", key, 10, 1)["result"] == 0
+    before = len(roles.requests)
+    roles.lasts_s = 3600
+    wait_until("credentials are asked for", lambda: len(roles.requests) >= before + 3, 10)
+    assert driver("get", key, 0, 10)["result"] == 0
 
 
 def test_role_of_a_container(connect: Connect, roles: RoleService, tmp_path: Path, key: str) -> None:

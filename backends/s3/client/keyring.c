@@ -111,21 +111,30 @@ static void *keyring_main(void *opaque)
 	return NULL;
 }
 
-int s3_keyring_start(struct s3_keyring *k)
+/* Starts the thread if credentials must be renewed and there is none; lock is held. */
+static int start(struct s3_keyring *k)
 {
 	sigset_t all, old;
-	int r = 0;
+	int r;
+
+	if (!k->current.of_role || k->running)
+		return 0;
+	k->ending = false;
+	/* Other threads handle the process's signals. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &old);
+	r = -pthread_create(&k->thread, NULL, keyring_main, k);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	k->running = r == 0;
+	return r;
+}
+
+int s3_keyring_start(struct s3_keyring *k)
+{
+	int r;
 
 	pthread_mutex_lock(&k->lock);
-	if (k->current.of_role && !k->running) {
-		k->ending = false;
-		/* Other threads handle the process's signals. */
-		sigfillset(&all);
-		pthread_sigmask(SIG_BLOCK, &all, &old);
-		r = -pthread_create(&k->thread, NULL, keyring_main, k);
-		pthread_sigmask(SIG_SETMASK, &old, NULL);
-		k->running = r == 0;
-	}
+	r = start(k);
 	pthread_mutex_unlock(&k->lock);
 	return r;
 }
@@ -187,6 +196,8 @@ bool s3_keyring_other(struct s3_keyring *k, uint64_t generation)
 		if (s3_credentials_load(k->file, k->profile, NULL, &c, &error) == 0)
 			take(k, &c);
 	}
+	/* Those of a role may have replaced a file's; without memory it is tried again here. */
+	start(k);
 	others = atomic_load(&k->generation) != generation;
 	if (!others && k->current.of_role && now_s() - k->loaded >= FRESH_S) {
 		k->wanted = others = true;
