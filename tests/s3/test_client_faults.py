@@ -57,6 +57,14 @@ def test_put_is_tried_again(
     assert (counters["requests"], counters["errors"], counters["retries"]) == (1, 0, answer["retries"])
 
 
+def test_pause_that_ended_before_this_clocks_time_is_none(through: Driver, proxy: FaultProxy, key: str) -> None:
+    proxy.add(Rule(refused(503, "SlowDown", retry_after="Thu, 01 Jan 2026 00:00:00 GMT"), "PUT", times=1))
+    began = time.monotonic()
+    answer = through("put", key, 10, 3)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    assert time.monotonic() - began < 10
+
+
 @pytest.mark.parametrize("action", [done_but_refused(500, "InternalError"), done_but_reset])
 def test_own_conditional_put_is_told_apart(
     through: Driver, proxy: FaultProxy, s3: S3Client, key: str, action: Action

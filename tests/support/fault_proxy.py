@@ -153,7 +153,7 @@ def passed_on(exchange: Exchange) -> None:
     exchange.relay()
 
 
-def refused(status: int, code: str, retry_after: int | None = None) -> Action:
+def refused(status: int, code: str, retry_after: int | str | None = None) -> Action:
     """The store never hears of it: 503 SlowDown, 403 AccessDenied, RequestTimeTooSkewed, ..."""
     headers = () if retry_after is None else (("Retry-After", str(retry_after)),)
     return lambda exchange: exchange.answer(status, code, headers)

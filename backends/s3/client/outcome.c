@@ -189,6 +189,9 @@ void s3_transfer_complete(struct s3_transfer *t, CURLcode code)
 	curl_easy_getinfo(t->easy, CURLINFO_SIZE_UPLOAD_T, &sent);
 	curl_easy_getinfo(t->easy, CURLINFO_SIZE_DOWNLOAD_T, &received);
 	curl_easy_getinfo(t->easy, CURLINFO_RETRY_AFTER, &retry_after);
+	/* A date that has passed by this host's clock: libcurl subtracts. */
+	if (retry_after < 0)
+		retry_after = 0;
 	s3_count_add(&p->connections, (uint64_t)connects);
 	s3_count_add(&c->sent, (uint64_t)sent);
 	s3_count_add(&c->received, (uint64_t)received);
