@@ -28,6 +28,7 @@ from .base import DeviceEngine, Job, Run, grid
 
 LAST_INTERVALS = 2  # of a run, beyond what is measured
 REPORTS_ERROR = "fio reports error"
+END_FSYNC = "end_fsync"  # option of fio that a workload may have
 NOTHING_LEFT = "fio completed no operation after the ramp"
 TOO_SHORT = "s only; use a larger area"
 IOPS_LOG = "fio_iops.log"
@@ -222,7 +223,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         side = job["write" if workload.writes else "read"]
         other = job["read" if workload.writes else "write"]
         seconds = side["runtime"] / 1e3
-        if not workload.depth:  # else its last flush is part of the time
+        if not (workload.depth or workload.fixed.get(END_FSYNC)):  # else its last flush is part of the time
             # Threads that write-back holds at the end go on alone until their last operation is done: that is no load.
             seconds = min(seconds, fio_times(workload, profile)[1])
         operations = side["total_ios"]

@@ -17,7 +17,7 @@ from .base import FIO_MODES, Job, Run
 from .flow import Flow, values_of
 
 SYNCED = "fdatasync"
-SYNCS = ("end_fsync", SYNCED)  # options of fio that a mode may have
+SYNCS = (fio.END_FSYNC, SYNCED)  # options of fio that a mode may have
 LAYOUT_BLOCK = 1 << 20
 
 

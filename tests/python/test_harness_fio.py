@@ -56,6 +56,20 @@ def test_threads_that_go_on_alone_after_the_end_are_no_load(tmp_path: Path) -> N
     assert fio.parse(tmp_path / "fio.json", deep, QUICK).throughput_kops == pytest.approx(4 / 2.4)
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_the_sync_at_the_end_is_part_of_the_time_of_a_real_job(tmp_path: Path) -> None:
+    """A file of 16 MiB is in the page cache at once, and its fsync takes 2 s: throughput is not that of the cache."""
+    profile = dataclasses.replace(QUICK, ramp_s=0, runtime_s=1)
+    write = Workload("seq-write-1th-128k", "write", 1, 1 << 17, fixed={"end_fsync": 1})
+    words = ["fio", "--name=data", f"--directory={tmp_path}", "--thread=1", "--rw=write", "--bs=128k", "--size=16m"]
+    words += ["--fallocate=none", "--end_fsync=1", "--runtime=1", "--group_reporting=1", "--eta=never"]
+    delay = ["strace", "-f", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=2000000"]
+    subprocess.run([*delay, *words, *fio.log_options(profile, tmp_path)], check=True, timeout=LIMIT)
+    result = fio.parse(tmp_path / "fio.json", write, profile)
+    assert result.problems == () and result.operations == 128
+    assert result.duration_s > 2 and result.throughput_mbps < (16 << 20) / 2e6
+
+
 def test_what_writes_past_the_page_cache_has_no_write_back() -> None:
     write = dataclasses.replace(READ, rw="randwrite")
     direct = dataclasses.replace(write, depth=8)
