@@ -4,7 +4,7 @@
 Two jobs at once. `load` writes at random as fast as it can, in the upper half of the area. `verify` writes
 blocks of its own at a steady pace for as long, and reads all of them back at the end: every write that was
 acknowledged before, during and after the event must be there. A request that fails is counted and does not end
-the load.
+the load, if its error is EIO; after others fio ends the job, and the run is not valid.
 """
 
 from __future__ import annotations
@@ -158,12 +158,14 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         seconds = written["runtime"] / 1e3
         failed = sum(job.get("total_err", 0) for job in (load, verify))
         longest = max(part["lat_ns"]["max"] for part in (written, verify["write"], checked)) / 1e9
-        blocks, verified = verify["write"]["total_ios"], checked["total_ios"]
-        throughput, latency = written["total_ios"] / (seconds or 1.0) / 1e3, written["lat_ns"]["mean"] / 1e3
-        moved = written["io_bytes"] / (seconds or 1.0) / 1e6
+        # total_ios has what failed, too: of the writes it is not what was done, of the reads it is what was tried.
+        operations, blocks, verified = written["lat_ns"]["N"], verify["write"]["lat_ns"]["N"], checked["total_ios"]
+        throughput, latency = operations / (seconds or 1.0) / 1e3, written["lat_ns"]["mean"] / 1e3
+        moved, code = written["io_bytes"] / (seconds or 1.0) / 1e6, load["error"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"fio.json cannot be read: {error}") from None
     lost = sum(path.read_text(errors="replace").count(LOST) for path in (directory / "commands").glob("*-fio.err"))
+    refused = max(0, failed - lost)
     series = read_series(directory / "samples.csv")
     problems = []
     warnings = []
@@ -173,11 +175,16 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         problems.append("the load ended before the event")
     elif not before:
         problems.append("nothing was written before the event")
-    if seconds < LEAST_RUNTIME or not written["total_ios"]:
+    if seconds < LEAST_RUNTIME or not operations:
         problems.append("fio wrote nothing")
-    if not verified or verified + failed < blocks:
+    elif seconds < times.end_s - WINDOW_S:
+        problems.append(f"the load ended after {seconds:.1f} s of {times.end_s} s: {os.strerror(code)}")
+    if not verified or verified < blocks:
         problems.append(f"fio verified {verified} of {blocks} blocks")
-    if back is None and event.began_s:
+    if refused > DEPTH + VERIFY_DEPTH:  # others than those that were under way at the event
+        back = None
+        warnings.append(f"failed requests: {refused}, which the disk counts as done: when it was back is not known")
+    elif back is None and event.began_s:
         left = times.end_s - times.event_s
         warnings.append(f"slow: not back at {BACK * 100:.0f} % of the throughput within {left:.0f} s")
     return Result(
@@ -189,10 +196,10 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),
-        operations=float(written["total_ios"]),
+        operations=float(operations),
         warm_up=WarmUp("none", 0.0, None, "the server's end is meant to change the throughput"),
         metrics={
-            "failed_requests": float(failed - lost if failed > lost else 0),
+            "failed_requests": float(refused),
             "lost_blocks": float(lost),
             "stall_s": longest,
             "recovery_s": back,

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -143,12 +144,12 @@ def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int 
             "runtime": 10000,
             "total_ios": operations,
             "io_bytes": operations * 4096,
-            "lat_ns": {"mean": 1e6, "max": longest},
+            "lat_ns": {"N": operations, "mean": 1e6, "max": longest},
         }
 
     jobs = [
-        {"write": side(100000, 2.5e9), "read": side(0, 0), "total_err": failed},
-        {"write": side(100, 1e6), "read": side(verified, 1e6), "total_err": 0},
+        {"write": side(100000, 2.5e9), "read": side(0, 0), "total_err": failed, "error": 0},
+        {"write": side(100, 1e6), "read": side(verified, 1e6), "total_err": 0, "error": 0},
     ]
     # fio's errors go there too.
     (directory / "fio.json").write_text(errors + json.dumps({"fio version": "fio-3", "jobs": jobs}))
@@ -175,6 +176,58 @@ def test_runs_that_say_nothing_are_invalid(tmp_path: Path) -> None:
     assert problems == ("the load ended before the event", "fio verified 40 of 100 blocks")
     late = parse(tmp_path, Timing(5.0, 10), Event(9.5, 10.0, 11.0)).problems
     assert late[0] == "nothing was written before the event"
+
+
+def test_failures_of_the_load_do_not_stand_for_blocks_that_were_not_verified(tmp_path: Path) -> None:
+    result(tmp_path, failed=60, verified=40)
+    assert parse(tmp_path, Timing(5.0, 10), Event(0.5, 5.0, 6.0)).problems == ("fio verified 40 of 100 blocks",)
+
+
+def load_a_server_that_fails(directory: Path, error: str) -> None:
+    """After a second six of ten writes fail, of both jobs, which come to it as fio's NBD client."""
+    path, pidfile, now, log = directory / "s", directory / "pid", directory / "now", directory / "log"
+    served = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile), "--filter=error", "--filter=log", "memory", "64M"]
+    served += [f"error={error}", "error-pwrite-rate=60%", "error-pread-rate=0", f"error-file={now}", f"logfile={log}"]
+    words = []
+    for word in argv("/dev/x", 64 << 20, 3, 1, directory):
+        client = ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={path}"]
+        of_disk = word.startswith(("--filename=", "--direct=", "--allow_file_create="))
+        words += client if word == "--ioengine=libaio" else [] if of_disk else [word]
+    server = subprocess.Popen(served, stdin=subprocess.DEVNULL)
+    try:
+        wait_until("nbdkit listens", pidfile.exists, LIMIT, process=server)
+        (directory / "commands").mkdir()
+        with (directory / "commands/00-fio.err").open("w") as err:
+            load = subprocess.Popen(words, stderr=err)
+        wait_until("fio writes", lambda: log.exists() and " Write " in log.read_text(), LIMIT, process=load)
+        time.sleep(1)
+        now.touch()
+        assert load.wait(LIMIT) in (0, 1, 2)
+    finally:
+        server.terminate()
+        server.wait()
+    # A disk counts what it has failed, too.
+    rows = ["time_s,read_kops,write_kops", *(f"{time},0,{rate}" for time, rate in series([10.0] * 30))]
+    (directory / "samples.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_requests_that_fail_are_neither_throughput_nor_recovery(tmp_path: Path) -> None:
+    load_a_server_that_fails(tmp_path, "EIO")
+    found = parse(tmp_path, Timing(1.5, 3), Event(0.0, 1.5, 1.6))
+    assert found.problems == () and found.operations
+    assert found.throughput_kops == pytest.approx(found.throughput_mbps * 1e3 / 4096, rel=1e-3)
+    failed = found.metrics["failed_requests"]
+    assert failed and failed > 100 and found.metrics["recovery_s"] is None
+    assert found.warnings == (
+        f"failed requests: {failed:.0f}, which the disk counts as done: when it was back is not known",
+    )
+
+
+def test_a_load_that_an_error_ends_is_invalid(tmp_path: Path) -> None:
+    """fio goes on after EIO alone."""
+    load_a_server_that_fails(tmp_path, "ENOSPC")
+    (problem, *_) = parse(tmp_path, Timing(1.5, 3), Event(0.0, 1.5, 1.6)).problems
+    assert problem.startswith("the load ended after 1.") and problem.endswith(" s of 3 s: No space left on device")
 
 
 # ---- servers and NBD ------------------------------------------------------------------
