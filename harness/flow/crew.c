@@ -218,7 +218,8 @@ static void join_threads(struct crew *c, const struct team *t, unsigned started)
 		struct member *m = &c->members[t->first + i];
 
 		pthread_join(m->thread, NULL);
-		worker_destroy(m->worker);
+		if (!worker_destroy(m->worker))
+			fail(c, &m->worker->error);
 		free(m->worker);
 		m->worker = NULL;
 	}

@@ -3,6 +3,7 @@
 
 #include <aio.h>
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/ipc.h>
@@ -130,16 +131,18 @@ enum step flow_aiowait(struct worker *w, unsigned i)
 	return STEP_OK;
 }
 
-void database_end(struct worker *w)
+bool database_end(struct worker *w)
 {
-	while (w->writes != NULL) {
-		struct write_behind *write = w->writes;
+	const struct write_behind *first;
+	unsigned done;
+	bool ok = true;
 
-		while (aio_error(&write->control) == EINPROGRESS)
-			await_write(write);
-		w->writes = write->next;
-		free(write);
+	while (w->writes != NULL) {
+		ok = reap(w, UINT_MAX, &done, &first) == STEP_OK && ok;
+		if (first != NULL)
+			await_write(first);
 	}
+	return ok;
 }
 
 /* ---- semaphores ---- */

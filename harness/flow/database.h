@@ -16,8 +16,9 @@ bool database_add_blocks(struct control *control, const struct thread_def *def, 
 bool database_start(struct control *control, struct flow_error *error);
 /* Wakes who waits for a semaphore: they are gone. */
 void database_stop(const struct control *control);
-/* Waits for what a worker has not waited for. */
-void database_end(struct worker *w);
+/* Waits for what a worker has not waited for. False: some of it failed; the worker's error says
+ * why. */
+bool database_end(struct worker *w);
 
 enum step flow_aiowrite(struct worker *w, unsigned i);
 enum step flow_aiowait(struct worker *w, unsigned i);

@@ -129,8 +129,11 @@ bool flowop_is_write(enum flowop_type type);
 bool worker_init(struct worker *w, uint64_t seed);
 /* Runs the flowops until one of them ends it; files that are open stay so. */
 enum step worker_run(struct worker *w);
-/* Closes files and frees what worker_init() allocated. */
-void worker_destroy(struct worker *w);
+/*
+ * Closes files and frees what worker_init() allocated. False: a write that was counted, and not
+ * waited for, has failed; error says why.
+ */
+bool worker_destroy(struct worker *w);
 
 /* CLOCK_MONOTONIC in ns. */
 uint64_t flow_now(void);

@@ -71,13 +71,15 @@ enum step worker_run(struct worker *w)
 	}
 }
 
-void worker_destroy(struct worker *w)
+bool worker_destroy(struct worker *w)
 {
-	database_end(w);
+	bool ok = database_end(w);
+
 	for (unsigned i = 0; i < FLOW_FDS; i++)
 		if (w->slots[i].fd >= 0)
 			close(w->slots[i].fd);
 	free(w->buffer);
 	if (w->flows != NULL)
 		munmap(w->flows, w->def->count * sizeof *w->flows);
+	return ok;
 }

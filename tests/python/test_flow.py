@@ -480,6 +480,32 @@ def test_an_error_in_a_process_ends_all(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].endswith("flowop close2: fd=3 is not open; open it first")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_write_that_fails_after_the_end_leaves_no_results(tmp_path: Path, processes: int) -> None:
+    """Nobody waits for these before the end. Half of the file is beyond what the program may write."""
+    text = f"""
+    set mode quit alldone
+    define file name=f,path=$dir,size=1m,prealloc
+    define process name=p,instances={processes} {{ thread name=t,memsize=64k {{
+      flowop aiowrite name=write1,filesetname=f,iosize=4k,random,iters=50
+      flowop finishoncount name=finish1,value=1
+    }} }}
+    create files
+    run
+    """
+    workload, out = write(tmp_path, text), tmp_path / "results.json"
+    assert run_flow("--phase=create", *settings(tmp_path), workload).returncode == 0
+    limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 512; exec \"$@\"", "-", str(FLOW), "--phase=run", f"--json={out}"]
+    done = subprocess.run(
+        [*limited, *settings(tmp_path), str(workload)], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (
+        1,
+        [f"userblk-flow: {workload}:6: flowop write1: write: File too large"],
+    )
+    assert not out.exists()
+
+
 def test_progress_is_on_standard_error(tmp_path: Path) -> None:
     done = run_flow(*settings(tmp_path), write(tmp_path, READS.format("run 2")))
     assert re.search(r"(?m)^userblk-flow: [12] s: \d+ ops/s, [\d.]+ MB/s$", done.stderr)
