@@ -38,7 +38,7 @@ struct shared_worker {
 
 struct shared {
 	sem_t ready, go;
-	_Atomic uint64_t start_ns;
+	_Atomic uint64_t start_ns, end_ns; /* of all; of the last step of the last worker */
 	atomic_bool stop;
 	_Atomic unsigned running;
 	struct shared_worker workers[];
@@ -118,6 +118,15 @@ static enum worker_state repeat(
 	return STOPPED;
 }
 
+/* The last to end says when all had ended. */
+static void note_end(struct shared *all)
+{
+	uint64_t end = now_ns(), latest = atomic_load(&all->end_ns);
+
+	while (latest < end && !atomic_compare_exchange_weak(&all->end_ns, &latest, end))
+		;
+}
+
 static void work_in(const struct work *work, unsigned index)
 {
 	const struct crew *crew = work->crew;
@@ -135,6 +144,7 @@ static void work_in(const struct work *work, unsigned index)
 	if (state != FAILED) {
 		sleep_until(atomic_load(&all->start_ns));
 		state = repeat(work, &w, &work->live[index * crew->kind_count]);
+		note_end(all);
 	}
 	if (state == FAILED)
 		memcpy(mine->why, w.why, sizeof(w.why));
@@ -261,6 +271,11 @@ static void print_interval(FILE *f, const struct work *work, uint64_t origin, ui
 	fputc('}', f);
 }
 
+static uint64_t later(uint64_t a, uint64_t b)
+{
+	return a > b ? a : b;
+}
+
 /* From the start to the end, an interval after the other. */
 static bool measure(const struct work *work, struct crew_results *r)
 {
@@ -295,7 +310,7 @@ static bool measure(const struct work *work, struct crew_results *r)
 				look_after(work);
 				sleep_until(now_ns() + POLL_NS / 20);
 			}
-			end = now_ns();
+			end = later(begin, atomic_load(&all->end_ns));
 		}
 		sum(work, &now.total, now.kinds);
 		print_interval(f, work, r->start_ns, begin, end, &now, &before);

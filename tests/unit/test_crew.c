@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* How long a run of userblk-ops and userblk-kv was: until its last step, whenever that is noticed.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "harness/ops/crew.h"
+#include "tests/unit/support.h"
+
+#define STEPS	13 /* of 1 ms each */
+#define MS	1000000
+#define LATE_NS (2 * MS)
+
+const char command_name[] = "test_crew";
+
+/* When the last step was over, and how many there are before the work is out. */
+struct times {
+	uint64_t last;
+	unsigned steps;
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static enum crew_step begin(struct crew_worker *w)
+{
+	(void)w;
+	return CREW_DONE;
+}
+
+static enum crew_step step(struct crew_worker *w)
+{
+	struct times *times = *(struct times *const *)w->task;
+	const struct timespec each = {.tv_nsec = MS};
+
+	if (w->done == times->steps)
+		return CREW_OUT_OF_WORK;
+	nanosleep(&each, NULL);
+	times->last = now_ns();
+	return CREW_DONE;
+}
+
+/* As of a session that is closed. */
+static void end(struct crew_worker *w)
+{
+	const struct timespec closing = {.tv_nsec = 20 * MS};
+
+	(void)w;
+	nanosleep(&closing, NULL);
+}
+
+static void run_crew(uint64_t count, const char *how)
+{
+	static struct crew_results results;
+	static const char *const kinds[] = {"step"};
+	struct times times = {.steps = STEPS}, *const task = &times;
+	const struct crew crew = {
+		.name = "test",
+		.task = &task,
+		.workers = 1,
+		.threads = true,
+		.unpinned = true,
+		.seconds = 60,
+		.interval = 1,
+		.count = count,
+		.kinds = kinds,
+		.kind_count = 1,
+		.begin = begin,
+		.step = step,
+		.end = end,
+	};
+
+	assert_true(crew_run(&crew, &results));
+	assert_string_equal(results.end, how);
+	assert_int_equal(results.total.ops, STEPS);
+	assert_in_range(results.end_ns, times.last, times.last + LATE_NS);
+	free(results.intervals);
+}
+
+static void test_a_run_ends_with_its_last_step(void **state)
+{
+	(void)state;
+	run_crew(0, "first-done");
+	run_crew(STEPS, "all-done");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_run_ends_with_its_last_step),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
