@@ -65,14 +65,17 @@ class StoreResult:
     problems: tuple[str, ...]
 
 
-def parse(path: Path, workload: Workload, seconds: float) -> StoreResult:
-    """seconds: until all was flushed, of which fio's own figures know nothing. Raises WorkloadError."""
+def parse(path: Path, workload: Workload, later: float) -> StoreResult:
+    """
+    later: seconds from fio's end until all was stored. fio's runtime of writes goes on until its last flush; what it
+    takes to start and to end is not of the load. Raises WorkloadError.
+    """
     try:
         report = read_report(path)
         (job,) = report["jobs"]
         side = job["write" if workload.writes else "read"]
         operations, done, latency = side["total_ios"], side["io_bytes"], side["lat_ns"]["mean"]
-        span = seconds if workload.writes else side["runtime"] / 1e3
+        span = side["runtime"] / 1e3 + later * workload.writes
         problems = [f"fio reports error {job['error']}"] if job["error"] else []
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None

@@ -58,7 +58,8 @@ NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
 @dataclass(frozen=True)
 class Load:
-    """What is measured: its engine, command line and seconds; parse: its results, given all seconds until its end.
+    """What is measured: its engine, command line and seconds; parse: its results, given the seconds from its end until
+    all was stored.
 
     close: before the server ends; what went wrong meanwhile.
     """
@@ -213,8 +214,7 @@ class StoreRunner(Runner):
                 problems.append(SERVER_DIED)
             problems += job.close()
             served.stop()
-            if served.flush_by_end:
-                ended = time.monotonic()
+            later = time.monotonic() - ended if served.flush_by_end else 0.0
         finally:
             recorder.save()
         if process.poll():
@@ -225,7 +225,7 @@ class StoreRunner(Runner):
         version = ""
         more: dict[str, object] = {}
         try:
-            result = job.parse(ended - origin)
+            result = job.parse(later)
         except WorkloadError as error:
             if not problems:
                 raise
@@ -234,12 +234,12 @@ class StoreRunner(Runner):
         else:
             problems += result.problems
             duration, version = result.duration_s, result.version
-            begin = origin
+            begin = max(origin, ended + later - duration)
             if isinstance(result, Result):
                 warnings += result.warnings
-                begin, ended = result.measured_from or origin, (result.measured_from or origin) + duration
+                begin = result.measured_from or origin
                 more = dict(result.settings)
-            use = sampler.use(begin, ended)
+            use = sampler.use(begin, begin + duration)
             warnings += steal_warnings(use)
             metrics = metrics_of(result, use) | (result.metrics if isinstance(result, Result) else {})
         settings = served.settings | (store.settings if store else {}) | {"volume_bytes": size}
@@ -268,7 +268,7 @@ class StoreRunner(Runner):
         )
         (directory / replay.FILE).write_text(replay.job_file(argv, comments))
         file = directory / "fio.json"
-        return Load("fio", argv, profile.runtime_s, lambda seconds: load.parse(file, workload, seconds))
+        return Load("fio", argv, profile.runtime_s, lambda later: load.parse(file, workload, later))
 
     def on_files(self, entry: Entry, workload: Workload, served: Served, directory: Path) -> Load:
         """The workload's files on a new ext4 on the volume's disk, nothing of them in the page cache."""
@@ -310,7 +310,7 @@ class StoreRunner(Runner):
             self.teardown.unwind(mark)
             return problems
 
-        def parse(seconds: float) -> Result:
+        def parse(later: float) -> Result:
             flow.write_series(results, directory / "flow_intervals.csv")
             return flow.parse(results, workload, profile)
 

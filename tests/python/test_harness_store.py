@@ -17,13 +17,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from loops import LIMIT
 from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
 from userblk.harness.engines import flow
 from userblk.harness.engines import store as load
+from userblk.harness.engines.fio import read_report
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
 from userblk.harness.model import source
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running.campaign import store_devices
@@ -328,6 +330,31 @@ def test_a_foreign_workload_is_no_point() -> None:
     with pytest.raises(ValueError):
         parse_workload("seq-read-1th-4k", "store")
     assert parse_workload("rand-read-12th-1m-d32", "store") == ("rand-read", Place("store", 32, 12, 1 << 20))
+
+
+def test_writes_last_until_their_flush_not_until_fio_has_ended(tmp_path: Path) -> None:
+    """fio takes its time to start, and to end: as long as a run of profile quick where the machine is busy."""
+    path, pidfile = tmp_path / "s", tmp_path / "pid"
+    served = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile), "eval", "get_size=echo 64M", "can_write=exit 0"]
+    served += ["can_flush=exit 0", "pread=head -c $3 /dev/zero", "pwrite=cat >/dev/null", "flush=sleep 1"]
+    workload = Workload("seq-write-1th-64k-d1", "write", 1, 65536, depth=1)
+    words = load.argv(workload, 1, 64 << 20, ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={path}"], 1, tmp_path)
+    late = ["sh", "-c", 'sleep 1; "$@"; sleep 1', "-", *words]
+    server = subprocess.Popen(served, stdin=subprocess.DEVNULL)
+    try:
+        wait_until("nbdkit listens", pidfile.exists, LIMIT, process=server)
+        began = time.monotonic()
+        subprocess.run(late, check=True, timeout=LIMIT)
+        ended = time.monotonic()
+    finally:
+        server.terminate()
+        server.wait()
+    (side,) = (job["write"] for job in read_report(tmp_path / "fio.json")["jobs"])
+    found = load.parse(tmp_path / "fio.json", workload, 0.0)
+    assert found.problems == () and 2 <= found.duration_s < ended - began - 2
+    assert found.throughput_kops == pytest.approx(side["total_ios"] / found.duration_s / 1e3)
+    # Where only the server's end says that all is stored, that is a second later.
+    assert load.parse(tmp_path / "fio.json", workload, 1.0).duration_s == pytest.approx(found.duration_s + 1)
 
 
 # ---- on a file system -------------------------------------------------------------------
