@@ -56,7 +56,7 @@ def _guest_at_the_beginning(directory: Path) -> Mapping[str, str]:
 class Guests:
     """As campaign.RunnerProcess, of which there is one for each block: events() of all together, wait() and stop().
 
-    module: that runs in the guests, if it is not the suite's own. guest: tells what a guest would consist of now.
+    module: that runs in the guests, if it is not the suite's own. guest: what a guest would consist of now.
     """
 
     def __init__(
