@@ -194,7 +194,7 @@ def campaign_warnings(directory: Path) -> list[str]:
 
 
 def changes_of(directory: Path) -> tuple[str, ...]:
-    """Of these what tells runs apart that a table takes for repetitions of each other: for below it."""
+    """What tells runs apart that a table takes for repetitions of each other: lines for below it."""
     return tuple(line for line in campaign_warnings(directory) if CHANGED in line)
 
 

@@ -42,7 +42,8 @@ struct backend_host session_host(struct answer *answer)
 
 /* ---- the server -------------------------------------------------------------------------- */
 
-/* A connection to whoever listens at control=; *fd is -1 if nobody does. Negative errno, reported.
+/* A connection to the server at control=, of any volume; *fd is -1 if there is none. Negative
+ * errno, reported.
  */
 static int connect_server(const struct options *o, int *fd)
 {

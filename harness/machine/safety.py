@@ -120,7 +120,7 @@ def _swaps() -> set[int]:
 class _Backing(NamedTuple):
     """What a loop device lies on, as the kernel has it: bytes from offset on of a file; limit 0: to its end.
 
-    block: the number of the block device that the file is, in the kernel's form; 0: it is none.
+    block: the number of the block device that the file is, in the kernel's form; 0: the file is not a device.
     """
 
     device: int

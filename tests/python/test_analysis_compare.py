@@ -162,7 +162,7 @@ def test_a_gate_that_cannot_close_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_gate_closes_where_too_few_runs_are_left_to_test(tmp_path: Path) -> None:
-    """Of a server that spoils all runs but one."""
+    """A server that spoils all runs but one."""
     options: dict[str, Any] = {"suite": "bdus-block", "systems": SYSTEMS, "workloads": WORKLOADS, "repetitions": 3}
     first, second = (read_campaign(make_campaign(tmp_path, name, seed=1, **options)) for name in ("a", "b"))
     runs = [

@@ -100,7 +100,7 @@ def test_the_table_and_the_figure(tmp_path: Path) -> None:
 
 
 class Half(Framework):
-    """Of two disks, both of which have a server, the first does not go."""
+    """Two disks have a server each, and the first disk does not go."""
 
     def start(self, number: int) -> str:
         self.spawn(number, "sleep", "600")
