@@ -356,9 +356,11 @@ def test_partitions_are_told_apart(tmp_path: Path) -> None:
             run("partx", "--delete", device)
 
 
-def test_a_size_alone_confirms_no_device_that_holds_something(tmp_path: Path) -> None:
+def test_a_size_alone_confirms_no_device_that_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loop(tmp_path, SIZE) as device:
-        (free,) = host_devices({"sata": device}, CONFIRM)
+        monkeypatch.chdir("/dev")  # from where the campaign is not resumed
+        (free,) = host_devices({"sata": Path(device).name}, CONFIRM)
+        assert free.path == device
         assert (free.confirm, free.identity) == (CONFIRM, f"file={tmp_path}/disk0, size={SIZE}")
         run("mkfs.ext4", "-q", "-F", "-L", "data", device)
         with pytest.raises(Refused, match=f"it holds ext4 data, .* what it holds, {SIZE},ext4$"):
