@@ -23,7 +23,7 @@ from userblk.harness.engines.flow import argv
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD
 from userblk.harness.model import tables
 from userblk.harness.model.config import Profile, Workload, load_profile, load_suite, load_system
-from userblk.harness.model.plan import Device, make_plan
+from userblk.harness.model.plan import Device, Plan, make_plan
 from userblk.harness.model.tables import ConfigError, parse_bytes
 from userblk.harness.running.campaign import lab_devices
 
@@ -84,6 +84,18 @@ def test_full_sizes_are_the_published_ones() -> None:
     assert terra["delete-1th"].variables["sata"]["dirwidth"] == 800_000
 
 
+def plan_of(suite: str, profile: Profile) -> Plan:
+    return make_plan(
+        suite=load_suite(suite),
+        profile=profile,
+        systems=[load_system("native")],
+        devices=lab_devices("virtual"),
+        campaign="c",
+        build="b",
+        model="cpu-1" if profile.virtual else "",
+    )
+
+
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("profile", [load_profile("paper"), load_profile("quick"), load_profile("quick", virtual=True)])
 def test_files_are_read_once(suite: str, profile: Profile) -> None:
@@ -91,14 +103,7 @@ def test_files_are_read_once(suite: str, profile: Profile) -> None:
     Open, read, close. Filebench's 4,000,000 operations on 1,000,000 files have the finishoncount after each among
     them. With as many of ours, a quarter of the files that were opened had been read before: they were cached.
     """
-    plan = make_plan(
-        suite=load_suite(suite),
-        profile=profile,
-        systems=[load_system("native")],
-        devices=lab_devices("virtual"),
-        campaign="c",
-        build="b",
-    )
+    plan = plan_of(suite, profile)
     for workload in plan.suite.workloads:
         if workload.file == "read":
             for values in workload.variables.values():
@@ -108,15 +113,7 @@ def test_files_are_read_once(suite: str, profile: Profile) -> None:
 @pytest.mark.parametrize("suite", [*SUITES, "rfuse-fio", "rfuse-macro", "ufs-files"])
 def test_files_fit_the_disks_of_virtual_time(suite: str) -> None:
     profile = load_profile("quick", virtual=True)
-    plan = make_plan(
-        suite=load_suite(suite),
-        profile=profile,
-        systems=[load_system("native")],
-        devices=lab_devices("virtual"),
-        campaign="c",
-        build="b",
-        model="cpu-1",
-    )
+    plan = plan_of(suite, profile)
     for workload in plan.suite.workloads:
         for device, values in workload.variables.items():
             if "size" not in values:
