@@ -307,6 +307,24 @@ def times_of_blocks(plan: Plan) -> list[str]:
     return lines
 
 
+def times_of_files(plan: Plan) -> list[str]:
+    """How long runs on file systems are, and which of them."""
+    kinds: dict[tuple[float, float], list[str]] = {}
+    for workload in plan.suite.workloads:
+        for device in plan.devices if workload.on_files else ():
+            usual, files = plan.profile.files, plan.profile.of(workload, device).files
+            run = "servers" if workload.macro else "others"
+            if files != usual:
+                run = f"{workload.id if workload.macro else 'writes'} on {DEVICES.get(device, device)}"
+            runs = kinds.setdefault((files.ramp_s, files.seconds(workload)), [])
+            if run not in runs:
+                runs.append(run)
+    return [
+        f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run ({', '.join(runs)})"
+        for (ramp_s, runtime_s), runs in sorted(kinds.items(), key=lambda item: "others" in item[1])
+    ]
+
+
 class OnDevices:
     """What the commands plan, run and resume do for a suite on block devices; OverStore has the same for a store."""
 
@@ -331,9 +349,8 @@ class OnDevices:
             text = "\n           ".join(times_of_blocks(plan))
         if not plan.with_files:
             return text
-        return (
-            f"{text}\n           on file systems: {files.ramp_s:g} s discarded + {files.runtime_s:g} s (servers"
-            f" {files.macro_runtime_s:g} s) measured, {show_bytes(files.memory_bytes)} of memory"
+        return "\n           ".join(
+            [text, f"on file systems, in {show_bytes(files.memory_bytes)} of memory:", *times_of_files(plan)]
         )
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:

@@ -130,7 +130,7 @@ class Choice:
 class FilesProfile:
     """
     Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes). writes: by
-    device, other times of those that write data.
+    device, other times of those that write data; workloads: by id and device, other times of that one.
     """
 
     ramp_s: float
@@ -142,6 +142,17 @@ class FilesProfile:
     overhead_s: float
     size: Mapping[str, int]
     writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    workloads: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+
+    def of(self, workload: Workload, device: str) -> FilesProfile:
+        """With the times of a workload on the device."""
+        own = self.workloads.get(workload.id, {}).get(device)
+        if own is None:
+            own = self.writes.get(device, {}) if workload.writes else {}
+        if not own:
+            return self
+        runtime = "macro_runtime_s" if workload.macro else "runtime_s"
+        return dataclasses.replace(self, ramp_s=own["ramp_s"], **{runtime: own["runtime_s"]})
 
     def seconds(self, workload: Workload) -> float:
         """Measured after the ramp."""
@@ -219,8 +230,7 @@ class Profile:
     def of(self, workload: Workload, device: str) -> Profile:
         """With the times of a workload on the device in ramp_s and runtime_s, its own or those of its files."""
         if workload.on_files:
-            own = self.files.writes.get(device, {}) if workload.writes else {}
-            return dataclasses.replace(self, files=dataclasses.replace(self.files, **own))
+            return dataclasses.replace(self, files=self.files.of(workload, device))
         if workload.writes and device in self.writes:
             own = self.writes[device]
             return dataclasses.replace(self, ramp_s=own["ramp_s"], runtime_s=own["runtime_s"], fixed_warm_up=True)
@@ -369,7 +379,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         reads, writes = instead.table("reads", optional=True), instead.table("writes", optional=True)
         slowdown = instead.table("slowdown")
         table.values.update(instead.values)
-    slow = files.table("writes", optional=True)
+    slow, singled = files.table("writes", optional=True), files.table("workloads", optional=True)
     profile = Profile(
         name=name,
         repetitions=table.integer("repetitions", 1),
@@ -396,6 +406,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
             overhead_s=files.number("overhead_s"),
             size={key: size.size(key, 1 << 28) for key in list(size.values)},
             writes={key: _times(slow.table(key)) for key in list(slow.values)},
+            workloads={key: _times_by_device(singled.table(key)) for key in list(singled.values)},
         ),
         store=StoreProfile(
             repetitions=store.integer("repetitions", 1),
@@ -439,6 +450,10 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         if bool(dirty) != bool(background):
             raise part.error("dirty_bytes", dirty, "set both dirty limits, or both to 0")
     return profile
+
+
+def _times_by_device(table: Table) -> dict[str, dict[str, float]]:
+    return {key: _times(table.table(key)) for key in list(table.values)}
 
 
 def _times(table: Table, *limits: str) -> dict[str, float]:

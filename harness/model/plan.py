@@ -231,11 +231,12 @@ def make_plan(
             )
         profile = dataclasses.replace(profile, max_repetitions=max_repetitions)
     if warm_up_s is not None:
-        on_files = {key: {**own, "ramp_s": float(warm_up_s)} for key, own in profile.files.writes.items()}
-        files = dataclasses.replace(profile.files, ramp_s=warm_up_s, writes=on_files)
+        writes = _with_ramp(profile.files.writes, warm_up_s)
+        singled = {key: _with_ramp(own, warm_up_s) for key, own in profile.files.workloads.items()}
+        files = dataclasses.replace(profile.files, ramp_s=warm_up_s, writes=writes, workloads=singled)
         profile = dataclasses.replace(profile, ramp_s=warm_up_s, files=files, fixed_warm_up=True)
         if profile.read_ramp_s is not None:
-            writes = {key: {**own, "ramp_s": float(warm_up_s)} for key, own in profile.writes.items()}
+            writes = _with_ramp(profile.writes, warm_up_s)
             profile = dataclasses.replace(profile, read_ramp_s=warm_up_s, writes=writes)
     chosen = _pick("workload", workloads, list(dict.fromkeys(w.id for w in suite.workloads)))
     papers = {w.parameters: load_parameters(w.parameters)[0] for w in suite.workloads}
@@ -285,6 +286,11 @@ def make_plan(
     for _ in range(0 if count_instructions else profile.repetitions):
         plan = extend(plan)
     return plan
+
+
+def _with_ramp(times: Mapping[str, Mapping[str, float]], ramp_s: float) -> dict[str, dict[str, float]]:
+    """Times by device, with that ramp."""
+    return {device: {**own, "ramp_s": float(ramp_s)} for device, own in times.items()}
 
 
 def _of_counted(profile: Profile, suite: Suite, devices: Sequence[Device]) -> Profile:

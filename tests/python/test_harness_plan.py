@@ -232,7 +232,7 @@ def test_idle_virtual_time_costs_little() -> None:
 
 
 def test_files_have_times_of_their_own_in_virtual_time() -> None:
-    """Workloads that write have longer ones on the slow disk; userblk-flow receives them; --warm-up applies to all."""
+    """Workloads that write have longer ones on the slow disk, and one server; userblk-flow has them, or --warm-up."""
     profile, suite = load_profile("quick", virtual=True), load_suite("bdus-fs")
     of = {workload.id: workload for workload in suite.workloads}
 
@@ -250,6 +250,12 @@ def test_files_have_times_of_their_own_in_virtual_time() -> None:
     runtimes = {workload.id: workload.variables["sata"]["runtime"] for workload in planned().suite.workloads}
     write, read = (profile.of(of[name], "sata") for name in ("rand-write-1th-4k", "rand-read-1th-4k"))
     assert read == profile and write.files.runtime_s > read.files.runtime_s
+    for name in profile.files.workloads:  # which would hold for none if misspelt
+        own = profile.of(of[name], "sata").files
+        assert own.ramp_s > profile.of(of["web-server"], "sata").files.ramp_s == 0
+        assert f"--seconds={own.ramp_s + own.macro_runtime_s:g}" in run_options(
+            of[name], profile.of(of[name], "sata"), Path("/r.json")
+        )
     seconds = write.files.ramp_s + write.files.runtime_s
     assert runtimes["rand-write-1th-4k"] == math.ceil(seconds)
     assert f"--seconds={seconds:g}" in run_options(of["rand-write-1th-4k"], write, Path("/r.json"))
