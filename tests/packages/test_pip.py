@@ -30,7 +30,8 @@ def prefix(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytes
     if request.param == "pip":
         subprocess.run([*pip, "--no-deps", str(source)], check=True, timeout=600)
         return top / "venv"
-    subprocess.run([*pip, PIPX], check=True, timeout=600)
+    # The machine may have it, which would do for pip, but then the environment has no program.
+    subprocess.run([*pip, "--ignore-installed", PIPX], check=True, timeout=600)
     own = {"PIPX_HOME": str(top / "home"), "PIPX_BIN_DIR": str(top / "bin"), "PIPX_DEFAULT_PYTHON": sys.executable}
     argv = [str(top / "venv/bin/pipx"), "install", "--system-site-packages", "--pip-args=--no-deps", str(source)]
     subprocess.run(argv, env=os.environ | own, check=True, timeout=600)
