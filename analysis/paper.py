@@ -94,16 +94,18 @@ def _counted(reasons: Counter[str]) -> str:
 
 def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
     """
-    By host. Raises SummaryError if a suite is in two campaigns with the same device, or if a host of one is not the
+    By host. Raises SummaryError if a workload is in two campaigns with the same device, or if a host of one is not the
     same in another: a paper's claims across tables are about one machine.
     """
-    parts: dict[tuple[str, str], str] = {}
+    parts: dict[tuple[str, str, str], str] = {}
     known: dict[str, Place] = {}
     for campaign in campaigns:
-        for suite, device in sorted({(run.suite, run.device) for run in campaign.runs}):
-            if (other := parts.setdefault((suite, device), campaign.name)) != campaign.name:
+        for part in sorted({(run.suite, run.device, run.workload) for run in campaign.runs}):
+            if (other := parts.setdefault(part, campaign.name)) != campaign.name:
+                suite, device, workload = part
                 raise SummaryError(
-                    f"{campaign.name}: has suite {suite} with {device}, as {other} has; compare each by itself"
+                    f"{campaign.name}: has {workload} of suite {suite} with {device}, as {other} has;"
+                    " compare each by itself"
                 )
         for host, place in places(campaign).items():
             before = known.get(host, place)

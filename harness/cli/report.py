@@ -113,8 +113,8 @@ def add_commands(add: Add) -> None:
         "campaigns",
         metavar="CAMPAIGN",
         nargs="+",
-        help="directory of a campaign, or its name below --results; before a paper also several, of different suites or"
-        " devices",
+        help="directory of a campaign, or its name below --results; before a paper also several, of different"
+        " suites, workloads or devices",
     )
     sub.add_argument(
         "second",

@@ -43,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["compare", "paper", "a"], "userblk compare CAMPAIGN paper"),
         (["compare", "a", "none"], "userblk resume"),
         (["compare", "a", "files", "b"], "more than two campaigns are compared with a paper only"),
-        (["compare", "a", "b", "paper"], "b: has suite bdus-block with nvme, as a has"),
+        (["compare", "a", "b", "paper"], "of suite bdus-block with nvme, as a has"),
         (["compare", "files", "other", "paper"], "other: nowhere is not as in files (kernel)"),
         (["report", "nosuch"], "nosuch"),
         (["report", "none"], "userblk resume"),
@@ -54,6 +54,17 @@ def test_bad_input_is_one_line_and_exit_code_2(results: Path, arguments: list[st
     done = userblk(*arguments, cwd=results.parent)
     assert done.returncode == 2 and done.stdout == ""
     assert says in done.stderr.strip().splitlines()[-1] and "Traceback" not in done.stderr
+
+
+def test_campaigns_of_different_workloads_are_compared_with_a_paper_together(tmp_path: Path) -> None:
+    for workload in ("seq-read-1th-4k", "rand-read-1th-4k"):
+        only = SMALL | {"workloads": [workload]}
+        make_campaign(tmp_path / "results", workload, repetitions=3, seed=1, **only)  # type: ignore[arg-type]
+    done = userblk("compare", "seq-read-1th-4k", "rand-read-1th-4k", "paper", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    measured = {cell["workload"] for cell in cells if cell["verdict"] != "not measured"}
+    assert measured == {"seq-read-1th-4k", "rand-read-1th-4k"}
 
 
 def test_compare_in_three_forms(results: Path) -> None:
