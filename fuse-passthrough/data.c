@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The data of open files: read, write, copy, allocate, seek, flush. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -44,59 +45,172 @@ static void *thread_memory(size_t size)
 	return memory;
 }
 
+/* ---- a pipe of a thread ---- */
+
+static pthread_key_t pipe_key;
+static pthread_once_t pipe_once = PTHREAD_ONCE_INIT;
+
+/* Empty between two requests. */
+struct pipe {
+	int ends[2];
+	size_t size;
+};
+
+static void pipe_free(void *opaque)
+{
+	struct pipe *p = opaque;
+
+	close(p->ends[0]);
+	close(p->ends[1]);
+	free(p);
+}
+
+static void make_pipe_key(void)
+{
+	pthread_key_create(&pipe_key, pipe_free);
+}
+
+/* The calling thread's pipe, for size bytes at least. NULL: none, or the kernel allows no such. */
+static struct pipe *thread_pipe(size_t size)
+{
+	struct pipe *p;
+	int got;
+
+	pthread_once(&pipe_once, make_pipe_key);
+	p = pthread_getspecific(pipe_key);
+	if (!p) {
+		p = calloc(1, sizeof(*p));
+		if (!p || pipe2(p->ends, O_CLOEXEC) == -1) {
+			free(p);
+			return NULL;
+		}
+		if (pthread_setspecific(pipe_key, p) != 0) {
+			pipe_free(p);
+			return NULL;
+		}
+	}
+	if (p->size < size) {
+		got = fcntl(p->ends[1], F_SETPIPE_SZ, (int)size);
+		if (got == -1)
+			return NULL;
+		p->size = (size_t)got;
+	}
+	return p;
+}
+
+/* What is in it belongs to nobody. */
+static void drop_pipe(struct pipe *p)
+{
+	pthread_setspecific(pipe_key, NULL);
+	pipe_free(p);
+}
+
+/* ---- reads ---- */
+
 /* libfuse would allocate memory for each read, which is a new mapping each time. */
 static void read_through_memory(fuse_req_t req, int fd, size_t size, off_t offset)
 {
 	void *memory = thread_memory(size);
-	ssize_t length = -1;
+	ssize_t length = -ENOMEM;
 
-	errno = ENOMEM;
 	if (memory)
-		length = pread(fd, memory, size, offset);
-	if (length == -1)
-		fuse_reply_err(req, errno);
+		length = session_read(fd, memory, size, offset, 0);
+	if (length < 0)
+		fuse_reply_err(req, (int)-length);
 	else
 		fuse_reply_buf(req, memory, (size_t)length);
 }
 
-void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+/*
+ * Answers a read without a copy. Through a pipe of ours: from the file itself, libfuse would answer
+ * with what comes before an error. False: there is an error, or nothing, or no pipe.
+ */
+static bool read_through_pipe(fuse_req_t req, int fd, size_t size, off_t offset)
 {
-	struct fuse_bufvec data = FUSE_BUFVEC_INIT(size);
+	struct pipe *p = thread_pipe(size + (size_t)offset % SESSION_PAGE);
+	struct fuse_bufvec data = FUSE_BUFVEC_INIT(0);
+	off_t at = offset;
+	ssize_t length;
 
-	(void)ino;
-	if (!session.splice) {
-		read_through_memory(req, data_fd(fi), size, offset);
-		return;
+	if (!p)
+		return false;
+	length = splice(fd, &at, p->ends[1], NULL, size, SPLICE_F_NONBLOCK);
+	if (length <= 0)
+		return false;
+	if (session_read_may_go_on(size, offset, (size_t)length)) {
+		drop_pipe(p);
+		return false;
 	}
-	data.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
-	data.buf[0].fd = data_fd(fi);
-	data.buf[0].pos = offset;
+	data.buf[0].size = (size_t)length;
+	data.buf[0].flags = FUSE_BUF_IS_FD;
+	data.buf[0].fd = p->ends[0];
 	fuse_reply_data(req, &data, FUSE_BUF_SPLICE_MOVE);
+	if (data.idx < data.count)
+		drop_pipe(p);
+	return true;
 }
 
-/* Writes through a copy: all of it, or as much as went, or a negative errno. */
-static ssize_t write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t offset, int rwf)
+void fs_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct fuse_file_info *fi)
+{
+	int fd = data_fd(fi);
+
+	(void)ino;
+	if (!session.splice || !read_through_pipe(req, fd, size, offset))
+		read_through_memory(req, fd, size, offset);
+}
+
+/* ---- writes ---- */
+
+/* What a request has written, and the negative errno, or 0, that ended it before all of it. */
+struct written {
+	size_t length;
+	int error;
+};
+
+static struct written write_copy(int fd, struct fuse_bufvec *in, size_t size, off_t offset, int rwf)
 {
 	struct fuse_bufvec copy = FUSE_BUFVEC_INIT(size);
+	struct written done = {0};
 	char *memory = thread_memory(size);
-	ssize_t result, written = 0;
+	ssize_t result;
 
 	if (!memory)
-		return -ENOMEM;
+		return (struct written){.error = -ENOMEM};
 	copy.buf[0].mem = memory;
 	result = fuse_buf_copy(&copy, in, FUSE_BUF_NO_SPLICE);
-	size = result < 0 ? 0 : (size_t)result;
-	while (written < (ssize_t)size) {
-		const struct iovec rest = {memory + written, size - (size_t)written};
+	if (result < 0)
+		return (struct written){.error = (int)result};
+	size = (size_t)result;
+	while (!done.error && done.length < size) {
+		const struct iovec rest = {memory + done.length, size - done.length};
 
-		result = pwritev2(fd, &rest, 1, offset + written, rwf);
-		if (result <= 0) {
-			result = result == 0 ? 0 : -errno;
-			break;
-		}
-		written += result;
+		result = pwritev2(fd, &rest, 1, offset + (off_t)done.length, rwf);
+		if (result <= 0)
+			done.error = result == 0 ? -EIO : -errno;
+		else
+			done.length += (size_t)result;
 	}
-	return written > 0 ? written : result;
+	return done;
+}
+
+static struct written write_plain(int fd, struct fuse_bufvec *in, size_t size, off_t offset)
+{
+	struct fuse_bufvec out = FUSE_BUFVEC_INIT(size);
+	struct written done = {0};
+	ssize_t result;
+
+	out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+	out.buf[0].fd = fd;
+	out.buf[0].pos = offset;
+	while (!done.error && done.length < size) {
+		result = fuse_buf_copy(
+			&out, in, session.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
+		if (result <= 0)
+			done.error = result == 0 ? -EIO : (int)result;
+		else
+			done.length += (size_t)result;
+	}
+	return done;
 }
 
 static bool is_aligned(const struct fuse_bufvec *in)
@@ -111,31 +225,27 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	struct fuse_file_info *fi)
 {
 	size_t size = fuse_buf_size(in);
-	struct fuse_bufvec out = FUSE_BUFVEC_INIT(size);
 	int fd = data_fd(fi), rwf = session_write_flags(fi);
-	ssize_t result = 0;
+	struct written done = {0};
 
 	(void)ino;
 	caller_keep_setid();
-	out.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
-	out.buf[0].fd = fd;
-	out.buf[0].pos = offset;
 #if HAVE_KILLPRIV_V2
 	if (fs.killpriv_v2 && fi->kill_suidgid)
-		result = clear_setid(req, fd);
+		done.error = clear_setid(req, fd);
 #endif
 	if (appends(fi))
 		rwf |= RWF_APPEND;
 	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
-	if (result == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
-		result = write_copy(fd, in, size, offset, rwf);
-	else if (result == 0)
-		result = fuse_buf_copy(
-			&out, in, session.splice ? FUSE_BUF_SPLICE_MOVE : FUSE_BUF_NO_SPLICE);
-	if (result < 0)
-		fuse_reply_err(req, (int)-result);
+	if (done.error == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
+		done = write_copy(fd, in, size, offset, rwf);
+	else if (done.error == 0)
+		done = write_plain(fd, in, size, offset);
+	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */
+	if (done.error && (done.length == 0 || fi->writepage))
+		fuse_reply_err(req, -done.error);
 	else
-		fuse_reply_write(req, (size_t)result);
+		fuse_reply_write(req, done.length);
 }
 
 /* Closes a copy of the descriptor, so that the source's file system acts and reports as for the
@@ -160,6 +270,12 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 
 	(void)ino;
 	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+}
+
+/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
+static bool keeps_setid(fuse_req_t req)
+{
+	return fuse_req_ctx(req)->uid == 0;
 }
 
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,

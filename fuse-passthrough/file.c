@@ -105,23 +105,6 @@ static int open_direct(int fd, struct fuse_file_info *fi, int *direct_fd)
 	return 0;
 }
 
-bool keeps_setid(fuse_req_t req)
-{
-	return fuse_req_ctx(req)->uid == 0;
-}
-
-/* After O_TRUNC, the set-id bits go as they would with any write. */
-static int truncated(fuse_req_t req, const struct fuse_file_info *fi, int fd)
-{
-	bool kill = !keeps_setid(req);
-
-#if HAVE_KILLPRIV_V2
-	if (fs.killpriv_v2)
-		kill = fi->kill_suidgid;
-#endif
-	return (fi->flags & O_TRUNC) && kill ? clear_setid(req, fd) : 0;
-}
-
 #if HAVE_PASSTHROUGH
 /*
  * Asks the kernel to do the I/O of the file fd itself. It does so with the
@@ -238,15 +221,11 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 
 	if (path_fd < 0)
 		return path_fd;
-	if (fi->flags & O_TRUNC)
-		caller_keep_setid();
 	fd = open_source(fd_path(path_fd).path, source_flags(fi->flags), fi);
 	inode_put(inode);
 	if (fd < 0)
 		return fd;
-	result = truncated(req, fi, fd);
-	if (result == 0)
-		result = open_direct(fd, fi, &direct_fd);
+	result = open_direct(fd, fi, &direct_fd);
 	if (result < 0) {
 		close(fd);
 		return result;
@@ -305,24 +284,6 @@ static int adopt(fuse_req_t req, int fd, fuse_ino_t parent, const char *name,
 	return 0;
 }
 
-/*
- * Somebody made the file after the kernel had seen that there is none. It is
- * looked at before it is opened: it may be a device or a fifo.
- */
-static int open_existing(fuse_req_t req, fuse_ino_t parent, const char *name,
-	struct fuse_file_info *fi, struct fuse_entry_param *entry)
-{
-	int result = lookup_name(inode_of(parent), name, entry);
-
-	if (result < 0)
-		return result;
-	result = S_ISREG(entry->attr.st_mode) ? open_inode(req, inode_of(entry->ino), fi)
-					      : -ESTALE; /* the kernel looks again */
-	if (result < 0)
-		inode_forget(inode_of(entry->ino), 1);
-	return result;
-}
-
 static void reply_create(
 	fuse_req_t req, int result, const struct fuse_entry_param *entry, struct fuse_file_info *fi)
 {
@@ -371,7 +332,11 @@ void fs_create(
 	if (result >= 0)
 		result = adopt(req, result, parent, name, fi, &entry);
 	else if (result == -EEXIST && !(fi->flags & O_EXCL))
-		result = open_existing(req, parent, name, fi, &entry);
+		/*
+		 * Somebody made it after the kernel had seen that there is none. The kernel looks
+		 * again, and opens it like any other file: for who may, and if it is one.
+		 */
+		result = -ESTALE;
 	reply_create(req, result, &entry, fi);
 }
 

@@ -79,9 +79,6 @@ int lookup_fd(int fd, struct fuse_entry_param *entry);
  * away. */
 int clear_setid(fuse_req_t req, int fd);
 
-/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
-bool keeps_setid(fuse_req_t req);
-
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
 #define FD_PATHS "/proc/self/fd"
 struct fd_path {

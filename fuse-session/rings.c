@@ -177,6 +177,17 @@ static void link_to_answer(struct io_uring_sqe *sqe, const struct entry *entry)
 
 /* ---- requests ---- */
 
+/* Reads what is left of a read, of which length bytes have come, and answers it. */
+static void end_read(struct entry *entry, size_t length)
+{
+	const struct fuse_read_in *arg = (const void *)entry->header->op_in;
+	struct fuse_file_info fi = {.fh = arg->fh, .flags = (int)arg->flags};
+	ssize_t result = session_read(
+		rings.files->read_fd(&fi), entry->payload, arg->size, (off_t)arg->offset, length);
+
+	submit_answer(entry, result < 0 ? (int)result : 0, result < 0 ? 0 : (size_t)result);
+}
+
 /*
  * The answer is linked to the read: the kernel sends it when the read is
  * complete. After a short or failed one it does not, and says so.
@@ -188,11 +199,9 @@ static void start_read(struct entry *entry)
 	uint32_t size = arg->size;
 	uint64_t offset = arg->offset;
 	struct io_uring_sqe *sqe;
-	ssize_t length;
 
 	if (rings.files->in_memory) {
-		length = pread(rings.files->read_fd(&fi), entry->payload, size, (off_t)offset);
-		submit_answer(entry, length == -1 ? -errno : 0, length == -1 ? 0 : (size_t)length);
+		end_read(entry, 0);
 		return;
 	}
 	sqe = new_sqe(entry->queue);
@@ -216,8 +225,15 @@ static void start_fsync(struct entry *entry)
 /* The I/O of entry ended with result: a write, or what broke the link to its answer. */
 static void end_io(struct entry *entry, unsigned mark, int result)
 {
+	const struct fuse_read_in *arg = (const void *)entry->header->op_in;
 	size_t length = result < 0 ? 0 : (size_t)result;
 
+	/* What breaks a link without an error is a read. */
+	if (mark == IO_LINKED && length > 0 &&
+		session_read_may_go_on(arg->size, (off_t)arg->offset, length)) {
+		end_read(entry, length);
+		return;
+	}
 	if (mark == IO_WRITE && result >= 0) {
 		struct fuse_write_out out = {.size = (uint32_t)result};
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,6 +183,19 @@ int session_write_flags(const struct fuse_file_info *fi)
 	if (fi->writepage || !(fi->flags & O_DSYNC))
 		return 0;
 	return (fi->flags & O_SYNC) == O_SYNC ? RWF_SYNC : RWF_DSYNC;
+}
+
+ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t length)
+{
+	ssize_t more;
+
+	do {
+		more = pread(fd, memory + length, size - length, offset + (off_t)length);
+		if (more == -1)
+			return -errno;
+		length += (size_t)more;
+	} while (more > 0 && session_read_may_go_on(size, offset, length));
+	return (ssize_t)length;
 }
 
 void session_reply_absent(fuse_req_t req)
@@ -491,6 +505,8 @@ int session_run(struct fuse_args *args, const struct session_options *o, const c
 	int status;
 
 	fuse_set_log_func(log_libfuse);
+	/* A limit of file sizes (ulimit -f) is an error of a write, as it is for its caller. */
+	signal(SIGXFSZ, SIG_IGN);
 	served = program;
 	session.options = o;
 	session.timeout = o->timeout_seconds;

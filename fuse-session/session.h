@@ -61,6 +61,21 @@ const char *session_state(bool asked, bool on);
  */
 int session_write_flags(const struct fuse_file_info *fi);
 
+/*
+ * The kernel takes what an answer to a read lacks for zeroes, or for what lies past the end of the
+ * file. So a read that an error has ended early must be answered with the error, and what has come
+ * by then is of no use. Reads end in the middle of a page only where the file ends.
+ */
+#define SESSION_PAGE 4096
+static inline bool session_read_may_go_on(size_t size, off_t offset, size_t length)
+{
+	return length < size && ((size_t)offset + length) % SESSION_PAGE == 0;
+}
+
+/* Goes on to read, of which length bytes have come. All, or up to the file's end; negative errno.
+ */
+ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t length);
+
 /* Answers a lookup of a name that does not exist, which the kernel may remember like a name. */
 void session_reply_absent(fuse_req_t req);
 /* Answers forget_multi: calls forget for each of them. */

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, aligned, direct, lacking_for_mode, pattern, sought
+from fuse_mount import MODES, Mount, aligned, direct, lacking_for_mode, pattern, sought, start, unmount
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 from waiting import stop, wait_until
 
@@ -461,6 +462,83 @@ def test_a_full_disk_is_reported(fuse: Mount) -> None:
             file.write(b"x" * MIB)
         os.fsync(file.fileno())
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "passthrough" not in mode])
+def test_cached_data_that_do_not_fit_are_reported(mode: str, mapped: bool, fuse_start: FuseStart) -> None:
+    """Also those of a request of which a part fits: the kernel, which waits for all of it, looks for an error only."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode], wrapper=("prlimit", "--fsize=102400"))
+    with (mount.source / "file").open("wb") as below:
+        below.truncate(MIB)
+    with (mount.point / "file").open("r+b", buffering=0) as file, pytest.raises(OSError) as caught:
+        if mapped:
+            with mmap.mmap(file.fileno(), MIB) as memory:
+                memory[:] = b"x" * MIB
+                memory.flush()
+        else:
+            written = 0
+            while written < MIB:
+                written += file.write(b"x" * (MIB - written))
+        os.fsync(file.fileno())
+    assert caught.value.errno in (errno.EFBIG, errno.EIO)
+    (mount.point / "other").write_text("text")
+    assert (mount.source / "file").read_bytes().rstrip(b"\0") == b"x" * 102400
+
+
+@contextmanager
+def on_a_bad_disk(directory: Path, data: bytes) -> Iterator[Path]:
+    """
+    A directory with a file of these data, of which the first half can be read from the page cache, and the rest not at
+    all.
+    """
+    image, point = directory / "image", directory / "disk"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 * MIB)
+    checked(["mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", str(image)])
+    # Past the page cache: it would give zeroes for what the image lacks.
+    disk = checked(["losetup", "--find", "--show", "--direct-io=on", str(image)]).strip()
+    try:
+        checked(["mount", disk, str(point)])
+        try:
+            (point / "file").write_bytes(data)
+        finally:
+            unmount(point)
+        checked(["mount", "-o", "ro", disk, str(point)])
+        try:
+            descriptor = os.open(point / "file", os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than asked for
+            assert os.pread(descriptor, len(data) // 2, 0) == data[: len(data) // 2]
+            os.close(descriptor)
+            os.truncate(image, MIB)
+            yield point
+        finally:
+            unmount(point)
+    finally:
+        checked(["losetup", "--detach", disk])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_of_the_disk_is_no_end_and_no_zeroes(mode: str, tmp_path: Path, fuse_disk: Path) -> None:
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    data, mounted = pattern(128 << 10), tmp_path / "mount"
+    mounted.mkdir()
+    with on_a_bad_disk(tmp_path, data) as source:
+        mount = start(source, mounted, *MODES[mode])
+        try:
+            found = b""
+            with (mounted / "file").open("rb", buffering=0) as file, pytest.raises(OSError) as caught:
+                while piece := file.read(len(data)):
+                    found += piece
+            assert caught.value.errno == errno.EIO
+            assert found == data[: len(found)]
+            mount.unmount()
+        finally:
+            mount.kill()
 
 
 def test_fsync_reaches_the_source(fuse: Mount) -> None:

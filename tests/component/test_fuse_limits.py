@@ -283,6 +283,22 @@ def test_create_over_a_fifo_made_below_does_not_hang(fuse: Mount) -> None:
     assert (fuse.source / "fifo").is_fifo()
 
 
+@pytest.mark.parametrize("truncate", [0, os.O_TRUNC])
+def test_create_over_a_file_made_below_is_an_open(truncate: int, fuse: Mount) -> None:
+    """The kernel, which may remember that there is none, leaves it to the server who may open what it finds."""
+    fuse.source.chmod(0o777)
+    open_it = f"import os; os.open('{fuse.point / 'file'}', os.O_RDWR | os.O_CREAT | {truncate}, 0o600)"
+    assert not (fuse.point / "file").exists()
+    (fuse.source / "file").write_text("secret")
+    (fuse.source / "file").chmod(0o600)
+    other = as_user(NOBODY, "/usr/bin/python3", "-c", open_it)
+    assert "PermissionError" in other.stderr, other
+    assert (fuse.source / "file").read_text() == "secret"
+    owner = run(["/usr/bin/python3", "-c", open_it])
+    assert owner.returncode == 0, owner
+    assert (fuse.source / "file").read_text() == ("" if truncate else "secret")
+
+
 def test_dots_stay_inside(fuse: Mount) -> None:
     (fuse.source / "directory").mkdir()
     listed = {entry for entry in os.listdir(fuse.point / "directory/..")}
