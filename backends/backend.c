@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,8 +101,11 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 {
 	const struct backend_ops *ops = params_ops(params);
 	struct backend *b;
-	int r = ops->open(params_config(params), size, host, &b);
+	int r;
 
+	/* A limit of file sizes (ulimit -f) is an error of a request, and not the server's end. */
+	signal(SIGXFSZ, SIG_IGN);
+	r = ops->open(params_config(params), size, host, &b);
 	if (r)
 		return r;
 	b->ops = ops;

@@ -259,6 +259,19 @@ def test_no_space_left(serve: Serve, small_filesystem: Path, direct: str) -> Non
     )
 
 
+@pytest.mark.usefixtures("exits_after_strerror")
+@BOTH_MODES
+def test_limit_of_file_sizes(serve: Serve, disk: Path, direct: str) -> None:
+    """An error as on a full disk, and not the end of the server."""
+    server = serve("passthrough", str(disk), f"direct={direct}", wrapper=("prlimit", f"--fsize={MIB}"))
+    handle = server.connect()
+    with pytest.raises(NbdError) as error:
+        handle.pwrite(data(4096, 5), 2 * MIB)
+    assert errno_of(error) == "ENOSPC"
+    handle.pwrite(data(4096, 6), 0)
+    assert handle.pread(4096, 0) == data(4096, 6)
+
+
 def test_beyond_the_end(serve: Serve, disk: Path) -> None:
     handle = serve("passthrough", str(disk)).connect()
     with pytest.raises(NbdError) as error:

@@ -3,7 +3,6 @@
  */
 #include <errno.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -402,7 +401,6 @@ static void test_file_size_limit(void **state)
 
 	(void)state;
 	memset(buffer, 3, 64 * KIB);
-	signal(SIGXFSZ, SIG_IGN);
 	for (int direct = 0; direct < 2; direct++) {
 		struct device d;
 
