@@ -198,8 +198,7 @@ static void prepare_open(struct fuse_file_info *fi)
 {
 	fi->keep_cache = session.timeout > 0;
 #if HAVE_PARALLEL_WRITES
-	/* Only so do direct writes to one file run side by side. */
-	if (nullfs.direct_mmap && (fi->flags & O_DIRECT)) {
+	if (nullfs.direct_mmap && session_direct_io(fi)) {
 		fi->direct_io = 1;
 		fi->parallel_direct_writes = 1;
 	}

@@ -194,8 +194,7 @@ static void finish_open(
 	if (may_dirty(fi))
 		atomic_fetch_add(&inode->writers, 1);
 #if HAVE_PARALLEL_WRITES
-	/* Only so do direct writes to one file run side by side. */
-	if (fs.direct_mmap && !fs.passthrough && direct_fd != -1) {
+	if (fs.direct_mmap && !fs.passthrough && session_direct_io(fi)) {
 		fi->direct_io = 1;
 		fi->parallel_direct_writes = 1;
 	}

@@ -62,6 +62,13 @@ const char *session_state(bool asked, bool on);
 int session_write_flags(const struct fuse_file_info *fi);
 
 /*
+ * Whether direct I/O of a file that is opened for it may go past the kernel's code for cached files
+ * (FOPEN_DIRECT_IO), without which direct writes to one file wait for each other. With write-back,
+ * the kernel alone knows when a file was modified, and notes it in that code only.
+ */
+bool session_direct_io(const struct fuse_file_info *fi);
+
+/*
  * The kernel takes what an answer to a read lacks for zeroes, or for what lies past the end of the
  * file. So a read that an error has ended early must be answered with the error, and what has come
  * by then is of no use. Reads end in the middle of a page only where the file ends.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, NOBODY, Mount, as_user
+from fuse_mount import LIBFUSE, NOBODY, Mount, aligned, as_user, direct
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -248,6 +248,18 @@ def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
         file.write("more")
     assert path.stat().st_mtime > 1_000_000_000
     assert path.stat().st_size == 8
+
+
+def test_direct_write_is_seen_in_the_time(fuse: Mount) -> None:
+    (fuse.point / "file").write_bytes(bytes(4096))
+    os.utime(fuse.point / "file", (1, 1))
+    descriptor = direct(fuse.point / "file")
+    try:
+        with aligned(b"x" * 4096) as memory:
+            os.pwritev(descriptor, [memory], 0)
+        assert os.fstat(descriptor).st_mtime > 1
+    finally:
+        os.close(descriptor)
 
 
 def test_birth_time(fuse: Mount) -> None:
