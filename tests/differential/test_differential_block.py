@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from block_targets import FileTarget, NbdTarget
-from blocks import Limits, search
+from blocks import SECTOR, Limits, search
 from device import ServeS3
 from fuse_mount import DISK_PROGRAM, Mount, ext4, lacking_for_fuse, launch
-from loops import loop, loop_without_zeroes
+from loops import loop, loop_of_large_sectors, loop_without_zeroes
 from nbdkit_server import Nbdkit, missing_components, nbd, plugin_path
 from servers import KINDS, started
 
@@ -89,10 +89,12 @@ class NewServers(NbdTarget):
 
 @pytest.mark.skipif(bool(missing_components()), reason=", ".join(missing_components()))
 @pytest.mark.parametrize("direct", ["on", "off"])
-@pytest.mark.parametrize("disk", [loop, loop_without_zeroes])
+@pytest.mark.parametrize("disk", [loop, loop_without_zeroes, loop_of_large_sectors])
 def test_nbdkit_on_a_disk(disk: Disk, direct: str, tmp_path: Path, stack: ExitStack) -> None:
-    device = stack.enter_context(disk(tmp_path, MIB))  # so small that requests often meet
-    limits = Limits(MIB, largest=MIB // 4, trim=disk is loop, fast_zero=True, torn=direct == "off")
+    large = disk is loop_of_large_sectors  # of which clients need not know
+    size, unit, torn = (MIB + 4096, 1, True) if large else (MIB, SECTOR, direct == "off")
+    device = stack.enter_context(disk(tmp_path, size))  # so small that requests often meet
+    limits = Limits(size, unit, MIB // 4, trim=disk is not loop_without_zeroes, fast_zero=True, torn=torn)
     target = NewServers(stack, tmp_path, f"file={device}", f"direct={direct}")
     sequences = search(limits, target, SECONDS)
     target.stop()

@@ -82,6 +82,11 @@ def small_tmpfs(directory: Path, size: str) -> AbstractContextManager[Path]:
     return mounted(directory / "small", "tmpfs", "-o", f"size={size}")
 
 
+def loop_of_large_sectors(directory: Path, size: int) -> AbstractContextManager[str]:
+    """A loop device whose logical blocks have 4 KiB."""
+    return loop(directory, size, "--sector-size", "4096")
+
+
 @contextmanager
 def loop_without_zeroes(directory: Path, size: int) -> Iterator[str]:
     """A loop device that has neither discard nor a command for zeroes, since files on a ramfs have no holes."""
