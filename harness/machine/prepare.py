@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..observing.environment import meminfo
 from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
-from .teardown import Teardown, settings_put_back, write_setting
+from .teardown import Teardown, restore_setting, settings_put_back, undo, write_setting
 
 VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
@@ -136,6 +136,17 @@ def kept_cached(program: str) -> Iterator[None]:
         yield
 
 
+@undo
+def restore_dirty_limit(path: str, value: str) -> None:
+    """
+    A ratio of 0 is to the kernel no change where it is 0 already, as it is while a number of bytes is the limit:
+    something else comes before it.
+    """
+    if value == "0":
+        write_setting(Path(path), "1")
+    restore_setting(path, value)
+
+
 def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
     """
     Set the kernel's dirty limits in bytes until teardown; 0: leave them. Another campaign may have set its own
@@ -147,9 +158,9 @@ def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
         value_now = old.read_text().strip()  # before we read what others noted: they note it before they set it
-        noted = settings_put_back()
+        noted = settings_put_back(restore_dirty_limit.__name__)
         path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
-        teardown.push("restore_setting", path=path, value=noted.get(path, value_now))
+        teardown.push(restore_dirty_limit.__name__, path=path, value=noted.get(path, value_now))
         write_setting(size, str(value))
 
 

@@ -16,7 +16,7 @@ import pytest
 from userblk.harness.machine import interrupt, teardown
 from userblk.harness.machine.durable import write_json
 from userblk.harness.machine.interrupt import Interrupted, held
-from userblk.harness.machine.prepare import dirty_limits, limit_dirty
+from userblk.harness.machine.prepare import VM, dirty_limits, limit_dirty
 from userblk.harness.machine.subprocesses import CommandError, Recorder
 from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
 from userblk.harness.running.runner import mark_done
@@ -104,6 +104,24 @@ def test_two_campaigns_put_back_what_the_machine_had() -> None:
         first.unwind()
         second.unwind()
     assert dirty_limits() == limits
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing sysctls needs root")
+@pytest.mark.parametrize("name", ["dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"])
+def test_dirty_limits_that_were_no_default_are_put_back(name: str) -> None:
+    """A ratio of 0, which the kernel takes for no change while the limit is in bytes; and bytes."""
+    before, stack = dirty_limits(), Teardown()
+    (VM / name).write_text("0" if "ratio" in name else str(48 << 20))
+    try:
+        limits = dirty_limits()
+        limit_dirty(64 << 20, 32 << 20, stack)
+        stack.unwind()
+        assert dirty_limits() == limits
+    finally:
+        for other, value in before.items():
+            if value:  # of two that are one limit the other is 0
+                (VM / other).write_text(str(value))
+    assert dirty_limits() == before
 
 
 def test_who_cannot_keep_a_journal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
