@@ -40,7 +40,6 @@ struct shared {
 	sem_t ready, go;
 	_Atomic uint64_t start_ns, end_ns; /* of all; of the last step of the last worker */
 	atomic_bool stop;
-	_Atomic unsigned running;
 	struct shared_worker workers[];
 };
 
@@ -154,7 +153,6 @@ static void work_in(const struct work *work, unsigned index)
 		atomic_store(&all->stop, true);
 	crew->end(&w);
 	atomic_store(&mine->state, (int)state);
-	atomic_fetch_sub(&all->running, 1);
 }
 
 struct start {
@@ -200,7 +198,7 @@ static bool start_worker(const struct start *start)
 	return pid != -1;
 }
 
-/* A worker that was killed ends the run. */
+/* A worker that ended without having said how ends the run. */
 static void look_after(const struct work *work)
 {
 	for (unsigned i = 0; i < work->crew->workers && !work->crew->threads; i++) {
@@ -210,13 +208,24 @@ static void look_after(const struct work *work)
 		if (w->reaped || waitpid(w->pid, &status, WNOHANG) != w->pid)
 			continue;
 		w->reaped = true;
-		if (WIFEXITED(status))
+		if (atomic_load(&w->state) != WORKING)
 			continue;
-		warnx("worker %u was ended by signal %d", i, WTERMSIG(status));
+		if (WIFSIGNALED(status))
+			warnx("worker %u was ended by signal %d", i, WTERMSIG(status));
+		else
+			warnx("worker %u ended by itself, with status %d", i, WEXITSTATUS(status));
 		atomic_store(&w->state, FAILED);
 		atomic_store(&work->all->stop, true);
-		atomic_fetch_sub(&work->all->running, 1);
 	}
+}
+
+/* Not counted by the workers: one that is killed cannot. */
+static bool some_work(const struct work *work)
+{
+	for (unsigned i = 0; i < work->crew->workers; i++)
+		if (atomic_load(&work->all->workers[i].state) == WORKING)
+			return true;
+	return false;
 }
 
 /* Until each of them has begun, or one has failed. */
@@ -293,20 +302,19 @@ static bool measure(const struct work *work, struct crew_results *r)
 	for (bool over = false; !over; begin = end) {
 		uint64_t next = begin + step < limit ? begin + step : limit;
 
-		while ((end = now_ns()) < next && atomic_load(&all->running) > 0 && !interrupted &&
+		while ((end = now_ns()) < next && some_work(work) && !interrupted &&
 			!atomic_load(&all->stop)) {
 			uint64_t poll = end + POLL_NS * 5;
 
 			sleep_until(poll < next ? poll : next);
 			look_after(work);
 		}
-		over = end >= limit || atomic_load(&all->running) == 0 || interrupted ||
-		       atomic_load(&all->stop);
+		over = end >= limit || !some_work(work) || interrupted || atomic_load(&all->stop);
 		if (over) {
 			r->end = interrupted ? "interrupted" : end >= limit ? "time" : "all-done";
 			/* What is under way still counts, with the time that it takes. */
 			atomic_store(&all->stop, true);
-			while (atomic_load(&all->running) > 0) {
+			while (some_work(work)) {
 				look_after(work);
 				sleep_until(now_ns() + POLL_NS / 20);
 			}
@@ -355,7 +363,6 @@ static bool run_with(const struct work *work, struct start *starts, struct crew_
 
 	sem_init(&all->ready, 1, 0);
 	sem_init(&all->go, 1, 0);
-	atomic_store(&all->running, crew->workers);
 	for (unsigned i = 0; i < crew->workers * crew->kind_count; i++)
 		stats_live_init(&work->live[i]);
 	/* Operations must not be interrupted. */

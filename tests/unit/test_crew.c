@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* How long a run of userblk-ops and userblk-kv was: until its last step, whenever that is noticed.
- */
+ * And processes of it that end before it. */
+#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "harness/ops/crew.h"
 #include "tests/unit/support.h"
@@ -89,10 +91,68 @@ static void test_a_run_ends_with_its_last_step(void **state)
 	run_crew(STEPS, "all-done");
 }
 
+/* What the second of two processes does in its third step. */
+static enum crew_step leave(struct crew_worker *w)
+{
+	void (*const *how)(void) = w->task;
+	const struct timespec each = {.tv_nsec = MS};
+
+	nanosleep(&each, NULL);
+	if (w->index == 1 && w->done == 2)
+		(*how)();
+	return CREW_DONE;
+}
+
+static void nothing(struct crew_worker *w)
+{
+	(void)w;
+}
+
+static void exit_alone(void)
+{
+	_exit(0);
+}
+
+static void be_killed(void)
+{
+	raise(SIGKILL);
+}
+
+static void test_a_run_fails_with_the_process_that_leaves_it(void **state)
+{
+	static void (*const ways[])(void) = {exit_alone, be_killed};
+	static const char *const kinds[] = {"step"};
+	static struct crew_results results;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		const struct crew crew = {
+			.name = "test",
+			.task = &ways[i],
+			.workers = 2,
+			.unpinned = true,
+			.seconds = 60,
+			.interval = 60,
+			.kinds = kinds,
+			.kind_count = 1,
+			.begin = begin,
+			.step = leave,
+			.end = nothing,
+		};
+		uint64_t before = now_ns();
+
+		assert_false(crew_run(&crew, &results));
+		assert_int_equal(crew_status(&results, false), 1);
+		assert_in_range(now_ns() - before, 1, UINT64_C(30000) * MS);
+		free(results.intervals);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_run_ends_with_its_last_step),
+		cmocka_unit_test(test_a_run_fails_with_the_process_that_leaves_it),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
