@@ -82,6 +82,7 @@ class Attach(DeviceEngine):
     """Disks that come and go. It has modules loaded, and touches no device."""
 
     name = "attach"
+    table_files = (SAMPLES,)
     uses_device = False
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

@@ -38,6 +38,7 @@ INTERVAL_S = 0.1  # of the samples: the resolution of the time back to full thro
 SETTLED_S = 1.0  # s at the beginning that are not counted as throughput before the event
 BACK = 0.9  # of the throughput before: full throughput
 WINDOW_S = 1.0  # s of which the mean must be that high
+SERIES = "samples.csv"
 LOST = "(requested block:"  # in the line that fio prints of each block that is not what was written
 
 
@@ -113,7 +114,7 @@ Series = Sequence[tuple[float, float]]  # end of the interval in s since the sta
 
 
 def read_series(path: Path) -> Series:
-    """From samples.csv."""
+    """Throughput, from the samples of the machine."""
     with path.open(newline="") as file:
         return [
             (float(row["time_s"]), float(row["read_kops"]) + float(row["write_kops"])) for row in csv.DictReader(file)
@@ -166,7 +167,7 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         raise WorkloadError(f"fio.json cannot be read: {error}") from None
     lost = sum(path.read_text(errors="replace").count(LOST) for path in (directory / "commands").glob("*-fio.err"))
     refused = max(0, failed - lost)
-    series = read_series(directory / "samples.csv")
+    series = read_series(directory / SERIES)
     problems = []
     warnings = []
     before = mean_rate(series, event.load_s + SETTLED_S, event.began_s)
@@ -234,6 +235,7 @@ class Failover(DeviceEngine):
     """fio, while the server's end comes at its time."""
 
     name = "failover"
+    table_files = (SERIES,)
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table)), systems)

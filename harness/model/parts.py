@@ -55,7 +55,8 @@ class Engine:
 
     For a whole suite, whose first workload's engine decides: measures: what the commands plan it with (SUBJECTS of
     harness/cli/plan.py). runner: the module that runs it. lab_mib: memory of the lab's guest, 0: as much as its
-    workloads need. tables_so_far: are its tables meaningful before all runs are done?
+    workloads need. tables_so_far: are its tables meaningful before all runs are done? table_files: what they are made
+    of, in the directory of a run, beside the files of every run.
     """
 
     name = ""
@@ -63,6 +64,7 @@ class Engine:
     runner = "userblk.harness.running.runner"
     lab_mib = 0
     tables_so_far = True
+    table_files: tuple[str, ...] = ()
     on_files = False
     parameters = False
     counted = False

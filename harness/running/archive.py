@@ -8,6 +8,7 @@ the campaigns first and renamed when all of it is there.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -16,18 +17,20 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from ..model.parts import ENGINES
 from ..model.plan import ID
 from ..model.tables import ConfigError
 
 SUFFIXES = (".tar.zst", ".tar.gz")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 NEEDED = ("campaign.json", "plan.json")
-# What tables and comparisons are made of.
-OF_TABLES = (*NEEDED, "environment.json", "summary.json", "DONE")
-OF_SUITES = {"attach": "attach.json", "failover": "samples.csv"}
+# What tables and comparisons are made of, whatever the engine.
+SUMMARY = "summary.json"
+OF_TABLES = (*NEEDED, "environment.json", SUMMARY, "DONE")
 TEMPORARY = ".new"
 CACHE = "cache"  # what the analysis keeps of raw files
 BLOCKS, RAW = "blocks", ("commands", "preparation")  # directories
@@ -69,17 +72,23 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def _of_tables(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """As _plain(), without files that tables are not made of, and what holds only such."""
+@lru_cache
+def _of_engine(run: Path) -> tuple[str, ...]:
+    """Files of a run that the tables of its engine are made of; none of an engine that is not here."""
+    try:
+        engine = json.loads((run / SUMMARY).read_text())["engine"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ()
+    return ENGINES[engine].table_files if engine in ENGINES.names() else ()
+
+
+def _of_tables(directory: Path, member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """As _plain(), of a campaign's directory, without files that tables are not made of, and what holds only such."""
     path = PurePosixPath(member.name)
-    of_suite = OF_SUITES.get(path.parts[3], "") if len(path.parts) > 3 else ""
-    if (
-        (member.isfile() and path.name not in (*OF_TABLES, of_suite))
-        or path.parts[1:2] == (BLOCKS,)
-        or path.name in RAW
-    ):
-        return None
-    return _plain(member)
+    needless = path.parts[1:2] == (BLOCKS,) or path.name in RAW
+    if member.isfile() and path.name not in OF_TABLES:
+        needless = needless or path.name not in _of_engine(directory.joinpath(*path.parts[1:-1]))
+    return None if needless else _plain(member)
 
 
 def export(directory: Path, file: Path, only_tables: bool = False, beside: Path | None = None) -> None:
@@ -97,7 +106,9 @@ def export(directory: Path, file: Path, only_tables: bool = False, beside: Path 
 
     def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         parts = PurePosixPath(member.name).parts
-        return None if parts[1:2] and parts[1] in names else (_of_tables if only_tables else _plain)(member)
+        if parts[1:2] and parts[1] in names:
+            return None
+        return _of_tables(directory, member) if only_tables else _plain(member)
 
     try:
         with temporary.open("wb") as packed:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
+from userblk.harness.model.parts import ENGINES, Engine
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running.archive import export, unpack
 
@@ -137,14 +139,28 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "none.tar.gz", tmp_path / "results")
 
 
-def test_all_that_tables_are_made_of_is_packed(tmp_path: Path) -> None:
+class Strange(Engine):
+    name = "strange"
+    table_files = ("strange.csv", "more.json")
+
+
+def test_all_that_tables_are_made_of_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that is an engine says, also one whose name nothing here knows; a suite may have any."""
+    monkeypatch.setitem(ENGINES._all(), "strange", Strange())
+    files = ("attach.json", "samples.csv", "strange.csv", "more.json")
+    wanted = {
+        "attach": {"attach.json"}, "failover": {"samples.csv"}, "fio": set(), "strange": {"strange.csv", "more.json"},
+        "elsewhere": set(),
+    }  # fmt: skip
     directory = tmp_path / "c"
-    for suite, name in (("attach", "attach.json"), ("failover", "samples.csv"), ("bdus-block", "samples.csv")):
-        run = directory / "lab/nvme" / suite / "loop/x/1"
+    for engine in wanted:
+        run = directory / "lab/nvme" / f"of-{engine}" / "loop/x/1"
         run.mkdir(parents=True)
-        for file in (name, "DONE"):
+        (run / "summary.json").write_text(json.dumps({"engine": engine}))
+        for file in files:
             (run / file).touch()
     export(directory, tmp_path / "a.tar.gz", only_tables=True)
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
-        packed = {member.name for member in tar if member.isfile() and not member.name.endswith("DONE")}
-    assert packed == {"c/lab/nvme/attach/loop/x/1/attach.json", "c/lab/nvme/failover/loop/x/1/samples.csv"}
+        packed = [PurePosixPath(member.name) for member in tar if member.isfile()]
+    for engine, names in wanted.items():
+        assert {path.name for path in packed if path.parts[3] == f"of-{engine}"} == names | {"summary.json"}
