@@ -29,8 +29,9 @@ NOTES = (
     "fio writes 4 KiB blocks at random at depth 16; beside it, a second job writes at a steady pace and reads all of it"
     " back at the end.",
     "Requests failed, blocks lost (acknowledged writes that were not read back): mean of all runs.",
-    "Longest stall: the longest time that a request took. Back at 90 %: from the event until the mean of 1 s was 90 %"
-    " of the throughput before, at a resolution of 0.1 s.",
+    "Longest stall: the longest time that a request took, or in which none came back, not even as failed (at a"
+    " resolution of 0.1 s; fio keeps no time of requests that failed). Back at 90 %: from the event until the mean of"
+    " 1 s was 90 % of the throughput before, at a resolution of 0.1 s.",
     INTERVALS,
     "nbd: connections are given to the kernel again; what the server had is sent again after 10 s, the timeout chosen."
     " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import os
 import random
 import time
@@ -131,6 +132,20 @@ def mean_rate(series: Series, begin: float, end: float) -> float | None:
     return total / seconds if seconds else None
 
 
+def silence(series: Series, begin: float) -> float:
+    """Seconds of the longest time after begin in which nothing was completed until something was again.
+
+    The load always waits for requests: so long they took at least, also those that failed then.
+    """
+    longest, busy_until, silent_until = 0.0, math.inf, 0.0
+    for end, rate in series:
+        if rate and end >= begin:
+            longest = max(longest, silent_until - busy_until)
+            busy_until = end
+        silent_until = end
+    return longest
+
+
 def recovery(series: Series, before: float, event: float, end: float) -> float | None:
     """Seconds from the event until throughput is back for WINDOW_S, 0 if it never left; None: not before the end.
 
@@ -202,7 +217,8 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         metrics={
             "failed_requests": float(refused),
             "lost_blocks": float(lost),
-            "stall_s": longest,
+            # fio keeps no time of requests that failed.
+            "stall_s": max(longest, silence(series, event.load_s)),
             "recovery_s": back,
         },
         settings={

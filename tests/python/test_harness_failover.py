@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from loops import LIMIT
 from userblk.harness.engines import WorkloadError
-from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, timing
+from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, silence, timing
 from userblk.harness.machine.blockdev import BlockDevice
 from userblk.harness.machine.teardown import has_threads, start_time
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -138,6 +138,14 @@ def test_recovery_is_the_time_until_throughput_is_back() -> None:
     assert back is not None and back > 4.5
 
 
+def test_silence_is_what_the_longest_of_waiting_requests_took_at_least() -> None:
+    assert silence(series([10.0] * 20 + [0.0] * 30 + [0.1] + [0.0] * 5 + [10.0]), 1.0) == pytest.approx(3)
+    assert silence(series([10.0] * 20), 1.0) == 0
+    # Before the load and after it nobody waits.
+    assert silence(series([0.0] * 20 + [10.0] * 10 + [0.0] * 50), 2.0) == 0
+    assert silence(series([5.0] + [0.0] * 20 + [10.0] * 10), 2.0) == 0
+
+
 def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int = 100) -> None:
     def side(operations: int, longest: float) -> dict[str, object]:
         return {
@@ -183,13 +191,17 @@ def test_failures_of_the_load_do_not_stand_for_blocks_that_were_not_verified(tmp
     assert parse(tmp_path, Timing(5.0, 10), Event(0.5, 5.0, 6.0)).problems == ("fio verified 40 of 100 blocks",)
 
 
-def load_a_server_that_fails(directory: Path, error: str) -> None:
-    """After a second six of ten writes fail, of both jobs, which come to it as fio's NBD client."""
+def load_a_server_that_fails(directory: Path, error: str, share: str = "60%", after_s: int = 0) -> None:
+    """After a second so many of the writes fail, after_s seconds late, of both jobs, which come as fio's NBD client."""
     path, pidfile, now, log = directory / "s", directory / "pid", directory / "now", directory / "log"
-    served = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile), "--filter=error", "--filter=log", "memory", "64M"]
-    served += [f"error={error}", "error-pwrite-rate=60%", "error-pread-rate=0", f"error-file={now}", f"logfile={log}"]
+    served = ["nbdkit", "-f", "-U", str(path), "-P", str(pidfile)]
+    served += ["--filter=retry-request"] * bool(after_s) + ["--filter=error", "--filter=log", "memory", "64M"]
+    served += [f"error={error}", f"error-pwrite-rate={share}", "error-pread-rate=0"]
+    served += [f"error-file={now}", f"logfile={log}"]
+    served += ["retry-request-retries=1", f"retry-request-delay={after_s}"] * bool(after_s)
     words = []
-    for word in argv("/dev/x", 64 << 20, 3, 1, directory):
+    area = 64 << 20 if not after_s else 512 << 10  # so that what is verified is written by then
+    for word in argv("/dev/x", area, 3, 1, directory):
         client = ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={path}"]
         of_disk = word.startswith(("--filename=", "--direct=", "--allow_file_create="))
         words += client if word == "--ioengine=libaio" else [] if of_disk else [word]
@@ -207,7 +219,8 @@ def load_a_server_that_fails(directory: Path, error: str) -> None:
         server.terminate()
         server.wait()
     # A disk counts what it has failed, too.
-    rows = ["time_s,read_kops,write_kops", *(f"{time},0,{rate}" for time, rate in series([10.0] * 30))]
+    rates = [10.0] * 10 + [0.0] * 10 * after_s + [10.0] * 20
+    rows = ["time_s,read_kops,write_kops", *(f"{time},0,{rate}" for time, rate in series(rates))]
     (directory / "samples.csv").write_text("\n".join(rows) + "\n")
 
 
@@ -221,6 +234,12 @@ def test_requests_that_fail_are_neither_throughput_nor_recovery(tmp_path: Path) 
     assert found.warnings == (
         f"failed requests: {failed:.0f}, which the disk counts as done: when it was back is not known",
     )
+
+
+def test_requests_that_hang_and_then_fail_are_a_stall(tmp_path: Path) -> None:
+    load_a_server_that_fails(tmp_path, "EIO", "100%", after_s=2)
+    found = parse(tmp_path, Timing(1.0, 3), Event(0.0, 1.0, 1.1))
+    assert found.metrics["failed_requests"] and found.metrics["stall_s"] == pytest.approx(2)
 
 
 def test_a_load_that_an_error_ends_is_invalid(tmp_path: Path) -> None:
