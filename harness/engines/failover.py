@@ -252,6 +252,7 @@ class Failover(DeviceEngine):
 
     name = "failover"
     table_files = (SERIES,)
+    busy = True  # but for nbdkit's 10 s
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table)), systems)

@@ -14,6 +14,7 @@ from . import tables
 from .parts import ENGINES, KINDS, Engine
 from .tables import ConfigError, Table, parse_bytes
 
+BUSY = "busy"  # beside devices, in a profile's slowdown
 VIRTUAL = "virtual"  # what stands instead of a profile's values in the lab's virtual time
 
 # In the order in which they are set: the kernel recomputes read-ahead whenever it takes another limit.
@@ -194,7 +195,8 @@ class Profile:
     workload is repeated in rounds of runtime_s until it is steady over a window of them, most times at most.
     writes: by device, what TIMES and LIMITS name instead, for block workloads that write to it. Write-back is in a
     steady state from their start on (machine/prepare.py), so that the ramp is all that is discarded.
-    slowdown: by device, for the estimate only: s of a core's time that a second of virtual time takes.
+    slowdown: by device, for the estimate only: s of a core's time that a second of virtual time takes; BUSY: one in
+    which no CPU is idle.
     """
 
     name: str
@@ -427,8 +429,9 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
         reads.end(("ramp_s", "runtime_s"))
         profile = dataclasses.replace(profile, writes={key: _times(writes.table(key), *LIMITS) for key in profile.area})
         writes.end(tuple(profile.area))
-        profile = dataclasses.replace(profile, slowdown={key: slowdown.number(key, 1) for key in profile.area})
-        slowdown.end(tuple(profile.area))
+        known = (*profile.area, BUSY)
+        profile = dataclasses.replace(profile, slowdown={key: slowdown.number(key, 1) for key in known})
+        slowdown.end(known)
     table.end([name for name in Profile.__dataclass_fields__ if name not in NOT_IN_FILES])
     if profile.max_repetitions < profile.repetitions:
         raise table.error("max_repetitions", profile.max_repetitions, f"must be at least {profile.repetitions}")

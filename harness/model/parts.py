@@ -122,6 +122,8 @@ class Engine:
 
     # For the estimate.
 
+    busy = False  # no CPU is ever idle, whatever the device
+
     def used_bytes(self, profile: Profile, device: str) -> int:
         """At the start of a device."""
         return profile.area[device]

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ..machine.durable import write_json
 from .config import (
+    BUSY,
     Figure,
     FilesProfile,
     Profile,
@@ -383,7 +384,8 @@ def estimate(plan: Plan) -> Estimate:
         for workload in workloads:
             engine = ENGINES[workload.engine]
             seconds = engine.duration_s(workload, profile.of(workload, device))
-            each.append(seconds * slowdown.get(device, default) + engine.overhead_s(profile))
+            cost = slowdown.get(BUSY if engine.busy else device, default)
+            each.append(seconds * cost + engine.overhead_s(profile))
             written[device] += engine.written(workload, profile, device) if system.uses_device else 0
         each[-len(entries)] += start
     return Estimate(len(plan.entries), sum(each), each, written)

@@ -231,6 +231,23 @@ def test_idle_virtual_time_costs_little() -> None:
             assert seconds == pytest.approx(expected), entry
 
 
+def test_a_load_without_a_pause_costs_what_a_busy_cpu_does() -> None:
+    """With either disk: two runs of failover on the slow one took about 12 minutes of a machine that others kept busy."""
+    profile = load_profile("quick", virtual=True)
+    plan = make_plan(
+        suite=load_suite("failover"),
+        profile=profile,
+        systems=[load_system("ublk-uring")],
+        devices=DEVICES,
+        campaign="c",
+        build="b",
+        model="cpu-1",
+        repetitions=1,
+    )
+    assert len(plan.entries) == 4
+    assert all(each == 15 * 8 + profile.overhead_s + profile.bring_up_s for each in estimate(plan).each)
+
+
 def test_files_have_times_of_their_own_in_virtual_time() -> None:
     """Workloads that write have longer ones on the slow disk, and one server; userblk-flow has them, or --warm-up."""
     profile, suite = load_profile("quick", virtual=True), load_suite("bdus-fs")
