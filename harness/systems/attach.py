@@ -335,12 +335,6 @@ def clear(framework: Framework, number: int) -> None:
             server.wait()
 
 
-def end(number: int, frame: object) -> None:
-    """Once: a second signal must not end the removal of the disks."""
-    signal.signal(number, lambda *_: None)
-    sys.exit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="userblk.harness.systems.attach", description=(__doc__ or "").split("\n\n")[2]
@@ -351,18 +345,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1, help="of each measure, at least")
     parser.add_argument("--output", type=Path, required=True, help="JSON: seconds, by measure")
     args = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, end)
+    ended: list[int] = []
+    # Looked at between cycles: as an exception it might come while a thread starts, which nobody would then wait for.
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
     with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
         framework = FRAMEWORKS[args.kind](args.build, Path(directory))
         try:
-            while len(samples["gone"]) < args.samples:
+            while len(samples["gone"]) < args.samples and not ended:
                 cycle(framework, args.disks, samples)
         except (OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired) as error:
             print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
             return 1
         finally:
             framework.close()
+    if ended:
+        return 128 + ended[0]
     args.output.write_text(json.dumps(samples))
     return 0
 
