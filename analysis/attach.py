@@ -20,19 +20,26 @@ QUANTILES = {"p50": 0.5, "p99": 0.99}
 NOTES = (
     "Milliseconds. All disks are requested at the same moment, each from a server of its own with the null device"
     " (TCMU: one daemon for all, started then; loop: a file in memory), and taken away at the same moment.",
-    "In brackets: 95 % confidence interval of the quantile between order statistics; - where there are too few samples"
-    " for that end.",
+    "In brackets: 95 % confidence interval of the quantile, whose unit is the cycle: disks that come and go together"
+    " count as so many samples as their cycles are worth; - where there are too few for that end.",
 )
 
-Samples = dict[str, list[float]]  # ms, by measure
+Samples = dict[str, list[Sequence[float]]]  # ms, by measure, of each cycle
 
 
-def _samples(path: Path) -> Mapping[str, Sequence[float]]:
+def _samples(path: Path, disks: int) -> Samples:
+    """By cycle: so many samples that follow one another are of one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: [float(value) * 1e3 for value in found[name]] for name in MEASURES}
+        samples = {name: [float(value) * 1e3 for value in found[name]] for name in MEASURES}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SummaryError(f"{path}: cannot be read: {error}") from None
+    for values in samples.values():
+        if len(values) % disks:
+            raise SummaryError(f"{path}: {len(values)} samples are no whole number of cycles of {disks} disks")
+    return {
+        name: [values[at : at + disks] for at in range(0, len(values), disks)] for name, values in samples.items()
+    }
 
 
 def _text(interval: Interval) -> str:
@@ -48,9 +55,9 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     cells: dict[tuple[str, int], Samples] = defaultdict(lambda: {name: [] for name in MEASURES})
     for path, summary in found:
         if summary["valid"]:
-            cell = cells[summary["system"], int(summary["settings"][SUITE]["disks"])]
-            for name, values in _samples(path / "attach.json").items():
-                cell[name] += values
+            disks = int(summary["settings"][SUITE]["disks"])
+            for name, cycles in _samples(path / "attach.json", disks).items():
+                cells[summary["system"], disks][name] += cycles
     where, facts = place([summary for _, summary in found])
     systems = ordered({system for system, _ in cells}, SYSTEMS)
     rows, records = [], []
@@ -63,9 +70,10 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
                     interval = quantile_interval(cell[name], share)
                     texts.append(_text(interval))
                     ends = ("" if end is None else repr(end) for end in (interval.low, interval.high))
-                    fields = (system, str(disks), name, label, str(len(cell[name])), repr(interval.value), *ends)
-                    records.append(fields)
-            rows.append((SYSTEMS.get(system, system), str(disks), str(len(cell["gone"])), *texts))
+                    sizes = (str(len(cell[name]) * disks), str(len(cell[name])))
+                    records.append((system, str(disks), name, label, *sizes, repr(interval.value), *ends))
+            count = len(cell["gone"])
+            rows.append((SYSTEMS.get(system, system), str(disks), str(count), str(count * disks), *texts))
     return [
         Report(
             name=SUITE,
@@ -74,11 +82,12 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
             columns=(
                 "System",
                 "Disks",
+                "Cycles",
                 "Samples",
                 *(f"{title}, {q}" for title in MEASURES.values() for q in QUANTILES),
             ),
             rows=tuple(rows),
-            heads=("system", "disks", "measure", "quantile", "n", "ms", "ci_low", "ci_high"),
+            heads=("system", "disks", "measure", "quantile", "n", "cycles", "ms", "ci_low", "ci_high"),
             records=tuple(records),
             emulated=max(lab_words(summary) for _, summary in found),
             figures={SUITE: partial(_draw, where, dict(cells), systems)} if cells else {},
@@ -99,7 +108,7 @@ def _draw(where: str, cells: Mapping[tuple[str, int], Samples], systems: Sequenc
         for axis, disks in zip(axes[row], counts, strict=True):
             for number, system in enumerate(systems):
                 if (system, disks) in cells:
-                    values = sorted(cells[system, disks][name])
+                    values = sorted(value for cycle in cells[system, disks][name] for value in cycle)
                     shares = [rank / len(values) for rank in range(1, len(values) + 1)]
                     axis.step(values, shares, where="post", label=SYSTEMS.get(system, system), color=f"C{number}")
             axis.set_xscale("log")

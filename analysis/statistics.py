@@ -129,37 +129,56 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def clustered_share(clusters: Sequence[tuple[int, int]]) -> Interval:
-    """Share of hits over clusters of (trials, hits) whose trials resemble each other: Korn's and Graubard's interval.
+def _independent(clusters: Sequence[tuple[int, int]], factor: float = 1.0) -> float:
+    """How many independent trials would have a share that scatters as that of clusters of (trials, hits) does.
 
-    Clopper's and Pearson's, of as many independent trials as would scatter as much: never fewer than clusters, nor
-    more than trials. Without a hit, or with nothing else, as if each cluster were one trial.
+    Never fewer than clusters, nor more than trials. Without a hit, or with nothing else, as many as clusters. factor:
+    of what is found, for the error of the scatter itself.
     """
     count, trials, hits = len(clusters), sum(n for n, _ in clusters), sum(k for _, k in clusters)
     share = hits / trials
     scatter = sum((k - share * n) ** 2 for n, k in clusters)
-    effective = float(count)
-    if count > 1 and scatter:
-        error = scatter * count / (count - 1) / trials**2
-        effective = min(float(trials), max(float(count), share * (1 - share) / error))
+    if count < 2 or not 0 < hits < trials:
+        return float(count)
+    error = scatter * count / (count - 1) / trials**2
+    found = min(float(trials), share * (1 - share) / error) if error else float(trials)
+    return max(float(count), factor * found)
+
+
+def clustered_share(clusters: Sequence[tuple[int, int]]) -> Interval:
+    """Share of hits over clusters of (trials, hits) whose trials resemble each other: Korn's and Graubard's interval.
+
+    Clopper's and Pearson's, of as many independent trials as would scatter as much.
+    """
+    share = sum(k for _, k in clusters) / sum(n for n, _ in clusters)
+    effective = _independent(clusters)
     return share_interval(share * effective, effective)
 
 
-def quantile_interval(sample: Sequence[float], share: float) -> Interval:
-    """The sample's quantile, and order statistics between which the population's lies; no end where it has too few.
+def quantile_interval(clusters: Sequence[Sequence[float]], share: float) -> Interval:
+    """The quantile of all values, and values between which the population's lies; no end where there are too few.
 
-    sample is not empty. This holds for any distribution: the number of values below its quantile is binomial.
+    Values of one cluster resemble each other. No cluster is empty, and there is one at least. This holds for any
+    distribution, as the number of independent values below its quantile is binomial (order statistics); of clustered
+    ones there are as many as their share below the quantile scatters like (Woodruff; Korn, Graubard), whose shares of
+    all the values are the ends. With clusters of one value, these are the order statistics.
     """
-    ordered, n = sorted(sample), len(sample)
+    ordered = sorted(value for cluster in clusters for value in cluster)
+    size = len(ordered)
+    found = ordered[min(size - 1, math.ceil(share * size) - 1)]
+    below = [(len(cluster), sum(value <= found for value in cluster)) for cluster in clusters]
+    # The scatter of few clusters is known badly.
+    factor = (t_quantile(size - 1) / t_quantile(len(clusters) - 1)) ** 2 if len(clusters) > 1 else 1.0
+    n = int(_independent(below, factor))
     from scipy.special import bdtr  # which takes long to load
 
-    below = [float(bdtr(rank, n, share)) for rank in range(n)]  # that at most so many are
-    low = max((rank for rank in range(n) if below[rank] <= ALPHA / 2), default=None)
-    high = min((rank for rank in range(n) if below[rank] >= 1 - ALPHA / 2), default=None)
+    at_most = [float(value) for value in bdtr(range(n), n, share)]  # so many are below
+    low = max((rank for rank in range(n) if at_most[rank] <= ALPHA / 2), default=None)
+    high = min((rank for rank in range(n) if at_most[rank] >= 1 - ALPHA / 2), default=None)
     return Interval(
-        ordered[min(n - 1, math.ceil(share * n) - 1)],
-        None if low is None else ordered[low],
-        None if high is None else ordered[high],
+        found,
+        None if low is None else ordered[low * size // n],
+        None if high is None else ordered[-(-(high + 1) * size // n) - 1],
     )
 
 

@@ -51,8 +51,9 @@ def parse(directory: Path, workload: Workload) -> Result:
     few = [name for name, found in values.items() if len(found) < workload.depth]
     if few:
         raise WorkloadError(f"{SAMPLES}: fewer than {workload.depth} samples of {', '.join(few)}")
-    disks = len(values["gone"])
-    busy = sum(fmean(values[name]) for name in ("read", "gone")) * disks / workload.threads
+    disks, together = len(values["gone"]), workload.threads
+    # A cycle lasts until the last of its disks has been read from, and until the last is gone.
+    busy = sum(max(values[name][at : at + together]) for name in ("read", "gone") for at in range(0, disks, together))
     return Result(
         throughput_kops=disks / busy / 1e3,
         throughput_mbps=0.0,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from userblk.analysis import attach as analysis
-from userblk.analysis.statistics import quantile_interval
+from userblk.analysis.statistics import Interval, quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
 from userblk.harness.model.config import load_suite, load_system
@@ -34,13 +34,20 @@ def test_loop_devices_go_with_their_disks(tmp_path: Path) -> None:
 
 
 def test_quantiles_between_order_statistics() -> None:
-    sample = [float(value) for value in range(100, 0, -1)]
+    sample = [[float(value)] for value in range(100, 0, -1)]
     median = quantile_interval(sample, 0.5)
     assert (median.value, median.low, median.high) == (50.0, 40.0, 61.0)  # as tables of the binomial have it
     rare = quantile_interval(sample, 0.99)
     assert (rare.value, rare.low, rare.high) == (99.0, 97.0, None)
-    one = quantile_interval([3.0], 0.5)
+    one = quantile_interval([[3.0]], 0.5)
     assert (one.value, one.low, one.high) == (3.0, None, None)
+    alike = quantile_interval([[float(value)] * 64 for value in range(10, 0, -1)], 0.5)
+    assert alike == quantile_interval([[float(value)] for value in range(10, 0, -1)], 0.5)
+    (cycle,) = cycles = [[float(value) for value in range(64)]]
+    assert quantile_interval(cycles, 0.5) == Interval(31.0)
+    # As many of each cycle are below: three are worth more than three values, yet not as much as 192.
+    even = quantile_interval([cycle] * 3, 0.5)
+    assert (even.low, even.high) == (20.0, 43.0)
 
 
 def test_each_system_has_each_number_of_disks() -> None:
@@ -64,6 +71,12 @@ def test_what_the_program_leaves_is_read(tmp_path: Path) -> None:
     (tmp_path / attach.SAMPLES).write_text(json.dumps({name: values * 16 for name, values in few.items()}))
     result = attach.parse(tmp_path, workload)
     assert (result.latency_us, result.operations, result.duration_s) == (5e5, 16.0, 16.0)
+    # Two cycles of 8 disks: each lasts as long as its slowest disk.
+    two = {"there": [0.1] * 16, "read": [0.1] * 7 + [0.5] + [0.2] * 8, "gone": [0.1] * 15 + [0.3]}
+    (tmp_path / attach.SAMPLES).write_text(json.dumps(two))
+    result = attach.parse(tmp_path, load_suite("attach").workloads[1])
+    assert result.duration_s == pytest.approx(0.5 + 0.2 + 0.1 + 0.3)
+    assert result.throughput_kops == pytest.approx(16 / 1.1 / 1e3)
 
 
 def write_run(campaign: Path, system: str, disks: int, valid: bool = True) -> Path:
@@ -76,23 +89,32 @@ def write_run(campaign: Path, system: str, disks: int, valid: bool = True) -> Pa
         "settings": {"attach": {"disks": disks}},
     }  # fmt: skip
     (directory / "summary.json").write_text(json.dumps(summary))
-    samples = {name: [number * 0.001 * disks for number in range(1, 101)] for name in attach.MEASURES}
+    count = -(-100 // disks) * disks  # whole cycles
+    samples = {name: [number * 0.001 * disks for number in range(1, count + 1)] for name in attach.MEASURES}
     (directory / attach.SAMPLES).write_text(json.dumps(samples))
     (directory / "DONE").touch()
     return directory
 
 
 def test_the_table_and_the_figure(tmp_path: Path) -> None:
-    for system, disks in (("ublk-null", 8), ("ublk-null", 1), ("loop", 1)):
-        write_run(tmp_path, system, disks)
+    directory = write_run(tmp_path, "ublk-null", 8)
+    for system in ("ublk-null", "loop"):
+        write_run(tmp_path, system, 1)
     broken = write_run(tmp_path, "nbdkit-null", 1, valid=False)
     (one,) = analysis.reports(tmp_path)
-    assert [row[:3] for row in one.rows] == [("loop", "1", "100"), ("ublk null", "1", "100"), ("ublk null", "8", "100")]
-    assert one.rows[0][3:5] == ("50.0 [40.0, 61.0]", "99.0 [97.0, -]")
+    assert [row[:4] for row in one.rows] == [
+        ("loop", "1", "100", "100"), ("ublk null", "1", "100", "100"), ("ublk null", "8", "13", "104"),
+    ]  # fmt: skip
+    assert one.rows[0][4:6] == ("50.0 [40.0, 61.0]", "99.0 [97.0, -]")
+    # Each cycle was slower than the one before: it counts as a single sample.
+    assert one.rows[2][4] == "416.0 [136.0, 704.0]"
     assert len(one.records) == 18 and {len(record) for record in one.records} == {len(one.heads)}
     paths = [tmp_path / "attach.png", tmp_path / "attach.svg"]
     one.figures["attach"](paths)
     assert paths[0].read_bytes()[1:4] == b"PNG" and "<svg" in paths[1].read_text()
+    (directory / attach.SAMPLES).write_text(json.dumps({name: [0.1] * 15 for name in attach.MEASURES}))
+    with pytest.raises(SummaryError, match="15 samples are no whole number of cycles of 8 disks"):
+        analysis.reports(tmp_path)
     (broken / "summary.json").write_text("{}")
     with pytest.raises(SummaryError):
         analysis.reports(tmp_path)
