@@ -58,7 +58,8 @@ class Device:
 
     confirm is the serial (or size in bytes, where there is none) that the user repeated.
     A store counts as one: path is the file that describes it, "" for one that is started here.
-    latency_ms: added to it. identity: what identified it when it was confirmed, "" if it was not here.
+    latency_ms: added to it. identity: what identified it when it was confirmed, "" if it was not here; of a store: what
+    the campaign's keys begin with, the same when it is resumed.
     """
 
     id: str

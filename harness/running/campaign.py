@@ -30,7 +30,7 @@ from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
 from ..model.tables import ConfigError, NeedsCheckout
 from ..observing import environment
-from ..stores.servers import read_access
+from ..stores.servers import new_prefix, read_access
 from ..systems import modules
 from ..systems.base import kind_of, module_there
 from .hand_over import PORT
@@ -116,7 +116,7 @@ def store_devices(latencies_ms: Sequence[int], given: Path | None) -> list[Devic
     """A store that is started for the campaign, once for each latency; or the user's own. Raises ConfigError."""
     if given:
         read_access(given)
-        return [Device("store", str(given.absolute()), "")]
+        return [Device("store", str(given.absolute()), "", identity=new_prefix())]
     return [Device(f"store-{ms}ms", "", "", ms) for ms in latencies_ms]
 
 

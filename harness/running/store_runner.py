@@ -39,7 +39,7 @@ from ..model.plan import Entry
 from ..model.tables import ConfigError
 from ..observing.host_load import OtherPrograms
 from ..observing.samplers import Sampler
-from ..stores.servers import Access, GivenStore, LocalStore, Store
+from ..stores.servers import Access, GivenStore, LocalStore, Store, new_prefix
 from ..stores.serving import Served, serve
 from ..systems import BringUpError, Running
 from ..systems.base import built
@@ -120,8 +120,6 @@ class StoreRunner(Runner):
                 self.failed(entry, f"{system.name} over {entry.device}: {error}")
         finally:
             self.teardown.unwind(mark)
-            if isinstance(store, GivenStore):
-                self.clean(store)
             recorder.save()
             self.keep_counters(directory)
 
@@ -131,17 +129,8 @@ class StoreRunner(Runner):
             return None
         device = self.plan.devices[first.device]
         if device.path:
-            given = GivenStore(Path(device.path))
-            given.reset()
-            return given
+            return GivenStore(Path(device.path), device.identity or new_prefix(), self.teardown)
         return LocalStore(self.size_of(self.plan.workload(first)), device.latency_ms, recorder, self.teardown)
-
-    def clean(self, store: GivenStore) -> None:
-        """Nothing of ours stays in a store of the user's."""
-        try:
-            store.reset()
-        except BringUpError as error:
-            self.emit("note", text=f"objects below {store.access.prefix} may be left: {error}")
 
     def start(self, system: SystemConfig, store: Store | None, size: int, create: bool, recorder: Recorder) -> Served:
         access = store.access if store else NO_STORE

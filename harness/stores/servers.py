@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..machine.paths import CHECKOUT, PYTHON_PATH
 from ..machine.subprocesses import Recorder
-from ..machine.teardown import Teardown
+from ..machine.teardown import Teardown, undo
 from ..model import source
 from ..model.tables import ConfigError
 from ..systems.base import BringUpError, await_up
@@ -31,7 +31,7 @@ ROOM = 4  # times a volume's bytes that a store in memory must have room for: th
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a bucket. credentials: a file as the device takes it. prefix: of the keys of this campaign."""
+    """How to reach a bucket. credentials: a file as the device takes it. prefix: of a campaign's keys."""
 
     endpoint: str
     region: str
@@ -48,6 +48,11 @@ class Access:
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             "AWS_DEFAULT_REGION": self.region,
         }
+
+
+def new_prefix() -> str:
+    """Of the keys of a campaign; as long as all others, so that none begins with another."""
+    return f"{PREFIX}-{secrets.token_hex(4)}"
 
 
 def _pairs(path: Path) -> dict[str, str]:
@@ -77,10 +82,7 @@ def read_access(path: Path) -> Access:
         access, secret = keys["access-key-id"], keys["secret-access-key"]
     except KeyError as error:
         raise ConfigError(f"store={path}: credentials={credentials}: has no line {error.args[0]}=VALUE") from None
-    return Access(
-        values["endpoint"], values.get("region", REGION), values["bucket"], access, secret, credentials,
-        f"{PREFIX}-{secrets.token_hex(4)}",
-    )  # fmt: skip
+    return Access(values["endpoint"], values.get("region", REGION), values["bucket"], access, secret, credentials)
 
 
 def server_program() -> str:
@@ -152,42 +154,59 @@ class LocalStore:
             raise BringUpError(f"objects cannot be copied: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
 
 
-class GivenStore:
-    """The user's own. Everything below the campaign's prefix is deleted before a volume is made, and at the end."""
+def remove_all(access: Access) -> None:
+    """Everything below the prefix. Raises BringUpError."""
+    try:
+        import boto3  # only here, since the runner needs nothing but Python's standard library
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise BringUpError("a store of your own needs boto3; run: apt-get install python3-boto3") from None
+    left: list[dict[str, str]] = []
+    try:
+        client = boto3.client(
+            "s3",
+            endpoint_url=access.endpoint,
+            region_name=access.region,
+            aws_access_key_id=access.access_key,
+            aws_secret_access_key=access.secret_key,
+        )
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=access.bucket, Prefix=access.prefix):
+            if keys := [{"Key": one["Key"]} for one in page.get("Contents", [])]:
+                answer = client.delete_objects(Bucket=access.bucket, Delete={"Objects": keys, "Quiet": True})
+                left += answer.get("Errors", [])
+    except (BotoCoreError, ClientError) as error:
+        raise BringUpError(f"{access.endpoint}: {error}") from None
+    if left:
+        what = f"{left[0].get('Key')}: {left[0].get('Code')}"
+        raise BringUpError(f"{access.endpoint}: {len(left)} objects cannot be deleted, such as {what}")
 
-    def __init__(self, path: Path) -> None:
-        self.access = read_access(path)
+
+@undo
+def remove_objects(store: str, prefix: str) -> None:
+    """From a store of the user's. What stays there is told, and holds up no other campaign."""
+    try:
+        remove_all(replace(read_access(Path(store)), prefix=prefix))
+    except (BringUpError, ConfigError) as error:
+        print(f"userblk: objects below {prefix} may be left in the store of {store}: {error}", file=sys.stderr)
+
+
+class GivenStore:
+    """The user's own. Everything below the campaign's prefix is deleted before a volume is made, and at the end: by the
+    teardown, so that the next campaign does it after one that was killed.
+    """
+
+    def __init__(self, path: Path, prefix: str, teardown: Teardown) -> None:
+        self.access = replace(read_access(path), prefix=prefix)
         self.settings: dict[str, object] = {"store": self.access.endpoint, "latency_ms": 0}
+        self.reset()
+        teardown.push("remove_objects", store=str(path), prefix=prefix)
 
     def keep(self) -> None:
         pass
 
     def reset(self) -> bool:
         """Delete all. False: the volume has to be filled again. Raises BringUpError."""
-        try:
-            import boto3  # only here, since the runner needs nothing but Python's standard library
-            from botocore.exceptions import BotoCoreError, ClientError
-        except ImportError:
-            raise BringUpError("a store of your own needs boto3; run: apt-get install python3-boto3") from None
-        a = self.access
-        left: list[dict[str, str]] = []
-        try:
-            client = boto3.client(
-                "s3",
-                endpoint_url=a.endpoint,
-                region_name=a.region,
-                aws_access_key_id=a.access_key,
-                aws_secret_access_key=a.secret_key,
-            )
-            for page in client.get_paginator("list_objects_v2").paginate(Bucket=a.bucket, Prefix=a.prefix):
-                if keys := [{"Key": one["Key"]} for one in page.get("Contents", [])]:
-                    answer = client.delete_objects(Bucket=a.bucket, Delete={"Objects": keys, "Quiet": True})
-                    left += answer.get("Errors", [])
-        except (BotoCoreError, ClientError) as error:
-            raise BringUpError(f"{a.endpoint}: {error}") from None
-        if left:
-            what = f"{left[0].get('Key')}: {left[0].get('Code')}"
-            raise BringUpError(f"{a.endpoint}: {len(left)} objects cannot be deleted, such as {what}")
+        remove_all(self.access)
         return False
 
 

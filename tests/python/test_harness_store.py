@@ -163,8 +163,8 @@ def test_a_given_store_is_one_device(tmp_path: Path) -> None:
     access = read_access(path)
     assert (access.endpoint, access.region, access.bucket) == ("https://s3.example", "us-east-1", "b")
     assert (access.access_key, access.secret_key) == ("A", "B")
-    assert access.prefix != read_access(path).prefix
-    assert [device.id for device in store_devices([0, 20], path)] == ["store"]
+    (one,), (other,) = (store_devices([0, 20], path) for _ in range(2))
+    assert one.id == "store" and one.identity.startswith("userblk-bench-") and one.identity != other.identity
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ class Refusing(BaseHTTPRequestHandler):
         pass
 
 
-def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path) -> None:
+def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("boto3")
     (tmp_path / "keys").write_text("access-key-id=a\nsecret-access-key=b\n")
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
@@ -441,5 +441,9 @@ def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path) -> None:
         endpoint = f"http://127.0.0.1:{server.server_port}"
         (tmp_path / "store").write_text(f"endpoint={endpoint}\nbucket=b\ncredentials=keys\n")
         with pytest.raises(BringUpError, match="1 objects cannot be deleted, such as k: AccessDenied"):
-            servers.GivenStore(tmp_path / "store").reset()
+            servers.remove_all(read_access(tmp_path / "store"))
+        servers.remove_objects(str(tmp_path / "store"), "p-1")  # which holds up nobody else
         server.shutdown()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"userblk: objects below p-1 may be left in the store of {tmp_path}/store: ")
+    assert line.endswith("1 objects cannot be deleted, such as k: AccessDenied")

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from loops import LIMIT
 from servers import BUCKET, ROOT, Store
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import make_plan
+from userblk.harness.running.campaign import create, store_devices
+from waiting import wait_until
 
 WORKLOADS = "rand-read-1th-4k-d1,rand-write-4th-64k-d32"
 
@@ -65,6 +71,46 @@ def test_campaign_on_a_given_store(store: Store, tmp_path: Path) -> None:
     assert list(summaries(tmp_path / "results")) == [("store", "s3", "rand-write-4th-64k-d32")]
     keys = [o["Key"] for o in store.client().list_objects_v2(Bucket=BUCKET, Prefix="userblk-bench").get("Contents", [])]
     assert keys == []
+
+
+def keys_below(store: Store, prefix: str) -> list[str]:
+    found = store.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix)
+    return [one["Key"] for one in found.get("Contents", [])]
+
+
+def test_what_a_killed_campaign_left_is_removed(store: Store, tmp_path: Path) -> None:
+    """By the next campaign, from below its own prefix; and when it is resumed, after the machine has started again."""
+    file = tmp_path / "store"
+    file.write_text(f"endpoint={store.url}\nbucket={BUCKET}\ncredentials={store.credentials}\n")
+    suite = load_suite("s3")
+    plan = make_plan(
+        suite=suite,
+        profile=load_profile("quick"),
+        systems=[load_system("nbdkit-s3")],
+        devices=store_devices(suite.latencies_ms, file),
+        campaign="c",
+        build="build/host",
+        workloads=["rand-write-1th-4k-d1"],
+        repetitions=1,
+    )
+    directory = create(plan, tmp_path / "results", ["by hand"])
+    prefix = plan.devices["store"].identity
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+    argv = [sys.executable, "-m", "userblk.harness.running.store_runner", str(directory / "plan.json")]
+    other = "userblk-bench-0/other"
+    store.client().put_object(Bucket=BUCKET, Key=other, Body=b"")
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL) as killed:
+        wait_until("it fills its volume", lambda: keys_below(store, prefix), LIMIT, process=killed)
+        killed.kill()
+    next_one = "from userblk.harness.systems import recover; print(*recover())"
+    done = subprocess.run([sys.executable, "-c", next_one], env=env, capture_output=True, text=True, check=True)
+    assert f"runner {killed.pid} had left" in done.stdout and done.stderr == ""
+    assert keys_below(store, prefix) == [] and keys_below(store, "userblk-bench-0") == [other]
+    store.client().put_object(Bucket=BUCKET, Key=f"{prefix}/old", Body=b"")
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL) as resumed:
+        wait_until("that is gone", lambda: f"{prefix}/old" not in keys_below(store, prefix), LIMIT, process=resumed)
+        resumed.send_signal(signal.SIGINT)
+    assert keys_below(store, prefix) == []
 
 
 def test_plugin_of_large_objects_takes_small_requests(store: Store, tmp_path: Path) -> None:
