@@ -21,7 +21,16 @@ from ..model.plan import Plan, estimate, read_plan
 from ..model.tables import ConfigError
 from ..observing import host_load
 from ..running import hosts
-from ..running.campaign import Event, RunnerProcess, create, prepare_lab, runner_argv
+from ..running.campaign import (
+    EXTRA_DIRECTORY,
+    Event,
+    RunnerProcess,
+    create,
+    named_extra,
+    prepare_lab,
+    runner_argv,
+    take_extra,
+)
 from ..running.guests import Guests
 from . import progress
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, lab_errors, say, write_file
@@ -64,9 +73,11 @@ def detached(directory: Path) -> int:
     """Let another process carry the campaign out, which a logout does not end."""
     log = directory / LOG
     argv = [sys.executable, os.path.abspath(sys.argv[0]), "resume", str(directory)]
+    env = dict(os.environ)
+    env.pop(EXTRA_DIRECTORY, None)  # a path from here; the campaign has kept it
     with log.open("wb") as stream:
         child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
+            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/", env=env
         )
     say(f"Process {child.pid} runs it, also after a logout, and writes {log}; kill -INT {child.pid} ends it cleanly.")
     say(f"Show its progress with: userblk status {directory}")
@@ -80,6 +91,8 @@ def resume_command(args: argparse.Namespace) -> int:
     if hosts.is_one(directory):
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
+    if line := take_extra(plan, directory):
+        say(line)
     prepare(plan)
     return carry_out(plan, directory, args.json)
 
@@ -101,7 +114,7 @@ def guest_of(plan: Plan) -> dict[str, str]:
 
     with lab_errors():
         tree = ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0]))
-        return guest_identity(tree, os.environ.get("LAB_EXTRA"))
+        return guest_identity(tree, named_extra() or None)
 
 
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:

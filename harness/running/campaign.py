@@ -39,6 +39,7 @@ CLOCKS = (VIRTUAL, "real")  # of the lab's guest
 LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
 SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
 LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
+EXTRA_DIRECTORY = "LAB_EXTRA"  # of the environment
 PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
@@ -191,9 +192,45 @@ def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str
     if plan.emulated:  # what the guest cannot see
         asked["machine"] = environment.snapshot()
         asked["guest"] = guest
+        asked["extra"] = named_extra()
     write_json(directory / CAMPAIGN, asked)
     write_plan(plan, directory)
     return directory
+
+
+def named_extra() -> str:
+    """The directory of the user's own that guests show, "" for none."""
+    found = os.environ.get(EXTRA_DIRECTORY, "")
+    return os.path.abspath(found) if found else ""
+
+
+def take_extra(plan: Plan, directory: Path) -> str:
+    """
+    The campaign goes on with the directory that it began with: a line that says so where this was not asked for, else
+    "". Raises ConfigError.
+    """
+    file = directory / CAMPAIGN
+    if not plan.emulated or not file.exists():
+        return ""
+    try:
+        asked = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    began, now = asked.get("extra"), named_extra()
+    if began is None:  # by a version that kept no more than that there was one
+        if "extra_image" in (asked.get("guest") or {}) and not now:
+            raise ConfigError(f"{EXTRA_DIRECTORY} is not set, but the campaign began with it; set it as it was then")
+        return ""
+    if now and not began:
+        raise ConfigError(f"{EXTRA_DIRECTORY}={now}: the campaign began without it; leave it out")
+    if now == began:
+        return ""
+    if now:
+        return f"{EXTRA_DIRECTORY} is {now}; the campaign began with {began}."
+    if not Path(began).is_dir():
+        raise ConfigError(f"{EXTRA_DIRECTORY} is not set, and {began} of the campaign is gone; set it to where that is")
+    os.environ[EXTRA_DIRECTORY] = began
+    return f"{EXTRA_DIRECTORY} is {began}, as when the campaign began."
 
 
 def choices(plan: Plan) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command_line import USERBLK, userblk
 from loops import LIMIT, MIB, loop
-from made_up import small_campaign
+from made_up import small_campaign, small_plan
 from runner_process import SIZE, plan_for
 from userblk.harness.cli import completion, doctor, make_parser
 from userblk.harness.cli.common import write_file
@@ -26,6 +26,7 @@ from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import archive
+from userblk.harness.running.campaign import create, take_extra
 from waiting import wait_until
 
 
@@ -256,6 +257,40 @@ def test_a_detached_campaign_is_carried_out_by_the_same_program(
     assert detached(directory) == 0
     wait_until("it has ended", lambda: (directory / "userblk.log").read_text().endswith("\n"))
     assert "not a plan" in (directory / "userblk.log").read_text()
+
+
+def test_a_campaign_goes_on_with_the_directory_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LAB_EXTRA of the shell that began it: guests without it would have other programs, or none to measure."""
+    mine, other, plan = tmp_path / "mine", tmp_path / "other", small_plan()
+    mine.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAB_EXTRA", "mine")
+    directory = create(plan, tmp_path / "results", ["userblk", "run"])
+    assert take_extra(plan, directory) == ""
+    monkeypatch.setenv("LAB_EXTRA", str(other))
+    assert take_extra(plan, directory) == f"LAB_EXTRA is {other}; the campaign began with {mine}."
+    monkeypatch.delenv("LAB_EXTRA")
+    monkeypatch.chdir("/")
+    assert take_extra(plan, directory) == f"LAB_EXTRA is {mine}, as when the campaign began."
+    assert os.environ["LAB_EXTRA"] == str(mine)
+    monkeypatch.delenv("LAB_EXTRA")
+    mine.rmdir()
+    gone = userblk("resume", str(directory))
+    line = f"userblk: LAB_EXTRA is not set, and {mine} of the campaign is gone; set it to where that is\n"
+    assert (gone.returncode, gone.stderr) == (2, line)
+    file = directory / "campaign.json"
+    asked = json.loads(file.read_text())
+    file.write_text(json.dumps(asked | {"extra": ""}))
+    refused = userblk("resume", str(directory), LAB_EXTRA="/mine")
+    line = "userblk: LAB_EXTRA=/mine: the campaign began without it; leave it out\n"
+    assert (refused.returncode, refused.stderr) == (2, line)
+    del asked["extra"]  # as by an older version
+    file.write_text(json.dumps(asked | {"guest": {"extra_image": "x"}}))
+    older = userblk("resume", str(directory))
+    line = "userblk: LAB_EXTRA is not set, but the campaign began with it; set it as it was then\n"
+    assert (older.returncode, older.stderr) == (2, line)
 
 
 def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_path: Path) -> None:
