@@ -37,9 +37,7 @@ def _samples(path: Path, disks: int) -> Samples:
     for values in samples.values():
         if len(values) % disks:
             raise SummaryError(f"{path}: {len(values)} samples are no whole number of cycles of {disks} disks")
-    return {
-        name: [values[at : at + disks] for at in range(0, len(values), disks)] for name, values in samples.items()
-    }
+    return {name: [values[at : at + disks] for at in range(0, len(values), disks)] for name, values in samples.items()}
 
 
 def _text(interval: Interval) -> str:

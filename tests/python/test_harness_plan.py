@@ -232,7 +232,7 @@ def test_idle_virtual_time_costs_little() -> None:
 
 
 def test_a_load_without_a_pause_costs_what_a_busy_cpu_does() -> None:
-    """With either disk: two runs of failover on the slow one took about 12 minutes of a machine that others kept busy."""
+    """With either disk: two of failover on the slow one took about 12 minutes of a machine that others kept busy."""
     profile = load_profile("quick", virtual=True)
     plan = make_plan(
         suite=load_suite("failover"),
