@@ -95,6 +95,16 @@ class Teardown:
             self.steps.append((step, arguments))
             self._save()
 
+    def push_below(self, device: str, step: str, /, **arguments: str | int) -> None:
+        """The same, to be undone once the device is gone, whose removal is noted already; nothing if that is not."""
+        assert step in UNDO
+        with held():
+            for at, (_, noted) in enumerate(self.steps):
+                if noted.get("device") == device:
+                    self.steps.insert(at, (step, arguments))
+                    self._save()
+                    return
+
     def mark(self) -> int:
         return len(self.steps)
 

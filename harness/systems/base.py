@@ -8,6 +8,7 @@ import shutil
 import signal
 import string
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,9 @@ from ..machine.teardown import (
     holds_within,
     module_loaded,
     read_setting,
+    restore_setting,
     start_time,
+    undo,
     write_setting,
 )
 from ..model.config import Requires, SystemConfig, parameters_of, queue_of
@@ -341,9 +344,25 @@ def expect_size(used: BlockDevice, size: int, device: BlockDevice) -> None:
         )
 
 
+@undo
+def restore_queue(path: str, value: str) -> None:
+    """Where the kernel refuses that of a disk that nothing is attached to, a line says so."""
+    try:
+        restore_setting(path, value)
+    except OSError as error:
+        print(f"userblk: {path} cannot be put back to {value}: {error}", file=sys.stderr)
+
+
 def set_queue(context: Context, used: BlockDevice) -> None:
-    """Set the queue of a device of ours as configured; "native": as the device below has it. Raises BringUpError."""
+    """Set the queue of a device of ours as configured; "native": as the device below has it. Raises BringUpError.
+
+    The kernel's loop and nbd disks keep it when they are detached. It is put back then, since a disk whose server is
+    dead would wait for ever.
+    """
     values = {}
+    for name in context.config.queue:
+        path = used.queue / name
+        context.teardown.push_below(used.path, restore_queue.__name__, path=str(path), value=read_setting(path))
     for name, wanted in context.config.queue.items():
         value = read_setting(context.device.queue / name) if wanted == "native" else wanted
         if name == "max_sectors_kb":

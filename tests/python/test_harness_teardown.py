@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,16 +11,22 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from loops import loop
 from userblk.harness.machine import interrupt, teardown
+from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.durable import write_json
 from userblk.harness.machine.interrupt import Interrupted, held
 from userblk.harness.machine.prepare import VM, dirty_limits, limit_dirty
 from userblk.harness.machine.subprocesses import CommandError, Recorder
 from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
+from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
+from userblk.harness.systems import loop as loop_system
+from userblk.harness.systems.base import Context
 from waiting import wait_until
 
 
@@ -122,6 +129,34 @@ def test_dirty_limits_that_were_no_default_are_put_back(name: str) -> None:
             if value:  # of two that are one limit the other is 0
                 (VM / other).write_text(str(value))
     assert dirty_limits() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root and loop devices")
+@pytest.mark.parametrize("by_the_next", [False, True])
+def test_the_queue_of_a_disk_that_stays_is_put_back(tmp_path: Path, by_the_next: bool) -> None:
+    """The kernel keeps what a loop device had for the next one that gets its number."""
+    wanted = {"nomerges": "2", "max_sectors_kb": "64", "read_ahead_kb": "512"}
+
+    def queue(disk: str) -> dict[str, str]:
+        return {name: Path("/sys/block", disk, "queue", name).read_text().strip() for name in wanted}
+
+    (tmp_path / "images").mkdir()
+    with loop(tmp_path / "images", 16 << 20) as below:
+        with loop(tmp_path / "images", 16 << 20):  # so that the kernel has one
+            pass
+        before = {path.name: queue(path.name) for path in Path("/sys/block").glob("loop*")}
+        stack, config = Teardown(), dataclasses.replace(load_system("loop"), queue=wanted)
+        context = Context(config, identify(below), 16 << 20, "b", Recorder(tmp_path / "r"), stack, ExitStack())
+        try:
+            disk = loop_system.up(context).used.disk
+            assert queue(disk) == wanted != before[disk]
+            if by_the_next:
+                stack.journal = stack.journal.rename(stack.journal.with_name("journal-1-0.json"))
+                assert recover() == ["tore down 4 things that runner 1 had left"]
+                stack.steps = []
+        finally:
+            stack.unwind()
+        assert queue(disk) == before[disk]
 
 
 def test_who_cannot_keep_a_journal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
