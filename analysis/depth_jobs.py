@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
 from .summaries import lab_words, read_json
 from .sweep import POINT, block_bytes
 from .table import DEVICES, SYSTEMS, ordered
@@ -23,7 +23,7 @@ MEASURES = {
 NOTES = (
     "fio, io_uring, direct. CPU per request: busy time of all of the machine's CPUs, that of fio included, divided by"
     " requests.",
-    "p99: the mean over runs of each run's; - where fewer than ten of a run's requests lie beyond.",
+    "p99: the mean over runs of each run's; none (-, not in) where fewer than ten of its requests lie beyond.",
     INTERVALS,
 )
 
@@ -64,7 +64,8 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
             str(depth),
             str(jobs),
             *(
-                interval_text(interval_of(cells[where_of, system, (depth, jobs)][name]), decimals)
+                some_text(cell[name], len(cell["throughput_kops"]), decimals)
+                for cell in (cells[where_of, system, (depth, jobs)],)
                 for name, (_, decimals, _) in MEASURES.items()
             ),
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
 from .summaries import SummaryError, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -100,10 +100,8 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
         texts = []
         for name, _, decimals in MEASURES:
             values = [run.measures[name] for run in cell if name in run.measures]
-            interval = interval_of(values)
-            missing = f" (not in {len(cell) - len(values)})" if len(values) < len(cell) else ""
-            texts.append(interval_text(interval, decimals) + missing)
-            fields = (device, event, system, name, str(len(values)), *interval_fields(interval))
+            texts.append(some_text(values, len(cell), decimals))
+            fields = (device, event, system, name, str(len(values)), *interval_fields(interval_of(values)))
             records.append(fields)
         head = (DEVICES.get(device, device), SYSTEMS.get(system, system), EVENTS.get(event, event), str(len(cell)))
         rows.append((*head, *texts))

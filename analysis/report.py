@@ -95,6 +95,12 @@ def interval_text(interval: Interval | None, decimals: int) -> str:
     return f"{interval.value:.{decimals}f}" + ("" if half is None else f" ±{half:.{decimals}f}")
 
 
+def some_text(values: Sequence[float], runs: int, decimals: int) -> str:
+    """The mean of the runs that have a value, and how many have none."""
+    missing = f" (not in {runs - len(values)})" if 0 < len(values) < runs else ""
+    return interval_text(interval_of(values), decimals) + missing
+
+
 def interval_fields(interval: Interval | None) -> tuple[str, str, str]:
     """Value and both ends for a CSV, empty where there is none."""
     if interval is None:

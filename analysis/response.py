@@ -19,6 +19,7 @@ from .report import (
     interval_of,
     interval_text,
     place,
+    some_text,
     summaries_of,
 )
 from .summaries import lab_words
@@ -29,7 +30,7 @@ PERCENTILES = (50.0, 99.0, 99.9)
 NOTES = (
     "Open loop: requests begin at the times of a Poisson process, and latencies are from these times, in microseconds."
     " Load: % of the system's own capacity, which fio found with a closed loop.",
-    "Percentiles: the mean over runs of each run's; - where fewer than ten of a run's requests lie beyond."
+    "Percentiles: the mean over runs of each run's; none (-, not in) where fewer than ten of its requests lie beyond."
     " *: not sustained, less than 95 % was done in the measured time, so that latencies grow with the time of the run.",
     INTERVALS,
 )
@@ -93,7 +94,7 @@ def _title(percent: float) -> str:
 
 def _row(key: Key, cell: Cell, broken: bool) -> tuple[str, ...]:
     device, mode, system, load = key
-    tails = [interval_text(interval_of(cell[tail_metric(percent)]), 1) for percent in PERCENTILES]
+    tails = [some_text(cell[tail_metric(percent)], len(cell["done"]), 1) for percent in PERCENTILES]
     return (
         DEVICES.get(device, device),
         mode,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from .report import (
     summaries_of,
 )
 from .summaries import lab_words
-from .table import SYSTEMS, ordered
+from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "buse-null"
 POINT = re.compile(r"([a-z-]+)-(\d+)j-(\d+)d-(\d+[km]?)")
@@ -59,10 +60,24 @@ def published() -> dict[tuple[str, int], dict[str, str]]:
 
 
 def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
-    """The reports on a campaign; none without a finished run. Raises SummaryError."""
+    """The reports on a campaign, of each of its devices; none without a finished run. Raises SummaryError."""
     found = [summary for _, summary in summaries_of(directory, SUITE, host)]
-    if not found:
-        return []
+    devices = ordered({summary["device"] for summary in found}, DEVICES)
+    if len(devices) < 2:  # as with null devices, which have none below them
+        return _reports(found, "") if found else []
+    return [
+        replace(
+            one,
+            name=f"{one.name}-{device}",
+            figures={f"{name}-{device}": draw for name, draw in one.figures.items()},
+        )
+        for device in devices
+        for one in _reports([summary for summary in found if summary["device"] == device], device)
+    ]
+
+
+def _reports(found: Sequence[Mapping[str, Any]], device: str) -> list[Report]:
+    """The reports on some runs. device: where they were, if that is to be told."""
     points: dict[tuple[str, int, int, int], Samples] = defaultdict(lambda: defaultdict(list))
     scaling: dict[tuple[str, int], Samples] = defaultdict(lambda: defaultdict(list))
     texts = {}
@@ -79,6 +94,7 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
             scaling[match[1], int(match[2])][system].append(rate / 1e3)
     systems = ordered({system for samples in (*points.values(), *scaling.values()) for system in samples}, SYSTEMS)
     where, facts = place(found)
+    where = f"{DEVICES.get(device, device)}, {where}" if device else where
     emulated = max(lab_words(summary) for summary in found)
     titles = tuple(SYSTEMS.get(system, system) for system in systems)
     made = []

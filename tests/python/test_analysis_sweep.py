@@ -64,12 +64,13 @@ def test_a_profile_without_points_is_refused() -> None:
         load_suite("buse-null", "other")
 
 
-def write_run(campaign: Path, system: str, workload: str, number: int, mbps: float) -> None:
-    directory = campaign / "lab/nvme/buse-null" / system / workload / str(number)
+def write_run(campaign: Path, system: str, workload: str, number: int, mbps: float, device: str = "nvme") -> None:
+    directory = campaign / "lab" / device / "buse-null" / system / workload / str(number)
     directory.mkdir(parents=True)
     summary = {
         "schema": 1, "campaign": "c", "host": "lab", "system": system, "workload": workload, "profile": "quick",
         "emulated": False, "kernel": "6.12", "valid": True, "warnings": [], "metrics": {"throughput_mbps": mbps},
+        "device": device,
     }  # fmt: skip
     (directory / "summary.json").write_text(json.dumps(summary))
     (directory / "DONE").touch()
@@ -91,6 +92,16 @@ def test_tables_stand_beside_the_thesis(tmp_path: Path) -> None:
                                   "6.80 (-0.03, +0.03)")  # fmt: skip
     assert len(report.draw([points, scaling], tmp_path)) == 4
     assert (tmp_path / "buse-null-scaling.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_disks_of_two_devices_are_not_of_one_sample(tmp_path: Path) -> None:
+    """Where systems over them are measured beside null devices."""
+    for device, mbps in (("nvme", 4000.0), ("sata", 400.0)):
+        write_run(tmp_path, "native", "read-1j-4d-1m", 1, mbps, device)
+    sata, nvme = sweep.reports(tmp_path)
+    assert (sata.name, nvme.name) == ("buse-null-sata", "buse-null-nvme")
+    assert [one.rows[0][-1] for one in (sata, nvme)] == ["0.400", "4.000"]
+    assert "SATA, host lab" in sata.title and list(sata.figures) == ["buse-null-read-sata"]
 
 
 def test_the_thesis_has_its_44_numbers() -> None:

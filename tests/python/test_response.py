@@ -262,14 +262,21 @@ def test_what_it_wrote_is_judged(tmp_path: Path) -> None:
 # ---- as a table and curves -------------------------------------------------------------
 
 
-def write_run(campaign: Path, system: str, load: int, number: int, p99: float, warnings: list[str]) -> None:
+def test_a_percentile_that_some_runs_lack_says_so(tmp_path: Path) -> None:
+    for number, p99 in enumerate((100.0, 110.0, None), 1):
+        write_run(tmp_path, "native", 50, number, p99, [])
+    (one,) = response.reports(tmp_path)
+    assert one.rows[0][7] == "105.0 ±63.5 (not in 1)" and one.rows[0][8] == "-"
+
+
+def write_run(campaign: Path, system: str, load: int, number: int, p99: float | None, warnings: list[str]) -> None:
     directory = campaign / "here/nvme/response" / system / f"rand-read-{load}load" / str(number)
     directory.mkdir(parents=True)
     summary = {
         "schema": 1, "campaign": "c", "host": "here", "device": "nvme", "system": system, "profile": "quick",
         "suite": "response", "engine": "response", "repetition": number, "invalid": [],
         "workload": f"rand-read-{load}load", "emulated": False, "kernel": "6", "valid": True, "warnings": warnings,
-        "metrics": {"throughput_kops": load, "latency_p50_us": p99 / 4, "latency_p99_us": p99},
+        "metrics": {"throughput_kops": load, "latency_p50_us": (p99 or 0) / 4, "latency_p99_us": p99},
         "settings": {"response": {"offered_kops": float(load)}},
     }  # fmt: skip
     (directory / "summary.json").write_text(json.dumps(summary))
