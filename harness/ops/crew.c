@@ -365,6 +365,7 @@ static bool run_with(const struct work *work, struct start *starts, struct crew_
 	sem_init(&all->go, 1, 0);
 	for (unsigned i = 0; i < crew->workers * crew->kind_count; i++)
 		stats_live_init(&work->live[i]);
+	signal(SIGCHLD, SIG_DFL); /* ignored, children would leave no status */
 	/* Operations must not be interrupted. */
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGINT);
