@@ -77,7 +77,7 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
 
 
 def _reports(found: Sequence[Mapping[str, Any]], device: str) -> list[Report]:
-    """The reports on some runs. device: where they were, if that is to be told."""
+    """The reports on some runs. device: where they were, "" if all were on one."""
     points: dict[tuple[str, int, int, int], Samples] = defaultdict(lambda: defaultdict(list))
     scaling: dict[tuple[str, int], Samples] = defaultdict(lambda: defaultdict(list))
     texts = {}

@@ -51,7 +51,7 @@ class Access:
 
 
 def new_prefix() -> str:
-    """Of the keys of a campaign; as long as all others, so that none begins with another."""
+    """For the keys of a campaign; as long as all others, so that none begins with another."""
     return f"{PREFIX}-{secrets.token_hex(4)}"
 
 
@@ -183,7 +183,7 @@ def remove_all(access: Access) -> None:
 
 @undo
 def remove_objects(store: str, prefix: str) -> None:
-    """From a store of the user's. What stays there is told, and holds up no other campaign."""
+    """From a store of the user's. A line names what stays there, and no other campaign is held up."""
     try:
         remove_all(replace(read_access(Path(store)), prefix=prefix))
     except (BringUpError, ConfigError) as error:

@@ -357,7 +357,7 @@ def set_queue(context: Context, used: BlockDevice) -> None:
     """Set the queue of a device of ours as configured; "native": as the device below has it. Raises BringUpError.
 
     The kernel's loop and nbd disks keep it when they are detached. It is put back then, since a disk whose server is
-    dead would wait for ever.
+    dead would never take it.
     """
     values = {}
     for name in context.config.queue:
