@@ -148,7 +148,7 @@ def test_all_that_tables_are_made_of_is_packed(tmp_path: Path, monkeypatch: pyte
     """What that is an engine says, also one whose name nothing here knows; a suite may have any."""
     monkeypatch.setitem(ENGINES._all(), "strange", Strange())
     files = ("attach.json", "samples.csv", "strange.csv", "more.json")
-    wanted = {
+    wanted: dict[str, set[str]] = {
         "attach": {"attach.json"}, "failover": {"samples.csv"}, "fio": set(), "strange": {"strange.csv", "more.json"},
         "elsewhere": set(),
     }  # fmt: skip
