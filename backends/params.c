@@ -561,7 +561,7 @@ char *params_help(const struct backend_ops *ops)
 		free(pair);
 		free(syntax);
 	}
-	fprintf(stream, "    %-24s Read further key=value lines from FILE.\n",
+	fprintf(stream, "    %-24s read further key=value lines from FILE.\n",
 		CONFIG_KEY "=<FILE>");
 	if (fclose(stream))
 		abort();

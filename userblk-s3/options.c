@@ -18,31 +18,31 @@ static const struct {
 	const char *first, *second; /* words; second may be NULL */
 	enum command command;
 	int operands;
-	const char *usage;
+	const char *usage, *help;
 } commands[] = {
-	{"create", NULL, COMMAND_CREATE, 0, "create              create a volume of size= bytes"},
-	{"info", NULL, COMMAND_INFO, 0, "info                show its properties and contents"},
-	{"list", NULL, COMMAND_LIST, 0, "list                list the volumes below prefix="},
-	{"check", NULL, COMMAND_CHECK, 0,
-		"check               verify that all its data is in the store and undamaged"},
-	{"snapshot", "create", COMMAND_SNAPSHOT_CREATE, 1, "snapshot create SNAPSHOT"},
-	{"snapshot", "list", COMMAND_SNAPSHOT_LIST, 0, "snapshot list"},
-	{"snapshot", "delete", COMMAND_SNAPSHOT_DELETE, 1, "snapshot delete SNAPSHOT"},
-	{"snapshot", "rollback", COMMAND_SNAPSHOT_ROLLBACK, 1,
-		"snapshot rollback SNAPSHOT\n"
-		"                        restore the volume to its newest snapshot, SNAPSHOT"},
-	{"clone", NULL, COMMAND_CLONE, 2,
-		"clone SNAPSHOT NEW  create the volume NEW from the snapshot"},
-	{"resize", NULL, COMMAND_RESIZE, 0, "resize              change its size to size="},
-	{"rekey", NULL, COMMAND_REKEY, 0,
-		"rekey               change its encryption key; needs --new-encryption-key"},
-	{"gc", NULL, COMMAND_GC, 0, "gc                  collect all garbage now"},
-	{"delete", NULL, COMMAND_DELETE, 0,
-		"delete              delete it with all its data; needs --confirm"},
-	{"stats", NULL, COMMAND_STATS, 0, "stats               show the counters of its server"},
-	{"abort", NULL, COMMAND_ABORT, 0,
-		"abort               make its server stop without waiting for uploads; needs "
-		"--confirm"},
+	{"create", NULL, COMMAND_CREATE, 0, "create", "create a volume of size= bytes"},
+	{"info", NULL, COMMAND_INFO, 0, "info", "show its properties and contents"},
+	{"list", NULL, COMMAND_LIST, 0, "list", "list the volumes below prefix="},
+	{"check", NULL, COMMAND_CHECK, 0, "check",
+		"verify that all its data is in the store and undamaged"},
+	{"snapshot", "create", COMMAND_SNAPSHOT_CREATE, 1, "snapshot create SNAPSHOT",
+		"keep the present contents under the name SNAPSHOT"},
+	{"snapshot", "list", COMMAND_SNAPSHOT_LIST, 0, "snapshot list", "list the snapshots"},
+	{"snapshot", "delete", COMMAND_SNAPSHOT_DELETE, 1, "snapshot delete SNAPSHOT",
+		"delete the snapshot"},
+	{"snapshot", "rollback", COMMAND_SNAPSHOT_ROLLBACK, 1, "snapshot rollback SNAPSHOT",
+		"restore the volume to its newest snapshot, SNAPSHOT"},
+	{"clone", NULL, COMMAND_CLONE, 2, "clone SNAPSHOT NEW",
+		"create the volume NEW from the snapshot"},
+	{"resize", NULL, COMMAND_RESIZE, 0, "resize", "change its size to size="},
+	{"rekey", NULL, COMMAND_REKEY, 0, "rekey",
+		"change its encryption key; needs --new-encryption-key"},
+	{"gc", NULL, COMMAND_GC, 0, "gc", "collect all garbage now"},
+	{"delete", NULL, COMMAND_DELETE, 0, "delete",
+		"delete it with all its data; needs --confirm"},
+	{"stats", NULL, COMMAND_STATS, 0, "stats", "show the counters of its server"},
+	{"abort", NULL, COMMAND_ABORT, 0, "abort",
+		"make its server stop without waiting for uploads; needs --confirm"},
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
@@ -93,7 +93,9 @@ void options_help(void)
 	       "Manages volumes of userblk's S3 device: through control= if a server has the\n"
 	       "volume open, otherwise directly in the store.\n\nCommands:\n");
 	for (size_t i = 0; i < COMMANDS; i++)
-		printf("    %s\n", commands[i].usage);
+		printf("    %-20s%s%s\n", commands[i].usage,
+			strlen(commands[i].usage) < 20 ? "" : "\n                        ",
+			commands[i].help);
 	printf("\nOptions:\n");
 	for (size_t i = 0; i < OPTIONS; i++)
 		printf("    --%s%s%s\n        %s\n", rules[i].name, rules[i].metavar ? "=" : "",
@@ -122,7 +124,9 @@ static int parse_command(int argc, char **argv, struct options *o, struct params
 			continue;
 		o->command = commands[i].command;
 		for (int n = 0; n < commands[i].operands; n++, words++) {
-			if (words + 1 >= argc || argv[words + 1][0] == '-') {
+			/* A name has no '=': that is a parameter. */
+			if (words + 1 >= argc || argv[words + 1][0] == '-' ||
+				strchr(argv[words + 1], '=')) {
 				params_error_set(error, "%s: an operand is missing; write: %s",
 					first, commands[i].usage);
 				return 0;

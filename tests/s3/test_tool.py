@@ -95,8 +95,10 @@ def test_version() -> None:
         (["destroy", "v"], "destroy: no such command"),
         (["snapshot"], "snapshot: write create, list, delete or rollback after it"),
         (["snapshot", "make", "x"], "snapshot: write create, list, delete or rollback after it"),
-        (["snapshot", "create"], "snapshot: an operand is missing"),
-        (["clone", "monday"], "clone: an operand is missing"),
+        (["snapshot", "create"], "snapshot: an operand is missing; write: snapshot create SNAPSHOT"),
+        (["snapshot", "create", "config=f"], "snapshot: an operand is missing; write: snapshot create SNAPSHOT"),
+        (["snapshot", "rollback"], "snapshot: an operand is missing; write: snapshot rollback SNAPSHOT\n"),
+        (["clone", "monday"], "clone: an operand is missing; write: clone SNAPSHOT NEW\n"),
         (["info", "--force", "v"], "--force: no such option"),
         (["info", "--confirm=v", "v"], "--confirm: not an option of this command"),
         (["delete", "--confirm"], "--confirm: needs a value"),
@@ -116,7 +118,7 @@ def test_version() -> None:
     ],
 )
 def test_mistakes_get_one_line(words: list[str], line: str) -> None:
-    assert said(program(*words)).startswith(line)
+    assert f"{said(program(*words))}\n".startswith(line)
 
 
 def test_a_store_that_refuses_gets_one_line(tool: Tool, tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ static void test_help(void **state)
 		"    mode=<read|write>        (default write) what to do.\n"
 		"    label=<TEXT>             what it is called.\n"
 		"    file=<FILE>              where it is.\n"
-		"    config=<FILE>            Read further key=value lines from FILE.\n");
+		"    config=<FILE>            read further key=value lines from FILE.\n");
 	free(help);
 }
 
