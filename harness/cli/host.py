@@ -20,6 +20,14 @@ from .common import Add, add_json, print_json
 EXIT_MISSING = 3  # doctor: something is missing for what was asked about
 
 
+def _verdict(found: list[doctor.Finding]) -> str:
+    """Where campaigns can run, for those who do not want to count the lines."""
+    here, lab = (next(one.ready for one in found if one.kind == kind) for kind in ("base", "lab"))
+    systems = [one.ready for one in found if one.kind == "system"]
+    answer = f"yes, with {sum(systems)} of {len(systems)} systems" if here else "no"
+    return f"Can campaigns run on this machine? {answer}. In the lab? {'yes' if lab else 'no'}."
+
+
 def doctor_command(args: argparse.Namespace) -> int:
     """Returns EXIT_MISSING if neither this machine nor the lab can measure."""
     found = doctor.examine()
@@ -33,6 +41,7 @@ def doctor_command(args: argparse.Namespace) -> int:
             for need in one.needs if one.kind == "device" else ():
                 if need.met:
                     print(f"                    {need.what}")
+        print(_verdict(found))
     return 0 if any(one.ready for one in found if one.kind in ("base", "lab")) else EXIT_MISSING
 
 
@@ -144,7 +153,7 @@ def add_commands(add: Add) -> None:
     known = add("papers", "list the papers to compare campaigns with, and what of each can run here", papers_command)
     add_json(known)
     lab = add("lab", "build the lab, run a command in it, or get a shell in it", lab_command)
-    lab.add_argument("action", choices=("build", "shell", "run"))
+    lab.add_argument("action", choices=("build", "shell", "run"), help="what to do with the lab")
     lab.add_argument("arguments", nargs=argparse.REMAINDER, help="see lab/build --help, lab/run --help")
     shell = add("completion", "print the completion of userblk for a shell", completion_command)
-    shell.add_argument("shell", choices=("bash",))
+    shell.add_argument("shell", choices=("bash",), help='load it with: eval "$(userblk completion bash)"')

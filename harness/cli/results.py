@@ -358,7 +358,7 @@ def add_commands(add: Add) -> None:
         "--tables", action="store_true", help="pack only what tables and comparisons are made of, without raw files"
     )
     unpack = add("import", "unpack an exported campaign", import_command)
-    unpack.add_argument("file", type=Path, metavar="FILE")
+    unpack.add_argument("file", type=Path, metavar="FILE", help="file that userblk export wrote")
     for sub in (table, counted, about, pack, unpack):
         add_results(sub)
         add_json(sub)
