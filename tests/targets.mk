@@ -255,7 +255,7 @@ simulate-s3-mutants: ## does the simulation find the defects of tests/s3/mutants
 # ---- the S3 device's tests ------------------------------------------------------
 
 # With real S3 servers, of pinned versions, from their registries.
-s3-server:
+s3-server: ## build versitygw, an S3 server for the tutorial and the tests (Go and a network; once)
 	harness/get-s3-server versitygw
 test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the S3 device: data, faults, two writers, 200 crashes
 	$(PYTEST) tests/s3
