@@ -14,7 +14,7 @@ static const char usage[] =
 	"Usage: " NAME " [OPTION]... --op OPERATION DIRECTORY\n"
 	"Repeat an operation on files, in workers that begin together.\n"
 	"\n"
-	"      --op OPERATION    what to repeat: one of those below\n"
+	"      --op OPERATION    operation to repeat, from the list\n"
 	"      --workers N       N processes, each on a CPU of its own (default 1)\n"
 	"      --threads         workers are threads of one process instead\n"
 	"      --unpinned        workers run on any CPU\n"
