@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What README and docs point at is there: links, headings, make targets, commands of userblk."""
 
+import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -164,3 +165,15 @@ def test_stilted_phrases_stay_away(phrase: str) -> None:
 def test_code_in_tables_has_no_escaped_pipe(page: Path) -> None:
     """The site would show the backslash."""
     assert re.findall(r"`[^`\n]*\\\|[^`\n]*`", page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_lists_are_lists_on_the_site(page: Path) -> None:
+    """Its Markdown wants a blank line before a list and knows no list or table in an item that is indented by less."""
+    lines = page.read_text().splitlines()
+    item = re.compile(r"(- |\d+\. )\S")
+    wrong = [line for line in lines if re.match(r" {1,3}(- |\d+\. |\|)", line)]
+    for before, line in itertools.pairwise(lines):
+        if item.match(line) and before and not item.match(before) and not before.startswith("  "):
+            wrong.append(line)
+    assert wrong == []
