@@ -68,12 +68,12 @@ $(PARTS):
 
 install: all ## install everything (DESTDIR, prefix)
 	@DESTDIR=$(DESTDIR) meson install -C build/$(TARGET) --no-rebuild --quiet
-uninstall: ## remove what install put there
+uninstall: ## remove the installed files
 	$(BUILD) build.ninja
 	@DESTDIR=$(DESTDIR) packaging/uninstall build/$(TARGET)
-deb: deps ## Debian packages of the committed tree, into build/deb (needs debhelper and dh-python)
+deb: deps ## build Debian packages of the committed tree, into build/deb (needs debhelper and dh-python)
 	packaging/make-deb
-clean: ## remove what was built, but not the lab's root file system nor results
+clean: ## remove what was built, except the lab's root file system and results
 	rm -rf $(filter-out build/lab build/deps build/s3-servers build/venv,$(wildcard build/*)) plugins/*.so tcmu-handlers/*.so
 .PHONY: install uninstall deb clean
 
@@ -87,13 +87,13 @@ option = --$(shell tr A-Z_ a-z- <<<$1)
 APPS := apps kv postgresql source-tree
 BENCH_NEEDS = bench $(if $(DRY_RUN),,build report $(if $(SATA)$(NVME),,lab) $(if $(filter s3%,$(SUITE)),s3) \
 	$(if $(filter $(APPS),$(SUITE)),apps))
-bench: $(addprefix deps-,$(BENCH_NEEDS)) ## the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
+bench: $(addprefix deps-,$(BENCH_NEEDS)) ## measure the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	$(if $(DRY_RUN),,@$(MAKE) all)
 	bin/userblk run $(strip $(foreach o,$(VALUES_OF_RUN),$(if $($o),$(call option,$o) '$($o)')) \
 		$(foreach o,$(FLAGS_OF_RUN),$(if $($o),$(call option,$o))) $(ARGS))
-lab: ## build the lab (LAB_KERNEL=stable, backports or a directory, LAB_RELEASE=trixie or bullseye) and see that it boots
+lab: ## build the lab (LAB_KERNEL=stable, backports or a directory, LAB_RELEASE=trixie or bullseye) and boot it once
 	lab/run --verbose -- sh -c 'uname -sr; lsblk -d -o NAME,SIZE,ROTA,DISC-MAX,SERIAL "$$LAB_SATA" "$$LAB_NVME"'
-lab-shell: ## a prompt in the lab's guest; nothing that is done there stays
+lab-shell: ## open a shell in the lab's guest; all its changes are lost
 	lab/run --verbose --tty --timeout 0 -- bash
 lab-programs: ## build everything for the lab's guest, inside its root file system
 	lab/make-in-root all

@@ -27,9 +27,9 @@ BESIDE := test-lab test-s3
 LONG_BESIDE := test-lab-long test-lab-long-backports test-attach test-gate test-lab-backports test-lab-bullseye test-explain \
 	test-tutorial test-lab-instructions test-two-hosts
 ALONE := test-paper-profile
-test: deps ## all tests but the long ones
+test: deps ## run all tests except the long ones
 	@$(MAKE) run-tests RUN="$(filter-out $(BESIDE),$(TESTS))" RUN_BESIDE="$(BESIDE)"
-test-long: deps ## the longer tests; RESUME=1 goes on after an interruption
+test-long: deps ## run the longer tests; RESUME=1 continues after an interruption
 	@$(MAKE) run-tests RUN="$(filter-out $(LONG_BESIDE) $(ALONE),$(LONG_TESTS))" RUN_BESIDE="$(LONG_BESIDE)" RUN_ALONE="$(ALONE)"
 run-tests: all s3-server
 	@$(PYTHON) tests/run.py $(if $(RESUME),--resume) $(RUN_ALONE:%=--alone %) $(RUN_BESIDE:%=--beside %) $(RUN)
@@ -41,40 +41,40 @@ run-tests: all s3-server
 LINTERS := spdx-check format-check mypy-check ruff-check shell-check man-check rooms-check
 SPDX_EXEMPT := ':!docs/data/*' ':!packaging/debian/copyright' ':!packaging/debian/source/format' ':!*.csv' ':!*.tar.xz' ':!LICENSE' ':!.gitignore'
 
-lint: ## all checkers of style and types
+lint: ## run all checkers of style and types
 	@failed=; for l in $(LINTERS); do echo "== $$l"; $(MAKE) $$l || failed+=" $$l"; done; \
 	test -z "$$failed" || { echo "FAILED:$$failed" >&2; exit 1; }
-spdx-check: ## does every file name its licence
+spdx-check: ## check that every file names its licence
 	@missing=$$(git ls-files -z -- $(SPDX_EXEMPT) | \
 		xargs -0 grep -Ls -d skip 'SPDX-License-Identifier: BSD-3-Clause' || true); \
 	test -z "$$missing" || { echo "no SPDX-License-Identifier in:" $$missing >&2; exit 1; }
-format-check: ## are all C files formatted
+format-check: ## check that all C files are formatted
 	git ls-files -z '*.c' '*.h' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
-rooms-check: ## do folders of the C code include those below them only
+rooms-check: ## check that directories of the C code only include those below them
 	$(PYTHON) tests/rooms.py
-mypy-check: ## are the types right
+mypy-check: ## check the types of the Python code
 	mypy --cache-dir build/mypy
 	mypy --cache-dir build/mypy-tests --config-file tests/mypy.ini
-ruff-check: ## is the Python code clean
+ruff-check: ## check the style of the Python code
 	$(VENV)/bin/ruff check --cache-dir build/ruff .
 	$(VENV)/bin/ruff format --check --quiet --cache-dir build/ruff .
-shell-check: ## are the shell scripts sound
+shell-check: ## check the shell scripts
 	shellcheck packaging/completion/* $$(git grep -lE '^#!.*\b(ba|da)?sh\b')
-man-check: ## are the manual pages well formed
+man-check: ## check the form of the manual pages
 	git ls-files -z '*.[18]' | xargs -0 mandoc -T lint -W warning
 .PHONY: lint $(LINTERS)
 
-analyze: all ## look for defects in the C programs with clang-tidy
+analyze: all ## search the C programs for defects with clang-tidy
 	$(PYTHON) tests/analyze.py
 .PHONY: analyze
 
-claims: all ## compare the numbers of README and docs with what is kept; measure a sample again, within 30 minutes
+claims: all ## compare the numbers of README and docs with the kept data; measure a sample again, within 30 minutes
 	$(PYTHON) tests/support/claims.py --measure
 .PHONY: claims
 
 # ---- C unit tests: tests/unit/meson.build ---------------------------------------
 
-test-unit: ## C unit tests, under the sanitizers (UNIT_TESTS="test_null ...": these, under ASan and UBSan)
+test-unit: ## run the C unit tests, under the sanitizers (UNIT_TESTS="test_null ...": these, under ASan and UBSan)
 	@$(MAKE) TARGET=asan UNIT_SUITE=unit run-unit
 ifndef UNIT_TESTS
 	@$(MAKE) TARGET=tsan UNIT_SUITE=threads run-unit
@@ -91,7 +91,7 @@ run-unit:
 
 # C code in the unit tests alone, not in FUSE or nbdkit; Python code in all processes, those in guests left out. If a test
 # fails, the figures are printed all the same.
-coverage: all ## how much of the C code unit tests run, and how much of the Python code pytest
+coverage: all ## measure how much of the C code the unit tests run, and of the Python code pytest
 	@status=0; for part in c python; do $(MAKE) coverage-$$part || status=$$?; done; exit $$status
 coverage-c:
 	find build/coverage -name '*.gcda' -delete 2>/dev/null || true
@@ -117,7 +117,7 @@ FUZZ = @mkdir -p build/fuzz/$1; build/fuzz/tests/fuzz/$2 -max_total_time=$(FUZZ_
 fuzz-s3: fuzz-programs ## fuzz the decoders of the S3 device for FUZZ_SECONDS=60 (needs clang)
 	@mkdir -p build/fuzz/corpus; build/fuzz/tests/fuzz/s3 --seeds build/fuzz/corpus
 	$(call FUZZ,corpus,s3,-max_len=16384)
-fuzz-s3-replies: fuzz-programs ## fuzz the parsers of what a store answers (needs clang)
+fuzz-s3-replies: fuzz-programs ## fuzz the parsers of replies of a store (needs clang)
 	$(call FUZZ,corpus-replies,s3-replies,-max_len=16384 -dict=tests/fuzz/s3_replies.dict)
 # A run goes on from the corpus of the last one.
 fuzz-s3-long: ## the same for a quarter of an hour each
@@ -130,11 +130,11 @@ build-fuzz-programs:
 
 # ---- Python, nbdkit --------------------------------------------------------------
 
-test-python: all ## pytest: harness, analysis, lab, on loop devices
+test-python: all ## run pytest: harness, analysis, lab, on loop devices
 	$(PYTEST) tests/python
-test-packages: deps ## Debian packages and pip: build them, install them elsewhere, use them, remove them
+test-packages: deps ## build Debian packages and wheels, install them elsewhere, use them, remove them
 	$(PYTEST) tests/packages
-test-paper-profile: all ## PROFILE=paper from plan to report, on devices as fast as the paper's, in time that does not pass
+test-paper-profile: all ## run PROFILE=paper from plan to report, with a simulated clock and devices as fast as the paper's
 	$(PYTEST) tests/campaigns
 .PHONY: test-python test-packages test-paper-profile
 
@@ -160,7 +160,7 @@ fuse_pytest = $(call fuse_programs,$1) $(PYTEST)
 
 test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
-test-fuse-suites: fuse-passthrough fs-suites ## pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
+test-fuse-suites: fuse-passthrough fs-suites ## run pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
 	$(call fuse_pytest,$(TARGET)) $(FUSE_SUITE_TESTS)
 .PHONY: test-fuse test-fuse-suites
 
@@ -189,7 +189,7 @@ $(foreach v,$(LIBFUSES),$(eval $(call libfuse_targets,$v)))
 # DIFFERENTIAL_SECONDS of each mode; DIFFERENTIAL_SEED repeats a run.
 DIFFERENTIAL_TESTS := tests/differential/test_differential_fuse.py
 DIFFERENTIAL_BLOCK_TESTS := tests/differential/test_differential_block.py
-test-differential: libfuse-3.18 plugins s3-server ## random calls on files, and requests to devices, do what an ext4 and a model do
+test-differential: libfuse-3.18 plugins s3-server ## compare random calls on files with an ext4, and random requests to devices with a model
 	USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS) $(DIFFERENTIAL_BLOCK_TESTS)
 test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-server ## the same for half an hour in each mode, with each libfuse
 	DIFFERENTIAL_SECONDS=1800 USERBLK_FUSE_ALL_MODES=1 $(call fuse_pytest,libfuse-3.18) $(DIFFERENTIAL_TESTS)
@@ -201,7 +201,7 @@ test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-se
 # An interrupted run of a commit goes on. Debian has no package of xfstests; other distributions have.
 XFSTESTS_SYSTEMS ?= fuse,fuse-nocache,fuse-passthrough,fuse-io-uring,fuse-disk
 XFSTESTS_RECORD = build/xfstests/$(shell git rev-parse --short HEAD)
-test-xfstests: libfuse-3.18 ## XFSTESTS=DIR: its generic quick tests on userblk-passthrough and over userblk-fuse-disk, compared with native
+test-xfstests: libfuse-3.18 ## run the generic quick tests of XFSTESTS=DIR on userblk-passthrough and over userblk-fuse-disk, compared with native
 ifdef XFSTESTS
 	$(call fuse_programs,libfuse-3.18) $(PYTHON) tests/differential/xfstests.py --xfstests '$(XFSTESTS)' \
 		--systems $(XFSTESTS_SYSTEMS) --record $(XFSTESTS_RECORD)
@@ -237,7 +237,7 @@ SIMULATE = $(MAKE) TARGET=$(SIMULATION_TARGET) KIND=$(SIMULATION_KIND) s3-simula
 	build/$(SIMULATION_TARGET)/tests/simulation/s3_simulation
 
 # The day's seeds, unless SEED= says which: a failure is shrunk, and the command that replays it printed.
-simulate-s3: ## the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
+simulate-s3: ## run the S3 device on a simulated machine: SEED=, SEEDS=, SECONDS= (60)
 	@$(SIMULATE) $(if $(SEED),--seed $(SEED) $(if $(SEEDS)$(SECONDS),,--seeds 1),--seed $$(date +%Y%m%d)000000) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS),$(if $(SEED)$(SEEDS),,--seconds 60)) $(SIMULATION_OPTIONS)
 simulate-s3-long: ## the same for an hour
@@ -245,10 +245,10 @@ simulate-s3-long: ## the same for an hour
 # Under the sanitizers, where schedules take longer; and the same schedules twice.
 simulate-s3-asan: ## the same under ASan and UBSan
 	$(MAKE) SIMULATION_TARGET=sim-asan SIMULATION_KIND=asan SECONDS=$(or $(SECONDS),60) simulate-s3
-simulate-s3-twice: ## are schedules the same each time
+simulate-s3-twice: ## check that schedules are the same each time
 	$(MAKE) SEEDS=$(or $(SEEDS),20) SIMULATION_OPTIONS=--twice simulate-s3
 # Each for SECONDS= (600) at most; all of them unless MUTANTS= names some.
-simulate-s3-mutants: ## does the simulation find the defects of tests/s3/mutants: MUTANTS=, SECONDS=
+simulate-s3-mutants: ## check that the simulation finds the defects of tests/s3/mutants: MUTANTS=, SECONDS=
 	@$(PYTHON) tests/s3/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(MUTANTS)
 .PHONY: simulate-s3 simulate-s3-long simulate-s3-asan simulate-s3-twice simulate-s3-mutants
 
@@ -263,13 +263,13 @@ test-s3: plugins s3-tool s3-server s3-client-driver s3-volume-driver ## test the
 
 # What was done is kept in build/crash: an interrupted run, or one that ended after CRASH_SECONDS, goes on.
 CRASH_POINTS ?= 10000
-test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and judge what is left
+test-crash: plugins s3-server s3-volume-driver ## crash the S3 device CRASH_POINTS times (10000), and check the volume after each
 	@mkdir -p build/crash
 	$(PYTHON) tests/support/crash.py --points $(CRASH_POINTS) --results build/crash/results --keep build/crash \
 		$(if $(CRASH_SECONDS),--time $(CRASH_SECONDS))
-test-s3-outage: plugins s3-server ## the S3 device through outages of 5 minutes
+test-s3-outage: plugins s3-server ## run the S3 device through outages of 5 minutes
 	USERBLK_S3_OUTAGE=300 $(PYTEST) tests/s3/test_device_faults.py -k test_outage
-test-s3-distributed: test-s3-minio test-s3-garage ## the S3 device over four nodes of MinIO and three of Garage (cargo), which die
+test-s3-distributed: test-s3-minio test-s3-garage ## run the S3 device over four nodes of MinIO and three of Garage (cargo), which are killed
 .PHONY: test-crash test-s3-outage test-s3-distributed
 
 # What does not look at a store from behind. Garage keeps no second writer out.
@@ -292,7 +292,7 @@ LOAD_SECONDS ?= 3
 test-s3-load-asan test-s3-load-tsan: test-s3-load-%: s3-server
 	$(MAKE) TARGET=$* s3-volume-driver
 	USERBLK_S3_VOLUME_DRIVER=build/$*/tests/s3/volume_driver USERBLK_S3_LOAD=$(LOAD_SECONDS) $(PYTEST) tests/s3/test_mixed_load.py
-test-s3-load-long: ## the S3 device under a mixed load and the sanitizers, for longer
+test-s3-load-long: ## run the S3 device under a mixed load and the sanitizers, for longer
 	$(MAKE) LOAD_SECONDS=120 test-s3-load-asan test-s3-load-tsan
 .PHONY: test-s3-load-asan test-s3-load-tsan test-s3-load-long
 
@@ -308,46 +308,46 @@ test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-s
 GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider $(SLOWEST) -o faulthandler_timeout=900
 LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
-test-lab: s3-server ## the lab itself, then our disks and file systems on its real kernel, in one boot
+test-lab: s3-server ## test the lab itself, then the disks and file systems on its real kernel, in one boot
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_lab.py tests/lab/test_virtual_time.py
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
-test-tutorial: s3-server ## the commands of docs/tutorial.md, in a clone and in the lab
+test-tutorial: s3-server ## run the commands of docs/tutorial.md, in a clone and in the lab
 	$(PYTEST) tests/lab/test_tutorial.py
-test-lab-instructions: ## counts of instructions, which repeat beside other load
+test-lab-instructions: ## test that counts of instructions repeat beside other load
 	$(PYTEST) tests/lab/test_instructions.py
-test-explain: ## userblk explain of a small campaign
+test-explain: ## test userblk explain with a small campaign
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_explain.py
-test-two-hosts: all ## campaigns on two guests over ssh, one of which is lost midway
+test-two-hosts: all ## test campaigns on two guests over ssh, one of which is lost midway
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_two_hosts.py
 # GATE_RUNS= (10) runs without a change.
-test-gate: ## does make bench-gate close on small costs, and on nothing else: half an hour and more
+test-gate: ## check that make bench-gate detects small costs, and nothing else: half an hour and more
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_gate.py
 # test-attach has more cycles, on the same kernel.
 ATTACHED_ELSEWHERE := --deselect tests/lab/guest/test_attach.py
-test-lab-long: s3-server fs-suites ## what test-lab leaves out: every combination, many cycles (needs cargo 1.85)
+test-lab-long: s3-server fs-suites ## run the longer tests of the lab: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
 	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest $(if $(LAB_KERNEL),,$(ATTACHED_ELSEWHERE))
 	$(LAB_WITH_STORE) --timeout 5400 -- env DIFFERENTIAL_SECONDS=300 $(GUEST_TESTS) tests/lab/guest/test_differential.py
 # Prints the seconds of each framework, and what memory it left.
 ATTACH_CYCLES ?= 1000
-test-attach: ## disks of each framework come and go ATTACH_CYCLES (1000) times, and 64 at once, and leave nothing behind
+test-attach: ## add and remove disks of each framework ATTACH_CYCLES (1000) times, and 64 at once; nothing may be left
 	lab/make-in-root all
 	lab/run --timeout 14400 -- env ATTACH_CYCLES=$(ATTACH_CYCLES) $(GUEST_TESTS) -rsP tests/lab/guest/test_attach.py
-test-lab-s3: s3-server fs-suites ## of both what is about the S3 device: mkfs to fsck, fio verify, fsx, a store that goes away
+test-lab-s3: s3-server fs-suites ## test file systems on S3 disks in the lab: mkfs to fsck, fio verify, fsx, an outage of the store
 	lab/make-in-root plugins handlers
 	$(LAB_WITH_STORE) --timeout 3600 -- $(GUEST_TESTS) tests/lab/guest/test_s3_paths.py tests/lab/guest/test_tcmu_s3.py
-test-lab-backports: ## test-lab on the newer kernel
+test-lab-backports: ## run test-lab on the newer kernel
 	LAB_KERNEL=backports $(MAKE) test-lab
-test-lab-long-backports: ## test-lab-long on it
+test-lab-long-backports: ## run test-lab-long on the newer kernel
 	LAB_KERNEL=backports $(MAKE) test-lab-long
 # What the release is too old for is skipped.
 test-lab-bullseye: export LAB_RELEASE := bullseye
-test-lab-bullseye: s3-server ## the guest's part of test-lab on Debian 11: nbdkit and tcmu-runner of the paper's time
+test-lab-bullseye: s3-server ## run the guest's part of test-lab on Debian 11, with nbdkit and tcmu-runner of the paper's time
 	lab/make-in-root all
 	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
 .PHONY: test-lab test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
@@ -361,14 +361,14 @@ bench-s3-compaction: ## measure compaction over a store of 20 ms
 bench-s3-map bench-s3-transform bench-s3-compaction: bench-s3-%:
 	$(BUILD) tests/bench/s3_$*_bench
 	build/$(TARGET)/tests/bench/s3_$*_bench
-bench-fuse-programs: libfuse-3.18 ## build what tests/bench/bench_fuse.py compares
+bench-fuse-programs: libfuse-3.18 ## build the programs that tests/bench/bench_fuse.py compares
 	$(BUILD) tests/bench/metadata
 # BENCH: options of tests/bench/bench_ublk.py.
 bench-ublk: $(RUBLK) ## measure userblk-ublk against rublk in the lab, in pairs (needs cargo 1.85)
 	lab/make-in-root ublk
 	@mkdir -p results
 	lab/run --timeout 0 --share results -- python3 tests/bench/bench_ublk.py --json /results/bench-ublk.json $(BENCH)
-bench-gate: ## is this checkout slower than BASE=REVISION? a few cells of both in virtual time (GATE: options of tests/bench/bench_gate.py)
+bench-gate: ## check whether this checkout is slower than BASE=REVISION, by a few cells in virtual time (GATE: options of tests/bench/bench_gate.py)
 	@test -n "$(BASE)" || { echo "BASE= is missing: name a revision, as in make bench-gate BASE=origin/main" >&2; exit 2; }
 	$(PYTHON) tests/bench/bench_gate.py --base '$(BASE)' $(GATE)
 .PHONY: bench-s3-map bench-s3-transform bench-s3-compaction bench-fuse-programs bench-ublk bench-gate
