@@ -15,8 +15,8 @@ with_libfuse = $(MAKE) TARGET=libfuse-$1$2 KIND=$(or $(patsubst -%,%,$2),libfuse
 	-Drocksdb=disabled -Dleveldb=disabled -Dsqlite=disabled \
 	-Dpkg_config_path=$(CURDIR)/$(call libfuse_place,$1)/lib/pkgconfig -Dc_link_args=-Wl,-rpath,$(CURDIR)/$(call libfuse_place,$1)/lib" \
 	fuse-passthrough fuse-nullfs fuse-disk
-libfuse-3.17: build/libfuse-3.17/3.17.2-3/VERSION ## build the FUSE file systems with libfuse 3.17, from Debian's sources
-libfuse-3.18: build/libfuse-3.18/3.18.3-1/VERSION ## build the FUSE file systems with libfuse 3.18, from Debian's sources
+libfuse-3.17: build/libfuse-3.17/3.17.2-3/VERSION ## build the FUSE programs with libfuse 3.17, from Debian's sources
+libfuse-3.18: build/libfuse-3.18/3.18.3-1/VERSION ## build the FUSE programs with libfuse 3.18, from Debian's sources
 $(LIBFUSES:%=libfuse-%): libfuse-%:
 	$(call with_libfuse,$*)
 .PHONY: $(LIBFUSES:%=libfuse-%)

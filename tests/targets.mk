@@ -160,7 +160,7 @@ fuse_pytest = $(call fuse_programs,$1) $(PYTEST)
 
 test-fuse: $(FUSE_PROGRAMS) ## test the FUSE programs through real mounts
 	$(call fuse_pytest,$(TARGET)) $(FUSE_TESTS)
-test-fuse-suites: fuse-passthrough fs-suites ## run pjdfstest, fsx and stress-ng on it (needs cargo 1.85)
+test-fuse-suites: fuse-passthrough fs-suites ## run pjdfstest, fsx and stress-ng on userblk-passthrough (needs cargo 1.85)
 	$(call fuse_pytest,$(TARGET)) $(FUSE_SUITE_TESTS)
 .PHONY: test-fuse test-fuse-suites
 
