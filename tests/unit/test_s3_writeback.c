@@ -17,15 +17,18 @@
 #include "tests/unit/s3_write_back.h"
 
 static _Atomic int sync_result;
+static _Atomic unsigned syncs_left; /* until one fails; 0: none does */
 
 int __real_fdatasync(int fd);
 int __wrap_fdatasync(int fd);
 
 int __wrap_fdatasync(int fd)
 {
-	if (!sync_result)
+	bool fails = syncs_left && --syncs_left == 0;
+
+	if (!sync_result && !fails)
 		return __real_fdatasync(fd);
-	errno = -sync_result;
+	errno = fails ? EIO : -sync_result;
 	return -1;
 }
 
@@ -315,6 +318,37 @@ static void test_a_broken_disk_and_a_store_that_refuses(void **state)
 	reopen_and_check(path, "");
 }
 
+/*
+ * A volume was closed, and an open of it fails: whatever came of that, it is opened without the log
+ * next.
+ */
+static void test_an_open_that_fails(void **state)
+{
+	const char *path = new_path();
+	unsigned failed = 0;
+	char more[320];
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	change(&d, 0, BLOCK, 1);
+	device_close(&d);
+	snprintf(more, sizeof more, "cache-file=%s;cache-size=16M", scratch_path("cache"));
+	/* The log names its next owner, and begins; and the cache file has its header. */
+	for (syncs_left = 1; attempt(&d, "v", path, more); syncs_left = failed + 1) {
+		failed++;
+		assert_int_equal(d.reported.errors, 1);
+		syncs_left = 0;
+		reopen(&d, NULL, "");
+		holds_model(&d);
+		device_close(&d);
+	}
+	syncs_left = 0;
+	assert_int_equal(failed, 3);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void test_encrypted(void **state)
 {
 	const char *key = scratch_file("key", 32), *path = new_path();
@@ -357,6 +391,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_log_waits_for_the_store),
 		cmocka_unit_test(test_a_broken_disk_is_not_waited_for),
 		cmocka_unit_test(test_a_broken_disk_and_a_store_that_refuses),
+		cmocka_unit_test(test_an_open_that_fails),
 		cmocka_unit_test(test_encrypted),
 	};
 

@@ -200,6 +200,23 @@ int s3_localfile_open(struct s3_localfile *f, const struct s3_localfile_kind *ki
 	return r;
 }
 
+int s3_localfile_sync_name(const struct s3_localfile *f)
+{
+	char *path = realpath(f->path, NULL);
+	int fd, r;
+
+	if (!path)
+		return -errno;
+	strrchr(path, '/')[strrchr(path, '/') == path] = 0;
+	fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* A directory that may not be read is synced with all of its file system. */
+	r = (fd < 0 ? syncfs(f->fd) : fsync(fd)) ? -errno : 0;
+	if (fd >= 0)
+		close(fd);
+	free(path);
+	return r == -EINVAL ? 0 : r; /* a file system that cannot */
+}
+
 void s3_localfile_close(struct s3_localfile *f, bool used)
 {
 	if (f->made && !used)

@@ -42,6 +42,9 @@ int s3_localfile_open(struct s3_localfile *f, const struct s3_localfile_kind *ki
 	const char *path, uint64_t asked, const struct backend_host *host);
 /* used: false if nothing came of it: what was made is removed, what was empty is so again. */
 void s3_localfile_close(struct s3_localfile *f, bool used);
+/* Makes its name in its directory as durable as fdatasync() makes what is in it. 0 or negative
+ * errno. */
+int s3_localfile_sync_name(const struct s3_localfile *f);
 /* All of length bytes. 0 or negative errno. */
 int s3_localfile_transfer(
 	const struct s3_localfile *f, bool write, void *memory, size_t length, uint64_t at);

@@ -162,6 +162,7 @@ struct s3_volume {
 	uint64_t opened;	  /* ns, monotonic */
 	bool require_clean_close; /* recovery refuses what the last writer did not close */
 	bool ours;		  /* the fence is stored */
+	bool whole;		  /* and behind it all that a write-back log held */
 	/* As in struct s3_config. */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;

@@ -131,7 +131,7 @@ static void init_locks(struct s3_volume *v)
 	v->collections_tail = &v->collections;
 }
 
-int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
 	bool readonly = c->readonly || c->snapshot;
 	int r = 0;
@@ -208,6 +208,29 @@ int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size
 	v->opened = s3_now();
 	s3_store_park(v->store);
 	return 0;
+}
+
+/* Everything that was acknowledged is stored: says that nobody has the volume open. */
+static void leave(struct s3_volume *v)
+{
+	v->deadline = CLEAN_DEADLINE;
+	if (s3_is_drained(v))
+		s3_writeback_empty(v);
+	if (s3_close_cleanly(v))
+		s3_writeback_unmark(v);
+}
+
+int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
+{
+	int r = load(v, c, size);
+
+	/*
+	 * Not before a replay has ended: objects of it may stand behind a gap, and one in the gap
+	 * would join them to the log.
+	 */
+	if (r && v->whole)
+		leave(v);
+	return r;
 }
 
 void s3_volume_detach(struct s3_volume *v)
@@ -314,11 +337,7 @@ int s3_volume_finish(struct s3_volume *v)
 	s3_volume_stop(v);
 	v->layout->stop(v);
 	s3_closing_end(v->closing);
-	v->deadline = CLEAN_DEADLINE;
-	if (s3_is_drained(v))
-		s3_writeback_empty(v);
-	if (s3_close_cleanly(v))
-		s3_writeback_unmark(v);
+	leave(v);
 	if (v->layout->has_log)
 		s3_log_lag(v, &lag);
 	return !v->layout->has_log || lag.changes ? atomic_load(&v->failed) : 0;

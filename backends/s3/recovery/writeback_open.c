@@ -93,7 +93,9 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 	v->super.blocks = super->blocks;
 	if (memcmp(super->write_back, mark, S3_UUID) == 0)
 		return 0;
-	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0)
+	/* Ours may be there although the request had no answer. */
+	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0 &&
+		memcmp(super->write_back, v->instance, S3_UUID) != 0)
 		return s3_volume_refuse(v, -EBUSY,
 			"volume=%s: another writer opened or closed it meanwhile; stop that one, "
 			"and start again",
@@ -148,6 +150,9 @@ static int adopt(struct s3_volume *v)
 	/* A device begins with nothing so far. */
 	memcpy(w->block, s3_writeback_kind.magic, sizeof s3_writeback_kind.magic);
 	r = s3_localfile_transfer(&w->file, true, w->block, sizeof s3_writeback_kind.magic, 0);
+	/* A server that was killed may have made the file. */
+	if (r == 0)
+		r = s3_localfile_sync_name(&w->file);
 	if (r == 0)
 		r = s3_writeback_write_state(w, &state);
 	if (r)
@@ -192,6 +197,7 @@ int s3_writeback_attach(
 	}
 	if (r < 0)
 		return r;
+	v->whole = true;
 	/* Nobody else's opening may have gone unnoticed, so this is done without a log, too. */
 	return v->writeback ? adopt(v) : set_mark(v, s3_writeback_nobody);
 }
