@@ -203,7 +203,7 @@ struct s3_volume {
 	/* For a store that refuses what the log puts (space.c), under lock: */
 	_Atomic int refused; /* negative errno with which it does; 0: it does not */
 	bool blocked;	     /* and nothing more can be done about it: no thread may wait for it */
-	_Atomic uint64_t refused_since;	  /* ns; layout=direct: or took something last */
+	_Atomic uint64_t refused_since;	  /* ns, or since it took something last */
 	uint64_t refused_pause;		  /* ns, until the next attempt */
 	uint64_t retry_ns;		  /* when that is */
 	struct s3_batch *refused_batches; /* to be put again then */

@@ -228,8 +228,8 @@ const struct param s3_params[] = {
 		.default_value = "60",
 		.max = 86400,
 		.metavar = "SECONDS",
-		.help = "time without a reply from the store after which a server that shuts down "
-			"stops waiting for uploads; 0: never",
+		.help = "time without a reply from the store, or in which it refuses all uploads, "
+			"after which a server that shuts down stops waiting; 0: never",
 	},
 	{
 		.name = "snapshot",

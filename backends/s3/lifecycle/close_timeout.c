@@ -30,25 +30,26 @@ static void give_up(struct s3_closing *c)
 {
 	struct s3_volume *v = c->v;
 	uint64_t seconds = v->close_timeout_ns / SECOND;
+	const char *why = s3_store_outage(v->store) < v->close_timeout_ns
+				  ? "the store has taken nothing"
+				  : "no reply from the store";
 	struct s3_lag lag = {0};
 
 	if (v->layout->has_log)
 		s3_log_end(v, &lag);
 	if (!v->layout->has_log)
-		s3_volume_fail(v, -EIO,
-			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64,
-			seconds);
+		s3_volume_fail(
+			v, -EIO, "shutdown timed out: %s for close-timeout=%" PRIu64, why, seconds);
 	else if (lag.changes)
 		s3_volume_fail(v, -EIO,
-			"shutdown timed out: no reply from the store for close-timeout=%" PRIu64
-			": %" PRIu64 " objects of the log with %" PRIu64
-			" bytes of writes are not stored",
-			seconds, lag.changes, lag.bytes);
+			"shutdown timed out: %s for close-timeout=%" PRIu64 ": %" PRIu64
+			" objects of the log with %" PRIu64 " bytes of writes are not stored",
+			why, seconds, lag.changes, lag.bytes);
 	else if (!v->backend.readonly)
 		backend_error(&v->host,
-			"volume=%s: closed without a last checkpoint: no reply from the store for "
-			"close-timeout=%" PRIu64 "; all data is stored",
-			v->name, seconds);
+			"volume=%s: closed without a last checkpoint: %s for close-timeout=%" PRIu64
+			"; all data is stored",
+			v->name, why, seconds);
 	s3_store_stop(v->store);
 }
 
@@ -60,8 +61,7 @@ static uint64_t left(const struct s3_closing *c)
 	bool refusing;
 
 	pthread_mutex_lock(&c->v->lock);
-	refusing = c->v->layout->has_log ? c->v->refused_batches != NULL
-					 : atomic_load(&c->v->refused) != 0;
+	refusing = c->v->layout->has_log ? c->v->n_refused > 0 : atomic_load(&c->v->refused) != 0;
 	refused = refusing ? s3_now() - atomic_load(&c->v->refused_since) : 0;
 	pthread_mutex_unlock(&c->v->lock);
 	/* One that answers and takes nothing is of no more use. */

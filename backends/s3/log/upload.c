@@ -44,6 +44,8 @@ static void uploaded(struct s3_batch *b)
 	/* This says little about a full store, which s3_space_tend() looks after. */
 	if (v->refused && v->refused != -ENOSPC && !v->n_refused)
 		v->refused = 0;
+	/* An end waits for a store that takes one after the other. */
+	v->refused_since = s3_now();
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
 		v->kept_batches[b->seq % S3_WINDOW] = b;
