@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A request that its thread waits for, over whichever client s3_store_submit() belongs to. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -32,7 +33,8 @@ int s3_store_call(struct s3_store *s, struct s3_request *req)
 	req->opaque = &w;
 	r = s3_store_submit(s, req);
 	if (r) {
-		snprintf(req->message, sizeof req->message, "malformed request for %s: %s",
+		snprintf(req->message, sizeof req->message, "%s %s: %s",
+			r == -EINVAL ? "malformed request for" : "cannot send a request for",
 			req->key ? req->key : "objects", strerror(-r));
 		req->result = r;
 		return r;
