@@ -90,7 +90,7 @@ struct plan {
 	uint64_t think_ns;
 	unsigned weight_flush, weight_trim, weight_zero, weight_read, weight_write;
 	uint64_t retry_deadline;
-	bool failing_disk, full, chunked;
+	bool failing_disk, few_threads, full, chunked;
 	void (*tune)(struct s3_config *c); /* parameters of a scene, or NULL */
 	bool heavy; /* much data, batches that are large for one process and small for the next */
 };
@@ -102,8 +102,9 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 /* Reads all of a device into out, one entry for each of n sectors. 0 or negative errno. */
 int read_all(struct backend *b, uint32_t *out, uint32_t n, const char *where);
 uint32_t device_sectors(struct backend *b);
-/* May something fail just now without being a defect? */
+/* May something fail just now without being a defect? A disk that fails is none to requests. */
 bool may_fail(const struct life *l);
+bool request_may_fail(const struct life *l);
 /* A session begins: what was found has to go with what was there. */
 int establish(struct life *l);
 /* What snapshots may hold, from a list of the existing names. */

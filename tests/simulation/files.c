@@ -26,6 +26,7 @@
 struct file {
 	char path[64];
 	bool exists;
+	bool named; /* its name is there after a crash, too */
 	uint64_t size;
 	uint8_t *now, *safe;		 /* as it is read, and as it is after a crash */
 	uint8_t *unsafe;		 /* of each sector: 1 written, 2 and its sync has failed */
@@ -41,8 +42,10 @@ struct handle {
 };
 
 static struct file files[FILES];
+static struct file directory; /* of all of them */
 static struct handle handles[OPEN_MAX_];
-static unsigned failing_syncs;
+static unsigned failing_syncs, failing_calls;
+static uint64_t calls_left; /* until one fails; 0: none does */
 
 static bool simulated(const char *path)
 {
@@ -90,7 +93,7 @@ static void clear(struct file *f)
 		f->written[i] = false;
 	}
 	f->size = 0;
-	f->exists = false;
+	f->exists = f->named = false;
 }
 
 static void note_written(struct file *f, uint64_t at, size_t length)
@@ -118,7 +121,7 @@ void sim_file_make(const char *path, const void *data, size_t length)
 {
 	struct file *f = find(path, true);
 
-	f->exists = true;
+	f->exists = f->named = true;
 	f->size = length;
 	note_written(f, 0, length);
 	memcpy(f->now, data, length);
@@ -152,8 +155,12 @@ void sim_files_crash(const char *path, const struct sim_process *p)
 	f->exists = false;
 	for (unsigned i = 0; i < SECTOR; i++)
 		f->exists |= f->now[i] != 0;
-	if (!f->exists)
+	if (!f->exists || (!f->named && sim_once_in(SIM_DISK, 2)))
 		clear(f);
+	else
+		f->named = true;
+	if (!f->exists)
+		sim_trace("crash: %s is gone", path);
 	sim_trace("crash: %s lost %u sectors and kept %u that were not synced", path, lost, kept);
 }
 
@@ -167,9 +174,28 @@ void sim_files_close_all(const struct sim_process *p)
 			files[i].owner = NULL;
 }
 
-void sim_files_fail_syncs(unsigned n)
+void sim_files_fail(unsigned syncs, unsigned calls)
 {
-	failing_syncs = n;
+	failing_syncs = syncs;
+	failing_calls = calls;
+}
+
+void sim_files_fail_once(uint64_t after)
+{
+	calls_left = after;
+}
+
+/* Does this call fail? */
+static bool fails(const char *what, const struct file *f)
+{
+	bool now = sim_once_in(SIM_DISK, failing_calls) || calls_left == 1;
+
+	calls_left -= calls_left > 0;
+	if (!now)
+		return false;
+	errno = sim_once_in(SIM_DISK, 2) ? EIO : ENOSPC;
+	sim_trace("%s of %s fails", what, f->path);
+	return true;
 }
 
 void sim_files_hash(void)
@@ -192,10 +218,10 @@ int __wrap_open64(const char *path, int flags, ...)
 	va_start(args, flags);
 	mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
 	va_end(args);
-	if (!simulated(path))
+	if (!simulated(path) && strcmp(path, "/sim") != 0)
 		return __real_open64(path, flags, mode);
 	sim_point("open", path);
-	f = find(path, false);
+	f = simulated(path) ? find(path, false) : &directory;
 	if (!f && !(flags & O_CREAT)) {
 		errno = ENOENT;
 		return -1;
@@ -204,7 +230,8 @@ int __wrap_open64(const char *path, int flags, ...)
 		errno = EEXIST;
 		return -1;
 	}
-	f = find(path, true);
+	if (!f)
+		f = find(path, true);
 	f->exists = true;
 	for (i = 0; i < OPEN_MAX_ && handles[i].file; i++)
 		;
@@ -322,6 +349,8 @@ ssize_t __wrap_pread64(int fd, void *data, size_t length, off_t at)
 	if (!h)
 		return __real_pread64(fd, data, length, at);
 	sim_point("pread", h->file);
+	if (fails("pread", h->file))
+		return -1;
 	return get(h->file, data, length, (uint64_t)at);
 }
 
@@ -332,6 +361,8 @@ ssize_t __wrap_pwrite64(int fd, const void *data, size_t length, off_t at)
 	if (!h)
 		return __real_pwrite64(fd, data, length, at);
 	sim_point("pwrite", h->file);
+	if (fails("pwrite", h->file))
+		return -1;
 	return put(h->file, data, length, (uint64_t)at);
 }
 
@@ -343,6 +374,8 @@ ssize_t __wrap_preadv64(int fd, const struct iovec *iov, int n, off_t at)
 	if (!h)
 		return __real_preadv64(fd, iov, n, at);
 	sim_point("preadv", h->file);
+	if (fails("preadv", h->file))
+		return -1;
 	for (int i = 0; i < n; i++)
 		total += get(h->file, iov[i].iov_base, iov[i].iov_len, (uint64_t)(at + total));
 	return total;
@@ -356,6 +389,8 @@ ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at)
 	if (!h)
 		return __real_pwritev64(fd, iov, n, at);
 	sim_point("pwritev", h->file);
+	if (fails("pwritev", h->file))
+		return -1;
 	for (int i = 0; i < n; i++) {
 		ssize_t did = put(h->file, iov[i].iov_base, iov[i].iov_len, (uint64_t)(at + total));
 
@@ -379,6 +414,8 @@ int __wrap_ftruncate64(int fd, off_t length)
 		errno = EFBIG;
 		return -1;
 	}
+	if (fails("ftruncate", f))
+		return -1;
 	if ((uint64_t)length < f->size) {
 		memset(f->now + length, 0, f->size - (uint64_t)length);
 		memset(f->safe + length, 0, f->size - (uint64_t)length);
@@ -393,6 +430,8 @@ int __wrap_fallocate64(int fd, int mode, off_t at, off_t length)
 
 	if (!h)
 		return __real_fallocate64(fd, mode, at, length);
+	if (fails("fallocate", h->file))
+		return -1;
 	if ((uint64_t)(at + length) > h->file->size)
 		h->file->size = (uint64_t)(at + length);
 	return 0;
@@ -404,7 +443,7 @@ int __wrap_fdatasync(int fd)
 	struct file *f;
 	uint8_t *begun;
 	uint32_t n;
-	bool fails;
+	bool failed;
 
 	if (!h)
 		return __real_fdatasync(fd);
@@ -416,10 +455,10 @@ int __wrap_fdatasync(int fd)
 	memcpy(begun, f->unsafe, n);
 	sim_point("fdatasync", f);
 	sim_sleep(sim_log_between(SIM_DISK, 20000, 20 * SIM_MS));
-	fails = sim_once_in(SIM_DISK, failing_syncs);
+	failed = sim_once_in(SIM_DISK, failing_syncs) || fails("fdatasync", f);
 	for (uint32_t i = 0; i < n; i++) {
 		/* What was written meanwhile happens to get there too. */
-		if (begun[i] == 1 && fails) {
+		if (begun[i] == 1 && failed) {
 			f->unsafe[i] = 2;
 		} else if (begun[i] == 1) {
 			memcpy(f->safe + i * SECTOR, f->now + i * SECTOR, SECTOR);
@@ -427,11 +466,33 @@ int __wrap_fdatasync(int fd)
 		}
 	}
 	free(begun);
-	if (!fails)
+	if (!failed)
 		return 0;
 	sim_trace("fdatasync of %s fails", f->path);
 	errno = EIO;
 	return -1;
+}
+
+int __wrap_fsync(int fd)
+{
+	struct handle *h = handle_of(fd);
+
+	if (!h)
+		return __real_fsync(fd);
+	if (h->file != &directory)
+		sim_fail("file", "fsync of a file: only fdatasync is simulated");
+	sim_point("fsync", h->file);
+	sim_sleep(sim_log_between(SIM_DISK, 20000, 20 * SIM_MS));
+	if (fails("fsync", h->file))
+		return -1;
+	for (unsigned i = 0; i < FILES; i++)
+		files[i].named = files[i].exists;
+	return 0;
+}
+
+char *__wrap_realpath(const char *path, char *resolved)
+{
+	return simulated(path) ? strdup(path) : __real_realpath(path, resolved);
 }
 
 int __wrap_unlink(const char *path)

@@ -190,10 +190,21 @@ int __wrap_sem_wait(sem_t *sem)
 /* ---- threads -----------------------------------------------------------------------------------
  */
 
+static unsigned failing_threads;
+
+void sim_threads_fail(unsigned n)
+{
+	failing_threads = n;
+}
+
 int __wrap_pthread_create(
 	pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *opaque)
 {
 	(void)attr;
+	if (sim_once_in(SIM_DISK, failing_threads)) {
+		sim_trace("no thread can be made");
+		return EAGAIN;
+	}
 	*thread = (pthread_t)(uintptr_t)sim_spawn(sim_self(), "thread", run, opaque);
 	sim_point("create", NULL);
 	return 0;

@@ -51,6 +51,8 @@ static void on_error(void *opaque, const char *message)
 		l->volume->log_is_void = true;
 		return;
 	}
+	if (plan.failing_disk && strstr(message, "replace the disk"))
+		return;
 	/* One that only reads may come too late for what it reads; so may a writer overtaken. */
 	if (l->role == READER || l->volume->writers > l->writer_number || l->volume->lossy)
 		return;
@@ -60,13 +62,18 @@ static void on_error(void *opaque, const char *message)
 				message);
 }
 
-bool may_fail(const struct life *l)
+bool request_may_fail(const struct life *l)
 {
 	const struct volume *v = l->volume;
 
 	/* Another one, even a dead one, whose fence may be on its way. */
 	return l->aborted || v->writers > l->writer_number || l->contended || v->removers ||
-	       plan.retry_deadline || plan.full || plan.failing_disk;
+	       plan.retry_deadline || plan.full || plan.few_threads;
+}
+
+bool may_fail(const struct life *l)
+{
+	return request_may_fail(l) || plan.failing_disk;
 }
 
 /* ---- parameters
@@ -302,7 +309,7 @@ int establish(struct life *l)
 		sim_fail("size", "%s has %u sectors, not %u", v->name, l->sectors, v->sectors);
 	r = read_all(l->device, seen, l->sectors, v->name);
 	if (r) {
-		if (!may_fail(l))
+		if (!request_may_fail(l))
 			sim_fail("read", "%s cannot be read: %s", v->name, strerror(-r));
 		free(seen);
 		return r;

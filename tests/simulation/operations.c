@@ -25,13 +25,13 @@ static bool one_in(uint64_t n)
 
 /* ---- the answers ----------------------------------------------------------------------------- */
 
-/* Only another writer, an abort, retry-deadline= and a disk that fails end a volume. */
+/* Only another writer, an abort and retry-deadline= end a volume. */
 static bool may_end(const struct life *l)
 {
 	const struct volume *v = l->volume;
 
 	return l->aborted || v->writers > l->writer_number || l->contended || v->removers ||
-	       plan.retry_deadline || plan.failing_disk;
+	       plan.retry_deadline;
 }
 
 static void unexpected(struct life *l, const char *what, int r)
@@ -43,7 +43,7 @@ static void unexpected(struct life *l, const char *what, int r)
 		sim_fail("ended", "%s has ended for no reason; %s answers: %s", l->volume->name,
 			what, strerror(-r));
 	runner_count(COUNT_failed_requests, 1);
-	if (!may_fail(l))
+	if (!request_may_fail(l))
 		sim_fail("error", "%s of %s fails for no reason: %s", what, l->volume->name,
 			strerror(-r));
 }

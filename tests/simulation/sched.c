@@ -17,7 +17,8 @@
 
 const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
 	"crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
-	"cache-file", "transform", "direct", "odd-store", "parameters", "scenes", "schedule"};
+	"cache-file", "transform", "direct", "odd-store", "parameters", "scenes", "schedule",
+	"threads"};
 
 struct sim_options sim_options;
 

@@ -45,6 +45,7 @@ enum sim_class {
 	SIM_PARAMETERS, /* parameters that change between opens */
 	SIM_SCENES,	/* scenes of their own instead of a schedule drawn freely */
 	SIM_SCHEDULE,	/* any other schedule than that threads run until they wait */
+	SIM_THREADS,	/* threads that cannot be made */
 	SIM_CLASSES,
 };
 extern const char *const sim_class_names[SIM_CLASSES];
@@ -153,8 +154,12 @@ void sim_files_close_all(const struct sim_process *p);
 void sim_file_remove(const char *path);
 /* Makes a file, synced. */
 void sim_file_make(const char *path, const void *data, size_t length);
-/* Errors of the disk: once in n syncs. 0: never. */
-void sim_files_fail_syncs(unsigned n);
+/* Errors of the disk: once in so many syncs, and calls of any kind. 0: never. */
+void sim_files_fail(unsigned syncs, unsigned calls);
+/* The n-th call from now on, and no other. 0: none. */
+void sim_files_fail_once(uint64_t n);
+/* Once in n times no thread can be made. 0: never. */
+void sim_threads_fail(unsigned n);
 void sim_files_hash(void);
 
 #endif

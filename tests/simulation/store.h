@@ -29,6 +29,8 @@ void store_ignores(bool if_none_match, bool if_match);
 void store_serves(void);
 void store_room(uint64_t bytes);
 void store_refuses(enum s3_op op, const char *part_of_key);
+/* Those of one key in so many only. 0: all. */
+void store_refuses_one_in(uint64_t n);
 /* Also requests that take effect so many ns later, and are answered so many after that. */
 void store_slows(enum s3_op op, const char *part_of_key, uint64_t before, uint64_t after);
 /* Once in so many times the first attempt of a deletion takes effect up to so much later. */

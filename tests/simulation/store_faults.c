@@ -86,6 +86,11 @@ void store_refuses(enum s3_op op, const char *part_of_key)
 	faults.n_episodes = 1;
 }
 
+void store_refuses_one_in(uint64_t n)
+{
+	faults.episodes[0].one_of = n;
+}
+
 void store_slows(enum s3_op op, const char *part_of_key, uint64_t before, uint64_t after)
 {
 	faults.episodes[faults.n_episodes++] = (struct episode){.until = SIM_NEVER,

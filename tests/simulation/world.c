@@ -383,7 +383,10 @@ static void draw_plan(void)
 	}
 	plan.chunked = !plan.heavy && drawn(SIM_DIRECT, 16);
 	plan.failing_disk = drawn(SIM_WRITEBACK, 16);
-	sim_files_fail_syncs(plan.failing_disk ? 10 : 0);
+	sim_files_fail(plan.failing_disk ? 10 : 0,
+		plan.failing_disk ? (unsigned)sim_log_between(SIM_DISK, 10, 1000) : 0);
+	plan.few_threads = sim_once_in(SIM_DISK, 16) && sim_with(SIM_THREADS);
+	sim_threads_fail(plan.few_threads ? (unsigned)sim_log_between(SIM_DISK, 2, 30) : 0);
 	/* Its fence is weak, and what a killed writer had under way may arrive after the next one.
 	 */
 	if (plan.chunked)
@@ -503,7 +506,8 @@ void world_run(void *unused)
 	sim_trace("calm");
 	store_calm();
 	sim_calm();
-	sim_files_fail_syncs(0);
+	sim_files_fail(0, 0);
+	sim_threads_fail(0);
 	for (unsigned i = 0; i < LIVES_AT_ONCE; i++)
 		if (alive[i])
 			alive[i]->process->kill_at = SIM_NEVER;
