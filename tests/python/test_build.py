@@ -51,10 +51,21 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def build(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def build(directory: Path, *words: str, tree: Path = CHECKOUT) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PKG_CONFIG_LIBDIR": "/nonexistent"}
-    argv = [str(CHECKOUT / "packaging/build"), str(directory), *words]
+    argv = [str(tree / "packaging/build"), str(directory), *words]
     return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+
+def test_an_installation_brings_all_that_a_build_needs(tmp_path: Path) -> None:
+    """The lab is built from this archive where there is no checkout: what the Makefile and Meson include is in it."""
+    archive, tree = tmp_path / "source.tar.gz", tmp_path / "tree"
+    tree.mkdir()
+    subprocess.run([CHECKOUT / "packaging/source-archive", archive], check=True)
+    subprocess.run(["tar", "-x", "-f", archive, "-C", tree], check=True)
+    subprocess.run(["make", "--dry-run", "help"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    done = build(tmp_path / "built", "-Dtcmu=disabled", "--", "build.ninja", tree=tree)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_left_out_is_said(bare: Path) -> None:
