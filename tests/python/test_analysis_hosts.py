@@ -171,7 +171,7 @@ def test_reports_of_other_suites_keep_hosts_apart(tmp_path: Path) -> None:
         (path / "attach.json").write_text(json.dumps({name: [seconds] * 10 for name in ("there", "read", "gone")}))
         (path / "DONE").touch()
     found = reports_of(tmp_path)
-    assert [(one.name, one.rows[0][3]) for one in found] == [
+    assert [(one.name, one.rows[0][4]) for one in found] == [
         ("attach-one", "1.0 [1.0, 1.0]"), ("attach-other", "100.0 [100.0, 100.0]"),
     ]  # fmt: skip
     assert [list(one.figures) for one in found] == [["attach-one"], ["attach-other"]]
