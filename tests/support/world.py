@@ -156,6 +156,7 @@ class World:
     def sendfile(self, target: int, source: int, offset: int, size: int) -> int:
         if os.path.sameopenfile(self.files[target], self.files[source]):
             raise OSError(errno.EINVAL, "what it reads of what it writes is not defined")
+        self._refuse_direct(target, source)
         return os.sendfile(self.files[target], self.files[source], offset, size)
 
     def lseek(self, slot: int, offset: int, whence: int) -> int:
@@ -171,7 +172,12 @@ class World:
             raise OSError(errno.EFBIG, "one that fails takes set-id bits away, or does not")
         _checked(_libc.fallocate(self.files[slot], FALLOCATE_MODES[mode], offset, size))
 
+    def _refuse_direct(self, *slots: int) -> None:
+        if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
+            raise OSError(errno.EINVAL, "which copies have to be aligned is a matter of the file system")
+
     def copy_file_range(self, source: int, from_offset: int, target: int, to_offset: int, size: int) -> int:
+        self._refuse_direct(source, target)
         return os.copy_file_range(self.files[source], self.files[target], size, from_offset, to_offset)
 
     def fsync(self, slot: int) -> None:
@@ -317,7 +323,9 @@ class World:
         """Those that are the same everywhere: directories have no defined size, and inodes no defined number."""
         size = None if stat.S_ISDIR(st.st_mode) else st.st_size
         # As it was set, or that of a change since the beginning.
-        modified = st.st_mtime_ns if self.times and st.st_mtime_ns < LATEST_NS else None
+        # The kernel writes to fifos by itself, and leaves their times to the server, which does not see it.
+        timed = self.times and not stat.S_ISFIFO(st.st_mode)
+        modified = st.st_mtime_ns if timed and st.st_mtime_ns < LATEST_NS else None
         return stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, size, modified
 
     def tree(self) -> dict[str, Any]:
