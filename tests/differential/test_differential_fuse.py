@@ -23,8 +23,6 @@ SEED = int(os.environ.get("DIFFERENTIAL_SEED", str(time.time_ns())))
 LENGTH = 120  # calls of a sequence
 SHRINK_SECONDS = 60.0
 LEFT_OUT = () if LIBFUSE >= (3, 17) else ("tmpfile",)
-# The kernel's own file stays as it was opened.
-LEFT_OUT_OF_PASSTHROUGH = ("set_cached",)
 ENTRIES = 10_000
 CHANGES = 10  # between two names that are read
 
@@ -94,10 +92,7 @@ class Pair:
         for root in roots:
             root.mkdir()
             root.chmod(0o777)
-        # The kernel does not see when a mapping changes a file that it passes through.
-        times = "--passthrough" not in self.options
-        native, other = World(str(roots[0]), times=times), World(str(roots[1]), self.remount, times)
-        return replay(calls, native, other, self.settle)
+        return replay(calls, World(str(roots[0])), World(str(roots[1]), self.remount), self.settle)
 
 
 def report(pair: Pair, calls: Sequence[Call], seed: int, directory: Path) -> str:
@@ -119,12 +114,11 @@ MODES_HERE = [mode for mode in MODES if lacking_for_mode(mode) is None]
 @pytest.mark.parametrize("mode", MODES_HERE)
 def test_same_as_native(mode: str, disk: Path, tmp_path: Path) -> None:
     pair = Pair(disk, mode)
-    left_out = LEFT_OUT + (LEFT_OUT_OF_PASSTHROUGH if "passthrough" in mode else ())
     deadline = time.monotonic() + SECONDS
     seed = SEED
     try:
         while time.monotonic() < deadline:
-            calls = draw(random.Random(seed), LENGTH, pair.modes(), left_out)
+            calls = draw(random.Random(seed), LENGTH, pair.modes(), LEFT_OUT)
             if pair.replay(calls):
                 pytest.fail(report(pair, calls, seed, tmp_path), pytrace=False)
             seed += 1
