@@ -50,6 +50,14 @@ class Image:
         return data in held or (self.logged is not None and hash(data) in self.logged.get(at, ()))
 
 
+class NotDurable(AssertionError):
+    """at: the first sector that lacks what was acknowledged."""
+
+    def __init__(self, at: int, text: str) -> None:
+        super().__init__(text)
+        self.at = at
+
+
 class Durable:
     """
     What may be on the disk after a loss of power: what the last flush acknowledged, and anything later. Requests that
@@ -89,12 +97,11 @@ class Durable:
                 self.unordered.pop(at, None)
 
     def check(self, image: Image, name: str) -> None:
-        """Raises AssertionError if image lacks what was acknowledged by the batch of that name."""
+        """Raises NotDurable if image lacks what was acknowledged by the batch of that name."""
         for at in range(0, len(self.sure), SECTOR):
             sure = self.sure[at : at + SECTOR]
             if image.data[at : at + SECTOR] == sure:
                 continue
             if not any(image.may_hold(at, one) for one in (bytes(sure), *self.later.get(at, []))):
-                raise AssertionError(
-                    f"after batch {name}: what was acknowledged at {at} is not durable: {sure[:16].hex()}..."
-                )
+                text = f"after batch {name}: what was acknowledged at {at} is not durable: {sure[:16].hex()}..."
+                raise NotDurable(at, text)

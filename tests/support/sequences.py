@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shlex
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from world import FALLOCATE_MODES, LOCK_KINDS, RENAME_FLAGS, USER, Call, World
+from world import FALLOCATE_MODES, GROUP, LATEST_NS, LOCK_KINDS, RENAME_FLAGS, USER, Call, World
 
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
 ATTRIBUTES = ("user.one", "user.two", "trusted.one", "system.posix_acl_access", "system.posix_acl_default")
 TMPFILE_FLAGS = (os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDONLY)
+WRITE_FLAGS = (os.RWF_DSYNC, os.RWF_SYNC, os.RWF_APPEND, os.RWF_APPEND | os.RWF_DSYNC)
+NODES = (stat.S_IFREG, stat.S_IFREG, stat.S_IFSOCK, stat.S_IFCHR)
+OWNERS = ((0, 0), (USER, USER), (USER, -1), (-1, USER), (0, -1), (-1, 0), (-1, GROUP))
 SLOTS = 4
 PAGE = 4096
 LARGEST = 10 * PAGE
@@ -46,6 +51,11 @@ def _size(rng: random.Random) -> int:
     return rng.choice([1, 10, PAGE, PAGE + 1, rng.randrange(1, 3 * PAGE)])
 
 
+def _aligned(rng: random.Random) -> tuple[int, int]:
+    """Size and offset that direct I/O takes."""
+    return rng.choice([512, PAGE, 3 * PAGE]), rng.randrange(LARGEST // 512) * 512
+
+
 def _mode(rng: random.Random) -> int:
     return rng.choice([0o644, 0o600, 0o666, 0o755, 0o777, 0o4755, 0o2755, 0o6777, 0o2644, 0o1777, 0o000])
 
@@ -54,7 +64,7 @@ def _flags(rng: random.Random) -> int:
     flags = rng.choice([os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR, os.O_RDWR])
     for flag, chance in (
         (os.O_CREAT, 0.7), (os.O_EXCL, 0.1), (os.O_TRUNC, 0.15), (os.O_APPEND, 0.3), (os.O_NOFOLLOW, 0.1),
-        (os.O_SYNC, 0.05), (os.O_DIRECTORY, 0.03),
+        (os.O_SYNC, 0.05), (os.O_DSYNC, 0.05), (os.O_DIRECT, 0.15), (os.O_NOATIME, 0.03), (os.O_DIRECTORY, 0.03),
     ):  # fmt: skip
         if rng.random() < chance:
             flags |= flag
@@ -89,11 +99,16 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (12, lambda r: ("open", _slot(r), _name(r), _flags(r), _mode(r))),
     (3, lambda r: ("close", _slot(r))),
     (4, lambda r: ("set_flags", _slot(r), os.O_NONBLOCK | r.choice([0, os.O_APPEND]))),
+    (1, lambda r: ("set_cached", _slot(r))),
     (1, lambda r: ("get_flags", _slot(r))),
     (3, lambda r: ("read", _slot(r), _size(r))),
     (6, lambda r: ("write", _slot(r), _byte(r), _size(r))),
     (4, lambda r: ("pread", _slot(r), _size(r), _offset(r))),
     (8, lambda r: ("pwrite", _slot(r), _byte(r), _size(r), _offset(r))),
+    (2, lambda r: ("pwrite", _slot(r), _byte(r), _size(r), _offset(r), r.choice(WRITE_FLAGS))),
+    (3, lambda r: ("pwrite", _slot(r), _byte(r), *_aligned(r))),
+    (2, lambda r: ("pread", _slot(r), *_aligned(r))),
+    (1, lambda r: ("sendfile", _slot(r), _slot(r), _offset(r), _size(r))),
     (2, lambda r: ("lseek", _slot(r), _offset(r), r.choice([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END]))),
     (3, lambda r: ("ftruncate", _slot(r), _offset(r))),
     (3, lambda r: ("fallocate", _slot(r), r.choice(list(FALLOCATE_MODES)), _offset(r), _size(r))),
@@ -118,21 +133,25 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (1, lambda r: ("symlink", r.choice(["a", "d", "nowhere"]), _name(r))),
     (1, lambda r: ("readlink", _name(r))),
     (1, lambda r: ("mkfifo", _name(r), _mode(r))),
+    (1, lambda r: ("mknod", _name(r), r.choice(NODES), _mode(r))),
     (2, lambda r: ("rename", _name(r), _name(r))),
     (2, lambda r: ("renameat2", _name(r), _name(r), r.choice(list(RENAME_FLAGS)))),
     (1, lambda r: ("listdir", r.choice([".", *DIRECTORIES]))),
     (1, lambda r: ("access", _name(r), r.randrange(8))),
     (3, lambda r: ("chmod", _name(r), _mode(r))),
     # Not -1 twice, which only takes set-id bits away: the kernel tells no FUSE server of it.
-    (2, lambda r: ("chown", _name(r), *r.choice([(0, 0), (USER, USER), (USER, -1), (-1, USER), (0, -1), (-1, 0)]))),
-    (1, lambda r: ("utime", _name(r), r.randrange(1 << 60), r.randrange(1 << 60))),
+    (2, lambda r: ("chown", _name(r), *r.choice(OWNERS))),
+    (2, lambda r: ("utime", _name(r), r.randrange(LATEST_NS), r.randrange(LATEST_NS))),
+    (1, lambda r: ("touch", _name(r))),
     (2, _setxattr),
     (1, lambda r: ("getxattr", _name(r), r.choice(ATTRIBUTES))),
     (1, lambda r: ("removexattr", _name(r), r.choice(ATTRIBUTES))),
-    (3, lambda r: ("user", r.choice([0, 0, USER]))),
+    (3, lambda r: ("user", *r.choice([(0,), (0,), (USER,), (USER, GROUP)]))),
+    (1, lambda r: ("umask", r.choice([0o022, 0o022, 0o077, 0]))),
+    (1, lambda r: ("limit", r.choice([_offset(r), *[resource.RLIM_INFINITY] * 2]))),
     (2, lambda r: ("tree",)),
 )
-WITH_MODE = {"open", "tmpfile", "mkdir", "mkfifo", "chmod", "fchmod"}  # their last argument
+WITH_MODE = {"open", "tmpfile", "mkdir", "mkfifo", "mknod", "chmod", "fchmod"}  # their last argument
 REMOUNT_CHANCE = 0.003
 
 

@@ -12,14 +12,17 @@ import fcntl
 import itertools
 import mmap
 import os
+import resource
 import stat
 import struct
 from collections.abc import Callable
 from typing import Any
 
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
-USER = 1000
+USER, GROUP = 1000, 2000
+SECTOR = 512  # bytes that direct I/O is aligned to
 RENAME_FLAGS = {"noreplace": 1, "exchange": 2}
+LATEST_NS = 1 << 60  # of a time that is set: in 2006
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +40,13 @@ def runs(data: bytes) -> str:
     return " ".join(f"{chr(byte) if byte else 0}*{len(list(group))}" for byte, group in itertools.groupby(data))
 
 
+def _memory(content: bytes) -> mmap.mmap:
+    """Page-aligned, as direct I/O wants it."""
+    memory = mmap.mmap(-1, len(content))
+    memory.write(content)
+    return memory
+
+
 def _checked(result: int) -> int:
     if result == -1:
         raise OSError(ctypes.get_errno(), "")
@@ -46,17 +56,31 @@ def _checked(result: int) -> int:
 class World:
     """Calls by relative names below root. Slots hold open files and mappings."""
 
-    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, root: str, remounts: Callable[[], None] = lambda: None, times: bool = True, times_of_stores: bool = True
+    ) -> None:
+        """times: are among the attributes; times_of_stores: a store to a mapping changes them at once."""
         self.root = root
+        self.times = times
+        self.times_of_stores = times_of_stores
         self.remounts = remounts
         self.files: dict[int, int] = {}
         self.maps: dict[int, tuple[int, mmap.mmap]] = {}
         self.uid = 0
+        self.groups: list[int] = []
+        self.umask_bits = 0o022
+        self.most = resource.RLIM_INFINITY  # bytes of a file
 
     def do(self, call: Call) -> Any:
         """What the call answers: a value, or the name of its error."""
+        if call == ("remount",):
+            return self.remount()  # which a server gets none of the following from
         os.chdir(self.root)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        mask = os.umask(self.umask_bits)
         try:
+            os.setgroups(self.groups)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, limits[1]))
             if self.uid:
                 os.setegid(self.uid)
                 os.seteuid(self.uid)
@@ -65,6 +89,9 @@ class World:
             finally:
                 os.seteuid(0)
                 os.setegid(0)
+                os.setgroups([])
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                os.umask(mask)
         except OSError as error:
             return errno.errorcode.get(error.errno or 0, str(error))
         except KeyError:
@@ -78,13 +105,20 @@ class World:
 
     # ---- whose calls, and which mount
 
-    def user(self, uid: int) -> None:
+    def user(self, uid: int, *groups: int) -> None:
         self.uid = uid
+        self.groups = list(groups)
+
+    def umask(self, bits: int) -> None:
+        self.umask_bits = bits
+
+    def limit(self, size: int) -> None:
+        """RLIMIT_FSIZE; Python ignores its signal."""
+        self.most = size
 
     def remount(self) -> None:
         self.close_all()
         os.chdir("/")
-        os.seteuid(0)
         self.remounts()
 
     # ---- open files
@@ -99,22 +133,40 @@ class World:
         os.close(self.files.pop(slot))
 
     def set_flags(self, slot: int, flags: int) -> None:
-        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, flags)
+        """All that can be set, but O_DIRECT stays."""
+        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, flags | self.get_flags(slot) & os.O_DIRECT)
+
+    def set_cached(self, slot: int) -> None:
+        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, self.get_flags(slot) & ~os.O_DIRECT)
 
     def get_flags(self, slot: int) -> int:
         return fcntl.fcntl(self.files[slot], fcntl.F_GETFL)
 
     def read(self, slot: int, size: int) -> str:
-        return runs(os.read(self.files[slot], size))
+        self._settle_size(slot)
+        with _memory(bytes(size)) as memory:
+            return runs(memory[: os.readv(self.files[slot], [memory])])
 
     def write(self, slot: int, byte: str, size: int) -> int:
-        return os.write(self.files[slot], byte.encode() * size)
+        self._refuse_part(slot, size)
+        with _memory(byte.encode() * size) as memory:
+            return os.writev(self.files[slot], [memory])
 
     def pread(self, slot: int, size: int, offset: int) -> str:
-        return runs(os.pread(self.files[slot], size, offset))
+        self._settle_size(slot)
+        with _memory(bytes(size)) as memory:
+            return runs(memory[: os.preadv(self.files[slot], [memory], offset)])
 
-    def pwrite(self, slot: int, byte: str, size: int, offset: int) -> int:
-        return os.pwrite(self.files[slot], byte.encode() * size, offset)
+    def pwrite(self, slot: int, byte: str, size: int, offset: int, flags: int = 0) -> int:
+        self._refuse_part(slot, size)
+        with _memory(byte.encode() * size) as memory:
+            return os.pwritev(self.files[slot], [memory], offset, flags)
+
+    def sendfile(self, target: int, source: int, offset: int, size: int) -> int:
+        if os.path.sameopenfile(self.files[target], self.files[source]):
+            raise OSError(errno.EINVAL, "what it reads of what it writes is not defined")
+        self._refuse_direct(target, source)
+        return os.sendfile(self.files[target], self.files[source], offset, size)
 
     def lseek(self, slot: int, offset: int, whence: int) -> int:
         if stat.S_ISDIR(os.fstat(self.files[slot]).st_mode):
@@ -125,9 +177,28 @@ class World:
         os.ftruncate(self.files[slot], size)
 
     def fallocate(self, slot: int, mode: str, offset: int, size: int) -> None:
+        if self.most != resource.RLIM_INFINITY:
+            raise OSError(errno.EFBIG, "one that fails takes set-id bits away, or does not")
         _checked(_libc.fallocate(self.files[slot], FALLOCATE_MODES[mode], offset, size))
 
+    def _refuse_direct(self, *slots: int) -> None:
+        if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
+            raise OSError(errno.EINVAL, "which copies have to be aligned is a matter of the file system")
+
+    def _settle_size(self, slot: int) -> None:
+        """
+        Before a direct read. With write-back the kernel writes only the pages of its range, so that a server whose
+        file ends before them finds the end where there is a hole.
+        """
+        if self.get_flags(slot) & os.O_DIRECT:
+            os.fsync(self.files[slot])
+
+    def _refuse_part(self, slot: int, size: int) -> None:
+        if self.get_flags(slot) & os.O_DIRECT and size > SECTOR and size % SECTOR:
+            raise OSError(errno.EINVAL, "ext4 has written each extent but the last, or not, as they happen to lie")
+
     def copy_file_range(self, source: int, from_offset: int, target: int, to_offset: int, size: int) -> int:
+        self._refuse_direct(source, target)
         return os.copy_file_range(self.files[source], self.files[target], size, from_offset, to_offset)
 
     def fsync(self, slot: int) -> None:
@@ -189,6 +260,7 @@ class World:
                 mapped[offset:end] = byte.encode() * (end - offset)
             except TypeError as error:
                 raise OSError(errno.EACCES, "mapped for reading") from error
+            self.times = self.times and self.times_of_stores
         return max(end - offset, 0)
 
     def msync(self, slot: int) -> None:
@@ -197,6 +269,8 @@ class World:
     # ---- names
 
     def truncate(self, name: str, size: int) -> None:
+        if os.stat(name).st_size == size:
+            raise OSError(errno.EINVAL, "with write-back the kernel keeps the time of a file whose size stays")
         os.truncate(name, size)
 
     def mkdir(self, name: str, mode: int) -> None:
@@ -219,6 +293,10 @@ class World:
 
     def mkfifo(self, name: str, mode: int) -> None:
         os.mkfifo(name, mode)
+
+    def mknod(self, name: str, kind: int, mode: int) -> None:
+        """A device is /dev/null."""
+        os.mknod(name, kind | mode, os.makedev(1, 3) if stat.S_ISCHR(kind) else 0)
 
     def rename(self, name: str, new: str) -> None:
         os.rename(name, new)
@@ -245,6 +323,9 @@ class World:
         st = os.stat(name)
         return st.st_atime_ns, st.st_mtime_ns
 
+    def touch(self, name: str) -> None:
+        os.utime(name)
+
     def setxattr(self, name: str, attribute: str, value: bytes, flags: int) -> None:
         os.setxattr(name, attribute, value, flags)
 
@@ -259,8 +340,17 @@ class World:
     def attributes(self) -> dict[str, Any]:
         """The attributes of all names, and of what is open."""
         os.chdir(self.root)
-        found = {name: _attributes(os.lstat(name)) for name in _names(".")}
-        return found | {f"slot {slot}": _attributes(os.fstat(file)) for slot, file in self.files.items()}
+        found = {name: self._attributes(os.lstat(name)) for name in _names(".")}
+        return found | {f"slot {slot}": self._attributes(os.fstat(file)) for slot, file in self.files.items()}
+
+    def _attributes(self, st: os.stat_result) -> tuple[Any, ...]:
+        """Those that are the same everywhere: directories have no defined size, and inodes no defined number."""
+        size = None if stat.S_ISDIR(st.st_mode) else st.st_size
+        # As it was set, or that of a change since the beginning.
+        # The kernel writes to fifos by itself, and leaves their times to the server, which does not see it.
+        timed = self.times and not stat.S_ISFIFO(st.st_mode)
+        modified = st.st_mtime_ns if timed and st.st_mtime_ns < LATEST_NS else None
+        return stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, size, modified
 
     def tree(self) -> dict[str, Any]:
         """All contents and extended attributes."""
@@ -287,9 +377,3 @@ def _names(directory: str) -> list[str]:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             names += _names(path)
     return names
-
-
-def _attributes(st: os.stat_result) -> tuple[Any, ...]:
-    """Those that are the same everywhere: directories have no defined size, and inodes no defined number."""
-    size = None if stat.S_ISDIR(st.st_mode) else st.st_size
-    return stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, size

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from block_targets import FileTarget, SgTarget
 from blocks import SECTOR, Batch, Limits, Model, search
-from durability import Durable, Image
+from durability import Durable, Image, NotDurable
 from guest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import entries, logged, mark
 from userblk.harness.model.config import SystemConfig
@@ -24,6 +24,7 @@ from waiting import wait_until
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
 SIZE = MIB
+PAGE = 4096
 LARGEST = 256 * 1024  # emulated CPUs are slow
 
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
@@ -57,9 +58,23 @@ class Journal:
                     for at, data in after.items():
                         content[at : at + SECTOR] = data
                 done = int(entry.mark)
-                durable.check(image, entry.mark)
+                try:
+                    durable.check(image, entry.mark)
+                except NotDurable as lost:
+                    raise AssertionError(self.story(lost, image, done)) from None
                 marks += 1
         return marks
+
+    def story(self, lost: NotDurable, image: Image, done: int) -> str:
+        """What the disk holds in place of the sector, and the batches that touched its page."""
+        page = range(lost.at // PAGE * PAGE, lost.at // PAGE * PAGE + PAGE)
+        lines = [str(lost), f"the log has {image.data[lost.at : lost.at + 16].hex()}..."]
+        for number, (batch, after) in enumerate(self.events[:done], 1):
+            touched = [r for r in batch if r.op == "flush" or (r.offset < page.stop and r.end > page.start)]
+            if touched:
+                now = f", then {after[lost.at][:16].hex()}..." if lost.at in after else ""
+                lines.append(f"    {number}: {' | '.join(map(str, touched))}{now}")
+        return "\n".join(lines)
 
 
 @contextmanager
