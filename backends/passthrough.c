@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -130,15 +131,30 @@ static int keep_flush_error(struct passthrough *p, int r)
 	return r;
 }
 
+/* Around what makes data durable: a request under way has not dropped some of it meanwhile. */
+static void begin_durable(struct passthrough *p)
+{
+	if (!p->direct)
+		pthread_rwlock_rdlock(&p->drop_lock);
+}
+
+static void end_durable(struct passthrough *p)
+{
+	if (!p->direct)
+		pthread_rwlock_unlock(&p->drop_lock);
+}
+
 static int sync_data(struct passthrough *p)
 {
 	int r = atomic_load(&p->flush_error);
 
 	if (r)
 		return r;
+	begin_durable(p);
 	do
 		r = fdatasync(p->fd) < 0 ? -errno : 0;
 	while (r == -EINTR);
+	end_durable(p);
 	return keep_flush_error(p, r);
 }
 
@@ -151,6 +167,19 @@ static int write_with(
 	return r == TRANSFER_EOF ? shrunk(p) : r;
 }
 
+static int write_durably(
+	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset)
+{
+	int r = atomic_load(&p->flush_error);
+
+	if (r)
+		return r;
+	begin_durable(p);
+	r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
+	end_durable(p);
+	return r;
+}
+
 static int passthrough_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
 {
@@ -160,9 +189,7 @@ static int passthrough_writev(
 	if (!(flags & BACKEND_FUA))
 		return write_with(p, iov, iovcnt, offset, 0);
 	if (p->has_dsync) {
-		r = atomic_load(&p->flush_error);
-		if (r == 0)
-			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
+		r = write_durably(p, iov, iovcnt, offset);
 		/* Through the page cache, the error may be that of an earlier write: certainly if
 		 * this one alone succeeds. */
 		if (r && r != -EOPNOTSUPP && !p->direct &&
@@ -259,15 +286,21 @@ static int punch(struct passthrough *p, uint64_t offset, uint64_t length)
 	return attempt(&p->has_punch, allocate(p, FALLOC_FL_PUNCH_HOLE, offset, length));
 }
 
+/* Around what changes the file behind its cached pages. */
 static uint64_t hold(struct passthrough *p, uint64_t offset, uint64_t length)
 {
-	return p->direct ? direct_lock(p->direct, offset, length) : 0;
+	if (p->direct)
+		return direct_lock(p->direct, offset, length);
+	pthread_rwlock_wrlock(&p->drop_lock);
+	return 0;
 }
 
 static void release(struct passthrough *p, uint64_t held)
 {
 	if (p->direct)
 		direct_unlock(p->direct, held);
+	else
+		pthread_rwlock_unlock(&p->drop_lock);
 }
 
 static int passthrough_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)

@@ -30,6 +30,12 @@ struct passthrough {
 	struct direct *direct; /* NULL with direct=off */
 	struct backend_info info;
 	pthread_mutex_t seek_lock; /* the file offset, which lseek() needs and nothing else uses */
+	/*
+	 * With direct=off. Zeroes and trims, which hold it for writing, begin with dropping pages
+	 * that may be dirty: until they are done, neither these nor the zeroes are on the disk, and
+	 * nothing may be acknowledged as durable. See begin_durable().
+	 */
+	pthread_rwlock_t drop_lock;
 	/* What the kernel has not refused yet. */
 	_Atomic bool has_dsync, has_punch, has_zero_range, has_zeroout;
 	_Atomic bool shrink_told;

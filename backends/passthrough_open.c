@@ -429,9 +429,22 @@ int passthrough_close(struct backend *b)
 	if (p->fd >= 0)
 		close(p->fd);
 	pthread_mutex_destroy(&p->seek_lock);
+	pthread_rwlock_destroy(&p->drop_lock);
 	free(p->file);
 	free(p);
 	return 0;
+}
+
+static void set_up_locks(struct passthrough *p)
+{
+	pthread_rwlockattr_t attributes;
+
+	pthread_mutex_init(&p->seek_lock, NULL);
+	pthread_rwlockattr_init(&attributes);
+	/* Flushes of many connections never leave a gap for zeroes otherwise. */
+	pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(&p->drop_lock, &attributes);
+	pthread_rwlockattr_destroy(&attributes);
 }
 
 int passthrough_open(
@@ -445,7 +458,7 @@ int passthrough_open(
 	if (!p)
 		return -ENOMEM;
 	p->fd = -1;
-	pthread_mutex_init(&p->seek_lock, NULL);
+	set_up_locks(p);
 	p->file = strdup(c->file);
 	r = p->file ? open_file(p, c, size, host, &created) : -ENOMEM;
 	if (r == 0)

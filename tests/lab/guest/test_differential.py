@@ -7,6 +7,7 @@ durable below: the disk is one of dm-log-writes, whose log has nothing else.
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from block_targets import FileTarget, SgTarget
-from blocks import SECTOR, Batch, Limits, Model, search
+from blocks import SECTOR, Batch, Limits, Model, Request, replay, search
 from durability import Durable, Image, NotDurable
 from guest import BUILD, LIMIT, MIB, Up, config, run
 from log_writes import entries, logged, mark
@@ -25,6 +26,7 @@ from waiting import wait_until
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))  # of each way
 SIZE = MIB
 PAGE = 4096
+ZEROES = 60
 LARGEST = 256 * 1024  # emulated CPUs are slow
 
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
@@ -120,6 +122,21 @@ def block_target(path: str, limits: Limits) -> FileTarget:
 )  # noqa: E501
 def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
     compare(up, config(kind, mode=mode, direct=direct), block_target)
+
+
+def test_flushes_beside_zeroes(up: Up) -> None:
+    """What a flush has to make durable is there or zeroed, never as it was before: the page cache drops it first."""
+    journal, rng = Journal(SIZE), random.Random(1)
+    with below() as disk, up(config("nbdkit", direct="off"), disk) as running:
+        limits = limits_of(running.used.path)
+        batches: list[Batch] = []
+        for tag in range(1, ZEROES + 1):
+            at = rng.randrange((SIZE - LARGEST) // PAGE) * PAGE
+            batches.append((Request("write", at, LARGEST, tag),))
+            batches.append((Request("zero", at, LARGEST, may_trim=rng.random() < 0.5), Request("flush")))
+        with closing(block_target(running.used.path, limits)) as target:
+            replay(batches, limits, target, journal)
+    assert journal.check(SATA) > ZEROES
 
 
 @pytest.mark.parametrize("mode", ["", "handler"])
