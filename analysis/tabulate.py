@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from userblk.harness.model.parts import ENGINES, Engine
+
 from .statistics import ALPHA, holm
 from .summaries import Run, warnings_note
 from .table import (
@@ -30,36 +32,9 @@ from .table import (
     ordered,
 )
 
-APPLICATIONS = ("kv", "postgresql", "source-tree")
-OVER_STORE = "store-files"  # an engine: on files on a disk over a store, without a native one to compare with
-FILE_ENGINES = ("flow", "ops", "fio-files", *APPLICATIONS, OVER_STORE)
-OWN_REPORTS = ("attach", "failover", "response", "store", "sweep")  # engines whose runs no table holds
-# Base and metrics of an engine's tables, where they are not native and those of the paper.
-SHOWN: dict[str, tuple[str, tuple[Metric, ...]]] = {OVER_STORE: ("", (RATE, *METRICS))}
-
-
-FLOWOPS = (
-    "An operation is a flowop of the workload file, such as open, read, close. Files per second (created, opened or"
-    " deleted) are in table-long.csv as files_kops."
-)
-
-
-OPERATIONS = (
-    "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as the"
-    " program in the paper's artefact does it."
-)
-
-
-OF_APPLICATIONS = (
-    "An operation is one of YCSB's (userblk-kv(1)), a transaction of sysbench, or a file that was unpacked or compiled:"
-    " docs/apps.md. Rates of one row compare; those of two rows do not."
-)
-
-
-# What an operation is; of several engines, the first that made a run.
-OPERATION = {"ops": OPERATIONS} | dict.fromkeys(APPLICATIONS, OF_APPLICATIONS) | {"flow": FLOWOPS}
-# Their workloads take nothing from configs/workloads/parameters.toml.
-CHOOSE_NOTHING = frozenset({"ops", *APPLICATIONS})
+def _engine(run: Run) -> Engine:
+    """The run's; one of defaults where the campaign's engine is not here."""
+    return ENGINES.get(run.engine, Engine())
 
 
 def _corrected(cells: Mapping[CellKey, Cell]) -> dict[CellKey, Cell]:
@@ -111,7 +86,8 @@ def make_table(
     choices: what was chosen where the paper is silent about Table 2, of_blocks: how Table 1 is
     measured. base, metrics: as the table's.
     """
-    files = any(run.engine in FILE_ENGINES for run in runs)
+    engines = {run.engine: _engine(run) for run in runs}.values()
+    files = any(engine.on_files for engine in engines)
     samples: dict[CellKey, list[float]] = defaultdict(list)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -150,9 +126,8 @@ def make_table(
     cells = _corrected(cells)
     emulated = max(run.emulated for run in runs)
     notes = _notes(runs, valid, seed) + _tested(cells)
-    engines = {run.engine for run in runs}
-    notes += tuple(text for engine, text in OPERATION.items() if engine in engines)[:1]
-    if files and not engines & CHOOSE_NOTHING:
+    notes += tuple(dict.fromkeys(engine.operation for engine in engines if engine.operation))
+    if files and all(engine.parameters for engine in engines):
         head = "The paper does not state it" if _known(runs) else "How it is done"
         notes += tuple(f"{head}: {choice}." for choice in choices)
     elif not files:
@@ -238,12 +213,14 @@ def make_tables(
     hosts that measured different devices are in one, where each device is compared with the native of its own host all
     the same.
     """
-    groups = _groups(run for run in runs if run.engine not in OWN_REPORTS)
+    groups = _groups(run for run in runs if not _engine(run).own_report)
     if joined:
         groups = _joined(groups)
-    return [
-        make_table(group, seed, choices, of_blocks, *SHOWN.get(group[0].engine, (NATIVE, METRICS))) for group in groups
-    ]
+    tables = []
+    for group in groups:
+        base, metrics = (NATIVE, METRICS) if _engine(group[0]).beside_native else ("", (RATE, *METRICS))
+        tables.append(make_table(group, seed, choices, of_blocks, base, metrics))
+    return tables
 
 
 def tables_of(runs: Sequence[Run], base: str, metrics: Sequence[Metric]) -> list[Table]:

@@ -83,6 +83,7 @@ class Attach(DeviceEngine):
     """Disks that come and go. It has modules loaded, and touches no device."""
 
     name = "attach"
+    own_report = True
     table_files = (SAMPLES,)
     uses_device = False
 

@@ -18,6 +18,10 @@ from ..systems import Running
 from . import Result
 
 FIO_MODES = ("read", "randread", "write", "randwrite")
+OF_APPLICATIONS = (
+    "An operation is one of YCSB's (userblk-kv(1)), a transaction of sysbench, or a file that was unpacked or compiled:"
+    " docs/apps.md. Rates of one row compare; those of two rows do not."
+)
 
 
 @dataclass(frozen=True)

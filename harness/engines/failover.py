@@ -251,6 +251,7 @@ class Failover(DeviceEngine):
     """fio, while the server's end comes at its time."""
 
     name = "failover"
+    own_report = True
     table_files = (SERIES,)
     busy = True  # but for nbdkit's 10 s
 

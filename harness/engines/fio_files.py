@@ -81,6 +81,7 @@ class FioFiles(Flow):
     """fio on a new ext4, or on a file system over it."""
 
     name = "fio-files"
+    operation = ""
     results = "fio"
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

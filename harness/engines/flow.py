@@ -271,6 +271,10 @@ class Flow(DeviceEngine):
     """userblk-flow on a file system: workload files, their names in the suite's table."""
 
     name = "flow"
+    operation = (
+        "An operation is a flowop of the workload file, such as open, read, close. Files per second (created, opened or"
+        " deleted) are in table-long.csv as files_kops."
+    )
     on_files = True
     parameters = True
     bytes_per_inode = 0  # of the ext4; 0: mkfs chooses

@@ -15,7 +15,7 @@ from ..model.parts import ENGINES, FILL_BYTES_PER_S
 from ..model.tables import ConfigError, Table
 from ..observing.histogram import tails
 from . import Result, WorkloadError
-from .base import Run, sizes_of
+from .base import OF_APPLICATIONS, Run, sizes_of
 from .flow import Flow, run_options
 
 STORES = {"rocksdb": "librocksdb-dev", "leveldb": "libleveldb-dev", "sqlite": "libsqlite3-dev"}  # and their packages
@@ -62,6 +62,7 @@ class Kv(Flow):
 
     name = "kv"
     parameters = False
+    operation = OF_APPLICATIONS
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)

@@ -67,6 +67,10 @@ class Ops(Flow):
 
     name = "ops"
     parameters = False
+    operation = (
+        "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as"
+        " the program in the paper's artefact does it."
+    )
     bytes_per_inode = 4096  # many files without data
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

@@ -27,7 +27,7 @@ from ..observing.histogram import tails
 from ..observing.warmup import Interval
 from ..systems.base import await_up, find_program, scratch
 from . import Result, WorkloadError
-from .base import Run, sizes_of, with_fixed_values
+from .base import OF_APPLICATIONS, Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, duration_s, wait_for
 
 USERS = ("postgres", "nobody")  # whose server it is: the first that exists
@@ -167,6 +167,7 @@ class Postgresql(Flow):
 
     name = "postgresql"
     parameters = False
+    operation = OF_APPLICATIONS
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)

@@ -153,6 +153,7 @@ class Response(Direct):
     """The capacity by fio, then loads by userblk-openloop."""
 
     name = "response"
+    own_report = True
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table)), systems)

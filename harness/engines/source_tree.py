@@ -30,7 +30,7 @@ from ..observing import timed
 from ..observing.warmup import WarmUp
 from ..systems.base import scratch
 from . import Result, WorkloadError
-from .base import Run, sizes_of, with_fixed_values
+from .base import OF_APPLICATIONS, Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, wait_for
 
 UNPACK, BUILD = "unpack", "build"
@@ -141,6 +141,7 @@ class SourceTree(Flow):
 
     name = "source-tree"
     parameters = False
+    operation = OF_APPLICATIONS
     bytes_per_inode = 8192  # many small files
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

@@ -138,6 +138,7 @@ class OverStore(Engine):
     """fio on a volume over a store; the runner of stores runs it."""
 
     name = "store"
+    own_report = True
     measures = "store"
     runner = "userblk.harness.running.store_runner"
     lab_mib = 8192  # the store is in memory

@@ -44,6 +44,7 @@ def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
 
 class Sweep(Direct):
     name = "sweep"
+    own_report = True
     in_rounds = True
 
     def modelled(self, workload: Workload) -> bool:

@@ -56,7 +56,8 @@ class Engine:
     For a whole suite, whose first workload's engine decides: measures: what the commands plan it with (SUBJECTS of
     harness/cli/plan.py). runner: the module that runs it. lab_mib: memory of the lab's guest, 0: as much as its
     workloads need. tables_so_far: are its tables meaningful before all runs are done? table_files: what they are made
-    of, in the directory of a run, beside the files of every run.
+    of, in the directory of a run, beside the files of every run. own_report: no table holds its runs. beside_native:
+    what it measures on native is what others are compared with. operation: what an operation is, below its tables.
     """
 
     name = ""
@@ -65,6 +66,9 @@ class Engine:
     lab_mib = 0
     tables_so_far = True
     table_files: tuple[str, ...] = ()
+    own_report = False
+    beside_native = True
+    operation = ""
     on_files = False
     parameters = False
     counted = False

@@ -40,3 +40,6 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         return self._all()[name]
+
+    def get(self, name: str, otherwise: T) -> T:
+        return self._all().get(name, otherwise)

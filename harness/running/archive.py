@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from ..model.parts import ENGINES
+from ..model.parts import ENGINES, Engine
 from ..model.plan import ID
 from ..model.tables import ConfigError
 
@@ -79,7 +79,7 @@ def _of_engine(run: Path) -> tuple[str, ...]:
         engine = json.loads((run / SUMMARY).read_text())["engine"]
     except (OSError, ValueError, LookupError, TypeError):
         return ()
-    return ENGINES[engine].table_files if engine in ENGINES.names() else ()
+    return ENGINES.get(engine, Engine()).table_files
 
 
 def _of_tables(directory: Path, member: tarfile.TarInfo) -> tarfile.TarInfo | None:

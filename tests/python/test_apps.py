@@ -17,9 +17,10 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop_for_fuse
 from userblk.analysis.summaries import run_from_summary
-from userblk.analysis.tabulate import OF_APPLICATIONS, make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.cli import doctor
 from userblk.harness.engines import WorkloadError, kv, postgresql, source_tree
+from userblk.harness.engines.base import OF_APPLICATIONS
 from userblk.harness.machine import paths
 from userblk.harness.machine.mounts import mounts_of
 from userblk.harness.model import tables

@@ -14,7 +14,7 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop
 from userblk.analysis.summaries import run_from_summary
-from userblk.analysis.tabulate import OPERATIONS, make_tables
+from userblk.analysis.tabulate import make_tables
 from userblk.harness.engines import ops
 from userblk.harness.machine import paths
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -124,7 +124,7 @@ def test_from_plan_to_table(device: str, tmp_path: Path) -> None:
         assert settings["ops"]["operations"]["operation"] > 0 and settings["ops"]["threads"] == 1
         assert ("negotiated" in settings) is (name != "native")
     (table,) = make_tables([run_from_summary(summary, "here") for summary in found.values()])
-    assert set(table.systems) == set(SYSTEMS) and OPERATIONS in table.notes
+    assert set(table.systems) == set(SYSTEMS) and ENGINES["ops"].operation in table.notes
 
 
 def test_it_is_an_engine_on_files() -> None:
