@@ -114,50 +114,6 @@ static int passthrough_readv(
 	return r == TRANSFER_EOF ? shrunk(p) : r;
 }
 
-/*
- * The kernel reports a failed write-back once, to the first who syncs, and then
- * takes the data for clean. Another connection's flush must not report success
- * after that, so the failure stays until the device is opened again.
- */
-static int keep_flush_error(struct passthrough *p, int r)
-{
-	int none = 0;
-
-	if (r && atomic_compare_exchange_strong(&p->flush_error, &none, r))
-		backend_error(&p->backend.host,
-			"file=%s: %s while making data durable; writes may be lost, so every flush "
-			"fails from now on; repair the device and start again",
-			p->file, strerror(-r));
-	return r;
-}
-
-/* Around what makes data durable: a request under way has not dropped some of it meanwhile. */
-static void begin_durable(struct passthrough *p)
-{
-	if (!p->direct)
-		pthread_rwlock_rdlock(&p->drop_lock);
-}
-
-static void end_durable(struct passthrough *p)
-{
-	if (!p->direct)
-		pthread_rwlock_unlock(&p->drop_lock);
-}
-
-static int sync_data(struct passthrough *p)
-{
-	int r = atomic_load(&p->flush_error);
-
-	if (r)
-		return r;
-	begin_durable(p);
-	do
-		r = fdatasync(p->fd) < 0 ? -errno : 0;
-	while (r == -EINTR);
-	end_durable(p);
-	return keep_flush_error(p, r);
-}
-
 static int write_with(
 	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset, int rwf)
 {
@@ -167,16 +123,77 @@ static int write_with(
 	return r == TRANSFER_EOF ? shrunk(p) : r;
 }
 
-static int write_durably(
-	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset)
+/*
+ * The kernel reports a failed write-back once, to the first who syncs, and then
+ * takes the data for clean. Another connection's flush must not report success
+ * after that, so the failure stays until the device is opened again.
+ */
+static void keep_flush_error(struct passthrough *p, int r)
+{
+	int none = 0;
+
+	if (r && atomic_compare_exchange_strong(&p->flush_error, &none, r))
+		backend_error(&p->backend.host,
+			"file=%s: %s while making data durable; writes may be lost, so every flush "
+			"fails from now on; repair the device and start again",
+			p->file, strerror(-r));
+}
+
+static int sync_file(struct passthrough *p)
+{
+	int r;
+
+	/* A request under way has not dropped some of it meanwhile. */
+	if (!p->direct)
+		pthread_rwlock_rdlock(&p->drop_lock);
+	do
+		r = fdatasync(p->fd) < 0 ? -errno : 0;
+	while (r == -EINTR);
+	if (!p->direct)
+		pthread_rwlock_unlock(&p->drop_lock);
+	return r;
+}
+
+/*
+ * One call of the kernel at a time: it tells a failed write-back to one of those that wait for it
+ * at once, and the others that all is well. A call serves all who came before it began.
+ */
+static int sync_together(struct passthrough *p)
+{
+	struct passthrough_syncs *s = &p->syncs;
+	uint64_t needed;
+	int r;
+
+	pthread_mutex_lock(&s->lock);
+	needed = s->begun + 1;
+	while (s->ended < needed && !atomic_load(&p->flush_error)) {
+		if (s->begun != s->ended) {
+			pthread_cond_wait(&s->changed, &s->lock);
+			continue;
+		}
+		s->begun++;
+		pthread_mutex_unlock(&s->lock);
+		r = sync_file(p);
+		keep_flush_error(p, r);
+		pthread_mutex_lock(&s->lock);
+		s->ended = s->begun;
+		pthread_cond_broadcast(&s->changed);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return atomic_load(&p->flush_error);
+}
+
+static int sync_data(struct passthrough *p)
 {
 	int r = atomic_load(&p->flush_error);
 
 	if (r)
 		return r;
-	begin_durable(p);
-	r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
-	end_durable(p);
+	if (!p->direct)
+		return sync_together(p);
+	/* No data wait to be written back, and the disk answers each flush. */
+	r = sync_file(p);
+	keep_flush_error(p, r);
 	return r;
 }
 
@@ -186,21 +203,17 @@ static int passthrough_writev(
 	struct passthrough *p = (struct passthrough *)b;
 	int r;
 
-	if (!(flags & BACKEND_FUA))
-		return write_with(p, iov, iovcnt, offset, 0);
-	if (p->has_dsync) {
-		r = write_durably(p, iov, iovcnt, offset);
-		/* Through the page cache, the error may be that of an earlier write: certainly if
-		 * this one alone succeeds. */
-		if (r && r != -EOPNOTSUPP && !p->direct &&
-			(r == -EIO || write_with(p, iov, iovcnt, offset, 0) == 0))
-			keep_flush_error(p, r);
+	/* Not through the page cache: there it may get the error of another, as a flush may. */
+	if (flags & BACKEND_FUA && p->direct && p->has_dsync) {
+		r = atomic_load(&p->flush_error);
+		if (r == 0)
+			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
 		if (r != -EOPNOTSUPP)
 			return r;
 		p->has_dsync = false;
 	}
 	r = write_with(p, iov, iovcnt, offset, 0);
-	return r ? r : sync_data(p);
+	return r || !(flags & BACKEND_FUA) ? r : sync_data(p);
 }
 
 static int passthrough_get_backing(
@@ -213,8 +226,7 @@ static int passthrough_get_backing(
 	*backing = (struct backend_backing){
 		.fd = p->fd, .offset = request->offset, .memory_alignment = p->memory};
 	if (request->flags & BACKEND_FUA) {
-		/* Through the page cache, its failure must not be lost: see passthrough_writev().
-		 */
+		/* Through the page cache, its failure must not be lost: see sync_together(). */
 		if (!p->direct || !p->has_dsync || atomic_load(&p->flush_error))
 			return -EOPNOTSUPP;
 		backing->rwf = RWF_DSYNC;

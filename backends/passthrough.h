@@ -18,6 +18,13 @@ struct passthrough_config {
 	uint64_t size;
 };
 
+/* Calls of fdatasync(), one at a time with direct=off: see sync_together(). */
+struct passthrough_syncs {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	uint64_t begun, ended;
+};
+
 struct passthrough {
 	struct backend backend;
 	int fd;
@@ -33,9 +40,10 @@ struct passthrough {
 	/*
 	 * With direct=off. Zeroes and trims, which hold it for writing, begin with dropping pages
 	 * that may be dirty: until they are done, neither these nor the zeroes are on the disk, and
-	 * nothing may be acknowledged as durable. See begin_durable().
+	 * nothing may be acknowledged as durable. See sync_file().
 	 */
 	pthread_rwlock_t drop_lock;
+	struct passthrough_syncs syncs;
 	/* What the kernel has not refused yet. */
 	_Atomic bool has_dsync, has_punch, has_zero_range, has_zeroout;
 	_Atomic bool shrink_told;

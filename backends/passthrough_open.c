@@ -430,6 +430,8 @@ int passthrough_close(struct backend *b)
 		close(p->fd);
 	pthread_mutex_destroy(&p->seek_lock);
 	pthread_rwlock_destroy(&p->drop_lock);
+	pthread_mutex_destroy(&p->syncs.lock);
+	pthread_cond_destroy(&p->syncs.changed);
 	free(p->file);
 	free(p);
 	return 0;
@@ -440,6 +442,8 @@ static void set_up_locks(struct passthrough *p)
 	pthread_rwlockattr_t attributes;
 
 	pthread_mutex_init(&p->seek_lock, NULL);
+	pthread_mutex_init(&p->syncs.lock, NULL);
+	pthread_cond_init(&p->syncs.changed, NULL);
 	pthread_rwlockattr_init(&attributes);
 	/* Flushes of many connections never leave a gap for zeroes otherwise. */
 	pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);

@@ -2,6 +2,7 @@
 /* The passthrough device on loop devices and on small or odd file systems, some of which fail. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,6 +247,74 @@ static void test_no_space(void **state)
 	assert_memory_equal(back, buffer, 64 * KIB);
 }
 
+#define FLUSHERS 4
+
+static pthread_barrier_t barrier;
+
+struct flusher {
+	struct device *device;
+	bool writes; /* durably, instead of a flush */
+	int result;
+	pthread_t thread;
+};
+
+static void *flush_together(void *opaque)
+{
+	struct flusher *f = opaque;
+
+	pthread_barrier_wait(&barrier);
+	f->result = f->writes ? device_write(f->device, "x", 1, 0, BACKEND_FUA)
+			      : backend_flush(f->device->backend);
+	return NULL;
+}
+
+/*
+ * Writes are lost after they were acknowledged: every flush under way says so, and every durable
+ * write. The kernel says it to one of them.
+ */
+static void test_lost_writes_and_parallel_flushes(void **state)
+{
+	char mount_point[300], path[400], device[64];
+	static char buffer[MIB];
+	struct flusher flushers[FLUSHERS];
+	int fd, answered = 0;
+
+	(void)state;
+	need_root("mounting a small tmpfs");
+	snprintf(mount_point, sizeof mount_point, "%s", scratch_path("thin"));
+	assert_int_equal(mkdir(mount_point, 0700), 0);
+	if (mount("tmpfs", mount_point, "tmpfs", 0, "size=256k") < 0)
+		skip_test("no tmpfs can be mounted: %s", strerror(errno));
+	snprintf(path, sizeof path, "%s/disk", mount_point);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	/* The first page has room. */
+	assert_true(fd >= 0 && ftruncate(fd, SIZE) == 0 && pwrite(fd, "", 1, 0) == 1);
+	close(fd);
+	loop_attach(path, 512, device, sizeof device);
+	umount2(mount_point, MNT_DETACH); /* it goes with the loop device */
+	fill(buffer, sizeof buffer, 1);
+	pthread_barrier_init(&barrier, NULL, FLUSHERS);
+	for (int round = 0; round < 10; round++) {
+		struct device d;
+
+		device_open(&d, &passthrough_backend, "%s;direct=off", device);
+		assert_int_equal(device_write(&d, buffer, sizeof buffer, MIB, 0), 0);
+		for (int i = 0; i < FLUSHERS; i++) {
+			flushers[i] = (struct flusher){.device = &d, .writes = round % 2 && i % 2};
+			pthread_create(&flushers[i].thread, NULL, flush_together, &flushers[i]);
+		}
+		for (int i = 0; i < FLUSHERS; i++) {
+			pthread_join(flushers[i].thread, NULL);
+			answered += flushers[i].result == 0;
+		}
+		assert_int_equal(backend_flush(d.backend), flushers[0].result);
+		device_close(&d);
+	}
+	pthread_barrier_destroy(&barrier);
+	loop_detach(device);
+	assert_int_equal(answered, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -255,6 +324,7 @@ int main(void)
 		cmocka_unit_test(test_refused_zero_and_page_cache),
 		cmocka_unit_test(test_device_fails),
 		cmocka_unit_test(test_no_space),
+		cmocka_unit_test(test_lost_writes_and_parallel_flushes),
 	};
 
 	return cmocka_run_group_tests_name("passthrough", tests, NULL, NULL);
