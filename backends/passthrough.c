@@ -139,17 +139,23 @@ static void keep_flush_error(struct passthrough *p, int r)
 			p->file, strerror(-r));
 }
 
+/* Can the kernel hold changes in its page cache? With direct I/O, the edges of zeroes in a file. */
+static bool has_cache(const struct passthrough *p)
+{
+	return !p->direct || !p->is_device;
+}
+
 static int sync_file(struct passthrough *p)
 {
 	int r;
 
 	/* A request under way has not dropped some of it meanwhile. */
-	if (!p->direct)
+	if (has_cache(p))
 		pthread_rwlock_rdlock(&p->drop_lock);
 	do
 		r = fdatasync(p->fd) < 0 ? -errno : 0;
 	while (r == -EINTR);
-	if (!p->direct)
+	if (has_cache(p))
 		pthread_rwlock_unlock(&p->drop_lock);
 	return r;
 }
@@ -301,18 +307,19 @@ static int punch(struct passthrough *p, uint64_t offset, uint64_t length)
 /* Around what changes the file behind its cached pages. */
 static uint64_t hold(struct passthrough *p, uint64_t offset, uint64_t length)
 {
-	if (p->direct)
-		return direct_lock(p->direct, offset, length);
-	pthread_rwlock_wrlock(&p->drop_lock);
-	return 0;
+	uint64_t held = p->direct ? direct_lock(p->direct, offset, length) : 0;
+
+	if (has_cache(p))
+		pthread_rwlock_wrlock(&p->drop_lock);
+	return held;
 }
 
 static void release(struct passthrough *p, uint64_t held)
 {
+	if (has_cache(p))
+		pthread_rwlock_unlock(&p->drop_lock);
 	if (p->direct)
 		direct_unlock(p->direct, held);
-	else
-		pthread_rwlock_unlock(&p->drop_lock);
 }
 
 static int passthrough_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)

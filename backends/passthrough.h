@@ -38,9 +38,9 @@ struct passthrough {
 	struct backend_info info;
 	pthread_mutex_t seek_lock; /* the file offset, which lseek() needs and nothing else uses */
 	/*
-	 * With direct=off. Zeroes and trims, which hold it for writing, begin with dropping pages
-	 * that may be dirty: until they are done, neither these nor the zeroes are on the disk, and
-	 * nothing may be acknowledged as durable. See sync_file().
+	 * Zeroes and trims, which hold it for writing, begin with dropping pages that may be dirty:
+	 * until they are done, neither these nor the zeroes are on the disk, and nothing may be
+	 * acknowledged as durable. See sync_file().
 	 */
 	pthread_rwlock_t drop_lock;
 	struct passthrough_syncs syncs;

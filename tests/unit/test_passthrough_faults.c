@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -27,9 +28,12 @@ static struct {
 	unsigned dio_align; /* what direct I/O is said to need */
 	void (*between)(const char *path); /* what others do between an open and its claim, once */
 	const char *path;
-	int refused_modes; /* fallocate modes that are not supported */
-	bool drops;	   /* as the kernel does of a device's page cache before it refuses */
-	int calls;	   /* of fdatasync, or of fallocate in a refused mode */
+	int refused_modes;	/* fallocate modes that are not supported */
+	bool drops;		/* as the kernel does of a device's page cache before it refuses */
+	_Atomic int calls;	/* of fdatasync, or of fallocate in a refused mode */
+	struct device *flushed; /* by another thread while fallocate runs */
+	pthread_t flusher;
+	int calls_beside; /* calls when fallocate ends */
 } plan;
 
 /* What was there before the data that is dropped. */
@@ -159,10 +163,24 @@ WRAP(uint64_t, passthrough_queue_limit, dev_t disk, const char *name, uint64_t o
 	return plan.calls && plan.drops ? 0 : __real_passthrough_queue_limit(disk, name, otherwise);
 }
 
+static void *flush(void *opaque)
+{
+	const struct device *d = opaque;
+
+	assert_int_equal(backend_flush(d->backend), 0);
+	return NULL;
+}
+
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 {
 	if (interrupted())
 		return -1;
+	if (plan.flushed) {
+		pthread_create(&plan.flusher, NULL, flush, plan.flushed);
+		plan.flushed = NULL;
+		usleep(50000);
+		plan.calls_beside = plan.calls;
+	}
 	if (mode & plan.refused_modes) {
 		plan.calls++;
 		if (plan.drops)
@@ -289,6 +307,28 @@ static void test_a_durable_write_gets_the_error_of_another(void **state)
 	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	device_close(&d);
+}
+
+/* The kernel drops cached pages before it zeroes; with direct I/O, those of the edges of zeroes. */
+static void test_flush_beside_zeroes(void **state)
+{
+	(void)state;
+	for (int direct = 0; direct < 2; direct++)
+		for (int trim = 0; trim < 2; trim++) {
+			struct device d;
+
+			memset(&plan, 0, sizeof plan);
+			open_file(&d, direct);
+			plan.flushed = &d;
+			assert_int_equal(trim ? backend_trim(d.backend, 0, 4096, 0)
+					      : backend_zero(d.backend, 0, 4096, 0),
+				0);
+			assert_null(plan.flushed);
+			pthread_join(plan.flusher, NULL);
+			assert_int_equal(plan.calls, 1);
+			assert_int_equal(plan.calls_beside, 0);
+			device_close(&d);
+		}
 }
 
 /* Direct I/O may need larger blocks than we try: not ours, and not beyond our memory. */
@@ -419,6 +459,7 @@ int main(void)
 		cmocka_unit_test_setup(test_flush_error_stays, set_up),
 		cmocka_unit_test_setup(test_durable_writes, set_up),
 		cmocka_unit_test_setup(test_a_durable_write_gets_the_error_of_another, set_up),
+		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
