@@ -386,7 +386,7 @@ static int zero_sectors(struct passthrough *p, uint64_t offset, uint64_t length,
 	return attempt(&p->has_zeroout, device_range(p, BLKZEROOUT, offset, length));
 }
 
-/* Zeroes less than a sector at the edge of a range. */
+/* Zeroes what zero_sectors() cannot at the edge of a range. */
 static int zero_edge(struct passthrough *p, uint64_t offset, uint64_t length)
 {
 	static const char zeroes[4096];
@@ -402,14 +402,26 @@ static int zero_edge(struct passthrough *p, uint64_t offset, uint64_t length)
 	return r;
 }
 
+/*
+ * What is left to the kernel begins and ends with these. Behind the page cache: with pages. Before
+ * Linux 6.15 and its backports, a write to the rest of a page may read it while the zeroes are on
+ * their way to the disk, and bring back what it read.
+ */
+static uint64_t zero_unit(const struct passthrough *p)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+	return !p->direct && page > p->sector ? page : p->sector;
+}
+
 static int zero_device(struct passthrough *p, uint64_t offset, uint64_t length, unsigned flags)
 {
-	uint64_t stop = offset + length;
-	uint64_t start = (offset + p->sector - 1) / p->sector * p->sector;
-	uint64_t end = stop / p->sector * p->sector;
+	uint64_t stop = offset + length, unit = zero_unit(p);
+	uint64_t start = (offset + unit - 1) / unit * unit;
+	uint64_t end = stop / unit * unit;
 	int r;
 
-	/* Inside one sector or around the border of two. */
+	/* Inside one unit or around the border of two. */
 	if (start >= end)
 		return flags & BACKEND_FAST_ZERO ? -EOPNOTSUPP : zero_edge(p, offset, length);
 

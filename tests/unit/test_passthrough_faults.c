@@ -33,7 +33,8 @@ static struct {
 	_Atomic int calls;	/* of fdatasync, or of fallocate in a refused mode */
 	struct device *flushed; /* by another thread while fallocate runs */
 	pthread_t flusher;
-	int calls_beside; /* calls when fallocate ends */
+	int calls_beside;     /* calls when fallocate ends */
+	off_t offset, length; /* of the last fallocate */
 } plan;
 
 /* What was there before the data that is dropped. */
@@ -175,6 +176,8 @@ WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 {
 	if (interrupted())
 		return -1;
+	plan.offset = offset;
+	plan.length = length;
 	if (plan.flushed) {
 		pthread_create(&plan.flusher, NULL, flush, plan.flushed);
 		plan.flushed = NULL;
@@ -452,6 +455,40 @@ static void test_zeroes_after_a_refusal(void **state)
 	loop_detach(device);
 }
 
+/*
+ * Behind the page cache, only whole pages are zeroed: a write to a part of one may have read the
+ * rest before it was zeroed on the disk, and would write that back.
+ */
+static void test_zeroes_end_with_pages(void **state)
+{
+	static char data[64 * 1024], expected[sizeof data];
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("pages", MIB), 512, device, sizeof device);
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		memset(expected, 3, sizeof expected);
+		assert_int_equal(device_write(&d, expected, sizeof expected, 0, 0), 0);
+		assert_int_equal(backend_zero(d.backend, 512, 16384, BACKEND_MAY_TRIM), 0);
+		assert_int_equal(plan.offset, direct ? 512 : 4096);
+		assert_int_equal(plan.length, direct ? 16384 : 12288);
+		memset(expected + 512, 0, 16384);
+		/* Less than a page. */
+		plan.length = 0;
+		assert_int_equal(backend_zero(d.backend, 32768 + 512, 1024, BACKEND_MAY_TRIM), 0);
+		assert_int_equal(plan.length, direct ? 1024 : 0);
+		memset(expected + 32768 + 512, 0, 1024);
+		assert_int_equal(device_read(&d, data, sizeof data, 0), 0);
+		assert_memory_equal(data, expected, sizeof data);
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -464,6 +501,7 @@ int main(void)
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
 		cmocka_unit_test_setup(test_zeroes_after_a_refusal, set_up),
+		cmocka_unit_test_setup(test_zeroes_end_with_pages, set_up),
 	};
 
 	return cmocka_run_group_tests_name("passthrough faults", tests, NULL, NULL);
