@@ -30,6 +30,7 @@ struct io {
 	struct io *next_finished;
 	int result;	  /* of a finished request: 0 or negative errno */
 	uint32_t moved;	  /* bytes that transfers have done */
+	int failed;	  /* the error of a transfer that the device is to repeat */
 	bool flush_after; /* FUA that the transfer itself cannot have */
 	uint16_t tag;
 };
@@ -99,6 +100,13 @@ int ublk_queue_answer(const struct backend_request *request, int result)
 	if (result == 0 && (request->op == BACKEND_READ || request->op == BACKEND_WRITE))
 		return (int)request->length;
 	return result;
+}
+
+int ublk_queue_repeated(const struct backend_request *request, int transfer, int repeated)
+{
+	bool unsynced = request->flags & BACKEND_FUA && transfer == -EIO;
+
+	return repeated == 0 && unsynced ? transfer : repeated;
 }
 
 /* ---- the ring ------------------------------------------------------------------- */
@@ -188,7 +196,10 @@ static void run_in_worker(struct work *work)
 	struct io *io = (struct io *)work;
 
 	/* After a transfer of its own, the queue wants only this. */
-	complete(io, io->flush_after ? backend_flush(io->queue->dev->device) : call(io));
+	if (io->flush_after)
+		complete(io, backend_flush(io->queue->dev->device));
+	else
+		complete(io, ublk_queue_repeated(&io->request, io->failed, call(io)));
 }
 
 static void done_later(struct backend_request *request, int result)
@@ -275,6 +286,8 @@ static void transferred(struct io *io, int result)
 	if (dev->zero_copy) {
 		finish(io, r);
 	} else {
+		/* Without a sync of its own, it was about its own data only. */
+		io->failed = io->flush_after ? 0 : r;
 		io->flush_after = false;
 		to_workers(io);
 	}
@@ -330,6 +343,7 @@ static void start_request(struct io *io)
 		io->request.flags &= ~BACKEND_FUA;
 	q->in_service++;
 	io->moved = 0;
+	io->failed = 0;
 	io->flush_after = false;
 	io->iov.iov_len = io->request.length;
 	if (r || (dev->weak_flush && io->request.op == BACKEND_FLUSH))

@@ -56,5 +56,11 @@ int ublk_queue_translate(
 	const struct ublksrv_io_desc *description, struct backend_request *request);
 /* The result for the kernel: bytes or negative errno. result: 0 or negative errno. */
 int ublk_queue_answer(const struct backend_request *request, int result);
+/*
+ * The result of a request that the device has repeated after a transfer of the queue's own failed.
+ * A durable write stays failed if its transfer may have written the data, but could not sync them:
+ * the disk may have lost earlier writes, and reports that once.
+ */
+int ublk_queue_repeated(const struct backend_request *request, int transfer, int repeated);
 
 #endif

@@ -217,6 +217,22 @@ static void test_answers_are_whole(void **state)
 	assert_int_equal(ublk_queue_answer(&r, -EIO), -EIO);
 }
 
+/* An error of the sync is told once, and the write that is repeated says nothing of it. */
+static void test_failed_durable_writes_stay_failed(void **state)
+{
+	struct backend_request r = {.op = BACKEND_WRITE, .flags = BACKEND_FUA};
+
+	(void)state;
+	assert_int_equal(ublk_queue_repeated(&r, 0, 0), 0);
+	assert_int_equal(ublk_queue_repeated(&r, -EIO, 0), -EIO);
+	assert_int_equal(ublk_queue_repeated(&r, -EIO, -ENOSPC), -ENOSPC);
+	/* The file has no RWF_DSYNC, or no memory for the transfer. */
+	assert_int_equal(ublk_queue_repeated(&r, -EOPNOTSUPP, 0), 0);
+	assert_int_equal(ublk_queue_repeated(&r, -ENOMEM, 0), 0);
+	r.flags = 0;
+	assert_int_equal(ublk_queue_repeated(&r, -EIO, 0), 0);
+}
+
 static const struct backend_info usual = {
 	.size = (1u << 30) + 4096 + 512,
 	.block_size = 4096,
@@ -313,6 +329,7 @@ int main(void)
 		cmocka_unit_test(test_help_needs_nothing_else),
 		cmocka_unit_test(test_requests_are_translated),
 		cmocka_unit_test(test_answers_are_whole),
+		cmocka_unit_test(test_failed_durable_writes_stay_failed),
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
 	};
