@@ -36,6 +36,9 @@
 #define EXPORTS "../statistics/scsi_dev/ports"
 #define SESSION "../alias"
 
+/* What is kept there instead for a device without sessions: initiators know of no write cache. */
+#define NO_WRITE_CACHE 0x4e6f5743
+
 /* ---- configuration ---------------------------------------------------------- */
 
 /*
@@ -248,7 +251,7 @@ static void log_resized(void *opaque, uint64_t size)
 }
 
 /* Tells the runner what to announce to initiators. */
-static void announce(struct tcmu_device *dev, const struct backend_info *info)
+static void announce(struct tcmu_device *dev, const struct backend_info *info, bool write_cache)
 {
 	uint32_t block_size = tcmu_dev_get_block_size(dev);
 	uint32_t max_blocks = MAX_TRANSFER / block_size;
@@ -265,7 +268,7 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info)
 	tcmu_dev_set_opt_xcopy_rw_len(dev, tcmu_dev_get_max_xfer_len(dev));
 
 	/* Without it no initiator would send SYNCHRONIZE CACHE. */
-	tcmu_dev_set_write_cache_enabled(dev, true);
+	tcmu_dev_set_write_cache_enabled(dev, write_cache);
 	tcmu_dev_set_solid_state_media(dev, !info->rotational);
 
 	tcmu_dev_set_unmap_enabled(dev, info->can_trim);
@@ -303,6 +306,31 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 		tcmu_dev_warn(dev,
 			"cannot record who serves the disk: %s; a restarted daemon will refuse "
 			"it\n",
+			strerror(-r));
+}
+
+/*
+ * Initiators that were told of no write cache do not flush, nor do they ask the next daemon again.
+ * The attribute does not tell: it is off unless somebody has turned it on.
+ */
+static bool was_told_of_no_cache(struct tcmu_device *dev)
+{
+	return !backend_kind(handler_identity.ops).has_sessions &&
+	       tcmu_cfgfs_dev_get_attr_int(dev, EXPORTS) > 0 &&
+	       tcmu_cfgfs_dev_get_attr_int(dev, SESSION) == NO_WRITE_CACHE;
+}
+
+static void keep_write_cache(struct tcmu_device *dev, bool on)
+{
+	int r;
+
+	if (backend_kind(handler_identity.ops).has_sessions)
+		return;
+	r = tcmu_cfgfs_dev_exec_action(dev, SESSION, on ? 0 : NO_WRITE_CACHE);
+	if (r < 0 && !on)
+		tcmu_dev_warn(dev,
+			"cannot record that the write cache is off: %s; after a restart of the "
+			"daemon, turn it off again\n",
 			strerror(-r));
 }
 
@@ -369,12 +397,12 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 			return -ENOMEM;
 		}
 	}
-	announce(dev, &info);
+	atomic_store(&d->write_cache, !was_told_of_no_cache(dev));
+	announce(dev, &info, d->write_cache);
 	if (backend_kind(handler_identity.ops).has_sessions)
 		keep_session(dev, d->backend);
 	backend_start(d->backend);
 	d->ring = ring_of(dev);
-	atomic_store(&d->write_cache, true);
 	tcmur_dev_set_private(dev, d);
 	return 0;
 }
@@ -406,6 +434,7 @@ static int set_write_cache(struct tcmu_device *dev, struct device *d, bool on)
 {
 	tcmu_dev_set_write_cache_enabled(dev, on);
 	atomic_store(&d->write_cache, on);
+	keep_write_cache(dev, on);
 	/* After the store: what was acknowledged without being durable becomes so now. */
 	return on ? 0 : backend_flush(d->backend);
 }

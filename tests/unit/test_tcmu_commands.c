@@ -116,6 +116,32 @@ static void test_write_cache(void **state)
 	assert_int_equal(set_write_cache(false), -EIO);
 }
 
+/* Initiators that were told of no write cache send no flush, whichever daemon serves the disk. */
+static void test_write_cache_after_a_restart(void **state)
+{
+	char block[BLOCK] = "x";
+
+	(void)state;
+	dev.exports = 1;
+	assert_int_equal(set_write_cache(false), 0);
+	registered->close(&dev);
+	assert_int_equal(registered->open(&dev, false), 0);
+	assert_false(dev.write_cache);
+	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(write_flags, BACKEND_FUA);
+	assert_int_equal(set_write_cache(true), 0);
+	registered->close(&dev);
+	assert_int_equal(registered->open(&dev, false), 0);
+	assert_true(dev.write_cache);
+	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+	assert_int_equal(write_flags, 0);
+	/* It is off also if that cannot be kept. */
+	dev.session = -EIO;
+	assert_int_equal(set_write_cache(false), 0);
+	assert_false(dev.write_cache);
+	assert_holds(logged, "cannot record that the write cache is off");
+}
+
 static void test_flush(void **state)
 {
 	struct command c;
@@ -329,6 +355,7 @@ int main(void)
 		TEST(test_data),
 		TEST(test_fua),
 		TEST(test_write_cache),
+		TEST(test_write_cache_after_a_restart),
 		TEST(test_flush),
 		TEST(test_write_same),
 		TEST(test_unmap),
