@@ -46,7 +46,8 @@ static void *write_slices(void *opaque)
 			uint64_t offset = (uint64_t)block * c->block + m->number * SLICE;
 
 			memset(mine, (int)(round * 7 + block + m->number), SLICE);
-			note(c, device_write(&c->device, mine, SLICE, offset, 0));
+			note(c, device_write(&c->device, mine, SLICE, offset,
+					round % 64 ? 0 : BACKEND_FUA));
 			note(c, device_read(&c->device, back, SLICE, offset));
 			if (memcmp(mine, back, SLICE))
 				atomic_fetch_add(&c->lost, 1);
@@ -89,6 +90,8 @@ static void *write_wholes(void *opaque)
 			r = backend_zero(
 				c->device.backend, 0, length, round % 2 ? BACKEND_MAY_TRIM : 0);
 			note(c, r);
+			if (round % 25 == 0)
+				note(c, backend_flush(c->device.backend));
 			expected = 0;
 		} else {
 			memset(from, expected, length);
