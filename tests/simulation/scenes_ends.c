@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Scenes of opens and ends that fail, or take long. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backends/s3/core/config.h"
+#include "backends/s3/core/volume.h"
+#include "tests/simulation/actors.h"
+#include "tests/simulation/runner.h"
+#include "tests/simulation/scenes.h"
+#include "tests/simulation/store.h"
+
+/* ---- an open that fails: a volume that was closed is opened without its
+ * write-back log next, and one whose server was killed holds all that was
+ * flushed ---------------------------------------------------------------- */
+
+#define BLOCKS 256u
+
+static const char *troubled;
+static enum s3_op troubled_op;
+static bool killed;
+static bool filling;
+static uint8_t held[BLOCKS]; /* what each block of 4 KiB was filled with last */
+
+/* The first one has memory for all that the store does not take. */
+static void tune_failed_open(struct s3_config *c)
+{
+	c->batch_size = filling ? 64 * KIB : (16 * KIB) << draw(4);
+	c->uploads = filling ? 16 : 1 + draw(4);
+	c->memory = 8 * MIB;
+	c->checkpoint = 8;
+	c->gc_delay = 0;
+	if (draw(2)) {
+		c->cache_file = strdup("/sim/cache");
+		c->cache_size = 2 * MIB;
+	}
+}
+
+static void put_known(struct life *l)
+{
+	static uint8_t data[16 * 4 * KIB];
+	unsigned first = (unsigned)draw(BLOCKS - 16), n = 1 + (unsigned)draw(16);
+	struct iovec iov = {data, n * 4 * KIB};
+	uint8_t value = (uint8_t)(1 + draw(255));
+	int r;
+
+	memset(data, value, sizeof data);
+	memset(held + first, value, n);
+	r = backend_writev(l->device, &iov, 1, first * 4 * KIB, 0);
+	if (r)
+		sim_fail("error", "a write fails for no reason: %s", strerror(-r));
+}
+
+static void expect_held(struct life *l)
+{
+	static uint8_t data[BLOCKS * 4 * KIB];
+	struct iovec iov = {data, sizeof data};
+	int r = backend_readv(l->device, &iov, 1, 0);
+
+	if (r)
+		sim_fail("read", "%s cannot be read: %s", l->volume->name, strerror(-r));
+	for (size_t i = 0; i < sizeof data; i++)
+		if (data[i] != held[i / (4 * KIB)])
+			sim_fail("contents", "block %zu holds %u, and %u was flushed",
+				i / (size_t)(4 * KIB), data[i], held[i / (4 * KIB)]);
+}
+
+/* Writes, and closes the volume; or fills its write-back log in an outage, and waits. */
+static void *write_known(void *opaque)
+{
+	struct life *l = opaque;
+
+	scene_open(l, true);
+	for (unsigned turn = 0; turn <= killed; turn++) {
+		if (turn)
+			store_refuses(S3_PUT, "/log/");
+		for (unsigned i = 0; i < 12; i++) {
+			put_known(l);
+			if (draw(2) || i == 11)
+				backend_flush(l->device);
+		}
+	}
+	if (!killed)
+		scene_end(l);
+	l->done = true;
+	sim_wake_all(&l->changed);
+	while (killed)
+		sim_sleep(SIM_SECOND);
+	return NULL;
+}
+
+static void *make_trouble(void *unused)
+{
+	(void)unused;
+	sim_sleep(sim_log_between(SIM_PLAN, SIM_MS, 3 * SIM_SECOND));
+	if (!troubled)
+		return NULL;
+	store_refuses(troubled_op, troubled);
+	store_refuses_one_in(draw(4));
+	sim_sleep(sim_log_between(SIM_PLAN, 10 * SIM_SECOND, 40 * SIM_SECOND));
+	if (troubled)
+		store_serves();
+	return NULL;
+}
+
+/* Opens the volume while something goes wrong. Has it been closed then? */
+static bool open_in_trouble(struct life *l)
+{
+	static const struct {
+		enum s3_op op;
+		const char *part;
+	} requests[] = {{S3_PUT, "/super"}, {S3_GET, "/super"}, {S3_GET, "/log/"}, {S3_LIST, ""},
+		{S3_PUT, "/log/"}};
+	unsigned chosen = (unsigned)draw(sizeof requests / sizeof *requests);
+	int r;
+
+	plan.failing_disk = draw(2);
+	troubled_op = requests[chosen].op;
+	troubled = plan.failing_disk ? NULL : requests[chosen].part;
+	if (plan.failing_disk)
+		sim_files_fail_once(1 + draw(killed ? 60 : 20));
+	else
+		sim_spawn(sim_self(), "trouble", make_trouble, NULL);
+	r = life_open(l, NULL, false, &l->device);
+	sim_files_fail_once(0);
+	plan.failing_disk = false;
+	troubled = NULL;
+	store_serves();
+	if (r)
+		return false;
+	expect_held(l);
+	scene_end(l);
+	return true;
+}
+
+void meet_failed_open(void)
+{
+	struct volume *v = &volumes[0];
+	struct life *l = scene_newcomer();
+	unsigned turns = 1 + (unsigned)draw(4);
+
+	scene_set_up(1 * MIB);
+	strcpy(v->write_back, "/sim/log");
+	v->log_bytes = 2 * MIB;
+	memset(held, 0, sizeof held);
+	l->write_back = true;
+	plan.tune = tune_failed_open;
+	l->process = sim_process_new();
+	killed = draw(2);
+	filling = true;
+	sim_spawn(l->process, "first", write_known, l);
+	while (!l->done)
+		sim_wait(&l->changed, SIM_NEVER, "wait for the first writer", l);
+	if (killed)
+		sim_kill(l->process);
+	filling = false;
+	store_serves();
+	for (unsigned turn = 0; turn < turns; turn++) {
+		l = scene_newcomer();
+		l->write_back = draw(8) > 0;
+		killed &= !open_in_trouble(l);
+		if (killed && turn + 1 < turns)
+			continue;
+		l = scene_newcomer();
+		l->write_back = killed;
+		scene_open(l, false);
+		expect_held(l);
+		scene_end(l);
+	}
+}
+
+/* ---- an end waits for a full store that takes one object after the other
+ * ---------------------- */
+
+#define ROOM_EVERY (12 * SIM_SECOND)
+
+static void tune_slow_end(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 2 + draw(3);
+	c->memory = 4 * MIB;
+	/* What is refused is put again every 10 s. */
+	c->close_timeout = 30;
+}
+
+static void *give_room(void *unused)
+{
+	uint64_t objects, bytes;
+
+	(void)unused;
+	for (unsigned i = 0; i < 8; i++) {
+		sim_sleep(ROOM_EVERY);
+		store_totals(&objects, &bytes);
+		store_room(bytes + 80 * KIB);
+	}
+	store_room(0);
+	return NULL;
+}
+
+void meet_slow_end(void)
+{
+	struct life *l = scene_newcomer();
+	uint64_t objects, bytes;
+
+	scene_set_up(4 * MIB);
+	plan.tune = tune_slow_end;
+	scene_open(l, true);
+	scene_put_all(l, 0, 64 * KIB);
+	store_totals(&objects, &bytes);
+	store_room(bytes);
+	for (unsigned i = 0; i < 6 && scene_put(l, i * 64 * KIB, 64 * KIB) == 0; i++)
+		;
+	sim_spawn(sim_self(), "room", give_room, NULL);
+	scene_end(l);
+	l = scene_newcomer();
+	scene_open(l, false);
+	run_check(l);
+	scene_end(l);
+}
