@@ -193,7 +193,10 @@ void backend_start(struct backend *b);
 void backend_stop(struct backend *b);
 /* Is something out of reach now that the device waits for? */
 bool backend_stalled(struct backend *b);
-/* 0, or negative errno if something that was acknowledged could not be kept: reported already. */
+/*
+ * 0, or negative errno, reported already: something that was acknowledged could not be kept, or the
+ * next opening needs to know how this one ended.
+ */
 int backend_close(struct backend *b);
 /*
  * The number of this opening's session: 1 to 2^31 - 1; 0: it has none. A device with sessions has

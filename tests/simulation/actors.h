@@ -67,7 +67,7 @@ struct life {
 	struct model_session *session;
 	unsigned writer_number; /* of volume->writers */
 	unsigned key;		/* with which it was opened */
-	bool write_back, discard, aborted, weak, told_failed;
+	bool write_back, discard, aborted, weak, told_failed, told_in_use;
 	bool contended;	    /* another one was opening it when this one began, or shortly before */
 	uint64_t opened_at; /* of the model */
 	uint64_t asked_at;  /* the tool, the last time */

@@ -45,6 +45,7 @@ static void on_error(void *opaque, const char *message)
 				  (l->volume->lossy || plan.failing_disk);
 	/* It was shut down in an outage. */
 	l->aborted |= strstr(message, "close-timeout=") != NULL;
+	l->told_in_use |= strstr(message, "use --take-over with userblk-s3") != NULL;
 	/* A disk that does not sync loses both states in a crash; what was flushed is in the store.
 	 */
 	if (plan.failing_disk && strstr(message, "has a damaged record of its owner")) {

@@ -47,5 +47,6 @@ void meet_new_name(void);
 
 void meet_failed_open(void);
 void meet_slow_end(void);
+void meet_refused_end(void);
 
 #endif

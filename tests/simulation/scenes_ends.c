@@ -11,6 +11,8 @@
 #include "tests/simulation/scenes.h"
 #include "tests/simulation/store.h"
 
+static bool careful; /* as userblk-s3 is without --take-over */
+
 /* ---- an open that fails: a volume that was closed is opened without its
  * write-back log next, and one whose server was killed holds all that was
  * flushed ---------------------------------------------------------------- */
@@ -217,4 +219,71 @@ void meet_slow_end(void)
 	scene_open(l, false);
 	run_check(l);
 	scene_end(l);
+}
+
+/* ---- an end that the store does not note is tried again, and then told ---------------------- */
+
+#define SOON (15 * SIM_SECOND)
+
+static uint64_t served_after;
+
+static void tune_refused_end(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 2 + draw(3);
+	c->memory = 4 * MIB;
+	c->close_timeout = 40;
+	c->require_clean_close = careful;
+}
+
+static void *serve_again(void *unused)
+{
+	(void)unused;
+	sim_sleep(served_after);
+	store_serves();
+	return NULL;
+}
+
+static void meet_refused_end_of(struct life *l)
+{
+	uint64_t objects, bytes;
+	int r;
+
+	if (draw(2)) {
+		store_refuses(S3_PUT, "/log/");
+	} else {
+		store_totals(&objects, &bytes);
+		store_room(bytes);
+	}
+	served_after = draw(2) ? draw(SOON) : 0;
+	if (served_after)
+		sim_spawn(sim_self(), "store", serve_again, NULL);
+	backend_stop(l->device);
+	r = backend_close(l->device);
+	store_serves();
+	if (r && served_after)
+		sim_fail("close", "the store has noted the end in time: %s", strerror(-r));
+	if (r && !l->told_in_use)
+		sim_fail("close", "nobody was told that the end was not noted");
+	careful = true;
+	l = scene_newcomer();
+	if (r == 0 || life_open(l, NULL, false, &l->device)) {
+		careful = r == 0;
+		scene_open(l, false);
+	}
+	scene_end(l);
+	careful = false;
+}
+
+void meet_refused_end(void)
+{
+	struct life *l = scene_newcomer();
+
+	scene_set_up(1 * MIB);
+	careful = false;
+	plan.tune = tune_refused_end;
+	scene_open(l, true);
+	for (unsigned i = 0; i < 4; i++)
+		scene_put_all(l, draw(200) * 4 * KIB, 4 * KIB);
+	meet_refused_end_of(l);
 }

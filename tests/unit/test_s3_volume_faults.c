@@ -28,8 +28,7 @@ static uint64_t roots(struct device *d)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* A volume that is closed without a store lacks only its checkpoint, which no other process needs.
- */
+/* A volume that is closed without a store lacks only its checkpoint, and its last object. */
 static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 {
 	struct device d;
@@ -47,13 +46,84 @@ static void test_an_end_that_lacks_only_a_checkpoint(void **state)
 		if (changed)
 			assert_int_equal(backend_trim(d.backend, 0, MIB / 2, 0), 0);
 		params_free(d.params);
-		assert_int_equal(s3_volume_close(volume_of(&d)), changed ? -EIO : 0);
+		assert_int_equal(s3_volume_close(volume_of(&d)), -EIO);
 		assert_holds(d.reported.error,
 			changed ? ": 1 objects of the log with 0 bytes of writes are not stored"
-				: ": closed without a last checkpoint: no reply from the store for "
-				  "close-timeout=1; all data is stored");
+				: "volume=v: all data is stored, but not that it was closed; next "
+				  "time use --take-over with userblk-s3: no reply from the store "
+				  "for close-timeout=1");
 		fake_store_release(S3_PUT, NULL);
 	}
+	fake_store_reset();
+}
+
+/* An end that the store refuses to note is tried again, until close-timeout= has passed. */
+static void test_an_end_that_is_refused(void **state)
+{
+	struct device d;
+
+	(void)state;
+	for (int forever = 0; forever < 2; forever++) {
+		fake_store_reset();
+		device_open(&d, &s3_backend,
+			COMMON "uploads=2;memory=16M;create=on;size=64M;close-timeout=2");
+		put_mib(&d, 0, 1);
+		fake_store_fail(S3_PUT, "/log/", -EACCES, forever ? 1000 : 1);
+		params_free(d.params);
+		assert_int_equal(s3_volume_close(volume_of(&d)), forever ? -EACCES : 0);
+		assert_in_range(fake_store_failed(), forever ? 2 : 1, 5);
+		if (forever)
+			assert_holds(d.reported.error,
+				"volume=v: all data is stored, but not that it was closed; next "
+				"time use --take-over with userblk-s3");
+		else
+			assert_int_equal(d.reported.errors, 0);
+	}
+	fake_store_reset();
+}
+
+/* The store says nothing any more. */
+static void test_an_end_without_an_answer(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(
+		&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M;close-timeout=1");
+	put_mib(&d, 0, 1);
+	fake_store_hold(S3_PUT, "/log/");
+	params_free(d.params);
+	assert_int_equal(s3_volume_close(volume_of(&d)), -EIO);
+	assert_holds(d.reported.error, "no reply from the store for close-timeout=1");
+	assert_int_equal(d.reported.errors, 1);
+	fake_store_reset();
+}
+
+static void *close_it(void *opaque)
+{
+	struct device *d = opaque;
+
+	assert_int_equal(s3_volume_close(volume_of(d)), 0);
+	return NULL;
+}
+
+/* It has been noted, although the answer was lost and the next attempt meets it. */
+static void test_an_end_whose_answer_was_lost(void **state)
+{
+	pthread_t thread;
+	struct device d;
+
+	(void)state;
+	create_volume(&d);
+	put_mib(&d, 0, 1);
+	fake_store_hold_answers(S3_PUT, "/log/", true);
+	params_free(d.params);
+	assert_int_equal(pthread_create(&thread, NULL, close_it, &d), 0);
+	fake_store_wait_held(S3_PUT, "/log/");
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(thread, NULL);
+	assert_int_equal(d.reported.errors, 0);
 	fake_store_reset();
 }
 
@@ -449,6 +519,9 @@ int main(void)
 		cmocka_unit_test(test_memory_of_a_check),
 		cmocka_unit_test(test_a_store_that_does_not_delete),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
+		cmocka_unit_test(test_an_end_that_is_refused),
+		cmocka_unit_test(test_an_end_without_an_answer),
+		cmocka_unit_test(test_an_end_whose_answer_was_lost),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),
 		cmocka_unit_test(test_what_waits_for_a_capture_goes_on),
 		cmocka_unit_test(test_an_unreadable_source_is_passed_over),

@@ -529,6 +529,32 @@ static void test_an_end_does_not_wait_for_its_name(void **state)
 	fake_store_reset();
 }
 
+/* What a server that gives the store up has in its log is not lost. */
+static void test_an_end_that_leaves_all_to_the_log(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	for (int flushed = 0; flushed < 2; flushed++) {
+		create(&d, path, "close-timeout=1");
+		fake_store_hold(S3_PUT, "/log/");
+		change(&d, 0, BLOCK, 1);
+		flush(&d);
+		if (!flushed)
+			change(&d, BLOCK, BLOCK, 2);
+		memset(model + BLOCK, 0, BLOCK);
+		assert_int_equal(backend_close(d.backend), -EIO);
+		params_free(d.params);
+		assert_int_equal(d.reported.errors, 1);
+		assert_holds(d.reported.error, flushed ? "holds all of it" : "what was flushed");
+		assert_holds(d.reported.error, path);
+		fake_store_hold(S3_PUT, NULL);
+		reopen_and_check(path, "");
+		unlink(path);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -548,6 +574,7 @@ int main(void)
 		cmocka_unit_test(test_a_writer_that_was_overtaken),
 		cmocka_unit_test(test_another_volume_s_log),
 		cmocka_unit_test(test_an_end_does_not_wait_for_its_name),
+		cmocka_unit_test(test_an_end_that_leaves_all_to_the_log),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

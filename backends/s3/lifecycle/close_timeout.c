@@ -6,7 +6,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "backends/s3/base/clock.h"
 #include "backends/s3/client/client.h"
@@ -14,6 +16,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/lifecycle/close_timeout.h"
 #include "backends/s3/log/log.h"
+#include "backends/s3/log/writeback_file.h"
 
 #define SECOND 1000000000
 
@@ -24,6 +27,7 @@ struct s3_closing {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool over;
+	_Atomic(const char *) why; /* it was given up; or NULL */
 };
 
 static void give_up(struct s3_closing *c)
@@ -33,23 +37,29 @@ static void give_up(struct s3_closing *c)
 	const char *why = s3_store_outage(v->store) < v->close_timeout_ns
 				  ? "the store has taken nothing"
 				  : "no reply from the store";
+	const char *path = v->writeback ? v->writeback->file.path : NULL;
 	struct s3_lag lag = {0};
 
+	atomic_store(&c->why, why);
 	if (v->layout->has_log)
 		s3_log_end(v, &lag);
 	if (!v->layout->has_log)
 		s3_volume_fail(
 			v, -EIO, "shutdown timed out: %s for close-timeout=%" PRIu64, why, seconds);
+	else if (lag.changes && lag.kept)
+		backend_error(&v->host,
+			"volume=%s: shutdown timed out: %s for close-timeout=%" PRIu64 ": %" PRIu64
+			" objects of the log with %" PRIu64
+			" bytes of writes are not in the store; write-back=%s holds all of it: "
+			"open the volume with that file next",
+			v->name, why, seconds, lag.changes, lag.bytes, path);
 	else if (lag.changes)
 		s3_volume_fail(v, -EIO,
 			"shutdown timed out: %s for close-timeout=%" PRIu64 ": %" PRIu64
-			" objects of the log with %" PRIu64 " bytes of writes are not stored",
-			why, seconds, lag.changes, lag.bytes);
-	else if (!v->backend.readonly)
-		backend_error(&v->host,
-			"volume=%s: closed without a last checkpoint: %s for close-timeout=%" PRIu64
-			"; all data is stored",
-			v->name, why, seconds);
+			" objects of the log with %" PRIu64 " bytes of writes are not stored%s%s%s",
+			why, seconds, lag.changes, lag.bytes, path ? ", but write-back=" : "",
+			path ? path : "",
+			path ? " holds what was flushed: open the volume with that file next" : "");
 	s3_store_stop(v->store);
 }
 
@@ -121,6 +131,22 @@ struct s3_closing *s3_closing_begin(struct s3_volume *v)
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 	return NULL;
+}
+
+const char *s3_closing_why(struct s3_closing *c)
+{
+	return c ? atomic_load(&c->why) : NULL;
+}
+
+bool s3_closing_pause(const struct s3_volume *v, uint64_t since)
+{
+	struct timespec second = {.tv_sec = 1};
+
+	if (atomic_load(&v->failed) ||
+		(v->close_timeout_ns && s3_now() - since >= v->close_timeout_ns))
+		return false;
+	nanosleep(&second, NULL);
+	return !atomic_load(&v->failed);
 }
 
 void s3_closing_end(struct s3_closing *c)

@@ -28,6 +28,7 @@
 #include "backends/s3/lifecycle/lifecycle.h"
 #include "backends/s3/log/log.h"
 #include "backends/s3/log/writeback.h"
+#include "backends/s3/log/writeback_file.h"
 #include "backends/s3/read/read.h"
 #include "backends/s3/recovery/recovery.h"
 #include "backends/s3/recovery/writeback_open.h"
@@ -39,7 +40,8 @@
 
 /* Seconds after which a request of an open is given up, unless retry-deadline= says otherwise. */
 #define OPEN_DEADLINE 20
-/* Seconds of each request with which a closed volume says so, which nobody has to know. */
+/* Seconds of each request that takes a failed open back, and of those that nobody has to know of.
+ */
 #define CLEAN_DEADLINE 5
 /* Headers after the newest root for which it is worth writing another at the end. */
 #define MANY_HEADERS 64
@@ -210,26 +212,87 @@ static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	return 0;
 }
 
-/* Everything that was acknowledged is stored: says that nobody has the volume open. */
-static void leave(struct s3_volume *v)
+/*
+ * If everything that was acknowledged is stored: says that nobody has the volume open. 0 or
+ * negative errno, as s3_close_cleanly().
+ */
+static int leave(struct s3_volume *v, struct s3_request *req)
 {
-	v->deadline = CLEAN_DEADLINE;
+	int r = atomic_load(&v->failed);
+
+	if (!s3_is_drained(v))
+		return r ? r : -EBUSY;
+	r = s3_close_cleanly(v, req);
+	if (r == 0) {
+		v->deadline = CLEAN_DEADLINE;
+		s3_writeback_unmark(v);
+	}
+	return r;
+}
+
+/* The volume counts as in use: tells what happened, how to open it, and why ("": that is known). */
+static void tell_in_use(struct s3_volume *v, const char *what, const char *why)
+{
+	bool named = memcmp(v->super.write_back, s3_writeback_nobody, S3_UUID) != 0;
+	const char *path = v->writeback && named ? v->writeback->file.path : NULL;
+
+	backend_error(&v->host,
+		"volume=%s: %s; next time %s%s%suse --take-over with userblk-s3%s%s", v->name, what,
+		path ? "give write-back=" : "", path ? path : "", path ? ", and " : "",
+		*why ? ": " : "", why);
+}
+
+/* Says that nobody has it as long as that may take. 0, or negative errno, reported. */
+static int end(struct s3_volume *v)
+{
+	struct s3_request req = {0};
+	uint64_t since = s3_now();
+	struct s3_lag lag;
+	const char *why;
+	char timeout[128];
+	int r;
+
+	v->deadline = 0;
 	if (s3_is_drained(v))
 		s3_writeback_empty(v);
-	if (s3_close_cleanly(v))
-		s3_writeback_unmark(v);
+	do
+		r = leave(v, &req);
+	while (r && r != -ESTALE && s3_closing_pause(v, since));
+	/* It is the other one's now. */
+	if (r == 0 || r == -ESTALE || atomic_load(&v->fenced))
+		return 0;
+	if (atomic_load(&v->failed))
+		r = atomic_load(&v->failed);
+	s3_log_lag(v, &lag);
+	if (lag.changes)
+		return r; /* reported */
+	why = s3_closing_why(v->closing);
+	if (why)
+		snprintf(timeout, sizeof timeout, "%s for close-timeout=%" PRIu64, why,
+			v->close_timeout_ns / 1000000000);
+	tell_in_use(v, "all data is stored, but not that it was closed",
+		why			  ? timeout
+		: atomic_load(&v->failed) ? ""
+		: *req.message		  ? req.message
+					  : strerror(-r));
+	return r;
 }
 
 int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
 	int r = load(v, c, size);
+	struct s3_request req;
 
 	/*
 	 * Not before a replay has ended: objects of it may stand behind a gap, and one in the gap
 	 * would join them to the log.
 	 */
-	if (r && v->whole)
-		leave(v);
+	if (r && v->whole) {
+		v->deadline = CLEAN_DEADLINE;
+		if (s3_is_drained(v))
+			s3_writeback_empty(v);
+		leave(v, &req);
+	}
 	return r;
 }
 
@@ -329,6 +392,7 @@ void s3_volume_stop(struct s3_volume *v)
 int s3_volume_finish(struct s3_volume *v)
 {
 	struct s3_lag lag = {0};
+	int r = 0;
 
 	/* Fences add up where a volume is often opened and not written; marks wait for a root. */
 	if (v->layout->has_log && !v->started && !v->backend.readonly &&
@@ -336,11 +400,12 @@ int s3_volume_finish(struct s3_volume *v)
 		v->layout->start(v);
 	s3_volume_stop(v);
 	v->layout->stop(v);
+	if (v->layout->has_log && !v->backend.readonly)
+		r = end(v);
 	s3_closing_end(v->closing);
-	leave(v);
 	if (v->layout->has_log)
 		s3_log_lag(v, &lag);
-	return !v->layout->has_log || lag.changes ? atomic_load(&v->failed) : 0;
+	return !v->layout->has_log || lag.changes ? atomic_load(&v->failed) : r;
 }
 
 int s3_volume_close(struct s3_volume *v)

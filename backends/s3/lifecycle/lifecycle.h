@@ -15,7 +15,8 @@ int s3_volume_open(const struct s3_config *config, uint64_t size, const struct b
 	struct s3_volume **out);
 /* The end begins: an outage of close-timeout= ends all waiting. */
 void s3_volume_stop(struct s3_volume *v);
-/* 0, or negative errno if something that was acknowledged is not in the store. */
+/* 0, or negative errno, reported: something that was acknowledged, or the end, is not in the store.
+ */
 int s3_volume_close(struct s3_volume *v);
 /*
  * The same in two steps, for those that need the volume before it is read or after its end:

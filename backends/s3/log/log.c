@@ -9,6 +9,7 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/log/internal.h"
 #include "backends/s3/log/log.h"
+#include "backends/s3/log/writeback.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -51,6 +52,7 @@ static void measure(const struct s3_volume *v, struct s3_lag *lag)
 		if (!lag->oldest || b->began < lag->oldest)
 			lag->oldest = b->began;
 	}
+	lag->kept = s3_writeback_holds(v, v->changes);
 }
 
 void s3_log_lag(struct s3_volume *v, struct s3_lag *lag)
@@ -66,10 +68,10 @@ void s3_log_end(struct s3_volume *v, struct s3_lag *lag)
 
 	pthread_mutex_lock(&v->lock);
 	measure(v, lag);
-	if (!lag->changes)
+	if (!lag->changes || lag->kept)
 		atomic_compare_exchange_strong(&v->failed, &none, -EIO);
 	pthread_mutex_unlock(&v->lock);
-	if (!lag->changes)
+	if (!lag->changes || lag->kept)
 		s3_log_give_up(v);
 }
 

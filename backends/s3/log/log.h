@@ -22,9 +22,11 @@ struct s3_lag {
 	uint64_t objects, bytes;
 	uint64_t changes; /* objects without those that only we have written: none of the user's */
 	uint64_t oldest;  /* when the first of it was written, ns, monotonic; 0: nothing */
+	bool kept;	  /* the write-back log holds all of it */
 };
 void s3_log_lag(struct s3_volume *v, struct s3_lag *lag);
-/* The same; if there are no changes the volume ends with that, and nothing is reported. */
+/* The same; if there are no changes, or they are kept, the volume ends with that, and nothing is
+ * reported. */
 void s3_log_end(struct s3_volume *v, struct s3_lag *lag);
 /*
  * Waits until all that was written is in the store, or has failed; while the keeper runs not for a

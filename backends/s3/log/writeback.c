@@ -398,6 +398,13 @@ bool s3_writeback_lacks(const struct s3_volume *v, uint64_t change)
 	return !w || (change > w->logged && (w->failed || w->full));
 }
 
+bool s3_writeback_holds(const struct s3_volume *v, uint64_t change)
+{
+	const struct s3_writeback *w = v->writeback;
+
+	return w && change <= w->logged && !w->failed;
+}
+
 void s3_writeback_advance(struct s3_volume *v)
 {
 	struct s3_writeback *w = v->writeback;

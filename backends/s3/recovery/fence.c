@@ -402,40 +402,49 @@ bool s3_is_drained(struct s3_volume *v)
 	       v->frontier == v->applied;
 }
 
-/* Finds what a fenced writer left at seq. False: there is something else. */
-static bool find_stale(struct s3_volume *v, uint64_t seq, char etag[S3_ETAG_MAX + 1])
+/*
+ * What stands at seq, where our last object belongs? 0: what a fenced writer left, of that etag.
+ * STORED: our own, whose reply was lost. -ESTALE: another writer's. Or negative errno.
+ */
+static int look_at_end(
+	struct s3_volume *v, uint64_t seq, char etag[S3_ETAG_MAX + 1], struct s3_request *req)
 {
 	struct s3_object_header header;
-	struct s3_request req;
 	enum s3_check check;
 	void *data;
+	int r = s3_volume_get_header(v, seq, &data, &header, &check, req);
 
-	if (s3_volume_get_header(v, seq, &data, &header, &check, &req))
-		return false;
+	if (r)
+		return r;
 	free(data);
-	memcpy(etag, req.etag, sizeof req.etag);
-	return check == S3_GOOD && header.epoch < v->epoch && *etag;
+	if (check != S3_GOOD)
+		return -EIO;
+	memcpy(etag, req->etag, sizeof req->etag);
+	if (header.epoch < v->epoch && *etag)
+		return 0;
+	return header.type == S3_TYPE_CLEAN && memcmp(header.instance, v->instance, S3_UUID) == 0
+		       ? STORED
+		       : -ESTALE;
 }
 
-bool s3_close_cleanly(struct s3_volume *v)
+int s3_close_cleanly(struct s3_volume *v, struct s3_request *req)
 {
 	uint64_t seq = v->applied + 1;
+	uint8_t *buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
+	struct iovec iov = {
+		buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, seq, v->epoch, buffer) : 0};
 	char key[S3_KEY_MAX + 1], stale[S3_ETAG_MAX + 1];
-	struct s3_request req;
-	struct iovec iov;
-	uint8_t *buffer;
 	int r = -ENOMEM;
 
-	if (!s3_is_drained(v))
-		return false;
-	buffer = aligned_alloc(S3_ALIGN, S3_ALIGN);
-	iov = (struct iovec){
-		buffer, buffer ? build_mark(v, S3_TYPE_CLEAN, seq, v->epoch, buffer) : 0};
+	*req = (struct s3_request){0};
 	s3_volume_object_key(v, seq, key);
 	if (iov.iov_len)
-		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, &req);
-	if (r == -EEXIST && find_stale(v, seq, stale))
-		r = s3_volume_put_at(v, key, &iov, 1, stale, v->deadline, &req);
+		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, req);
+	if (r == -EEXIST) {
+		r = look_at_end(v, seq, stale, req);
+		if (r == 0)
+			r = s3_volume_put_at(v, key, &iov, 1, stale, v->deadline, req);
+	}
 	free(buffer);
-	return r == 0;
+	return r == STORED ? 0 : r;
 }

@@ -10,6 +10,7 @@
 #include "backends/s3/format/format.h"
 
 struct s3_recovery;
+struct s3_request;
 struct s3_root;
 struct s3_volume;
 
@@ -51,8 +52,11 @@ uint32_t s3_session(const uint8_t instance[S3_UUID]);
 bool s3_closed_cleanly(const struct s3_volume *v);
 /* Is everything in the store, and may be ended? */
 bool s3_is_drained(struct s3_volume *v);
-/* Says so, behind everything else. False: it cannot, of which nobody has to know. */
-bool s3_close_cleanly(struct s3_volume *v);
+/*
+ * Says so, behind everything else. 0; -ESTALE: another writer has taken over; or negative errno, of
+ * which req has the message, if any.
+ */
+int s3_close_cleanly(struct s3_volume *v, struct s3_request *req);
 
 /* What the store's log says of the writer that super.write_back names. */
 struct s3_chain {
