@@ -48,7 +48,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	struct s3_removal removal = {.progress = show_deletion, .opaque = &answer->progress};
 	struct s3_config config = o->config;
 	struct backend_host host = session_host(answer);
-	struct params_error error;
+	struct params_error error = {0};
 	char line[64];
 	int r = session_is_served(o), removed;
 

@@ -32,7 +32,10 @@ static void host_error(void *opaque, const char *message)
 
 static void host_keep(void *opaque, const char *message)
 {
-	params_error_set(opaque, "%s", message);
+	struct params_error *kept = opaque, before = *kept;
+
+	/* What failed, then what it means for the next open. */
+	params_error_set(kept, "%s%s%s", before.text, *before.text ? "; " : "", message);
 }
 
 struct backend_host session_host(struct answer *answer)

@@ -13,9 +13,9 @@
 
 static bool careful; /* as userblk-s3 is without --take-over */
 
-/* ---- an open that fails: a volume that was closed is opened without its
- * write-back log next, and one whose server was killed holds all that was
- * flushed ---------------------------------------------------------------- */
+/* ---- an open that fails: a volume that was closed still counts as closed, or it was told that it
+ * does not, and is opened without its write-back log next; one whose server was killed holds all
+ * that was flushed ---------------------------------------------------------------- */
 
 #define BLOCKS 256u
 
@@ -33,6 +33,7 @@ static void tune_failed_open(struct s3_config *c)
 	c->memory = 8 * MIB;
 	c->checkpoint = 8;
 	c->gc_delay = 0;
+	c->require_clean_close = careful;
 	if (draw(2)) {
 		c->cache_file = strdup("/sim/cache");
 		c->cache_size = 2 * MIB;
@@ -113,7 +114,7 @@ static bool open_in_trouble(struct life *l)
 		enum s3_op op;
 		const char *part;
 	} requests[] = {{S3_PUT, "/super"}, {S3_GET, "/super"}, {S3_GET, "/log/"}, {S3_LIST, ""},
-		{S3_PUT, "/log/"}};
+		{S3_PUT, "/log/"}, {S3_LIST, "/snap/"}};
 	unsigned chosen = (unsigned)draw(sizeof requests / sizeof *requests);
 	int r;
 
@@ -146,6 +147,7 @@ void meet_failed_open(void)
 	strcpy(v->write_back, "/sim/log");
 	v->log_bytes = 2 * MIB;
 	memset(held, 0, sizeof held);
+	careful = false;
 	l->write_back = true;
 	plan.tune = tune_failed_open;
 	l->process = sim_process_new();
@@ -164,9 +166,11 @@ void meet_failed_open(void)
 		killed &= !open_in_trouble(l);
 		if (killed && turn + 1 < turns)
 			continue;
+		careful = !killed && !l->told_in_use;
 		l = scene_newcomer();
 		l->write_back = killed;
 		scene_open(l, false);
+		careful = false;
 		expect_held(l);
 		scene_end(l);
 	}

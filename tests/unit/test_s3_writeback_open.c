@@ -65,7 +65,8 @@ static void test_a_crash_in_the_middle_of_the_replay(void **state)
 	/* Behind the fences are 1 and 2, the entries from 3 on. */
 	fake_store_fail(S3_PUT, "log/04/", -EIO, 1);
 	assert_int_not_equal(attempt(&d, "v", path, ""), 0);
-	assert_holds(d.reported.error, "fake");
+	assert_holds(d.reported.error, "counts as in use now, although nobody has it; next time "
+				       "give write-back=");
 	/* A reader sees a state in between. */
 	reopen(&d, NULL, "readonly=on");
 	assert_int_equal(device_read(&d, there, SIZE, 0), 0);
@@ -529,6 +530,57 @@ static void test_an_end_does_not_wait_for_its_name(void **state)
 	fake_store_reset();
 }
 
+/* Is there an object with that number in the log? The CLEAN object of who has nothing else. */
+static bool in_log(unsigned seq)
+{
+	char end[32];
+
+	snprintf(end, sizeof end, "/%016x", seq);
+	return fake_store_object(end, NULL, 0) != SIZE_MAX;
+}
+
+/* One that fails behind its fence takes it back: the volume counts as closed, as it was. */
+static void test_an_open_that_fails_behind_its_fence(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	device_close(&d);
+	assert_true(in_log(2));
+	fake_store_fail(S3_LIST, "snap/", -EIO, 1);
+	assert_int_equal(attempt(&d, "v", NULL, ""), -EIO);
+	assert_int_equal(d.reported.errors, 1);
+	assert_true(in_log(4));
+	unlink(path);
+	/* That of a killed server keeps the name of its log, from which the rest comes. */
+	crash_after_a_write(path);
+	fake_store_hold(S3_PUT, NULL);
+	fake_store_fail(S3_LIST, "snap/", -EIO, 1);
+	assert_int_equal(attempt(&d, "v", path, ""), -EIO);
+	assert_int_equal(d.reported.errors, 1);
+	assert_true(in_log(3));
+	refused("v", NULL, "", "write-back log, which is not given");
+	reopen_and_check(path, "");
+}
+
+/* The next one has to know. */
+static void test_an_open_that_fails_and_cannot_say_so(void **state)
+{
+	const char *path = new_path();
+	struct device d;
+
+	(void)state;
+	create(&d, path, "");
+	device_close(&d);
+	fake_store_fail(S3_PUT, "/log/", -EIO, 1000);
+	assert_int_equal(attempt(&d, "v", path, ""), -EIO);
+	assert_holds(d.reported.error, "use --take-over with userblk-s3");
+	fake_store_fail(S3_PUT, "/log/", 0, 0);
+	reopen_and_check(path, "");
+}
+
 /* What a server that gives the store up has in its log is not lost. */
 static void test_an_end_that_leaves_all_to_the_log(void **state)
 {
@@ -574,6 +626,8 @@ int main(void)
 		cmocka_unit_test(test_a_writer_that_was_overtaken),
 		cmocka_unit_test(test_another_volume_s_log),
 		cmocka_unit_test(test_an_end_does_not_wait_for_its_name),
+		cmocka_unit_test(test_an_open_that_fails_behind_its_fence),
+		cmocka_unit_test(test_an_open_that_fails_and_cannot_say_so),
 		cmocka_unit_test(test_an_end_that_leaves_all_to_the_log),
 	};
 

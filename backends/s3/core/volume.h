@@ -161,8 +161,9 @@ struct s3_volume {
 	struct s3_stats stats;
 	uint64_t opened;	  /* ns, monotonic */
 	bool require_clean_close; /* recovery refuses what the last writer did not close */
-	bool ours;		  /* the fence is stored */
+	bool ours;		  /* the fence is stored; after a failed open: or may be */
 	bool whole;		  /* and behind it all that a write-back log held */
+	bool endable;		  /* nothing is on its way behind applied: it may be the end */
 	/* As in struct s3_config. */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;

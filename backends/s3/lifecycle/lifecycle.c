@@ -223,7 +223,7 @@ static int leave(struct s3_volume *v, struct s3_request *req)
 	if (!s3_is_drained(v))
 		return r ? r : -EBUSY;
 	r = s3_close_cleanly(v, req);
-	if (r == 0) {
+	if (r == 0 && v->whole) {
 		v->deadline = CLEAN_DEADLINE;
 		s3_writeback_unmark(v);
 	}
@@ -280,19 +280,17 @@ static int end(struct s3_volume *v)
 
 int s3_volume_load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 {
-	int r = load(v, c, size);
+	int r = load(v, c, size), left = -EBUSY;
 	struct s3_request req;
 
-	/*
-	 * Not before a replay has ended: objects of it may stand behind a gap, and one in the gap
-	 * would join them to the log.
-	 */
-	if (r && v->whole) {
+	if (r && v->endable) {
 		v->deadline = CLEAN_DEADLINE;
 		if (s3_is_drained(v))
 			s3_writeback_empty(v);
-		leave(v, &req);
+		left = leave(v, &req);
 	}
+	if (r && v->ours && left && left != -ESTALE && !atomic_load(&v->fenced))
+		tell_in_use(v, "counts as in use now, although nobody has it", "");
 	return r;
 }
 

@@ -224,6 +224,8 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 	unsigned missed = 0;
 	int r = !buffer ? -ENOMEM : p->mine ? STORED : 0;
 
+	if (!p->mine)
+		p->end = 0;
 	while (r == 0) {
 		uint64_t seq = v->applied + 1;
 		struct s3_request req;
@@ -249,9 +251,12 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 				r = s3_recovery_follow(v, p, S3_RECOVERY_WINDOW);
 			continue;
 		}
+		/* Such a request may arrive all the same. */
+		p->put |= r == 0 || r == -EIO || r == -ESHUTDOWN;
 		if (r == 0)
 			r = STORED;
 	}
+	p->put |= r == STORED;
 	/* It may have been there already when this attempt began. */
 	if (r == STORED)
 		r = p->mine ? 0 : s3_recovery_apply(p, &header);

@@ -48,7 +48,11 @@ struct s3_recovery {
 	bool readonly;
 	unsigned attempts; /* of one that only reads */
 	uint64_t epoch;	   /* of our fence, which may be there; 0: none yet */
-	uint64_t ahead;	   /* of our fences ahead; 0: none */
+	bool put;	   /* it is there, or may arrive */
+	/* Its number, while it is known to be the end of the log and nothing is put behind it; or
+	 * 0. */
+	uint64_t end;
+	uint64_t ahead; /* of our fences ahead; 0: none */
 	struct s3_window *window;
 };
 

@@ -102,6 +102,8 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 	 */
 	if (r == 0)
 		r = s3_recovery_newer_root(v, p);
+	if (r == 0)
+		p->end = v->applied;
 	/* After the fence: until then a writer before us may take or delete one. */
 	if (r == 0)
 		r = s3_recovery_look_at_snapshots(v, p, &again);
@@ -127,6 +129,13 @@ int s3_recover(struct s3_volume *v, bool readonly, uint64_t *found)
 		r = s3_writeback_attach(v, &p->chain, p);
 	if (r == 0)
 		r = settle_size(v, p->blocks);
+	v->ours = p && p->put;
+	/* What fails here has changed nothing, so that the fence may be taken back. */
+	if (r && p && p->end && !v->whole) {
+		v->applied = p->end;
+		v->epoch = p->epoch;
+	}
+	v->endable = v->whole || (r && p && p->end);
 	v->next_seq = v->applied + 1;
 	v->frontier = v->sealed = v->applied;
 	if (p) {

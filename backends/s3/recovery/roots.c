@@ -456,6 +456,8 @@ static void begin(struct s3_recovery *p)
 		.readonly = p->readonly,
 		.attempts = p->attempts,
 		.epoch = p->epoch,
+		.put = p->put,
+		.end = p->end,
 		.ahead = p->ahead,
 		.window = p->window};
 }

@@ -193,7 +193,12 @@ int s3_writeback_attach(
 
 		memcpy(mark, v->super.write_back, S3_UUID);
 		r = set_mark(v, mark);
-		r = r ? r : s3_writeback_replay(v, chain, recovery);
+		if (r == 0) {
+			/* Objects of it may stand behind a gap, and one in the gap would join them
+			 * to the log. */
+			recovery->end = 0;
+			r = s3_writeback_replay(v, chain, recovery);
+		}
 	}
 	if (r < 0)
 		return r;
