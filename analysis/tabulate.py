@@ -32,6 +32,7 @@ from .table import (
     ordered,
 )
 
+
 def _engine(run: Run) -> Engine:
     """The run's; one of defaults where the campaign's engine is not here."""
     return ENGINES.get(run.engine, Engine())
