@@ -217,7 +217,7 @@ static void test_answers_are_whole(void **state)
 	assert_int_equal(ublk_queue_answer(&r, -EIO), -EIO);
 }
 
-/* An error of the sync is told once, and the write that is repeated says nothing of it. */
+/* An error of the sync comes once, and the write that is repeated does not show it. */
 static void test_failed_durable_writes_stay_failed(void **state)
 {
 	struct backend_request r = {.op = BACKEND_WRITE, .flags = BACKEND_FUA};

@@ -230,7 +230,8 @@ static int leave(struct s3_volume *v, struct s3_request *req)
 	return r;
 }
 
-/* The volume counts as in use: tells what happened, how to open it, and why ("": that is known). */
+/* The volume counts as in use: reports what happened, how to open it, and why ("": that is known).
+ */
 static void tell_in_use(struct s3_volume *v, const char *what, const char *why)
 {
 	bool named = memcmp(v->super.write_back, s3_writeback_nobody, S3_UUID) != 0;
