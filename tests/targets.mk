@@ -311,7 +311,7 @@ LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 test-lab: s3-server ## test the lab itself, then the disks and file systems on its real kernel, in one boot
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_lab.py tests/lab/test_virtual_time.py
-	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
+	$(LAB_WITH_STORE) --timeout 3000 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 test-tutorial: s3-server ## run the commands of docs/tutorial.md, in a clone and in the lab
 	$(PYTEST) tests/lab/test_tutorial.py
@@ -349,7 +349,7 @@ test-lab-long-backports: ## run test-lab-long on the newer kernel
 test-lab-bullseye: export LAB_RELEASE := bullseye
 test-lab-bullseye: s3-server ## run the guest's part of test-lab on Debian 11, with nbdkit and tcmu-runner of the paper's time
 	lab/make-in-root all
-	$(LAB_WITH_STORE) --timeout 2400 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
+	$(LAB_WITH_STORE) --timeout 3000 -- $(GUEST_TESTS) -m "not long" tests/lab/guest
 .PHONY: test-lab test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
 	test-lab-long test-lab-s3 test-lab-backports test-lab-long-backports test-lab-bullseye
 

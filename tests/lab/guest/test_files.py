@@ -21,7 +21,12 @@ from userblk.harness.model import plan
 from userblk.harness.model.config import load_profile
 from userblk.harness.systems import nfs
 
-SYSTEMS = ("native", "nbdkit", "tcmu", "fuse")
+SYSTEMS = [
+    pytest.param("native", marks=pytest.mark.long),
+    "nbdkit",
+    pytest.param("tcmu", marks=pytest.mark.long),
+    "fuse",
+]
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
 SMALL = {"nfiles": 1000, "dirwidth": 1000, "filesize": 2 * MIB, "iters": 1 << 20}
@@ -138,7 +143,9 @@ def test_an_nfs_server_that_cannot_be_set_up_is_named(tmp_path: Path) -> None:
     assert summaries(directory) == [] and leftovers() == []
 
 
-@pytest.mark.parametrize("system", [*list(DAEMON)[:-1], pytest.param("nfs", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "system", ["nbdkit", "fuse", *(pytest.param(system, marks=pytest.mark.long) for system in ("tcmu", "nfs"))]
+)
 def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, system, ["rand-read-16th-4k", "mail-server"], 2)
