@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -95,13 +96,14 @@ class Pair:
         for root in roots:
             root.mkdir()
             root.chmod(0o777)
-        assert self.mount
-        # The kernel does not see when a mapping changes a file that it passes through. Without write-back the time of
-        # such a change is that of the server's write.
-        times, cached = "--passthrough" not in self.options, self.mount.status["writeback"] == "on"
-        native = World(str(roots[0]), times=times, times_of_stores=cached)
-        other = World(str(roots[1]), self.remount, times, cached)
-        return replay(calls, native, other, self.settle)
+        # The kernel does not see when a mapping changes a file that it passes through.
+        times = "--passthrough" not in self.options
+        native, other = World(str(roots[0]), times=times), World(str(roots[1]), self.remount, times)
+        try:
+            return replay(calls, native, other, self.settle)
+        finally:
+            for root in roots:
+                shutil.rmtree(root)  # the disk has room for two thousand of them
 
 
 def report(pair: Pair, calls: Sequence[Call], seed: int, seen: Difference, directory: Path) -> str:

@@ -56,13 +56,9 @@ def _checked(result: int) -> int:
 class World:
     """Calls by relative names below root. Slots hold open files and mappings."""
 
-    def __init__(
-        self, root: str, remounts: Callable[[], None] = lambda: None, times: bool = True, times_of_stores: bool = True
-    ) -> None:
-        """times: are among the attributes; times_of_stores: a store to a mapping changes them at once."""
+    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None, times: bool = True) -> None:
         self.root = root
-        self.times = times
-        self.times_of_stores = times_of_stores
+        self.times = times  # are among the attributes
         self.remounts = remounts
         self.files: dict[int, int] = {}
         self.maps: dict[int, tuple[int, mmap.mmap]] = {}
@@ -260,7 +256,7 @@ class World:
                 mapped[offset:end] = byte.encode() * (end - offset)
             except TypeError as error:
                 raise OSError(errno.EACCES, "mapped for reading") from error
-            self.times = self.times and self.times_of_stores
+            self.times = False  # when a page becomes dirty, and the time changes, is a matter of the file system
         return max(end - offset, 0)
 
     def msync(self, slot: int) -> None:
