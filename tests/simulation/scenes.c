@@ -84,8 +84,7 @@ void scene_end(struct life *l)
 		sim_fail("close", "%s: %s", l->volume->name, strerror(-r));
 }
 
-/* ---- memory: what a collection takes besides what there is stays below
- * memory= ------------- */
+/* ---- memory: what a collection takes besides what there is stays below memory= ---- */
 
 static void tune_memory(struct s3_config *c)
 {
@@ -131,8 +130,7 @@ static void meet_memory(void)
 	scene_end(l);
 }
 
-/* ---- memory: writes wait for a store that does not take them
- * -------------------------------- */
+/* ---- memory: writes wait for a store that does not take them ---- */
 
 static bool outage;
 
@@ -170,8 +168,7 @@ static void meet_outage(void)
 	scene_end(l);
 }
 
-/* ---- restart: compaction that is stuck holds up no checkpoint
- * ------------------------------ */
+/* ---- restart: compaction that is stuck holds up no checkpoint ---- */
 
 static void tune_restart(struct s3_config *c)
 {
@@ -206,8 +203,7 @@ static void meet_restart(void)
 	scene_end(l);
 }
 
-/* ---- a full store: usable again after a little more quota, a trim and a
- * collection ----------- */
+/* ---- a full store: usable again after a little more quota, a trim and a collection ---- */
 
 static void tune_full(struct s3_config *c)
 {
@@ -256,8 +252,7 @@ static void meet_full_store(void)
 	scene_end(l);
 }
 
-/* ---- the reserve: what was acknowledged is flushed, and trimmed, in a store
- * that is full ----- */
+/* ---- the reserve: what was acknowledged is flushed, and trimmed, in a store that is full ---- */
 
 static void tune_reserve(struct s3_config *c)
 {
@@ -330,8 +325,7 @@ static void meet_reserve(void)
 	scene_end(l);
 }
 
-/* ---- limits: objects of large batches are collected by one that has small
- * ones --------------- */
+/* ---- limits: objects of large batches are collected by one that has small ones ---- */
 
 static uint64_t batch_size;
 

@@ -13,9 +13,11 @@
 
 static bool careful; /* as userblk-s3 is without --take-over */
 
-/* ---- an open that fails: a volume that was closed still counts as closed, or it was told that it
+/*
+ * ---- an open that fails: a volume that was closed still counts as closed, or it was told that it
  * does not, and is opened without its write-back log next; one whose server was killed holds all
- * that was flushed ---------------------------------------------------------------- */
+ * that was flushed
+ */
 
 #define BLOCKS 256u
 
@@ -176,8 +178,7 @@ void meet_failed_open(void)
 	}
 }
 
-/* ---- an end waits for a full store that takes one object after the other
- * ---------------------- */
+/* ---- an end waits for a full store that takes one object after the other ---- */
 
 #define ROOM_EVERY (12 * SIM_SECOND)
 

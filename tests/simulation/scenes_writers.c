@@ -18,8 +18,7 @@
 #define TAKEOVER_MOST	(10 * SIM_SECOND) /* what is promised */
 #define TAKEOVER_UNFAIR (30 * SIM_SECOND)
 
-/* ---- takeover: of a writer that writes as fast as it can
- * ----------------------------------- */
+/* ---- takeover: of a writer that writes as fast as it can ---- */
 
 static void tune_takeover(struct s3_config *c)
 {
@@ -123,8 +122,7 @@ void meet_takeover(void)
 	scene_end(next);
 }
 
-/* ---- a snapshot whose root comes late is not acknowledged to who has been
- * overtaken ---------- */
+/* ---- a snapshot whose root comes late is not acknowledged to who has been overtaken ---- */
 
 static void tune_late_snapshot(struct s3_config *c)
 {
@@ -185,8 +183,7 @@ void meet_late_snapshot(void)
 	scene_end(next);
 }
 
-/* ---- an object of the log that cannot be read is not the log's end
- * --------------------------- */
+/* ---- an object of the log that cannot be read is not the log's end ---- */
 
 void meet_unreadable(void)
 {
@@ -220,8 +217,7 @@ void meet_unreadable(void)
 	scene_end(l);
 }
 
-/* ---- late deletions: nobody makes again what one is about
- * ------------------------------------ */
+/* ---- late deletions: nobody makes again what one is about ---- */
 
 static void tune_late(struct s3_config *c)
 {
@@ -276,8 +272,7 @@ void meet_late_deletions(void)
 	scene_end(l);
 }
 
-/* ---- a name that a new volume gets while two delete the old one, which a
- * server still has ---- */
+/* ---- a name that a new volume gets while two delete the old one, which a server still has ---- */
 
 #define REMOVERS   2
 #define NEW_BLOCKS 12
