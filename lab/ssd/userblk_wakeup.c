@@ -18,11 +18,18 @@
  * It happens at once
  * - from an interrupt: a disk's latency is calibrated from a machine whose CPU had to wake up;
  * - if the thread belongs to this CPU (kworker/0:1, ksoftirqd/0) or does not sleep yet.
+ *
+ * A writer that waits for a semaphore of the kernel sleeps while the semaphore is handed over to
+ * the first one that waits. The kernel lets it try again and again, because the first one is about
+ * to run on another CPU. Here, the first one could not run before the time slice of the other one
+ * ends.
+ *
  * Linux 5.10 to 7.x. For one CPU only: disabled interrupts are the lock.
  */
 #include <linux/hrtimer.h>
 #include <linux/kprobes.h>
 #include <linux/module.h>
+#include <linux/rwsem.h>
 #include <linux/sched.h>
 #include <linux/sched/clock.h>
 #include <linux/sched/task.h>
@@ -167,14 +174,43 @@ static int on_wake_up(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /* Without a handler like this, the kernel does not let a probe change regs->ip. */
-static void after_wake_up(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+static void after(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
 {
 }
 
 static struct kprobe wake_up_probe = {
 	.symbol_name = "try_to_wake_up",
 	.pre_handler = on_wake_up,
-	.post_handler = after_wake_up,
+	.post_handler = after,
+};
+
+#define RWSEM_FLAG_HANDOFF                                                                         \
+	4UL /* of kernel/locking/rwsem.c: only the first that waits may take it */
+#define OWNER_NONSPINNABLE 8
+
+/* What rwsem_spin_on_owner() returns if a waiter is to sleep. */
+static noinline int not_spinnable(void)
+{
+	return OWNER_NONSPINNABLE;
+}
+
+/* Before rwsem_spin_on_owner(semaphore). What takes the semaphore later wakes up those that sleep.
+ */
+static int on_spin(struct kprobe *probe, struct pt_regs *regs)
+{
+	struct rw_semaphore *semaphore = (struct rw_semaphore *)regs->di;
+
+	if (atomic_long_read(&semaphore->owner) ||
+		!(atomic_long_read(&semaphore->count) & RWSEM_FLAG_HANDOFF))
+		return 0;
+	regs->ip = (unsigned long)not_spinnable;
+	return 1;
+}
+
+static struct kprobe spin_probe = {
+	.symbol_name = "rwsem_spin_on_owner",
+	.pre_handler = on_spin,
+	.post_handler = after,
 };
 
 static void on_switch(void *data, bool preempted, struct task_struct *from, struct task_struct *to
@@ -272,9 +308,14 @@ static int __init begin(void)
 	r = tracepoint_probe_register(new_threads, on_new_thread, NULL);
 	if (r)
 		goto forget_switches;
+	r = register_kprobe(&spin_probe);
+	if (r)
+		goto forget_new_threads;
 	r = register_kprobe(&wake_up_probe);
 	if (!r)
 		return 0;
+	unregister_kprobe(&spin_probe);
+forget_new_threads:
 	tracepoint_probe_unregister(new_threads, on_new_thread, NULL);
 forget_switches:
 	tracepoint_probe_unregister(switches, on_switch, NULL);
@@ -286,6 +327,7 @@ static void __exit end(void)
 	unsigned int i;
 
 	unregister_kprobe(&wake_up_probe);
+	unregister_kprobe(&spin_probe);
 	for (i = 0; i < SLOTS; i++) /* what is left wakes up by itself */
 		while (READ_ONCE(slots[i].thread))
 			schedule_timeout_uninterruptible(1);
