@@ -59,6 +59,7 @@ static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
 static uint64_t latency;       /* ns */
 static unsigned page = PAGE;
+static bool begins_empty;
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
@@ -79,6 +80,7 @@ void fake_store_reset(void)
 	fake_store_ignore(false, false);
 	stored = limit = latency = 0;
 	page = PAGE;
+	begins_empty = false;
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
@@ -181,6 +183,13 @@ void fake_store_page(unsigned n)
 {
 	pthread_mutex_lock(&objects_lock);
 	page = n;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_begin_empty(void)
+{
+	pthread_mutex_lock(&objects_lock);
+	begins_empty = true;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -355,6 +364,10 @@ static void list(struct s3_request *req)
 	struct s3_listing *l = &req->listing;
 	const char *last = req->token;
 
+	if (begins_empty && !last) {
+		l->token = strdup(req->key);
+		return;
+	}
 	l->objects = calloc(page, sizeof *l->objects);
 	for (struct object *o = objects; o; o = o->next) {
 		size_t length = entry_length(req, o->key);

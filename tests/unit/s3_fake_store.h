@@ -32,6 +32,8 @@ uint64_t fake_store_bytes(void);
 void fake_store_latency(unsigned ms);
 /* That many objects in a page of a listing, instead of a few. */
 void fake_store_page(unsigned n);
+/* Listings begin with a page without any, as where many have been deleted. */
+void fake_store_begin_empty(void);
 /* Such requests wait, until the store is stopped or, with part NULL, they are no longer held. */
 void fake_store_hold(enum s3_op op, const char *part);
 /*

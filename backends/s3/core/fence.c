@@ -9,6 +9,7 @@
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 
@@ -33,28 +34,12 @@ static int check_not_deleted(struct s3_volume *v)
 {
 	struct s3_name name = {.kind = S3_NAME_SUPER};
 	char key[S3_KEY_MAX + 1];
-	struct s3_super super;
-	struct s3_request req;
-	enum s3_check check;
-	size_t length;
-	bool ours;
-	void *data;
 	int r;
 
 	s3_volume_key(v, &name, key);
-	r = s3_volume_get_all(v, key, &data, &length, &req);
-	if (r && r != -ENOENT)
+	r = s3_super_look(v, key, v->super.uuid);
+	if (r != -ENOENT && r != -ESTALE)
 		return r;
-	if (r == 0) {
-		check = s3_super_decode(data, length, &super);
-		free(data);
-		if (check != S3_GOOD)
-			return check == S3_NO_MEMORY ? -ENOMEM : -EIO;
-		ours = memcmp(super.uuid, v->super.uuid, S3_UUID) == 0;
-		s3_super_free(&super);
-		if (ours)
-			return 0;
-	}
 	s3_volume_fence(v, "it has been deleted");
 	return -ESTALE;
 }

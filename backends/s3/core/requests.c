@@ -182,21 +182,31 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 
 int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req)
 {
+	char *token = NULL;
 	int r;
 
-	*req = (struct s3_request){
-		.op = S3_LIST,
-		.pool = S3_POOL_BACKGROUND,
-		.key = prefix,
-		.max_keys = 1,
-		.retry_deadline = waited_deadline(v),
-	};
-	r = s3_store_call(v->store, req);
-	if (r)
-		return r;
-	r = req->listing.n_objects > 0;
-	if (r)
-		snprintf(req->message, sizeof req->message, "%s", req->listing.objects[0].key);
-	s3_listing_free(&req->listing);
+	/* A page may be empty although others follow: what it covers has been deleted. */
+	do {
+		*req = (struct s3_request){
+			.op = S3_LIST,
+			.pool = S3_POOL_BACKGROUND,
+			.key = prefix,
+			.token = token,
+			.max_keys = 1,
+			.retry_deadline = waited_deadline(v),
+		};
+		r = s3_store_call(v->store, req);
+		free(token);
+		if (r)
+			return r;
+		r = req->listing.n_objects > 0;
+		if (r)
+			snprintf(req->message, sizeof req->message, "%s",
+				req->listing.objects[0].key);
+		token = r ? NULL : req->listing.token;
+		if (token)
+			req->listing.token = NULL;
+		s3_listing_free(&req->listing);
+	} while (token);
 	return r;
 }

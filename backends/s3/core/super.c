@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The super object, changed while the volume is open. */
+/* The super object: whose is it, and its changes while the volume is open. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +13,26 @@
 #include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
+
+int s3_super_look(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID])
+{
+	struct s3_super super;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+	size_t n;
+	int r = s3_volume_get_all(v, key, &data, &n, &req);
+
+	if (r)
+		return r;
+	check = s3_super_decode(data, n, &super);
+	free(data);
+	if (check != S3_GOOD)
+		return check == S3_NO_MEMORY ? -ENOMEM : -EIO;
+	r = memcmp(super.uuid, uuid, S3_UUID) ? -ESTALE : 0;
+	s3_super_free(&super);
+	return r;
+}
 
 /* One attempt. -EEXIST: somebody else has changed it meanwhile. */
 static int try_change_super(struct s3_volume *v, const char *key,

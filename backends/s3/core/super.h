@@ -1,10 +1,19 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The super object, changed while the volume is open. */
+/* The super object: whose is it, and its changes while the volume is open. */
 #ifndef USERBLK_S3_SUPER_H
 #define USERBLK_S3_SUPER_H
 
-struct s3_super;
+#include <stdint.h>
+
+#include "backends/s3/format/format.h"
+
 struct s3_volume;
+
+/*
+ * Is there the super object of the volume with that UUID? 0: it is; -ESTALE: another volume's;
+ * -ENOENT: nothing; after other errors, which it does not report, that is not known.
+ */
+int s3_super_look(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID]);
 
 /*
  * Rewrites the super object, unless another writer took over. change() gets it as it is now, maybe

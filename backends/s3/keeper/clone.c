@@ -16,6 +16,7 @@
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
@@ -86,18 +87,19 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 	snprintf(text, sizeof text, "%s\n", path);
 	snprintf(key, sizeof key, "%s/super", path);
 	r = s3_snapshot_put(parent, marker, text, strlen(text), NULL, CLONE_DEADLINE, &req);
-	if (r == -EEXIST && req.retries)
-		r = 0; /* ours: nobody else has this number */
-	if (r)
+	/* Ours: nobody else has this number. A proxy, too, sends again what had no answer. */
+	if (r && r != -EEXIST)
 		return s3_volume_refuse(parent, r, "%s", req.message);
 	s3_failpoint(S3_FAIL_CLONE_CHILD_AFTER);
 	r = check_not_going(parent, snapshot);
 	if (r == 0) {
 		r = s3_snapshot_put(
 			parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
-		if (r == -EEXIST && req.retries &&
-			!s3_snapshot_clone_is_missing(parent, path, uuid))
-			r = 0;
+		if (r == -EEXIST) {
+			r = s3_super_look(parent, key, uuid);
+			if (r)
+				r = r == -ESTALE ? -EEXIST : -EIO;
+		}
 		if (r == -EEXIST)
 			s3_volume_refuse(parent, r, "clone: %s exists; choose another name", path);
 		else if (r)
@@ -105,7 +107,8 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 	}
 	if (r == 0)
 		s3_failpoint(S3_FAIL_CLONE_SUPER_AFTER);
-	else if (r != -EIO && r != -ESHUTDOWN) /* then it may be there all the same */
+	else if (r != -EIO && r != -ESHUTDOWN && /* then it may yet arrive */
+		 s3_snapshot_clone_is_missing(parent, path, uuid))
 		s3_volume_delete(parent, marker, &last);
 	return r;
 }

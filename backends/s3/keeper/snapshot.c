@@ -26,6 +26,7 @@
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/snapstore.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
@@ -280,22 +281,9 @@ static bool read_marker(struct s3_volume *v, const char *key, char path[S3_KEY_M
 /* Is there no super object of that UUID in an object? Not in doubt. */
 static bool holds_no_super(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID])
 {
-	struct s3_super super;
-	struct s3_request req;
-	bool missing = false;
-	void *data;
-	size_t n;
-	int r;
+	int r = s3_super_look(v, key, uuid);
 
-	r = s3_volume_get_all(v, key, &data, &n, &req);
-	if (r)
-		return r == -ENOENT;
-	if (s3_super_decode(data, n, &super) == S3_GOOD) {
-		missing = memcmp(super.uuid, uuid, S3_UUID) != 0;
-		s3_super_free(&super);
-	}
-	free(data);
-	return missing;
+	return r == -ENOENT || r == -ESTALE;
 }
 
 /*

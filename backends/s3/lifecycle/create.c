@@ -13,6 +13,7 @@
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
@@ -96,8 +97,11 @@ int s3_volume_create(
 		return -ENOMEM;
 	r = s3_volume_put(v, super_key, out.data, out.length, v->conditional, &req);
 	s3_buffer_free(&out);
-	/* If somebody else created it meanwhile, it is as good; what it is like is looked at. */
-	if (r == -EEXIST && !c->exclusive)
+	/*
+	 * It may be ours, because a reply was lost. If somebody else created it meanwhile, it is as
+	 * good; what it is like is looked at.
+	 */
+	if (r == -EEXIST && (!c->exclusive || s3_super_look(v, super_key, super.uuid) == 0))
 		r = 0;
 	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
 }
