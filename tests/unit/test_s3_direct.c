@@ -573,6 +573,36 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
+/* Nor is a deletion that the store refuses: the chunk stays as it was, flushed or not. */
+static void test_a_deletion_that_is_refused(void **state)
+{
+	struct device d;
+	int errors;
+
+	(void)state;
+	create(&d, "");
+	assert_int_equal(device_write(&d, pattern(model, 2 * MIB, 15), 2 * MIB, 0, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_write(&d, pattern(model, 4096, 16), 4096, 0, 0), 0);
+	errors = d.reported.errors;
+	fake_store_fail(S3_DELETE, "chunk/", -EACCES, 3);
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), -EIO);
+	assert_holds(d.reported.error, "cannot be deleted: ");
+	assert_int_equal(backend_zero(d.backend, MIB, MIB, 0), -EIO);
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), -EIO);
+	assert_int_equal(d.reported.errors, errors + 1);
+	expect(&d, 0, 2 * MIB);
+	assert_int_equal(backend_flush(d.backend), 0);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, 2 * MIB);
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
+	memset(model, 0, MIB);
+	expect(&d, 0, 2 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static int close_volume(struct device *d)
 {
 	params_free(d->params);
@@ -703,6 +733,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_deletion_that_is_refused),
 		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),
 		cmocka_unit_test(test_an_end_waits_for_what_is_stored_slowly),
 		cmocka_unit_test(test_a_check_that_fails_is_made_again),

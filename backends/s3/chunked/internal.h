@@ -90,9 +90,10 @@ struct s3_direct {
 	struct s3_io *checked; /* flushes that wait for the epoch only */
 	bool unchecked;	       /* something was stored since the epoch was looked at */
 	bool checking, stopping;
-	bool check_failing; /* which has been reported */
-	bool space_again;   /* to be reported when the lock is released */
-	uint64_t retry_ns;  /* while the store refuses: when a chunk is put again */
+	bool check_failing;    /* which has been reported */
+	bool deletion_failing; /* the same of deletions */
+	bool space_again;      /* to be reported when the lock is released */
+	uint64_t retry_ns;     /* while the store refuses: when a chunk is put again */
 	struct s3_request check;
 	struct iovec check_iov;
 	char super_key[S3_KEY_MAX + 1];
@@ -130,7 +131,7 @@ void s3_chunk_drop_idle(struct s3_direct *d, struct s3_chunk *c);
 void s3_chunk_mark_dirty(struct s3_direct *d, struct s3_chunk *c, uint32_t first, uint32_t end);
 /* It need no longer be stored. */
 void s3_chunk_mark_clean(struct s3_direct *d, struct s3_chunk *c);
-/* The chunk needs what it has in memory no more; it may stay dirty while it is deleted. */
+/* The chunk needs what it has in memory no more. */
 void s3_chunk_release_memory(struct s3_direct *d, struct s3_chunk *c);
 /* Can a chunk get memory now? */
 bool s3_direct_memory_left(struct s3_direct *d);

@@ -243,20 +243,41 @@ void s3_direct_begin_stores(struct s3_direct *d)
 	}
 }
 
+/* If several deletions are refused one after the other the first is reported. */
+static void tell_refused(struct s3_direct *d, const struct s3_request *req)
+{
+	bool told;
+
+	pthread_mutex_lock(&d->lock);
+	told = d->deletion_failing;
+	d->deletion_failing = true;
+	pthread_mutex_unlock(&d->lock);
+	if (!told)
+		backend_error(&d->v->host,
+			"volume=%s: %s cannot be deleted: %s; trims and zeroes of whole chunks "
+			"fail until the store deletes them",
+			d->v->name, req->key, req->message);
+}
+
 static void delete_done(struct s3_request *req)
 {
 	struct s3_chunk *c = req->opaque;
 	struct s3_direct *d = c->d;
 	struct s3_chunk_piece *p = c->cut;
 
-	if (req->result)
+	/* Then the chunk stays what it was, in memory as well. */
+	if (req->result && is_refusal(req))
+		tell_refused(d, req);
+	else if (req->result)
 		s3_direct_fail(d, req);
 	pthread_mutex_lock(&d->lock);
 	c->state = S3_CHUNK_IDLE;
-	s3_chunk_mark_clean(d, c);
 	if (req->result == 0) {
+		s3_chunk_mark_clean(d, c);
+		s3_chunk_release_memory(d, c);
 		s3_chunk_set_present(d, c->index, false);
 		d->unchecked = true;
+		d->deletion_failing = false;
 		d->deleted++;
 	}
 	s3_io_end_piece(d, p, req->result ? -EIO : 0);
@@ -283,13 +304,11 @@ void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece
 		.done = delete_done,
 		.opaque = c,
 	};
-	if (s3_store_submit(d->v->store, &c->request)) {
-		c->state = S3_CHUNK_IDLE;
-		s3_io_end_piece(d, p, -ENOMEM);
-		s3_chunk_drop_idle(d, c);
-		return;
-	}
 	/* If it was dirty it is until the object is gone: a flush must not be answered while
 	 * the store has neither what was written nor what overwrote it. */
-	s3_chunk_release_memory(d, c);
+	if (s3_store_submit(d->v->store, &c->request) == 0)
+		return;
+	c->state = S3_CHUNK_IDLE;
+	s3_io_end_piece(d, p, -ENOMEM);
+	s3_chunk_drop_idle(d, c);
 }
