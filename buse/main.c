@@ -19,6 +19,7 @@
 #include "buse/disk.h"
 #include "buse/serve.h"
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 
 #define MAX_TIMEOUT 86400
 
@@ -196,8 +197,10 @@ int main(int argc, char **argv)
 	struct options o = {0};
 	struct backend *device;
 	sigset_t set;
-	int r = parse(argc, argv, &o);
+	int r;
 
+	open_standard_files();
+	r = parse(argc, argv, &o);
 	if (r >= 0)
 		return r;
 	/* The disk must not end with the reader of its messages. */

@@ -17,6 +17,7 @@
 #include "fuse-disk/disk.h"
 #include "fuse-session/begin.h"
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 
 #define NAME "userblk-fuse-disk"
 
@@ -235,6 +236,7 @@ int main(int argc, char **argv)
 	struct options o = {.threads = DEFAULT_THREADS, .session = FUSE_ARGS_INIT(0, NULL)};
 	int r = EXIT_FAILURE;
 
+	open_standard_files();
 	if (fuse_opt_add_arg(&o.session, NAME) == 0 &&
 		add(&o, "fsname=" NAME ",subtype=" NAME ",default_permissions"))
 		r = parse(argc, argv, &o);

@@ -15,6 +15,7 @@
 #include "options.h"
 #include "passthrough.h"
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 
 struct filesystem fs;
 
@@ -189,6 +190,7 @@ int main(int argc, char *argv[])
 	int status = EXIT_USAGE;
 	unsigned long type;
 
+	open_standard_files();
 	if (!options_read(&args))
 		goto out;
 	if (options.session.help || options.session.version) {

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 #include "ublk/disk.h"
 #include "ublk/options.h"
 #include "ublk/record.h"
@@ -471,6 +472,7 @@ int main(int argc, char **argv)
 
 	if (!given)
 		return EXIT_FAILURE;
+	open_standard_files();
 	/* A disk must not end with the reader of its messages, nor with who waits for it. */
 	signal(SIGPIPE, SIG_IGN);
 	for (int i = 1; i < argc; i++)

@@ -369,6 +369,20 @@ def test_a_signal_unmounts(number: signal.Signals, disk: Path, fuse_file: FuseSt
     assert disk.read_bytes()[:4] == b"text"
 
 
+def test_no_message_is_written_into_the_device(disk: Path, tmp_path: Path) -> None:
+    """Without a standard error the next file that is opened gets its number."""
+    point = tmp_path / "file"
+    point.touch()
+    argv = [str(DISK_PROGRAM), str(point), "passthrough", f"file={disk}"]
+    with subprocess.Popen(["sh", "-c", 'exec "$@" 2>&-', "sh", *argv]) as process:
+        try:
+            wait_until("it is mounted", lambda: point.stat().st_size == SIZE, process=process)
+            assert os.readlink(f"/proc/{process.pid}/fd/2") == "/dev/null"
+        finally:
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)
+
+
 def test_requests_in_flight_end_before_it_does(disk: Path, fuse_file: FuseStart) -> None:
     """A write that was begun is done, or fails: its client is not left waiting."""
     mount = fuse_file("passthrough", str(disk))
