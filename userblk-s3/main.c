@@ -3,6 +3,7 @@
 #include <err.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,6 +17,7 @@
 #include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 #include "userblk-s3/list.h"
 #include "userblk-s3/session.h"
 
@@ -35,6 +37,7 @@ static int create(const struct options *o, struct answer *answer)
 		return r < 0 ? r : refuse_served(o);
 	config.create = config.exclusive = true;
 	config.readonly = false;
+	config.snapshot = NULL;
 	return session_open(o, &config, "info", answer, NULL);
 }
 
@@ -56,11 +59,14 @@ static int delete_volume(const struct options *o, struct answer *answer)
 		return r < 0 ? r : refuse_served(o);
 	/* Opened, so that no other program writes to it from now on. */
 	config.create = config.readonly = false;
+	config.snapshot = NULL;
 	config.size = 0;
 	config.require_clean_close = !o->take_over;
 	config.before_change = s3_volume_may_remove;
 	config.before_change_opaque = &removal;
 	r = session_open(o, &config, NULL, answer, &error);
+	if (r == -ECANCELED)
+		return r;
 	/* One that has been deleted in part is no volume, and one that is damaged cannot be opened.
 	 */
 	if (r && r != -ENOENT && !o->take_over) {
@@ -168,6 +174,7 @@ static int exit_code(int r)
 	case 0:
 		return 0;
 	case EIO:
+	case ECANCELED:
 	case EPIPE:
 	case ENOMEM:
 	case ETIMEDOUT:
@@ -185,6 +192,9 @@ int main(int argc, char **argv)
 	struct answer answer = {.options = &o};
 	int r;
 
+	open_standard_files();
+	/* A volume must not stay open because the reader of an error has ended. */
+	signal(SIGPIPE, SIG_IGN);
 	if (options_parse(argc, argv, &o, &error) < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;
@@ -202,6 +212,7 @@ int main(int argc, char **argv)
 							  : "delete";
 	answer.progress.bytes = o.command != COMMAND_DELETE;
 	r = exit_code(perform(&o, &answer));
+	signal(SIGPIPE, SIG_DFL);
 	/* What a check has found, although it could not be finished, is worth knowing. */
 	if (r == 0 || answer.n_rows)
 		answer_print(&answer);
@@ -209,6 +220,10 @@ int main(int argc, char **argv)
 		progress_clear(&answer.progress);
 	if (r == 0 && o.command == COMMAND_CHECK && answer_number(&answer, "damaged_objects") > 0)
 		r = EXIT_FAILURE;
+	if (fflush(stdout) || ferror(stdout)) {
+		warn("cannot write the answer");
+		r = EXIT_FAILURE;
+	}
 	answer_free(&answer);
 	params_free(o.params);
 	return r;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <err.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,6 +193,35 @@ int session_is_served(const struct options *o)
 
 /* ---- the store ---------------------------------------------------------------------------- */
 
+/* The user wants it to end. */
+static _Atomic bool interrupted;
+
+static void interrupt(int number)
+{
+	(void)number;
+	atomic_store(&interrupted, true);
+}
+
+/*
+ * A volume that is open for writing is closed before the program ends: otherwise it would count as
+ * in use. A second signal ends the program at once.
+ */
+static void catch_signals(bool yes)
+{
+	static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
+	struct sigaction action = {.sa_handler = interrupt, .sa_flags = SA_RESETHAND | SA_RESTART};
+	struct sigaction before;
+
+	for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+		sigaction(signals[i], NULL, &before);
+		if (before.sa_handler == SIG_IGN)
+			continue; /* nohup */
+		if (!yes)
+			action = (struct sigaction){.sa_handler = SIG_DFL};
+		sigaction(signals[i], &action, NULL);
+	}
+}
+
 static int look(struct s3_volume *v, void *request)
 {
 	return s3_control_look(v, request);
@@ -215,13 +246,21 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 		c.before_change = look;
 		c.before_change_opaque = (void *)request;
 	}
+	catch_signals(!c.readonly);
 	r = s3_volume_open(&c, 0, &host, &v);
-	if (r)
-		return r;
-	if (request)
-		r = s3_control_perform(v, request, NULL, answer_line, answer);
-	end = s3_volume_close(v);
-	return r ? r : end;
+	if (r == 0) {
+		if (atomic_load(&interrupted))
+			r = -ECANCELED;
+		else if (request)
+			r = s3_control_perform(v, request, &interrupted, answer_line, answer);
+		end = s3_volume_close(v);
+		if (r == -ECANCELED)
+			host_error(answer,
+				end ? "interrupted" : "interrupted; the volume has been closed");
+		r = r ? r : end;
+	}
+	catch_signals(false);
+	return r;
 }
 
 int session_perform(

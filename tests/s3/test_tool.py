@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -176,6 +177,69 @@ def test_newer_format_is_refused(tool: Tool, serve_s3: ServeS3) -> None:
         assert "/super" in tool.refused(*words)
     assert tool("list")["volumes"][0]["state"] == "newer format"
     assert serve_s3.objects("v") == before
+
+
+def test_a_new_volume_is_no_snapshot(tool: Tool, serve_s3: ServeS3) -> None:
+    """What a server's file says about the snapshot to serve is not about the volume that is made, or deleted."""
+    assert tool("create", size="64M", snapshot="monday")["size_bytes"] == 64 << 20
+    tool("delete", "--confirm=v", snapshot="monday")
+    assert serve_s3.objects("v") == {}
+
+
+def test_an_interrupted_command_closes_the_volume(tool: Tool, serve_s3: ServeS3) -> None:
+    """By SIGTERM: SIGINT and SIGHUP are ignored where tests run in the background."""
+    write_pieces(serve_s3)
+    argv = tool.argv("gc", gc_delay="600")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until("it has the volume", lambda: not tool("info")["was_closed"], process=process)
+            process.terminate()
+            out, said_of_it = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (1, "")
+    assert said_of_it == "userblk-s3: interrupted; the volume has been closed\n"
+    assert tool("info")["was_closed"] is True
+    tool("snapshot", "create", "monday")
+
+
+# ---- what it says, and where ---------------------------------------------------------------------
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(tool: Tool) -> None:
+    tool("create", size="64M")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        result = subprocess.run(tool.argv("info"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1 and "cannot write the answer: No space left" in result.stderr
+
+
+def test_no_error_is_written_into_a_log(tool: Tool, serve_s3: ServeS3, tmp_path: Path) -> None:
+    """Without a standard error the next file that is opened gets its number."""
+    log = tmp_path / "log"
+    server = serve_s3("v", write_back=str(log), write_back_size="16M")
+    handle = server.connect()
+    handle.pwrite(stamped(RUN, 0, 1), 0)
+    handle.flush()
+    server.kill()
+    before = log.read_bytes()[:4096]
+    argv = tool.argv("snapshot", "create", "monday", write_back=str(log))
+    result = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *argv], check=False)
+    assert result.returncode == 2 and log.read_bytes()[:4096] == before
+
+
+def test_a_reader_of_errors_that_ends_does_not_end_it(tool: Tool, serve_s3: ServeS3, tmp_path: Path) -> None:
+    """A warning while the volume is open: of a key that others may read."""
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    tool("create", size="64M", encryption_key=str(key))
+    key.chmod(0o644)
+    reader, errors = os.pipe()
+    os.close(reader)
+    argv = tool.argv("snapshot", "create", "monday", encryption_key=str(key))
+    result = subprocess.run(argv, stderr=errors, check=False)
+    os.close(errors)
+    assert result.returncode == 0
+    assert tool("info", encryption_key=str(key))["was_closed"] is True
 
 
 # ---- check ---------------------------------------------------------------------------------------

@@ -123,13 +123,14 @@ struct reported {
 	uint64_t done, total, calls;
 };
 
-static void tell(void *opaque, uint64_t done, uint64_t total)
+static bool tell(void *opaque, uint64_t done, uint64_t total)
 {
 	struct reported *reported = opaque;
 
 	reported->done = done;
 	reported->total = total;
 	reported->calls++;
+	return true;
 }
 
 static int ignore_line(void *opaque, const char *line)

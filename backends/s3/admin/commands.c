@@ -457,13 +457,21 @@ static int rekey(struct s3_call *c)
 	return r;
 }
 
+static bool gc_progress(void *opaque, uint64_t done, uint64_t total)
+{
+	struct s3_call *c = opaque;
+
+	progress(c, done, total);
+	return !atomic_load(&c->cancel);
+}
+
 static int gc(struct s3_call *c)
 {
 	struct s3_objects_totals before, after;
 	int r;
 
 	s3_objects_totals(c->v->objects, &before);
-	r = s3_volume_gc(c->v, progress, c);
+	r = s3_volume_gc(c->v, gc_progress, c);
 	s3_objects_totals(c->v->objects, &after);
 	if (r == -ENOSPC)
 		return s3_volume_refuse(c->v, r,

@@ -191,7 +191,7 @@ void s3_gc_sweep(struct s3_volume *v)
  */
 
 struct collection {
-	void (*progress)(void *opaque, uint64_t done, uint64_t total);
+	bool (*progress)(void *opaque, uint64_t done, uint64_t total);
 	void *opaque;
 	uint64_t total;	 /* bytes of garbage at the beginning */
 	uint64_t mark;	 /* what died up to then is deleted */
@@ -208,12 +208,13 @@ static uint64_t garbage_bytes(struct s3_volume *v)
 	return (t.blocks - t.live - t.held) << v->shift;
 }
 
-static void tell_progress(struct s3_volume *v, const struct collection *c)
+/* False: stop. */
+static bool tell_progress(struct s3_volume *v, const struct collection *c)
 {
 	uint64_t left = garbage_bytes(v);
 
-	if (c->progress)
-		c->progress(c->opaque, left < c->total ? c->total - left : 0, c->total);
+	return !c->progress ||
+	       c->progress(c->opaque, left < c->total ? c->total - left : 0, c->total);
 }
 
 bool s3_checkpoint_due(const struct s3_volume *v)
@@ -273,7 +274,8 @@ static int compact_all(struct s3_volume *v, void *opaque)
 		struct s3_objects_totals t;
 		uint64_t alive;
 
-		tell_progress(v, c);
+		if (!tell_progress(v, c))
+			return -ECANCELED;
 		s3_objects_totals(v->objects, &t);
 		c->stored = t.bytes;
 		alive = t.blocks - t.dead_blocks;
@@ -330,7 +332,8 @@ static int collect_marked(struct s3_volume *v, void *opaque)
 	int r = s3_gc_collect_dead(v, &n);
 
 	c->done = n < S3_DELETE_MAX && v->delete_limit >= c->mark;
-	tell_progress(v, c);
+	if (!tell_progress(v, c))
+		return -ECANCELED;
 	if (r && r != -ESTALE)
 		return s3_volume_refuse(v, r,
 			"volume=%s: objects that are no longer needed cannot be deleted: %s; "
@@ -339,7 +342,7 @@ static int collect_marked(struct s3_volume *v, void *opaque)
 	return r ? -EIO : 0;
 }
 
-int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+int s3_volume_gc(struct s3_volume *v, bool (*progress)(void *opaque, uint64_t done, uint64_t total),
 	void *opaque)
 {
 	const struct timespec pause = {.tv_nsec = 100000000};

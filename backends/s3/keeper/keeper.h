@@ -3,6 +3,7 @@
 #ifndef USERBLK_S3_KEEPER_H
 #define USERBLK_S3_KEEPER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,9 +41,9 @@ int s3_collector_call(
 /*
  * Compacts until nothing is worth it, makes that durable, and waits until the store is rid of what
  * was freed, which takes gc-delay= as well. progress (may be NULL): bytes of garbage gone, of those
- * there were at the beginning. Any thread. 0 or negative errno.
+ * there were at the beginning; false: stop. Any thread. 0 or negative errno; -ECANCELED: stopped.
  */
-int s3_volume_gc(struct s3_volume *v, void (*progress)(void *opaque, uint64_t done, uint64_t total),
+int s3_volume_gc(struct s3_volume *v, bool (*progress)(void *opaque, uint64_t done, uint64_t total),
 	void *opaque);
 
 #endif
