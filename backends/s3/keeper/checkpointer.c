@@ -27,7 +27,7 @@
 #define FULL_SHARE 40
 /* Summaries that a root names at most. */
 #define MAX_SUMMARIES 4096
-/* s that the PUT of a part of a checkpoint is tried for. */
+/* s that the PUT of a small part of a checkpoint is tried for. */
 #define PART_DEADLINE 20
 
 /* ---- checkpoint ----------------------------------------------------------------------- */
@@ -69,7 +69,8 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 		.iov = &iov,
 		.iovcnt = 1,
 		/* Writes may have to wait for it. At the end nobody does. */
-		.retry_deadline = s3_keeper_is_stopping(v) ? 0 : PART_DEADLINE,
+		.retry_deadline =
+			s3_keeper_is_stopping(v) ? 0 : s3_volume_patience(PART_DEADLINE, length),
 	};
 	int r = s3_volume_put_with_reserve(v, &req);
 

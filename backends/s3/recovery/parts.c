@@ -8,6 +8,7 @@
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/parts.h"
@@ -86,7 +87,8 @@ static int send_part(struct s3_parts *p)
 		.iov = &slot->iov,
 		.iovcnt = 1,
 		.allow_short = true,
-		.retry_deadline = p->v->deadline,
+		/* Those that are on their way share the line. */
+		.retry_deadline = s3_volume_patience(p->v->deadline, p->bytes + part->bytes),
 		.done = part_done,
 		.opaque = slot,
 	};
