@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "backends/s3/admin/control.h"
+#include "backends/s3/base/clock.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
@@ -174,6 +175,39 @@ static void test_a_refusal_from_before_the_room(void **state)
 	fake_store_reset();
 }
 
+/* A reserve that takes too long is put more and more seldom: the line is for the data. */
+static void test_a_reserve_over_a_slow_line(void **state)
+{
+	static const unsigned pauses[] = {120, 240, 480, 960, 1920, 3840, 3840};
+	struct s3_volume *v;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
+	v = volume_of(&d);
+	fake_store_fail(S3_PUT, "/probe/", -EIO, 1000);
+	for (unsigned n = 0; n < 48; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	for (unsigned i = 0; i < sizeof pauses / sizeof pauses[0]; i++) {
+		uint64_t seconds = 0;
+
+		WAIT_UNTIL(fake_store_failed() == i + 1, "it is not put");
+		while (!seconds) {
+			pthread_mutex_lock(&v->lock);
+			if (v->reserve.state != S3_RESERVE_PUTTING) {
+				seconds = (v->reserve.due - s3_now()) / 1000000000;
+				v->reserve.due = 0;
+			}
+			pthread_mutex_unlock(&v->lock);
+		}
+		assert_in_range(seconds, pauses[i] - 10, pauses[i]);
+	}
+	device_close(&d);
+	fake_store_reset();
+}
+
 static int ignore_line(void *opaque, const char *line)
 {
 	(void)opaque;
@@ -268,6 +302,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
 		cmocka_unit_test(test_a_refusal_from_before_the_room),
+		cmocka_unit_test(test_a_reserve_over_a_slow_line),
 		cmocka_unit_test(test_no_space_for_a_collection),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_refusal_is_told_once),

@@ -29,6 +29,10 @@
 #define SECOND	UINT64_C(1000000000)
 /* s that a request about the reserve may take. */
 #define PATIENCE 30
+/* Without a reserve it is put that often; over a line that is too slow for it, at last that often.
+ */
+#define PAUSE	   (60 * SECOND)
+#define PAUSE_LAST (64 * PAUSE)
 
 static void reserve_key(const struct s3_volume *v, char *key)
 {
@@ -236,7 +240,7 @@ void s3_space_tend(struct s3_volume *v)
 	due = before != S3_RESERVE_DELETING && !v->n_refused &&
 	      (full || bytes > v->reserve.bytes) && s3_now() >= v->reserve.due;
 	if (due) {
-		v->reserve.due = s3_now() + (full ? 1 : 60) * SECOND;
+		v->reserve.due = s3_now() + (full ? SECOND : PAUSE);
 		v->reserve.state = S3_RESERVE_PUTTING;
 	}
 	pthread_mutex_unlock(&v->lock);
@@ -251,6 +255,15 @@ void s3_space_tend(struct s3_volume *v)
 							  : S3_RESERVE_UNKNOWN;
 	if (r == 0 && v->reserve.bytes < bytes)
 		v->reserve.bytes = bytes;
+	/* The line is for the data. */
+	if (r == 0) {
+		v->reserve.pause = 0;
+	} else if (r == -EIO && !full && v->refused != -ENOSPC) {
+		v->reserve.pause = v->reserve.pause ? 2 * v->reserve.pause : 2 * PAUSE;
+		if (v->reserve.pause > PAUSE_LAST)
+			v->reserve.pause = PAUSE_LAST;
+		v->reserve.due = s3_now() + v->reserve.pause;
+	}
 	/* What was refused again meanwhile knows better. */
 	if (r == 0 && full && !v->n_refused) {
 		v->refused = 0;

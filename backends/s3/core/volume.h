@@ -93,6 +93,7 @@ struct s3_reserve {
 	_Atomic unsigned made;	   /* times that it was deleted and made room */
 	uint64_t bytes;		   /* 0: none, or not known */
 	uint64_t due;		   /* when it may be put next, ns, monotonic */
+	uint64_t pause;		   /* ns after a PUT that took too long; 0: there was none */
 	struct s3_request request; /* that deletes it */
 	char key[S3_KEY_MAX + 1];
 };
