@@ -86,6 +86,15 @@ def test_refusals_are_told_at_once(
     assert text in answer["message"] and "\n" not in answer["message"]
 
 
+def test_what_is_absent_is_deleted(through: Driver, proxy: FaultProxy, key: str) -> None:
+    """Some stores say so, also when an attempt whose reply was lost has deleted it."""
+    proxy.add(Rule(refused(404, "NoSuchKey"), method="DELETE", times=1))
+    answer = through("delete", key)
+    assert (answer["result"], answer["retries"]) == (0, 0)
+    proxy.add(Rule(refused(404, "NoSuchBucket"), method="DELETE", times=1))
+    assert through("delete", key)["result"] == -ENXIO
+
+
 def test_stores_clock_is_followed(through: Driver, proxy: FaultProxy, key: str) -> None:
     """This host's clock is an hour off, later it is set; each time is reported once."""
     ahead = 3600

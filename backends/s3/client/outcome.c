@@ -111,6 +111,9 @@ static struct s3_verdict judge_answer(struct s3_transfer *t, struct s3_error_rep
 	/* The keys of an absent bucket are absent, but so might be what was never a bucket. */
 	if (v.result == -ENOENT && !needs_key(req->op))
 		return (struct s3_verdict){S3_NOT_S3, -EPROTO};
+	/* As it should be; most stores do not tell. */
+	if (v.result == -ENOENT && req->op == S3_DELETE)
+		v.result = 0;
 	if (v.result == -ERANGE &&
 		(req->op == S3_HEAD || (req->op == S3_GET && req->allow_short))) {
 		req->object_size = t->object_size ? t->object_size : e->object_size;
