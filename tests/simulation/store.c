@@ -299,6 +299,12 @@ int list(struct s3_request *req)
 	if (!out)
 		abort();
 	fprintf(out, "<ListBucketResult>");
+	/* Before what may be the only key. */
+	if (faults.empty_pages && !last) {
+		fprintf(out, "<NextContinuationToken>%.*s</NextContinuationToken>",
+			(int)strlen(req->key) - 1, req->key);
+		truncated = true;
+	}
 	for (size_t i = place(req->key); i < n_objects && !truncated; i++) {
 		const struct object *o = &objects[i];
 		size_t entry;

@@ -245,6 +245,10 @@ static void effect(void *opaque, uint64_t unused)
 		return;
 	}
 	serve(a);
+	/* Without an answer in its time, so that the second answer counts. */
+	if (f->op == S3_PUT && faults.repeated && !faults.calm &&
+		sim_once_in(SIM_STORE, faults.repeated))
+		serve(a);
 	drop_attempt(a);
 }
 

@@ -53,8 +53,10 @@ void store_draw(void)
 	faults.n_episodes = sim_once_in(SIM_STORE, 2) ? 1 + (unsigned)sim_below(SIM_STORE, 4) : 0;
 	for (unsigned i = 0; i < EPISODES; i++)
 		draw_episode(&faults.episodes[i]);
+	faults.repeated = sim_log_between(SIM_STORE, 3, 300);
+	faults.empty_pages = sim_once_in(SIM_STORE, 8);
 	if (!bad || !sim_with(SIM_LOST))
-		faults.lost_request = faults.lost_reply = faults.failed_after = 0;
+		faults.lost_request = faults.lost_reply = faults.failed_after = faults.repeated = 0;
 	if (!bad || !sim_with(SIM_LATE))
 		faults.late = 0;
 	if (!bad || !sim_with(SIM_REFUSE))
@@ -69,9 +71,9 @@ void store_serves(void)
 	if (faults.base_ns > 20 * SIM_MS)
 		faults.base_ns = 20 * SIM_MS;
 	faults.lost_request = faults.lost_reply = faults.late = faults.refused = 0;
-	faults.failed_after = faults.room = faults.n_episodes = 0;
+	faults.failed_after = faults.repeated = faults.room = faults.n_episodes = 0;
 	faults.tail = faults.far = 0;
-	faults.hostile = false;
+	faults.hostile = faults.empty_pages = false;
 }
 
 void store_room(uint64_t bytes)

@@ -38,13 +38,15 @@ extern struct store_faults {
 	uint64_t tail, far;    /* once in so many requests it is 10 or 100 times that */
 	uint64_t lost_request; /* once in so many; 0: never */
 	uint64_t lost_reply, late, refused, failed_after;
+	uint64_t repeated; /* once in so many PUTs, which a proxy sends again */
 	uint64_t late_ns, silence_ns;
 	uint64_t room; /* bytes that the store takes while it is not calm; 0: any */
 	bool full_code;
 	bool missing_is_412; /* an If-Match for an object that is not there: 412, or 404 */
 	uint64_t late_deletions;
-	bool hostile;  /* listings have keys that were not asked for */
-	bool in_order; /* requests of a killed sender no longer take effect */
+	bool hostile;	  /* listings have keys that were not asked for */
+	bool empty_pages; /* listings begin with a page without keys */
+	bool in_order;	  /* requests of a killed sender no longer take effect */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
 } faults;

@@ -365,7 +365,8 @@ static void list(struct s3_request *req)
 	const char *last = req->token;
 
 	if (begins_empty && !last) {
-		l->token = strdup(req->key);
+		/* Before what may be the only key. */
+		l->token = strndup(req->key, strlen(req->key) - 1);
 		return;
 	}
 	l->objects = calloc(page, sizeof *l->objects);

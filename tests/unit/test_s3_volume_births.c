@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * Volumes and clones that are created over a store in this process: what was stored counts, even if
- * the answer was lost, and what stands in their place is seen.
+ * Volumes, clones and roots that come into being over a store in this process: what was stored
+ * counts, even if the answer was lost, and what stands in their place is seen.
  */
 #include <errno.h>
 #include <string.h>
@@ -152,6 +152,22 @@ static void test_a_volume_that_arrives_twice(void **state)
 	fake_store_reset();
 }
 
+static void test_a_root_that_arrives_twice(void **state)
+{
+	struct device a;
+	struct job job;
+
+	(void)state;
+	create_with_a_write(&a);
+	fake_store_hold_answers(S3_PUT, "/root", true);
+	start_job(&job, &a, try_checkpoint);
+	fake_store_wait_held(S3_PUT, "/root");
+	fake_store_release(S3_PUT, "/root");
+	assert_int_equal(end_job(&job), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -160,6 +176,7 @@ int main(void)
 		cmocka_unit_test(test_a_clone_of_a_name_that_is_taken),
 		cmocka_unit_test(test_a_name_that_is_seen_on_a_later_page),
 		cmocka_unit_test(test_a_volume_that_arrives_twice),
+		cmocka_unit_test(test_a_root_that_arrives_twice),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,6 +20,7 @@
 #include "backends/s3/keeper/internal.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/log/log.h"
+#include "backends/s3/recovery/recovery.h"
 #include "backends/s3/state/map.h"
 #include "backends/s3/state/object_table.h"
 
@@ -243,6 +244,31 @@ static int store_summaries(struct s3_volume *v)
 	return r;
 }
 
+int s3_keeper_meet_root(struct s3_volume *v, const struct s3_root *root)
+{
+	int r;
+
+	if (memcmp(root->instance, v->instance, S3_UUID) == 0)
+		return 0;
+	r = s3_check_not_fenced(v);
+	return r ? r : -EEXIST;
+}
+
+/* Something stands in place of a root: as s3_keeper_meet_root(). */
+static int look_at_root(struct s3_volume *v, const struct s3_name *name)
+{
+	struct s3_root root;
+	void *data;
+	int r = s3_root_read(v, v->base, v->super.uuid, name, &data, &root);
+
+	if (r)
+		return r;
+	r = s3_keeper_meet_root(v, &root);
+	s3_root_free(&root);
+	free(data);
+	return r;
+}
+
 /* The root: from here on the checkpoint counts. */
 static int store_root(
 	struct s3_volume *v, struct s3_root *root, const struct s3_checkpoint_step *step)
@@ -275,16 +301,10 @@ static int store_root(
 	r = s3_volume_put(v, key, out.data, out.length, v->conditional, &req);
 	if (r == 0)
 		s3_failpoint(S3_FAIL_CKPT_ROOT_AFTER);
-	if (r == -EEXIST && req.retries) {
-		/* Ours, whose reply was lost, or another writer's: then it has fenced us. */
-		r = s3_check_not_fenced(v);
-	} else if (r == -EEXIST) {
-		r = s3_check_not_fenced(v);
-		if (r == 0)
-			r = -EEXIST;
-	} else if (r) {
+	if (r == -EEXIST)
+		r = look_at_root(v, &name);
+	else if (r)
 		tell_failure(v, req.message);
-	}
 	v->checkpoint_failing &= r != 0;
 	v->root_in_doubt = r != 0;
 	if (r == 0)

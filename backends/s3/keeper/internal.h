@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct s3_root;
 struct s3_root_region;
 struct s3_volume;
 
@@ -30,6 +31,15 @@ struct s3_prune {
 
 /* Is the volume about to end? Without the lock. */
 bool s3_keeper_is_stopping(struct s3_volume *v);
+
+/* ---- checkpointer.c ---- */
+
+/*
+ * Is a root that stands where one of ours belongs our own, whose reply was lost? A proxy, too,
+ * sends again what had no answer. 0: yes; -ESTALE: another writer has taken over; -EEXIST: another
+ * writer's; or negative errno of the store.
+ */
+int s3_keeper_meet_root(struct s3_volume *v, const struct s3_root *root);
 
 /* ---- old_roots.c ---- */
 

@@ -30,6 +30,7 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
+#include "backends/s3/keeper/internal.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/keeper/snapshot_internal.h"
@@ -174,9 +175,7 @@ static int meet_root(struct s3_volume *v, const struct creation *c)
 
 	if (r)
 		return r;
-	r = memcmp(root.instance, v->instance, S3_UUID) == 0 ? 0 : s3_check_not_fenced(v);
-	if (r == 0 && memcmp(root.instance, v->instance, S3_UUID) != 0)
-		r = -EEXIST;
+	r = s3_keeper_meet_root(v, &root);
 	s3_root_free(&root);
 	free(data);
 	return r;
