@@ -573,6 +573,29 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_reset();
 }
 
+/* Nor is the rest of a chunk that the store does not give: it is read again. */
+static void test_a_rest_that_is_refused(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, "");
+	assert_int_equal(device_write(&d, pattern(model, MIB, 17), MIB, 0, BACKEND_FUA), 0);
+	device_close(&d);
+	reopen(&d);
+	fake_store_fail(S3_GET, "chunk/", -EACCES, 2);
+	assert_int_equal(device_write(&d, pattern(model, 4096, 18), 4096, 0, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_int_equal(device_write(&d, model, 4096, MIB, 0), 0);
+	memcpy(model + MIB, model, 4096);
+	flush_at_last(&d);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, MIB + 4096);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* Nor is a deletion that the store refuses: the chunk stays as it was, flushed or not. */
 static void test_a_deletion_that_is_refused(void **state)
 {
@@ -733,6 +756,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_rest_that_is_refused),
 		cmocka_unit_test(test_a_deletion_that_is_refused),
 		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),
 		cmocka_unit_test(test_an_end_waits_for_what_is_stored_slowly),

@@ -131,6 +131,7 @@ static void load_done(struct s3_request *req)
 	struct s3_direct *d = c->d;
 	struct s3_volume *v = d->v;
 	int r = req->result;
+	bool refused = r && r != -ENOENT && c->store_next && is_refusal(req);
 	struct s3_chunk_piece *p;
 
 	if (r == 0 && req->object_size != s3_chunk_bytes(d, c->index)) {
@@ -141,7 +142,9 @@ static void load_done(struct s3_request *req)
 	}
 	if (r && !c->store_next && r != -ESHUTDOWN)
 		backend_error(&v->host, "volume=%s: %s: %s", v->name, c->key, req->message);
-	if (r && c->store_next)
+	if (refused)
+		refuse(d, req);
+	else if (r && c->store_next)
 		s3_direct_fail(d, req); /* what has been answered can be stored no more */
 	pthread_mutex_lock(&d->lock);
 	free(c->iov);
@@ -154,7 +157,9 @@ static void load_done(struct s3_request *req)
 		queue_put(d, c);
 	} else {
 		d->storing -= c->store_next;
-		while (r && (p = TAILQ_FIRST(&c->waiting))) {
+		if (refused)
+			d->retry_ns = s3_now() + RETRY_NS;
+		while (r && !refused && (p = TAILQ_FIRST(&c->waiting))) {
 			TAILQ_REMOVE(&c->waiting, p, link);
 			s3_io_end_piece(d, p, -EIO);
 		}
