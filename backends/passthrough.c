@@ -145,24 +145,35 @@ static bool has_cache(const struct passthrough *p)
 	return !p->direct || !p->is_device;
 }
 
-static int sync_file(struct passthrough *p)
+static void lock_for_reading(struct passthrough *p)
+{
+	if (has_cache(p))
+		pthread_rwlock_rdlock(&p->drop_lock);
+}
+
+static void unlock(struct passthrough *p)
+{
+	if (has_cache(p))
+		pthread_rwlock_unlock(&p->drop_lock);
+}
+
+/* Under drop_lock: a request under way has not dropped some of it meanwhile. */
+static int sync_locked(struct passthrough *p)
 {
 	int r;
 
-	/* A request under way has not dropped some of it meanwhile. */
-	if (has_cache(p))
-		pthread_rwlock_rdlock(&p->drop_lock);
 	do
 		r = fdatasync(p->fd) < 0 ? -errno : 0;
 	while (r == -EINTR);
-	if (has_cache(p))
-		pthread_rwlock_unlock(&p->drop_lock);
+	if (r == 0)
+		p->is_cached = !p->direct;
 	return r;
 }
 
 /*
- * One call of the kernel at a time: it tells a failed write-back to one of those that wait for it
- * at once, and the others that all is well. A call serves all who came before it began.
+ * One call of the kernel at a time: it reports a failed write-back to one of those that wait for it
+ * at once, and to the others that all is well. The next one begins when the failure of the last one
+ * is known to all. A call serves all who came before it began.
  */
 static int sync_together(struct passthrough *p)
 {
@@ -179,7 +190,9 @@ static int sync_together(struct passthrough *p)
 		}
 		s->begun++;
 		pthread_mutex_unlock(&s->lock);
-		r = sync_file(p);
+		lock_for_reading(p);
+		r = sync_locked(p);
+		unlock(p);
 		keep_flush_error(p, r);
 		pthread_mutex_lock(&s->lock);
 		s->ended = s->begun;
@@ -191,15 +204,38 @@ static int sync_together(struct passthrough *p)
 
 static int sync_data(struct passthrough *p)
 {
+	bool is_cached;
 	int r = atomic_load(&p->flush_error);
 
 	if (r)
 		return r;
-	if (!p->direct)
+	lock_for_reading(p);
+	is_cached = p->is_cached;
+	/* No data wait to be written back, and the disk itself answers each flush. */
+	if (!is_cached)
+		r = sync_locked(p);
+	unlock(p);
+	if (is_cached)
 		return sync_together(p);
-	/* No data wait to be written back, and the disk answers each flush. */
-	r = sync_file(p);
 	keep_flush_error(p, r);
+	return atomic_load(&p->flush_error);
+}
+
+/* By one call, whose failure is this write's alone. -EOPNOTSUPP: not possible. */
+static int write_durably(
+	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset)
+{
+	int r = -EOPNOTSUPP;
+
+	lock_for_reading(p);
+	if (p->has_dsync && !p->is_cached) {
+		r = atomic_load(&p->flush_error);
+		if (r == 0)
+			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
+		if (r == -EOPNOTSUPP)
+			p->has_dsync = false;
+	}
+	unlock(p);
 	return r;
 }
 
@@ -207,17 +243,10 @@ static int passthrough_writev(
 	struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned flags)
 {
 	struct passthrough *p = (struct passthrough *)b;
-	int r;
+	int r = flags & BACKEND_FUA ? write_durably(p, iov, iovcnt, offset) : -EOPNOTSUPP;
 
-	/* Not through the page cache: there it may get the error of another, as a flush may. */
-	if (flags & BACKEND_FUA && p->direct && p->has_dsync) {
-		r = atomic_load(&p->flush_error);
-		if (r == 0)
-			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
-		if (r != -EOPNOTSUPP)
-			return r;
-		p->has_dsync = false;
-	}
+	if (r != -EOPNOTSUPP)
+		return r;
 	r = write_with(p, iov, iovcnt, offset, 0);
 	return r || !(flags & BACKEND_FUA) ? r : sync_data(p);
 }
@@ -232,8 +261,8 @@ static int passthrough_get_backing(
 	*backing = (struct backend_backing){
 		.fd = p->fd, .offset = request->offset, .memory_alignment = p->memory};
 	if (request->flags & BACKEND_FUA) {
-		/* Through the page cache, its failure must not be lost: see sync_together(). */
-		if (!p->direct || !p->has_dsync || atomic_load(&p->flush_error))
+		/* As in write_durably(), but nothing can be locked. */
+		if (has_cache(p) || p->is_cached || !p->has_dsync || atomic_load(&p->flush_error))
 			return -EOPNOTSUPP;
 		backing->rwf = RWF_DSYNC;
 	}
@@ -304,22 +333,21 @@ static int punch(struct passthrough *p, uint64_t offset, uint64_t length)
 	return attempt(&p->has_punch, allocate(p, FALLOC_FL_PUNCH_HOLE, offset, length));
 }
 
-/* Around what changes the file behind its cached pages. */
+/* Around what changes the file behind its cached pages. Locks in the order of write_durably(). */
 static uint64_t hold(struct passthrough *p, uint64_t offset, uint64_t length)
 {
-	uint64_t held = p->direct ? direct_lock(p->direct, offset, length) : 0;
-
-	if (has_cache(p))
+	if (has_cache(p)) {
 		pthread_rwlock_wrlock(&p->drop_lock);
-	return held;
+		p->is_cached = true;
+	}
+	return p->direct ? direct_lock(p->direct, offset, length) : 0;
 }
 
 static void release(struct passthrough *p, uint64_t held)
 {
-	if (has_cache(p))
-		pthread_rwlock_unlock(&p->drop_lock);
 	if (p->direct)
 		direct_unlock(p->direct, held);
+	unlock(p);
 }
 
 static int passthrough_trim(struct backend *b, uint64_t offset, uint64_t length, unsigned flags)

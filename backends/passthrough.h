@@ -18,7 +18,7 @@ struct passthrough_config {
 	uint64_t size;
 };
 
-/* Calls of fdatasync(), one at a time with direct=off: see sync_together(). */
+/* Calls of fdatasync(), one at a time: see sync_together(). */
 struct passthrough_syncs {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
@@ -40,9 +40,16 @@ struct passthrough {
 	/*
 	 * Zeroes and trims, which hold it for writing, begin with dropping pages that may be dirty:
 	 * until they are done, neither these nor the zeroes are on the disk, and nothing may be
-	 * acknowledged as durable. See sync_file().
+	 * acknowledged as durable. See sync_locked().
 	 */
 	pthread_rwlock_t drop_lock;
+	/*
+	 * The page cache may hold something that is not durable: with direct I/O until the first
+	 * sync, from earlier users of the disk or file, and the edges of zeroes in a file. The
+	 * kernel reports a failure to write it back once, to any sync or durable write. Becomes
+	 * true under drop_lock for writing, false under drop_lock.
+	 */
+	_Atomic bool is_cached;
 	struct passthrough_syncs syncs;
 	/* What the kernel has not refused yet. */
 	_Atomic bool has_dsync, has_punch, has_zero_range, has_zeroout;

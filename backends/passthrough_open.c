@@ -419,6 +419,7 @@ static void learn_limits(struct passthrough *p)
 	info->can_fast_zero = writable;
 	info->can_multi_conn = true;
 	p->has_dsync = true;
+	p->is_cached = true;
 }
 
 int passthrough_close(struct backend *b)

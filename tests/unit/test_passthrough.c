@@ -458,10 +458,14 @@ static void test_map(void **state)
 	device_close(&d);
 
 	device_open(&d, &passthrough_backend, "file=%s", file);
-	r = (struct backend_request){.op = BACKEND_WRITE, .flags = BACKEND_FUA, .length = 65536};
+	r = (struct backend_request){.op = BACKEND_WRITE, .length = 65536};
 	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
-	assert_int_equal(m.rwf, RWF_DSYNC);
+	assert_int_equal(m.rwf, 0);
 	assert_true(m.memory_alignment > 1);
+	/* There may be edges of zeroes in the page cache. */
+	r.flags = BACKEND_FUA;
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
+	r.flags = 0;
 	r.offset = 100;
 	assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
 	device_close(&d);

@@ -184,6 +184,33 @@ static void test_refused_zero_and_page_cache(void **state)
 	loop_detach(device);
 }
 
+/* A framework may write durably by itself when nothing can be in the page cache. */
+static void test_durable_writes_of_a_framework(void **state)
+{
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("disk", SIZE), 512, device, sizeof device);
+	for (int direct = 0; direct < 2; direct++) {
+		struct backend_request r = {
+			.op = BACKEND_WRITE, .flags = BACKEND_FUA, .length = 4096};
+		struct backend_backing m;
+		struct device d;
+
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(backend_get_backing(d.backend, &r, &m), -EOPNOTSUPP);
+		assert_int_equal(backend_flush(d.backend), 0);
+		assert_int_equal(backend_get_backing(d.backend, &r, &m), direct ? 0 : -EOPNOTSUPP);
+		if (direct)
+			assert_int_equal(m.rwf, RWF_DSYNC);
+		assert_int_equal(backend_zero(d.backend, 0, 4096, 0), 0);
+		assert_int_equal(backend_get_backing(d.backend, &r, &m), direct ? 0 : -EOPNOTSUPP);
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
 /* ---- what goes wrong -------------------------------------------------------- */
 
 /* A loop device whose file ends early: the kernel's own errors come through. */
@@ -322,6 +349,7 @@ int main(void)
 		cmocka_unit_test(test_partition),
 		cmocka_unit_test(test_zero_and_page_cache),
 		cmocka_unit_test(test_refused_zero_and_page_cache),
+		cmocka_unit_test(test_durable_writes_of_a_framework),
 		cmocka_unit_test(test_device_fails),
 		cmocka_unit_test(test_no_space),
 		cmocka_unit_test(test_lost_writes_and_parallel_flushes),

@@ -31,9 +31,10 @@ static struct {
 	int refused_modes;	/* fallocate modes that are not supported */
 	bool drops;		/* as the kernel does of a device's page cache before it refuses */
 	_Atomic int calls;	/* of fdatasync, or of fallocate in a refused mode */
-	struct device *flushed; /* by another thread while fallocate runs */
+	struct device *flushed; /* by another thread while fallocate or a failing fdatasync runs */
 	pthread_t flusher;
-	int calls_beside;     /* calls when fallocate ends */
+	int flusher_result;
+	int calls_beside;     /* calls when that ends */
 	off_t offset, length; /* of the last fallocate */
 } plan;
 
@@ -145,14 +146,35 @@ WRAP(int, statx, int dir, const char *path, int flags, unsigned mask, struct sta
 	return r;
 }
 
+static void *flush(void *opaque)
+{
+	const struct device *d = opaque;
+
+	plan.flusher_result = backend_flush(d->backend);
+	return NULL;
+}
+
+static void flush_beside(void)
+{
+	if (!plan.flushed)
+		return;
+	pthread_create(&plan.flusher, NULL, flush, plan.flushed);
+	plan.flushed = NULL;
+	usleep(50000);
+	plan.calls_beside = plan.calls;
+}
+
 WRAP(int, fdatasync, int fd)
 {
+	int error = plan.sync_error;
+
 	plan.calls++;
 	if (interrupted())
 		return -1;
-	if (plan.sync_error) {
-		errno = plan.sync_error;
+	if (error) {
 		plan.sync_error = 0;
+		flush_beside();
+		errno = error;
 		return -1;
 	}
 	return __real_fdatasync(fd);
@@ -164,26 +186,13 @@ WRAP(uint64_t, passthrough_queue_limit, dev_t disk, const char *name, uint64_t o
 	return plan.calls && plan.drops ? 0 : __real_passthrough_queue_limit(disk, name, otherwise);
 }
 
-static void *flush(void *opaque)
-{
-	const struct device *d = opaque;
-
-	assert_int_equal(backend_flush(d->backend), 0);
-	return NULL;
-}
-
 WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 {
 	if (interrupted())
 		return -1;
 	plan.offset = offset;
 	plan.length = length;
-	if (plan.flushed) {
-		pthread_create(&plan.flusher, NULL, flush, plan.flushed);
-		plan.flushed = NULL;
-		usleep(50000);
-		plan.calls_beside = plan.calls;
-	}
+	flush_beside();
 	if (mode & plan.refused_modes) {
 		plan.calls++;
 		if (plan.drops)
@@ -268,7 +277,26 @@ static void test_flush_error_stays(void **state)
 	device_close(&d);
 }
 
-/* RWF_DSYNC where no write but this one can be meant: not through the page cache. */
+/* The kernel reports the loss to one of them, which has not yet kept it for the others. */
+static void test_a_flush_beside_a_failing_one(void **state)
+{
+	(void)state;
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		memset(&plan, 0, sizeof plan);
+		open_file(&d, direct);
+		plan.flushed = &d;
+		plan.sync_error = EIO;
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		assert_null(plan.flushed);
+		pthread_join(plan.flusher, NULL);
+		assert_int_equal(plan.flusher_result, -EIO);
+		device_close(&d);
+	}
+}
+
+/* RWF_DSYNC where no write but this one can be meant: not with anything in the page cache. */
 static void test_durable_writes(void **state)
 {
 	struct device d;
@@ -276,9 +304,17 @@ static void test_durable_writes(void **state)
 
 	(void)state;
 	open_file(&d, 1);
+	/* An earlier server may have left something there. */
 	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
-	assert_int_equal(plan.calls, 0); /* RWF_DSYNC does it */
+	assert_int_equal(plan.calls, 1);
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+	assert_int_equal(plan.calls, 1); /* RWF_DSYNC does it */
+	/* Its failure is nobody else's. */
+	plan.sync_error = EIO;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -EIO);
+	assert_int_equal(backend_flush(d.backend), 0);
 	plan.no_dsync = 1;
+	plan.calls = 0;
 	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
 	assert_int_equal(plan.calls, 1);
 	plan.sync_error = ENOSPC;
@@ -286,9 +322,37 @@ static void test_durable_writes(void **state)
 	device_close(&d);
 	plan.no_dsync = 0;
 	open_file(&d, 0);
-	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
-	assert_int_equal(plan.calls, 3);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+	assert_int_equal(plan.calls, 4);
 	device_close(&d);
+}
+
+/* With direct I/O, the edges of zeroes are in the page cache until the next sync. */
+static void test_durable_writes_after_zeroes(void **state)
+{
+	char block[512] = "x";
+
+	(void)state;
+	for (int trim = 0; trim < 2; trim++) {
+		struct device d;
+
+		memset(&plan, 0, sizeof plan);
+		open_file(&d, 1);
+		for (int round = 1; round < 3; round++) {
+			assert_int_equal(trim ? backend_trim(d.backend, 512, 8192, 0)
+					      : backend_zero(d.backend, 512, 8192, 0),
+				0);
+			assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+			assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+			assert_int_equal(plan.calls, round);
+		}
+		assert_int_equal(backend_zero(d.backend, 512, 8192, 0), 0);
+		plan.sync_error = EIO;
+		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -EIO);
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		device_close(&d);
+	}
 }
 
 /*
@@ -328,6 +392,7 @@ static void test_flush_beside_zeroes(void **state)
 				0);
 			assert_null(plan.flushed);
 			pthread_join(plan.flusher, NULL);
+			assert_int_equal(plan.flusher_result, 0);
 			assert_int_equal(plan.calls, 1);
 			assert_int_equal(plan.calls_beside, 0);
 			device_close(&d);
@@ -494,7 +559,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(test_partial_and_interrupted, set_up),
 		cmocka_unit_test_setup(test_flush_error_stays, set_up),
+		cmocka_unit_test_setup(test_a_flush_beside_a_failing_one, set_up),
 		cmocka_unit_test_setup(test_durable_writes, set_up),
+		cmocka_unit_test_setup(test_durable_writes_after_zeroes, set_up),
 		cmocka_unit_test_setup(test_a_durable_write_gets_the_error_of_another, set_up),
 		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),

@@ -55,7 +55,7 @@ static void *write_slices(void *opaque)
 	return NULL;
 }
 
-/* Disturbs the beginning of the blocks that one other thread writes whole. */
+/* Disturbs the beginning of the blocks that one other thread writes whole; one of two durably. */
 static void *write_beginnings(void *opaque)
 {
 	struct member *m = opaque;
@@ -66,7 +66,7 @@ static void *write_beginnings(void *opaque)
 	while (!c->stop)
 		for (unsigned block = 0; block < BLOCKS; block++)
 			note(c, device_write(&c->device, mine, sizeof mine,
-					(uint64_t)block * c->block, 0));
+					(uint64_t)block * c->block, m->number ? BACKEND_FUA : 0));
 	return NULL;
 }
 
