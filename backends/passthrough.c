@@ -114,12 +114,33 @@ static int passthrough_readv(
 	return r == TRANSFER_EOF ? shrunk(p) : r;
 }
 
+/* Does the file still reach so far? 0 or negative errno. A disk checks that itself. */
+static int check_end(struct passthrough *p, uint64_t end)
+{
+	int64_t size;
+
+	if (p->is_device)
+		return 0;
+	size = passthrough_current_size(p);
+	if (size < 0)
+		return (int)size;
+	return (uint64_t)size < end ? shrunk(p) : 0;
+}
+
 static int write_with(
 	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset, int rwf)
 {
-	int r = p->direct ? direct_writev(p->direct, iov, iovcnt, offset, rwf)
-			  : transfer_writev(p->fd, iov, iovcnt, offset, 1, rwf);
+	uint64_t end = offset;
+	int r;
 
+	for (int i = 0; i < iovcnt; i++)
+		end += iov[i].iov_len;
+	/* It would make the file larger again, and what was lost before it would read as zeroes. */
+	r = check_end(p, end);
+	if (r)
+		return r;
+	r = p->direct ? direct_writev(p->direct, iov, iovcnt, offset, rwf)
+		      : transfer_writev(p->fd, iov, iovcnt, offset, 1, rwf);
 	return r == TRANSFER_EOF ? shrunk(p) : r;
 }
 
@@ -266,7 +287,7 @@ static int passthrough_get_backing(
 			return -EOPNOTSUPP;
 		backing->rwf = RWF_DSYNC;
 	}
-	return 0;
+	return request->op == BACKEND_WRITE ? check_end(p, request->offset + request->length) : 0;
 }
 
 static int passthrough_flush(struct backend *b)
@@ -279,8 +300,8 @@ static int passthrough_flush(struct backend *b)
 	size = passthrough_current_size(p);
 	if (size < 0)
 		return (int)size;
-	/* Writes behind the new end may be among what was lost. */
-	if ((uint64_t)size < atomic_load(&b->size))
+	/* Writes behind the new end may be among what was lost, whatever its size is now. */
+	if ((uint64_t)size < atomic_load(&b->size) || p->shrink_told)
 		return shrunk(p);
 	return sync_data(p);
 }
@@ -475,7 +496,9 @@ static int passthrough_zero(struct backend *b, uint64_t offset, uint64_t length,
 	} else {
 		uint64_t held = hold(p, offset, length);
 
-		r = zero_file(p, offset, length, flags);
+		r = check_end(p, offset + length);
+		if (r == 0)
+			r = zero_file(p, offset, length, flags);
 		release(p, held);
 	}
 	if (r)
@@ -489,15 +512,10 @@ static int passthrough_zero(struct backend *b, uint64_t offset, uint64_t length,
 static int find_extent(
 	struct passthrough *p, uint64_t pos, uint64_t end, struct backend_extent *extent)
 {
-	int64_t size = passthrough_current_size(p);
 	off_t data, next = -1;
+	bool no_data; /* behind pos */
 	int r = 0;
 
-	if (size < 0)
-		return (int)size;
-	/* What lies behind the new end must not pass for a hole. */
-	if ((uint64_t)size < end)
-		return shrunk(p);
 	pthread_mutex_lock(&p->seek_lock);
 	data = lseek(p->fd, (off_t)pos, SEEK_DATA);
 	if (data < 0)
@@ -505,12 +523,17 @@ static int find_extent(
 	else if ((uint64_t)data == pos)
 		next = lseek(p->fd, (off_t)pos, SEEK_HOLE);
 	pthread_mutex_unlock(&p->seek_lock);
-	if (r && r != -ENXIO)
+	no_data = r == -ENXIO;
+	if (r && !no_data)
+		return r;
+	/* Now: what lies behind a new end must not pass for a hole. */
+	r = check_end(p, end);
+	if (r)
 		return r;
 	extent->offset = pos;
-	extent->hole = extent->zero = r == -ENXIO || (uint64_t)data != pos;
-	if (r == -ENXIO)
-		next = (off_t)end; /* no data behind pos */
+	extent->hole = extent->zero = no_data || (uint64_t)data != pos;
+	if (no_data)
+		next = (off_t)end;
 	else if (extent->hole)
 		next = data;
 	/* Claiming data is always true, also when another thread changes it meanwhile. */

@@ -348,6 +348,9 @@ static void test_file_shrinks(void **state)
 			const char *path = scratch_file("shrinks", MIB);
 			struct device d;
 			struct extent_list list = {0};
+			struct backend_request r;
+			struct backend_backing m;
+			struct stat st;
 
 			device_open(&d, &passthrough_backend, "%s;direct=%s", path,
 				direct ? "on" : "off");
@@ -365,8 +368,23 @@ static void test_file_shrinks(void **state)
 			assert_int_equal(
 				backend_extents(d.backend, 0, MIB, 0, list_extent, &list), -EIO);
 			assert_int_equal(list.n, 0);
-			if (direct)
-				assert_int_equal(device_write(&d, buffer, 7, 700001, 0), -EIO);
+			/* Nothing makes it larger again: the lost data would be zeroes. */
+			for (unsigned fua = 0; fua < 2; fua++) {
+				assert_int_equal(device_write(&d, buffer, 7, 700001, fua), -EIO);
+				assert_int_equal(
+					device_write(&d, buffer, 4096, MIB - 4096, fua), -EIO);
+				assert_int_equal(
+					backend_zero(d.backend, 768 * KIB, 4096, fua), -EIO);
+			}
+			r = (struct backend_request){
+				.op = BACKEND_WRITE, .offset = MIB - 4096, .length = 4096};
+			assert_int_equal(backend_get_backing(d.backend, &r, &m), -EIO);
+			assert_int_equal(device_write(&d, buffer, 4096, 0, 0), 0);
+			assert_int_equal(stat(path, &st), 0);
+			assert_int_equal(st.st_size, odd ? 512 * KIB + 100 : 512 * KIB);
+			/* Somebody else does: it is lost all the same. */
+			assert_int_equal(truncate(path, MIB), 0);
+			assert_int_equal(backend_flush(d.backend), -EIO);
 			assert_int_equal(d.reported.errors, 1); /* reported once */
 			device_close(&d);
 		}
