@@ -178,8 +178,7 @@ static int submit(struct tcmu_device *dev, struct tcmur_cmd *cmd,
 		.cmd = cmd,
 		.medium_error = medium_error,
 		.advice = advice,
-		.was_write = !advice &&
-			     (request->op == BACKEND_WRITE || request->op == BACKEND_ZERO) &&
+		.was_write = (request->op == BACKEND_WRITE || request->op == BACKEND_ZERO) &&
 			     !(request->flags & BACKEND_FUA),
 	};
 	job->request.done = job_done;
@@ -271,12 +270,14 @@ int command_flush(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 
 /*
  * UNMAP. The runner announces that what is unmapped reads as zeroes (LBPRZ), which a trim does not
- * promise. Where zeroes would have to be written, nothing is unmapped.
+ * promise: it is a write of zeroes, and as durable. Where zeroes would have to be written, nothing
+ * is unmapped.
  */
 int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offset, uint64_t length)
 {
-	const unsigned flags = BACKEND_MAY_TRIM | BACKEND_FAST_ZERO;
 	struct device *d = tcmur_dev_get_private(dev);
+	const unsigned flags =
+		BACKEND_MAY_TRIM | BACKEND_FAST_ZERO | write_flags(d, cmd->lib_cmd->cdb);
 
 	if (answers_later(d))
 		return submit(dev, cmd,
@@ -289,6 +290,7 @@ int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offse
 	int state = begin();
 	int r = backend_zero(d->backend, offset, length, flags);
 
+	r = keep_durable(d, flags, r);
 	return finish(dev, cmd, state, to_status(cmd, r == -EOPNOTSUPP ? 0 : r, TCMU_STS_WR_ERR));
 }
 

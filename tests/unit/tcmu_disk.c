@@ -52,6 +52,8 @@ static int faulty_zero(struct backend *b, uint64_t offset, uint64_t length, unsi
 {
 	zeroes++;
 	zero_flags = flags;
+	if (during_write)
+		during_write();
 	return fault_zero ? fault_zero : passthrough_backend.zero(b, offset, length, flags);
 }
 

@@ -26,7 +26,7 @@
 extern int fault_read, fault_write, fault_flush, fault_trim, fault_zero;
 extern _Atomic unsigned write_flags, zero_flags; /* of the last call */
 extern atomic_int flushes, zeroes;
-extern void (*during_write)(void);
+extern void (*during_write)(void); /* and during zeroes */
 
 extern struct backend_ops ops; /* of the device: passthrough's, with the faults above */
 extern struct tcmu_device dev;

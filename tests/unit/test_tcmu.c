@@ -349,9 +349,27 @@ static void test_submit(void **state)
 	completions = queued = 0;
 	logged[0] = 0;
 	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
+	assert_int_equal(queue[0]->flags, BACKEND_FUA | BACKEND_MAY_TRIM | BACKEND_FAST_ZERO);
 	answer(0, -EIO);
 	assert_holds(logged, "zero of 1048576 bytes at 0");
 	assert_int_equal(completed_status, TCMU_STS_WR_ERR);
+
+	/* As for a write, but nothing is flushed where nothing was unmapped. */
+	for (int refused = 0; refused < 2; refused++) {
+		assert_int_equal(set_write_cache(true), 0);
+		completions = queued = 0;
+		assert_int_equal(
+			registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
+		ops.submit = NULL;
+		assert_int_equal(set_write_cache(false), 0);
+		ops.submit = keep_request;
+		answer(0, refused ? -EOPNOTSUPP : 0);
+		assert_int_equal(completions, refused);
+		assert_int_equal(queued, refused ? 1 : 2);
+		if (!refused)
+			answer(1, 0);
+		assert_int_equal(completed_status, TCMU_STS_OK);
+	}
 }
 
 static void *write_until_cancelled(void *opaque)

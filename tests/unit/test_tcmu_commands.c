@@ -80,6 +80,13 @@ static void test_fua(void **state)
 	}
 }
 
+static int unmap(uint64_t offset, uint64_t length)
+{
+	struct command c;
+
+	return registered->unmap(&dev, command(&c, UNMAP, 0), offset, length);
+}
+
 static void turn_cache_off(void)
 {
 	assert_int_equal(set_write_cache(false), 0);
@@ -99,6 +106,10 @@ static void test_write_cache(void **state)
 	memset(block, 0, sizeof block);
 	assert_int_equal(write_same(0, block, 0, BLOCK), TCMU_STS_OK);
 	assert_int_equal(zero_flags, BACKEND_FUA);
+	assert_int_equal(write_same(0x08, block, 0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, BACKEND_FUA | BACKEND_MAY_TRIM);
+	assert_int_equal(unmap(0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, BACKEND_FUA | BACKEND_MAY_TRIM | BACKEND_FAST_ZERO);
 	assert_int_equal(set_write_cache(true), 0);
 	assert_true(dev.write_cache);
 	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
@@ -110,6 +121,18 @@ static void test_write_cache(void **state)
 	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
 	assert_int_equal(write_flags, 0);
 	assert_int_equal(flushes, 2);
+	assert_int_equal(set_write_cache(true), 0);
+	flushes = 0;
+	assert_int_equal(unmap(0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(zero_flags, BACKEND_MAY_TRIM | BACKEND_FAST_ZERO);
+	assert_int_equal(flushes, 2);
+	/* Where nothing was unmapped, there is nothing to flush. */
+	assert_int_equal(set_write_cache(true), 0);
+	flushes = 0;
+	fault_zero = -EOPNOTSUPP;
+	assert_int_equal(unmap(0, BLOCK), TCMU_STS_OK);
+	assert_int_equal(flushes, 1);
+	fault_zero = 0;
 	fault_flush = -EIO;
 	during_write = NULL;
 	assert_int_equal(set_write_cache(true), 0);
@@ -200,29 +223,26 @@ static void test_write_same(void **state)
 
 static void test_unmap(void **state)
 {
-	struct command c;
-
 	(void)state;
 	fill(0, MIB, 'u');
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB / 2), TCMU_STS_OK);
+	assert_int_equal(unmap(0, MIB / 2), TCMU_STS_OK);
 	assert_filled(0, MIB / 2, 0);
 	assert_filled(MIB / 2, MIB / 2, 'u');
 
 	/* What is unmapped reads as zeroes, which trims do not promise. */
 	fault_trim = -EIO;
-	assert_int_equal(
-		registered->unmap(&dev, command(&c, UNMAP, 0), MIB / 2, MIB / 2), TCMU_STS_OK);
+	assert_int_equal(unmap(MIB / 2, MIB / 2), TCMU_STS_OK);
 	assert_filled(MIB / 2, MIB / 2, 0);
 
 	/* The runner drops the status: it must be in the log. */
 	fault_zero = -EIO;
 	logged[0] = 0;
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_WR_ERR);
+	assert_int_equal(unmap(0, MIB), TCMU_STS_WR_ERR);
 	assert_holds(logged, "zero of 1048576 bytes at 0");
 	/* Doing nothing is allowed. */
 	fault_zero = -EOPNOTSUPP;
 	logged[0] = 0;
-	assert_int_equal(registered->unmap(&dev, command(&c, UNMAP, 0), 0, MIB), TCMU_STS_OK);
+	assert_int_equal(unmap(0, MIB), TCMU_STS_OK);
 	assert_string_equal(logged, "");
 }
 
