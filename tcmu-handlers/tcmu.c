@@ -29,15 +29,16 @@
 
 /*
  * What configfs says of the backstore, as the library's ways to its attributes and
- * actions find them: how many LUNs of any fabric it is exported by; and a text
- * that means nothing to the kernel, which keeps backend_session() as long as
- * the backstore and its initiators are there.
+ * actions find them: whether the kernel has made it; how many LUNs of any fabric it is
+ * exported by; whether it has a write cache; and a text that means nothing to the kernel,
+ * which keeps backend_session() as long as the backstore and its initiators are there.
+ * Not to be used in reconfig: beside an rmdir of the backstore it would wait for the
+ * rmdir, which waits for the writer of the attribute, who waits for reconfig's answer.
  */
-#define EXPORTS "../statistics/scsi_dev/ports"
-#define SESSION "../alias"
-
-/* What is kept there instead for a device without sessions: initiators know of no write cache. */
-#define NO_WRITE_CACHE 0x4e6f5743
+#define MADE	    "../enable"
+#define EXPORTS	    "../statistics/scsi_dev/ports"
+#define WRITE_CACHE "emulate_write_cache"
+#define SESSION	    "../alias"
 
 /* ---- configuration ---------------------------------------------------------- */
 
@@ -311,27 +312,22 @@ static void keep_session(struct tcmu_device *dev, const struct backend *b)
 
 /*
  * Initiators that were told of no write cache do not flush, nor do they ask the next daemon again.
- * The attribute does not tell: it is off unless somebody has turned it on.
+ * The attribute, which the kernel keeps for it, says no until somebody says yes: we do while the
+ * backstore is being made. Later the kernel would ask us, and wait.
  */
-static bool was_told_of_no_cache(struct tcmu_device *dev)
+static bool has_write_cache(struct tcmu_device *dev)
 {
-	return !backend_kind(handler_identity.ops).has_sessions &&
-	       tcmu_cfgfs_dev_get_attr_int(dev, EXPORTS) > 0 &&
-	       tcmu_cfgfs_dev_get_attr_int(dev, SESSION) == NO_WRITE_CACHE;
-}
+	int made = tcmu_cfgfs_dev_get_attr_int(dev, MADE), r;
 
-static void keep_write_cache(struct tcmu_device *dev, bool on)
-{
-	int r;
-
-	if (backend_kind(handler_identity.ops).has_sessions)
-		return;
-	r = tcmu_cfgfs_dev_exec_action(dev, SESSION, on ? 0 : NO_WRITE_CACHE);
-	if (r < 0 && !on)
+	if (made) /* or that is not known: then there is none */
+		return made > 0 && tcmu_cfgfs_dev_get_attr_int(dev, WRITE_CACHE) > 0;
+	r = tcmu_cfgfs_dev_exec_action(dev, "../attrib/" WRITE_CACHE, 1);
+	if (r < 0)
 		tcmu_dev_warn(dev,
-			"cannot record that the write cache is off: %s; after a restart of the "
-			"daemon, turn it off again\n",
+			"cannot record that there is a write cache: %s; after a restart of the "
+			"daemon there will be none\n",
 			strerror(-r));
+	return true;
 }
 
 /* NULL: it is unknown, as with version 1.5.2. */
@@ -397,7 +393,7 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 			return -ENOMEM;
 		}
 	}
-	atomic_store(&d->write_cache, !was_told_of_no_cache(dev));
+	atomic_store(&d->write_cache, has_write_cache(dev));
 	announce(dev, &info, d->write_cache);
 	if (backend_kind(handler_identity.ops).has_sessions)
 		keep_session(dev, d->backend);
@@ -434,7 +430,6 @@ static int set_write_cache(struct tcmu_device *dev, struct device *d, bool on)
 {
 	tcmu_dev_set_write_cache_enabled(dev, on);
 	atomic_store(&d->write_cache, on);
-	keep_write_cache(dev, on);
 	/* After the store: what was acknowledged without being durable becomes so now. */
 	return on ? 0 : backend_flush(d->backend);
 }

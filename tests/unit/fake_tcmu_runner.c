@@ -65,18 +65,30 @@ uint64_t tcmu_lba_to_byte(struct tcmu_device *dev, uint64_t lba)
 
 int tcmu_cfgfs_dev_get_attr_int(struct tcmu_device *dev, const char *name)
 {
+	assert_false(dev->reconfigured);
 	if (strcmp(name, "../alias") == 0)
 		return dev->session;
+	if (strcmp(name, "../enable") == 0)
+		return dev->enabled;
+	if (strcmp(name, "emulate_write_cache") == 0)
+		return dev->cache;
 	assert_string_equal(name, "../statistics/scsi_dev/ports");
 	return dev->exports;
 }
 
 int tcmu_cfgfs_dev_exec_action(struct tcmu_device *dev, const char *name, uint32_t val)
 {
-	assert_string_equal(name, "../alias");
-	if (dev->session < 0)
-		return dev->session;
-	dev->session = (int)val;
+	bool is_cache = strcmp(name, "../attrib/emulate_write_cache") == 0;
+	int *attribute = is_cache ? &dev->cache : &dev->session;
+
+	assert_false(dev->reconfigured);
+	if (is_cache)
+		assert_false(dev->enabled); /* it would ask the handler, who is busy */
+	else
+		assert_string_equal(name, "../alias");
+	if (*attribute < 0)
+		return *attribute;
+	*attribute = (int)val;
 	return 0;
 }
 

@@ -14,7 +14,10 @@ struct tcmu_device {
 	uint64_t blocks;
 	uint32_t block_size, max_transfer, xcopy, granularity, alignment, max_unmap;
 	bool write_cache, solid_state, unmap, split;
-	int exports, session; /* as configfs has them */
+	/* As configfs has them; the cache is the attribute, as the kernel keeps it. */
+	int exports, session, enabled, cache;
+	/* The kernel waits for the answer to a change: beside an rmdir, configfs would, too. */
+	bool reconfigured;
 	void *own;
 };
 

@@ -132,6 +132,12 @@ int read_bytes(void *data, size_t length, uint64_t offset)
 int set_write_cache(bool on)
 {
 	struct tcmulib_cfg_info cfg = {.type = TCMULIB_CFG_WRITE_CACHE, .data.write_cache = on};
+	int r;
 
-	return registered->reconfig(&dev, &cfg);
+	dev.reconfigured = true;
+	r = registered->reconfig(&dev, &cfg);
+	dev.reconfigured = false;
+	if (r == 0)
+		dev.cache = on;
+	return r;
 }

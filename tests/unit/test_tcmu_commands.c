@@ -139,30 +139,51 @@ static void test_write_cache(void **state)
 	assert_int_equal(set_write_cache(false), -EIO);
 }
 
+static void reopen(void)
+{
+	registered->close(&dev);
+	assert_int_equal(registered->open(&dev, false), 0);
+}
+
 /* Initiators that were told of no write cache send no flush, whichever daemon serves the disk. */
 static void test_write_cache_after_a_restart(void **state)
 {
 	char block[BLOCK] = "x";
 
 	(void)state;
-	dev.exports = 1;
-	assert_int_equal(set_write_cache(false), 0);
-	registered->close(&dev);
-	assert_int_equal(registered->open(&dev, false), 0);
+	for (int sessions = 0; sessions < 2; sessions++) {
+		ops.has_sessions = sessions;
+		dev.enabled = 0;
+		dev.cache = 0;
+		reopen();
+		assert_true(dev.write_cache);
+		assert_int_equal(dev.cache, 1);
+		dev.enabled = 1;
+		assert_int_equal(set_write_cache(false), 0);
+		reopen();
+		assert_false(dev.write_cache);
+		assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+		assert_int_equal(write_flags, BACKEND_FUA);
+		assert_int_equal(set_write_cache(true), 0);
+		reopen();
+		assert_true(dev.write_cache);
+		assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+		assert_int_equal(write_flags, 0);
+	}
+	/* Where it is not known, there is none. */
+	dev.cache = -EIO;
+	reopen();
 	assert_false(dev.write_cache);
-	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
-	assert_int_equal(write_flags, BACKEND_FUA);
-	assert_int_equal(set_write_cache(true), 0);
-	registered->close(&dev);
-	assert_int_equal(registered->open(&dev, false), 0);
+	dev.cache = 1;
+	dev.enabled = -EIO;
+	reopen();
+	assert_false(dev.write_cache);
+	/* It is a new disk's also if that cannot be kept. */
+	dev.enabled = 0;
+	dev.cache = -EIO;
+	reopen();
 	assert_true(dev.write_cache);
-	assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
-	assert_int_equal(write_flags, 0);
-	/* It is off also if that cannot be kept. */
-	dev.session = -EIO;
-	assert_int_equal(set_write_cache(false), 0);
-	assert_false(dev.write_cache);
-	assert_holds(logged, "cannot record that the write cache is off");
+	assert_holds(logged, "cannot record that there is a write cache");
 }
 
 static void test_flush(void **state)
