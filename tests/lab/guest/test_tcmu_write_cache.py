@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The write cache of a TCMU disk: initiators rely on what they were told of it, whichever daemon serves the disk."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from guest import MIB, run
+from guest_tcmu import daemon
+from userblk.harness.systems.lio import Backstore, Lun, write_attribute
+
+SIZE = 64 * MIB
+ATTRIBUTE = "attrib/emulate_write_cache"
+
+
+@pytest.fixture
+def backstore(tmp_path: Path) -> Backstore:
+    return Backstore.user("userblk_passthrough", f"{tmp_path}/disk;size={SIZE};direct=off", SIZE)
+
+
+def assert_cache(lun: Lun, there: bool) -> None:
+    assert (lun.core / ATTRIBUTE).read_text().strip() == str(int(there))
+    # Byte 2 has the WCE bit.
+    assert ("08 12 04 00" if there else "08 12 00 00") in run(["sg_modes", "--page=8", lun.disk])
+
+
+def test_it_stays_off_with_the_next_daemon(backstore: Backstore) -> None:
+    with ExitStack() as daemons:
+        runner = daemons.enter_context(daemon())
+        with Lun(backstore, "cache") as lun:
+            for there in (True, False, True):
+                write_attribute(lun.core / ATTRIBUTE, str(int(there)))
+                assert_cache(lun, there)
+                runner.kill()
+                runner = daemons.enter_context(daemon())
+                assert_cache(lun, there)
+    with daemon(), Lun(backstore, "cache") as lun:
+        assert_cache(lun, True)
