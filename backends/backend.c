@@ -529,6 +529,11 @@ int backend_get_backing(
 	return r;
 }
 
+int backend_transfer_failed(struct backend *b, const struct backend_request *request, int result)
+{
+	return settle(b, request, result);
+}
+
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max)
 {
 	return b->ops->counters ? b->ops->counters(b, counters, max) : 0;

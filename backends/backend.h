@@ -251,12 +251,15 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
  * bytes of a READ or WRITE (op, flags, offset, length; no vector) lie. It may do
  * so until backend_close(), and any part of it; a transfer that fails or ends
  * early must be repeated by backend_readv() or backend_writev(), where there
- * are buffers for it, for the device to know. A framework that maps writes sends
- * all its requests in whole blocks of block_size bytes.
+ * are buffers for it, for the device to know, and else be reported by
+ * backend_transfer_failed(). A framework that maps writes sends all its requests in
+ * whole blocks of block_size bytes.
  * -EOPNOTSUPP: make the call of that name; others as that call.
  */
 int backend_get_backing(
 	struct backend *b, struct backend_request *request, struct backend_backing *backing);
+/* result: negative errno. What the framework is to answer, which the host was told of. */
+int backend_transfer_failed(struct backend *b, const struct backend_request *request, int result);
 size_t backend_counters(struct backend *b, struct backend_counter *counters, size_t max);
 /* " NAME=VALUE NAME=VALUE" of all counters, cut at capacity bytes. False: there are none. */
 bool backend_counters_text(struct backend *b, char *text, size_t capacity);

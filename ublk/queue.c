@@ -284,7 +284,7 @@ static void transferred(struct io *io, int result)
 	}
 	/* Only the device can say what it means; without a buffer, it cannot be asked. */
 	if (dev->zero_copy) {
-		finish(io, r);
+		finish(io, backend_transfer_failed(dev->device, &io->request, r));
 	} else {
 		/* Without a sync of its own, it was about its own data only. */
 		io->failed = io->flush_after ? 0 : r;

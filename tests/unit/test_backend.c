@@ -181,6 +181,23 @@ static void test_a_failure_is_told_once(void **state)
 
 /* A device without zeroes of its own: written piece by piece, of a pattern that divides no piece.
  */
+/* By the framework itself, in a device that it cannot ask for what that means. */
+static void test_transfers_that_fail(void **state)
+{
+	static const int cases[][2] = {{-EIO, -EIO}, {-ENODATA, -EIO}, {-EOPNOTSUPP, -EIO},
+		{-EDQUOT, -ENOSPC}, {-ENXIO, -ENODEV}};
+	const struct backend_request r = {.op = BACKEND_WRITE, .offset = 4096, .length = 512};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		struct backend b = open_fake(&calls);
+
+		assert_int_equal(backend_transfer_failed(&b, &r, cases[i][0]), cases[i][1]);
+		assert_int_equal(lines, 1);
+		assert_holds(reported, "write of 512 bytes at 4096: ");
+	}
+}
+
 static void test_fill(void **state)
 {
 	static const struct backend_ops writes = {.name = "writes", .writev = fake_writev};
@@ -237,6 +254,7 @@ int main(void)
 		cmocka_unit_test(test_what_a_device_cannot_do),
 		cmocka_unit_test(test_wrong_requests_are_not_the_device_s_fault),
 		cmocka_unit_test(test_a_failure_is_told_once),
+		cmocka_unit_test(test_transfers_that_fail),
 		cmocka_unit_test(test_fill),
 		cmocka_unit_test(test_requests_can_be_used_again),
 	};
