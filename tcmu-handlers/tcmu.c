@@ -428,10 +428,16 @@ static void adapter_close(struct tcmu_device *dev)
 
 static int set_write_cache(struct tcmu_device *dev, struct device *d, bool on)
 {
-	tcmu_dev_set_write_cache_enabled(dev, on);
-	atomic_store(&d->write_cache, on);
-	/* After the store: what was acknowledged without being durable becomes so now. */
-	return on ? 0 : backend_flush(d->backend);
+	bool before = atomic_exchange(&d->write_cache, on);
+	/* After that: what was acknowledged without being durable becomes so now. */
+	int r = on ? 0 : backend_flush(d->backend);
+
+	/* The attribute, which the next daemon reads, does not change either then. */
+	if (r < 0)
+		atomic_store(&d->write_cache, before);
+	else
+		tcmu_dev_set_write_cache_enabled(dev, on);
+	return r;
 }
 
 /* From the runner's main thread while requests are in flight. 0 or negative errno. */

@@ -133,10 +133,17 @@ static void test_write_cache(void **state)
 	assert_int_equal(unmap(0, BLOCK), TCMU_STS_OK);
 	assert_int_equal(flushes, 1);
 	fault_zero = 0;
-	fault_flush = -EIO;
 	during_write = NULL;
-	assert_int_equal(set_write_cache(true), 0);
-	assert_int_equal(set_write_cache(false), -EIO);
+	/* Where it cannot be turned off, nothing has changed. */
+	for (int on = 1; on >= 0; on--) {
+		fault_flush = 0;
+		assert_int_equal(set_write_cache(on), 0);
+		fault_flush = -EIO;
+		assert_int_equal(set_write_cache(false), -EIO);
+		assert_int_equal(dev.write_cache, on);
+		assert_int_equal(write_bytes(WRITE_10, 0, block, BLOCK, 0), TCMU_STS_OK);
+		assert_int_equal(write_flags, on ? 0 : BACKEND_FUA);
+	}
 }
 
 static void reopen(void)
