@@ -60,7 +60,7 @@ static void close_files(int fd, int direct_fd)
 static int source_flags(int flags)
 {
 	/* pwrite(2) on an O_APPEND descriptor ignores the offset, see appends(). */
-	flags &= ~(O_APPEND | O_DIRECT | O_CREAT | O_EXCL | O_NOCTTY | O_NOFOLLOW);
+	flags &= ~(O_APPEND | O_DIRECT | O_CREAT | O_EXCL | O_TMPFILE | O_NOCTTY | O_NOFOLLOW);
 	/* A page that is written in part is read first. */
 	if (session.writeback && (flags & O_ACCMODE) == O_WRONLY)
 		flags = (flags & ~O_ACCMODE) | O_RDWR;

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, Mount
+from fuse_mount import LIBFUSE, Mount, aligned
 from nbdkit_server import checked, run
 from waiting import wait_until
 
@@ -188,6 +188,19 @@ def test_tmpfile_gets_a_name(fuse: Mount) -> None:
         os.close(descriptor)
     assert (fuse.point / "name").read_bytes() == b"text"
     assert stat.S_IMODE((fuse.source / "name").stat().st_mode) == 0o640
+
+
+def test_tmpfile_for_direct_io(fuse: Mount) -> None:
+    if LIBFUSE < (3, 17):
+        pytest.skip("libfuse: O_TMPFILE is there from 3.17")
+    descriptor = os.open(fuse.point, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    try:
+        assert os.pwrite(descriptor, aligned(b"x" * 4096), 0) == 4096
+        with aligned(bytes(8192)) as memory:
+            assert os.preadv(descriptor, [memory], 0) == 4096
+            assert memory[:4096] == b"x" * 4096
+    finally:
+        os.close(descriptor)
 
 
 def test_closed_tmpfile_frees_its_space(fuse: Mount) -> None:

@@ -18,7 +18,10 @@ from world import FALLOCATE_MODES, GROUP, LATEST_NS, LOCK_KINDS, RENAME_FLAGS, U
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
 ATTRIBUTES = ("user.one", "user.two", "trusted.one", "system.posix_acl_access", "system.posix_acl_default")
-TMPFILE_FLAGS = (os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDONLY)
+TMPFILE_FLAGS = (
+    os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDONLY,
+    os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_DIRECT,
+)  # fmt: skip
 WRITE_FLAGS = (os.RWF_DSYNC, os.RWF_SYNC, os.RWF_APPEND, os.RWF_APPEND | os.RWF_DSYNC)
 NODES = (stat.S_IFREG, stat.S_IFREG, stat.S_IFSOCK, stat.S_IFCHR)
 OWNERS = ((0, 0), (USER, USER), (USER, -1), (-1, USER), (0, -1), (-1, 0), (-1, GROUP))
