@@ -37,6 +37,21 @@ static void directory_close(struct directory *dir)
 	free(dir);
 }
 
+/* Opens the directory fd, an O_PATH descriptor, for reading. A descriptor or a negative errno. */
+static int open_directory(int fd)
+{
+	const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+	int result;
+
+	do
+		result = openat(fd, ".", flags);
+	while (result == -1 && fds_freed());
+	if (result != -1)
+		return result;
+	/* Its user may read it and not enter it, and the daemon is not root. */
+	return errno == EACCES ? open_retrying(fd_path(fd).path, flags) : -errno;
+}
+
 void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct inode *inode = inode_of(ino);
@@ -47,13 +62,10 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		fuse_reply_err(req, -parent);
 		return;
 	}
-	do
-		fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	while (fd == -1 && fds_freed());
-	error = errno;
+	fd = open_directory(parent);
 	inode_put(inode);
-	if (fd == -1) {
-		fuse_reply_err(req, error);
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
 		return;
 	}
 	dir = calloc(1, sizeof(*dir));

@@ -88,6 +88,12 @@ static int open_source(const char *path, int flags, struct fuse_file_info *fi)
 		/* Its pages could not be written back. */
 		fi->direct_io = 1;
 	}
+	/* Where a daemon that is not root may only write, as the user asked. */
+	if (fd == -EACCES && (fi->flags & O_ACCMODE) == O_WRONLY) {
+		fd = open_retrying(path, (flags & ~O_ACCMODE) | O_WRONLY);
+		/* No page of it could be read. */
+		fi->direct_io = 1;
+	}
 	return fd;
 }
 
@@ -98,7 +104,10 @@ static int open_direct(int fd, struct fuse_file_info *fi, int *direct_fd)
 
 	if (fi->flags & O_DIRECT) {
 		result = open_source(fd_path(fd).path, flags, fi);
-		if (result < 0)
+		/* A new file may deny it to a daemon that is not root: no second one then. */
+		if (result == -EACCES)
+			result = -1;
+		else if (result < 0)
 			return result;
 	}
 	*direct_fd = result;

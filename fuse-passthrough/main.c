@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -143,6 +144,18 @@ static bool open_directories(void)
 	return result == 0;
 }
 
+/* Is SOURCE read-only? Then so is the mount: access(2) and others ask the kernel, not the daemon.
+ */
+static bool is_read_only(void)
+{
+	struct inode *root = inode_of(FUSE_ROOT_ID);
+	struct statvfs st;
+	bool known = fstatvfs(inode_get(root), &st) == 0;
+
+	inode_put(root);
+	return known && (st.f_flag & ST_RDONLY);
+}
+
 /* The type of SOURCE's file system, as statfs(2) has it; 0: unknown. */
 static unsigned long source_type(void)
 {
@@ -202,6 +215,8 @@ int main(int argc, char *argv[])
 	fs.passthrough = options.passthrough ||
 			 (options.passthrough_when && HAVE_PASSTHROUGH && geteuid() == 0);
 	if (!open_directories())
+		goto out;
+	if (is_read_only() && fuse_opt_add_arg(&args, "-oro") == -1)
 		goto out;
 	type = source_type();
 	files.in_memory = in_memory(type);

@@ -39,21 +39,28 @@ static double attr_timeout(mode_t mode)
 	return may_go ? 0 : session.timeout;
 }
 
+/* Takes the bits from fd that go from a file with the attributes st. */
+static int clear_setid_of(fuse_req_t req, int fd, const struct stat *st)
+{
+	mode_t mode = st->st_mode & ~(mode_t)S_ISUID;
+
+	/* As Linux 6.2 and later do: also where only a member of the group may set it. */
+	if ((mode & S_IXGRP) || ((mode & S_ISGID) && fuse_req_ctx(req)->uid != 0 &&
+					!caller_in_group(req, st->st_gid)))
+		mode &= ~(mode_t)S_ISGID;
+	if (mode != st->st_mode && chmod(fd_path(fd).path, mode & ALLPERMS) == -1)
+		return -errno;
+	return 0;
+}
+
 int clear_setid(fuse_req_t req, int fd)
 {
 	struct stat st;
-	mode_t mode;
 
-	if (fstat(fd, &st) == -1)
-		return -errno;
-	mode = st.st_mode & ~(mode_t)S_ISUID;
-	/* As Linux 6.2 and later do: also where only a member of the group may set it. */
-	if ((mode & S_IXGRP) || ((mode & S_ISGID) && fuse_req_ctx(req)->uid != 0 &&
-					!caller_in_group(req, st.st_gid)))
-		mode &= ~(mode_t)S_ISGID;
-	if (mode != st.st_mode && chmod(fd_path(fd).path, mode & ALLPERMS) == -1)
-		return -errno;
-	return 0;
+	/* The calls of others lose the bits by themselves, and who is not the owner may not. */
+	if (!fs.is_root)
+		return 0;
+	return fstat(fd, &st) == -1 ? -errno : clear_setid_of(req, fd, &st);
 }
 
 /* Answers req with 0 or a negative errno. */
@@ -220,7 +227,31 @@ static int set_owner(int fd, const struct stat *st, int what)
 	return fchownat(fd, "", uid, gid, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
 }
 
-static int set_times(int fd, const struct stat *st, int what)
+/*
+ * Sets times that the source lets only the owner choose, if it lets anybody. With write-back the
+ * kernel sends what its own clock says where others need to have the moment set only, as touch(1)
+ * does, or nothing: it also sends the time of the change then, and a user does not choose that.
+ */
+static int set_clock_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
+{
+	struct stat now;
+
+	if (!(what & FUSE_SET_ATTR_CTIME))
+		return -EPERM;
+	/* The data, or the new size, has changed the source's already. */
+	if (open_file || (what & FUSE_SET_ATTR_SIZE))
+		return 0;
+	if ((what & FUSE_SET_ATTR_ATIME_NOW) && st->st_mtim.tv_sec == st->st_ctim.tv_sec &&
+		st->st_mtim.tv_nsec == st->st_ctim.tv_nsec)
+		return utimensat(fd, "", NULL, AT_EMPTY_PATH) == -1 ? -errno : 0;
+	/* This caller could not choose them either, so that they are the kernel's own. */
+	return !(what & FUSE_SET_ATTR_ATIME) && fuse_req_ctx(req)->uid == geteuid() &&
+			       fstat(fd, &now) == 0 && now.st_uid != geteuid()
+		       ? 0
+		       : -EPERM;
+}
+
+static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
 	struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
 
@@ -232,7 +263,9 @@ static int set_times(int fd, const struct stat *st, int what)
 		times[1].tv_nsec = UTIME_NOW;
 	else if (what & FUSE_SET_ATTR_MTIME)
 		times[1] = st->st_mtim;
-	return utimensat(fd, "", times, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
+	if (utimensat(fd, "", times, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == 0)
+		return 0;
+	return errno == EPERM ? set_clock_times(req, fd, open_file, st, what) : -errno;
 }
 
 /* fd is open for writing if there is an open file, otherwise O_PATH. */
@@ -243,10 +276,13 @@ static int set_size(int fd, bool open_file, off_t size)
 	return result == -1 ? -errno : 0;
 }
 
-/* What the kernel would do to the privileges of a file that someone else changes. */
-static int drop_privileges(fuse_req_t req, int fd)
+/*
+ * What the kernel would do to the privileges of a file that someone else changes, which had the
+ * attributes st.
+ */
+static int drop_privileges(fuse_req_t req, int fd, const struct stat *st)
 {
-	int result = clear_setid(req, fd);
+	int result = clear_setid_of(req, fd, st);
 
 	if (result == 0 && removexattr(fd_path(fd).path, "security.capability") == -1 &&
 		errno != ENODATA && errno != EOPNOTSUPP)
@@ -256,21 +292,26 @@ static int drop_privileges(fuse_req_t req, int fd)
 
 static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
+	/* As in clear_setid(): the calls of others do it. */
+	bool drops = fs.killpriv_v2 && fs.is_root && (what & SETATTR_KILL_SETID);
+	struct stat before;
 	int result = 0;
 
 	caller_keep_setid();
+	if (drops && fstat(fd, &before) == -1)
+		return -errno;
 	/* Giving a file away clears its set-id bits, so the mode comes after the owner. */
 	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
 		result = set_owner(fd, st, what);
-	if (result == 0 && fs.killpriv_v2 && (what & SETATTR_KILL_SETID))
-		result = drop_privileges(req, fd);
+	if (result == 0 && drops)
+		result = drop_privileges(req, fd, &before);
 	if (result == 0 && (what & FUSE_SET_ATTR_MODE) &&
 		chmod(fd_path(fd).path, st->st_mode & ALLPERMS) == -1)
 		result = -errno;
 	if (result == 0 && (what & FUSE_SET_ATTR_SIZE))
 		result = set_size(fd, open_file, st->st_size);
 	if (result == 0 && (what & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME)))
-		result = set_times(fd, st, what);
+		result = set_times(req, fd, open_file, st, what);
 	return result;
 }
 

@@ -189,6 +189,22 @@ def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
     assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
 
 
+def test_the_group_that_a_file_had_decides_over_setgid(fuse: Mount) -> None:
+    """As native: a bit without group execution goes with a file of a group that its owner is not in."""
+    if fuse.status["killpriv-v2"] != "on":
+        pytest.skip("libfuse: this bit goes by the caller's groups from 3.18.3")
+    modes = []
+    for directory in (fuse.source, fuse.point):
+        for group in (GROUP, NOBODY):
+            path = directory / f"{directory.name}-of-{group}"
+            path.touch()
+            os.chown(path, NOBODY, group)
+            path.chmod(0o2644)
+            assert as_user(NOBODY, "chgrp", str(NOBODY), str(path)).stderr == ""
+            modes.append(oct(mode(path)))
+    assert modes == ["0o644", "0o2644"] * 2
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -207,6 +207,9 @@ def test_file_that_can_only_grow(fuse: Mount) -> None:
         with path.open("ab") as file:
             file.write(b"second")
         assert path.read_bytes() == b"first second"
+        os.utime(path)  # as touch(1): all who may write may set the time of the moment
+        with pytest.raises(PermissionError):
+            os.utime(path, (1, 1))
     finally:
         checked(["chattr", "-a", str(fuse.source / "log")])
 

@@ -332,3 +332,27 @@ def test_mounting_below_the_source(fuse_source: Path) -> None:
         mount.unmount()
     finally:
         mount.kill()
+
+
+def test_a_read_only_source_is_a_read_only_mount(tmp_path: Path, fuse_source: Path) -> None:
+    """Who asks what he may do is answered as below, before he tries."""
+    below, point = tmp_path / "below", fuse_source.with_name("mount")
+    below.mkdir()
+    (fuse_source / "file").write_text("text")
+    checked(["mount", "--bind", str(fuse_source), str(below)])
+    try:
+        checked(["mount", "-o", "remount,bind,ro", str(below)])
+        mount = start(below, point)
+        try:
+            for top in (below, point):
+                assert not os.access(top / "file", os.W_OK)
+                assert os.statvfs(top).f_flag & os.ST_RDONLY
+                with pytest.raises(OSError) as caught:
+                    (top / "none").unlink()
+                assert caught.value.errno == errno.EROFS
+                assert (top / "file").read_text() == "text"
+            mount.unmount()
+        finally:
+            mount.kill()
+    finally:
+        unmount(below)

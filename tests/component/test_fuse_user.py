@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough run by a user who is not root: what he may do to the source, he may do through the mount."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fuse_mount import MODES, NOBODY, PROGRAM, as_user, launch
+from nbdkit_server import checked
+
+GROUP = 4321
+# name: mode, owner and group
+FILES = {
+    "own": (0o644, NOBODY, NOBODY),
+    "program": (0o6755, NOBODY, NOBODY),
+    "write-only": (0o200, NOBODY, NOBODY),
+    "of-others": (0o666, 0, 0),
+    "of-the-group": (0o664, 0, GROUP),
+    "program-of-others": (0o4777, 0, 0),
+}
+DIRECTORIES = {"open": 0o755, "no-names": 0o311, "names-only": 0o444}
+COMMANDS = (
+    *(f"{command} {name}" for name in FILES for command in ("truncate --size=2", "touch", "touch --date=@1")),
+    *(
+        f"dd if=/proc/version of={name} count=1 bs=9 {how} status=none"
+        for name in FILES
+        for how in ("", "conv=notrunc")
+    ),
+    *(f"printf more >>{name}" for name in FILES),
+    *(f"chgrp {group} {name}" for name in FILES for group in (GROUP, NOBODY)),
+    "chown 0 own",
+    "mv of-others moved && cat moved && mv moved of-others",
+    *(f"ls {name}; ls -l {name}; cat {name}/in; : >{name}/new" for name in DIRECTORIES),
+    "umask 0277; dd if=/dev/zero of=new bs=4096 count=1 oflag=direct status=none",
+    "umask 0777; : >closed; cat closed",
+)
+
+
+@contextmanager
+def device_open_to(uid: int) -> Iterator[None]:
+    """/dev/fuse is everybody's where udev(7) runs, and root's elsewhere."""
+    before = checked(["getfacl", "--absolute-names", "/dev/fuse"])
+    checked(["setfacl", "--modify", f"u:{uid}:rw", "/dev/fuse"])
+    try:
+        yield
+    finally:
+        subprocess.run(["setfacl", "--set-file=-", "/dev/fuse"], input=before, text=True, check=True)
+
+
+def fill(top: Path) -> None:
+    for name, mode in DIRECTORIES.items():
+        (top / name).mkdir()
+        (top / name / "in").write_text("inside")
+        os.chown(top / name, NOBODY, NOBODY)
+        (top / name).chmod(mode)
+    for name, (mode, uid, gid) in FILES.items():
+        (top / name).write_text("text of the file")
+        os.chown(top / name, uid, gid)
+        (top / name).chmod(mode)
+    os.chown(top, NOBODY, NOBODY)
+
+
+def answer(command: str, top: Path) -> str:
+    """What a command prints in a directory, and what the files look like after it."""
+    script = f'cd "$1"; ({command}) 2>&1; stat --format="%n %A %s %u %g" *'
+    return as_user(NOBODY, "sh", "-c", script, "sh", str(top), groups=str(GROUP)).stdout
+
+
+@pytest.mark.parametrize("mode", ["default", "no-writeback"])
+def test_a_user_mounts_what_is_his(mode: str, fuse_source: Path) -> None:
+    if shutil.which("fusermount3") is None or shutil.which("setfacl") is None:
+        pytest.skip("fuse3 or acl is not installed")
+    native, point = fuse_source.with_name("native"), fuse_source.with_name("mount")
+    native.mkdir()
+    for top in (native, fuse_source):
+        fill(top)
+    os.chown(point, NOBODY, NOBODY)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", f"--groups={GROUP}")
+    with device_open_to(NOBODY):
+        mount = launch(PROGRAM, fuse_source, point, ["--foreground", *MODES[mode], str(fuse_source), str(point)], user)
+    try:
+        assert mount.status["ownership"] == "daemon"
+        for command in COMMANDS:
+            assert (command, answer(command, point)) == (command, answer(command, native))
+        mount.unmount()
+    finally:
+        mount.kill()
+    for name in os.listdir(native):
+        if (native / name).is_file():
+            assert (fuse_source / name).read_bytes() == (native / name).read_bytes(), name
