@@ -518,7 +518,7 @@ static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t 
 		fuse_reply_buf(req, value, (size_t)result);
 }
 
-/* getxattr, or listxattr when name is NULL. */
+/* getxattr, or listxattr as the daemon sees it when name is NULL. */
 static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
 	struct inode *inode = inode_of(ino);
@@ -556,9 +556,52 @@ static void fs_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 	read_xattr(req, ino, name, size);
 }
 
+/* Takes the attributes out of a list that are not for users, and returns its new length. */
+static ssize_t hide_trusted(char *list, ssize_t length)
+{
+	static const char trusted[] = "trusted.";
+	ssize_t kept = 0;
+
+	for (ssize_t at = 0, next; at < length; at = next) {
+		next = at + (ssize_t)strlen(list + at) + 1;
+		if (strncmp(list + at, trusted, strlen(trusted)) == 0)
+			continue;
+		memmove(list + kept, list + at, (size_t)(next - at));
+		kept += next - at;
+	}
+	return kept;
+}
+
 static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
-	read_xattr(req, ino, NULL, size);
+	struct inode *inode = inode_of(ino);
+	ssize_t result;
+	char *list;
+	int fd, error;
+
+	if (!fs.is_root || fuse_req_ctx(req)->uid == 0) {
+		read_xattr(req, ino, NULL, size);
+		return;
+	}
+	/* The kernel shows the daemon more than the caller may see. */
+	list = malloc(XATTR_MAX);
+	fd = list ? inode_get(inode) : -ENOMEM;
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		free(list);
+		return;
+	}
+	result = listxattr(fd_path(fd).path, list, XATTR_MAX);
+	error = errno;
+	inode_put(inode);
+	if (result != -1)
+		result = hide_trusted(list, result);
+	if (size > 0 && result > (ssize_t)size) {
+		result = -1;
+		error = ERANGE;
+	}
+	reply_xattr(req, size, list, result, error);
+	free(list);
 }
 
 /*

@@ -305,6 +305,17 @@ def test_extended_attributes(name: str, fuse: Mount) -> None:
     assert caught.value.errno == errno.ENODATA
 
 
+def test_trusted_attributes_are_listed_to_root_only(fuse: Mount) -> None:
+    need("getfattr")
+    (fuse.source / "file").touch()
+    for name in ("trusted.first", "user.one", "trusted.second", "user.two"):
+        os.setxattr(fuse.source / "file", name, b"value")
+    for top in (fuse.source, fuse.point):
+        listed = as_user(NOBODY, "getfattr", "-m", "-", "--absolute-names", str(top / "file")).stdout.split()[3:]
+        assert listed == ["user.one", "user.two"]
+        assert len(os.listxattr(top / "file")) == 4
+
+
 def test_extended_attribute_does_not_fit(fuse_default: Mount) -> None:
     path = fuse_default.point / "file"
     path.touch()
