@@ -98,9 +98,10 @@ static size_t add_entry(fuse_req_t req, fuse_ino_t ino, const struct dirent *d, 
 	size_t capacity, bool plus)
 {
 	struct fuse_entry_param entry = {
-		.attr.st_ino = d->d_ino,
+		.attr.st_ino = shown_ino(inode_of(ino)->dev, d->d_ino),
 		.attr.st_mode = DTTOIF(d->d_type),
 	};
+	const struct fuse_entry_param only_name = entry;
 	size_t size;
 
 	if (!plus)
@@ -109,12 +110,9 @@ static size_t add_entry(fuse_req_t req, fuse_ino_t ino, const struct dirent *d, 
 	if (size > capacity)
 		return size;
 	if (strcmp(d->d_name, ".") != 0 && strcmp(d->d_name, "..") != 0 &&
-		lookup_name(inode_of(ino), d->d_name, &entry) < 0) {
+		lookup_name(inode_of(ino), d->d_name, &entry) < 0)
 		/* Gone, or a mount point: the name is shown, a lookup will say more. */
-		memset(&entry, 0, sizeof(entry));
-		entry.attr.st_ino = d->d_ino;
-		entry.attr.st_mode = DTTOIF(d->d_type);
-	}
+		entry = only_name;
 	return fuse_add_direntry_plus(req, to, capacity, d->d_name, &entry, d->d_off);
 }
 

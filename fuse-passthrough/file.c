@@ -259,14 +259,15 @@ void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
  */
 static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_entry_param *entry)
 {
+	struct inode *inode;
 	struct stat st;
 	int path_fd;
 
 	if (name && lookup_name(inode_of(parent), name, entry) == 0) {
-		if (fstat(fd, &st) == 0 && st.st_ino == entry->attr.st_ino &&
-			st.st_dev == entry->attr.st_dev)
+		inode = inode_of(entry->ino);
+		if (fstat(fd, &st) == 0 && st.st_ino == inode->ino && st.st_dev == inode->dev)
 			return 0;
-		inode_forget(inode_of(entry->ino), 1);
+		inode_forget(inode, 1);
 	}
 	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
 	return path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);

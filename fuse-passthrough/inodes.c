@@ -360,6 +360,11 @@ fuse_ino_t inode_number(const struct inode *inode)
 	return inode == &root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
 }
 
+ino_t shown_ino(dev_t dev, ino_t ino)
+{
+	return ino ^ (ino_t)(dev ^ root.dev) << 32;
+}
+
 /* Doubles the buckets when they get full. Without memory the chains just grow longer. */
 static void grow(struct stripe *stripe)
 {

@@ -59,6 +59,13 @@ struct inode *inode_of(fuse_ino_t ino);
 fuse_ino_t inode_number(const struct inode *inode);
 
 /*
+ * The inode number of a file that users see. All files of the mount have one device, while the
+ * source can have several: subvolumes of Btrfs, layers of overlayfs. The numbers of the device of
+ * the root itself stay.
+ */
+ino_t shown_ino(dev_t dev, ino_t ino);
+
+/*
  * An O_PATH descriptor of inode (of the root: a readable one), good until
  * inode_put(); or a negative errno, ESTALE when the file is gone.
  */

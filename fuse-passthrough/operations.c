@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -69,6 +70,13 @@ static void reply(fuse_req_t req, int result)
 	fuse_reply_err(req, -result);
 }
 
+/* Answers req with attributes of the source. */
+static void reply_attr(fuse_req_t req, struct stat *st)
+{
+	st->st_ino = shown_ino(st->st_dev, st->st_ino);
+	fuse_reply_attr(req, st, attr_timeout(st->st_mode));
+}
+
 /* ---- lookup ---- */
 
 int lookup_fd(int fd, struct fuse_entry_param *entry)
@@ -86,6 +94,7 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 	if (result < 0)
 		return result;
 	entry->ino = inode_number(inode);
+	entry->attr.st_ino = shown_ino(entry->attr.st_dev, entry->attr.st_ino);
 	entry->generation = inode->generation;
 	entry->attr_timeout = attr_timeout(entry->attr.st_mode);
 	entry->entry_timeout = session.timeout;
@@ -196,7 +205,7 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	if (result)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));
+		reply_attr(req, &st);
 }
 
 #if HAVE_STATX
@@ -212,10 +221,12 @@ static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct
 	result = statx(fd, "", flags | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, (unsigned)mask, &stx);
 	result = result == -1 ? -errno : 0;
 	attr_done(ino, fi);
-	if (result < 0)
+	if (result < 0) {
 		fuse_reply_err(req, -result);
-	else
-		fuse_reply_statx(req, 0, &stx, attr_timeout(stx.stx_mode));
+		return;
+	}
+	stx.stx_ino = shown_ino(makedev(stx.stx_dev_major, stx.stx_dev_minor), stx.stx_ino);
+	fuse_reply_statx(req, 0, &stx, attr_timeout(stx.stx_mode));
 }
 #endif
 
@@ -332,7 +343,7 @@ static void fs_setattr(
 	if (result)
 		fuse_reply_err(req, -result);
 	else
-		fuse_reply_attr(req, &st, attr_timeout(st.st_mode));
+		reply_attr(req, &st);
 }
 
 static void fs_readlink(fuse_req_t req, fuse_ino_t ino)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -332,6 +333,44 @@ def test_mounting_below_the_source(fuse_source: Path) -> None:
         mount.unmount()
     finally:
         mount.kill()
+
+
+def test_subvolumes_have_inode_numbers_of_their_own(tmp_path: Path, fuse_source: Path) -> None:
+    """Equal ones, as each Btrfs subvolume gives them, would be a loop of directories for ls(1) and find(1)."""
+    if shutil.which("mkfs.btrfs") is None:
+        pytest.skip("btrfs-progs is not installed")
+    image, below, point = tmp_path / "image", tmp_path / "below", fuse_source.with_name("mount")
+    below.mkdir()
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    checked(["mkfs.btrfs", "-q", str(image)])
+    mounted = run(["mount", "-o", "loop", str(image), str(below)])
+    if mounted.returncode != 0:
+        pytest.skip(f"kernel: no Btrfs: {mounted.stderr}")
+    try:
+        for name in ("one", "two"):
+            checked(["btrfs", "subvolume", "create", str(below / name)])
+            (below / name / "file").write_text(name)
+        (below / "file").write_text("top")
+        assert len({path.stat().st_ino for path in below.rglob("file")}) == 1
+        mount = start(below, point)
+        try:
+            paths = [point, *point.rglob("*")]
+            assert len(paths) == 6
+            assert len({path.stat().st_ino for path in paths}) == 6
+            assert point.stat().st_ino == below.stat().st_ino
+            for path in paths:  # with the time of birth: another request
+                assert checked(["stat", "--format=%i %W", str(path)]).split()[0] == str(path.stat().st_ino)
+            for directory in (point, point / "one", point / "two"):
+                for entry in os.scandir(directory):
+                    if entry.is_file():
+                        assert entry.inode() == entry.stat().st_ino
+            assert [(point / name / "file").read_text() for name in ("one", "two", ".")] == ["one", "two", "top"]
+            mount.unmount()
+        finally:
+            mount.kill()
+    finally:
+        unmount(below)
 
 
 def test_a_read_only_source_is_a_read_only_mount(tmp_path: Path, fuse_source: Path) -> None:
