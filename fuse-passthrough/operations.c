@@ -239,14 +239,24 @@ static int set_owner(int fd, const struct stat *st, int what)
 }
 
 /*
+ * Whether a change that only the owner of fd may make is the kernel's own, which goes with a write
+ * or a truncation: neither the caller nor the daemon, the same user, is the owner.
+ */
+static bool is_kernels_own(fuse_req_t req, int fd)
+{
+	struct stat st;
+
+	return !fs.is_root && fuse_req_ctx(req)->uid == geteuid() && fstat(fd, &st) == 0 &&
+	       st.st_uid != geteuid();
+}
+
+/*
  * Sets times that the source lets only the owner choose, if it lets anybody. With write-back the
  * kernel sends what its own clock says where others need to have the moment set only, as touch(1)
  * does, or nothing: it also sends the time of the change then, and a user does not choose that.
  */
 static int set_clock_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
-	struct stat now;
-
 	if (!(what & FUSE_SET_ATTR_CTIME))
 		return -EPERM;
 	/* The data, or the new size, has changed the source's already. */
@@ -255,11 +265,7 @@ static int set_clock_times(fuse_req_t req, int fd, bool open_file, const struct 
 	if ((what & FUSE_SET_ATTR_ATIME_NOW) && st->st_mtim.tv_sec == st->st_ctim.tv_sec &&
 		st->st_mtim.tv_nsec == st->st_ctim.tv_nsec)
 		return utimensat(fd, "", NULL, AT_EMPTY_PATH) == -1 ? -errno : 0;
-	/* This caller could not choose them either, so that they are the kernel's own. */
-	return !(what & FUSE_SET_ATTR_ATIME) && fuse_req_ctx(req)->uid == geteuid() &&
-			       fstat(fd, &now) == 0 && now.st_uid != geteuid()
-		       ? 0
-		       : -EPERM;
+	return !(what & FUSE_SET_ATTR_ATIME) && is_kernels_own(req, fd) ? 0 : -EPERM;
 }
 
 static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
@@ -285,6 +291,14 @@ static int set_size(int fd, bool open_file, off_t size)
 	int result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
 
 	return result == -1 ? -errno : 0;
+}
+
+static int set_mode(fuse_req_t req, int fd, mode_t mode)
+{
+	if (chmod(fd_path(fd).path, mode & ALLPERMS) == 0)
+		return 0;
+	/* Set-id bits, which the source takes away with what is written. */
+	return errno == EPERM && is_kernels_own(req, fd) ? 0 : -errno;
 }
 
 /*
@@ -316,9 +330,8 @@ static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct s
 		result = set_owner(fd, st, what);
 	if (result == 0 && drops)
 		result = drop_privileges(req, fd, &before);
-	if (result == 0 && (what & FUSE_SET_ATTR_MODE) &&
-		chmod(fd_path(fd).path, st->st_mode & ALLPERMS) == -1)
-		result = -errno;
+	if (result == 0 && (what & FUSE_SET_ATTR_MODE))
+		result = set_mode(req, fd, st->st_mode);
 	if (result == 0 && (what & FUSE_SET_ATTR_SIZE))
 		result = set_size(fd, open_file, st->st_size);
 	if (result == 0 && (what & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME)))
@@ -339,6 +352,9 @@ static void fs_setattr(
 	result = set_attributes(req, fd, fi != NULL, attr, what);
 	if (result == 0 && fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1)
 		result = -errno;
+	/* The data may be written later. */
+	if (result == 0 && (what & FUSE_SET_ATTR_MODE) && is_kernels_own(req, fd))
+		st.st_mode = (st.st_mode & S_IFMT) | (attr->st_mode & ALLPERMS);
 	attr_done(ino, fi);
 	if (result)
 		fuse_reply_err(req, -result);
