@@ -148,6 +148,7 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (1, lambda r: ("touch", _name(r))),
     (2, _setxattr),
     (1, lambda r: ("getxattr", _name(r), r.choice(ATTRIBUTES))),
+    (1, lambda r: ("listxattr", _name(r))),
     (1, lambda r: ("removexattr", _name(r), r.choice(ATTRIBUTES))),
     (3, lambda r: ("user", *r.choice([(0,), (0,), (USER,), (USER, GROUP)]))),
     (1, lambda r: ("umask", r.choice([0o022, 0o022, 0o077, 0]))),

@@ -328,6 +328,9 @@ class World:
     def getxattr(self, name: str, attribute: str) -> bytes:
         return os.getxattr(name, attribute)
 
+    def listxattr(self, name: str) -> list[str]:
+        return sorted(os.listxattr(name))
+
     def removexattr(self, name: str, attribute: str) -> None:
         os.removexattr(name, attribute)
 
