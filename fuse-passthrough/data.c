@@ -221,6 +221,25 @@ static bool is_aligned(const struct fuse_bufvec *in)
 	       ((uintptr_t)buf->mem + in->off) % DIRECT_ALIGNMENT == 0;
 }
 
+/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
+static bool keeps_setid(fuse_req_t req)
+{
+	return fuse_req_ctx(req)->uid == 0;
+}
+
+/*
+ * Whether a write takes set-id bits away. The kernel says so, or has looked after them by itself,
+ * but only where it caches what is written.
+ */
+static bool write_kills_setid(fuse_req_t req, const struct fuse_file_info *fi)
+{
+#if HAVE_KILLPRIV_V2
+	if (fs.killpriv_v2)
+		return fi->kill_suidgid;
+#endif
+	return !fi->writepage && !keeps_setid(req);
+}
+
 void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
 	struct fuse_file_info *fi)
 {
@@ -230,10 +249,8 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 
 	(void)ino;
 	caller_keep_setid();
-#if HAVE_KILLPRIV_V2
-	if (fs.killpriv_v2 && fi->kill_suidgid)
+	if (write_kills_setid(req, fi))
 		done.error = clear_setid(req, fd);
-#endif
 	if (appends(fi))
 		rwf |= RWF_APPEND;
 	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
@@ -270,12 +287,6 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 
 	(void)ino;
 	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
-}
-
-/* Whether the sender of req may change a file and leave its set-id bits, as far as we can tell. */
-static bool keeps_setid(fuse_req_t req)
-{
-	return fuse_req_ctx(req)->uid == 0;
 }
 
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,

@@ -187,8 +187,12 @@ static bool closes_plainly(unsigned long type)
 static int ring_write_fd(const struct fuse_file_info *fi, bool kill_setid)
 {
 	int fd = data_fd(fi);
+	struct stat st;
 
 	if (fd == file_fd(fi) || appends(fi) || kill_setid)
+		return -1;
+	/* Then nobody has said whether these bits must go. */
+	if (!fs.killpriv_v2 && (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID))))
 		return -1;
 	caller_keep_setid();
 	return fd;

@@ -30,14 +30,11 @@ struct fd_path fd_path(int fd)
 
 /*
  * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
- * when killpriv_v2 and passthrough clear set-id bits, so it must not keep them.
+ * when a write clears set-id bits here, so it must not keep them.
  */
 static double attr_timeout(mode_t mode)
 {
-	bool may_go =
-		(fs.killpriv_v2 || fs.passthrough) && S_ISREG(mode) && (mode & (S_ISUID | S_ISGID));
-
-	return may_go ? 0 : session.timeout;
+	return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) ? 0 : session.timeout;
 }
 
 /* Takes the bits from fd that go from a file with the attributes st. */

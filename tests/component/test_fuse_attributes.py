@@ -151,6 +151,7 @@ def test_acl_by_a_stranger_to_the_group_clears_setgid(fuse: Mount) -> None:
         "truncate -s 1 $0",
         "truncate -s 100000 $0",
         "fallocate -l 100000 $0",
+        "dd if=/dev/zero of=$0 bs=4096 count=1 oflag=direct conv=notrunc status=none",
         "xfs_io -c 'copy_range -l 4096 '$1 $0",
     ],
 )
@@ -174,6 +175,17 @@ def test_change_by_another_user_clears_privileges(change: str, capabilities: boo
         assert mode(top / "program") == 0o777
         if capabilities:
             assert checked(["getcap", str(top / "program")]) == ""
+
+
+@pytest.mark.parametrize("flags", ["", "oflag=direct"])
+def test_a_changed_program_runs_as_its_user(flags: str, fuse: Mount) -> None:
+    """The kernel must not go by the mode that it knew before."""
+    program = fuse.point / "program"
+    shutil.copy("/usr/bin/id", program)
+    program.chmod(0o4777)
+    assert as_user(NOBODY, str(program), "-u").stdout == "0\n"
+    change = f"dd if=/usr/bin/id of=$0 bs=4096 count=1 conv=notrunc,fsync status=none {flags}; exec $0 -u"
+    assert as_user(NOBODY, "sh", "-c", change, str(program)).stdout == f"{NOBODY}\n"
 
 
 def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
