@@ -374,7 +374,7 @@ def test_subvolumes_have_inode_numbers_of_their_own(tmp_path: Path, fuse_source:
 
 
 def test_a_read_only_source_is_a_read_only_mount(tmp_path: Path, fuse_source: Path) -> None:
-    """Who asks what he may do is answered as below, before he tries."""
+    """access(2) answers as below, without asking the daemon."""
     below, point = tmp_path / "below", fuse_source.with_name("mount")
     below.mkdir()
     (fuse_source / "file").write_text("text")

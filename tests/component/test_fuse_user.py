@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""userblk-passthrough run by a user who is not root: what he may do to the source, he may do through the mount."""
+"""userblk-passthrough run by a user who is not root: the same calls work and fail as on the source."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def answer(command: str, top: Path) -> str:
 
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
-def test_a_user_mounts_what_is_his(mode: str, fuse_source: Path) -> None:
+def test_a_user_mounts_a_directory(mode: str, fuse_source: Path) -> None:
     if shutil.which("fusermount3") is None or shutil.which("setfacl") is None:
         pytest.skip("fuse3 or acl is not installed")
     native, point = fuse_source.with_name("native"), fuse_source.with_name("mount")
