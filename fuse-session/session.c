@@ -124,7 +124,9 @@ static void negotiate_splice(struct fuse_conn_info *conn)
 		return;
 	}
 	granted.splice = session_want(conn, FUSE_CAP_SPLICE_WRITE);
-	granted.splice = session_want(conn, FUSE_CAP_SPLICE_MOVE) && granted.splice;
+	/* Pages moved into the kernel's cache stay single ones there, which are slower to read
+	 * again. */
+	do_not_want(conn, FUSE_CAP_SPLICE_MOVE);
 	if (pipes_suffice(conn->max_write + REQUEST_HEADER))
 		granted.splice = session_want(conn, FUSE_CAP_SPLICE_READ) && granted.splice;
 	else
