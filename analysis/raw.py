@@ -12,14 +12,14 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from userblk.harness.engines import fio
+from userblk.harness.model.parts import ENGINES, Engine, History
 from userblk.harness.observing.histogram import Bins, merged
 from userblk.harness.observing.warmup import Interval
 from userblk.harness.running.archive import CACHE
@@ -80,42 +80,18 @@ def _series(intervals: Sequence[Interval], group: int) -> tuple[list[float | Non
     return kops, latency
 
 
-def _fio(directory: Path, run: Run, interval_s: float, group: int) -> Details:
-    job = read_json(directory / "fio.json")["jobs"][0]
-    sides = job["read"], job["write"]
-    bins = merged(side["clat_ns"].get("bins", {}) for side in sides)
-    waiting = sum(fio.under_way(side, side["runtime"] / 1e3) for side in sides)
-    return Details(*_series(fio.series(directory / fio.IOPS_LOG, interval_s, waiting), group), bins)
-
-
-def _flow(directory: Path, run: Run, interval_s: float, group: int) -> Details:
-    report = read_json(directory / SOURCES[run.engine].files[0])
-    found = [one for one in report["intervals"] if one["end_s"] > one["start_s"]]
-    intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
-    # What was measured is the end of it.
-    begin = intervals[-1].end - run.duration_s - interval_s / 2 if intervals else 0.0
-    bins = merged(one["latency_ns"]["bins"] for one in found if one["start_s"] >= begin)
-    return Details(*_series(intervals, group), bins)
-
-
-@dataclass(frozen=True)
-class Source:
-    """The raw files of an engine's runs, and their reader, which has the arguments of read_details()."""
-
-    files: tuple[str, ...]
-    read: Callable[[Path, Run, float, int], Details]
-
-
-FIO = Source(("fio.json", fio.IOPS_LOG), _fio)
-SOURCES = {"fio": FIO, "fio-files": FIO, "flow": Source(("flow.json",), _flow), "ops": Source(("ops.json",), _flow)}
+def _history(run: Run) -> History | None:
+    """What the run's engine says of it; None, too, where that is not here."""
+    return ENGINES.get(run.engine, Engine()).history
 
 
 def read_details(directory: Path, run: Run, interval_s: float, group: int) -> Details:
     """From the raw files in a run's directory. interval_s: of the logs; group: intervals in a step of the series."""
+    history = _history(run)
+    assert history is not None
     try:
-        return SOURCES[run.engine].read(directory, run, interval_s, group)
-    except SummaryError as error:
-        return Details(problem=str(error))
+        intervals, bins = history.read(directory, run.duration_s, interval_s)
+        return Details(*_series(intervals, group), bins)
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         return Details(problem=f"{directory}: raw files cannot be read: {type(error).__name__} {error}")
 
@@ -123,10 +99,10 @@ def read_details(directory: Path, run: Run, interval_s: float, group: int) -> De
 # ---- kept ------------------------------------------------------------------------
 
 
-def _stamp(directory: Path, engine: str, *parameters: float) -> list[object]:
+def _stamp(directory: Path, files: Sequence[str], *parameters: float) -> list[object]:
     """What must be the same for kept details to hold."""
     stamp: list[object] = [SCHEMA, *parameters]
-    for name in SOURCES[engine].files:
+    for name in files:
         with contextlib.suppress(OSError):
             status = os.stat(directory / name)
             stamp.append([name, status.st_size, status.st_mtime_ns])
@@ -156,13 +132,14 @@ def _keep(file: Path, stamp: list[object], details: Details) -> None:
 class _Task:
     campaign: Path
     run: Run
+    files: Sequence[str]
     interval_s: float
     group: int
 
     def details(self) -> Details:
         directory = self.campaign / self.run.directory
         file = self.campaign / CACHE / ("+".join(self.run.directory.parts) + ".json")
-        stamp = _stamp(directory, self.run.engine, self.interval_s, self.group, self.run.duration_s)
+        stamp = _stamp(directory, self.files, self.interval_s, self.group, self.run.duration_s)
         details = _kept(file, stamp)
         if details is None:
             details = read_details(directory, self.run, self.interval_s, self.group)
@@ -175,20 +152,14 @@ def _details(task: _Task) -> Details:
     return task.details()
 
 
-def _logging(campaign: Campaign) -> tuple[float, dict[str, int]]:
+def _logging(campaign: Campaign, histories: Mapping[str, History]) -> tuple[float, dict[str, int]]:
     """Seconds between lines of the logs; how many are a step of a series, by engine. Raises SummaryError."""
     file = campaign.directory / "plan.json"
     try:
         profile: Mapping[str, Any] = read_json(file)["profile"]
-        files = profile["files"]
         earlier = profile.get("series_ms", profile["interval_ms"])  # in plans before schema 4
         interval = profile.get("workload_interval_ms", earlier) / 1e3
-        seconds = {
-            "fio": profile["ramp_s"] + profile["runtime_s"],
-            "flow": files["ramp_s"] + max(files["runtime_s"], files["macro_runtime_s"]),
-            "ops": files["ramp_s"] + files["runtime_s"],
-            "fio-files": files["ramp_s"] + files["runtime_s"],
-        }
+        seconds = {engine: history.seconds(profile) for engine, history in histories.items()}
     except (LookupError, TypeError, AttributeError) as error:
         raise SummaryError(f"{file}: not a plan: {type(error).__name__} {error}") from None
     return interval, {name: max(1, math.ceil(value / interval / POINTS)) for name, value in seconds.items()}
@@ -212,9 +183,14 @@ def _band(series: Sequence[Sequence[float | None]]) -> Band:
 
 def cell_details(campaign: Campaign) -> tuple[dict[Key, CellDetails], list[str]]:
     """Details of every cell with a valid run, and a line for each file not readable. Raises SummaryError."""
-    interval, groups = _logging(campaign)
-    runs = [run for run in campaign.runs if run.valid and run.engine in SOURCES]
-    tasks = [_Task(campaign.directory, run, interval, groups[run.engine]) for run in runs]
+    valid = [run for run in campaign.runs if run.valid]
+    histories = {run.engine: history for run in valid if (history := _history(run))}
+    interval, groups = _logging(campaign, histories)
+    tasks = [
+        _Task(campaign.directory, run, histories[run.engine].files, interval, groups[run.engine])
+        for run in valid
+        if run.engine in histories
+    ]
     with contextlib.suppress(OSError):
         (campaign.directory / CACHE).mkdir(exist_ok=True)
     if len(tasks) >= PARALLEL:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from ..machine.filesystem import limit_memory
 from ..machine.prepare import discard_area, drop_caches, fill_area, make_known_to_write_back, settle_write_back
 from ..machine.safety import recheck
 from ..model.config import Profile, Suite, Workload
-from ..model.parts import ENGINES, FILL_BYTES_PER_S
+from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
 from ..model.tables import Table
 from ..observing import warmup
-from ..observing.histogram import tails
+from ..observing.histogram import Bins, merged, tails
 from ..observing.warmup import Interval
 from . import Result, WorkloadError, least_runtime
 from .base import DeviceEngine, Job, Run, grid
@@ -31,7 +31,7 @@ REPORTS_ERROR = "fio reports error"
 END_FSYNC = "end_fsync"  # option of fio that a workload may have
 NOTHING_LEFT = "fio completed no operation after the ramp"
 TOO_SHORT = "s only; use a larger area"
-IOPS_LOG = "fio_iops.log"
+REPORT, IOPS_LOG = "fio.json", "fio_iops.log"
 GAP = 1.5  # lengths between two lines of a log that are more than a late line
 
 
@@ -55,7 +55,7 @@ def log_options(profile: Profile, directory: Path) -> list[str]:
         f"--log_avg_msec={profile.workload_interval_ms}",
         "--per_job_logs=0",
         "--output-format=json+",
-        f"--output={directory / 'fio.json'}",
+        f"--output={directory / REPORT}",
     ]
 
 
@@ -188,6 +188,19 @@ def series(log: Path, length: float, waiting: float, operations: float | None = 
     ]
 
 
+def read_history(directory: Path, duration_s: float, interval_s: float) -> tuple[list[Interval], Bins]:
+    """As of History. Raises OSError, ValueError, LookupError, TypeError, AttributeError."""
+    job = read_report(directory / REPORT)["jobs"][0]
+    sides = job["read"], job["write"]
+    waiting = sum(under_way(side, side["runtime"] / 1e3) for side in sides)
+    return series(directory / IOPS_LOG, interval_s, waiting), merged(side["clat_ns"].get("bins", {}) for side in sides)
+
+
+def logged_s(times: Mapping[str, Any]) -> float:
+    """How long its logs are. times: of a profile, or of its files, in a plan.json."""
+    return float(times["ramp_s"] + times["runtime_s"])
+
+
 def within(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
     """The whole intervals between two times, s; theirs are then from the first of the two on."""
     return [
@@ -298,6 +311,7 @@ class Fio(DeviceEngine):
     name = "fio"
     counted = True
     buffered = True
+    history: History | None = History((REPORT, IOPS_LOG), read_history, logged_s)
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         workloads, _ = grid(table, name, self.name)
@@ -318,7 +332,7 @@ class Fio(DeviceEngine):
         job = Job(
             argv=argv(workload, profile, run.area, run.running.target, run.entry.seed, directory),
             seconds=sum(fio_times(workload, profile)),
-            parse=lambda: parse(directory / "fio.json", workload, profile),
+            parse=lambda: parse(directory / REPORT, workload, profile),
             synced=(run.running.target,),
             sync=os.fsync,
             area=run.area,
@@ -339,6 +353,7 @@ class Direct(Fio):
 
     counted = False
     buffered = False
+    history = None
 
     def modelled(self, workload: Workload) -> bool:
         return False

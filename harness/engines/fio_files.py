@@ -10,7 +10,7 @@ from pathlib import Path
 from ..machine.prepare import make_known_to_write_back, settle_write_back
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, Workload
-from ..model.parts import ENGINES
+from ..model.parts import ENGINES, History
 from ..model.tables import ConfigError, Table
 from . import Result, fio
 from .base import FIO_MODES, Job, Run
@@ -83,6 +83,7 @@ class FioFiles(Flow):
     name = "fio-files"
     operation = ""
     results = "fio"
+    history = History((fio.REPORT, fio.IOPS_LOG), fio.read_history, lambda profile: fio.logged_s(profile["files"]))
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table)), systems)

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -32,10 +32,10 @@ from ..machine.subprocesses import CommandError, Process, Recorder, last_line
 from ..machine.tuning import on_cpus
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
-from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
+from ..model.parts import ENGINES, FILL_BYTES_PER_S, History, Kind
 from ..model.tables import ConfigError, Table
 from ..observing import warmup
-from ..observing.histogram import tails
+from ..observing.histogram import Bins, merged, tails
 from ..observing.warmup import Interval
 from ..systems.base import Running, built
 from . import Result, WorkloadError, least_runtime
@@ -93,6 +93,24 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         return _result(report, workload, profile)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {type(error).__name__} {error}") from None
+
+
+def read_history(file: Path, duration_s: float, interval_s: float) -> tuple[list[Interval], Bins]:
+    """As of History, of the file with the results. Raises OSError, ValueError, LookupError, TypeError."""
+    found = [one for one in json.loads(file.read_text())["intervals"] if one["end_s"] > one["start_s"]]
+    intervals = [Interval(one["start_s"], one["end_s"], one["ops"], one["latency_ns"]["sum"] / 1e3) for one in found]
+    begin = intervals[-1].end - duration_s - interval_s / 2 if intervals else 0.0
+    return intervals, merged(one["latency_ns"]["bins"] for one in found if one["start_s"] >= begin)
+
+
+def _logged_s(profile: Mapping[str, Any]) -> float:
+    files = profile["files"]
+    return float(files["ramp_s"] + max(files["runtime_s"], files["macro_runtime_s"]))
+
+
+def history_in(file: str, seconds: Callable[[Mapping[str, Any]], float]) -> History:
+    """Of results as userblk-flow writes them."""
+    return History((file,), lambda directory, *times: read_history(directory / file, *times), seconds)
 
 
 def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Result:
@@ -277,6 +295,7 @@ class Flow(DeviceEngine):
     )
     on_files = True
     parameters = True
+    history: History | None = history_in("flow.json", _logged_s)
     bytes_per_inode = 0  # of the ext4; 0: mkfs chooses
     results = ""  # the name of the file with them; "": the engine's
 

@@ -12,7 +12,8 @@ from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
 from .base import Run, both_sizes_of
-from .flow import Flow, run_options
+from .fio import logged_s
+from .flow import Flow, history_in, run_options
 
 UNIT = 4096  # bytes of a read or write
 WRITERS = "WA"  # overwrites and appends go on as long as the run, and come to the dirty limit
@@ -71,6 +72,7 @@ class Ops(Flow):
         "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as"
         " the program in the paper's artefact does it."
     )
+    history = history_in("ops.json", lambda profile: logged_s(profile["files"]))
     bytes_per_inode = 4096  # many files without data
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

@@ -168,6 +168,7 @@ class Postgresql(Flow):
     name = "postgresql"
     parameters = False
     operation = OF_APPLICATIONS
+    history = None
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)

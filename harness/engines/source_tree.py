@@ -142,6 +142,7 @@ class SourceTree(Flow):
     name = "source-tree"
     parameters = False
     operation = OF_APPLICATIONS
+    history = None
     bytes_per_inode = 8192  # many small files
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

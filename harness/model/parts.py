@@ -4,9 +4,13 @@ itself: ENGINES.add() in a file of harness/engines/, KINDS.add() in one of harne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..observing.histogram import Bins
+from ..observing.warmup import Interval
 from .registry import Registry
 from .tables import ConfigError, Table
 
@@ -45,6 +49,20 @@ class Kind:
         return True
 
 
+@dataclass(frozen=True)
+class History:
+    """What figures show of a run over time, from raw files.
+
+    files: their names in the run's directory. read: the run's intervals from the start of its logs, and the latencies
+    of what was measured; of its directory, how long was measured, at the end, and how far lines of the logs are apart.
+    seconds: how long the logs are at most, by the profile of a plan.json, which may be of an earlier version.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Path, float, float], tuple[Sequence[Interval], Bins]]
+    seconds: Callable[[Mapping[str, Any]], float]
+
+
 class Engine:
     """What makes the workloads of a suite and runs them.
 
@@ -56,8 +74,9 @@ class Engine:
     For a whole suite, whose first workload's engine decides: measures: what the commands plan it with (SUBJECTS of
     harness/cli/plan.py). runner: the module that runs it. lab_mib: memory of the lab's guest, 0: as much as its
     workloads need. tables_so_far: are its tables meaningful before all runs are done? table_files: what they are made
-    of, in the directory of a run, beside the files of every run. own_report: no table holds its runs. beside_native:
-    what it measures on native is what others are compared with. operation: what an operation is, below its tables.
+    of, in the directory of a run, beside the files of every run. history: what figures show of its runs over time;
+    None: nothing. own_report: no table holds its runs. beside_native: what it measures on native is what others are
+    compared with. operation: what an operation is, below its tables.
     """
 
     name = ""
@@ -66,6 +85,7 @@ class Engine:
     lab_mib = 0
     tables_so_far = True
     table_files: tuple[str, ...] = ()
+    history: History | None = None
     own_report = False
     beside_native = True
     operation = ""

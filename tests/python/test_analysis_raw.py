@@ -13,7 +13,9 @@ from synthetic import make_campaign
 from userblk.analysis import raw
 from userblk.analysis.raw import cell_details, read_details
 from userblk.analysis.summaries import Campaign, Run, SummaryError, read_campaign
+from userblk.harness.model.parts import ENGINES, Engine, History
 from userblk.harness.observing.histogram import percentile
+from userblk.harness.observing.warmup import Interval
 from userblk.harness.running.archive import CACHE
 
 WORKLOADS = ["seq-read-16th-4k", "create-1th"]
@@ -104,6 +106,40 @@ def test_details_of_cells(tmp_path: Path) -> None:
     one = [read_details(campaign.directory / run.directory, run, 0.1, 1).bins for run in runs]
     assert sum(cell.bins.values()) == sum(sum(bins.values()) for bins in one)
     assert percentile(cell.bins, 50) > 0
+
+
+class Strange(Engine):
+    """One whose name nothing here knows, with a log of its own: operations in each interval."""
+
+    name = "strange"
+
+    def read(self, directory: Path, duration_s: float, interval_s: float) -> tuple[list[Interval], dict[int, int]]:
+        counts = [int(line) for line in (directory / "strange.log").read_text().split()]
+        intervals = [Interval(i * interval_s, (i + 1) * interval_s, n, 100.0 * n) for i, n in enumerate(counts)]
+        return intervals, {round(duration_s): sum(counts)}
+
+    def __init__(self) -> None:
+        self.history = History(("strange.log",), self.read, lambda profile: float(profile["runtime_s"]))
+
+
+def test_an_engine_says_itself_what_figures_are_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES._all(), "strange", Strange())
+    campaign = campaign_of(tmp_path, repetitions=1)
+    run = next(run for run in campaign.runs if run.engine == "fio")
+    summary = campaign.directory / run.directory / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"engine": "strange", "duration_s": 4.0}))
+    log = campaign.directory / run.directory / "strange.log"
+    log.write_text("100 200 300")
+    campaign = read_campaign(campaign.directory)
+    key = (run.host, run.suite, run.device, run.workload, run.system)
+    cells, problems = cell_details(campaign)
+    assert problems == [] and cells[key].kops.mean == [1.0, 2.0, 3.0] and cells[key].bins == {4: 600}
+    assert cells[key].latency_us.mean == [100.0] * 3
+    log.write_text("100 200 400")  # its files are looked at when the details are read again
+    os.utime(log, ns=(1, 1))
+    assert cell_details(campaign)[0][key].kops.mean == [1.0, 2.0, 4.0]
+    log.unlink()
+    assert len(cell_details(campaign)[1]) == 1
 
 
 def test_invalid_runs_are_not_in_the_details(tmp_path: Path) -> None:
