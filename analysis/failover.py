@@ -25,14 +25,17 @@ MEASURES = (
     ("recovery_s", "Back at 90 % after (s)", 2),
     ("before_kops", "Before (kop/s)", 2),
 )
-NOTES = (
+LOAD = (
     "fio writes 4 KiB blocks at random at depth 16; beside it, a second job writes at a steady pace and reads all of it"
     " back at the end.",
     "Requests failed, blocks lost (acknowledged writes that were not read back): mean of all runs.",
+)
+RESOLUTION = (
     "Longest stall: the longest time that a request took, or in which none came back, not even as failed (at a"
-    " resolution of 0.1 s; fio keeps no time of requests that failed). Back at 90 %: from the event until the mean of"
-    " 1 s was 90 % of the throughput before, at a resolution of 0.1 s.",
-    INTERVALS,
+    " resolution of {interval_s:g} s; fio keeps no time of requests that failed). Back at 90 %: from the event until"
+    " the mean of {window_s:g} s was 90 % of the throughput before, at a resolution of {interval_s:g} s."
+)
+FRAMEWORKS = (
     "nbd: connections are given to the kernel again; what the server had is sent again after 10 s, the timeout chosen."
     " TCMU: the new daemon resets the ring, and the kernel sends everything again. ublk: the kernel sends again what"
     " the server had, or it is quiesced (Linux 6.16) when it is replaced.",
@@ -40,18 +43,20 @@ NOTES = (
     " files fail (ENOTCONN), until the file system is mounted again and they are opened again; the disk of BUSE ends"
     " with its server.",
 )
-BEFORE_S, BIN_S = 5.0, 0.25  # of the figures
+OLD = {"window_s": 1.0, "interval_s": 0.1}  # of summaries that do not say so
+BEFORE_S, INTERVALS_OF_BIN = 5.0, 2.5  # of the figures
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. series: seconds from the event, kop/s of the interval that ends there."""
+    """One run. series: seconds from the event, kop/s of the interval of interval_s that ends there."""
 
     device: str
     event: str
     system: str
     measures: Mapping[str, float]
     series: Sequence[tuple[float, float]]
+    interval_s: float = OLD["interval_s"]
 
 
 def _series(path: Path, event_s: float) -> list[tuple[float, float]]:
@@ -74,6 +79,7 @@ def _run(directory: Path, summary: Mapping[str, Any]) -> Run:
         system=summary["system"],
         measures={name: float(value) for name, value in values.items() if value is not None},
         series=_series(directory / "samples.csv", float(settings["event_s"])),
+        interval_s=float(settings.get("interval_s", OLD["interval_s"])),
     )
 
 
@@ -83,6 +89,8 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     if not found:
         return []
     runs = [_run(path, summary) for path, summary in found if summary["valid"]]
+    said = [{**OLD, **summary["settings"][SUITE]} for _, summary in found if summary["valid"]]
+    resolution = tuple(dict.fromkeys(RESOLUTION.format(**settings) for settings in said))
     where, facts = place([summary for _, summary in found])
     cells: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
     for run in runs:
@@ -116,7 +124,7 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
         Report(
             name=SUITE,
             title=f"A server's end under load, {where}",
-            notes=(*facts, *NOTES),
+            notes=(*facts, *LOAD, *resolution, INTERVALS, *FRAMEWORKS),
             columns=("Device", "System", "Server", "Runs", *(title for _, title, _ in MEASURES)),
             rows=tuple(rows),
             heads=("device", "event", "system", "measure", "n", "mean", "ci_low", "ci_high"),
@@ -128,12 +136,13 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
 
 
 def mean_series(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """Mean of all runs in bins of BIN_S seconds: the middle of the bin, kop/s."""
+    """Mean of all runs in bins of some intervals: the middle of the bin in s, kop/s."""
+    width = INTERVALS_OF_BIN * max(run.interval_s for run in runs)
     bins: dict[int, list[float]] = defaultdict(list)
     for run in runs:
         for time, rate in run.series:
-            bins[int(time // BIN_S)].append(rate)
-    return [((number + 0.5) * BIN_S, fmean(rates)) for number, rates in sorted(bins.items())]
+            bins[int(time // width)].append(rate)
+    return [((number + 0.5) * width, fmean(rates)) for number, rates in sorted(bins.items())]
 
 
 def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequence[Path]) -> None:
@@ -153,7 +162,8 @@ def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequen
         axis.set_ylim(bottom=0)
         runs_text = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         axis.set_title(f"{SYSTEMS.get(system, system)}, {runs_text}", loc="left", fontsize=9)
-    axes[-1].set_xlim(left=-BEFORE_S)
+    first = min((run.series[0][0] for _, runs in panels for run in runs if run.series), default=-BEFORE_S)
+    axes[-1].set_xlim(left=max(-BEFORE_S, first))
     axes[-1].set_xlabel("seconds from the event")
     figure.suptitle(title, fontsize=10)
     for path in paths:

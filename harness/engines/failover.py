@@ -22,40 +22,56 @@ from pathlib import Path
 from ..machine.prepare import drop_caches
 from ..machine.tuning import on_cpus
 from ..model.config import VIRTUAL, Parameter, Profile, Suite, SystemConfig, Workload
-from ..model.parts import ENGINES, Kind
+from ..model.parts import ENGINES, KINDS, Kind
 from ..model.tables import Table
 from ..observing.warmup import WarmUp
 from . import LEAST_RUNTIME, Result, WorkloadError
 from .base import DeviceEngine, Job, Run
-from .fio import make_area, read_report
+from .fio import fio_time, make_area, read_report
 
 EVENTS = ("kill", "replace")
 TIMES = ("before_s", "spread_s", "after_s")
+# Of a suite's times, too, where they are to be others than these.
+RESOLUTION = {
+    "settled_s": 1.0,  # at the beginning, not counted as throughput before the event
+    "window_s": 1.0,  # of which the mean must be as high again
+    "interval_s": 0.1,  # of the samples: the resolution of the time back to full throughput
+}
 BLOCK = 4096
 DEPTH = 16
 VERIFY_DEPTH = 4
 VERIFY_RATE = 128  # operations per second of the job that is verified
-INTERVAL_S = 0.1  # of the samples: the resolution of the time back to full throughput
-SETTLED_S = 1.0  # s at the beginning that are not counted as throughput before the event
 BACK = 0.9  # of the throughput before: full throughput
-WINDOW_S = 1.0  # s of which the mean must be that high
 SERIES = "samples.csv"
+LEAST_TIME = 0.01  # s of a suite's times
 LOST = "(requested block:"  # in the line that fio prints of each block that is not what was written
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds since the load began: of the event, and of the end."""
+    """Seconds since the load began: of the event, and of the end. The others are those of RESOLUTION."""
 
     event_s: float
-    end_s: int
+    end_s: float
+    settled_s: float = RESOLUTION["settled_s"]
+    window_s: float = RESOLUTION["window_s"]
+    interval_s: float = RESOLUTION["interval_s"]
 
 
-def timing(workload: Workload, profile: str, seed: int) -> Timing:
-    """When the event comes: at a random moment, the same for the same seed."""
-    known = workload.timing[profile]
+def timing(workload: Workload, profile: str, seed: int, waits_s: float = 0.0) -> Timing:
+    """When the event comes: at a random moment, the same for the same seed. waits_s: beside what comes after it."""
+    known = workload.timing[profile]  # of an older plan without RESOLUTION
     when = known["before_s"] + random.Random(seed).uniform(0, known["spread_s"])
-    return Timing(round(when, 3), known["before_s"] + known["spread_s"] + known["after_s"])
+    end = sum(known[name] for name in TIMES) + waits_s
+    return Timing(round(when, 3), round(end, 3), **{name: known.get(name, own) for name, own in RESOLUTION.items()})
+
+
+def waits_s(profile: Profile, system: SystemConfig, event: str) -> float:
+    """
+    How much longer a run on a system takes than the suite says: in virtual time, where idle time costs nothing, as long
+    as its framework does nothing after the event. Otherwise all systems have the same times.
+    """
+    return KINDS[system.kind].resend_s if profile.virtual and event == "kill" else 0.0
 
 
 @dataclass
@@ -72,10 +88,10 @@ def writes(disk: str) -> int:
     return int(Path("/sys/block", disk, "stat").read_text().split()[4])
 
 
-def argv(device: str, area: int, seconds: int, seed: int, directory: Path) -> list[str]:
+def argv(device: str, area: int, seconds: float, seed: int, directory: Path) -> list[str]:
     """The command line."""
     half = area // 2 // BLOCK * BLOCK
-    verified = min(seconds * VERIFY_RATE * BLOCK, half)
+    verified = min(math.ceil(seconds * VERIFY_RATE) * BLOCK, half)
     return [
         "fio",
         "--name=global",
@@ -99,7 +115,7 @@ def argv(device: str, area: int, seconds: int, seed: int, directory: Path) -> li
         f"--size={half}",
         "--norandommap=1",
         "--time_based=1",
-        f"--runtime={seconds}",
+        f"--runtime={fio_time(seconds)}",
         "--name=verify",
         f"--iodepth={VERIFY_DEPTH}",
         "--offset=0",
@@ -146,15 +162,15 @@ def silence(series: Series, begin: float) -> float:
     return longest
 
 
-def recovery(series: Series, before: float, event: float, end: float) -> float | None:
-    """Seconds from the event until throughput is back for WINDOW_S, 0 if it never left; None: not before the end.
+def recovery(series: Series, before: float, event: float, end: float, times: Timing) -> float | None:
+    """Seconds from the event until throughput is back for a window, 0 if it never left; None: not before the end.
 
     before: kop/s.
     """
     for at in [event, *(at for at, _ in series if at > event)]:
-        if at + WINDOW_S > end:
+        if at + times.window_s > end:
             return None
-        rate = mean_rate(series, at, at + WINDOW_S + INTERVAL_S)
+        rate = mean_rate(series, at, at + times.window_s + times.interval_s)
         if rate is not None and rate >= BACK * before:
             return at - event
     return None
@@ -185,16 +201,16 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
     series = read_series(directory / SERIES)
     problems = []
     warnings = []
-    before = mean_rate(series, event.load_s + SETTLED_S, event.began_s)
-    back = recovery(series, before, event.began_s, event.load_s + times.end_s) if before else None
+    before = mean_rate(series, event.load_s + times.settled_s, event.began_s)
+    back = recovery(series, before, event.began_s, event.load_s + times.end_s, times) if before else None
     if not event.began_s:
         problems.append("the load ended before the event")
     elif not before:
         problems.append("nothing was written before the event")
     if seconds < LEAST_RUNTIME or not operations:
         problems.append("fio wrote nothing")
-    elif seconds < times.end_s - WINDOW_S:
-        problems.append(f"the load ended after {seconds:.1f} s of {times.end_s} s: {os.strerror(code)}")
+    elif seconds < times.end_s - times.window_s:
+        problems.append(f"the load ended after {seconds:.1f} s of {times.end_s:g} s: {os.strerror(code)}")
     if not verified or verified < blocks:
         problems.append(f"fio verified {verified} of {blocks} blocks")
     if refused > DEPTH + VERIFY_DEPTH:  # others than those that were under way at the event
@@ -202,7 +218,7 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
         warnings.append(f"failed requests: {refused}, which the disk counts as done: when it was back is not known")
     elif back is None and event.began_s:
         left = times.end_s - times.event_s
-        warnings.append(f"slow: not back at {BACK * 100:.0f} % of the throughput within {left:.0f} s")
+        warnings.append(f"slow: not back at {BACK * 100:.0f} % of the throughput within {round(left, 1):g} s")
     return Result(
         throughput_kops=throughput,
         throughput_mbps=moved,
@@ -226,6 +242,8 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
             "restarted_s": event.ended_s,
             "load_s": event.load_s,
             "end_s": times.end_s,
+            "window_s": times.window_s,
+            "interval_s": times.interval_s,
             "before_kops": before,
             "blocks_verified": verified,
         },
@@ -238,8 +256,9 @@ def _workloads(suite: str, table: Table) -> Iterator[Workload]:
     timing = {}
     for profile in list(part.values):
         times = part.table(profile)
-        timing[profile] = {key: times.integer(key, 1) for key in TIMES}
-        times.end(TIMES)
+        timing[profile] = {key: times.number(key, LEAST_TIME) for key in TIMES}
+        timing[profile] |= {key: times.number(key, LEAST_TIME) for key in RESOLUTION if key in times.values}
+        times.end((*TIMES, *RESOLUTION))
     table.end(("name", "engine", "systems", "events", "timing"))
     for event in events:
         if event not in EVENTS:
@@ -272,12 +291,16 @@ class Failover(DeviceEngine):
         return dataclasses.replace(workload, timing=times)
 
     def duration_s(self, workload: Workload, profile: Profile) -> float:
-        return sum(workload.timing[profile.name].values())
+        return sum(workload.timing[profile.name][name] for name in TIMES)
+
+    def ramp_s(self, profile: Profile) -> float:
+        return 0.0
 
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         found = make_area(run) | drop_caches(run.devices(), run.area)
         running, workload, directory = run.running, run.workload, run.directory
-        times = timing(workload, run.plan.profile.name, run.entry.seed)
+        waits = waits_s(run.plan.profile, run.plan.systems[run.entry.system], workload.event)
+        times = timing(workload, run.plan.profile.name, run.entry.seed, waits)
         event, disk = Event(), running.used.disk
         first = writes(disk)
 
@@ -301,7 +324,7 @@ class Failover(DeviceEngine):
             area=run.area,
             disturb=disturb,
             ends=(0, 1),  # requests that fail are counted
-            interval_s=INTERVAL_S,
+            interval_s=times.interval_s,
         )
         return job, found
 

@@ -49,7 +49,7 @@ class Workload:
     macro: bool = False
     variables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     event: str = ""
-    timing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    timing: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     depth: int = 0
     cpus: int = 0
     load: int = 0

@@ -153,6 +153,7 @@ class Nbdkit(Served):
     with_connections = True
     in_paper = True
     events = ("kill",)
+    resend_s = RESEND_S
 
     def up(self, context: Context) -> Running:
         return up(context)

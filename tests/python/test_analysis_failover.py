@@ -79,6 +79,20 @@ def test_figures_show_the_time_around_the_event(campaign: Path, tmp_path: Path) 
     assert failover.mean_series(runs) == [(0.125, 6.0)]
 
 
+def test_the_resolution_is_that_of_the_runs(campaign: Path, tmp_path: Path) -> None:
+    """Summaries that do not have it are of runs with 0.1 s."""
+    (old,) = failover.reports(campaign)
+    assert any("the mean of 1 s was 90 %" in note and "resolution of 0.1 s" in note for note in old.notes)
+    directory = write_run(tmp_path / "virtual", "tcmu", 1)
+    summary = json.loads((directory / "summary.json").read_text())
+    summary["settings"]["failover"] |= {"window_s": 0.1, "interval_s": 0.02}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    (new,) = failover.reports(tmp_path / "virtual")
+    assert any("the mean of 0.1 s was 90 %" in note and "resolution of 0.02 s" in note for note in new.notes)
+    runs = [failover.Run("", "", "", {}, [(0.01, 4.0), (0.03, 6.0), (0.06, 8.0)], interval_s=0.02)]
+    assert failover.mean_series(runs) == [(0.025, 5.0), (pytest.approx(0.075), 8.0)]
+
+
 def test_its_runs_are_in_no_table_of_the_paper(campaign: Path) -> None:
     assert make_tables(load_campaign(campaign)) == []
 

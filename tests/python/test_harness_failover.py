@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from loops import LIMIT
 from userblk.harness.engines import WorkloadError
-from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, silence, timing
+from userblk.harness.engines.base import device_engine
+from userblk.harness.engines.failover import Event, Timing, argv, mean_rate, parse, recovery, silence, timing, waits_s
 from userblk.harness.machine.blockdev import BlockDevice
 from userblk.harness.machine.teardown import has_threads, start_time
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -49,6 +50,8 @@ def test_each_run_has_a_bring_up_of_its_own() -> None:
     assert [len(entries) for _, entries in plan.blocks()] == [1] * 9
     assert min(estimate(plan).each) > 33
     assert plan.used_bytes("nvme") == plan.profile.area["nvme"]
+    # Nothing is discarded, so that the CPU time of a run is that of its load.
+    assert device_engine("failover").ramp_s(plan.profile) == 0
 
 
 def test_the_quick_profile_is_over_in_half_an_hour() -> None:
@@ -79,12 +82,16 @@ def test_times_are_shorter_in_virtual_time() -> None:
         )
         workload = made.suite.workloads[0]
         assert list(workload.timing) == ["quick", "paper"]
+        waits = waits_s(made.profile, load_system("nbdkit"), workload.event)
         assert min(estimate(made).each) > timing(workload, "quick", 1).end_s
-        return timing(workload, "quick", 1)
+        return timing(workload, "quick", 1, waits)
 
     real, virtual = ends(False), ends(True)
-    assert (real.end_s, virtual.end_s) == (33, 15)
-    assert virtual.event_s < 3 and virtual.end_s > virtual.event_s + nbdkit.RESEND_S + 1
+    assert real == Timing(real.event_s, 33, settled_s=1, window_s=1, interval_s=0.1)
+    assert virtual == Timing(virtual.event_s, 1.2 + nbdkit.RESEND_S, settled_s=0.1, window_s=0.1, interval_s=0.02)
+    assert virtual.end_s > virtual.event_s + nbdkit.RESEND_S + virtual.window_s
+    profile = load_profile("quick", virtual=True)
+    assert waits_s(profile, load_system("nbdkit"), "replace") == waits_s(profile, load_system("tcmu"), "kill") == 0
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -116,6 +123,7 @@ def test_the_jobs_do_not_touch_each_other() -> None:
     half = 1 << 29
     assert {f"--offset={half}", f"--size={half}"} <= set(words[load:verify])
     assert {"--offset=0", f"--size={33 * 128 * 4096}"} <= set(words[verify:])
+    assert "--runtime=33" in words and "--runtime=1200ms" in argv("/dev/x", 1 << 30, 1.2, 1, Path("/r"))
     small = argv("/dev/x", 16 << 20, 33, 1, Path("/r"))
     assert f"--size={8 << 20}" in small[small.index("--name=verify") :]
 
@@ -125,17 +133,26 @@ def series(rates: list[float]) -> list[tuple[float, float]]:
 
 
 def test_recovery_is_the_time_until_throughput_is_back() -> None:
-    steady, stall = [10.0] * 50, [0.0] * 30
+    steady, stall, times = [10.0] * 50, [0.0] * 30, Timing(5.0, 13)
     assert mean_rate(series(steady), 1.0, 5.0) == pytest.approx(10)
     # Gone for 3 s, then slow for 1 s, then as before.
-    back = recovery(series(steady + stall + [5.0] * 10 + [10.0] * 40), 10.0, 5.0, 13.0)
+    back = recovery(series(steady + stall + [5.0] * 10 + [10.0] * 40), 10.0, 5.0, 13.0, times)
     assert back is not None and 3.6 <= back <= 4.1
-    assert recovery(series(steady + [9.5] * 50), 10.0, 5.0, 10.0) == 0
-    assert recovery(series(steady + [8.5] * 50), 10.0, 5.0, 10.0) is None
-    assert recovery(series(steady + stall), 10.0, 5.0, 8.0) is None
+    assert recovery(series(steady + [9.5] * 50), 10.0, 5.0, 10.0, times) == 0
+    assert recovery(series(steady + [8.5] * 50), 10.0, 5.0, 10.0, times) is None
+    assert recovery(series(steady + stall), 10.0, 5.0, 8.0, times) is None
     # A moment of speed, as of what had waited, is not yet throughput.
-    back = recovery(series(steady + stall + [20.0] * 2 + [0.0] * 20 + [10.0] * 30), 10.0, 5.0, 13.0)
+    back = recovery(series(steady + stall + [20.0] * 2 + [0.0] * 20 + [10.0] * 30), 10.0, 5.0, 13.0, times)
     assert back is not None and back > 4.5
+
+
+def test_a_short_stall_shows_in_a_short_window() -> None:
+    """As the 60 ms of ublk in virtual time: a mean of 1 s is over 90 % from the event on."""
+    rates = [10.0] * 100 + [0.0] * 3 + [10.0] * 100
+    found = [((number + 1) / 50, rate) for number, rate in enumerate(rates)]
+    assert recovery(found, 10.0, 2.0, 4.0, Timing(2.0, 4)) == 0
+    short = Timing(2.0, 4, window_s=0.1, interval_s=0.02)
+    assert recovery(found, 10.0, 2.0, 4.0, short) == pytest.approx(0.06)
 
 
 def test_silence_is_what_the_longest_of_waiting_requests_took_at_least() -> None:

@@ -245,7 +245,7 @@ def test_a_load_without_a_pause_costs_what_a_busy_cpu_does() -> None:
         repetitions=1,
     )
     assert len(plan.entries) == 4
-    assert all(each == 15 * 8 + profile.overhead_s + profile.bring_up_s for each in estimate(plan).each)
+    assert all(each == 1.2 * 8 + profile.overhead_s + profile.bring_up_s for each in estimate(plan).each)
 
 
 def test_files_have_times_of_their_own_in_virtual_time() -> None:
