@@ -158,7 +158,7 @@ def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
         value_now = old.read_text().strip()  # before we read what others noted: they note it before they set it
-        noted = settings_put_back(restore_dirty_limit.__name__)
+        noted = settings_put_back()
         path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
         teardown.push(restore_dirty_limit.__name__, path=path, value=noted.get(path, value_now))
         write_setting(size, str(value))

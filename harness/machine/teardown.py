@@ -213,13 +213,16 @@ def restore_setting(path: str, value: str) -> None:
         write_setting(Path(path), value)
 
 
-def settings_put_back(by: str) -> dict[str, str]:
-    """What runners have noted to put back by a step, each in the place of what the machine had: value by path."""
+def settings_put_back() -> dict[str, str]:
+    """
+    What runners have noted to put back, each in the place of what the machine had: value by path. The steps are those
+    of any version.
+    """
     found: dict[str, str] = {}
     for journal in RUN.glob("journal-*.json"):
         with contextlib.suppress(FileNotFoundError):  # ended since
-            for step, arguments in json.loads(journal.read_text()):
-                if step == by:
+            for _, arguments in json.loads(journal.read_text()):
+                if {"path", "value"} <= arguments.keys():
                     found[arguments["path"]] = arguments["value"]
     return found
 

@@ -114,6 +114,27 @@ def test_two_campaigns_put_back_what_the_machine_had() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing sysctls needs root")
+def test_a_campaign_of_an_older_version_is_put_back_as_well() -> None:
+    """Its runner lives, has limits of its own, and notes what the machine had by a step of another name."""
+    before, stack = dirty_limits(), Teardown()
+    settings = {}
+    for name in ("dirty_background", "dirty"):
+        kind = f"{name}_bytes" if before[f"{name}_bytes"] else f"{name}_ratio"
+        settings[str(VM / kind)] = str(before[kind])
+        (VM / f"{name}_bytes").write_text(str(64 << 20))
+    steps = [["restore_setting", {"path": path, "value": value}] for path, value in settings.items()]
+    (teardown.RUN / f"journal-{os.getppid()}-{start_time(os.getppid())}.json").write_text(json.dumps(steps))
+    try:
+        limit_dirty(128 << 20, 32 << 20, stack)
+        stack.unwind()
+        assert dirty_limits() == before
+    finally:
+        for path, value in settings.items():
+            Path(path).write_text(value)
+    assert dirty_limits() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing sysctls needs root")
 @pytest.mark.parametrize("name", ["dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"])
 def test_dirty_limits_that_were_no_default_are_put_back(name: str) -> None:
     """A ratio of 0, which the kernel takes for no change while the limit is in bytes; and bytes."""
