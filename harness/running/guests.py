@@ -126,6 +126,8 @@ class Guests:
                 yield None
                 continue
             if event is not None:
+                if event["event"] == "start":  # it has its images: those of the look before it, if they still are
+                    yield from self._changes()
                 if (shown := self._heard(event)) is not None:
                     yield shown
                 continue

@@ -170,6 +170,25 @@ def test_programs_that_change_in_a_campaign_are_told(monkeypatch: pytest.MonkeyP
     assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
 
 
+def test_programs_that_change_while_the_last_guest_starts_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between the look at what it would consist of and its start, which may have taken either."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    (directory / "campaign.json").write_text(json.dumps({"guest": {"checkout_image": "a"}}))
+    blocks = len({entry.block for entry in plan.entries})
+
+    def guest() -> Mapping[str, str]:
+        started = len(list((directory / "blocks").glob("*.json")))
+        return {"checkout_image": "b" if started == blocks else "a"}
+
+    events, code = play(monkeypatch, directory, plan, guest=guest)
+    line = "differs from the beginning: checkout_image is b instead of a"
+    assert code == 0 and [event["text"] for event in events if event["event"] == "note"] == [line]
+    assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
+
+
 def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(guests, "no_space", lambda directory, largest: "1 MiB is free")
     events, code = play(monkeypatch, tmp_path / "c", plan_in(tmp_path / "c", 1, 1))
