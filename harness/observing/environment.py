@@ -146,11 +146,19 @@ def snapshot() -> dict[str, object]:
 
 
 def source(checkout: Path | None) -> dict[str, object]:
-    """The commit that userblk is of, and whether it was changed since; {} without git."""
+    """
+    The commit that userblk is of, and whether it was changed since; {} without git, and of an unpacked source archive,
+    which may lie in a repository of something else.
+    """
     if checkout is None:
         return {}
-    commit = _run("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
-    changed = _run("git", "-C", str(checkout), "status", "--porcelain").strip()
+    # The campaign's user need not be the owner, without whom git refuses.
+    git = ("git", "-c", f"safe.directory={checkout}", "-C", str(checkout))
+    top = _run(*git, "rev-parse", "--show-toplevel").strip()
+    if not top or not os.path.samefile(top, checkout):
+        return {}
+    commit = _run(*git, "rev-parse", "HEAD").strip()
+    changed = _run(*git, "status", "--porcelain").strip()
     return {"commit": commit, "modified": bool(changed)} if commit else {}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,37 @@ def test_what_distorts_is_told_once() -> None:
     assert distortions(good, condition() | {"load": 0.0}) == []
 
 
+def repository(directory: Path) -> str:
+    """A new one with a file; its commit."""
+    directory.mkdir()
+    (directory / "file").touch()
+    git = ["git", "-C", str(directory), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=m"]):
+        subprocess.run([*git, *words], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
 def test_git_state(tmp_path: Path) -> None:
     assert source(None) == {} and source(tmp_path) == {}
+    commit = repository(tmp_path / "r")
+    assert source(tmp_path / "r") == {"commit": commit, "modified": False}
+    (tmp_path / "r/file").write_text("changed")
+    assert source(tmp_path / "r") == {"commit": commit, "modified": True}
+
+
+def test_a_source_archive_is_not_of_the_repository_that_it_lies_in(tmp_path: Path) -> None:
+    repository(tmp_path / "r")
+    (tmp_path / "r/userblk-0.2").mkdir()
+    assert source(tmp_path / "r/userblk-0.2") == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a repository to somebody else needs root")
+def test_the_repository_may_be_somebody_elses(tmp_path: Path) -> None:
+    """As root with a checkout of a user's."""
+    commit = repository(tmp_path / "r")
+    for path in (tmp_path / "r", *(tmp_path / "r").rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert source(tmp_path / "r") == {"commit": commit, "modified": False}
 
 
 def test_a_missing_tool_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
