@@ -274,7 +274,7 @@ def lay_out_hosts(args: argparse.Namespace) -> tuple[Hosts, list[Plan]]:
 
 def beside(plan: Plan) -> int:
     """How many runs of it are under way at a time on this machine."""
-    return min(at_once(), sum(1 for _ in plan.blocks())) if plan.model else 1
+    return min(at_once(plan), sum(1 for _ in plan.blocks())) if plan.model else 1
 
 
 def place_line(place: Place, model: str) -> str:

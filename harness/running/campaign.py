@@ -314,6 +314,15 @@ def prepare_lab(plan: Plan) -> None:
         raise ConfigError(f"where=lab: lab/make-in-root failed (exit code {process.returncode}); see above")
 
 
+def guest_mib(plan: Plan) -> int:
+    """Memory of a guest that runs the plan; 0: the lab's own choice."""
+    if plan.suite.engine.lab_mib:
+        return plan.suite.engine.lab_mib
+    if plan.with_files:  # which no control group limits there
+        return (plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0)
+    return LAB_VIRTUAL_MIB if plan.model else 0
+
+
 def runner_argv(plan: Plan, directory: Path, sealed: Path | None = None, module: str = "") -> list[str]:
     """
     The runner's command line, which ends with its parent. sealed: the file of a plan of one block, for a guest that
@@ -332,12 +341,8 @@ def runner_argv(plan: Plan, directory: Path, sealed: Path | None = None, module:
     lab = [str(paths.CHECKOUT / "lab/run"), *lab_release(plan)]
     lab += ["--share", str(directory), "--timeout", f"{limit:.0f}"]
     lab += ["--clock", "virtual" if plan.model or plan.profile.instructions else "real"]
-    if plan.suite.engine.lab_mib:
-        lab += ["--memory", str(plan.suite.engine.lab_mib)]
-    elif plan.model and not plan.with_files:
-        lab += ["--memory", str(LAB_VIRTUAL_MIB)]
-    elif plan.with_files:  # which no control group limits there
-        lab += ["--memory", str((plan.profile.files.memory_bytes >> 20) + (LAB_MODEL_MIB if plan.model else 0))]
+    if mib := guest_mib(plan):
+        lab += ["--memory", str(mib)]
     if sealed:
         lab += ["--seed", str(plan.entries[0].seed), "--sealed", "--given", f"plan.json={sealed}"]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]

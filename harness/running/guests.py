@@ -21,7 +21,7 @@ from ..machine import interrupt
 from ..machine.durable import sync_tree, write_json
 from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
-from .campaign import CAMPAIGN, LAB_VIRTUAL_MIB, Event, RunnerProcess, runner_argv
+from .campaign import CAMPAIGN, Event, RunnerProcess, guest_mib, runner_argv
 from .measuring import ENVIRONMENT
 from .runner import (
     EVENTS,
@@ -41,9 +41,9 @@ from .stopping import another_round
 MIB = 1 << 20
 
 
-def at_once() -> int:
-    """How many guests this machine has CPUs and memory for."""
-    room = meminfo()["MemAvailable"] // (LAB_VIRTUAL_MIB * MIB)
+def at_once(plan: Plan) -> int:
+    """How many guests of a campaign in virtual time this machine has CPUs and memory for."""
+    room = meminfo()["MemAvailable"] // (guest_mib(plan) * MIB)
     return max(1, min(len(os.sched_getaffinity(0)), room))
 
 
@@ -68,7 +68,7 @@ class Guests:
         self._guest = guest
         self._began = _guest_at_the_beginning(directory)
         self._others: list[str] = []  # what guests consisted of instead: a warning each
-        self._at_once = at_once()
+        self._at_once = at_once(plan)
         self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._running: dict[int, RunnerProcess] = {}
         self._counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -87,7 +88,7 @@ def play(
         return [sys.executable, "-c", GUEST, str(directory), str(given), "bdus", str(dies)]
 
     monkeypatch.setattr(guests, "runner_argv", argv)
-    monkeypatch.setattr(guests, "at_once", lambda: 2)
+    monkeypatch.setattr(guests, "at_once", lambda plan: 2)
     all_of_them = guests.Guests(plan, directory, guest=guest)
     events = [event for event in all_of_them.events(TICK) if event]
     return events, all_of_them.wait()
@@ -187,6 +188,25 @@ def test_programs_that_change_while_the_last_guest_starts_are_told(
     line = "differs from the beginning: checkout_image is b instead of a"
     assert code == 0 and [event["text"] for event in events if event["event"] == "note"] == [line]
     assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
+
+
+def test_guests_with_files_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are started as there is room for: those of a suite on file systems have a larger page cache."""
+    profile = load_profile("quick", virtual=True)
+
+    def at_once(suite: str, mib: int) -> int:
+        plan = make_plan(
+            suite=load_suite(suite), profile=profile, systems=[load_system("native")], devices=guests_devices(),
+            campaign="c", build="build/trixie", emulated=True, model="cpu-1",
+        )  # fmt: skip
+        monkeypatch.setattr(guests, "meminfo", lambda: {"MemAvailable": mib << 20})
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+        words = guests.runner_argv(plan, Path("/r"), Path("/r/plan.json"))
+        assert words[words.index("--memory") + 1] == {"bdus-block": "5120", "bdus-fs": "6144"}[suite]
+        return guests.at_once(plan)
+
+    assert [at_once("bdus-block", mib) for mib in (1000, 10240, 20480)] == [1, 2, 3]
+    assert [at_once("bdus-fs", mib) for mib in (1000, 10240, 12288, 20480)] == [1, 1, 2, 3]
 
 
 def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
