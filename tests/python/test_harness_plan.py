@@ -47,6 +47,9 @@ def test_what_is_on_no_device_is_run_once() -> None:
     for number in range(1, plan.rounds + 1):
         cells = [(e.system, e.workload) for e in plan.entries if e.repetition == number]
         assert len(cells) == len(set(cells)) == len(systems) * len(suite.workloads)
+    # 16 times one disk, twice 8 of them and once 64, each of which took 0.9 s.
+    per_round = len(systems) * (0.9 * (16 + 2 * 8 + 64) + 3 * plan.profile.overhead_s + plan.profile.bring_up_s)
+    assert estimate(plan).seconds == pytest.approx(plan.rounds * per_round)
 
 
 def test_quick_blocks_share_a_bring_up_and_read_first() -> None:
