@@ -289,14 +289,19 @@ def place_line(place: Place, model: str) -> str:
 def times_of_blocks(plan: Plan) -> list[str]:
     """How long runs on block devices are; which of them, if not all are as long."""
     kinds: dict[tuple[float, float, bool], list[str]] = {}
+    texts: list[str] = []
     for workload in plan.suite.workloads:
+        engine = device_engine(workload.engine)
+        if text := engine.run_text(workload, plan.profile):
+            texts.append(text)
+            continue
         for device in () if workload.on_files else plan.devices:
-            times = plan.profile.of(workload, device)
+            times = engine.timed(plan.profile.of(workload, device), workload)
             runs = kinds.setdefault((times.ramp_s, times.runtime_s, times.fixed_warm_up), [])
             kind = f"writes to {DEVICES.get(device, device)}" if workload.writes else "reads"
             if kind not in runs:
                 runs.append(kind)
-    if not kinds:
+    if not kinds and not texts:
         times = plan.profile
         kinds[times.ramp_s, times.runtime_s, times.fixed_warm_up] = []
     lines = []
@@ -304,7 +309,7 @@ def times_of_blocks(plan: Plan) -> list[str]:
         warm_up = "no warm-up beyond that" if fixed else "less the warm-up found in the data"
         which = f" ({', '.join(runs)})" if len(kinds) > 1 else ""
         lines.append(f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run{which}, {warm_up}")
-    return lines
+    return [*dict.fromkeys(texts), *lines]
 
 
 def times_of_files(plan: Plan) -> list[str]:

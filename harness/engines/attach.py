@@ -42,6 +42,11 @@ def cycles(workload: Workload) -> int:
     return math.ceil(workload.depth / workload.threads)
 
 
+def all_disks(workload: Workload) -> int:
+    """Of all cycles together."""
+    return cycles(workload) * workload.threads
+
+
 def limit(workload: Workload) -> float:
     """Seconds that the program may take."""
     return cycles(workload) * CYCLE_LIMIT_S
@@ -102,7 +107,10 @@ class Attach(DeviceEngine):
     def duration_s(self, workload: Workload, profile: Profile) -> float:
         """A machine has few CPUs, so that disks that come at once hardly take less than one after the other."""
         each = workload.timing.get(profile.name, {}).get(EACH, 0.0)  # which a plan of an older version does not say
-        return cycles(workload) * workload.threads * each
+        return all_disks(workload) * each
+
+    def run_text(self, workload: Workload, profile: Profile) -> str:
+        return f"{workload.id}: {all_disks(workload)} disks come and go per run"
 
     def programs(self, build: str) -> list[str]:
         return []

@@ -94,6 +94,10 @@ class DeviceEngine(Engine):
         """With the workload's own times, where its suite has them."""
         return profile
 
+    def run_text(self, workload: Workload, profile: Profile) -> str:
+        """How long a run is, for people; "" where ramp and runtime say so."""
+        return ""
+
     def ramp_s(self, profile: Profile) -> float:
         return profile.ramp_s
 

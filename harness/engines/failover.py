@@ -293,6 +293,9 @@ class Failover(DeviceEngine):
     def duration_s(self, workload: Workload, profile: Profile) -> float:
         return sum(workload.timing[profile.name][name] for name in TIMES)
 
+    def run_text(self, workload: Workload, profile: Profile) -> str:
+        return f"{self.duration_s(workload, profile):g} s of load per run, in which the server ends"
+
     def ramp_s(self, profile: Profile) -> float:
         return 0.0
 

@@ -428,6 +428,25 @@ def test_the_plan_says_how_long_each_kind_of_run_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["failover", "--clock", "virtual"], ["1.2 s of load per run, in which the server ends"]),
+        (["failover"], ["33 s of load per run, in which the server ends"]),
+        (["attach"], [f"{name}-disks: {all_of_them} disks come and go per run" for name, all_of_them in
+                      ((1, 16), (8, 16), (64, 64))]),
+        (["response"], ["1 s discarded + 5 s measured per run, less the warm-up found in the data"]),
+    ],
+)  # fmt: skip
+def test_the_plan_has_the_times_of_its_suite(arguments: list[str], says: list[str], tmp_path: Path) -> None:
+    """They were given as those of fio's workloads on devices."""
+    done = userblk("plan", *LAB, "--suite", *arguments, cwd=tmp_path)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("profile "))
+    assert [lines[at].partition(": ")[2], *lines[at + 1 : at + len(says)]] == says
+    assert lines[at + len(says)].startswith("systems ")
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
         (["--clock", "virtual", "--where", "host", "--sata", "/dev/null"], {}, "clock=virtual: only the lab's guest"),
