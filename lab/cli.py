@@ -266,6 +266,7 @@ def main(command: Callable[[Sequence[str]], int]) -> None:
     """Run one of the commands above and exit; everything is torn down on the way out."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, terminate)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, commands that failed would leave no status
     try:
         code = command(sys.argv[1:])
     except LabError as error:

@@ -36,8 +36,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
 def install() -> None:
     """From now on the first SIGINT, SIGTERM or SIGHUP raises Interrupted in the main thread; later ones do nothing.
 
-    A SIGHUP that is ignored (nohup) stays ignored.
+    A SIGHUP that is ignored (nohup) stays ignored. A SIGCHLD does not: children would leave no status, which Python
+    takes for success.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _State.depth = _State.pending = 0
     _State.raised = False
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -97,6 +97,20 @@ def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
     assert recover() == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from userblk.harness.machine import interrupt; interrupt.install(); sys.exit(run())",
+        "from userblk.lab.cli import main; main(lambda arguments: run())",
+    ],
+)
+def test_children_leave_a_status_where_sigchld_was_ignored(code: str) -> None:
+    """As by a scheduler that does not wait for what it starts: a fio that failed ended with 0."""
+    first = "import signal, subprocess, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    first += "def run(): return subprocess.run([sys.executable, '-c', 'raise SystemExit(7)']).returncode\n"
+    assert subprocess.run([sys.executable, "-c", first + code], timeout=60).returncode == 7
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing sysctls needs root")
 def test_two_campaigns_put_back_what_the_machine_had() -> None:
     """The second finds the limits of the first, and outlasts it."""
