@@ -118,6 +118,8 @@ class Teardown:
             for at in reversed(range(mark, len(self.steps))):
                 name, arguments = self.steps[at]
                 try:
+                    if name not in UNDO:
+                        raise TeardownError("noted by another version of userblk; run that, or undo it by hand")
                     UNDO[name](**arguments)
                 except Exception as error:  # the other steps must still be taken
                     errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")

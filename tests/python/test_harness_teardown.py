@@ -73,6 +73,20 @@ def test_what_cannot_be_torn_down_stops_the_next_campaign_until_it_can(tmp_path:
     assert len(recover()) == 1 and path.read_text() == "old" and not journal.exists()
 
 
+def test_what_another_version_noted_is_told(tmp_path: Path) -> None:
+    """The steps that are known are taken, and the others stay noted."""
+    setting = tmp_path / "setting"
+    setting.write_text("changed")
+    steps = [["restore_setting", {"path": str(setting), "value": "old"}], ["remove_other", {"disk": "/dev/other"}]]
+    Teardown()  # makes the directory
+    journal = teardown.RUN / f"journal-{1 << 30}-1.json"
+    journal.write_text(json.dumps(steps))
+    said = f"remove_other /dev/other: noted by another version of userblk; .*, or remove {journal}"
+    with pytest.raises(TeardownError, match=said):
+        recover()
+    assert setting.read_text() == "old" and json.loads(journal.read_text()) == steps[1:]
+
+
 def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("changed")
