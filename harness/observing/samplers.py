@@ -201,7 +201,8 @@ class Sampler(Periodic):
                 sample = replace(sample, disks=tuple(map(unwrapped, self.samples[-1].disks, sample.disks)))
             self.samples.append(sample)
         except OSError as error:
-            self.errors.append(f"sampling failed: {error}")
+            if (text := f"sampling failed: {error}") not in self.errors:  # once, and not at every look
+                self.errors.append(text)
 
     def use(self, begin: float, end: float) -> Use | None:
         """Means between two times (monotonic); None without two samples or any time between."""

@@ -91,6 +91,14 @@ def test_sampling_this_process(tmp_path: Path) -> None:
     assert all(None not in row and None not in row.values() for row in rows)
 
 
+def test_a_disk_that_goes_is_told_once() -> None:
+    """As that of a dead server: the run would have a line for each sample."""
+    with Sampler(["no-such-disk"], None, 0.01) as sampler:
+        time.sleep(0.2)
+    (line,) = sampler.errors
+    assert "no-such-disk" in line and sampler.use(0.0, 1.0) is None
+
+
 def test_a_few_milliseconds_of_a_server_count() -> None:
     """A tick of /proc/PID/stat is 10 ms long."""
     before, began = samplers.read_server(os.getpid()), time.process_time()
