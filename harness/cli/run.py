@@ -32,6 +32,7 @@ from ..running.campaign import (
     take_extra,
 )
 from ..running.guests import Guests
+from ..running.runner import FULL, results_full
 from . import progress
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, lab_errors, say, write_file
 from .plan import (
@@ -213,13 +214,15 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
             if plan.emulated and others.due():
                 host_load.write(directory, others.percent())
         return runner.wait()
-    except BaseException:
+    except BaseException as error:
         if runner:
             say("Stopping, and tearing down the systems.")
             with interrupt.held():
                 runner.stop()
         if not module:
             say(how_to_resume(directory))
+        if results_full(error):
+            raise ConfigError(f"{directory}: {FULL}; make room and resume") from None
         raise
 
 

@@ -79,7 +79,7 @@ class NoSpace(Stopped):
     """Results cannot be kept."""
 
 
-def results_full(error: Exception) -> bool:
+def results_full(error: BaseException) -> bool:
     """Outside of runs only what is kept of them is written to files."""
     return isinstance(error, OSError) and error.errno == errno.ENOSPC
 

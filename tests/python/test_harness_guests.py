@@ -6,13 +6,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from userblk.harness.cli import progress, run
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, read_plan, write_plan
+from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import guests
 
 SYSTEMS = ["native", "nbdkit", "bdus"]
@@ -188,6 +192,23 @@ def test_programs_that_change_while_the_last_guest_starts_are_told(
     line = "differs from the beginning: checkout_image is b instead of a"
     assert code == 0 and [event["text"] for event in events if event["event"] == "note"] == [line]
     assert json.loads((directory / "environment.json").read_text())["warnings"] == [line]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_full_file_system_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Others have filled it between two looks at how much is free."""
+    directory = tmp_path / "c"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory)], check=True)
+    try:
+        plan = plan_in(directory / "c", 1, 1)
+        with suppress(OSError):
+            (directory / "filler").write_bytes(bytes(2 << 20))
+        monkeypatch.setattr(run, "guest_of", lambda plan: {})
+        with pytest.raises(ConfigError, match=f"{directory / 'c'}: No space left on device; make room and resume"):
+            run.follow(plan, directory / "c", progress.Lines(plan))
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
 
 
 def test_guests_with_files_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
