@@ -43,7 +43,7 @@ def cycles(workload: Workload) -> int:
 
 
 def all_disks(workload: Workload) -> int:
-    """Of all cycles together."""
+    """How many all cycles have together."""
     return cycles(workload) * workload.threads
 
 

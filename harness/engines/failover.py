@@ -31,7 +31,7 @@ from .fio import fio_time, make_area, read_report
 
 EVENTS = ("kill", "replace")
 TIMES = ("before_s", "spread_s", "after_s")
-# Of a suite's times, too, where they are to be others than these.
+# A suite's times may have other values of these.
 RESOLUTION = {
     "settled_s": 1.0,  # at the beginning, not counted as throughput before the event
     "window_s": 1.0,  # of which the mean must be as high again

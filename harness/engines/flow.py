@@ -109,7 +109,7 @@ def _logged_s(profile: Mapping[str, Any]) -> float:
 
 
 def history_in(file: str, seconds: Callable[[Mapping[str, Any]], float]) -> History:
-    """Of results as userblk-flow writes them."""
+    """What figures show of results that userblk-flow writes."""
     return History((file,), lambda directory, *times: read_history(directory / file, *times), seconds)
 
 

@@ -152,7 +152,7 @@ def source(checkout: Path | None) -> dict[str, object]:
     """
     if checkout is None:
         return {}
-    # The campaign's user need not be the owner, without whom git refuses.
+    # git refuses a repository of another user, as root has it.
     git = ("git", "-c", f"safe.directory={checkout}", "-C", str(checkout))
     top = _run(*git, "rev-parse", "--show-toplevel").strip()
     if not top or not os.path.samefile(top, checkout):
