@@ -148,17 +148,19 @@ def mean_rate(series: Series, begin: float, end: float) -> float | None:
     return total / seconds if seconds else None
 
 
-def silence(series: Series, begin: float) -> float:
-    """Seconds of the longest time after begin in which nothing was completed until something was again.
+def silence(series: Series, begin: float, end: float) -> float:
+    """Seconds of the longest time, begun between begin and end, in which nothing was completed until something was.
 
-    The load always waits for requests: so long they took at least, also those that failed then.
+    The load, from begin to end, always waits for requests: so long they took at least, also those that failed then.
+    What is read back after it comes when it comes.
     """
     longest, busy_until, silent_until = 0.0, math.inf, 0.0
-    for end, rate in series:
-        if rate and end >= begin:
-            longest = max(longest, silent_until - busy_until)
-            busy_until = end
-        silent_until = end
+    for at, rate in series:
+        if rate and at >= begin:
+            if busy_until < end:
+                longest = max(longest, silent_until - busy_until)
+            busy_until = at
+        silent_until = at
     return longest
 
 
@@ -201,8 +203,9 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
     series = read_series(directory / SERIES)
     problems = []
     warnings = []
+    load_end = event.load_s + times.end_s
     before = mean_rate(series, event.load_s + times.settled_s, event.began_s)
-    back = recovery(series, before, event.began_s, event.load_s + times.end_s, times) if before else None
+    back = recovery(series, before, event.began_s, load_end, times) if before else None
     if not event.began_s:
         problems.append("the load ended before the event")
     elif not before:
@@ -234,7 +237,7 @@ def parse(directory: Path, times: Timing, event: Event) -> Result:
             "failed_requests": float(refused),
             "lost_blocks": float(lost),
             # fio keeps no time of requests that failed.
-            "stall_s": max(longest, silence(series, event.load_s)),
+            "stall_s": max(longest, silence(series, event.load_s, load_end - times.interval_s)),
             "recovery_s": back,
         },
         settings={

@@ -156,11 +156,14 @@ def test_a_short_stall_shows_in_a_short_window() -> None:
 
 
 def test_silence_is_what_the_longest_of_waiting_requests_took_at_least() -> None:
-    assert silence(series([10.0] * 20 + [0.0] * 30 + [0.1] + [0.0] * 5 + [10.0]), 1.0) == pytest.approx(3)
-    assert silence(series([10.0] * 20), 1.0) == 0
+    assert silence(series([10.0] * 20 + [0.0] * 30 + [0.1] + [0.0] * 5 + [10.0]), 1.0, 9.0) == pytest.approx(3)
+    assert silence(series([10.0] * 20), 1.0, 2.0) == 0
     # Before the load and after it nobody waits.
-    assert silence(series([0.0] * 20 + [10.0] * 10 + [0.0] * 50), 2.0) == 0
-    assert silence(series([5.0] + [0.0] * 20 + [10.0] * 10), 2.0) == 0
+    assert silence(series([0.0] * 20 + [10.0] * 10 + [0.0] * 50), 2.0, 3.0) == 0
+    assert silence(series([5.0] + [0.0] * 20 + [10.0] * 10), 2.0, 3.0) == 0
+    # What is read back after the load; and a stall that is longer than it.
+    assert silence(series([10.0] * 30 + [0.0] * 20 + [1.0]), 0.5, 2.9) == 0
+    assert silence(series([10.0] * 20 + [0.0] * 30 + [1.0]), 0.5, 2.9) == pytest.approx(3)
 
 
 def result(directory: Path, *, errors: str = "", failed: int = 0, verified: int = 100) -> None:
