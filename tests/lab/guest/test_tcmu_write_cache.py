@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from guest import MIB, run
+from guest import LIMIT, MIB, run
 from guest_tcmu import daemon
-from userblk.harness.systems.lio import Backstore, Lun, write_attribute
+from userblk.harness.systems.lio import TARGET, Backstore, Lun, write_attribute
 
 SIZE = 64 * MIB
 ATTRIBUTE = "attrib/emulate_write_cache"
@@ -38,3 +43,31 @@ def test_it_stays_off_with_the_next_daemon(backstore: Backstore) -> None:
                 assert_cache(lun, there)
     with daemon(), Lun(backstore, "cache") as lun:
         assert_cache(lun, True)
+
+
+def test_it_is_turned_off_beside_a_removal(backstore: Backstore) -> None:
+    """The kernel waits for the handler's answer, and rmdir for the kernel: the handler must not wait for rmdir."""
+    hba = TARGET / "core" / f"user_{os.getpid()}"
+    core = hba / "gone"
+
+    def turn_off() -> None:
+        (core / ATTRIBUTE).write_text("0")
+
+    with daemon() as runner, ThreadPoolExecutor() as pool:
+        core.mkdir(parents=True)
+        write_attribute(core / "control", backstore.control)
+        write_attribute(core / "enable", "1")
+        runner.process.send_signal(signal.SIGSTOP)
+        writer = pool.submit(turn_off)
+        time.sleep(1)  # the kernel waits for the handler
+        removal = subprocess.Popen(["rmdir", core])
+        time.sleep(1)  # it waits for the writer
+        runner.process.send_signal(signal.SIGCONT)
+        try:
+            assert removal.wait(60) == 0
+            writer.result(LIMIT)
+        finally:
+            removal.kill()  # then nobody waits any more
+            removal.wait(LIMIT)
+        hba.rmdir()
+        assert runner.process.poll() is None
