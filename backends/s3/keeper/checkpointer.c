@@ -244,11 +244,14 @@ static int store_summaries(struct s3_volume *v)
 	return r;
 }
 
-int s3_keeper_meet_root(struct s3_volume *v, const struct s3_root *root)
+int s3_keeper_meet_root(struct s3_volume *v, struct s3_root *root, void *data)
 {
+	bool ours = memcmp(root->instance, v->instance, S3_UUID) == 0;
 	int r;
 
-	if (memcmp(root->instance, v->instance, S3_UUID) == 0)
+	s3_root_free(root);
+	free(data);
+	if (ours)
 		return 0;
 	r = s3_check_not_fenced(v);
 	return r ? r : -EEXIST;
@@ -261,12 +264,7 @@ static int look_at_root(struct s3_volume *v, const struct s3_name *name)
 	void *data;
 	int r = s3_root_read(v, v->base, v->super.uuid, name, &data, &root);
 
-	if (r)
-		return r;
-	r = s3_keeper_meet_root(v, &root);
-	s3_root_free(&root);
-	free(data);
-	return r;
+	return r ? r : s3_keeper_meet_root(v, &root, data);
 }
 
 /* The root: from here on the checkpoint counts. */

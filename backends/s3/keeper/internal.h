@@ -36,10 +36,10 @@ bool s3_keeper_is_stopping(struct s3_volume *v);
 
 /*
  * Is a root that stands where one of ours belongs our own, whose reply was lost? A proxy, too,
- * sends again what had no answer. 0: yes; -ESTALE: another writer has taken over; -EEXIST: another
- * writer's; or negative errno of the store.
+ * sends again what had no answer. Frees root and the data that it was read from. 0: yes; -ESTALE:
+ * another writer has taken over; -EEXIST: another writer's; or negative errno of the store.
  */
-int s3_keeper_meet_root(struct s3_volume *v, const struct s3_root *root);
+int s3_keeper_meet_root(struct s3_volume *v, struct s3_root *root, void *data);
 
 /* ---- old_roots.c ---- */
 

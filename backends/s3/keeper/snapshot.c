@@ -173,12 +173,7 @@ static int meet_root(struct s3_volume *v, const struct creation *c)
 	void *data;
 	int r = s3_snapshot_read(v, v->base, v->super.uuid, c->name, c->snapshot.seq, &data, &root);
 
-	if (r)
-		return r;
-	r = s3_keeper_meet_root(v, &root);
-	s3_root_free(&root);
-	free(data);
-	return r;
+	return r ? r : s3_keeper_meet_root(v, &root, data);
 }
 
 static int store_own_root(void *opaque, struct s3_volume *v, const void *data, size_t length)
