@@ -17,9 +17,6 @@
 /* In the kernel's number, which libfuse hands on where it knows it (killpriv_v2). */
 #define SETATTR_KILL_SETID (1 << 11)
 
-/* The largest value of an extended attribute (XATTR_SIZE_MAX); a list is as long at most. */
-#define XATTR_MAX 65536
-
 struct fd_path fd_path(int fd)
 {
 	struct fd_path path;
@@ -529,155 +526,6 @@ static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 	reply(req, result);
 }
 
-/* ---- extended attributes ---- */
-
-/* Answers with result bytes of value, with a size when none was asked for, or with an error. */
-static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t result, int error)
-{
-	if (result == -1)
-		fuse_reply_err(req, error);
-	else if (size == 0)
-		fuse_reply_xattr(req, (size_t)result);
-	else
-		fuse_reply_buf(req, value, (size_t)result);
-}
-
-/* getxattr, or listxattr as the daemon sees it when name is NULL. */
-static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
-{
-	struct inode *inode = inode_of(ino);
-	char small[1024], *value = small;
-	struct fd_path path;
-	ssize_t result;
-	int fd, error;
-
-	if (size > XATTR_MAX)
-		size = XATTR_MAX;
-	if (size > sizeof(small)) {
-		value = malloc(size);
-		if (!value) {
-			fuse_reply_err(req, ENOMEM);
-			return;
-		}
-	}
-	fd = inode_get(inode);
-	if (fd < 0) {
-		fuse_reply_err(req, -fd);
-	} else {
-		path = fd_path(fd);
-		result = name ? getxattr(path.path, name, value, size)
-			      : listxattr(path.path, value, size);
-		error = errno;
-		inode_put(inode);
-		reply_xattr(req, size, value, result, error);
-	}
-	if (value != small)
-		free(value);
-}
-
-static void fs_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
-{
-	read_xattr(req, ino, name, size);
-}
-
-/* Takes the attributes out of a list that are not for users, and returns its new length. */
-static ssize_t hide_trusted(char *list, ssize_t length)
-{
-	static const char trusted[] = "trusted.";
-	ssize_t kept = 0;
-
-	for (ssize_t at = 0, next; at < length; at = next) {
-		next = at + (ssize_t)strlen(list + at) + 1;
-		if (strncmp(list + at, trusted, strlen(trusted)) == 0)
-			continue;
-		memmove(list + kept, list + at, (size_t)(next - at));
-		kept += next - at;
-	}
-	return kept;
-}
-
-static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
-{
-	struct inode *inode = inode_of(ino);
-	ssize_t result;
-	char *list;
-	int fd, error;
-
-	if (!fs.is_root || fuse_req_ctx(req)->uid == 0) {
-		read_xattr(req, ino, NULL, size);
-		return;
-	}
-	/* The kernel shows the daemon more than the caller may see. */
-	list = malloc(XATTR_MAX);
-	fd = list ? inode_get(inode) : -ENOMEM;
-	if (fd < 0) {
-		fuse_reply_err(req, -fd);
-		free(list);
-		return;
-	}
-	result = listxattr(fd_path(fd).path, list, XATTR_MAX);
-	error = errno;
-	inode_put(inode);
-	if (result != -1)
-		result = hide_trusted(list, result);
-	if (size > 0 && result > (ssize_t)size) {
-		result = -1;
-		error = ERANGE;
-	}
-	reply_xattr(req, size, list, result, error);
-	free(list);
-}
-
-/*
- * A user who sets an ACL without belonging to the file's group loses the
- * set-group-ID bit. The kernel leaves that to the file system, which sees
- * only that the daemon may keep it.
- */
-static int drop_setgid(fuse_req_t req, int fd)
-{
-	struct stat st;
-
-	if (fuse_req_ctx(req)->uid == 0)
-		return 0;
-	if (fstatat(fd, "", &st, AT_EMPTY_PATH) == -1)
-		return -errno;
-	if (!(st.st_mode & S_ISGID) || caller_in_group(req, st.st_gid))
-		return 0;
-	return chmod(fd_path(fd).path, st.st_mode & ALLPERMS & ~(mode_t)S_ISGID) == -1 ? -errno : 0;
-}
-
-static void fs_setxattr(
-	fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
-{
-	struct inode *inode = inode_of(ino);
-	int fd = inode_get(inode), result;
-
-	if (fd < 0) {
-		reply(req, fd);
-		return;
-	}
-	caller_keep_setid(); /* an ACL may change the mode */
-	result = setxattr(fd_path(fd).path, name, value, size, flags) == -1 ? -errno : 0;
-	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
-		result = drop_setgid(req, fd);
-	inode_put(inode);
-	reply(req, result);
-}
-
-static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
-{
-	struct inode *inode = inode_of(ino);
-	int fd = inode_get(inode), result;
-
-	if (fd < 0) {
-		reply(req, fd);
-		return;
-	}
-	result = removexattr(fd_path(fd).path, name) == -1 ? -errno : 0;
-	inode_put(inode);
-	reply(req, result);
-}
-
 void operations_namespace(struct fuse_lowlevel_ops *ops)
 {
 	ops->lookup = fs_lookup;
@@ -697,8 +545,4 @@ void operations_namespace(struct fuse_lowlevel_ops *ops)
 	ops->unlink = fs_unlink;
 	ops->rmdir = fs_rmdir;
 	ops->rename = fs_rename;
-	ops->getxattr = fs_getxattr;
-	ops->listxattr = fs_listxattr;
-	ops->setxattr = fs_setxattr;
-	ops->removexattr = fs_removexattr;
 }
