@@ -131,7 +131,7 @@ void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_
 
 /* Fills in the operations of operations.c. */
 void operations_namespace(struct fuse_lowlevel_ops *ops);
-/* Of extended_attributes.c. */
+/* Those of extended_attributes.c. */
 void operations_extended_attributes(struct fuse_lowlevel_ops *ops);
 
 #endif
