@@ -25,6 +25,7 @@ INVALID_PARAMETER = 19
 OUT_OF_RANGE = 22
 INVALID_OPCODE = 9
 MISCOMPARE = 14
+LENGTHS_KNOWN = RELEASE != "bullseye"  # tcmu-runner 1.5.2 does not tell its handlers where the ring is
 
 
 @pytest.fixture(params=["", "handler"])
@@ -152,6 +153,7 @@ def test_answers_are_as_long_as_they_say(running: Running) -> None:
     """The kernel tells the initiator how much of its memory was filled; with none beside it, a command knows that."""
     disk = running.used.path
     for evpd, page, length in (("00", "00", 96), ("01", "00", 10), ("01", "b0", 64), ("01", "b1", 64), ("01", "b2", 8)):
+        length = length if LENGTHS_KNOWN else 255
         assert f"Received {length} bytes" in run(["sg_raw", "-r", "255", disk, "12", evpd, page, "00", "ff", "00"])
         assert "Received 7 bytes" in run(["sg_raw", "-r", "7", disk, "12", evpd, page, "00", "07", "00"])
     limits = run(["sg_vpd", "--page=bl", disk])
@@ -198,7 +200,8 @@ def test_inquiries_beside_a_slow_command(up: Up, mode: str, tmp_path: Path) -> N
             alone = answer.read_bytes()
             with read_under_way(disk, "slow", tmp_path / "slow") as slow:
                 run(inquiry)
-            assert answer.read_bytes() == alone.ljust(255, b"\0") and len(alone) == length
+            assert answer.read_bytes() == alone.ljust(255, b"\0")
+            assert len(alone) == (length if LENGTHS_KNOWN else 255)
             data = slow.result()
             assert len(data) == SLOW and data == expected[:SLOW]
         assert not running.server_died()
@@ -213,10 +216,11 @@ def test_copies_with_a_list_identifier(running: Running, tmp_path: Path) -> None
     while designators[1] & 0x0F != 3:  # NAA
         designators = designators[4 + designators[3] :]
     device = bytes([0xE4, 0, 0, 0]) + designators[:20] + (BLOCK).to_bytes(8, "big")
+    devices = device * (2 if RELEASE == "bullseye" else 1)  # tcmu-runner 1.5.2 reads two, whatever their length is
     for usage, status, at in ((0, 0, 4096), (2, 0, 4104), (1, INVALID_PARAMETER, 4112)):
         segment = struct.pack(">BBHHHHHQQ", 2, 0, 24, 0, 0, 0, 8, 0, at)
-        header = struct.pack(">BBHIII", 7, usage << 3, len(device), 0, len(segment), 0)
-        parameters.write_bytes(header + device + segment)
+        header = struct.pack(">BBHIII", 7, usage << 3, len(devices), 0, len(segment), 0)
+        parameters.write_bytes(header + devices + segment)
         length = f"{parameters.stat().st_size:02x}"
         given = ["-s", str(parameters.stat().st_size), "-i", str(parameters)]
         run(["sg_raw", *given, disk, "83", *["00"] * 12, length, "00", "00"], expect=status)
@@ -245,7 +249,6 @@ def test_resize(running: Running) -> None:
     with pytest.raises(OSError):
         resize(size + MIB)
     assert seen() == size
-    # Without a write cache each write is durable when it is answered.
     # Without a write cache each write is durable when it is answered. Byte 2 has the WCE bit.
     assert "08 12 04 00" in run(["sg_modes", "--page=8", disk])
     (core / "attrib/emulate_write_cache").write_text("0")
