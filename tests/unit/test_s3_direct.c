@@ -1,33 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* layout=direct over a store in this process: what is asked of the store, and what is kept. */
 #include <errno.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "backends/s3/client/client.h"
-#include "backends/s3/lifecycle/lifecycle.h"
-#include "tests/unit/s3_fake_store.h"
-#include "tests/unit/s3_volume_device.h"
-#include "tests/unit/support.h"
-
-/* Seconds. */
-#define PATIENCE 60
-
-#define MIB    (1u << 20)
-#define CHUNKS 20u /* of a volume; memory holds 8 of them */
-#define SIZE   (CHUNKS * MIB - 3 * 4096)
-
-/* The key of the chunk with that number, up to 0xff. */
-#define CHUNK(n) "chunk/" n "/00000000000000" n
-/* clang-format off */
-#define COMMON "volume=v;endpoint=http://127.0.0.1;bucket=abc;memory=8M;batch-size=1M;uploads=2;"
-/* clang-format on */
+#include "tests/unit/s3_direct_volume.h"
 
 /* There is no memory in pieces of that size; 0: there is. */
 static _Atomic size_t scarce;
@@ -37,27 +18,6 @@ void *__wrap_malloc(size_t size);
 void *__wrap_malloc(size_t size)
 {
 	return size && size == scarce ? NULL : __real_malloc(size);
-}
-
-static uint8_t model[CHUNKS * MIB], there[CHUNKS * MIB];
-
-static void create(struct device *d, const char *more)
-{
-	fake_store_reset();
-	device_open(d, &s3_backend, COMMON "create=on;size=%u;layout=direct;chunk-size=1M%s", SIZE,
-		more);
-}
-
-static void reopen(struct device *d)
-{
-	device_open(d, &s3_backend, COMMON);
-}
-
-static uint8_t *pattern(uint8_t *data, size_t length, unsigned seed)
-{
-	for (size_t i = 0; i < length; i++)
-		data[i] = (uint8_t)((seed = seed * 1103515245 + 12345) >> 16) | 1;
-	return data;
 }
 
 static void test_sequential_writes_cost_a_put_a_chunk(void **state)
@@ -458,244 +418,6 @@ static void test_names_of_nbdkits_plugin(void **state)
 	fake_store_reset();
 }
 
-static void pause_ms(unsigned ms)
-{
-	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
-}
-
-/* Until a flush succeeds. */
-static void flush_at_last(struct device *d)
-{
-	for (unsigned i = 0; backend_flush(d->backend); i++) {
-		if (i == PATIENCE * 10)
-			fail_msg("no flush succeeds");
-		pause_ms(100);
-	}
-}
-
-static void expect(struct device *d, uint32_t offset, uint32_t length)
-{
-	assert_int_equal(device_read(d, there, length, offset), 0);
-	assert_memory_equal(there, model + offset, length);
-}
-
-/* What was acknowledged waits in memory, and is stored when there is space. */
-static void test_nothing_is_lost_in_a_full_store(void **state)
-{
-	struct device d;
-	int errors;
-
-	(void)state;
-	create(&d, "");
-	pattern(model, 12 * MIB, 10);
-	assert_int_equal(device_write(&d, model, MIB, 0, BACKEND_FUA), 0);
-	errors = d.reported.errors;
-	fake_store_limit(fake_store_bytes());
-	pattern(model + 4096, 4096, 11);
-	assert_int_equal(device_write(&d, model + MIB, 2 * MIB, MIB, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	assert_int_equal(device_write(&d, model + 4096, 4096, 4096, 0), -ENOSPC);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	assert_int_equal(device_counter(&d, "store_full"), 1);
-	expect(&d, MIB, 2 * MIB);
-	expect(&d, 8192, MIB - 8192);
-	assert_int_equal(d.reported.errors, errors + 1);
-	fake_store_limit(0);
-	flush_at_last(&d);
-	assert_int_equal(d.reported.errors, errors + 2);
-	assert_int_equal(device_counter(&d, "store_full"), 0);
-	/* More than memory holds, on a full store: some are refused, the others are there. */
-	assert_int_equal(device_write(&d, model + 4096, 4096, 4096, BACKEND_FUA), 0);
-	fake_store_limit(fake_store_bytes());
-	for (unsigned i = 3; i < 12; i++)
-		if (device_write(&d, model + i * MIB, MIB, i * MIB, 0))
-			memset(model + i * MIB, 0, MIB);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	fake_store_limit(0);
-	flush_at_last(&d);
-	device_close(&d);
-	reopen(&d);
-	expect(&d, 0, 12 * MIB);
-	device_close(&d);
-	fake_store_reset();
-}
-
-static void test_a_trim_frees_a_full_store(void **state)
-{
-	struct device d;
-
-	(void)state;
-	create(&d, "");
-	pattern(model, 6 * MIB, 12);
-	assert_int_equal(device_write(&d, model, 4 * MIB, 0, BACKEND_FUA), 0);
-	fake_store_limit(fake_store_bytes());
-	assert_int_equal(device_write(&d, model + 4 * MIB, MIB, 4 * MIB, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	assert_int_equal(backend_trim(d.backend, MIB, MIB, 0), 0);
-	memset(model + MIB, 0, MIB);
-	flush_at_last(&d);
-	assert_int_equal(fake_store_object(CHUNK("04"), there, MIB), MIB);
-	/* A store does not stay full because nothing is put: what waits is cut. */
-	assert_int_equal(device_write(&d, model + 5 * MIB, MIB, 5 * MIB, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	assert_int_equal(backend_trim(d.backend, 5 * MIB, MIB, 0), 0);
-	memset(model + 5 * MIB, 0, MIB);
-	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(device_counter(&d, "store_full"), 0);
-	pattern(model, 4096, 13);
-	assert_int_equal(device_write(&d, model, 4096, 0, BACKEND_FUA), 0);
-	fake_store_limit(0);
-	device_close(&d);
-	reopen(&d);
-	expect(&d, 0, 6 * MIB);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* What can be changed where the store is changes its answer: no reason to end. */
-static void test_a_refusal_is_not_the_end(void **state)
-{
-	struct device d;
-
-	(void)state;
-	create(&d, "");
-	fake_store_fail(S3_PUT, "chunk/", -EACCES, 2);
-	assert_int_equal(device_write(&d, pattern(model, 2 * MIB, 14), 2 * MIB, 0, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -EIO);
-	flush_at_last(&d);
-	assert_int_equal(device_write(&d, model, 4096, 3 * MIB, BACKEND_FUA), 0);
-	memcpy(model + 3 * MIB, model, 4096);
-	device_close(&d);
-	reopen(&d);
-	expect(&d, 0, 2 * MIB);
-	expect(&d, 3 * MIB, 4096);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* Nor is the rest of a chunk that the store does not give: it is read again. */
-static void test_a_rest_that_is_refused(void **state)
-{
-	struct device d;
-
-	(void)state;
-	create(&d, "");
-	assert_int_equal(device_write(&d, pattern(model, MIB, 17), MIB, 0, BACKEND_FUA), 0);
-	device_close(&d);
-	reopen(&d);
-	fake_store_fail(S3_GET, "chunk/", -EACCES, 2);
-	assert_int_equal(device_write(&d, pattern(model, 4096, 18), 4096, 0, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_int_equal(device_write(&d, model, 4096, MIB, 0), 0);
-	memcpy(model + MIB, model, 4096);
-	flush_at_last(&d);
-	device_close(&d);
-	reopen(&d);
-	expect(&d, 0, MIB + 4096);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* Nor is a deletion that the store refuses: the chunk stays as it was, flushed or not. */
-static void test_a_deletion_that_is_refused(void **state)
-{
-	struct device d;
-	int errors;
-
-	(void)state;
-	create(&d, "");
-	assert_int_equal(device_write(&d, pattern(model, 2 * MIB, 15), 2 * MIB, 0, 0), 0);
-	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(device_write(&d, pattern(model, 4096, 16), 4096, 0, 0), 0);
-	errors = d.reported.errors;
-	fake_store_fail(S3_DELETE, "chunk/", -EACCES, 3);
-	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), -EIO);
-	assert_holds(d.reported.error, "cannot be deleted: ");
-	assert_int_equal(backend_zero(d.backend, MIB, MIB, 0), -EIO);
-	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), -EIO);
-	assert_int_equal(d.reported.errors, errors + 1);
-	expect(&d, 0, 2 * MIB);
-	assert_int_equal(backend_flush(d.backend), 0);
-	device_close(&d);
-	reopen(&d);
-	expect(&d, 0, 2 * MIB);
-	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
-	memset(model, 0, MIB);
-	expect(&d, 0, 2 * MIB);
-	device_close(&d);
-	fake_store_reset();
-}
-
-static int close_volume(struct device *d)
-{
-	params_free(d->params);
-	return s3_volume_close(volume_of(d));
-}
-
-/* It answers all the time, and takes nothing. */
-static void test_a_store_that_refuses_holds_up_no_end(void **state)
-{
-	struct device d;
-
-	(void)state;
-	for (unsigned full = 0; full < 2; full++) {
-		create(&d, ";close-timeout=1");
-		if (full)
-			fake_store_limit(fake_store_bytes());
-		else
-			fake_store_fail(S3_PUT, "chunk/", -EACCES, UINT_MAX);
-		assert_int_equal(device_write(&d, pattern(model, MIB, 20), MIB, 0, 0), 0);
-		assert_int_equal(close_volume(&d), -EIO);
-		assert_holds(d.reported.error, "close-timeout=1");
-	}
-	fake_store_reset();
-}
-
-/* Nor is one given up that takes one chunk after the other since there is space. */
-static void test_an_end_waits_for_what_is_stored_slowly(void **state)
-{
-	struct device d;
-
-	(void)state;
-	create(&d, ";close-timeout=3");
-	fake_store_limit(fake_store_bytes());
-	assert_int_equal(device_write(&d, pattern(model, 7 * MIB, 21), 7 * MIB, 0, 0), 0);
-	assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	fake_store_limit(0);
-	fake_store_latency(600);
-	assert_int_equal(close_volume(&d), 0);
-	fake_store_latency(0);
-	reopen(&d);
-	expect(&d, 0, 7 * MIB);
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* Whether another writer took over cannot be read for a while. */
-static void test_a_check_that_fails_is_made_again(void **state)
-{
-	static const int results[] = {-EIO, -EACCES};
-	struct device d;
-
-	(void)state;
-	create(&d, "");
-	for (unsigned i = 0; i < 2; i++) {
-		int errors = d.reported.errors;
-
-		fake_store_fail(S3_GET, "/super", results[i], 2);
-		assert_int_equal(device_write(&d, pattern(model, 4096, i), 4096, 0, 0), 0);
-		assert_int_equal(backend_flush(d.backend), -EIO);
-		assert_int_equal(backend_flush(d.backend), -EIO);
-		assert_int_equal(d.reported.errors, errors + 1);
-		assert_int_equal(backend_flush(d.backend), 0);
-	}
-	fake_store_fail(S3_GET, "/super", -ENOENT, 1);
-	assert_int_equal(device_write(&d, model, 4096, 4096, BACKEND_FUA), -EIO);
-	assert_int_equal(device_write(&d, model, 4096, 4096, 0), -EIO);
-	device_close(&d);
-	fake_store_reset();
-}
-
 static void test_a_second_writer_stops_the_first(void **state)
 {
 	struct device first, second;
@@ -753,14 +475,6 @@ int main(void)
 		cmocka_unit_test(test_foreign_objects_are_refused),
 		cmocka_unit_test(test_bad_parameters_are_refused),
 		cmocka_unit_test(test_names_of_nbdkits_plugin),
-		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
-		cmocka_unit_test(test_a_trim_frees_a_full_store),
-		cmocka_unit_test(test_a_refusal_is_not_the_end),
-		cmocka_unit_test(test_a_rest_that_is_refused),
-		cmocka_unit_test(test_a_deletion_that_is_refused),
-		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),
-		cmocka_unit_test(test_an_end_waits_for_what_is_stored_slowly),
-		cmocka_unit_test(test_a_check_that_fails_is_made_again),
 		cmocka_unit_test(test_a_second_writer_stops_the_first),
 		cmocka_unit_test(test_readonly_changes_nothing),
 	};
