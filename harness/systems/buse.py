@@ -9,7 +9,7 @@ from ..machine.blockdev import identify
 from ..machine.interrupt import held
 from ..model.parts import KINDS
 from .base import Context, Running, Served, await_up, expect_size, set_queue, settle
-from .nbdkit import MODULES, connected, hang_up
+from .nbdkit import MODULES, connected, disconnect_at_teardown, hang_up
 
 
 def up(context: Context) -> Running:
@@ -25,7 +25,7 @@ def up(context: Context) -> Running:
     await_up("userblk-buse is not ready", lambda: output.read_bytes().endswith(b"}\n"), server)
     disk = json.loads(output.read_text())["disk"]
     with held():
-        teardown.push("disconnect_nbd", device=disk)
+        disconnect_at_teardown(disk, teardown)
 
     settle()
     used = identify(disk)

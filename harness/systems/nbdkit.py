@@ -30,11 +30,29 @@ def connected(device: str) -> bool:
     return (block / "pid").exists() or (block / "size").read_text().strip() != "0"
 
 
+def owner_of(device: str) -> str:
+    """The process that connected it, by its number; "": nobody has, or the kernel does not tell."""
+    try:
+        return Path("/sys/block", Path(device).name, "pid").read_text().strip()
+    except OSError:
+        return ""
+
+
 @undo
-def disconnect_nbd(device: str) -> None:
-    if Path(device).exists() and connected(device):
+def disconnect_nbd(device: str, owner: str = "") -> None:
+    """Unless somebody else has connected it since. owner: owner_of() when we had, "": that was not recorded."""
+
+    def ours() -> bool:
+        return connected(device) and (not owner or owner_of(device) in ("", owner))
+
+    if Path(device).exists() and ours():
         hang_up(device)
-        await_true(f"{device} is still connected", lambda: not connected(device))
+        await_true(f"{device} is still connected", lambda: not ours())
+
+
+def disconnect_at_teardown(device: str, teardown: Teardown) -> None:
+    """A disk that has just been connected."""
+    teardown.push("disconnect_nbd", device=device, owner=owner_of(device))
 
 
 def hang_up(device: str) -> None:
@@ -64,7 +82,7 @@ def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, tea
         try:
             with held():
                 recorder.run(["nbd-client", "-unix", str(socket), device, *options], timeout=PATIENCE)
-                teardown.push("disconnect_nbd", device=device)
+                disconnect_at_teardown(device, teardown)
             return device
         except CommandError as failure:
             error = failure  # another program may have taken it first
@@ -120,7 +138,7 @@ def up(context: Context) -> Running:
         timeout_s, waits["dead_connection_s"] = min(timeout_s, RESEND_S), DEAD_CONNECTION_S
         with held():
             device = nbd_netlink.attach(socket, connections, block_size, timeout_s, DEAD_CONNECTION_S)
-            teardown.push("disconnect_nbd", device=device)
+            disconnect_at_teardown(device, teardown)
     else:
         device = connect(context, socket, connections)
 
@@ -128,7 +146,7 @@ def up(context: Context) -> Running:
         for path in (socket, pidfile):
             path.unlink(missing_ok=True)
         pid = start().pid
-        teardown.push("disconnect_nbd", device=device)  # before the server's end
+        disconnect_at_teardown(device, teardown)  # before the server's end
         nbd_netlink.reconnect(device, socket, connections)
         return pid
 

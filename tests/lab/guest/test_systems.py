@@ -12,6 +12,7 @@ import pytest
 from guest import LIMIT, MIB, Up, config, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
+from userblk.harness.systems.nbdkit import connected, disconnect_nbd, owner_of
 from waiting import wait_until
 
 SYSTEMS = pytest.mark.parametrize(("kind", "mode"), [("buse", ""), ("nbdkit", ""), ("tcmu", ""), ("tcmu", "handler")])
@@ -55,6 +56,17 @@ def test_raw_verify_and_discard(up: Up, kind: str, mode: str) -> None:
         # The emulated device reads as zeroes where it was discarded: the discard arrived.
         assert not any(read(disk, 4 * MIB, 4 * MIB))
         assert any(read(disk, 8 * MIB, MIB))
+
+
+@pytest.mark.parametrize("kind", ["buse", "nbdkit"])
+def test_a_disk_that_somebody_else_has_connected_since_stays(up: Up, kind: str) -> None:
+    with up(config(kind)) as running:
+        disk = running.used.path
+        owner = owner_of(disk)
+        disconnect_nbd(disk, owner=f"{owner}1")
+        assert connected(disk) and len(read(disk, 0, MIB)) == MIB
+        disconnect_nbd(disk, owner=owner)
+        assert owner and not connected(disk)
 
 
 @SYSTEMS
