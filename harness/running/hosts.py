@@ -209,8 +209,10 @@ class MultiHostCampaign:
                     target = self.directory / self._place(host, path)
                     if path.name == DONE:
                         done.append(target)
-                    else:
-                        archive.take_out(tar, member, target)
+                        continue
+                    if member.isdir():
+                        (target / DONE).unlink(missing_ok=True)  # of an earlier fetch: half of a run must not count
+                    archive.take_out(tar, member, target)
                 while process.stdout.read(1 << 20):
                     pass
             if process.wait():

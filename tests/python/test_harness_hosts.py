@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from ssh_server import CONFIG, SSHD, await_login, client, reserved_port, write_c
 from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.teardown import write_setting
 from userblk.harness.model.config import load_profile
-from userblk.harness.running.hosts import exit_code_of_all
+from userblk.harness.model.hosts import Host, Hosts
+from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.hosts import MultiHostCampaign, exit_code_of_all
 
 SIZE = 2048 * MIB  # as much as the profile uses
 
@@ -113,6 +116,26 @@ def test_two_hosts_side_by_side(tmp_path: Path) -> None:
         ran = [json.loads(line) for line in events.stdout.splitlines()]
         assert [one["host"] for one in ran if one["event"] == "entry-done"] == ["blue"]
         assert {one["skipped"] for one in ran if one["event"] == "start"} == {1, 2}
+
+
+def test_a_fetch_that_breaks_off_leaves_no_half_of_a_run_as_done(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for run, done in (("red/first", there), ("red/first", here), ("red/second", there), ("red/second", here)):
+        (done / run).mkdir(parents=True)
+        (done / run / "DONE").touch()
+        (done / run / "summary.json").write_bytes(os.urandom(1 << 20))
+    packed = tmp_path / "packed"
+    with tarfile.open(packed, "w") as tar:
+        for name in ("red/first", "red/second"):
+            tar.add(there / name, name)
+    os.truncate(packed, packed.stat().st_size * 3 // 4)
+    host = Host(id="red", address="red", devices={}, confirm={})
+    hosts = Hosts(name="two", userblk="/", directory="/", ssh=["sh", "-c", f"cat {packed}"], hosts=[host])
+    with pytest.raises((ConfigError, tarfile.TarError)):
+        MultiHostCampaign(hosts, here, lambda name, event: None)._fetch(host, "there")
+    assert not (here / "red/second/DONE").exists()
+    # The other is there as a whole; it counts again when all has come.
+    assert (here / "red/first/summary.json").read_bytes() == (there / "red/first/summary.json").read_bytes()
 
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
