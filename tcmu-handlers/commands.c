@@ -110,6 +110,10 @@ int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 		/* Also the one length that the runner would take for aligned, and unmap. */
 		if (tcmu_cdb_get_xfer_length(cdb) > MAX_SAME)
 			return TCMU_STS_INVALID_CDB;
+#ifndef HAVE_WRITESAME
+		/* It would become an UNMAP, which may leave blocks as they were. */
+		cdb[1] &= (uint8_t)~CDB_UNMAP;
+#endif
 		return TCMU_STS_NOT_HANDLED;
 	default:
 		return TCMU_STS_NOT_HANDLED;

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -81,8 +82,6 @@ def test_write_same(running: Running, tmp_path: Path) -> None:
         expected[lba * BLOCK : (lba + count) * BLOCK] = bytes(count * BLOCK)
         check()
     for lba, count, options in ((5, 3, ""), (31, 2100, "--16"), (8000, 9, "--16 --unmap")):
-        if RELEASE == "bullseye" and "--unmap" in options:
-            continue  # tcmu-runner 1.5.2 discards then, whatever the block holds
         write_same(disk, pattern, lba, count, *options.split())
         expected[lba * BLOCK : (lba + count) * BLOCK] = b"\xa5" * (count * BLOCK)
         check()
@@ -157,7 +156,8 @@ def test_answers_are_as_long_as_they_say(running: Running) -> None:
         assert f"Received {length} bytes" in run(["sg_raw", "-r", "255", disk, "12", evpd, page, "00", "ff", "00"])
         assert "Received 7 bytes" in run(["sg_raw", "-r", "7", disk, "12", evpd, page, "00", "07", "00"])
     limits = run(["sg_vpd", "--page=bl", disk])
-    assert "Maximum write same length: 0x8000" in limits and "Maximum unmap LBA count: 0x100000" in limits, limits
+    assert "Maximum write same length: 0x8000" in limits, limits
+    assert re.search(r"Maximum unmap LBA count: (0x100000|1048576)\b", limits), limits  # by version of sg_vpd
     versions = run(["sg_inq", "--descriptors", disk])
     assert "SPC-3 (no version claimed)" in versions and "SBC-3 (no version claimed)" in versions, versions
     write_same(disk, "/dev/zero", 0, 32769, "--16", expect=ILLEGAL_REQUEST)
