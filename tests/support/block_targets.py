@@ -105,6 +105,8 @@ class FileTarget(ThreadedTarget):
     def __init__(self, path: str | Path, at_once: int, *, direct: bool, disk: bool) -> None:
         super().__init__(at_once)
         self.disk = disk
+        # Linux before 6.12 sends nbd no zeroes, and fallocate() on a disk does not write them itself.
+        self.zeroes = disk and int(Path("/sys/block", Path(path).name, "queue/write_zeroes_max_bytes").read_text()) > 0
         self.fd = os.open(path, os.O_RDWR | (os.O_DIRECT if direct else 0))
 
     def close(self) -> None:
@@ -134,7 +136,7 @@ class FileTarget(ThreadedTarget):
         punch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
         if not self.disk:
             _allocate(self.fd, punch if request.op == "trim" or request.may_trim else FALLOC_FL_ZERO_RANGE, request)
-        elif request.op == "zero" and request.may_trim:
+        elif request.op == "zero" and request.may_trim and self.zeroes:
             _allocate(self.fd, punch, request)  # may unmap
         else:
             operation = BLKDISCARD if request.op == "trim" else BLKZEROOUT

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, mapped, run
+from guest import LIMIT, MIB, NVME, RELEASE, mapped, run
 from guest_tcmu import daemon
 from userblk.harness.systems.lio import Backstore, LioError, Lun, TcmuRunner, write_attribute
 from waiting import thread_states, wait_until
@@ -20,6 +20,7 @@ from waiting import thread_states, wait_until
 SIZE = 64 * MIB
 OWN, RUNNERS = "userblk_threads_passthrough", "userblk_passthrough"
 DEFAULT = 16
+RING = int(RELEASE == "bullseye")  # threads of a disk that tcmu-runner 1.5.2 gives no name
 MANY = 24  # requests at once
 LENGTH = 4096
 APART = 128 * 1024  # so that the kernel merges none
@@ -128,7 +129,7 @@ def test_one_disk_after_another(below: str, pool: ThreadPoolExecutor, tmp_path: 
         alone = unnamed(runner)
         for byte, (config, threads) in enumerate(forms, 1):
             with exported(config) as lun:
-                assert unnamed(runner) == alone + threads, config
+                assert unnamed(runner) == alone + RING + threads, config
                 requests = Requests(lun, pool)
                 with stalled():
                     writes = requests.write(range(MANY), bytes([byte]))

@@ -19,6 +19,7 @@ from refusals import refusal
 from userblk.harness.machine import safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.safety import confirmation
+from userblk.harness.systems.base import module_there
 from userblk.harness.systems.lio import Backstore, Lun
 from waiting import wait_until
 
@@ -202,6 +203,8 @@ def exported_by_lio_as_a_file(stack: ExitStack, directory: Path) -> tuple[str, s
 
 def nvme_target(stack: ExitStack, namespaces: list[str]) -> None:
     """The driver's loop offers them to every host."""
+    if not module_there("nvme_loop"):
+        pytest.skip("kernel: it has no nvme_loop")
     run(["modprobe", "nvme_loop"])
     run(["mount", "-t", "configfs", "configfs", CONFIG], expect=None)
     subsystem, port = CONFIG / "nvmet/subsystems" / NQN, CONFIG / "nvmet/ports/7"
