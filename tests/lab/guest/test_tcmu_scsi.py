@@ -22,7 +22,7 @@ BLOCK = 512
 SLOW = 64 * 1024
 CORE = Path("/sys/kernel/config/target/core")
 ILLEGAL_REQUEST = 5  # exit codes of sg3_utils
-INVALID_PARAMETER = 19
+INVALID_PARAMETER = 19 if RELEASE != "bullseye" else ILLEGAL_REQUEST
 OUT_OF_RANGE = 22
 INVALID_OPCODE = 9
 MISCOMPARE = 14
