@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ MODULES = ("nbd",)
 RESEND_S = 10
 DEAD_CONNECTION_S = 60
 
+TELLS_OWNER = (5, 16)  # Linux before tells the number of any process, once that of nbd-client has ended
+
 
 def connected(device: str) -> bool:
     """Has it a server, or somebody who still has it open after the server's end?"""
@@ -32,6 +35,8 @@ def connected(device: str) -> bool:
 
 def owner_of(device: str) -> str:
     """The process that connected it, by its number; "": nobody has, or the kernel does not tell."""
+    if tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2]) < TELLS_OWNER:
+        return ""
     try:
         return Path("/sys/block", Path(device).name, "pid").read_text().strip()
     except OSError:

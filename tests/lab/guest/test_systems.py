@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, Up, config, read, run
+from guest import LIMIT, MIB, RELEASE, Up, config, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent
 from userblk.harness.systems.nbdkit import connected, disconnect_nbd, owner_of
@@ -63,6 +63,9 @@ def test_a_disk_that_somebody_else_has_connected_since_stays(up: Up, kind: str) 
     with up(config(kind)) as running:
         disk = running.used.path
         owner = owner_of(disk)
+        if RELEASE == "bullseye":
+            assert owner == ""
+            pytest.skip("kernel: it does not tell who has connected an nbd disk")
         disconnect_nbd(disk, owner=f"{owner}1")
         assert connected(disk) and len(read(disk, 0, MIB)) == MIB
         disconnect_nbd(disk, owner=owner)
