@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..machine.filesystem import mounted_type, unmount
 from ..machine.mounts import mounts_of
-from ..machine.subprocesses import CommandError, Recorder
+from ..machine.subprocesses import CommandError, Process, Recorder
 from ..machine.teardown import PATIENCE, Teardown, TeardownError, await_true, start_time, undo
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
@@ -71,11 +71,18 @@ def end_export(path: str) -> None:
             raise TeardownError(done.stderr.strip() or f"{path} is still exported")
 
 
-def export(path: Path, count: int, recorder: Recorder, teardown: Teardown) -> None:
-    """The kernel's server with count threads shows what is at path to this machine. Raises CommandError."""
+def start_authority(recorder: Recorder, teardown: Teardown) -> Process:
+    """rpc.mountd, which tells the kernel who may see what. Raises CommandError."""
+    # One of nfs-utils 1 that begins without it takes the kernel for an old one, and answers it nothing.
     if mounted_type(CONTROL) != "nfsd":
         teardown.push("unmount", path=str(CONTROL))
         recorder.run(["mount", "-t", "nfsd", "nfsd", str(CONTROL)], timeout=PATIENCE)
+    # Versions 2 and 3 have a protocol for mounts, which is not needed.
+    return recorder.spawn(["rpc.mountd", "-F", "-N", "2", "-N", "3"], teardown=teardown)
+
+
+def export(path: Path, count: int, recorder: Recorder, teardown: Teardown) -> None:
+    """The kernel's server with count threads shows what is at path to this machine. Raises CommandError."""
     teardown.push("end_export", path=str(path))
     recorder.run(["exportfs", "-o", EXPORT, f"{HERE}:{path}"], timeout=PATIENCE)
     teardown.push("stop_nfs_server")
@@ -92,8 +99,7 @@ def up(context: Context) -> Running:
     device, count = context.device, context.config.threads
 
     def serve(source: Path, mountpoint: Path, recorder: Recorder, teardown: Teardown) -> Running:
-        # It tells the kernel who may see what. Versions 2 and 3 have a protocol for mounts, which is not needed.
-        authority = recorder.spawn(["rpc.mountd", "-F", "-N", "2", "-N", "3"], teardown=teardown)
+        authority = start_authority(recorder, teardown)
         export(source, count, recorder, teardown)
         teardown.push("unmount_nfs", path=str(mountpoint), authority=authority.pid, started=authority.started)
         recorder.run(["mount", "-t", "nfs4", "-o", MOUNT, f"{HERE}:/", str(mountpoint)], timeout=PATIENCE)
