@@ -100,7 +100,9 @@ def sections(page: str, text: str) -> Iterator[Section]:
 
 def wrong_entries(entries: dict[str, Any], found: Sequence[Section]) -> Iterator[str]:
     """Entries that say too little, or are of a section that is not there."""
-    known = {(one.page, one.heading): one for one in found}
+    known: dict[tuple[object, object], str] = {}  # two tables of a page may have the same heading
+    for one in found:
+        known[one.page, one.heading] = f"{known.get((one.page, one.heading), '')} {one.own}"
     for entry in entries.get("claim", []):
         name = entry.get("id", "a claim without id")
         if missing := NEEDED - entry.keys():
@@ -121,14 +123,14 @@ def wrong_entries(entries: dict[str, Any], found: Sequence[Section]) -> Iterator
         if OTHER_KEYS != entry.keys():
             yield f"[[other]] {entry}: has {', '.join(sorted(OTHER_KEYS))}, and no more"
     for entry in (*entries.get("claim", []), *entries.get("other", [])):
-        section = known.get((entry.get("page"), entry.get("heading")))
-        if not section:
-            yield f"{entry.get('page')}: has no section {entry.get('heading')!r}, of which an entry is"
+        page, heading = entry.get("page"), entry.get("heading")
+        if (page, heading) not in known:
+            yield f"{page}: has no section {heading!r}, of which an entry is"
             continue
-        own = " ".join(plain(section.own).split())
+        own = " ".join(plain(known[page, heading]).split())
         for phrase in entry.get("says", []):
             if " ".join(plain(phrase).split()) not in own:
-                yield f"{section.page}: section {section.heading!r} does not say {phrase!r}; make page and {FILE} agree"
+                yield f"{page}: section {heading!r} does not say {phrase!r}; make page and {FILE} agree"
 
 
 def without_entry(entries: dict[str, Any], found: Sequence[Section]) -> Iterator[str]:
