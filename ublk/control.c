@@ -148,9 +148,31 @@ void ublk_control_close(struct ublk_control *c)
 	close(c->fd);
 }
 
+/* What is waited for a device to be gone: longer each time. False: that was enough. */
+static bool wait_for_gone(long *waited)
+{
+	long step = MIN(*waited + FIRST_STEP_NS, LAST_STEP_NS);
+
+	if (*waited >= GONE_NS)
+		return false;
+	nanosleep(&(struct timespec){.tv_nsec = step}, NULL);
+	*waited += step;
+	return true;
+}
+
 int ublk_control_add(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info)
 {
-	return with_buffer(c, UBLK_U_CMD_ADD_DEV, info->dev_id, info, sizeof *info);
+	struct ublksrv_ctrl_dev_info other;
+	long waited = 0;
+	int r;
+
+	/* A deleted device keeps its number for a moment after the kernel knows nothing else of it.
+	 */
+	do
+		r = with_buffer(c, UBLK_U_CMD_ADD_DEV, info->dev_id, info, sizeof *info);
+	while (r == -EEXIST && ublk_control_info(c, info->dev_id, &other) < 0 &&
+		wait_for_gone(&waited));
+	return r;
 }
 
 int ublk_control_set_params(struct ublk_control *c, uint32_t id, struct ublk_params_sent *params)
@@ -204,6 +226,7 @@ int ublk_control_delete(struct ublk_control *c, uint32_t id)
 {
 	static const unsigned at_once = 1;
 	struct ublksrv_ctrl_dev_info info;
+	long waited = 0;
 	int r = with_data(c, UBLK_U_CMD_DEL_DEV_ASYNC, id, 0);
 
 	/*
@@ -216,12 +239,8 @@ int ublk_control_delete(struct ublk_control *c, uint32_t id)
 			&at_once);
 		r = r == -ECANCELED ? 0 : r;
 	}
-	for (long waited = 0, step = FIRST_STEP_NS; r == 0 && waited < GONE_NS; waited += step) {
-		if (ublk_control_info(c, id, &info) < 0)
-			break;
-		nanosleep(&(struct timespec){.tv_nsec = step}, NULL);
-		step = MIN(2 * step, LAST_STEP_NS);
-	}
+	while (r == 0 && ublk_control_info(c, id, &info) == 0 && wait_for_gone(&waited))
+		;
 	return r;
 }
 

@@ -5,6 +5,7 @@
  * from a pipe, which io_uring leaves waiting, answers and cancels like a command.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@ static int from_pipe; /* what commands wait for */
 static char byte;
 static uint32_t refused; /* the command that this kernel does not know */
 static uint32_t commands[8], count;
+static unsigned taken; /* how often the number of a new device is taken */
 
 int __wrap_io_uring_submit(struct io_uring *ring)
 {
@@ -35,10 +37,15 @@ int __wrap_io_uring_submit(struct io_uring *ring)
 		commands[count++] = command;
 		memset(sqe, 0, 2 * sizeof *sqe);
 		/* There are no devices. */
-		if (command == refused || command == UBLK_U_CMD_GET_DEV_INFO)
+		if (command == UBLK_U_CMD_ADD_DEV && taken)
+			io_uring_prep_mkdirat(sqe, AT_FDCWD, "/", 0); /* which exists */
+		else if (command == UBLK_U_CMD_ADD_DEV)
+			io_uring_prep_nop(sqe);
+		else if (command == refused || command == UBLK_U_CMD_GET_DEV_INFO)
 			io_uring_prep_read(sqe, -1, &byte, 1, 0);
 		else
 			io_uring_prep_read(sqe, from_pipe, &byte, 1, 0);
+		taken -= command == UBLK_U_CMD_ADD_DEV && taken;
 		sqe->user_data = number;
 	}
 	return __real_io_uring_submit(ring);
@@ -60,7 +67,7 @@ static int set_up(void **state)
 		return -1;
 	from_pipe = ends[0];
 	s.to_pipe = ends[1];
-	refused = 0;
+	refused = taken = 0;
 	count = 0;
 	*state = &s;
 	return 0;
@@ -141,6 +148,20 @@ static void test_a_device_is_deleted_by_old_kernels(void **state)
 	assert_int_equal(commands[2], UBLK_U_CMD_GET_DEV_INFO);
 }
 
+/* A device that was just deleted still has its number when nothing else is known of it. */
+static void test_a_number_that_is_about_to_be_free_is_waited_for(void **state)
+{
+	static const uint32_t expected[] = {UBLK_U_CMD_ADD_DEV, UBLK_U_CMD_GET_DEV_INFO,
+		UBLK_U_CMD_ADD_DEV, UBLK_U_CMD_GET_DEV_INFO, UBLK_U_CMD_ADD_DEV};
+	struct scene *s = *state;
+	struct ublksrv_ctrl_dev_info info = {.dev_id = 40};
+
+	taken = 2;
+	assert_int_equal(ublk_control_add(&s->control, &info), 0);
+	assert_int_equal(count, 5);
+	assert_memory_equal(commands, expected, sizeof expected);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -154,6 +175,8 @@ int main(void)
 			test_the_next_command_gets_its_own_answer, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_device_is_deleted_by_old_kernels, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_number_that_is_about_to_be_free_is_waited_for, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
