@@ -84,6 +84,12 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	if (result == 0 && ioctl(fd, cmd, &value) == -1)
 		result = errno;
 	close(fd);
+	/*
+	 * It changed the time of change, too, for which the kernel would not ask again. This waits
+	 * for nobody: the caller keeps the inode until it has its answer.
+	 */
+	if (set && result == 0)
+		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
 	if (result)
 		fuse_reply_err(req, result);
 	else

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -354,6 +355,18 @@ def test_inode_flags(fuse: Mount) -> None:
             checked(["chattr", "-i", str(path)])
         path.rename(fuse.point / "other")
         checked(["rm", "-r", str(fuse.point / "other")])
+
+
+def test_change_of_inode_flags_is_a_change_of_the_file(fuse: Mount) -> None:
+    """The kernel does not ask anew by itself; with write-back it does not believe the answer for regular files."""
+    need("chattr")
+    for name in ("dir",) if fuse.status["writeback"] == "on" else ("dir", "file"):
+        path = fuse.point / name
+        path.touch() if name == "file" else path.mkdir()
+        before = path.stat().st_ctime_ns
+        time.sleep(0.02)  # more than the kernel's clock of files takes for a step
+        checked(["chattr", "+A", str(path)])
+        assert before < path.stat().st_ctime_ns == (fuse.source / name).stat().st_ctime_ns
 
 
 def test_unprivileged_user_may_not_change_inode_flags(fuse_default: Mount) -> None:
