@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from fuse_mount import DISK_PROGRAM, MODES, PROGRAM, lacking_for_mode, launch, rings_enabled, start
-from loops import loop
+from loops import attached, turn
 from nbdkit_server import ROOT, checked, run
 
 DOCUMENT = ROOT / "docs/fuse.md"
@@ -38,16 +38,26 @@ TEST_LIMIT_S = 600.0
 DISK_BYTES = 6 << 30
 USERS = ("fsgqa", "fsgqa2", "123456-fsgqa")  # that xfstests asks for
 FIRST_UID = 61000
+# xfstests takes the name of a device out of what a test prints, wherever it stands there.
+SOURCES = ("userblk-test", "userblk-scratch")
 
 Environment = dict[str, str]
 Record = dict[str, dict[str, str]]  # by system and test: passed, failed, not run
 System = Callable[[Path, str], AbstractContextManager[Environment]]
 
 
+def disk(directory: Path, name: str, size: int = DISK_BYTES) -> AbstractContextManager[str]:
+    """A loop device on a new sparse file."""
+    path = directory / f"{name}.disk"
+    with path.open("wb") as file:
+        file.truncate(size)
+    return attached(path)
+
+
 @contextmanager
 def on_disks(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
     """The native file system, on two loop devices."""
-    with loop(directory, DISK_BYTES) as test, loop(directory, DISK_BYTES) as scratch:
+    with disk(directory, "test") as test, disk(directory, "scratch") as scratch:
         yield made(kind_of_fs, test, scratch)
 
 
@@ -62,14 +72,12 @@ def on_fuse_disks(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
     with ExitStack() as stack:
         disks = []
         for name in ("test", "scratch"):
-            below = stack.enter_context(loop(directory, DISK_BYTES))
+            below = stack.enter_context(disk(directory, name))
             file = directory / name
             file.touch()
             served = launch(DISK_PROGRAM, file, file, [str(file), "passthrough", f"file={below}"])
             stack.callback(served.unmount)
-            disk = checked(["losetup", "--find", "--show", "--direct-io=on", str(file)]).strip()
-            stack.callback(checked, ["losetup", "--detach", disk])
-            disks.append(disk)
+            disks.append(stack.enter_context(attached(file, "--direct-io=on")))
         yield made(kind_of_fs, *disks)
 
 
@@ -87,14 +95,14 @@ def through_fuse(mode: str) -> System:
             raise SystemExit(f"xfstests.py: {lacking}")
         with ExitStack() as stack:
             stack.enter_context(rings_enabled())
-            disk = stack.enter_context(loop(directory, 2 * DISK_BYTES))
+            device = stack.enter_context(disk(directory, "below", 2 * DISK_BYTES))
             below, bin_directory = directory / "below", directory / "bin"
             for made_now in (below, bin_directory):
                 made_now.mkdir()
-            made(kind_of_fs, disk, disk)
-            checked(["mount", disk, str(below)])
+            made(kind_of_fs, device, device)
+            checked(["mount", device, str(below)])
             stack.callback(run, ["umount", "--lazy", str(below)])
-            for name in ("test", "scratch", "probe"):
+            for name in (*SOURCES, "probe"):
                 (below / name).mkdir(mode=0o755)
             probe = directory / "probe"
             probe.mkdir()
@@ -109,8 +117,8 @@ def through_fuse(mode: str) -> System:
             yield {
                 "FSTYP": "fuse",
                 "FUSE_SUBTYP": f".{PROGRAM.name}",
-                "TEST_DEV": "test",
-                "SCRATCH_DEV": "scratch",
+                "TEST_DEV": SOURCES[0],
+                "SCRATCH_DEV": SOURCES[1],
                 "PATH": f"/usr/local/sbin:{os.environ['PATH']}",
                 "MOUNT_OPTIONS": "-oallow_other,dev,suid",
                 "TEST_FS_MOUNT_OPTS": "-oallow_other,dev,suid",
@@ -197,7 +205,8 @@ def run_on(
             Path(environment[name]).mkdir()
             stack.callback(run, ["umount", "--quiet", "--lazy", environment[name]])
         for test in tests:
-            done[test] = run_test(xfstests, test, environment, results)
+            with turn():  # some set dirty limits
+                done[test] = run_test(xfstests, test, environment, results)
             print(f"{system}: {test}: {done[test]}", flush=True)
             path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 

@@ -51,20 +51,27 @@ def turn() -> Iterator[None]:
 
 
 @contextmanager
+def attached(file: Path, *options: str) -> Iterator[str]:
+    """A loop device on a file."""
+    device = run("losetup", "--find", "--show", *options, str(file))
+    try:
+        yield device
+    finally:
+        run("losetup", "--detach", device)
+
+
+@contextmanager
 def loop(directory: Path, size: int, *options: str) -> Iterator[str]:
     """A loop device on a new sparse file; skips the test, saying why, where there are none."""
     if os.geteuid() == 0 and not Path("/dev/loop-control").exists():
         load_module("loop")
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
         pytest.skip("needs root and loop devices")
-    with (directory / f"disk{len(list(directory.iterdir()))}").open("wb") as file:
+    path = directory / f"disk{len(list(directory.iterdir()))}"
+    with path.open("wb") as file:
         file.truncate(size)
-    with turn():
-        device = run("losetup", "--find", "--show", *options, file.name)
-        try:
-            yield device
-        finally:
-            run("losetup", "--detach", device)
+    with turn(), attached(path, *options) as device:
+        yield device
 
 
 @contextmanager
