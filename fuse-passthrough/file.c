@@ -182,6 +182,11 @@ static bool may_dirty(const struct fuse_file_info *fi)
 	return mode != O_RDONLY && (session.writeback || mode != O_WRONLY);
 }
 
+bool changes_unseen(struct inode *inode)
+{
+	return fs.passthrough && atomic_load(&inode->writers) > 0;
+}
+
 /* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
 static void finish_open(
 	fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, int fd, int direct_fd)
@@ -239,6 +244,9 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 		return result;
 	}
 	finish_open(req, inode, fi, fd, direct_fd);
+	/* Waits for nobody: the caller keeps the inode until it has its answer. */
+	if (changes_unseen(inode) && may_dirty(fi))
+		fuse_lowlevel_notify_inval_inode(session.fuse, inode_number(inode), -1, 0);
 	return 0;
 }
 
@@ -290,6 +298,8 @@ static int adopt(fuse_req_t req, int fd, fuse_ino_t parent, const char *name,
 		return result;
 	}
 	finish_open(req, inode_of(entry->ino), fi, fd, direct_fd);
+	if (changes_unseen(inode_of(entry->ino)))
+		entry->attr_timeout = 0;
 	return 0;
 }
 

@@ -27,11 +27,14 @@ struct fd_path fd_path(int fd)
 
 /*
  * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
- * when a write clears set-id bits here, so it must not keep them.
+ * when a write clears set-id bits here, so it must not keep them; nor when a store to a mapping
+ * that it passes through changes times.
  */
-static double attr_timeout(mode_t mode)
+static double attr_timeout(struct inode *inode, mode_t mode)
 {
-	return S_ISREG(mode) && (mode & (S_ISUID | S_ISGID)) ? 0 : session.timeout;
+	if (S_ISREG(mode) && ((mode & (S_ISUID | S_ISGID)) || changes_unseen(inode)))
+		return 0;
+	return session.timeout;
 }
 
 /* Takes the bits from fd that go from a file with the attributes st. */
@@ -65,10 +68,10 @@ static void reply(fuse_req_t req, int result)
 }
 
 /* Answers req with attributes of the source. */
-static void reply_attr(fuse_req_t req, struct stat *st)
+static void reply_attr(fuse_req_t req, fuse_ino_t ino, struct stat *st)
 {
 	st->st_ino = shown_ino(st->st_dev, st->st_ino);
-	fuse_reply_attr(req, st, attr_timeout(st->st_mode));
+	fuse_reply_attr(req, st, attr_timeout(inode_of(ino), st->st_mode));
 }
 
 /* ---- lookup ---- */
@@ -90,7 +93,7 @@ int lookup_fd(int fd, struct fuse_entry_param *entry)
 	entry->ino = inode_number(inode);
 	entry->attr.st_ino = shown_ino(entry->attr.st_dev, entry->attr.st_ino);
 	entry->generation = inode->generation;
-	entry->attr_timeout = attr_timeout(entry->attr.st_mode);
+	entry->attr_timeout = attr_timeout(inode, entry->attr.st_mode);
 	entry->entry_timeout = session.timeout;
 	return 0;
 }
@@ -199,7 +202,7 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	if (result)
 		fuse_reply_err(req, -result);
 	else
-		reply_attr(req, &st);
+		reply_attr(req, ino, &st);
 }
 
 #if HAVE_STATX
@@ -220,7 +223,7 @@ static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct
 		return;
 	}
 	stx.stx_ino = shown_ino(makedev(stx.stx_dev_major, stx.stx_dev_minor), stx.stx_ino);
-	fuse_reply_statx(req, 0, &stx, attr_timeout(stx.stx_mode));
+	fuse_reply_statx(req, 0, &stx, attr_timeout(inode_of(ino), stx.stx_mode));
 }
 #endif
 
@@ -353,7 +356,7 @@ static void fs_setattr(
 	if (result)
 		fuse_reply_err(req, -result);
 	else
-		reply_attr(req, &st);
+		reply_attr(req, ino, &st);
 }
 
 static void fs_readlink(fuse_req_t req, fuse_ino_t ino)

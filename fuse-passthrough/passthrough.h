@@ -100,6 +100,10 @@ int data_fd(const struct fuse_file_info *fi);
 /* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
 bool appends(const struct fuse_file_info *fi);
 
+/* Whether inode may have mappings through which the source changes without the kernel's seeing it.
+ */
+bool changes_unseen(struct inode *inode);
+
 void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct fuse_file_info *fi);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import shutil
 import stat
@@ -355,6 +356,36 @@ def test_inode_flags(fuse: Mount) -> None:
             checked(["chattr", "-i", str(path)])
         path.rename(fuse.point / "other")
         checked(["rm", "-r", str(fuse.point / "other")])
+
+
+@pytest.mark.parametrize("made", ["before", "now"])
+def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
+    """With kernel passthrough, neither the kernel nor the daemon sees them."""
+    path, below = fuse.point / "file", fuse.source / "file"
+    if made == "before":
+        path.write_bytes(bytes(4096))
+        path.stat()  # the kernel keeps this
+
+    def store_and_compare(memory: mmap.mmap) -> None:
+        before = path.stat()
+        time.sleep(0.02)
+        memory[0] ^= 1
+        memory.flush()
+        after = path.stat()
+        assert before.st_mtime_ns < after.st_mtime_ns and before.st_ctime_ns < after.st_ctime_ns
+        if fuse.status["writeback"] != "on":  # the kernel's own clock
+            assert after.st_mtime_ns == below.stat().st_mtime_ns
+
+    with path.open("r+b" if made == "before" else "w+b", buffering=0) as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096) as memory:
+            store_and_compare(memory)
+            store_and_compare(memory)
+            time.sleep(0.02)
+            memory[0] ^= 1
+    assert path.read_bytes()[:2] == b"\x01\0"
+    if fuse.status["writeback"] != "on":
+        assert path.stat().st_mtime_ns == below.stat().st_mtime_ns
 
 
 def test_change_of_inode_flags_is_a_change_of_the_file(fuse: Mount) -> None:
