@@ -96,9 +96,7 @@ class Pair:
         for root in roots:
             root.mkdir()
             root.chmod(0o777)
-        # The kernel does not see when a mapping changes a file that it passes through.
-        times = "--passthrough" not in self.options
-        native, other = World(str(roots[0]), times=times), World(str(roots[1]), self.remount, times)
+        native, other = World(str(roots[0])), World(str(roots[1]), self.remount)
         try:
             return replay(calls, native, other, self.settle)
         finally:

@@ -56,9 +56,9 @@ def _checked(result: int) -> int:
 class World:
     """Calls by relative names below root. Slots hold open files and mappings."""
 
-    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None, times: bool = True) -> None:
+    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None) -> None:
         self.root = root
-        self.times = times  # are among the attributes
+        self.times = True  # are among the attributes
         self.remounts = remounts
         self.files: dict[int, int] = {}
         self.maps: dict[int, tuple[int, mmap.mmap]] = {}
