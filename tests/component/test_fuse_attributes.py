@@ -389,7 +389,7 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
 
 
 def test_change_of_inode_flags_is_a_change_of_the_file(fuse: Mount) -> None:
-    """The kernel does not ask anew by itself; with write-back it does not believe the answer for regular files."""
+    """The kernel does not ask again by itself, and with write-back not at all for regular files."""
     need("chattr")
     for name in ("dir",) if fuse.status["writeback"] == "on" else ("dir", "file"):
         path = fuse.point / name
