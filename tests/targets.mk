@@ -16,7 +16,7 @@ TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-
 LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan \
 	simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan \
 	test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long \
-	test-xfstests test-fuse-asan test-fuse-tsan test-fuse-3.17 test-fuse-3.18-suites test-fuse-3.18-asan \
+	test-xfstests test-xfstests-lab test-fuse-asan test-fuse-tsan test-fuse-3.17 test-fuse-3.18-suites test-fuse-3.18-asan \
 	test-fuse-3.18-tsan test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
 	test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
@@ -210,7 +210,19 @@ ifdef XFSTESTS
 else
 	@echo "SKIPPED [1] xfstests: XFSTESTS= does not say where it is installed, and Debian has no package of it"
 endif
-.PHONY: test-xfstests
+# A test takes a minute on emulated CPUs, and there are hundreds; XFSTESTS_TESTS="generic/001 ...": these.
+XFSTESTS_FRAMEWORKS ?= nbdkit,buse,tcmu,tcmu-threads,ublk-workers,ublk-uring
+test-xfstests-lab: ## run the same over the disk of each framework, in the lab, compared with native
+ifdef XFSTESTS
+	lab/make-in-root all
+	@mkdir -p $(XFSTESTS_RECORD)-lab
+	lab/run --timeout 0 --disk-size 6G --extra '$(XFSTESTS)' --share $(XFSTESTS_RECORD)-lab -- sh -c 'cp -a /extra /tmp/xfstests && \
+		PYTHONPATH=/userblk/python:/userblk/tests/support exec python3 tests/differential/xfstests.py \
+		--xfstests /tmp/xfstests --record /results --systems $(XFSTESTS_FRAMEWORKS) $(XFSTESTS_TESTS)'
+else
+	@echo "SKIPPED [1] xfstests in the lab: XFSTESTS= does not say where it is installed, and Debian has no package of it"
+endif
+.PHONY: test-xfstests test-xfstests-lab
 
 # Conformance suites, from the Rust registry. Debian 12's cargo is too old for them; its cargo-web, rustup's and
 # Debian 13's (1.85) are not.

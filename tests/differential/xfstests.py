@@ -5,6 +5,8 @@ Runs an installed xfstests on userblk-passthrough, and on a file system over our
 
     tests/differential/xfstests.py --xfstests /usr/lib/xfstests [--systems fuse,fuse-passthrough] [generic/001 ...]
 
+In the lab's guest also on a file system over the disk of each framework, as FRAMEWORKS names them.
+
 Each test runs by a `check` of its own, and natively too if a system fails it. What has been run stays in --record: the
 next call goes on. A test that native passes and a system does not fails this program, unless docs/fuse.md has a line
 for it under "xfstests". Nothing stays on the machine: mounts, and the users that xfstests asks for, are in a mount
@@ -31,6 +33,11 @@ from pathlib import Path
 from fuse_mount import DISK_PROGRAM, MODES, PROGRAM, lacking_for_mode, launch, rings_enabled, start
 from loops import attached, turn
 from nbdkit_server import ROOT, checked, run
+from userblk.harness.model.config import load_system
+
+IN_LAB = "LAB_NVME" in os.environ
+if IN_LAB:
+    import guest
 
 DOCUMENT = ROOT / "docs/fuse.md"
 INSIDE = "USERBLK_XFSTESTS_NAMESPACE"
@@ -40,6 +47,7 @@ USERS = ("fsgqa", "fsgqa2", "123456-fsgqa")  # that xfstests asks for
 FIRST_UID = 61000
 # xfstests takes the name of a device out of what a test prints, wherever it stands there.
 SOURCES = ("userblk-test", "userblk-scratch")
+ALIGNED = 2048  # sectors
 
 Environment = dict[str, str]
 Record = dict[str, dict[str, str]]  # by system and test: passed, failed, not run
@@ -127,9 +135,42 @@ def through_fuse(mode: str) -> System:
     return up
 
 
+@contextmanager
+def halves(disk: str, kind_of_fs: str) -> Iterator[Environment]:
+    """On the two halves of a disk of the lab's."""
+    sectors = int(Path("/sys/block", Path(disk).name, "size").read_text()) // 2 // ALIGNED * ALIGNED
+    with (
+        guest.mapped("xfstests-test", f"0 {sectors} linear {disk} 0") as test,
+        guest.mapped("xfstests-scratch", f"0 {sectors} linear {disk} {sectors}") as scratch,
+    ):
+        yield made(kind_of_fs, test, scratch)
+
+
+@contextmanager
+def on_lab_disk(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
+    with halves(guest.NVME, kind_of_fs) as environment:
+        yield environment
+
+
+def over_framework(name: str) -> System:
+    """The same, which a system of configs/systems/ serves."""
+
+    @contextmanager
+    def up(directory: Path, kind_of_fs: str) -> Iterator[Environment]:
+        with (
+            guest.served(load_system(name), guest.NVME, directory / "served") as running,
+            halves(running.used.path, kind_of_fs) as environment,
+        ):
+            yield environment
+
+    return up
+
+
 NATIVE = "native"
+FRAMEWORKS = ("nbdkit", "buse", "tcmu", "tcmu-threads", "ublk-workers", "ublk-uring")
 SYSTEMS: dict[str, System] = {
-    NATIVE: on_disks,
+    NATIVE: on_lab_disk if IN_LAB else on_disks,
+    **({name: over_framework(name) for name in FRAMEWORKS} if IN_LAB else {}),
     "fuse-disk": on_fuse_disks,
     "fuse": through_fuse("default"),
     **{f"fuse-{mode}": through_fuse(mode) for mode in MODES if mode != "default"},

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import SystemConfig
-from userblk.harness.systems import Running
+from userblk.harness.systems import Running, bring_up, load_modules, modules
 from waiting import wait_until
 
 RELEASE = os.environ["LAB_RELEASE"]
@@ -83,6 +86,18 @@ def mapped(name: str, table: str) -> Iterator[str]:
         yield f"/dev/{next(found).parents[1].name}"
     finally:
         run(["dmsetup", "remove", "--retry", name])
+
+
+@contextmanager
+def served(system: SystemConfig, device: str, place: Path, *, outlives: bool = False) -> Iterator[Running]:
+    """A system of the harness over a device until the block's end. place: for what its commands print."""
+    recorder, teardown = Recorder(place), Teardown()
+    try:
+        load_modules(modules(system), teardown)
+        with bring_up(system, identify(device), AREA, BUILD, recorder, teardown, outlives=outlives) as running:
+            yield running
+    finally:
+        teardown.unwind()
 
 
 def requests(disk: str) -> int:

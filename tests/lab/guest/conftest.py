@@ -10,14 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import AREA, BUILD, RELEASE, Up, address, leftovers, run
+from guest import RELEASE, Up, address, leftovers, run, served
 from guest_ublk import Add, disks, ublk
 from servers import ACCESS_KEY, BUCKET, REGION, SECRET_KEY
-from userblk.harness.machine.blockdev import identify
-from userblk.harness.machine.subprocesses import Recorder
-from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import SystemConfig
-from userblk.harness.systems import Running, bring_up, load_modules, modules
+from userblk.harness.systems import Running, modules
 from userblk.harness.systems.base import module_there
 
 _volumes = itertools.count()
@@ -38,14 +35,8 @@ def up(tmp_path: Path) -> Up:
         if lacking := [name for name in modules(system) if not module_there(name)]:
             pytest.skip(f"kernel: it has no {', '.join(lacking)}")
         count += 1
-        recorder, teardown = Recorder(tmp_path / str(count)), Teardown()
-        try:
-            load_modules(modules(system), teardown)
-            disk = identify(device)
-            with bring_up(system, disk, AREA, BUILD, recorder, teardown, outlives=outlives) as running:
-                yield running
-        finally:
-            teardown.unwind()
+        with served(system, device, tmp_path / str(count), outlives=outlives) as running:
+            yield running
 
     return enter
 
