@@ -22,6 +22,9 @@
 #define REQUEST_S 2
 #define REPLY_S	  10
 
+/* What a command is told that comes then, or that this ends. */
+#define ENDING "the server is ending"
+
 /* ---- the socket ---------------------------------------------------------------------- */
 
 struct s3_control {
@@ -110,7 +113,12 @@ static void answer(struct s3_control *c, int fd, const char *request)
 	pthread_mutex_unlock(&c->lock);
 	r = s3_control_perform(c->v, request, &c->stop, send_line, &fd);
 	pthread_mutex_lock(&c->lock);
-	snprintf(why, sizeof why, "%s", c->error[0] ? c->error : strerror(-r));
+	if (r == -ECANCELED && atomic_load(&c->stop)) {
+		r = -ESHUTDOWN;
+		snprintf(why, sizeof why, "%s", ENDING);
+	} else {
+		snprintf(why, sizeof why, "%s", c->error[0] ? c->error : strerror(-r));
+	}
 	pthread_mutex_unlock(&c->lock);
 	send_end(fd, r, why);
 	close(fd);
@@ -135,7 +143,7 @@ static int start_job(struct s3_control *c, int fd, const char *request, const ch
 	pthread_mutex_lock(&c->lock);
 	if (c->ending) {
 		r = -ESHUTDOWN;
-		*why = "the server is ending";
+		*why = ENDING;
 	} else if (c->job_runs) {
 		r = -EBUSY;
 		*why = "the server is busy with another command; wait for it";
