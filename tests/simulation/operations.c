@@ -377,8 +377,7 @@ int run_delete_snapshot(struct life *l, const char *name)
 		still |= !x->gone && strcmp(x->name, name) == 0 && x->clones > 0;
 	if (r == 0 && clones && still)
 		sim_fail("clone", "%s of %s was deleted, and had clones", name, v->name);
-	/* Not if a deletion before it was never answered: who opened the volume may have ended it.
-	 */
+	/* The next open may have ended a deletion before, which was never answered. */
 	if (r == -ENOENT && s && s->answer != MODEL_NEVER && s->delete_call == call && !may_fail(l))
 		sim_fail("snapshot", "%s of %s is gone", name, v->name);
 	if (r == 0 || (r == -ENOENT && !may_fail(l))) {

@@ -22,7 +22,7 @@
 #define REQUEST_S 2
 #define REPLY_S	  10
 
-/* What a command is told that comes then, or that this ends. */
+/* The answer to a command that comes at the end, or that the end stops. */
 #define ENDING "the server is ending"
 
 /* ---- the socket ---------------------------------------------------------------------- */
