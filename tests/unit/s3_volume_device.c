@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
+#include <unistd.h>
 
 #include "backends/s3/core/failure.h"
 #include "backends/s3/keeper/keeper.h"
@@ -25,4 +26,13 @@ void crash(struct device *d)
 {
 	s3_volume_fail(volume_of(d), -EIO, "test");
 	device_close(d);
+}
+
+void device_flush_at_last(struct device *d)
+{
+	for (unsigned i = 0; backend_flush(d->backend); i++) {
+		if (i == 600)
+			fail_msg("no flush succeeds");
+		usleep(100000);
+	}
 }

@@ -12,4 +12,7 @@ int try_checkpoint(struct device *d);
 /* Ends a server as a crash does: nothing more is stored. */
 void crash(struct device *d);
 
+/* Flushes until that succeeds; fails the test after a minute. */
+void device_flush_at_last(struct device *d);
+
 #endif

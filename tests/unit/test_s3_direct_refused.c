@@ -4,25 +4,9 @@
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
-#include <time.h>
 
 #include "backends/s3/lifecycle/lifecycle.h"
 #include "tests/unit/s3_direct_volume.h"
-
-static void pause_ms(unsigned ms)
-{
-	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
-}
-
-/* Until a flush succeeds. */
-static void flush_at_last(struct device *d)
-{
-	for (unsigned i = 0; backend_flush(d->backend); i++) {
-		if (i == PATIENCE * 10)
-			fail_msg("no flush succeeds");
-		pause_ms(100);
-	}
-}
 
 /* What was acknowledged waits in memory, and is stored when there is space. */
 static void test_nothing_is_lost_in_a_full_store(void **state)
@@ -46,7 +30,7 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	expect(&d, 8192, MIB - 8192);
 	assert_int_equal(d.reported.errors, errors + 1);
 	fake_store_limit(0);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	assert_int_equal(d.reported.errors, errors + 2);
 	assert_int_equal(device_counter(&d, "store_full"), 0);
 	/* More than memory holds, on a full store: some are refused, the others are there. */
@@ -57,7 +41,7 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 			memset(model + i * MIB, 0, MIB);
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	fake_store_limit(0);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	device_close(&d);
 	reopen(&d);
 	expect(&d, 0, 12 * MIB);
@@ -78,7 +62,7 @@ static void test_a_trim_frees_a_full_store(void **state)
 	assert_int_equal(backend_flush(d.backend), -ENOSPC);
 	assert_int_equal(backend_trim(d.backend, MIB, MIB, 0), 0);
 	memset(model + MIB, 0, MIB);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	assert_int_equal(fake_store_object(CHUNK("04"), there, MIB), MIB);
 	/* A store does not stay full because nothing is put: what waits is cut. */
 	assert_int_equal(device_write(&d, model + 5 * MIB, MIB, 5 * MIB, 0), 0);
@@ -107,7 +91,7 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_fail(S3_PUT, "chunk/", -EACCES, 2);
 	assert_int_equal(device_write(&d, pattern(model, 2 * MIB, 14), 2 * MIB, 0, 0), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	assert_int_equal(device_write(&d, model, 4096, 3 * MIB, BACKEND_FUA), 0);
 	memcpy(model + 3 * MIB, model, 4096);
 	device_close(&d);
@@ -133,7 +117,7 @@ static void test_a_rest_that_is_refused(void **state)
 	assert_int_equal(backend_flush(d.backend), -EIO);
 	assert_int_equal(device_write(&d, model, 4096, MIB, 0), 0);
 	memcpy(model + MIB, model, 4096);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	device_close(&d);
 	reopen(&d);
 	expect(&d, 0, MIB + 4096);

@@ -19,16 +19,6 @@ static void wait_full(struct device *d, bool full)
 	WAIT_UNTIL(device_counter(d, "store_full") == full, "store_full stays %d", !full);
 }
 
-/* A flush that succeeds before the patience ends. */
-static void flush_at_last(struct device *d)
-{
-	for (unsigned i = 0; backend_flush(d->backend); i++) {
-		if (i == PATIENCE * 10)
-			fail_msg("no flush succeeds");
-		pause_ms(100);
-	}
-}
-
 /* ---- a full store ---------------------------------------------------------------------------- */
 
 /* What was acknowledged waits in memory, and is stored when there is space. */
@@ -52,7 +42,7 @@ static void test_nothing_is_lost_in_a_full_store(void **state)
 	check_mib(&d, 1, 2);
 	assert_int_equal(d.reported.errors, errors + 1);
 	fake_store_limit(0);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	wait_full(&d, false);
 	put_mib(&d, 2, 3);
 	crash(&d);
@@ -242,7 +232,7 @@ static void test_a_refusal_is_not_the_end(void **state)
 	fake_store_fail(S3_PUT, "/log/", -EACCES, 2);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	put_mib(&d, 1, 2);
 	crash(&d);
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
@@ -271,7 +261,7 @@ static void test_a_refusal_is_told_once(void **state)
 	WAIT_UNTIL(fake_store_put_bytes("/log/03/") > 0, "the next one does not arrive");
 	pause_ms(100);
 	fake_store_release(S3_PUT, NULL);
-	flush_at_last(&d);
+	device_flush_at_last(&d);
 	assert_int_equal(d.reported.errors, errors + 1);
 	device_close(&d);
 	fake_store_reset();
