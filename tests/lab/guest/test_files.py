@@ -121,6 +121,7 @@ def test_other_file_systems_of_the_kernel(system: str, mounted: dict[str, Any], 
     assert leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suite", "workloads"), [("kv", ["rocksdb-a", "leveldb-a", "sqlite-a"]), ("postgresql", ["oltp"])]
 )
