@@ -85,7 +85,8 @@ FLAGS_OF_RUN := CONTROL COSTS INSTRUCTIONS DRY_RUN
 VALUES_OF_RUN := SATA NVME CONFIRM PROFILE REPS MAX_REPS WARM_UP SUITE SYSTEMS WORKLOADS DEVICES WHERE SEED RESULTS STORE
 option = --$(shell tr A-Z_ a-z- <<<$1)
 APPS := apps kv postgresql source-tree
-BENCH_NEEDS = bench $(if $(DRY_RUN),,build report $(if $(SATA)$(NVME),,lab) $(if $(filter s3%,$(SUITE)),s3) \
+STORES := s3 bs3-fs
+BENCH_NEEDS = bench $(if $(DRY_RUN),,build report $(if $(SATA)$(NVME),,lab) $(if $(filter $(STORES),$(SUITE)),s3) \
 	$(if $(filter $(APPS),$(SUITE)),apps))
 bench: $(addprefix deps-,$(BENCH_NEEDS)) ## measure the paper's Table 1 (SUITE=bdus: and 2), on named devices or in the lab (see userblk run --help)
 	$(if $(DRY_RUN),,@$(MAKE) all)

@@ -92,3 +92,14 @@ def test_make_bench_forwards_to_the_command() -> None:
     words = shlex.split(done.stdout.partition("bin/userblk run")[2].replace("\\\n", " "))
     want = ["--dry-run", "--no-colour", "--name", "x"]
     assert words == ["--confirm", "one two", "--max-reps", "3", "--systems", "native", *want]
+
+
+STORE_SUITES = [f.stem for f in CHECKOUT.glob("configs/suites/*.toml") if 'engine = "store' in f.read_text()]
+
+
+@pytest.mark.parametrize("suite", STORE_SUITES)
+def test_make_bench_installs_what_a_store_is_built_with(suite: str) -> None:
+    """The suites that start an S3 server build it first, which needs Go."""
+    argv = ["make", "-n", "-W", "configs/packages.csv", "bench", f"SUITE={suite}"]
+    done = subprocess.run(argv, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+    assert "packaging/install-packages s3\n" in done.stdout
