@@ -122,8 +122,8 @@ def run_main(arguments: Sequence[str]) -> int:
         "--clock",
         choices=CLOCKS,
         default=os.environ.get("LAB_CLOCK") or CLOCKS[0],
-        help="virtual: one emulated CPU whose clock advances by 1 ns an instruction and over idle time, and modelled"
-        " SSDs: what happens is the same whatever else this machine does (default: $LAB_CLOCK, or real)",
+        help="virtual: one emulated CPU whose clock advances by a fixed time for each instruction and skips idle time,"
+        " and modelled SSDs: results do not depend on other load of this machine (default: $LAB_CLOCK, or real)",
     )
     parser.add_argument(
         "--seed",
