@@ -6,7 +6,7 @@
 
 Measures a few cells of each in the lab's virtual time and compares them. A revision is built and measured in a work
 tree of its own, with its own harness and models. Exit code 3: a cell is missing, or significantly worse by more than
---fail-over; 0: none is; 2: wrong usage.
+--fail-over; 0: none is; 1: a campaign did not complete, and nothing was compared; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def main() -> int:
     base.add_argument(
         "--extra", nargs="+", metavar="DIR", help="two or more directories, each as LAB_EXTRA takes, oldest first"
     )
-    parser.add_argument("--systems", default=SYSTEMS, help="default: %(default)s")
-    parser.add_argument("--workloads", default=WORKLOADS, help="default: %(default)s")
-    parser.add_argument("--reps", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="default: %(default)g")
+    parser.add_argument("--systems", default=SYSTEMS, metavar="LIST", help="default: %(default)s")
+    parser.add_argument("--workloads", default=WORKLOADS, metavar="LIST", help="of suite bdus-block (default: %(default)s)")
+    parser.add_argument("--reps", type=int, default=3, metavar="N", help="runs of each cell (default: %(default)s)")
+    parser.add_argument("--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="see above (default: %(default)g)")
     args = parser.parse_args()
     if args.extra and len(args.extra) < 2:
         parser.error(f"--extra {args.extra[0]}: is one version; name two or more")
