@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does the lab's table repeat? Judges campaigns in virtual time by the bars of docs/lab.md.
+"""Does the lab's table repeat? Judges campaigns in virtual time by the criteria of docs/lab.md.
 
 Runs Table 1's campaign twice with one seed, once as the machine is and once beside another program, or judges
 campaigns that were run before. For each campaign it prints how wide the intervals are and, with --control, what the
-control shows; of two, by how much they differ. Exit code 1: a bar is missed. Run it with:
+control shows; of two, by how much they differ. Exit code 1: a criterion is not met. Run it with:
     PYTHONPATH=python python3 tests/bench/bench_lab.py [CAMPAIGN [CAMPAIGN]]
 With --markdown EXPORTED it prints what docs/lab.md says of a campaign with a control that was exported.
 """
