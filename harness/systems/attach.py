@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Disks that come and go.
 
-    python3 -m userblk.harness.systems.attach --kind ublk --disks 8 --samples 100 --output attach.json
+    python3 -m userblk.harness.systems.attach --kind ublk --build build/host --disks 8 --samples 9 --output attach.json
 
-In each cycle all disks are asked for at the same moment, each of a server of its own with the null device (TCMU: one
-daemon, started with them; loop: a file in memory), and when all have been read from they are taken away at the same
-moment. Samples, in seconds: from the first moment until a disk is there (`there`), until 4 KiB have been read from it
-past the page cache (`read`); from the second until it is gone, and its server with it (`gone`). Standard library only.
+Each cycle adds all disks at the same moment, each with its own server of the null device (TCMU: one daemon, which
+starts with them; loop: a file in memory). When all have been read, it removes them at the same moment. Samples, in
+seconds: from the first moment until a disk is there (`there`), and until 4 KiB have been read from it past the page
+cache (`read`); from the second moment until the disk and its server are gone (`gone`). Standard library only.
 """
 
 from __future__ import annotations

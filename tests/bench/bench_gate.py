@@ -79,9 +79,13 @@ def main() -> int:
         "--extra", nargs="+", metavar="DIR", help="two or more directories, each as LAB_EXTRA takes, oldest first"
     )
     parser.add_argument("--systems", default=SYSTEMS, metavar="LIST", help="default: %(default)s")
-    parser.add_argument("--workloads", default=WORKLOADS, metavar="LIST", help="of suite bdus-block (default: %(default)s)")
+    parser.add_argument(
+        "--workloads", default=WORKLOADS, metavar="LIST", help="of suite bdus-block (default: %(default)s)"
+    )
     parser.add_argument("--reps", type=int, default=3, metavar="N", help="runs of each cell (default: %(default)s)")
-    parser.add_argument("--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="see above (default: %(default)g)")
+    parser.add_argument(
+        "--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="see above (default: %(default)g)"
+    )
     args = parser.parse_args()
     if args.extra and len(args.extra) < 2:
         parser.error(f"--extra {args.extra[0]}: is one version; name two or more")
