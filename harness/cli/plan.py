@@ -528,7 +528,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="FILE",
-        help="suite s3: file with your store's endpoint=, region=, bucket=, credentials= (default: a local store)",
+        help="suites s3 and bs3-fs: file with your store's endpoint=, region=, bucket=, credentials= (default: a local"
+        " store)",
     )
     parser.add_argument(
         "--pin",

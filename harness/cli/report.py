@@ -127,7 +127,8 @@ def add_commands(add: Add) -> None:
         "--fail-over",
         type=float,
         metavar="PERCENT",
-        help="exit with 3 if the second campaign lacks a cell, or is significantly worse in one by more than PERCENT",
+        help="exit with 3 if the second campaign lacks a cell, has fewer than two valid runs of one, or is"
+        " significantly worse in one by more than PERCENT",
     )
     add_json(sub)
     add_results(sub)
