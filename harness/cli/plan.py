@@ -36,6 +36,7 @@ from ..running.campaign import (
     Place,
     check_own_code,
     choose_place,
+    guest_mib,
     host_devices,
     lab_devices,
     missing_modules,
@@ -277,6 +278,15 @@ def beside(plan: Plan) -> int:
     return min(at_once(plan), sum(1 for _ in plan.blocks())) if plan.model else 1
 
 
+def pace(plan: Plan) -> str:
+    """How many guests share this machine, which the estimate depends on."""
+    if not plan.model:
+        return ""
+    guests = beside(plan)
+    each = show_bytes(guest_mib(plan) << 20)
+    return f" with {guests} guest{'s' * (guests > 1)} at a time ({each} of memory each)"
+
+
 def place_line(place: Place, model: str) -> str:
     where = f"on {place.remote or 'this host'}"
     if place.lab:
@@ -394,7 +404,7 @@ def plan_lines(plan: Plan, place: Place) -> list[str]:
         f"systems    {', '.join(plan.systems)}",
         f"runs       {expected.runs} ({_how_often(plan)}), seed {plan.seed}",
         f"duration   about {progress.duration(expected.seconds / beside(plan))} (h:mm:ss)"
-        + (", and the lab's start" if place.lab else ""),
+        + (f"{pace(plan)}, and the lab's start" if place.lab else ""),
     ]
     for device in plan.devices.values():
         lines += subject.device_lines(plan, place, device, expected.bytes_written[device.id])
