@@ -120,11 +120,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the paper leaves open, what is done here, and why."""
+    """What the paper leaves open, what is done here, and why. workloads: patterns of ids, of which it is true."""
 
     what: str
     value: str
     reason: str
+    workloads: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -361,8 +362,9 @@ def load_parameters(paper: str = "") -> tuple[tuple[Parameter, ...], tuple[Choic
         parameters.append(Parameter(variable, workloads, reason, values))
     for number, item in enumerate(table.array("choice"), 1):
         one = Table(table.file, item if isinstance(item, dict) else {}, f"choice {number}: ")
-        choices.append(Choice(one.text("what"), one.text("value"), one.text("reason")))
-        one.end(("what", "value", "reason"))
+        patterns = tuple(one.texts("workloads", optional=True)) or ("*",)
+        choices.append(Choice(one.text("what"), one.text("value"), one.text("reason"), patterns))
+        one.end(("what", "value", "reason", "workloads"))
     table.end(("parameter", "choice"))
     return tuple(parameters), tuple(choices)
 

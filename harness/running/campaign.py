@@ -246,17 +246,22 @@ def choices(plan: Plan) -> list[str]:
 
 def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
     """The workloads with these ids, by what is chosen for a paper."""
+
+    def concerned(patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for name in ids for pattern in patterns)
+
     parameters, others = load_parameters(paper)
     lines = []
     for parameter in parameters:
-        if not any(fnmatchcase(name, pattern) for name in ids for pattern in parameter.workloads):
+        if not concerned(parameter.workloads):
             continue
         values = {device: parameter.value(plan.profile.name, device, plan.profile.virtual) for device in plan.devices}
         each = ", ".join(f"{value} on {device}" for device, value in values.items())
         shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
         full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"
         lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
-    return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in others]
+    of_all = (choice for choice in others if concerned(choice.workloads))
+    return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in of_all]
 
 
 def _dirty_limits(dirty: int, background: int) -> str:

@@ -16,7 +16,7 @@ from made_up import small_campaign, small_plan, summary
 from userblk.harness.cli import main
 from userblk.harness.cli.progress import Lines, Pace, duration
 from userblk.harness.machine.safety import Refused
-from userblk.harness.model.config import load_profile, load_suite
+from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import read_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import host_load
@@ -207,6 +207,10 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
     lines = choices(small_plan(suite=load_suite("bdus-fs")))  # seq-read-1th-4k
     assert lines[0].startswith("size of seq-read-*, rand-* is 536870912, scaled from the paper profile's (as the area")
     assert not any("nfiles" in line for line in lines) and any(line.startswith("discard: ") for line in lines)
+    for suite, workload, has in (("rfuse-macro", "webserver", False), ("rfuse-fio", "rand-write-1th-4k", True)):
+        of_paper = choices(small_plan(suite=load_suite(suite), systems=[load_system("native")], workloads=[workload]))
+        assert any(line.startswith("syncing of random writes: ") for line in of_paper) is has
+        assert any(line.startswith("the end of a run: ") for line in of_paper)
     full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
     assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
 
