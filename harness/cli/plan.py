@@ -297,23 +297,22 @@ def place_line(place: Place, model: str) -> str:
 
 
 def times_of_blocks(plan: Plan) -> list[str]:
-    """How long runs on block devices are; which of them, if not all are as long."""
+    """How long runs on block devices are, if there are any; which of them, if not all are as long."""
     kinds: dict[tuple[float, float, bool], list[str]] = {}
     texts: list[str] = []
     for workload in plan.suite.workloads:
         engine = device_engine(workload.engine)
+        if workload.on_files:
+            continue
         if text := engine.run_text(workload, plan.profile):
             texts.append(text)
             continue
-        for device in () if workload.on_files else plan.devices:
+        for device in plan.devices:
             times = engine.timed(plan.profile.of(workload, device), workload)
             runs = kinds.setdefault((times.ramp_s, times.runtime_s, times.fixed_warm_up), [])
             kind = f"writes to {DEVICES.get(device, device)}" if workload.writes else "reads"
             if kind not in runs:
                 runs.append(kind)
-    if not kinds and not texts:
-        times = plan.profile
-        kinds[times.ramp_s, times.runtime_s, times.fixed_warm_up] = []
     lines = []
     for (ramp_s, runtime_s, fixed), runs in kinds.items():
         warm_up = "no warm-up beyond that" if fixed else "less the warm-up found in the data"
@@ -325,7 +324,11 @@ def times_of_blocks(plan: Plan) -> list[str]:
 def times_of_files(plan: Plan) -> list[str]:
     """How long runs on file systems are, and which of them."""
     kinds: dict[tuple[float, float], list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for workload in plan.suite.workloads:
+        if workload.on_files and (text := device_engine(workload.engine).run_text(workload, plan.profile)):
+            texts.setdefault(text, []).append(workload.id)
+            continue
         for device in plan.devices if workload.on_files else ():
             usual, files = plan.profile.files, plan.profile.of(workload, device).files
             run = "servers" if workload.macro else "others"
@@ -334,7 +337,7 @@ def times_of_files(plan: Plan) -> list[str]:
             runs = kinds.setdefault((files.ramp_s, files.seconds(workload)), [])
             if run not in runs:
                 runs.append(run)
-    return [
+    return [f"{text} ({', '.join(runs)})" for text, runs in texts.items()] + [
         f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run ({', '.join(runs)})"
         for (ramp_s, runtime_s), runs in sorted(kinds.items(), key=lambda item: "others" in item[1])
     ]
@@ -357,16 +360,13 @@ class OnDevices:
     def run_text(self, plan: Plan) -> str:
         """How long a run is: a line for each kind of run that has times of its own, and one for file systems."""
         profile, files = plan.profile, plan.profile.files
+        lines = times_of_blocks(plan)
         if rounds := profile.rounds:
             most = rounds["most"]
-            text = f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"
-        else:
-            text = "\n           ".join(times_of_blocks(plan))
-        if not plan.with_files:
-            return text
-        return "\n           ".join(
-            [text, f"on file systems, in {show_bytes(files.memory_bytes)} of memory:", *times_of_files(plan)]
-        )
+            lines = [f"rounds of {profile.runtime_s:g} s until {rounds['window']} are steady, {most} at most, a run"]
+        if plan.with_files:
+            lines += [f"on file systems, in {show_bytes(files.memory_bytes)} of memory:", *times_of_files(plan)]
+        return "\n           ".join(lines)
 
     def device_lines(self, plan: Plan, place: Place, device: Device, most_written: int) -> list[str]:
         """The lines about a device in the plan for people."""

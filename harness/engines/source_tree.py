@@ -162,6 +162,9 @@ class SourceTree(Flow):
         copies = workload.fixed["copies"]
         return with_fixed_values(workload, profile, devices, workload.id, copies, copies * COPY_BYTES)
 
+    def run_text(self, workload: Workload, profile: Profile) -> str:
+        return "until its work is done"
+
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         return workload.fixed["copies"] * COPY_BYTES
 

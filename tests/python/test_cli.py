@@ -441,6 +441,10 @@ def test_the_plan_says_how_long_each_kind_of_run_is(tmp_path: Path) -> None:
         (["attach"], [f"{name}-disks: {all_of_them} disks come and go per run" for name, all_of_them in
                       ((1, 16), (8, 16), (64, 64))]),
         (["response"], ["1 s discarded + 5 s measured per run, less the warm-up found in the data"]),
+        (["fuse45", "--clock", "real"], ["on file systems, in 4.3 GB of memory:",
+                                         "0 s discarded + 3 s measured per run (others, servers)"]),
+        (["source-tree", "--clock", "real"], ["on file systems, in 4.3 GB of memory:",
+                                              "until its work is done (unpack, build)"]),
     ],
 )  # fmt: skip
 def test_the_plan_has_the_times_of_its_suite(arguments: list[str], says: list[str], tmp_path: Path) -> None:
