@@ -16,7 +16,8 @@ from ..model.tables import ConfigError, Table
 from ..observing.histogram import tails
 from . import Result, WorkloadError
 from .base import OF_APPLICATIONS, Run, sizes_of
-from .flow import Flow, run_options
+from .fio import logged_s
+from .flow import Flow, history_in, run_options
 
 STORES = {"rocksdb": "librocksdb-dev", "leveldb": "libleveldb-dev", "sqlite": "libsqlite3-dev"}  # and their packages
 FILLS = ("fillseq", "fillrandom")  # which make their records themselves
@@ -63,7 +64,7 @@ class Kv(Flow):
     name = "kv"
     parameters = False
     operation = OF_APPLICATIONS
-    history = None
+    history = history_in("kv.json", lambda profile: logged_s(profile["files"]))
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from engine_program import results_of, run_program
 from loops import LIMIT, small_tmpfs
+from userblk.harness.model.parts import ENGINES
 
 ROOT = Path(__file__).resolve().parents[2]
 KV = ROOT / "build/host/kv/userblk-kv"
@@ -158,6 +159,17 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], me
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"userblk-kv: {message.format(tmp_path)}") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_show_a_run_over_time(tmp_path: Path, store: str) -> None:
+    """They said that nothing was recorded."""
+    report = result(tmp_path, f"--store={store}", "--workload=b", *SMALL, "--seconds=0.5", "--interval=0.1", tmp_path)
+    (tmp_path / "kv.json").write_text(json.dumps(report))
+    history = ENGINES["kv"].history
+    assert history is not None and history.files == ("kv.json",)
+    assert history.seconds({"files": {"ramp_s": 1, "runtime_s": 2}}) == 3
+    intervals, bins = history.read(tmp_path, 0.5, 0.1)
+    assert sum(one.operations for one in intervals) == sum(bins.values()) == report["summary"]["ops"] > 0
 
 
 def test_what_is_there_is_not_touched(tmp_path: Path, store: str) -> None:
