@@ -413,7 +413,9 @@ class RunnerProcess:
             yield {"event": "note", "time": time.time(), "text": line}
 
     def wait(self) -> int:
-        return self._process.wait()
+        """Its exit code; as shells have it, if a signal ended it."""
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
 
     def stop(self) -> None:
         """Have it tear everything down, and wait for that; kill it only if that takes too long."""

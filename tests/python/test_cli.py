@@ -21,6 +21,7 @@ from userblk.harness.model.plan import read_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import host_load
 from userblk.harness.running.campaign import (
+    RunnerProcess,
     block_choices,
     choices,
     choose_place,
@@ -297,6 +298,12 @@ def test_each_round_but_the_last_ends_with_the_table_so_far(tables: bool, capsys
         display.event({"event": "entry-done", "index": entry.index, "summary": summary(**ids)})
         shown.append("so far" in capsys.readouterr().out)
     assert [number for number, now in enumerate(shown, 1) if now] == [len(plan.entries) // 2] * tables
+
+
+def test_the_exit_code_of_a_killed_runner() -> None:
+    """As of a shell: a negative one became 247 at the exit of userblk, which nothing explains."""
+    assert RunnerProcess([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).wait() == 137
+    assert RunnerProcess([sys.executable, "-c", "raise SystemExit(3)"]).wait() == 3
 
 
 def spin() -> subprocess.Popen[bytes]:
