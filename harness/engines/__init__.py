@@ -32,8 +32,9 @@ class Result:
     """What was measured after the ramp and the warm-up. problems: reasons for which the run may not be used.
 
     measured_from: end of the ramp on CLOCK_MONOTONIC, 0 if it is not known; what was measured begins warm_up.cut_s
-    later. ramp_s: discarded instead of the profile's, as the work was done early. operations: completed in duration_s.
-    metrics and settings: what only this kind of workload has.
+    later. since_1970: it is on CLOCK_REALTIME, as of a program that tells no other. ramp_s: discarded instead of the
+    profile's, as the work was done early. operations: completed in duration_s. metrics and settings: what only this
+    kind of workload has.
     """
 
     throughput_kops: float
@@ -47,5 +48,13 @@ class Result:
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     ramp_s: float | None = None
+    since_1970: bool = False
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
+
+    def begin(self, ahead: float) -> float:
+        """
+        measured_from on CLOCK_MONOTONIC. ahead: how far time.time() was before it when the program was started; it may
+        have been set since.
+        """
+        return self.measured_from - ahead if self.since_1970 and self.measured_from else self.measured_from

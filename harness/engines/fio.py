@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 import os
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -277,7 +276,8 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         duration_s=span if seconds else 0.0,
         operations=left,
         warm_up=warm_up,
-        measured_from=job_start - time.time() + time.monotonic() if job_start else 0.0,
+        measured_from=job_start,
+        since_1970=True,
         version=str(report.get("fio version", "")),
         problems=tuple(problems),
         warnings=tuple(warnings),

@@ -173,12 +173,13 @@ def used_by(running: Running, area: int) -> dict[str, object]:
 class Watched:
     """
     A workload that has ended, and what looked at it. sampled: what perf counted; queues: of the devices, afterwards.
-    Times are of time.monotonic().
+    Times are of time.monotonic(), which time.time() was so far ahead of at the origin.
     """
 
     process: Process
     started: str
     origin: float
+    ahead: float
     first_io: float
     sampled: str
     sampler: Sampler
@@ -255,6 +256,7 @@ class Measurement:
                 stack.enter_context(hardware)
             others = OtherPrograms({os.getpid(), *([server] if server else [])})
             origin = time.monotonic()
+            ahead = time.time() - origin
             with on_cpus(run.plan.pin_client):
                 process = recorder.spawn(argv)
             try:
@@ -264,7 +266,7 @@ class Measurement:
             self.problems += problems
             self._write_back(held)
         after = {device.name: queue_attributes(device) for device in self.devices if device.queue.exists()}
-        return Watched(process, started, origin, first_io, sampled, sampler, hardware, others, after)
+        return Watched(process, started, origin, ahead, first_io, sampled, sampler, hardware, others, after)
 
     def _write_back(self, held: Sequence[int]) -> None:
         """held: the job's synced files, opened before it wrote: the kernel reports an error once for each open file."""
@@ -313,7 +315,7 @@ class Measurement:
             return Found(None, watched.origin)
         self.problems += result.problems
         self.warnings += result.warnings
-        begin = (result.measured_from or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
+        begin = (result.begin(watched.ahead) or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
         end = begin + result.duration_s
         use = watched.sampler.use(begin, end)
         if use is None:

@@ -186,6 +186,7 @@ class StoreRunner(Runner):
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
+                ahead = time.time() - origin
                 with on_cpus(self.plan.pin_client):
                     process = recorder.spawn(job.argv)
                 try:
@@ -226,7 +227,7 @@ class StoreRunner(Runner):
             begin = max(origin, ended + later - duration)
             if isinstance(result, Result):
                 warnings += result.warnings
-                begin = result.measured_from or origin
+                begin = result.begin(ahead) or origin
                 more = dict(result.settings)
             use = sampler.use(begin, begin + duration)
             warnings += steal_warnings(use)

@@ -122,8 +122,19 @@ def test_writers_in_virtual_time_are_measured_in_one_window(tmp_path: Path) -> N
     assert result.throughput_mbps == pytest.approx(1100 * 4096 / 0.6e6)
     waiting = total * 1e-3 / 0.85  # operations under way at a time
     assert result.latency_us == pytest.approx(waiting * 0.6e6 / 1100)
-    start = result.measured_from - (time.monotonic() - time.time())
-    assert start == pytest.approx(1000.15, abs=0.01)
+    assert result.begin(900) == pytest.approx(100.15)
+
+
+def test_a_clock_that_is_set_during_a_run_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the samplers saw was then taken from another time than fio's."""
+    began, ahead = time.monotonic(), time.time() - time.monotonic()
+    value = report()
+    value["jobs"][0] |= {"job_start": round((began + ahead) * 1e3)}
+    (tmp_path / "fio.json").write_text(json.dumps(value))
+    write_log(tmp_path, [(100 * i, 1000) for i in range(1, 21)])
+    set_forward = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: set_forward)
+    assert fio.parse(tmp_path / "fio.json", READ, QUICK).begin(ahead) == pytest.approx(began, abs=0.01)
 
 
 def test_the_series_adds_threads_up(tmp_path: Path) -> None:

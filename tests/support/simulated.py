@@ -323,7 +323,7 @@ class World:
             (runner.environment, {"device_facts": lambda disk: nothing, "condition": lambda disks: nothing}),
             (runner.environment, {"changes": lambda *words: [], "failing": lambda found: ""}),
             (runner.environment, {"throttling": lambda found: ""}),
-            (fio, {"time": self.clock, "make_area": lambda run: {}, "drop_caches": lambda *words: {}}),
+            (fio, {"make_area": lambda run: {}, "drop_caches": lambda *words: {}}),
             (fio, {"limit_memory": lambda limit, *rest: Memory(None, limit)}),
             (
                 flow,
