@@ -28,7 +28,7 @@ from ..machine.filesystem import (
 from ..machine.paths import CONFIGS
 from ..machine.prepare import discard_area, drop_caches
 from ..machine.safety import recheck
-from ..machine.subprocesses import CommandError, Process, Recorder, last_line
+from ..machine.subprocesses import CommandError, Process, Recorder
 from ..machine.tuning import on_cpus
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
@@ -206,7 +206,7 @@ def wait_for(process: Process, memory: Memory, running: Running, limit: float) -
     finally:
         process.end()
     if process.poll():
-        raise CommandError(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
+        raise CommandError(process.fate())
 
 
 SHAPE_KEYS = ("file", "id", "rw", "threads", "processes", "files", "block_sizes", "stands_for", "macro")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..machine.filesystem import Memory
-from ..machine.subprocesses import CommandError, Process, Recorder
+from ..machine.subprocesses import CommandError, Process, Recorder, end_in_words
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, KINDS, Kind
 from ..model.tables import Table
@@ -234,7 +234,8 @@ class Postgresql(Flow):
         words = (f"--time={seconds}", "--report-interval=1", "--histogram", f"--rand-seed={run.entry.seed}", "run")
 
         def problems() -> list[str]:
-            return [] if process.poll() is None else [f"the PostgreSQL server ended with {process.poll()}"]
+            code = process.poll()
+            return [] if code is None else [f"the PostgreSQL server: {end_in_words(code)}"]
 
         return server.sysbench(run.workload, *words), problems
 

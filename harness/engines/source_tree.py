@@ -22,7 +22,7 @@ from userblk import __version__
 from ..machine import paths
 from ..machine.durable import write_json
 from ..machine.filesystem import Memory
-from ..machine.subprocesses import Recorder
+from ..machine.subprocesses import Recorder, end_in_words
 from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES
 from ..model.tables import Table
@@ -107,9 +107,11 @@ def parse(path: Path, tree: Mapping[str, int]) -> Result:
     operations, size = tree["files"], tree["bytes"]
     try:
         found = json.loads(path.read_text())
-        seconds, begin = float(found["end"]) - float(found["begin"]), float(found["begin"])
+        seconds, begin, code = float(found["end"]) - float(found["begin"]), float(found["begin"]), int(found["code"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {type(error).__name__} {error}") from None
+    if code:
+        raise WorkloadError(f"{found['program']} has not done its work: {end_in_words(code)}")
     return Result(
         throughput_kops=operations / seconds / 1e3,
         throughput_mbps=size / seconds / 1e6,
@@ -119,7 +121,7 @@ def parse(path: Path, tree: Mapping[str, int]) -> Result:
         measured_from=begin,
         warm_up=WarmUp("none", 0.0, None, "a run is as long as its work"),
         version=str(found["program"]),
-        problems=(f"exit code {found['code']}",) if found["code"] else (),
+        problems=(),
         warnings=(),
         ramp_s=0.0,
         metrics={"files_kops": operations / seconds / 1e3},

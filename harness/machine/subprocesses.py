@@ -30,6 +30,14 @@ def last_line(path: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
 
 
+def end_in_words(code: int) -> str:
+    """How a child has ended, which the number is negative for if it was a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    named = {number.value: number.name for number in signal.Signals}
+    return f"ended by {named.get(-code, f'signal {-code}')}"
+
+
 class Process:
     """A running command: a server, or a workload that is waited for."""
 
@@ -56,6 +64,12 @@ class Process:
             return False
         self.poll()
         return True
+
+    def fate(self) -> str:
+        """Its name, how it has ended and what it said last."""
+        code = self.poll()
+        assert code is not None
+        return f"{self.record['name']}: {end_in_words(code)}: {last_line(self.errors)}"
 
     def end(self) -> None:
         """SIGTERM to its process group, wait; SIGKILL only if that does not help: a killed fio leaves I/O behind."""
@@ -135,7 +149,7 @@ class Recorder:
             process.end()
         code = process.poll()
         if code:
-            raise CommandError(f"{' '.join(argv)}: exit code {code}: {last_line(process.errors)}")
+            raise CommandError(f"{' '.join(argv)}: {end_in_words(code)}: {last_line(process.errors)}")
         return (self.directory / str(process.record["stdout"])).read_text(errors="replace")
 
     def save(self) -> None:

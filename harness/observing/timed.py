@@ -34,14 +34,18 @@ def main(arguments: Sequence[str]) -> int:
     begin = time.monotonic()
     child = subprocess.Popen(argv)
     code = child.wait()
-    for fd in fds:
-        if ctypes.CDLL(None).syncfs(fd):
+    if code < 0:
+        print(f"{argv[0]}: ended by signal {-code}", file=sys.stderr)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for fd, directory in zip(fds, directories, strict=True):
+        if libc.syncfs(fd):
+            print(f"{directory}: cannot be synced: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
             code = code or 1
     found = {"program": argv[0], "begin": begin, "end": time.monotonic(), "code": code}
     with open(f"{results}.partial", "w") as file:
         json.dump(found, file)
     os.rename(f"{results}.partial", results)
-    return code
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from ..engines.store import StoreResult
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import write_json
 from ..machine.prepare import dirty_limits
-from ..machine.subprocesses import Process, Recorder, last_line, now
+from ..machine.subprocesses import Process, Recorder, now
 from ..machine.tuning import on_cpus
 from ..model.plan import COUNTING, EXTRA, SAMPLING
 from ..observing import counters, perf
@@ -290,10 +290,8 @@ class Measurement:
         job, running, problems = self.job, self.run.running, self.problems
         if running.server_died() and SERVER_DIED not in problems:
             problems.append(SERVER_DIED)
-        status = watched.process.poll()
-        if status not in job.ends:
-            name = watched.process.record["name"]
-            problems.append(f"{name}: exit code {status}: {last_line(watched.process.errors)}")
+        if watched.process.poll() not in job.ends:
+            problems.append(watched.process.fate())
         problems += watched.hardware.problems
         self.warnings += watched.hardware.warnings
         problems += watched.sampler.errors + ([] if problems else running.problems()) + job.problems()

@@ -31,7 +31,7 @@ from ..machine.filesystem import (
     sync_file_system,
 )
 from ..machine.prepare import PrepareError, drop_caches
-from ..machine.subprocesses import CommandError, Recorder, last_line, now
+from ..machine.subprocesses import CommandError, Recorder, now
 from ..machine.tuning import on_cpus
 from ..model.config import SystemConfig, Workload
 from ..model.parts import ENGINES, KINDS
@@ -208,7 +208,7 @@ class StoreRunner(Runner):
         finally:
             recorder.save()
         if process.poll():
-            problems.append(f"{process.record['name']}: exit code {process.poll()}: {last_line(process.errors)}")
+            problems.append(process.fate())
         sampler.write_csv(directory / "samples.csv", origin)
         metrics: dict[str, float | None] = {}
         duration = 0.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..machine.subprocesses import Process, Recorder, last_line
+from ..machine.subprocesses import Process, Recorder
 from ..machine.teardown import PATIENCE, Teardown, await_true, undo
 from ..model.config import SystemConfig, parameters_of
 from ..model.parts import KINDS
@@ -80,7 +80,7 @@ class Served:
         code = self.server.poll()
         self.teardown.unwind(self.mark)
         if code:
-            raise BringUpError(f"{self.server.record['name']}: exit code {code}: {last_line(self.server.errors)}")
+            raise BringUpError(self.server.fate())
 
 
 @undo

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..machine.blockdev import BlockDevice
 from ..machine.paths import CHECKOUT
-from ..machine.subprocesses import CommandError, Process, Recorder, last_line
+from ..machine.subprocesses import CommandError, Process, Recorder
 from ..machine.teardown import (
     RUN,
     Teardown,
@@ -302,8 +302,7 @@ def await_up(what: str, condition: Callable[[], bool], process: Process | None =
         if condition():
             return True
         if process and process.poll() is not None:
-            name, code = process.record["name"], process.poll()
-            raise CommandError(f"{name}: exit code {code}: {last_line(process.errors)}")
+            raise CommandError(process.fate())
         return False
 
     if not holds_within(PATIENCE, there):

@@ -5,16 +5,19 @@ killed."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import runner_process as runner
+from engine_program import run_program
 from loops import MIB, loop_for_fuse
 from userblk.analysis.summaries import run_from_summary
 from userblk.analysis.tabulate import make_tables
@@ -331,11 +334,37 @@ def test_all_file_systems_are_synced_after_the_command(tmp_path: Path, monkeypat
         synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")), (tmp_path / "made").exists()))
         return 0
 
-    monkeypatch.setattr(timed.ctypes, "CDLL", lambda name: SimpleNamespace(syncfs=syncfs))
+    monkeypatch.setattr(timed.ctypes, "CDLL", lambda name, **more: SimpleNamespace(syncfs=syncfs))
     monkeypatch.setattr(timed.signal, "signal", lambda number, what: None)
     assert timed.main([str(tmp_path / "r.json"), *map(str, places), "--", "touch", str(tmp_path / "made")]) == 0
     assert synced == [(place, True) for place in places]
     assert json.loads((tmp_path / "r.json").read_text())["program"] == "touch"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says", "of_run"),
+    [
+        ("kill -9 $$", 137, "sh: ended by signal 9", "sh has not done its work: ended by SIGKILL"),
+        ("echo full >&2; exit 3", 3, "full", "sh has not done its work: exit code 3"),
+    ],
+)
+def test_a_command_that_fails_has_no_figures(command: str, code: int, says: str, of_run: str, tmp_path: Path) -> None:
+    """A tar that was killed at once unpacked its files fastest of all."""
+    results = tmp_path / "r.json"
+    done = run_program(Path(sys.executable), timed.__file__, results, tmp_path, "--", "sh", "-c", command)
+    assert (done.returncode, done.stderr) == (code, f"{says}\n")
+    with pytest.raises(WorkloadError, match=f"^{of_run}$"):
+        source_tree.parse(results, {"files": 1, "bytes": 1})
+
+
+def test_what_cannot_be_synced_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(timed.ctypes, "CDLL", lambda name, **more: SimpleNamespace(syncfs=lambda fd: -1))
+    monkeypatch.setattr(timed.ctypes, "get_errno", lambda: errno.ENOSPC)
+    monkeypatch.setattr(timed.signal, "signal", lambda number, what: None)
+    assert timed.main([str(tmp_path / "r.json"), str(tmp_path), "--", "true"]) == 1
+    assert capsys.readouterr().err == f"{tmp_path}: cannot be synced: No space left on device\n"
 
 
 def test_what_was_unpacked_and_built_is_looked_at(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from loops import loop
+from loops import LIMIT, loop
 from userblk.harness.machine import interrupt, teardown
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.durable import write_json
@@ -259,6 +259,9 @@ def test_commands_are_recorded(tmp_path: Path) -> None:
     assert recorder.run(["echo", "out"], timeout=20) == "out\n"
     with pytest.raises(CommandError, match="ls /no-such: exit code 2: .*cannot access"):
         recorder.run(["ls", "/no-such"], timeout=20)
+    for number, name in ((9, "SIGKILL"), (40, "signal 40")):
+        process = Recorder(tmp_path / name).spawn(["sh", "-c", f"echo bye >&2; kill -{number} $$"])
+        assert process.wait(LIMIT) and process.fate() == f"sh: ended by {name}: bye"
     began = time.monotonic()
     with pytest.raises(CommandError, match="has not ended within 0 s"):
         recorder.run(["sleep", "3000"], timeout=0.2)
