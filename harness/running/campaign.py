@@ -258,7 +258,8 @@ def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
         values = {device: parameter.value(plan.profile.name, device, plan.profile.virtual) for device in plan.devices}
         each = ", ".join(f"{value} on {device}" for device, value in values.items())
         shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
-        full = "" if plan.profile.name == PAPER else ", scaled from the paper profile's"
+        same = values == {device: parameter.value(PAPER, device) for device in plan.devices}
+        full = "" if same else ", scaled from the paper profile's"
         lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
     of_all = (choice for choice in others if concerned(choice.workloads))
     return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in of_all]

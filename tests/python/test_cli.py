@@ -212,6 +212,10 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
         of_paper = choices(small_plan(suite=load_suite(suite), systems=[load_system("native")], workloads=[workload]))
         assert any(line.startswith("syncing of random writes: ") for line in of_paper) is has
         assert any(line.startswith("the end of a run: ") for line in of_paper)
+    native = [load_system("native")]
+    lines = choices(small_plan(suite=load_suite("ufs-files"), systems=native, workloads=["smallfile-create-1c"]))
+    assert "filesize of smallfile-* is 1024 (as published)" in lines  # as in profile paper
+    assert any(line.startswith("nfiles of smallfile-* is 60000, scaled from the paper profile's (") for line in lines)
     full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
     assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
 
