@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -90,12 +90,16 @@ def how_to_resume(directory: Path) -> str:
     return f"Continue with: userblk resume {directory}"
 
 
-def find_campaign(name: str, results: Path) -> Path:
-    """The directory of a campaign, given as a path or by name below results. Raises ConfigError."""
+def find_campaign(name: str, results: Path, papers: Sequence[str] = ()) -> Path:
+    """
+    The directory of a campaign, given as a path or by name below results. papers: what else is taken. Raises
+    ConfigError.
+    """
     for directory in (Path(name), results / name):
         if (directory / "plan.json").is_file():
             return directory.absolute()
-    raise ConfigError(f"campaign={name}: no plan.json in it, nor in {results / name}; name a campaign's directory")
+    remedy = "name a campaign's directory" + (f", or a paper: {', '.join(papers)}" if papers else "")
+    raise ConfigError(f"campaign={name}: no plan.json in it, nor in {results / name}; {remedy}")
 
 
 def write_file(path: Path, text: str) -> None:

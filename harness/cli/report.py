@@ -8,6 +8,7 @@ import csv
 import io
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -24,9 +25,9 @@ GATE_CLOSED = 3  # exit code
 FIGURES = (".png", ".svg")
 
 
-def campaign_of(name: str, results: Path) -> Campaign:
-    """A campaign with at least one finished run. Raises ConfigError, SummaryError."""
-    campaign = read_campaign(find_campaign(name, results))
+def campaign_of(name: str, results: Path, papers: Sequence[str] = ()) -> Campaign:
+    """A campaign with at least one finished run. papers: as of find_campaign(). Raises ConfigError, SummaryError."""
+    campaign = read_campaign(find_campaign(name, results, papers))
     if not campaign.runs:
         raise ConfigError(f"{campaign.directory}: no run is done yet. {how_to_resume(campaign.directory)}")
     return campaign
@@ -54,7 +55,7 @@ def compare_command(args: argparse.Namespace) -> int:
         value = paper.as_json(beside) | {"agreement": agreement.as_json(found)}
         text, shown = paper.as_csv(beside), Group(paper.terminal(beside, Console()), agreement.terminal(found))
     else:
-        both = compare.compare(first, campaign_of(second, args.results))
+        both = compare.compare(first, campaign_of(second, args.results, papers))
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
         if args.fail_over is not None:
             worse = compare.regressions(both, args.fail_over)

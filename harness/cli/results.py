@@ -134,7 +134,7 @@ def table_command(args: argparse.Namespace) -> int:
             grading = with_classes(load_paper(args.classes, paths.CONFIGS))
             tables = [graded(table, grading.grades, grading.source) for table in tables]
     else:
-        directory = find_campaign(args.campaign, args.results)
+        directory = find_campaign(args.campaign, args.results, paper_names(paths.CONFIGS))
         tables, reports = tables_of(directory), reports_of(directory)
         if args.model:
             reports, tables = [model.beside_paper(read_campaign(directory), tables, paths.CONFIGS)], []

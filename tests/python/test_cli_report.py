@@ -39,7 +39,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "says"),
     [
         (["compare", "a"], "OTHER"),
-        (["compare", "a", "nosuch"], "nosuch"),
+        (["compare", "a", "nosuch"], "nosuch; name a campaign's directory, or a paper: paper, bdus, "),
+        (["table", "nosuch"], "nosuch; name a campaign's directory, or a paper: bdus, "),
         (["compare", "paper", "a"], "userblk compare CAMPAIGN paper"),
         (["compare", "a", "none"], "userblk resume"),
         (["compare", "a", "files", "b"], "more than two campaigns are compared with a paper only"),
