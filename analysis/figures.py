@@ -232,14 +232,18 @@ def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
 
 
 def scatter(cells: Sequence[PaperCell], label: str, emulated: str) -> Figure:
-    """Differences to native, or another base, over the paper's: a panel a metric, a point a cell, the diagonal."""
+    """
+    Differences to native, or another base, over the paper's: a panel a metric that both have, a point a cell, the
+    diagonal.
+    """
     base = SYSTEMS.get(cells[0].base, cells[0].base) if cells[0].base != NATIVE else "native"
     systems = list(dict.fromkeys(cell.system for cell in cells))
     figure = _figure(78)
     _title(figure, f"{label}: difference to {base}, ours over the paper's", emulated)
-    all_axes = figure.subplots(1, len(METRICS), gridspec_kw={"wspace": 0.28})
+    metrics = [metric for metric in METRICS if any(cell.metric == metric for cell in cells if cell.ours)]
+    all_axes = figure.subplots(1, len(metrics), gridspec_kw={"wspace": 0.28}, squeeze=False)[0]
     figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.135)
-    for axes, metric in zip(all_axes, METRICS, strict=True):
+    for axes, metric in zip(all_axes, metrics, strict=True):
         unit = "points" if metric.points else "%"
         both: list[float] = [0.0]
         for system in systems:

@@ -210,7 +210,9 @@ def test_numbers_are_relative_to_the_papers_base(comparison: PaperComparison) ->
 def test_the_figure_says_what_they_are_relative_to(comparison: PaperComparison) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     cells = [cell for cell in comparison.cells if cell.ours and not cell.absolute]
-    assert any("difference to StackFS (RFUSE)" in text.get_text() for text in scatter(cells, "Suite", "").texts)
+    figure = scatter(cells, "Suite", "")
+    assert any("difference to StackFS (RFUSE)" in text.get_text() for text in figure.texts)
+    assert [axes.get_title() for axes in figure.axes] == ["Throughput (%)"]  # no empty ones: the paper has no others
 
 
 @pytest.mark.parametrize("suite", ["s", "a-suite-with-a-rather-long-name"])
