@@ -10,7 +10,7 @@ from pathlib import Path
 from ..machine.prepare import make_known_to_write_back, settle_write_back
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, Workload
-from ..model.parts import ENGINES, History
+from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
 from ..model.tables import ConfigError, Table
 from . import Result, fio
 from .base import FIO_MODES, Job, Run
@@ -100,8 +100,10 @@ class FioFiles(Flow):
         return dataclasses.replace(workload, variables=values)
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
-        """Its files, once."""
-        return min(workload.variables[device]["size"], profile.files.size[device])
+        """Its files, once; what is synced after each write goes to the journal, too, as long as it runs."""
+        files = min(workload.variables[device]["size"], profile.files.size[device])
+        journalled = self.duration_s(workload, profile) * FILL_BYTES_PER_S if SYNCED in workload.fixed else 0
+        return self.new_bytes(profile, device) + files + int(journalled)
 
     def programs(self, build: str) -> list[str]:
         return ["fio"]

@@ -23,6 +23,7 @@ from ..machine.filesystem import (
     make_ext4,
     mount_ext4,
     mount_points,
+    new_ext4_bytes,
     sync_file_system,
 )
 from ..machine.paths import CONFIGS
@@ -346,8 +347,12 @@ class Flow(DeviceEngine):
     def overhead_s(self, profile: Profile) -> float:
         return profile.files.overhead_s
 
+    def new_bytes(self, profile: Profile, device: str) -> int:
+        """What is written of a file system before there is a file on it."""
+        return new_ext4_bytes(profile.files.size[device], self.bytes_per_inode)
+
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
-        """It makes its files, and may write as long as it runs."""
+        """It makes its files, which are less than the file system has, and may write as long as it runs."""
         reads = "-read-" in workload.id or workload.id.startswith("read-")
         seconds = 0 if reads else self.duration_s(workload, profile)
         return profile.files.size[device] + int(seconds * FILL_BYTES_PER_S)

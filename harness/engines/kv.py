@@ -90,7 +90,7 @@ class Kv(Flow):
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         """The records, several times as tables are merged, and what is written as long as it runs."""
-        loaded = AMPLIFICATION * RECORD_SIZE * workload.fixed["records"]
+        loaded = self.new_bytes(profile, device) + AMPLIFICATION * RECORD_SIZE * workload.fixed["records"]
         reads = workload.file.endswith(" c")
         return loaded + (0 if reads else int(self.duration_s(workload, profile) * FILL_BYTES_PER_S))
 

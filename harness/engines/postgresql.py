@@ -195,7 +195,8 @@ class Postgresql(Flow):
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
         rows = workload.fixed["tables"] * workload.fixed["rows"]
-        return 2 * ROW_SIZE * rows + int(self.duration_s(workload, profile) * FILL_BYTES_PER_S)
+        loaded = self.new_bytes(profile, device) + 2 * ROW_SIZE * rows
+        return loaded + int(self.duration_s(workload, profile) * FILL_BYTES_PER_S)
 
     def programs(self, build: str) -> list[str]:
         return [program for program in (server_program("postgres"), shutil.which("sysbench") or "") if program]

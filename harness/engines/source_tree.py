@@ -168,7 +168,7 @@ class SourceTree(Flow):
         return "until its work is done"
 
     def written(self, workload: Workload, profile: Profile, device: str) -> int:
-        return workload.fixed["copies"] * COPY_BYTES
+        return self.new_bytes(profile, device) + workload.fixed["copies"] * COPY_BYTES
 
     def programs(self, build: str) -> list[str]:
         return [found for program in PROGRAMS if (found := shutil.which(program))]

@@ -22,6 +22,7 @@ from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
 
 # Lazy initialisation would go on during the run; the discard is the harness's own business.
 MKFS_OPTIONS = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+INODE_BYTES, BYTES_PER_INODE, LARGEST_JOURNAL = 256, 16384, 1 << 30  # what mkfs.ext4 chooses
 MKFS_LIMIT = 600.0  # s
 UNMOUNT_LIMIT = 600.0  # s: what is dirty is written back
 
@@ -67,6 +68,12 @@ def mount_points(teardown: Teardown) -> tuple[Path, Path]:
         teardown.push("remove_directory", path=str(point))
         point.mkdir()
     return points
+
+
+def new_ext4_bytes(size: int, bytes_per_inode: int = 0) -> int:
+    """What make_ext4() writes at most: all inodes, a journal of a 32nd, less than a 1024th of bitmaps and the like."""
+    inodes = size // (bytes_per_inode or BYTES_PER_INODE)
+    return inodes * INODE_BYTES + min(size // 32, LARGEST_JOURNAL) + size // 1024
 
 
 def make_ext4(

@@ -6,15 +6,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from made_up import small_plan
-from userblk.harness.engines.flow import run_options
+from userblk.harness.engines.base import device_engine
+from userblk.harness.engines.flow import Flow, run_options
+from userblk.harness.machine.filesystem import MKFS_OPTIONS
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import FILL_BYTES_PER_S, Device, Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.systems.base import ADMIN_PATH
 
 DEVICES = [Device("sata", "/dev/null", "A"), Device("nvme", "$X", "B")]
 SYSTEMS = [load_system(name) for name in ("native", "nbdkit", "tcmu")]
@@ -22,8 +27,8 @@ SYSTEMS = [load_system(name) for name in ("native", "nbdkit", "tcmu")]
 
 def plan_of(profile: str, seed: int | None = 7, **options: object) -> Plan:
     arguments = {"systems": SYSTEMS, "devices": DEVICES, "campaign": "c", "build": "build/host"} | options
-    suite = load_suite("bdus-block")
-    return make_plan(suite=suite, profile=load_profile(profile), seed=seed, **arguments)  # type: ignore[arg-type]
+    arguments = {"suite": load_suite("bdus-block")} | arguments
+    return make_plan(profile=load_profile(profile), seed=seed, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("profile", "rounds"), [("quick", 3), ("paper", 5)])
@@ -164,6 +169,32 @@ def test_estimate_counts_what_may_be_written() -> None:
     assert estimate(plan_of("quick")).seconds < 30 * 60
 
 
+@pytest.mark.parametrize(
+    ("suite", "workload", "files"),
+    [
+        ("kv", "sqlite-c", 20000 << 12),
+        ("postgresql", "oltp", 2 * 5000 * 600),
+        ("source-tree", "build", 16 << 20),
+        ("rfuse-fio", "seq-read-1th-128k", 768 << 20),
+        ("fxmark", "mrpl-1w", 0),
+    ],
+)
+def test_a_new_file_system_is_written_too(suite: str, workload: str, files: int, tmp_path: Path) -> None:
+    """A run of suite kv wrote twice of what the plan called the most."""
+    plan = plan_of("quick", suite=load_suite(suite), systems=[load_system("native")], workloads=[workload])
+    (found,) = plan.suite.workloads
+    engine = device_engine(found.engine)
+    assert isinstance(engine, Flow)
+    with (tmp_path / "image").open("wb") as image:
+        image.truncate(plan.profile.files.size["sata"])
+    per_inode = ["-i", str(engine.bytes_per_inode)] * bool(engine.bytes_per_inode)
+    mkfs = ["mkfs.ext4", "-q", *per_inode, "-E", MKFS_OPTIONS, str(tmp_path / "image")]
+    subprocess.run(mkfs, check=True, env={**os.environ, "PATH": f"{os.environ['PATH']}:{ADMIN_PATH}"})
+    new = (tmp_path / "image").stat().st_blocks * 512
+    assert new > 64 << 20
+    assert engine.written(found, plan.profile, "sata") >= new + files
+
+
 def test_plan_json_keeps_everything(tmp_path: Path) -> None:
     plan = plan_of("quick", systems=[*SYSTEMS, load_system("bdus"), load_system("nbdkit-file")])
     path = write_plan(plan, tmp_path)
@@ -189,6 +220,7 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
         ("fxmark", "mwcl-1w", 2 << 30, 0),
         ("ufs-ops", "wmpr-1w", 2 << 30, 3),
         ("rfuse-fio", "seq-write-1th-128k", 768 << 20, 0),
+        ("rfuse-fio", "rand-write-1th-4k", 768 << 20, 3),
         ("kv", "rocksdb-a", 4 * 20_000 * 1024, 3),
         ("kv", "rocksdb-c", 4 * 20_000 * 1024, 0),
         ("postgresql", "oltp", 2 * 300 * 10_000, 3),
@@ -196,7 +228,7 @@ def test_plan_json_keeps_everything(tmp_path: Path) -> None:
     ],
 )
 def test_what_file_systems_write_counts(suite: str, workload: str, files: int, seconds: float) -> None:
-    """The files that it makes, and what a device takes in the seconds in which the workload may write."""
+    """A new file system, the files, which may fill it, and what a device takes in the seconds that it may write."""
     plan = make_plan(
         suite=load_suite(suite),
         profile=load_profile("quick"),
@@ -207,7 +239,11 @@ def test_what_file_systems_write_counts(suite: str, workload: str, files: int, s
         workloads=[workload],
         repetitions=1,
     )
-    assert estimate(plan).bytes_written == {"sata": files + seconds * FILL_BYTES_PER_S}
+    engine = device_engine(plan.suite.workloads[0].engine)
+    assert isinstance(engine, Flow)
+    whole = plan.profile.files.size["sata"]
+    new = engine.new_bytes(plan.profile, "sata") if files < whole else 0
+    assert estimate(plan).bytes_written == {"sata": new + files + seconds * FILL_BYTES_PER_S}
 
 
 def test_idle_virtual_time_costs_little() -> None:
