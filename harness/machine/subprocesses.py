@@ -15,6 +15,10 @@ from pathlib import Path
 from .interrupt import held
 from .teardown import Teardown, start_time
 
+# How the names of variables begin that users set for themselves, and that change what programs do that are measured or
+# make what is: of PostgreSQL and its clients, make, tar, mke2fs.
+NOT_PASSED_ON = ("PG", "MAKE", "MFLAGS", "TAR_OPTIONS", "MKE2FS")
+
 
 class CommandError(Exception):
     """A command failed; one line with its own last line."""
@@ -23,6 +27,11 @@ class CommandError(Exception):
 def now() -> str:
     """ISO 8601 with zone, to the millisecond."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def passed_on() -> dict[str, str]:
+    """The environment of commands."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
 
 
 def last_line(path: Path) -> str:
@@ -113,7 +122,7 @@ class Recorder:
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
-                    env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
+                    env={**passed_on(), "LC_ALL": "C.UTF-8", **(environment or {})},
                 )
             except OSError as error:
                 raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None

@@ -272,6 +272,15 @@ def test_commands_are_recorded(tmp_path: Path) -> None:
     assert "cannot access" in (tmp_path / "commands/01-ls.err").read_text()
 
 
+def test_commands_do_not_get_what_users_set_for_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """make bench passes MAKEFLAGS on, with which a source tree was built otherwise, or not at all."""
+    own = {"MAKEFLAGS": "-n", "PGPORT": "1", "TAR_OPTIONS": "-v", "MKE2FS_CONFIG": "/nosuch", "HERE": "yes"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    lines = Recorder(tmp_path).run(["env"], timeout=LIMIT).splitlines()
+    assert own.keys() & {line.partition("=")[0] for line in lines} == {"HERE"}
+
+
 def test_an_interrupt_waits_for_the_step() -> None:
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     steps = []
