@@ -35,6 +35,7 @@ PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, by release
 SCRIPT = "oltp_read_write"
 SIZES = ("tables", "rows", "threads")
 ROW_SIZE = 300  # bytes of a row with its indexes
+PORT = 5432  # in the socket's name, whatever PGPORT says
 READY_LINE = 7  # of postmaster.pid
 SHUTDOWN_LIMIT = 600.0  # s, for the checkpoint
 SQL = "pgsql"
@@ -74,7 +75,7 @@ class Server:
 
     def start(self, recorder: Recorder, memory: Memory, run: Run) -> Process:
         """It takes connections when this returns. Raises CommandError, BringUpError."""
-        argv = [server_program("postgres"), "-D", str(self.data), "-k", str(self.socket)]
+        argv = [server_program("postgres"), "-D", str(self.data), "-k", str(self.socket), "-p", str(PORT)]
         for setting in ("listen_addresses=", "unix_socket_permissions=0700", f"fsync={'on' if self.fsync else 'off'}"):
             argv += ["-c", setting]
         server = recorder.spawn(as_user(argv), teardown=run.teardown)
@@ -95,6 +96,7 @@ class Server:
             SCRIPT,
             f"--db-driver={SQL}",
             f"--{SQL}-host={self.socket}",
+            f"--{SQL}-port={PORT}",
             f"--{SQL}-user=postgres",
             f"--{SQL}-db=postgres",
             f"--tables={fixed['tables']}",
@@ -102,6 +104,12 @@ class Server:
             f"--threads={fixed['threads']}",
             *words,
         ]
+
+
+def fatal_error(output: Path) -> list[str]:
+    """What sysbench printed of why it cannot go on: after that, its prepare with several threads still exits with 0."""
+    found = re.search(r"^FATAL: .*", output.read_text(errors="replace"), re.M)
+    return [f"sysbench: {found[0]}"] if found else []
 
 
 def parse(text: str, workload: Workload, profile: Profile) -> Result:
@@ -213,7 +221,10 @@ class Postgresql(Flow):
         initdb = as_user([server_program("initdb"), "-D", str(server.data), *words])
         wait_for(recorder.spawn(initdb), memory, run.running, CREATE_LIMIT)
         process = server.start(recorder, memory, run)
-        wait_for(recorder.spawn(server.sysbench(run.workload, "prepare")), memory, run.running, CREATE_LIMIT)
+        prepare = recorder.spawn(server.sysbench(run.workload, "prepare"))
+        wait_for(prepare, memory, run.running, CREATE_LIMIT)
+        if fatal := fatal_error(recorder.directory / str(prepare.record["stdout"])):
+            raise CommandError(fatal[0])
         os.kill(process.pid, signal.SIGINT)
         if not process.wait(SHUTDOWN_LIMIT):
             process.end()
@@ -236,13 +247,18 @@ class Postgresql(Flow):
 
         def problems() -> list[str]:
             code = process.poll()
-            return [] if code is None else [f"the PostgreSQL server: {end_in_words(code)}"]
+            ended = [] if code is None else [f"the PostgreSQL server: {end_in_words(code)}"]
+            return ended + fatal_error(self.output(run))
 
         return server.sysbench(run.workload, *words), problems
 
+    def output(self, run: Run) -> Path:
+        """Of the measured sysbench."""
+        (found,) = run.directory.glob("commands/*-sysbench.out")
+        return found
+
     def read_results(self, run: Run, results: Path) -> Result:
-        (output,) = run.directory.glob("commands/*-sysbench.out")
-        return parse(output.read_text(errors="replace"), run.workload, run.profile)
+        return parse(self.output(run).read_text(errors="replace"), run.workload, run.profile)
 
 
 ENGINES.add(Postgresql())

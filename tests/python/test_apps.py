@@ -253,10 +253,13 @@ def need_server() -> None:
         pytest.skip(f"{reason.partition(';')[0]}; run: make deps-apps")
 
 
-def test_postgresql_from_plan_to_table(device: str, tmp_path: Path) -> None:
+def test_postgresql_from_plan_to_table(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user has set for servers of his own."""
     need_server()
     small = {"tables": 1, "rows": 500}
     both = ["oltp", "oltp-no-fsync"]
+    monkeypatch.setenv("PGPORT", "1")
+    monkeypatch.setenv("PGOPTIONS", "-c nosuch=1")
     plan_for(device, tmp_path / "c", "postgresql", both, small, runtime_s=2, systems=("fuse",))
     found = campaign(tmp_path / "c")
     assert len(found) == 2
@@ -269,6 +272,23 @@ def test_postgresql_from_plan_to_table(device: str, tmp_path: Path) -> None:
         servers = [command["argv"] for command in json.loads(run.read_text()) if "-k" in command["argv"]]
         assert len(servers) == 2 and all(("fsync=on" in argv) is (name == "oltp") for argv in servers)
         assert all("listen_addresses=" in argv for argv in servers)
+
+
+@pytest.mark.parametrize("end", ["true", "kill -11 $$"])
+def test_what_sysbench_cannot_do_is_said(
+    end: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two threads it exits with 0 after that; half of the tables were then measured."""
+    need_server()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sysbench").write_text(f"#!/bin/sh\necho 'FATAL: made up'\n{end}\n")
+    (tmp_path / "bin/sysbench").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    plan_for(device, tmp_path / "c", "postgresql", ["oltp"], {"tables": 1, "rows": 500})
+    code, events, err = runner.finish(runner.start(tmp_path / "c"))
+    assert (code, err) == (1, ""), events
+    says = "sysbench: FATAL: made up" if end == "true" else "sysbench: ended by SIGSEGV: no message"
+    assert runner.said(events) == [says]
 
 
 def servers_of(path: Path) -> list[str]:
