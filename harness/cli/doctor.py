@@ -17,7 +17,8 @@ from ..model.parts import ENGINES
 from ..observing import environment
 from ..systems.base import find_program, kind_of, module_there
 
-WORKLOADS = {"fio": "fio", "mkfs.ext4": "e2fsprogs", "setpriv": "util-linux"}
+FIO = "fio"
+ON_FILES = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "setpriv": "util-linux"}  # and packages
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
 APPLICATIONS = ("kv", "postgresql", "source-tree")  # suites
 ADVICE = {"smartctl": "smartmontools", "nvme": "nvme-cli"}
@@ -99,9 +100,9 @@ def lab_needs() -> list[Need]:
 def workload_needs(on_files: bool) -> list[Need]:
     """What makes the workloads on devices, or those on files."""
     if not on_files:
-        return [program("fio", WORKLOADS["fio"])]
+        return [program(FIO, FIO)]
     flow = paths.HOST_BUILD / "flow/userblk-flow"
-    found = [program(name, package) for name, package in WORKLOADS.items() if name != "fio"]
+    found = [program(name, package) for name, package in ON_FILES.items()]
     return [*found, Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL)]
 
 

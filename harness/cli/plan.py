@@ -220,6 +220,8 @@ def check_needs(plan: Plan) -> None:
     for name, system in plan.systems.items():
         if (none_can or not absent(system)) and (reason := doctor.lacks(doctor.system_needs(system))):
             raise ConfigError(f"system={name}: {reason}")
+        if none_can and (reasons := absent(system)):
+            raise ConfigError(f"system={name}: {'; '.join(reasons)}; name another one, or use --where lab")
     lacking = [(one.engine, ENGINES[one.engine].lacks(one, plan.build)) for one in plan.suite.workloads]
     engines = dict.fromkeys(engine for engine, reason in lacking if not reason)
     if not engines:
@@ -228,9 +230,9 @@ def check_needs(plan: Plan) -> None:
         programs = [program for engine in engines for program in device_engine(engine).programs(plan.build)]
     except BringUpError as error:
         raise ConfigError(str(error)) from None
-    for program in (*programs, *doctor.WORKLOADS) if plan.with_files else programs:
+    for program in (*programs, *doctor.ON_FILES) if plan.with_files else programs:
         if not find_program(program):
-            package = doctor.WORKLOADS.get(program, program)
+            package = doctor.ON_FILES.get(program, program)
             raise ConfigError(f"program {program} is not installed; run: apt-get install {package}")
 
 

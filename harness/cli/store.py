@@ -39,9 +39,9 @@ class OverStore:
         Raises ConfigError.
         """
         suite = options["suite"]
-        for word, value in (("--sata", args.sata), ("--nvme", args.nvme), ("--devices", args.devices)):
-            if value:
-                raise ConfigError(f"suite={suite.name}: it needs no device; leave {word} out")
+        for word in ("sata", "nvme", "devices", "confirm"):
+            if getattr(args, word):
+                raise ConfigError(f"suite={suite.name}: it needs no device; leave --{word} out")
         if options["sample_stacks"]:
             raise ConfigError(f"profile={args.profile}: perf does not support suite {suite.name}; leave perf out")
         for word, asked in (("--costs", args.costs), ("--instructions", args.instructions)):
@@ -67,6 +67,9 @@ class OverStore:
             if not place.lab and (reason := doctor.lacks(doctor.system_needs(system))):  # what make builds
                 raise ConfigError(f"system={system.name}: {reason}")
             systems.append(system)
+        if not systems:
+            other = "" if args.store else ", or use --where lab"
+            raise ConfigError(f"suite={suite.name}: none of its systems can run here; install what they lack{other}")
         arguments: dict[str, Any] = {**options, "systems": systems}
         plan = make_plan(
             devices=devices,

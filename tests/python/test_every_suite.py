@@ -12,12 +12,13 @@ import pytest
 import runner_process as runner
 from command_line import userblk
 from loops import MIB, loop
-from userblk.harness.cli import doctor
+from userblk.harness.cli import doctor, store
 from userblk.harness.machine import paths
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.systems import ext4
 
 SUITES = tables.names("suites")
 OVER_STORES = ("s3", "bs3-fs")  # which need no device
@@ -93,6 +94,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("s3", "s3", "nbdkit", "system=s3: nbdkit is not installed; run: apt-get install nbdkit"),
         ("s3", "s3,s3-null", "fio", "suite=s3: program fio: apt-get install fio"),
         ("ufs-ops", "fuse2fs", "fuse2fs", "system=fuse2fs: program fuse2fs: apt-get install fuse2fs"),
+        ("fuse45", "native", "mount", "program mount is not installed; run: apt-get install mount"),
+        ("kv", "native", "umount", "program umount is not installed; run: apt-get install mount"),
     ],
 )
 def test_a_program_that_is_missing(
@@ -102,6 +105,37 @@ def test_a_program_that_is_missing(
     monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == missing else found(name, **more))
     words = () if suite in OVER_STORES else ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
     assert complaint(tmp_path, "--suite", suite, *words, "--systems", system) == says
+
+
+@pytest.mark.parametrize("suite", OVER_STORES)
+def test_a_suite_over_a_store_takes_no_confirmation(suite: str, tmp_path: Path) -> None:
+    line = complaint(tmp_path, "--suite", suite, "--confirm", "5")
+    assert line == f"suite={suite}: it needs no device; leave --confirm out"
+
+
+def test_none_of_the_systems_over_a_store_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked for a device, which the suite does not take."""
+    monkeypatch.setattr(store, "missing_modules", lambda systems: ["nbd"])
+    line = complaint(tmp_path, "--suite", "bs3-fs", "--where", "host")
+    assert line == "suite=bs3-fs: none of its systems can run here; install what they lack, or use --where lab"
+
+
+def test_what_a_suite_does_not_run_may_be_missing(large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suites on file systems wanted fio."""
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "fio" else found(name, **more))
+    words = ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH), "--systems", "native")
+    done = userblk("run", "--dry-run", "--suite", "source-tree", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_system_that_this_kernel_lacks_is_not_begun_with(
+    large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ext4, "module_there", lambda name: False)
+    words = ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
+    says = "system=ext4-ramdisk: the kernel has no brd; name another one, or use --where lab"
+    assert complaint(tmp_path, "--suite", "ufs-ops", *words, "--systems", "ext4-ramdisk") == says
 
 
 @pytest.mark.parametrize(("system", "file"), [("s3", "s3.so"), ("s3-null", "null.so")])
