@@ -253,7 +253,7 @@ class Postgresql(Flow):
         return server.sysbench(run.workload, *words), problems
 
     def output(self, run: Run) -> Path:
-        """Of the measured sysbench."""
+        """What the measured sysbench has printed."""
         (found,) = run.directory.glob("commands/*-sysbench.out")
         return found
 

@@ -254,7 +254,7 @@ def need_server() -> None:
 
 
 def test_postgresql_from_plan_to_table(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the user has set for servers of his own."""
+    """Whatever is set for other servers."""
     need_server()
     small = {"tables": 1, "rows": 500}
     both = ["oltp", "oltp-no-fsync"]
