@@ -48,7 +48,7 @@ static bool means_nothing_here(const char *option)
 {
 	static const char *const words[] = {
 		"defaults", "auto", "noauto", "nouser", "nofail", "_netdev", "relatime"};
-	static const char *const beginnings[] = {"X-", "comment="};
+	static const char *const beginnings[] = {"x-", "X-", "comment="};
 
 	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
 		if (strcmp(option, words[i]) == 0)
