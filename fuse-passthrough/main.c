@@ -196,12 +196,11 @@ static bool is_read_only(void)
 	return known && (st.f_flag & ST_RDONLY);
 }
 
-/* What the kernel is to know of the mount. */
+/* What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. */
 static bool add_mount_options(struct fuse_args *args)
 {
 	return (!is_read_only() || fuse_opt_add_arg(args, "-oro") == 0) &&
-	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0) &&
-	       (!options.nodiratime || fuse_opt_add_arg(args, "-onodiratime") == 0);
+	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
 }
 
 /* The type of SOURCE's file system, as statfs(2) has it; 0: unknown. */
