@@ -185,13 +185,11 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 		return EXIT_FAILURE;
 	}
 	/* libfuse tells why not. */
-	if (fuse_session_mount(session, o->mount_point) != 0) {
+	if (session_mount(session, o->mount_point) != 0) {
 		fuse_remove_signal_handlers(session);
 		return EXIT_FAILURE;
 	}
-	r = loop(session, o);
-	fuse_session_unmount(session);
-	fuse_remove_signal_handlers(session);
+	r = session_unmount(session, o->mount_point, loop(session, o));
 	if (r < 0)
 		warnx("%s: the connection to the kernel failed: %s", o->mount_point, strerror(-r));
 	return r < 0 ? EXIT_FAILURE : 0; /* a signal is a way to end */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/fsuid.h>
 #include <sys/prctl.h>
@@ -17,6 +19,37 @@
 static _Thread_local bool own_umask;
 static _Thread_local mode_t thread_umask;
 
+/* Those of the calling thread, for capget() and capset(). */
+struct capabilities {
+	struct __user_cap_header_struct header;
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+};
+
+static bool get_capabilities(struct capabilities *own)
+{
+	own->header = (struct __user_cap_header_struct){.version = _LINUX_CAPABILITY_VERSION_3};
+	return syscall(SYS_capget, &own->header, own->data) == 0;
+}
+
+static bool has_capability(unsigned number)
+{
+	struct capabilities own;
+
+	return get_capabilities(&own) && (own.data[number / 32].effective & (1u << number % 32));
+}
+
+bool caller_may_pass_through(void)
+{
+	unsigned first = 1, below = 0, count = 0;
+	FILE *map = fopen("/proc/self/uid_map", "re");
+	bool whole =
+		map && fscanf(map, "%u %u %u", &first, &below, &count) == 3 && count == UINT32_MAX;
+
+	if (map)
+		fclose(map);
+	return whole && has_capability(CAP_SYS_ADMIN);
+}
+
 int caller_prepare(void)
 {
 	if (!fs.is_root)
@@ -29,12 +62,8 @@ int caller_prepare(void)
 	 */
 	if (prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == -1)
 		return -errno;
-	/* setfsuid() reports no error. */
-	setfsuid(1);
-	if (setfsuid(0) != 1)
-		return -EPERM;
-	setfsgid(1);
-	return setfsgid(0) == 1 ? 0 : -EPERM;
+	/* setfsuid() reports no error; and no user but root may exist here (user_namespaces(7)). */
+	return has_capability(CAP_SETUID) && has_capability(CAP_SETGID) ? 0 : -EPERM;
 }
 
 void caller_begin(fuse_req_t req, mode_t mode)
@@ -79,16 +108,15 @@ static _Thread_local enum { FSETID_UNKNOWN, FSETID_HELD, FSETID_LOST } fsetid;
 
 static void set_fsetid(bool on)
 {
-	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+	struct capabilities own;
 
-	if (!fs.is_root || syscall(SYS_capget, &header, data) == -1)
+	if (!fs.is_root || !get_capabilities(&own))
 		return;
 	if (on)
-		data[0].effective |= data[0].permitted & (1u << CAP_FSETID);
+		own.data[0].effective |= own.data[0].permitted & (1u << CAP_FSETID);
 	else
-		data[0].effective &= ~(1u << CAP_FSETID);
-	if (syscall(SYS_capset, &header, data) == 0)
+		own.data[0].effective &= ~(1u << CAP_FSETID);
+	if (syscall(SYS_capset, &own.header, own.data) == 0)
 		fsetid = on ? FSETID_HELD : FSETID_LOST;
 }
 

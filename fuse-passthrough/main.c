@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -25,7 +26,7 @@ const char session_name[] = NAME;
 /* ---- what the kernel grants ---- */
 
 static struct {
-	bool readdirplus, acl;
+	bool readdirplus, acl, noatime;
 } granted;
 
 static void negotiate_privileges(struct fuse_conn_info *conn)
@@ -65,8 +66,10 @@ static void negotiate(struct fuse_conn_info *conn)
 static int tell(char *text, size_t size)
 {
 	return snprintf(text, size,
-		" passthrough=%s killpriv-v2=%s acl=%s readdirplus=%s handles=%s ownership=%s",
+		" passthrough=%s noatime=%s killpriv-v2=%s acl=%s readdirplus=%s handles=%s "
+		"ownership=%s",
 		session_state(options.passthrough, fs.passthrough),
+		session_state(options.noatime || options.nodiratime, granted.noatime),
 		session_state(false, fs.killpriv_v2), session_state(true, granted.acl),
 		session_state(true, granted.readdirplus),
 		session_state(true, inodes_have_handles()), fs.is_root ? "caller" : "daemon");
@@ -111,6 +114,36 @@ static size_t raise_open_files(void)
 	return limit.rlim_cur == RLIM_INFINITY ? SIZE_MAX : limit.rlim_cur;
 }
 
+/*
+ * SOURCE with noatime or nodiratime, in a mount of its own that nobody else sees: the kernel then
+ * leaves times of access alone, also where it passes files through. Returns its root, or -1 where
+ * there is no right to mount.
+ */
+static int open_without_times(int source)
+{
+	int result = -1;
+#ifdef MOUNT_ATTR_SIZE_VER0 /* of glibc 2.36 */
+	struct mount_attr attr = {0};
+	int tree = open_tree(source, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+
+	if (tree == -1)
+		return -1;
+	if (options.noatime) {
+		attr.attr_clr = MOUNT_ATTR__ATIME;
+		attr.attr_set = MOUNT_ATTR_NOATIME;
+	}
+	if (options.nodiratime)
+		attr.attr_set |= MOUNT_ATTR_NODIRATIME;
+	if (mount_setattr(tree, "", AT_EMPTY_PATH, &attr, sizeof(attr)) == 0)
+		result = openat(tree, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (result == -1)
+		close(tree); /* otherwise the mount lasts as long as this is open */
+#else
+	(void)source;
+#endif
+	return result;
+}
+
 /* Opens SOURCE and checks MOUNTPOINT. */
 static bool open_directories(void)
 {
@@ -132,6 +165,12 @@ static bool open_directories(void)
 	if (fd == -1) {
 		session_warn("%s: %s; SOURCE must be a directory", options.source, strerror(errno));
 		return false;
+	}
+	if (options.noatime || options.nodiratime) {
+		/* The first descriptor stays open: what is in use is not unmounted. */
+		result = open_without_times(fd);
+		granted.noatime = result != -1;
+		fd = granted.noatime ? result : fd;
 	}
 	/* What there is a descriptor of is opened through this. */
 	if (access(FD_PATHS, F_OK) == -1) {
@@ -155,6 +194,13 @@ static bool is_read_only(void)
 
 	inode_put(root);
 	return known && (st.f_flag & ST_RDONLY);
+}
+
+/* What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. */
+static bool add_mount_options(struct fuse_args *args)
+{
+	return (!is_read_only() || fuse_opt_add_arg(args, "-oro") == 0) &&
+	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
 }
 
 /* The type of SOURCE's file system, as statfs(2) has it; 0: unknown. */
@@ -216,12 +262,11 @@ int main(int argc, char *argv[])
 		status = EXIT_SUCCESS;
 		goto out;
 	}
-	/* The kernel opens no file below for one who has no CAP_SYS_ADMIN. */
-	fs.passthrough = options.passthrough ||
-			 (options.passthrough_when && HAVE_PASSTHROUGH && geteuid() == 0);
+	fs.passthrough = HAVE_PASSTHROUGH && (options.passthrough || options.passthrough_when) &&
+			 caller_may_pass_through();
 	if (!open_directories())
 		goto out;
-	if (is_read_only() && fuse_opt_add_arg(&args, "-oro") == -1)
+	if (!add_mount_options(&args))
 		goto out;
 	type = source_type();
 	files.in_memory = in_memory(type);

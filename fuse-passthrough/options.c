@@ -13,6 +13,10 @@ static const struct fuse_opt option_table[] = {
 	SESSION_OPTION_TABLE,
 	OPTION_FLAG(struct options, "passthrough", passthrough),
 	OPTION_VALUE(struct options, "passthrough", passthrough_when),
+	{"noatime", offsetof(struct options, noatime), 1},
+	{"atime", offsetof(struct options, noatime), 0},
+	{"nodiratime", offsetof(struct options, nodiratime), 1},
+	{"diratime", offsetof(struct options, nodiratime), 0},
 	FUSE_OPT_END,
 };
 

@@ -14,6 +14,7 @@ extern struct options {
 	char *source;
 	char *passthrough_when;
 	int passthrough;
+	int noatime, nodiratime;
 } options;
 
 /*

@@ -47,6 +47,9 @@ extern struct filesystem fs;
  * errno.
  */
 int caller_prepare(void);
+/* Whether the kernel would do I/O for this process: as root of the machine, not of a user
+ * namespace. */
+bool caller_may_pass_through(void);
 void caller_begin(fuse_req_t req, mode_t mode);
 void caller_end(fuse_req_t req);
 

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "begin.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #define COMPLAINT_LENGTH 256
 
@@ -55,4 +60,40 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	else
 		tell(name);
 	return session;
+}
+
+static dev_t own_device; /* of the mount; 0: unknown */
+
+/*
+ * The device of what is mounted at mount_point, or 0. Asks nobody who serves it: that may be this
+ * process, which does not at the time.
+ */
+static dev_t device_at(const char *mount_point)
+{
+	struct statx stx;
+
+	if (statx(AT_FDCWD, mount_point, AT_STATX_DONT_SYNC, 0, &stx) == -1)
+		return 0;
+	return makedev(stx.stx_dev_major, stx.stx_dev_minor);
+}
+
+int session_mount(struct fuse_session *session, const char *mount_point)
+{
+	int result = fuse_session_mount(session, mount_point);
+
+	own_device = result == 0 ? device_at(mount_point) : 0;
+	return result;
+}
+
+int session_unmount(struct fuse_session *session, const char *mount_point, int result)
+{
+	static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
+
+	if (own_device == 0 || device_at(mount_point) == own_device)
+		fuse_session_unmount(session);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+		signal(signals[i], SIG_IGN);
+	fuse_remove_signal_handlers(session);
+	/* To a thread that took a request at that moment, the kernel says this of an unmount. */
+	return result == -ECONNABORTED ? 0 : result;
 }

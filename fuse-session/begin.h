@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* A session of libfuse whose options are looked at as the program's own are. */
+/* The beginning and the end of a session of libfuse, where its own functions do not suffice. */
 #ifndef USERBLK_FUSE_BEGIN_H
 #define USERBLK_FUSE_BEGIN_H
 
@@ -13,5 +13,16 @@
  */
 struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	const struct fuse_lowlevel_ops *ops, void *data, fuse_log_func_t log);
+
+/* As fuse_session_mount(). */
+int session_mount(struct fuse_session *session, const char *mount_point);
+
+/*
+ * Unmounts, after the session's loop has ended with result, and takes the signal handlers away.
+ * What others have mounted at the place since (after umount --lazy) stays. From here on the process
+ * ends by itself, so signals change nothing any more. Returns result, or 0 where it is only another
+ * word for an unmount.
+ */
+int session_unmount(struct fuse_session *session, const char *mount_point, int result);
 
 #endif

@@ -9,8 +9,8 @@
 /* passthrough_hp 3.9.3, which the paper measured, starts a thread whenever all are busy. */
 #define DEFAULT_MAX_THREADS 1000
 #define LIBFUSE_MAX_THREADS 100000
-#define LEAST_WRITE	    4096
-#define MOST_WRITE	    1048576
+#define LEAST_LIMIT	    4096 /* of one read or write */
+#define MOST_LIMIT	    1048576
 #define DEFAULT_TIMEOUT	    86400.0 /* seconds */
 
 static const char help_modes[] =
@@ -40,10 +40,31 @@ static int take_word(const char *arg, char **const words[], const char *names)
 	return -1;
 }
 
+/*
+ * Whether it is for who mounts and not for the file system, or what the kernel does anyway.
+ * mount(8) takes most of them away; a line of fstab(5) or of /proc/mounts has them all.
+ */
+static bool means_nothing_here(const char *option)
+{
+	static const char *const words[] = {
+		"defaults", "auto", "noauto", "nouser", "nofail", "_netdev", "relatime"};
+	static const char *const beginnings[] = {"x-", "X-", "comment="};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+		if (strcmp(option, words[i]) == 0)
+			return true;
+	for (size_t i = 0; i < sizeof(beginnings) / sizeof(*beginnings); i++)
+		if (strncmp(option, beginnings[i], strlen(beginnings[i])) == 0)
+			return true;
+	return false;
+}
+
 int session_option_rest(const char *arg, int key, char **const words[], const char *names)
 {
 	if (key == FUSE_OPT_KEY_NONOPT)
 		return take_word(arg, words, names);
+	if (means_nothing_here(arg))
+		return 0;
 	/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */
 	if (arg[0] != '-')
 		return 1;
@@ -60,11 +81,22 @@ static double parse_seconds(const char *text)
 	return end == text || *end || !isfinite(value) || value < 0 || value > 1e9 ? -1 : value;
 }
 
-static bool check_write_limit(struct session_options *o)
+/* The bytes of the option name=text, or 0, which has been reported. */
+static unsigned parse_limit(const char *name, const char *text)
 {
 	char *end;
-	unsigned long value;
+	unsigned long value = strtoul(text, &end, 10);
 
+	if (end != text && !*end && !strchr(text, '-') && value >= LEAST_LIMIT &&
+		value <= MOST_LIMIT && value % LEAST_LIMIT == 0)
+		return (unsigned)value;
+	session_warn("%s=%s: give bytes from %d to %d, a multiple of %d", name, text, LEAST_LIMIT,
+		MOST_LIMIT, LEAST_LIMIT);
+	return 0;
+}
+
+static bool check_write_limit(struct session_options *o)
+{
 	if (!o->max_write)
 		return true;
 	if (!HAVE_WRITE_LIMIT) {
@@ -74,21 +106,23 @@ static bool check_write_limit(struct session_options *o)
 			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
 		return false;
 	}
-	value = strtoul(o->max_write, &end, 10);
-	if (end == o->max_write || *end || strchr(o->max_write, '-') || value < LEAST_WRITE ||
-		value > MOST_WRITE || value % LEAST_WRITE) {
-		session_warn("max-write=%s: give bytes from %d to %d, a multiple of %d",
-			o->max_write, LEAST_WRITE, MOST_WRITE, LEAST_WRITE);
+	o->write_limit = parse_limit("max-write", o->max_write);
+	if (!o->write_limit)
 		return false;
-	}
 	if (o->io_uring || !o->nosplice) {
 		session_warn("max-write=%s: %s", o->max_write,
 			o->io_uring ? "contradicts io-uring; leave one of them out"
 				    : "needs nosplice; add it");
 		return false;
 	}
-	o->write_limit = (unsigned)value;
 	return true;
+}
+
+static bool check_read_limit(struct session_options *o)
+{
+	if (o->max_read)
+		o->read_limit = parse_limit("max_read", o->max_read);
+	return !o->max_read || o->read_limit;
 }
 
 bool session_options_check(struct session_options *o)
@@ -127,7 +161,7 @@ bool session_options_check(struct session_options *o)
 		}
 		o->thread_count = (unsigned)value;
 	}
-	if (!check_write_limit(o))
+	if (!check_write_limit(o) || !check_read_limit(o))
 		return false;
 	if (o->io_uring && !HAVE_OWN_RINGS && !HAVE_LIBFUSE_RINGS) {
 		session_warn("io-uring: this program was built with libfuse %d.%d and without "
@@ -157,4 +191,5 @@ void session_options_free(struct session_options *o)
 	free(o->max_threads);
 	free(o->timeout);
 	free(o->max_write);
+	free(o->max_read);
 }

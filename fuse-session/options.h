@@ -15,12 +15,13 @@ struct session_options {
 	char *max_threads;
 	char *timeout;
 	char *max_write;
+	char *max_read;
 	int no_writeback, nocache, nosplice, clone_fd, io_uring;
 	int foreground, debug, help, version;
 	/* What they say. */
 	unsigned thread_count;
 	double timeout_seconds;
-	unsigned write_limit; /* bytes; 0: the kernel's */
+	unsigned write_limit, read_limit; /* bytes; 0: the kernel's */
 };
 
 /* Entries of a table for fuse_opt_parse(): each as --NAME, and as -o NAME for mount(8) and
@@ -47,6 +48,7 @@ struct session_options {
 		OPTION_VALUE(struct session_options, "max-threads", max_threads),                  \
 		OPTION_VALUE(struct session_options, "timeout", timeout),                          \
 		OPTION_VALUE(struct session_options, "max-write", max_write),                      \
+		{"max_read=%s", offsetof(struct session_options, max_read), 0},                    \
 		{"-f", offsetof(struct session_options, foreground), 1},                           \
 		{"--foreground", offsetof(struct session_options, foreground), 1},                 \
 		{"-d", offsetof(struct session_options, debug), 1},                                \
@@ -59,7 +61,8 @@ struct session_options {
 	}
 
 /*
- * What to do with an argument that the table does not have: as a fuse_opt_proc_t. One without dash
+ * What to do with an argument that the table does not have: as a fuse_opt_proc_t. What fstab(5) has
+ * for others than the file system is dropped. One without dash
  * is for the first of words that has no value yet; NULL is their end. names: all of them, for a
  * message.
  */

@@ -97,6 +97,7 @@ static void do_not_want(struct fuse_conn_info *conn, unsigned long capability)
 static void *announce(void *arg);
 static pthread_t announcer;
 static bool announcing;
+static atomic_bool ended; /* no request is served any more */
 
 /*
  * Whether a pipe can hold what a thread receives at most. Otherwise (SIZE is above
@@ -158,6 +159,7 @@ static void session_init(void *data, struct fuse_conn_info *conn)
 		conn->max_background = rings_capacity();
 #endif
 	granted.protocol = conn->proto_minor;
+	conn->max_read = session.options->read_limit; /* which libfuse wants to hear twice */
 	if (session.options->write_limit && session.options->write_limit < conn->max_write)
 		conn->max_write = session.options->write_limit;
 	granted.max_write = conn->max_write;
@@ -246,6 +248,9 @@ static void go_to_background(void)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
+	/* Whatever it was started in can be unmounted. */
+	if (chdir("/") == -1)
+		session_warn("/: %s", strerror(errno));
 	openlog(session_name, LOG_PID, LOG_DAEMON);
 	in_background = true;
 	if (null == -1)
@@ -300,6 +305,12 @@ static void *announce(void *arg)
 		usleep(POLL_USEC);
 		waited += POLL_USEC / 1e6;
 	}
+	/* What answered was not the mount, which is gone. */
+	if (atomic_load(&ended)) {
+		if (status_fd > 2)
+			close(status_fd);
+		return NULL;
+	}
 	if (failed)
 		session_warn("%s: the mount does not answer: %s", o->mount_point, strerror(failed));
 	length = snprintf(line, sizeof(line),
@@ -326,13 +337,20 @@ static void *announce(void *arg)
 
 /* ---- the session ---- */
 
-bool session_check_mount_point(const struct session_options *o)
+bool session_check_mount_point(struct session_options *o)
 {
 	struct stat st;
+	char *path;
 
 	errno = ENOTDIR; /* unless stat() has a reason of its own */
-	if (stat(o->mount_point, &st) == 0 && S_ISDIR(st.st_mode))
-		return true;
+	if (stat(o->mount_point, &st) == 0 && S_ISDIR(st.st_mode)) {
+		path = realpath(o->mount_point, NULL);
+		if (path) {
+			free(o->mount_point);
+			o->mount_point = path;
+			return true;
+		}
+	}
 	session_warn("%s: %s; MOUNTPOINT must be a directory", o->mount_point, strerror(errno));
 	return false;
 }
@@ -340,7 +358,7 @@ bool session_check_mount_point(const struct session_options *o)
 static bool add_session_options(struct fuse_args *args, const char *source)
 {
 	const char *rings = session.options->io_uring && HAVE_LIBFUSE_RINGS ? ",io_uring" : "";
-	char *text = NULL;
+	char *text = NULL, limit[32];
 	bool ok;
 
 	/* Commas and backslashes in the name of the source are libfuse's separators. */
@@ -354,6 +372,10 @@ static bool add_session_options(struct fuse_args *args, const char *source)
 	}
 	ok = fuse_opt_insert_arg(args, 1, "-o") == 0 && fuse_opt_insert_arg(args, 2, text) == 0;
 	free(text);
+	if (session.options->read_limit) {
+		snprintf(limit, sizeof(limit), "-omax_read=%u", session.options->read_limit);
+		ok = ok && fuse_opt_add_arg(args, limit) == 0;
+	}
 	return ok && (!session.options->debug || fuse_opt_add_arg(args, "-odebug") == 0);
 }
 
@@ -458,17 +480,18 @@ static int serve(struct fuse_args *args)
 	}
 	if (fuse_set_signal_handlers(session.fuse) != 0) {
 		session_warn("cannot start: out of memory");
-	} else if (fuse_session_mount(session.fuse, session.options->mount_point) == 0) {
+	} else if (session_mount(session.fuse, session.options->mount_point) == 0) {
 		result = serve_session();
 #if HAVE_OWN_RINGS
 		rings_stop();
 #endif
-		fuse_session_unmount(session.fuse);
-		if (announcing)
-			pthread_join(announcer, NULL);
-		fuse_remove_signal_handlers(session.fuse);
+		atomic_store(&ended, true);
+		result = session_unmount(session.fuse, session.options->mount_point, result);
 	}
 	fuse_session_destroy(session.fuse);
+	/* It may wait for an answer of the mount, until the connection is closed. */
+	if (announcing)
+		pthread_join(announcer, NULL);
 	return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal is a way to end */
 }
 

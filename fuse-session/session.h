@@ -45,8 +45,8 @@ extern const char session_name[];
 /* One line for the user, like printf, without newline: stderr, or syslog in the background. */
 void session_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Whether options.mount_point is a directory; tells when not. */
-bool session_check_mount_point(const struct session_options *options);
+/* Whether options.mount_point is a directory, by an absolute path from then on; tells when not. */
+bool session_check_mount_point(struct session_options *options);
 
 /* Asks for a capability if the kernel has it, and says whether. */
 bool session_want(struct fuse_conn_info *conn, unsigned long capability);

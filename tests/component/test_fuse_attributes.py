@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, NOBODY, Mount, aligned, as_user, direct
+from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, direct, lacking_for_mode
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -268,6 +268,29 @@ def test_times_to_the_nanosecond(fuse: Mount) -> None:
     os.utime(fuse.point / "link", (1, 2), follow_symlinks=False)
     assert (fuse.source / "link").lstat().st_mtime == 2
     assert (fuse.source / "file").stat().st_mtime_ns == 987_654_321_987_654_321
+
+
+@pytest.mark.parametrize("name", [name for name in MODES if lacking_for_mode(name) is None])
+@pytest.mark.parametrize("option", ["relatime", "noatime", "nodiratime"])
+def test_times_of_access_are_kept_if_asked_for(
+    option: str, name: str, fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    """In the source, whose files the daemon reads, or the kernel on its behalf."""
+    (fuse_source / "directory").mkdir()
+    (fuse_source / "directory/file").write_bytes(b"data" * 4096)
+    (fuse_source / "directory/link").symlink_to("file")
+    mount = fuse_start(*MODES[name], "-o", option)
+    assert mount.status["noatime"] == ("off" if option == "relatime" else "on")
+    paths = ["directory/file", "directory/link", "directory"]
+    for path in paths:
+        os.utime(fuse_source / path, (1, 2), follow_symlinks=False)
+    assert (mount.point / "directory/link").read_bytes() == b"data" * 4096
+    assert len(os.listdir(mount.point / "directory")) == 2
+    changed = {path for path in paths if (fuse_source / path).lstat().st_atime_ns != 1_000_000_000}
+    assert changed == {"relatime": set(paths), "noatime": set(), "nodiratime": set(paths[:2])}[option]
+    (mount.point / "directory/new").write_text("new")
+    (mount.point / "directory/new").rename(mount.point / "directory/file")
+    assert (mount.point / "directory/file").read_text() == "new"
 
 
 def test_modification_is_seen_in_the_time(fuse: Mount) -> None:

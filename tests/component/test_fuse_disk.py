@@ -369,6 +369,22 @@ def test_a_signal_unmounts(number: signal.Signals, disk: Path, fuse_file: FuseSt
     assert disk.read_bytes()[:4] == b"text"
 
 
+def test_a_signal_leaves_the_mounts_of_others_alone(disk: Path, tmp_path: Path, fuse_file: FuseStart) -> None:
+    mount = fuse_file("passthrough", str(disk))
+    other = tmp_path / "other"
+    other.write_text("other")
+    with mount.point.open("rb", buffering=0) as file:
+        checked(["umount", "--lazy", str(mount.point)])
+        checked(["mount", "--bind", str(other), str(mount.point)])
+        try:
+            assert len(file.read(4)) == 4
+            mount.process.terminate()
+            assert mount.process.wait(STOP_TIMEOUT_S) == 0
+            assert mount.point.read_text() == "other"
+        finally:
+            unmount(mount.point)
+
+
 def test_no_message_is_written_into_the_device(disk: Path, tmp_path: Path) -> None:
     """Without a standard error the next file that is opened gets its number."""
     point = tmp_path / "file"

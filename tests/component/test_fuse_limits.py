@@ -14,8 +14,9 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from fuse_mount import NOBODY, Mount, as_user, start, unmount
+from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, unmount
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 FILES = 3000
@@ -366,6 +367,57 @@ def test_subvolumes_have_inode_numbers_of_their_own(tmp_path: Path, fuse_source:
                     if entry.is_file():
                         assert entry.inode() == entry.stat().st_ino
             assert [(point / name / "file").read_text() for name in ("one", "two", ".")] == ["one", "two", "top"]
+            mount.unmount()
+        finally:
+            mount.kill()
+    finally:
+        unmount(below)
+
+
+def answers(top: Path, changes: list[Callable[[Path], object]]) -> list[int]:
+    """The errno of each change of a directory; 0: it was made."""
+
+    def answer(change: Callable[[Path], object]) -> int:
+        try:
+            change(top)
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    return [answer(change) for change in changes]
+
+
+@pytest.mark.parametrize("name", [name for name in ("default", "passthrough") if lacking_for_mode(name) is None])
+def test_the_source_becomes_read_only_and_writable_again(name: str, tmp_path: Path, fuse_source: Path) -> None:
+    """Every change fails as below, and nothing that was written before is lost."""
+    below, point = tmp_path / "below", fuse_source.with_name("mount")
+    below.mkdir()
+    changes: list[Callable[[Path], object]] = [
+        lambda top: (top / "new").write_text("new"),
+        lambda top: (top / "file").write_text("other"),
+        lambda top: os.truncate(top / "file", 1),
+        lambda top: (top / "file").chmod(0o600),
+        lambda top: os.utime(top / "file"),
+        lambda top: os.setxattr(top / "file", "user.one", b"1"),
+        lambda top: (top / "directory").mkdir(),
+        lambda top: os.link(top / "file", top / "link"),
+        lambda top: (top / "file").rename(top / "renamed"),
+        lambda top: (top / "again").unlink(),
+    ]
+    checked(["mount", "--bind", str(fuse_source), str(below)])
+    try:
+        mount = start(below, point, *MODES[name])
+        try:
+            (point / "file").write_text("text")
+            (point / "again").write_text("text")
+            # The daemon hears of the last close(2) a little later.
+            remount = ["mount", "-o", "remount,bind,ro", str(below)]
+            wait_until("nobody writes", lambda: run(remount).returncode == 0)
+            assert answers(point, changes) == answers(below, changes) == [errno.EROFS] * len(changes)
+            assert (below / "file").read_text() == (point / "file").read_text() == "text"
+            checked(["mount", "-o", "remount,bind,rw", str(below)])
+            assert answers(point, changes) == [0] * len(changes)
+            assert sorted(os.listdir(below)) == ["directory", "link", "new", "renamed"]
             mount.unmount()
         finally:
             mount.kill()

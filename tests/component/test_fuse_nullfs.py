@@ -54,7 +54,7 @@ def error_of(call: Callable[..., object], *arguments: object) -> int:
         (["--passthrough", "/mnt"], "--passthrough: no such option"),
         (["-o", "nosuch=3", "/mnt"], "nosuch=3: no such option; leave it out, or see userblk-nullfs --help"),
         (["-o", "ro,size=1K,nosuch", "/mnt"], "nosuch: no such option; leave it out"),
-        (["-o", "max_read=abc", "/mnt"], "invalid parameter in option `max_read=abc'; see userblk-nullfs --help"),
+        (["-o", "max_read=abc", "/mnt"], "max_read=abc: give bytes from 4096 to 1048576, a multiple of 4096"),
         (["/mnt", "/more"], "/more: one argument too many"),
         ([], "MOUNTPOINT is missing"),
         (["/etc/passwd"], "/etc/passwd: Not a directory; MOUNTPOINT"),

@@ -54,7 +54,9 @@ pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacki
         (["--cache", "/", "/mnt"], "--cache: no such option"),
         (["-o", "nosuch=3", "/", "/mnt"], "nosuch=3: no such option; leave it out, or see userblk-passthrough --help"),
         (["-o", "ro,nosuch", "/", "/mnt"], "nosuch: no such option; leave it out"),
-        (["-o", "max_read=abc", "/", "/mnt"], "invalid parameter in option `max_read=abc'; see userblk-"),
+        (["-o", "max_read=abc", "/", "/mnt"], "max_read=abc: give bytes from 4096 to 1048576, a multiple of 4096"),
+        (["-o", "max_read=6000", "/", "/mnt"], "max_read=6000: give bytes from 4096 to 1048576"),
+        (["-o", "strictatime", "/", "/mnt"], "strictatime: no such option; leave it out"),
         (["/", "/mnt", "/more"], "/more: one argument too many"),
         (["/"], "MOUNTPOINT is missing"),
         ([], "SOURCE is missing"),
@@ -136,6 +138,43 @@ def test_options_work_after_o(fuse_start: FuseStart) -> None:
     assert mount.status["splice"] == "off"
 
 
+def test_options_of_fstab_for_others_are_dropped(fuse_start: FuseStart) -> None:
+    """mount(8) passes some of them on, and people copy lines of fstab(5) and of /proc/mounts."""
+    options = "defaults,auto,noauto,nouser,nofail,_netdev,relatime,comment=here,x-systemd.automount,X-mount.mkdir"
+    mount = fuse_start("-o", options)
+    (mount.point / "file").write_text("text")
+    assert (mount.source / "file").read_text() == "text"
+
+
+def test_fstab(fuse_source: Path, tmp_path: Path) -> None:
+    if shutil.which("mount.fuse3") is None:
+        pytest.skip("mount.fuse3 is not installed")
+    point, table = fuse_source.with_name("mount"), tmp_path / "fstab"
+    options = f"subtype={PROGRAM.name},nofail,_netdev,relatime,noatime,x-systemd.automount,timeout=1"
+    table.write_text(f"{PROGRAM}#{fuse_source} {point} fuse {options} 0 0\n")
+    (fuse_source / "file").write_text("text")
+    checked(["mount", "--fstab", str(table), "--all", "--types", "fuse"])
+    try:
+        found = checked(["findmnt", "--noheadings", "--output", "FSTYPE,SOURCE,OPTIONS", str(point)]).split()
+        assert found[:2] == [f"fuse.{PROGRAM.name}", str(fuse_source)]
+        assert "noatime" in found[2].split(",")
+        assert (point / "file").read_text() == "text"
+    finally:
+        unmount(point)
+
+
+def test_max_read_limits_reads(fuse_start: FuseStart) -> None:
+    """By what libfuse tells of each answer; it would end the mount of a program that does not agree to the limit."""
+    mount = fuse_start("--nosplice", "--debug", "-o", "max_read=16384")
+    data = os.urandom(1 << 18)
+    (mount.source / "file").write_bytes(data)
+    assert (mount.point / "file").read_bytes() == data
+    sizes = [int(size) for size in re.findall(r"outsize: (\d+)", mount.errors.read_text(errors="replace"))]
+    assert 16384 <= max(sizes) < 16384 + 4096
+    unmount(mount.point)
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+
+
 def test_passthrough_where_granted(fuse_start: FuseStart) -> None:
     granted = lacking_for_mode("passthrough") is None
     mount = fuse_start("--passthrough=auto")
@@ -196,6 +235,21 @@ def test_returns_from_the_background_when_ready(fuse_source: Path) -> None:
         unmount(point)
 
 
+def test_background_keeps_no_directory_in_use(fuse_source: Path, small_filesystem: Path) -> None:
+    """Nor do relative paths need the one in which it was started."""
+    (fuse_source / "file").write_text("text")
+    point = fuse_source.with_name("mount")
+    relative = [os.path.relpath(path, small_filesystem) for path in (fuse_source, point)]
+    started = subprocess.run([PROGRAM, *relative], cwd=small_filesystem, capture_output=True, check=True)
+    try:
+        assert started.stderr == b""
+        assert (point / "file").read_text() == "text"
+        checked(["umount", str(small_filesystem)])
+        checked(["mount", "-t", "tmpfs", "userblk-test", str(small_filesystem)])  # which its fixture unmounts
+    finally:
+        unmount(point)
+
+
 def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("mount.fuse3") is None:
         pytest.skip("mount.fuse3 is not installed")
@@ -220,6 +274,69 @@ def test_a_signal_unmounts(number: signal.Signals, fuse_default: Mount) -> None:
     assert fuse_default.process.wait(STOP_TIMEOUT_S) == 0
     assert not os.path.ismount(fuse_default.point)
     assert (fuse_default.source / "file").read_text() == "text"
+
+
+def test_a_signal_leaves_the_mounts_of_others_alone(fuse_default: Mount) -> None:
+    """Its own is gone from there, and goes on until its last file is closed, or until the signal."""
+    (fuse_default.point / "file").write_text("text")
+    descriptor = os.open(fuse_default.point / "file", os.O_RDONLY)
+    checked(["umount", "--lazy", str(fuse_default.point)])
+    checked(["mount", "-t", "tmpfs", "userblk-test", str(fuse_default.point)])
+    try:
+        assert os.read(descriptor, 4) == b"text"
+        fuse_default.process.terminate()
+        assert fuse_default.process.wait(STOP_TIMEOUT_S) == 0
+        assert fuse_default.errors.read_text() == ""
+        assert os.path.ismount(fuse_default.point)
+    finally:
+        unmount(fuse_default.point)
+        with suppress(OSError):  # close(2) asks the daemon
+            os.close(descriptor)
+
+
+def traced(call: str, injection: str) -> tuple[str, ...]:
+    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
+    return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
+
+
+def test_a_signal_at_the_end_changes_nothing(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """It is closing the descriptors of inodes, slowly here, when it comes."""
+    names = [str(number) for number in range(200)]
+    for name in names:
+        (fuse_source / name).touch()
+    mount = fuse_start(wrapper=traced("close", "delay_enter=5000"))
+    for name in names:
+        (mount.point / name).stat()
+
+    def files() -> set[str]:
+        directory = Path(f"/proc/{mount.process.pid}/fd")
+        return {os.readlink(file) for file in directory.iterdir()}
+
+    unmount(mount.point)
+    wait_until("the session has ended", lambda: "/dev/fuse" not in files())
+    mount.process.terminate()
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert mount.errors.read_text() == ""
+
+
+def test_an_end_that_a_thread_hears_of_as_an_abort(fuse_start: FuseStart) -> None:
+    """As the kernel says of an unmount to one who took a request at that moment."""
+    wrapper = (*traced("read", "error=ECONNABORTED:when=20"), "-P", "/dev/fuse")
+    mount = fuse_start("--nosplice", "--nocache", "--max-threads=1", wrapper=wrapper)
+    with suppress(OSError):
+        for number in range(20):
+            (mount.point / f"file{number}").touch()
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert not os.path.ismount(mount.point)
+
+
+def test_a_mount_that_has_ended_is_not_ready(fuse_source: Path) -> None:
+    """What answers at its place then is the directory below."""
+    wrapper = (*traced("read", "error=ECONNABORTED:when=2"), "-P", "/dev/fuse")
+    options = ["--nosplice", "--max-threads=1"]
+    result = run([*wrapper, str(PROGRAM), *options, str(fuse_source), str(fuse_source.with_name("mount"))])
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.endswith("userblk-passthrough: ended before it was ready\n")
 
 
 def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:

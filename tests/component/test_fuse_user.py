@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, NOBODY, PROGRAM, as_user, launch
-from nbdkit_server import checked
+from fuse_mount import LIBFUSE, MODES, NOBODY, PROGRAM, as_user, launch, parse_status
+from nbdkit_server import checked, run
 
 GROUP = 4321
 # name: mode, owner and group
@@ -70,6 +70,30 @@ def answer(command: str, top: Path) -> str:
     """What a command prints in a directory, and what the files look like after it."""
     script = f'cd "$1"; ({command}) 2>&1; stat --format="%n %A %s %u %g" *'
     return as_user(NOBODY, "sh", "-c", script, "sh", str(top), groups=str(GROUP)).stdout
+
+
+def test_root_of_a_user_namespace(fuse_source: Path) -> None:
+    """There is no other user in it; and the kernel passes nothing through for its root."""
+    point, user = (
+        fuse_source.with_name("mount"),
+        ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    )
+    namespace = (*user, "unshare", "--map-root-user", "--mount")
+    if run([*namespace, "true"]).returncode != 0:
+        pytest.skip("kernel: users have no user namespaces")
+    for path in (fuse_source, point):
+        os.chown(path, NOBODY, NOBODY)
+    script = '"$0" "$@" && echo text >"$MOUNT/file" && stat --format="%u %s" "$MOUNT/file" && umount "$MOUNT"'
+    with device_open_to(NOBODY):
+        for option, granted in (("--passthrough=auto", "off"), ("--passthrough", "refused"), ("--nosplice", "off")):
+            if "passthrough" in option and LIBFUSE < (3, 17):
+                continue
+            argv = ["env", f"MOUNT={point}", "sh", "-c", script, str(PROGRAM), option, str(fuse_source), str(point)]
+            result = run([*namespace, *argv])
+            status, _, answer = result.stdout.partition("\n")
+            assert (result.stderr, answer) == ("", "0 5\n")
+            assert parse_status(status)["passthrough"] == granted
+            assert (fuse_source / "file").stat().st_uid == NOBODY
 
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
