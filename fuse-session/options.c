@@ -11,6 +11,7 @@
 #define LIBFUSE_MAX_THREADS 100000
 #define LEAST_LIMIT	    4096 /* of one read or write */
 #define MOST_LIMIT	    1048576
+#define KERNEL_READ	    131072  /* what it reads at once unless told otherwise: 32 pages */
 #define DEFAULT_TIMEOUT	    86400.0 /* seconds */
 
 static const char help_modes[] =
@@ -99,23 +100,33 @@ static bool check_write_limit(struct session_options *o)
 {
 	if (!o->max_write)
 		return true;
-	if (!HAVE_WRITE_LIMIT) {
-		session_warn(
-			"max-write=%s: this program was built with libfuse %d.%d; build it with "
-			"3.14 or later",
-			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION);
-		return false;
-	}
 	o->write_limit = parse_limit("max-write", o->max_write);
 	if (!o->write_limit)
 		return false;
-	if (o->io_uring || !o->nosplice) {
-		session_warn("max-write=%s: %s", o->max_write,
-			o->io_uring ? "contradicts io-uring; leave one of them out"
-				    : "needs nosplice; add it");
+	if (o->io_uring) {
+		session_warn(
+			"max-write=%s: contradicts io-uring; leave one of them out", o->max_write);
+		return false;
+	}
+	if (!session_limits_reads(o))
+		return true;
+	if (!HAVE_WRITE_LIMIT) {
+		session_warn("max-write=%s: this program was built with libfuse %d.%d; give %d or "
+			     "more, or build it with 3.14 or later",
+			o->max_write, FUSE_MAJOR_VERSION, FUSE_MINOR_VERSION, KERNEL_READ);
+		return false;
+	}
+	if (!o->nosplice) {
+		session_warn("max-write=%s: needs nosplice below %d; add it, or give more",
+			o->max_write, KERNEL_READ);
 		return false;
 	}
 	return true;
+}
+
+bool session_limits_reads(const struct session_options *o)
+{
+	return o->write_limit && o->write_limit < KERNEL_READ;
 }
 
 static bool check_read_limit(struct session_options *o)

@@ -71,6 +71,10 @@ int session_option_rest(const char *arg, int key, char **const words[], const ch
 /* Looks at the values and fills in what they say. False: a mistake, which has been reported. */
 bool session_options_check(struct session_options *o);
 
+/* Whether libfuse's way to limit writes would make reads smaller, too, so that its custom I/O is
+ * needed. */
+bool session_limits_reads(const struct session_options *o);
+
 /* --help with the program's own lines, which are before and after those of the options here. */
 void session_print_help(const char *before, const char *own);
 

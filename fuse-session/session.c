@@ -409,7 +409,7 @@ static bool limit_writes(void)
 	static const struct fuse_custom_io io = {.read = read_request, .writev = write_answer};
 
 	/* Mounting sets the descriptor that counts. */
-	if (session.options->write_limit &&
+	if (session_limits_reads(session.options) &&
 		fuse_session_custom_io(session.fuse, &io, STDIN_FILENO) != 0) {
 		session_warn("max-write: libfuse %s does not support it; leave it out",
 			fuse_pkgversion());

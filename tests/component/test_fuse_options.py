@@ -47,7 +47,9 @@ pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacki
         (["--timeout=nan", "/", "/mnt"], "timeout=nan: give seconds"),
         (["--max-write=4095", "/", "/mnt"], "max-write=4095: give bytes from 4096 to 1048576"),
         (["--max-write=4096k", "/", "/mnt"], "max-write=4096k: give bytes"),
-        (["--max-write=4096", "/", "/mnt"], "max-write=4096: needs nosplice; add it"),
+        (["--max-write=4096", "/", "/mnt"], "max-write=4096: needs nosplice below 131072; add it, or give more"),
+        (["--max-write=126976", "/", "/mnt"], "max-write=126976: needs nosplice"),
+        (["--max-write=131072", "--io-uring", "/", "/mnt"], "max-write=131072: contradicts io-uring"),
         (["--max-write=4096", "--io-uring", "/", "/mnt"], "max-write=4096: contradicts io-uring"),
         (["--nocache", "--timeout=5", "/", "/mnt"], "timeout=5: contradicts nocache"),
         (["--passthrough=on", "/", "/mnt"], "passthrough=on: give auto, or no value"),
@@ -118,6 +120,21 @@ def test_small_writes_leave_reads_as_they_are(fuse_start: FuseStart) -> None:
     writes = re.findall(r"opcode: WRITE .*insize: (\d+)", reported)
     assert len(writes) == 256 and len(set(writes)) == 1 and int(writes[0]) < 8192
     assert max(map(int, re.findall(r"outsize: (\d+)", reported))) > 65536
+    unmount(mount.point)
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+
+
+def test_larger_writes_need_nothing_else(fuse_start: FuseStart) -> None:
+    """As the optimised StackFS had them: 128 KiB, with splice."""
+    mount = fuse_start("--max-write=131072", "--debug")
+    assert mount.status["max-write"] == "131072" and mount.status["splice"] == "on"
+    data = os.urandom(1 << 20)
+    (mount.source / "file").write_bytes(data)
+    (mount.point / "copy").write_bytes(data)
+    assert (mount.point / "file").read_bytes() == data == (mount.source / "copy").read_bytes()
+    reported = mount.errors.read_text(errors="replace")
+    sizes = [int(size) for size in re.findall(r"opcode: WRITE .*insize: (\d+)", reported)]
+    assert len(sizes) >= 8 and 131072 <= max(sizes) < 131072 + 4096
     unmount(mount.point)
     assert mount.process.wait(STOP_TIMEOUT_S) == 0
 
