@@ -161,6 +161,7 @@ int backend_info(struct backend *b, struct backend_info *info)
 	info->readonly = b->readonly;
 	info->answers_later = b->ops->submit != NULL;
 	info->can_stall = b->ops->stop != NULL;
+	info->reads_zeroes = b->reads_zeroes;
 	return r;
 }
 
@@ -218,7 +219,7 @@ static bool vector_length(const struct iovec *iov, int iovcnt, uint64_t *length)
 
 /* The flags that each kind of request accepts. */
 static const unsigned allowed_flags[] = {
-	[BACKEND_READ] = 0,
+	[BACKEND_READ] = BACKEND_ZEROED,
 	[BACKEND_WRITE] = BACKEND_FUA,
 	[BACKEND_FLUSH] = 0,
 	[BACKEND_TRIM] = BACKEND_FUA,
@@ -263,7 +264,7 @@ static int check_request(struct backend *b, struct backend_request *r, bool *not
 		return -EINVAL;
 	if (!inside(b, r->offset, r->length))
 		return r->op == BACKEND_WRITE || r->op == BACKEND_ZERO ? -ENOSPC : -EINVAL;
-	*nothing = r->length == 0;
+	*nothing = r->length == 0 || (r->flags & BACKEND_ZEROED && b->reads_zeroes);
 	return 0;
 }
 

@@ -48,6 +48,7 @@
 #define BACKEND_MAY_TRIM  (1u << 1) /* zero: the range may be deallocated */
 #define BACKEND_FAST_ZERO (1u << 2) /* zero: -EOPNOTSUPP at once rather than slowly */
 #define BACKEND_REQ_ONE	  (1u << 3) /* extents: the first extent is enough */
+#define BACKEND_ZEROED	  (1u << 4) /* read: the memory holds zeroes already */
 
 /* What the framework does for a device. Every function may be called from any thread. */
 struct backend_host {
@@ -89,6 +90,7 @@ struct backend_info {
 	bool never_waits;    /* no call waits for anything: fit for a thread that may not */
 	bool answers_later;  /* backend_submit() does not wait for the device */
 	bool can_stall;	     /* may wait for something out of reach: see backend_stop() */
+	bool reads_zeroes;   /* all that it reads is zeroes: see BACKEND_ZEROED */
 };
 
 /* Where the bytes of a READ or WRITE lie in a file: see backend_get_backing(). */

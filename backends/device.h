@@ -74,6 +74,9 @@ struct backend {
 	_Atomic bool size_demanded;
 	/* Set by open(); the core then refuses every change with -EROFS. */
 	bool readonly;
+	/* Set by open(): all reads are zeroes. The core leaves memory alone that holds them
+	 * already. */
+	bool reads_zeroes;
 	/* Set by open() of a device with sessions: see backend_session(). */
 	uint32_t session;
 	/* The core's: when a failed request of the kind was reported, and how many were not. */

@@ -26,7 +26,6 @@ struct null_config {
 struct null {
 	struct backend backend;
 	uint32_t block_size;
-	enum fill fill;
 };
 
 static const struct param null_params[] = {
@@ -96,7 +95,7 @@ static int null_open(
 		return -ENOMEM;
 	n->backend.size = c.size;
 	n->block_size = block_sizes[c.block_size];
-	n->fill = c.fill;
+	n->backend.reads_zeroes = c.fill == FILL_ZERO;
 	*out = &n->backend;
 	return 0;
 }
@@ -131,7 +130,7 @@ static int null_info(struct backend *b, struct backend_info *info)
 static int null_readv(struct backend *b, const struct iovec *iov, int iovcnt, uint64_t offset)
 {
 	(void)offset;
-	if (((const struct null *)b)->fill == FILL_ZERO)
+	if (b->reads_zeroes)
 		for (int i = 0; i < iovcnt; i++)
 			if (iov[i].iov_len) /* an empty one may have no base */
 				memset(iov[i].iov_base, 0, iov[i].iov_len);
@@ -159,7 +158,7 @@ static int null_extents(struct backend *b, uint64_t offset, uint64_t length, uns
 				  .offset = offset,
 				  .length = length,
 				  .hole = true,
-				  .zero = ((const struct null *)b)->fill == FILL_ZERO,
+				  .zero = b->reads_zeroes,
 			  });
 }
 

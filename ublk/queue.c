@@ -28,6 +28,7 @@ struct io {
 	struct iovec iov; /* this tag's buffer, as long as the request */
 	struct ublk_queue *queue;
 	struct io *next_finished;
+	uint64_t dirty;	  /* of the buffer: ublk_queue_dirty() */
 	int result;	  /* of a finished request: 0 or negative errno */
 	uint32_t moved;	  /* bytes that transfers have done */
 	int failed;	  /* the error of a transfer that the device is to repeat */
@@ -109,6 +110,20 @@ int ublk_queue_repeated(const struct backend_request *request, int transfer, int
 	return repeated == 0 && unsynced ? transfer : repeated;
 }
 
+uint64_t ublk_queue_dirty(const struct backend_request *request, int result, uint64_t dirty)
+{
+	switch (request->op) {
+	case BACKEND_READ:
+		if (result == 0)
+			return request->length < dirty ? dirty : 0;
+		return MAX(dirty, request->length);
+	case BACKEND_WRITE: /* the kernel has put the data there */
+		return MAX(dirty, request->length);
+	default:
+		return dirty;
+	}
+}
+
 /* ---- the ring ------------------------------------------------------------------- */
 
 static struct io_uring_sqe *get_sqe(struct ublk_queue *q)
@@ -155,6 +170,8 @@ static void finish(struct io *io, int result)
 	struct ublk_queue *q = io->queue;
 
 	q->in_service--;
+	if (q->dev->info.reads_zeroes)
+		io->dirty = ublk_queue_dirty(&io->request, result, io->dirty);
 	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, ublk_queue_answer(&io->request, result));
 }
 
@@ -341,6 +358,8 @@ static void start_request(struct io *io)
 	/* What was acknowledged is in the device's hands: in order, if not durable. */
 	if (dev->weak_flush)
 		io->request.flags &= ~BACKEND_FUA;
+	if (dev->info.reads_zeroes && io->request.op == BACKEND_READ && io->dirty == 0)
+		io->request.flags |= BACKEND_ZEROED;
 	q->in_service++;
 	io->moved = 0;
 	io->failed = 0;

@@ -62,5 +62,10 @@ int ublk_queue_answer(const struct backend_request *request, int result);
  * the disk may have lost earlier writes, and reports that once.
  */
 int ublk_queue_repeated(const struct backend_request *request, int transfer, int repeated);
+/*
+ * For a device whose reads are zeroes: how many bytes of a buffer, from its first on, may hold
+ * something else after a request. dirty: before it; result: 0 or negative errno.
+ */
+uint64_t ublk_queue_dirty(const struct backend_request *request, int result, uint64_t dirty);
 
 #endif

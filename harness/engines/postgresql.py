@@ -190,6 +190,10 @@ class Postgresql(Flow):
             return system
         return dataclasses.replace(system, options=[*system.options, "-o", "allow_other"])
 
+    def modelled(self, workload: Workload) -> bool:
+        """Its programs are not in the guest, and sysbench counts whole seconds."""
+        return False
+
     def lacks(self, workload: Workload, build: str) -> str:
         if not server_program("initdb"):
             return "PostgreSQL is not installed; apt-get install postgresql"

@@ -136,6 +136,21 @@ static void test_errors_are_few(void **state)
 	}
 }
 
+/* Zeroes in memory say nothing of what the device holds. */
+static void test_zeroes_in_memory_replace_no_read(void **state)
+{
+	struct backend with_calls = open_fake(&calls), with_submit = open_fake(&submits);
+	char byte = 0;
+	const struct iovec iov = {&byte, 1};
+	struct backend_request read = {
+		.op = BACKEND_READ, .flags = BACKEND_ZEROED, .iov = &iov, .iovcnt = 1};
+
+	(void)state;
+	fault = -EIO;
+	assert_int_equal(backend_perform(&with_calls, &read), -EIO);
+	assert_int_equal(backend_perform(&with_submit, &read), -EIO);
+}
+
 static void test_what_a_device_cannot_do(void **state)
 {
 	struct backend b = open_fake(&calls);
@@ -251,6 +266,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_errors_are_few),
+		cmocka_unit_test(test_zeroes_in_memory_replace_no_read),
 		cmocka_unit_test(test_what_a_device_cannot_do),
 		cmocka_unit_test(test_wrong_requests_are_not_the_device_s_fault),
 		cmocka_unit_test(test_a_failure_is_told_once),

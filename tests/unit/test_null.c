@@ -101,6 +101,37 @@ static void test_fill(void **state)
 	}
 }
 
+/* Seen by what the memory really holds. */
+static void test_zeroes_are_not_written_twice(void **state)
+{
+	char memory[512];
+	const struct iovec iov = {memory, sizeof memory};
+	struct backend_request read = {
+		.op = BACKEND_READ, .flags = BACKEND_ZEROED, .iov = &iov, .iovcnt = 1};
+	struct backend_info info;
+	struct device d;
+
+	(void)state;
+	device_open(&d, &null_backend, "1m");
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	assert_true(info.reads_zeroes);
+	memset(memory, 0x5a, sizeof memory);
+	assert_int_equal(backend_perform(d.backend, &read), 0);
+	assert_int_equal(memory[0], 0x5a);
+	assert_int_equal(read.length, sizeof memory);
+	read.flags = 0;
+	assert_int_equal(backend_perform(d.backend, &read), 0);
+	assert_int_equal(memory[0], 0);
+	read.flags = BACKEND_ZEROED;
+	read.offset = MIB;
+	assert_int_equal(backend_perform(d.backend, &read), -EINVAL);
+	device_close(&d);
+	device_open(&d, &null_backend, "1m;fill=none");
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	assert_false(info.reads_zeroes);
+	device_close(&d);
+}
+
 static int keep_extent(void *opaque, const struct backend_extent *extent)
 {
 	*(struct backend_extent *)opaque = *extent;
@@ -199,6 +230,7 @@ static void test_flags(void **state)
 	(void)state;
 	device_open(&d, &null_backend, "1m");
 	assert_int_equal(device_write(&d, buffer, 512, 0, BACKEND_MAY_TRIM), -EINVAL);
+	assert_int_equal(device_write(&d, buffer, 512, 0, BACKEND_ZEROED), -EINVAL);
 	assert_int_equal(backend_trim(d.backend, 0, 512, BACKEND_FAST_ZERO), -EINVAL);
 	assert_int_equal(backend_zero(d.backend, 0, 512, BACKEND_REQ_ONE), -EINVAL);
 	assert_int_equal(
@@ -275,6 +307,7 @@ int main(void)
 		cmocka_unit_test(test_framework_size),
 		cmocka_unit_test(test_resized),
 		cmocka_unit_test(test_fill),
+		cmocka_unit_test(test_zeroes_are_not_written_twice),
 		cmocka_unit_test(test_everything_succeeds),
 		cmocka_unit_test(test_ranges),
 		cmocka_unit_test(test_vectors),

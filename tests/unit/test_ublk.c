@@ -233,6 +233,40 @@ static void test_failed_durable_writes_stay_failed(void **state)
 	assert_int_equal(ublk_queue_repeated(&r, -EIO, 0), 0);
 }
 
+/* A read of zeroes may leave a buffer alone only if nothing has been put there since it held
+ * zeroes. */
+static void test_buffers_are_zeroes_until_something_is_put_there(void **state)
+{
+	static const struct {
+		enum backend_op op;
+		uint64_t length;
+		int result;
+		uint64_t dirty; /* after it */
+	} steps[] = {
+		{BACKEND_READ, 1u << 20, 0, 0},
+		{BACKEND_WRITE, 4096, 0, 4096},
+		{BACKEND_WRITE, 512, 0, 4096},
+		{BACKEND_WRITE, 131072, -EIO, 131072}, /* the data had come before it failed */
+		{BACKEND_READ, 4096, 0, 131072},       /* the rest is as before */
+		{BACKEND_FLUSH, 0, 0, 131072},
+		{BACKEND_ZERO, 1ull << 31, 0, 131072}, /* of the disk, not of the buffer */
+		{BACKEND_TRIM, 1ull << 31, 0, 131072},
+		{BACKEND_READ, 131072, 0, 0},
+		{BACKEND_READ, 4096, -EIO, 4096}, /* half done */
+		{BACKEND_READ, 131072, -EIO, 131072},
+		{BACKEND_READ, 1u << 20, 0, 0},
+	};
+	uint64_t dirty = 0;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+		const struct backend_request r = {.op = steps[i].op, .length = steps[i].length};
+
+		dirty = ublk_queue_dirty(&r, steps[i].result, dirty);
+		assert_int_equal(dirty, steps[i].dirty);
+	}
+}
+
 static const struct backend_info usual = {
 	.size = (1u << 30) + 4096 + 512,
 	.block_size = 4096,
@@ -330,6 +364,7 @@ int main(void)
 		cmocka_unit_test(test_requests_are_translated),
 		cmocka_unit_test(test_answers_are_whole),
 		cmocka_unit_test(test_failed_durable_writes_stay_failed),
+		cmocka_unit_test(test_buffers_are_zeroes_until_something_is_put_there),
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
 	};

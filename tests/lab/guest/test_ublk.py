@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 import re
@@ -99,6 +100,24 @@ def test_null_reads_zeroes(add: Add) -> None:
         assert not any(read(disk, 0, 16 * MIB))
         run(["dd", "if=/dev/urandom", f"of={disk}", "bs=1M", "count=4", "oflag=direct"])
         assert not any(read(disk, 0, 4 * MIB))
+
+
+@pytest.mark.parametrize("mode", ["workers", "uring"])
+def test_null_reads_zeroes_where_data_were(add: Add, mode: str) -> None:
+    """Into the only tag's buffer, which reads leave alone while it holds zeroes, and writes fill."""
+    disk = add(f"--mode={mode}", "--queues=1", "--depth=1", "null", f"size={16 * MIB}")
+    buffer = mmap.mmap(-1, MIB)  # aligned for direct I/O
+    descriptor = os.open(disk, os.O_RDWR | os.O_DIRECT)
+    try:
+        for written, sizes in ((MIB, (4096, MIB)), (4096, (512, MIB)), (128 << 10, (MIB, 4096)), (512, (512,))):
+            buffer[:] = b"x" * MIB
+            assert os.pwritev(descriptor, [memoryview(buffer)[:written]], 0) == written
+            for size in sizes:
+                buffer[:] = b"y" * MIB
+                assert os.preadv(descriptor, [memoryview(buffer)[:size]], 0) == size
+                assert not any(buffer[:size]), (written, size)
+    finally:
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(
