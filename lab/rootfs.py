@@ -57,6 +57,15 @@ BUILD_TOOLS = {
 }
 RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
 
+NO_CLUSTER = (
+    "mkdir -p $1/etc/postgresql-common/createcluster.d"
+    " && echo 'create_main_cluster = off' >$1/etc/postgresql-common/createcluster.d/lab.conf"
+)
+NO_CERTIFICATE = (
+    "rm -f $1/etc/ssl/certs/ssl-cert-snakeoil.pem $1/etc/ssl/private/ssl-cert-snakeoil.key"
+    " && chroot $1 find -L /etc/ssl/certs -type l -delete"  # the link by the certificate's hash
+)
+
 IMAGE_STEP = 128  # MiB; a guest takes memory devices in such pieces
 NOT_IN_IMAGE = ("var/lib/apt/lists", "var/cache")  # they differ with the archive's date, and no guest reads them
 IMAGE_ID = "6d9c1f6e-2f0e-4f5c-9a57-0c6b7d1d5a10"  # of all, so that directories are read in the same order
@@ -177,6 +186,8 @@ def recipe(variant: Variant, packages: Sequence[str]) -> list[str]:
     argv += ["--include=" + ",".join(packages)]
     argv += ['--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("man", "doc", "locale", "info")]
+    # No cluster of PostgreSQL, and no certificate: each would be another one in each root.
+    argv += [f"--essential-hook={NO_CLUSTER}", f"--customize-hook={NO_CERTIFICATE}"]
     # The package lists stay: the headers of tcmu-runner come from its source package.
     argv += ["--skip=cleanup/apt/lists"]
     if variant.kernel == "backports":

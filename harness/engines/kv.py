@@ -69,10 +69,6 @@ class Kv(Flow):
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)
 
-    def modelled(self, workload: Workload) -> bool:
-        """Its libraries are not in the guest."""
-        return False
-
     def lacks(self, workload: Workload, build: str) -> str:
         store = workload.file.partition(" ")[0]
         for program in self.programs(build):

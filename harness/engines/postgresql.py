@@ -182,17 +182,11 @@ class Postgresql(Flow):
         return Suite(name, tuple(_workloads(name, table, profile)), systems)
 
     def fits(self, workload: Workload, system: SystemConfig, kind: Kind) -> bool:
-        """The server is not root, which a file system that a program mounts must allow."""
-        return super().fits(workload, system, kind) and kind.name != "mount"
+        """The server is not root."""
+        return super().fits(workload, system, kind) and kind.for_others is not None
 
     def system(self, system: SystemConfig) -> SystemConfig:
-        if KINDS[system.kind].name != "fuse":
-            return system
-        return dataclasses.replace(system, options=[*system.options, "-o", "allow_other"])
-
-    def modelled(self, workload: Workload) -> bool:
-        """Its programs are not in the guest, and sysbench counts whole seconds."""
-        return False
+        return dataclasses.replace(system, options=[*system.options, *(KINDS[system.kind].for_others or ())])
 
     def lacks(self, workload: Workload, build: str) -> str:
         if not server_program("initdb"):

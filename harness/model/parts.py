@@ -26,6 +26,7 @@ class Kind:
     blocks: workloads on a device run on it. of_store: it is over a store. bare: nothing is between a workload and the
     device. own_files: it is a file system of its own, with nothing below. in_paper: the paper says how many threads it
     has. events: what can be done to its server. resend_s: how long what a killed one had waits for the next.
+    for_others: options with which users other than root may use what it mounts; None: there are none.
     """
 
     name = ""
@@ -36,6 +37,7 @@ class Kind:
     in_paper = False
     events: tuple[str, ...] = ()
     resend_s = 0.0
+    for_others: tuple[str, ...] | None = ()
 
     def read(self, name: str, table: Table) -> SystemConfig:
         """A system, of the rest of its file. Raises ConfigError."""

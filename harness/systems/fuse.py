@@ -111,6 +111,7 @@ class Fuse(SystemKind):
     needs = MODULES
     made = "fuse-passthrough", "fuse-passthrough/userblk-passthrough"
     blocks = False
+    for_others = ("-o", "allow_other")
     device = ""
 
     def read(self, name: str, table: Table) -> SystemConfig:

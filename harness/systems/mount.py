@@ -65,6 +65,7 @@ class Mount(Required):
 
     name = "mount"
     blocks = False
+    for_others = None
     needs = ("fuse",)
 
     def read(self, name: str, table: Table) -> SystemConfig:

@@ -225,6 +225,12 @@ def test_virtual_time_needs_the_headers_of_a_kernel(tmp_path: Path, monkeypatch:
         models.ensure_modules(tree)
 
 
+def test_the_guest_has_what_the_applications_suites_need() -> None:
+    listed = (Path(__file__).parents[2] / "configs/packages.csv").read_text().splitlines()
+    needed = {line.split(",")[1] for line in listed if line.startswith("apps,")}
+    assert len(needed) == 5 and needed <= set(rootfs.packages_of(STABLE)) & set(rootfs.packages_of(OLD))
+
+
 def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rootfs, "CACHE", tmp_path)
     top = tmp_path / "trixie-stable"

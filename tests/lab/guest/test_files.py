@@ -29,6 +29,7 @@ SYSTEMS = [
 ]
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
+APPLICATIONS = 1024 * MIB  # half of the file system that suites kv and postgresql ask for
 SMALL = {"nfiles": 1000, "dirwidth": 1000, "filesize": 2 * MIB, "iters": 1 << 20}
 END_LIMIT = 900.0  # s for what is left of a campaign of up to three cells
 MANY = 6000  # of which the deletion takes longer than the least time that counts
@@ -117,6 +118,28 @@ def test_other_file_systems_of_the_kernel(system: str, mounted: dict[str, Any], 
     assert summary["metrics"]["throughput_kops"] > 0
     assert summary["settings"].items() >= mounted.items()
     assert (summary["device_used"]["path"] == "/dev/ram0") is (system == "ext4-ramdisk")
+    assert leftovers() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("suite", "workloads"), [("kv", ["rocksdb-a", "leveldb-a", "sqlite-a"]), ("postgresql", ["oltp"])]
+)
+def test_applications_run_in_the_guest(suite: str, workloads: list[str], tmp_path: Path) -> None:
+    profile = load_profile("quick")
+    files = dataclasses.replace(
+        profile.files, ramp_s=0, runtime_s=2, macro_runtime_s=2, size={"nvme": 2 * APPLICATIONS}
+    )
+    profile = dataclasses.replace(profile, area={"nvme": APPLICATIONS}, files=files)
+    directory = tmp_path / "campaign"
+    guest_campaign.make_campaign(directory, suite, profile, "nbdkit", workloads)
+    with runner(directory) as process:
+        assert process.wait(END_LIMIT) == 0, (directory / "runner.log").read_text()
+    found = summaries(directory)
+    assert sorted(summary["workload"] for summary in found) == sorted(workloads)
+    for summary in found:
+        assert summary["valid"], summary["invalid"]
+        assert summary["metrics"]["throughput_kops"] > 0
     assert leftovers() == []
 
 
