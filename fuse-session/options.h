@@ -62,9 +62,8 @@ struct session_options {
 
 /*
  * What to do with an argument that the table does not have: as a fuse_opt_proc_t. What fstab(5) has
- * for others than the file system is dropped. One without dash
- * is for the first of words that has no value yet; NULL is their end. names: all of them, for a
- * message.
+ * for others than the file system is dropped. One without dash is for the first of words that has
+ * no value yet; NULL is their end. names: all of them, for a message.
  */
 int session_option_rest(const char *arg, int key, char **const words[], const char *names);
 

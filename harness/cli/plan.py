@@ -339,10 +339,11 @@ def times_of_files(plan: Plan) -> list[str]:
             runs = kinds.setdefault((files.ramp_s, files.seconds(workload)), [])
             if run not in runs:
                 runs.append(run)
-    return [f"{text} ({', '.join(runs)})" for text, runs in texts.items()] + [
-        f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run ({', '.join(runs)})"
-        for (ramp_s, runtime_s), runs in sorted(kinds.items(), key=lambda item: "others" in item[1])
-    ]
+    for (ramp_s, runtime_s), runs in sorted(kinds.items(), key=lambda item: "others" in item[1]):
+        texts.setdefault(f"{ramp_s:g} s discarded + {runtime_s:g} s measured per run", []).extend(runs)
+    if list(texts.values()) == [["others"]]:
+        return list(texts)  # there are no others
+    return [f"{text} ({', '.join(runs)})" for text, runs in texts.items()]
 
 
 class OnDevices:

@@ -106,6 +106,11 @@ class Server:
         ]
 
 
+def whole_seconds(workload: Workload, profile: Profile) -> int:
+    """How long its clients run: sysbench has whole seconds only."""
+    return math.ceil(duration_s(workload, profile))
+
+
 def fatal_error(output: Path) -> list[str]:
     """What sysbench printed of why it cannot go on: after that, its prepare with several threads still exits with 0."""
     found = re.search(r"^FATAL: .*", output.read_text(errors="replace"), re.M)
@@ -136,7 +141,7 @@ def parse(text: str, workload: Workload, profile: Profile) -> Result:
     errors = re.search(r"ignored errors: +(\d+) ", text)
     problems = [] if operations else ["no transaction was completed after the ramp"]
     conflicts = int(errors[1]) if errors else 0
-    warnings = [f"conflicts: {conflicts} transactions collided with another and were repeated"] * (conflicts > 0)
+    warnings = [f"conflicts: transactions that collided with another and were repeated: {conflicts}"] * (conflicts > 0)
     whole = ramp == 0 and warm_up.cut_s == 0  # sysbench's histogram is
     bins = {round(float(ms) * 1e6): int(count) for ms, count in BIN.findall(text)}
     per_s = operations / (length or 1)
@@ -187,6 +192,10 @@ class Postgresql(Flow):
 
     def system(self, system: SystemConfig) -> SystemConfig:
         return dataclasses.replace(system, options=[*system.options, *(KINDS[system.kind].for_others or ())])
+
+    def run_text(self, workload: Workload, profile: Profile) -> str:
+        ramp = profile.files.ramp_s
+        return f"{ramp:g} s discarded + {whole_seconds(workload, profile) - ramp:g} s measured per run"
 
     def lacks(self, workload: Workload, build: str) -> str:
         if not server_program("initdb"):
@@ -240,7 +249,7 @@ class Postgresql(Flow):
     ) -> tuple[list[str], Callable[[], list[str]]]:
         server = self.server(run, mounted[0])
         process = server.start(recorder, memory, run)
-        seconds = math.ceil(duration_s(run.workload, run.profile))  # sysbench has whole ones only
+        seconds = whole_seconds(run.workload, run.profile)
         words = (f"--time={seconds}", "--report-interval=1", "--histogram", f"--rand-seed={run.entry.seed}", "run")
 
         def problems() -> list[str]:

@@ -456,6 +456,10 @@ def test_the_plan_says_how_long_each_kind_of_run_is(tmp_path: Path) -> None:
                                          "0 s discarded + 3 s measured per run (others, servers)"]),
         (["source-tree", "--clock", "real"], ["on file systems, in 4.3 GB of memory:",
                                               "until its work is done (unpack, build)"]),
+        (["kv", "--clock", "virtual"], ["on file systems, in 4.3 GB of memory:",
+                                        "0 s discarded + 0.3 s measured per run"]),
+        (["postgresql", "--clock", "virtual"], ["on file systems, in 4.3 GB of memory:",
+                                                "0 s discarded + 1 s measured per run (oltp, oltp-no-fsync)"]),
     ],
 )  # fmt: skip
 def test_the_plan_has_the_times_of_its_suite(arguments: list[str], says: list[str], tmp_path: Path) -> None:
