@@ -141,7 +141,7 @@ def parse(text: str, workload: Workload, profile: Profile) -> Result:
     errors = re.search(r"ignored errors: +(\d+) ", text)
     problems = [] if operations else ["no transaction was completed after the ramp"]
     conflicts = int(errors[1]) if errors else 0
-    warnings = [f"conflicts: transactions that collided with another and were repeated: {conflicts}"] * (conflicts > 0)
+    warnings = [f"conflicts: {conflicts} (transactions that collided with another and were repeated)"] * (conflicts > 0)
     whole = ramp == 0 and warm_up.cut_s == 0  # sysbench's histogram is
     bins = {round(float(ms) * 1e6): int(count) for ms, count in BIN.findall(text)}
     per_s = operations / (length or 1)
