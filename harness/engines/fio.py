@@ -341,7 +341,7 @@ class Fio(DeviceEngine):
         )
         found |= drop_caches(run.devices(), run.area)
         if through_write_back(workload):
-            found |= settle_write_back(run.running.used, run.device.disk, workload.threads)
+            found |= settle_write_back([run.running.used.path], run.device.disk, workload.threads)
         return job, found
 
     def done_in_ramp(self, problems: Sequence[str]) -> bool:

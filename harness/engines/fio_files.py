@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..machine.prepare import make_known_to_write_back, settle_write_back
 from ..model import tables
 from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
@@ -107,16 +106,6 @@ class FioFiles(Flow):
 
     def programs(self, build: str) -> list[str]:
         return ["fio"]
-
-    def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
-        """Writers to a modelled disk find write-back as it is after minutes of writing."""
-        steady = bool(run.plan.model) and fio.through_write_back(run.workload)
-        if steady:
-            make_known_to_write_back(run.running.used, run.profile.files.size[run.entry.device])
-        job, found = super().prepare(run)
-        if steady:
-            found |= settle_write_back(run.running.used, run.device.disk, run.workload.threads)
-        return job, found
 
     def create(self, run: Run, program: Path, directory: Path) -> list[str]:
         if run.workload.writes:

@@ -27,7 +27,14 @@ from ..machine.filesystem import (
     sync_file_system,
 )
 from ..machine.paths import CONFIGS
-from ..machine.prepare import discard_area, drop_caches
+from ..machine.prepare import (
+    discard_area,
+    drop_caches,
+    forget_writes,
+    make_known_to_write_back,
+    settle_write_back,
+    unscale_dirty_share,
+)
 from ..machine.safety import recheck
 from ..machine.subprocesses import CommandError, Process, Recorder
 from ..machine.tuning import on_cpus
@@ -401,7 +408,10 @@ class Flow(DeviceEngine):
         return parse(results, run.workload, run.profile)
 
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
-        """Its files on a new ext4, nothing in the caches. The system is then as the run uses it."""
+        """
+        Its files on a new ext4, nothing in the caches. The system is then as the run uses it. Who writes data to a
+        modelled disk finds write-back as it is after minutes of writing, that of a file system over the ext4, too.
+        """
         device, entry, profile, workload, teardown = run.device, run.entry, run.profile, run.workload, run.teardown
         running = run.running
         size = profile.files.size[entry.device]
@@ -410,7 +420,10 @@ class Flow(DeviceEngine):
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
         results = self.place_of_results(run)
+        steady = bool(run.plan.model) and workload.writes
         try:
+            if steady:
+                make_known_to_write_back(running.used, size)
             for used in run.devices():
                 flush_cache(used.path)
             found = discard_area(device, run.plan.used_bytes(entry.device), entry.seed)
@@ -430,8 +443,15 @@ class Flow(DeviceEngine):
                     run.running, top = running.serve(lower, upper, recorder, teardown), upper
                 if run.running.server:
                     memory.add(run.running.server)
+                share = unscale_dirty_share(top, profile.files.dirty_bytes, profile.files.unscaled_dirty_bytes)
+                found |= share
+                if share and run.plan.model:  # where files were made a moment ago, and a run is short
+                    forget_writes()
             mounted = (top,) if running.on_device else tuple(dict.fromkeys((top, lower)))
             measured, own_problems = self.begin(run, mounted, recorder, memory)
+            if steady:
+                written = dict.fromkeys((running.used.path, str(top)))
+                found |= settle_write_back(written, device.disk, workload.threads)
         finally:
             recorder.save()
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +27,10 @@ BLOCK = Path("/sys/block")
 WRITE_BACK = Path("/sys/module/userblk_writeback/parameters/estimate")  # lab/ssd/userblk_writeback.c
 MACHINE = Path("/sys/module/userblk_wakeup/parameters/machine")  # lab/ssd/userblk_wakeup.c
 BDI = Path("/sys/kernel/debug/bdi")
+BDI_SETTINGS = Path("/sys/class/bdi")
 MIB = 1 << 20
 KNOWN_BYTES = 256 * MIB
+FORGET_S = 30.0
 CACHED_LIMIT = 0.01  # share of the area that may still be cached
 
 
@@ -100,18 +103,44 @@ def make_known_to_write_back(device: BlockDevice, area: int) -> None:
         os.fsync(fd)
 
 
-def settle_write_back(device: BlockDevice, disk: str, writers: int) -> dict[str, object]:
+def settle_write_back(written: Iterable[Path | str], disk: str, writers: int) -> dict[str, object]:
     """
-    Tell the kernel's write-back to a device what it would know after minutes of writing by so many threads: the rate of
-    the disk below, and each writer's share. Returns what it set; nothing, unless the disk is one of the lab's in
-    virtual time, because only there the runs are too short for the kernel to find out.
+    Tell the kernel's write-back to devices and file systems what it would know after minutes of writing by so many
+    threads: the rate of the disk below, and each writer's share. Returns what it set; nothing, unless the disk is one
+    of the lab's in virtual time, because only there the runs are too short for the kernel to find out.
     """
     rate = BLOCK / disk / "write_bytes_per_s"
     if not rate.exists():
         return {}
     bytes_per_s = int(rate.read_text())
-    WRITE_BACK.write_text(f"{device.path} {bytes_per_s} {writers}")
+    for path in written:
+        WRITE_BACK.write_text(f"{path} {bytes_per_s} {writers}")
     return {"write_back_bytes_per_s": bytes_per_s}
+
+
+def unscale_dirty_share(mounted: Path, limit: int, unscaled: int) -> dict[str, object]:
+    """
+    Let a file system that may only fill a share of the dirty limit, as FUSE 1 % (Linux, mm/backing-dev.c), fill that
+    share of another limit. limit, unscaled: bytes. With the share of a small limit, a writer sleeps for a tick of the
+    kernel's clock after every few hundred KB. mounted: where it is, for one run. Returns what it set.
+    """
+    device = mounted.stat().st_dev
+    setting = BDI_SETTINGS / f"{os.major(device)}:{os.minor(device)}" / "max_ratio"
+    share = int(setting.read_text()) if setting.exists() else 100
+    if share == 100 or not limit or unscaled <= limit:
+        return {}
+    percent = min(100, share * unscaled // limit)
+    setting.write_text(str(percent))
+    return {"dirty_share_percent": percent}
+
+
+def forget_writes() -> None:
+    """
+    Wait until the kernel has forgotten what was written: it halves its counts every 3 s (mm/page-writeback.c), and a
+    file system may fill as much of the dirty limit as it has of what was written lately. In virtual time, idle time
+    costs next to nothing.
+    """
+    time.sleep(FORGET_S)
 
 
 def become_machine_of(disk: str) -> None:

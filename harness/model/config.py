@@ -131,8 +131,9 @@ class Choice:
 @dataclass(frozen=True)
 class FilesProfile:
     """
-    Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes). writes: by
-    device, other times of those that write data; workloads: by id and device, other times of that one.
+    Workloads on a file system: how long, in how much memory (bytes), on file systems of which size (bytes).
+    unscaled_dirty_bytes: the dirty limit that dirty_bytes is a small one instead of; 0: of none. writes: by device,
+    other times of those that write data; workloads: by id and device, other times of that one.
     """
 
     ramp_s: float
@@ -143,6 +144,7 @@ class FilesProfile:
     dirty_background_bytes: int
     overhead_s: float
     size: Mapping[str, int]
+    unscaled_dirty_bytes: int = 0
     writes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     workloads: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
@@ -409,6 +411,7 @@ def load_profile(name: str, virtual: bool = False) -> Profile:
             dirty_background_bytes=files.size("dirty_background_bytes", 0),
             overhead_s=files.number("overhead_s"),
             size={key: size.size(key, 1 << 28) for key in list(size.values)},
+            unscaled_dirty_bytes=files.size("unscaled_dirty_bytes", 0) if "unscaled_dirty_bytes" in files.values else 0,
             writes={key: _times(slow.table(key)) for key in list(slow.values)},
             workloads={key: _times_by_device(singled.table(key)) for key in list(singled.values)},
         ),

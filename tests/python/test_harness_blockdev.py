@@ -116,12 +116,44 @@ def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, mon
     monkeypatch.setattr(prepare, "BLOCK", tmp_path)
     with loop(tmp_path, SIZE) as path:
         device = identify(path)
-        assert prepare.settle_write_back(device, "labnvme", 16) == {}
+        assert prepare.settle_write_back([device.path], "labnvme", 16) == {}
         assert not (tmp_path / "estimate").exists()
         (tmp_path / "labnvme").mkdir()
         (tmp_path / "labnvme/write_bytes_per_s").write_text("1724137931\n")
-        assert prepare.settle_write_back(device, "labnvme", 16) == {"write_back_bytes_per_s": 1724137931}
+        told = prepare.settle_write_back([device.path], "labnvme", 16)
+        assert told == {"write_back_bytes_per_s": 1724137931}
         assert (tmp_path / "estimate").read_text() == f"{path} 1724137931 16"
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "unscaled", "becomes"),
+    [
+        (1, 64 * MIB, 858993459, 12),
+        (1, 64 * MIB, 64 * MIB, None),  # nothing was scaled
+        (1, 0, 858993459, None),  # the kernel's own limit
+        (20, 64 * MIB, 858993459, 100),
+        (100, 64 * MIB, 858993459, None),  # it may fill all of the limit
+        (None, 64 * MIB, 858993459, None),  # it has no settings, as overlayfs
+    ],
+)
+def test_a_share_of_the_dirty_limit_is_that_of_the_unscaled_one(
+    share: int | None,
+    limit: int,
+    unscaled: int,
+    becomes: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepare, "BDI_SETTINGS", tmp_path)
+    device = tmp_path.stat().st_dev
+    setting = tmp_path / f"{os.major(device)}:{os.minor(device)}/max_ratio"
+    if share is not None:
+        setting.parent.mkdir()
+        setting.write_text(f"{share}\n")
+    found = prepare.unscale_dirty_share(tmp_path, limit, unscaled)
+    assert found == ({} if becomes is None else {"dirty_share_percent": becomes})
+    if becomes is not None:
+        assert setting.read_text() == str(becomes)
 
 
 def test_a_guest_becomes_the_machine_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

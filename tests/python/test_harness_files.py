@@ -135,6 +135,8 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
         assert Path(results["variables"]["dir"]).name == mounted
         if entry.system == "fuse":
             assert settings["negotiated"]["writeback"] == "on" and metrics["server_cpu_percent"] > 0
+        # FUSE has 1 % of the dirty limit, and gets that of the limit that this profile's stands for.
+        assert settings.get("dirty_share_percent") == (3 if entry.system == "fuse" else None)
         create, run = (
             next(r["argv"] for r in json.loads((where / "commands.json").read_text()) if r["name"] == "userblk-flow")
             for where in (directory / "preparation", directory)

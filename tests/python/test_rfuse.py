@@ -22,11 +22,12 @@ from userblk.analysis.papers import load_claims, load_paper
 from userblk.analysis.statistics import Interval
 from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.tabulate import make_tables
-from userblk.harness.engines import fio, fio_files
+from userblk.harness.engines import fio, fio_files, flow
 from userblk.harness.engines.base import Run
-from userblk.harness.engines.flow import Flow
 from userblk.harness.machine.blockdev import BlockDevice
+from userblk.harness.machine.filesystem import Memory
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
@@ -125,38 +126,45 @@ def test_writers_in_virtual_time_are_measured_in_one_window(
     assert fio.cuts_ramp(workload, timed) is timed.fixed_warm_up is one_window
 
 
+@pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize(
     ("name", "model", "told"),
     [("seq-write-2th-128k", "m", True), ("seq-write-2th-128k", "", False), ("seq-read-2th-128k", "m", False)],
 )
 def test_writers_to_a_modelled_disk_find_write_back_steady(
-    name: str, model: str, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, model: str, told: bool, over: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its estimates are set when the files' file system is there, right before the workload."""
+    """The estimates of the disk and of a file system over its ext4 are set when both are there, before the workload."""
     plan = dataclasses.replace(plan_for("/dev/x", "quick", [name]), model=model)
     disk = BlockDevice("/dev/x", "x", "labnvme", 1, SIZE, 512, False, "")
+    lower, upper = tmp_path / "ext4", tmp_path / "over"
     steps: list[object] = []
 
     def step(what: object, found: Any = None) -> Any:
         steps.append(what)
         return found
 
-    monkeypatch.setattr(Flow, "prepare", lambda self, run: step("files", (None, {})))
-    monkeypatch.setattr(fio_files, "make_known_to_write_back", lambda device, area: step(area))
-    monkeypatch.setattr(fio_files, "settle_write_back", lambda device, name, writers: step((name, writers), {}))
-    run = Run(
-        plan,
-        plan.entries[0],
-        plan.suite.workloads[0],
-        plan.profile,
-        disk,
-        Running(used=disk),
-        False,
-        tmp_path,
-        Teardown(),
-    )
+    for function in ("recheck", "flush_cache", "mount_ext4"):
+        monkeypatch.setattr(flow, function, lambda *_: None)
+    for function in ("discard_area", "make_ext4", "drop_caches"):
+        monkeypatch.setattr(flow, function, lambda *_: {})
+    monkeypatch.setattr(flow, "mount_points", lambda _: (lower, upper))
+    monkeypatch.setattr(flow, "limit_memory", lambda *_: Memory(None, SIZE))
+    monkeypatch.setattr(flow, "unscale_dirty_share", lambda *_: step("share", {"dirty_share_percent": 12}))
+    monkeypatch.setattr(flow, "forget_writes", lambda: step("forget"))
+    monkeypatch.setattr(flow, "make_known_to_write_back", lambda device, area: step(area))
+    monkeypatch.setattr(flow, "settle_write_back", lambda paths, name, writers: step((*paths, name, writers), {}))
+    monkeypatch.setattr(Recorder, "run", lambda *_, **__: None)
+    monkeypatch.setattr(fio_files.FioFiles, "make", lambda *_: step("files", {}))
+    running = Running(used=disk, serve=(lambda *_: step("mount", Running(used=disk))) if over else None)
+    entry, workload = plan.entries[0], plan.suite.workloads[0]
+    run = Run(plan, entry, workload, plan.profile, disk, running, False, tmp_path, Teardown())
+    (tmp_path / "preparation").mkdir()
     fio_files.FioFiles().prepare(run)
-    assert steps == ([SIZE, "files", ("labnvme", 2)] if told else ["files"])
+    mounted = ["mount", "share", *(["forget"] if model else [])] if over else []
+    paths = "/dev/x", str(upper if over else lower)
+    expected = [SIZE, "files", *mounted, (*paths, "labnvme", 2)] if told else ["files", *mounted]
+    assert steps == expected
 
 
 @pytest.mark.parametrize(
