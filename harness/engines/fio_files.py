@@ -12,7 +12,7 @@ from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
 from ..model.tables import ConfigError, Table
 from . import Result, fio
-from .base import FIO_MODES, Job, Run
+from .base import FIO_MODES, Run
 from .flow import Flow, values_of
 
 SYNCED = "fdatasync"
