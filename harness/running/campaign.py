@@ -241,6 +241,12 @@ def choices(plan: Plan) -> list[str]:
     of_files = [workload for workload in plan.suite.workloads if ENGINES[workload.engine].parameters]
     for paper in dict.fromkeys(workload.parameters for workload in of_files):
         lines += _choices(plan, paper, [workload.id for workload in of_files if workload.parameters == paper])
+    files = plan.profile.files
+    if of_files and files.dirty_bytes:
+        limits = _dirty_limits(files.dirty_bytes, files.dirty_background_bytes)
+        unscaled = files.unscaled_dirty_bytes
+        share = f"; FUSE has its share of {unscaled} bytes, the limit of profile paper" if unscaled else ""
+        lines.append(f"dirty pages: at most {limits}{share} (the kernel's own is a fifth of the memory)")
     return lines
 
 
