@@ -7,7 +7,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from .paper_cells import PaperCell, Place, Verdict, compared, of_all_hosts, plac
 from .paper_claims import ClaimResult, ClaimVerdict, check_claim, places_of
 from .papers import Paper, load_paper, papers_of
 from .render import new_grid
-from .summaries import Campaign, SummaryError
+from .summaries import SIMULATED, Campaign, SummaryError
 from .table import METRICS, NATIVE, SYSTEMS, Grade, Table, grade_of, graded
 from .tabulate import tables_of
 
@@ -42,7 +42,8 @@ PLURAL: Mapping[Verdict | ClaimVerdict, str] = {
 class PaperComparison:
     """
     claims: each with our result and that of the paper's own tables. ours: our tables of its devices, by number.
-    against: why the numbers that judged a claim cannot be compared, by its id.
+    against: why the numbers that judged a claim cannot be compared, by its id. models: how suites were simulated, if
+    that differs.
     """
 
     paper: Paper
@@ -50,6 +51,7 @@ class PaperComparison:
     claims: tuple[tuple[ClaimResult, ClaimResult], ...]
     ours: Mapping[int, Table]
     against: Mapping[str, tuple[str, ...]]
+    models: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> list[str]:
@@ -70,6 +72,9 @@ class PaperComparison:
         if comparable < measured:
             lines.append(f"Not comparable: {_counted(reasons)}.")
             lines.append(f"All measured numbers, comparable or not: {whatever}.")
+        if self.models:
+            listed = "; ".join(f"{suite}: {words}" for suite, words in self.models.items())
+            lines.append(f"Suites differ in their model: {listed}.")
         if missing:
             lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
         if not self.claims:
@@ -95,7 +100,8 @@ def _counted(reasons: Counter[str]) -> str:
 def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
     """
     By host. Raises SummaryError if a workload is in two campaigns with the same device, or if a host of one is not the
-    same in another: a paper's claims across tables are about one machine.
+    same in another: a paper's claims across tables are about one machine. Only versions of its model may differ, and
+    not within a suite.
     """
     parts: dict[tuple[str, str, str], str] = {}
     known: dict[str, Place] = {}
@@ -109,11 +115,23 @@ def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
                 )
         for host, place in places(campaign).items():
             before = known.get(host, place)
-            if names := before.differences(place):
+            names = before.differences(place)
+            if names and not (names == ["emulated"] and before.simulated and place.simulated):
                 told = f"{host} is not as in {campaigns[0].name} ({', '.join(names)})"
                 raise SummaryError(f"{campaign.name}: {told}; compare each by itself")
             known[host] = before.with_devices_of(place)
     return known
+
+
+def models_of_suites(campaigns: Sequence[Campaign]) -> dict[str, str]:
+    """How suites were simulated, if that differs between them. Raises SummaryError if it does within one."""
+    found: dict[str, str] = {}
+    for campaign in campaigns:
+        for suite, words in dict.fromkeys((run.suite, run.emulated) for run in campaign.runs):
+            if words.startswith(SIMULATED) and found.setdefault(suite, words) != words:
+                told = f"suite {suite} is {words}, in another campaign {found[suite]}"
+                raise SummaryError(f"{campaign.name}: {told}; compare each by itself")
+    return found if len(set(found.values())) > 1 else {}
 
 
 def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], paper: Paper) -> PaperComparison:
@@ -121,7 +139,7 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
     Compare campaigns, of different suites or devices, with a paper. tables: of all their runs. With several hosts, one
     gives each device's numbers. Raises SummaryError.
     """
-    where = places_of_all(campaigns)
+    where, models = places_of_all(campaigns), models_of_suites(campaigns)
 
     cells: list[PaperCell] = []
     checked = {}
@@ -163,7 +181,7 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
         )
         for claim in paper.claims
     }
-    return PaperComparison(paper, tuple(cells), tuple(results), checked, against)
+    return PaperComparison(paper, tuple(cells), tuple(results), checked, against, models)
 
 
 def compare_with_papers(campaign: Campaign, tables: Sequence[Table], configs: Path) -> list[PaperComparison]:

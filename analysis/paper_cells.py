@@ -15,7 +15,7 @@ from typing import Any
 from .compare import environments
 from .papers import Paper, PaperDevice
 from .statistics import Interval
-from .summaries import Campaign
+from .summaries import SIMULATED, Campaign
 from .table import METRICS, NATIVE, RATE, SYSTEMS, Cell, Metric, Table, half_width_limit, ordered
 
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
@@ -177,6 +177,11 @@ class Place:
     models: Mapping[str, str]
     turning: frozenset[str]
 
+    @property
+    def simulated(self) -> bool:
+        """By a model, in virtual time."""
+        return self.emulated.startswith(SIMULATED)
+
     def differences(self, other: Place) -> list[str]:
         """What tells the two apart; another model of a device, only if both have the device."""
         names = [
@@ -232,7 +237,7 @@ def reasons_against(whole: Paper, place: Place | None, system: str, device: str,
     reasons = []
     paper, stand_in = whole.environment, whole.devices[device]
     if place.emulated:
-        reasons.append("simulated" if place.emulated.startswith("SIMULATED") else "emulated device")
+        reasons.append("simulated" if place.simulated else "emulated device")
     elif absolute and paper["device"].get(device, "?") not in place.models.get(stand_in.ours, ""):
         reasons.append(f"another {stand_in.title} device")
     if place.profile != paper["profile"]:

@@ -27,6 +27,7 @@ EXTRA = (COUNTING, SAMPLING)
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 
+SIMULATED = "SIMULATED"
 EMULATED = "EMULATED (lab)"
 
 
@@ -74,12 +75,12 @@ def lab_words(summary: Mapping[str, Any]) -> str:
     if not summary["emulated"]:
         return ""
     model = summary.get("model", "")
-    return f"SIMULATED (lab, virtual time, model {model})" if model else EMULATED
+    return f"{SIMULATED} (lab, virtual time, model {model})" if model else EMULATED
 
 
 def lab_banner(words: str) -> str:
     """The sentence above such results; "" on real devices."""
-    if words.startswith("SIMULATED"):
+    if words.startswith(SIMULATED):
         again = "The same campaign gives the same numbers in the same guest."
         return f"{words}: a modelled CPU and modelled disks. {again}"
     return f"{words}: measured on emulated devices. Systems rank; sizes of overheads are not a real machine's." * bool(

@@ -68,6 +68,26 @@ def test_campaigns_of_different_workloads_are_compared_with_a_paper_together(tmp
     assert measured == {"seq-read-1th-4k", "rand-read-1th-4k"}
 
 
+def test_suites_of_different_models_are_compared_with_a_paper_together(tmp_path: Path) -> None:
+    """And it is said. Within a suite, one model is compared."""
+
+    def make(name: str, model: str, **what: object) -> None:
+        changes = {number: {"model": model} for number in range(4)}
+        asked = {"systems": ["native", "nbdkit"], "repetitions": 1, "changes": changes} | what
+        make_campaign(tmp_path / "results", name, **asked)  # type: ignore[arg-type]
+
+    make("blocks", "cpu-8", suite="bdus-block", workloads=["seq-read-1th-4k"])
+    make("files", "cpu-9", suite="bdus-fs", workloads=["seq-read-1th-4k"])
+    make("more", "cpu-8", suite="bdus-fs", workloads=["seq-write-1th-4k"])
+    done = userblk("compare", "blocks", "files", "paper", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "Suites differ in their model: bdus-block: SIMULATED (lab, virtual time, model cpu-8); bdus-fs: SIM" in text
+    done = userblk("compare", "blocks", "files", "more", "paper", cwd=tmp_path)
+    assert done.returncode == 2 and "more: suite bdus-fs is SIMULATED" in done.stderr
+    assert "Suites differ" not in userblk("compare", "files", "paper", cwd=tmp_path).stdout
+
+
 def test_compare_in_three_forms(results: Path) -> None:
     text = userblk("compare", "a", "b", cwd=results.parent)
     assert text.returncode == 0, text.stderr
