@@ -208,7 +208,7 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
     lines = choices(small_plan(suite=load_suite("bdus-fs")))  # seq-read-1th-4k
     assert lines[0].startswith("size of seq-read-*, rand-* is 536870912, scaled from the paper profile's (as the area")
     assert not any("nfiles" in line for line in lines) and any(line.startswith("discard: ") for line in lines)
-    assert lines[-1].startswith("dirty pages: at most 268435456 bytes, in the background from 134217728 on; FUSE has its ")
+    assert lines[-1].startswith("dirty pages: at most 268435456 bytes, in the background from 134217728 on; FUSE has ")
     for suite, workload, has in (("rfuse-macro", "webserver", False), ("rfuse-fio", "rand-write-1th-4k", True)):
         of_paper = choices(small_plan(suite=load_suite(suite), systems=[load_system("native")], workloads=[workload]))
         assert any(line.startswith("syncing of random writes: ") for line in of_paper) is has
