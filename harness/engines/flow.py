@@ -409,8 +409,8 @@ class Flow(DeviceEngine):
 
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         """
-        Its files on a new ext4, nothing in the caches. The system is then as the run uses it. Who writes data to a
-        modelled disk finds write-back as it is after minutes of writing, that of a file system over the ext4, too.
+        Its files on a new ext4, nothing in the caches. The system is then as the run uses it. Writers of data to
+        a modelled disk find write-back as it is after minutes of writing, that of a file system over the ext4, too.
         """
         device, entry, profile, workload, teardown = run.device, run.entry, run.profile, run.workload, run.teardown
         running = run.running
