@@ -20,7 +20,7 @@ from .paper_claims import ClaimResult, ClaimVerdict, check_claim, places_of
 from .papers import Paper, load_paper, papers_of
 from .render import new_grid
 from .summaries import SIMULATED, Campaign, SummaryError
-from .table import METRICS, NATIVE, SYSTEMS, Grade, Table, grade_of, graded
+from .table import CPU, DEVICES, METRICS, NATIVE, SYSTEMS, Grade, Table, grade_of, graded
 from .tabulate import tables_of
 
 ANY = "paper"  # on the command line: whichever has the campaign's suites
@@ -43,7 +43,7 @@ class PaperComparison:
     """
     claims: each with our result and that of the paper's own tables. ours: our tables of its devices, by number.
     against: why the numbers that judged a claim cannot be compared, by its id. models: how suites were simulated, if
-    that differs.
+    that differs. simulated: are numbers of the lab in virtual time?
     """
 
     paper: Paper
@@ -52,6 +52,7 @@ class PaperComparison:
     ours: Mapping[int, Table]
     against: Mapping[str, tuple[str, ...]]
     models: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
 
     @property
     def summary(self) -> list[str]:
@@ -75,6 +76,10 @@ class PaperComparison:
         if self.models:
             listed = "; ".join(f"{suite}: {words}" for suite, words in self.models.items())
             lines.append(f"Suites differ in their model: {listed}.")
+        cpus = self.paper.environment["cpus"]
+        if self.simulated and any(cell.ours and cell.metric == CPU and cell.device in cpus for cell in self.cells):
+            listed = ", ".join(f"{DEVICES.get(device, device)} {count}" for device, count in cpus.items())
+            lines.append(f"CPU use: the lab's, divided by the number of CPUs of the paper's machine ({listed}).")
         if missing:
             lines.append(f"Not measured, at least in part: {', '.join(SYSTEMS.get(name, name) for name in missing)}.")
         if not self.claims:
@@ -161,7 +166,7 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
             own = tables_of(runs, theirs.base, theirs.metrics)
         listed = {device for device, _ in theirs.rows}
         devices = {name: one for name, one in paper.devices.items() if name in listed}
-        ours, hosts = of_all_hosts(own, devices, where, of_table)
+        ours, hosts = of_all_hosts(own, devices, where, of_table, paper.environment["cpus"])
         cells += compared(ours, theirs, suite, hosts, of_table)
         if ours is not None:
             checked[number], measured_at[number] = ours, hosts
@@ -181,7 +186,8 @@ def compare_with_paper(campaigns: Sequence[Campaign], tables: Sequence[Table], p
         )
         for claim in paper.claims
     }
-    return PaperComparison(paper, tuple(cells), tuple(results), checked, against, models)
+    simulated = any(place.simulated for place in where.values())
+    return PaperComparison(paper, tuple(cells), tuple(results), checked, against, models, simulated)
 
 
 def compare_with_papers(campaign: Campaign, tables: Sequence[Table], configs: Path) -> list[PaperComparison]:

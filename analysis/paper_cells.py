@@ -16,7 +16,7 @@ from .compare import environments
 from .papers import Paper, PaperDevice
 from .statistics import Interval
 from .summaries import SIMULATED, Campaign
-from .table import METRICS, NATIVE, RATE, SYSTEMS, Cell, Metric, Table, half_width_limit, ordered
+from .table import CPU, METRICS, NATIVE, RATE, SYSTEMS, Cell, CellKey, Metric, Table, half_width_limit, ordered
 
 ROUNDING = {True: 0.5, False: 0.05}  # of a printed difference: points of CPU; %
 MARGIN = 2.0  # of the comparison, in half widths that the paper allows its means
@@ -268,8 +268,12 @@ def of_all_hosts(
     devices: Mapping[str, PaperDevice],
     where: Mapping[str, Place],
     reasons_of: Callable[[str, str, str], tuple[str, ...]],
+    cpus: Mapping[str, int],
 ) -> tuple[Table | None, dict[str, str]]:
-    """One table of the paper's devices, and the host of each: where least speaks against a comparison."""
+    """
+    One table of the paper's devices, and the host of each: where least speaks against a comparison. cpus: that the
+    paper's machine has with each device.
+    """
     chosen: dict[str, Table] = {}
     names: dict[tuple[str, str], str] = {}
     for table in tables:
@@ -286,7 +290,7 @@ def of_all_hosts(
         return None, {}
     parts = list({table.host: table for table in chosen.values()}.values())
     cells = {
-        (names[table.host, key[0]], *key[1:]): cell
+        (names[table.host, key[0]], *key[1:]): _of_machine(cell, key, where.get(table.host), cpus)
         for table in parts
         for key, cell in table.cells.items()
         if (table.host, key[0]) in names
@@ -300,6 +304,19 @@ def of_all_hosts(
     systems = ordered((system for table in parts for system in table.systems), SYSTEMS)
     hosts = {device: table.host for device, table in chosen.items()}
     return replace(parts[0], rows=rows, systems=systems, cells=cells), hosts
+
+
+def _of_machine(cell: Cell, key: CellKey, place: Place | None, cpus: Mapping[str, int]) -> Cell:
+    """
+    A cell of ours in the paper's unit: CPU use is a share of all CPUs. The lab in virtual time has one, on which the
+    threads of the paper's machine run.
+    """
+    device, _, _, metric = key
+    if metric != CPU.id or place is None or not place.simulated or device not in cpus:
+        return cell
+    share = place.cpus / cpus[device]
+    mean, difference = (one and one.scaled(share, 0.0) for one in (cell.mean, cell.difference))
+    return replace(cell, mean=mean, difference=difference)
 
 
 def compared(

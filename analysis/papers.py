@@ -15,6 +15,7 @@ from typing import Any
 from .statistics import Interval
 from .summaries import SummaryError
 from .table import (
+    CPU,
     DEVICES,
     METRICS,
     NATIVE,
@@ -32,7 +33,7 @@ from .table import (
 
 FILE = "paper.toml"
 CLAIMS = "claims.toml"
-METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": METRICS[2], "rate": RATE}
+METRIC_NAMES = {"throughput": METRICS[0], "latency": METRICS[1], "cpu": CPU, "rate": RATE}
 RATE_HEADS = ("device", "workload", "system", "below", "above")  # of a table that gives rates with intervals, and
 RATE_UNITS = {"gbps": 1e3, "mib_per_s": 1.048576}  # one of these: MB/s, of 10^6 bytes, in its unit
 RUNS_HEADS = ("device", "workload", "system", "runs", "ops_per_s", "sd")  # of a table that gives means of runs

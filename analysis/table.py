@@ -134,10 +134,11 @@ class Metric:
     sign: int
 
 
+CPU = Metric("cpu_percent", "cpu", "CPU", "%", True, -1)
 METRICS = (
     Metric("throughput_kops", "tput_kops", "Throughput", "kop/s", False, 1),
     Metric("latency_us", "lat_us", "Latency", "us", False, -1),
-    Metric("cpu_percent", "cpu", "CPU", "%", True, -1),
+    CPU,
 )
 
 

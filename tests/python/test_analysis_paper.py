@@ -276,6 +276,27 @@ def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) ->
     assert all((cell.shape is None) is (cell.verdict is Verdict.NOT_MEASURED) for cell in comparison.cells)
 
 
+def test_cpu_use_of_the_simulated_lab_is_a_share_of_the_papers_cpus(tmp_path: Path) -> None:
+    """The lab's one CPU does the work of the paper's machine: 100 % of one is 25 % of four."""
+    directory = make_campaign(tmp_path, repetitions=3, systems=["native", "nbdkit"], workloads=["seq-read-1th-4k"])
+    values: dict[bool, dict[tuple[str, str, str], float]] = {}
+    for model in ("", "cpu-9"):
+        for file in directory.glob("*/*/*/*/*/*/summary.json"):
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"model": model}))
+            file.with_name("environment.json").write_text(json.dumps(ENVIRONMENT | {"cpus": 1}))
+        campaign = read_campaign(directory)
+        found = compare_with_paper([campaign], make_tables(campaign.runs), BDUS)
+        said = "CPU use: the lab's, divided by the number of CPUs of the paper's machine (SATA 4, NVMe 72)."
+        assert (said in found.summary) is bool(model)
+        measured = [cell for cell in found.cells if cell.ours]
+        values[bool(model)] = {(c.device, c.system, c.metric.id): c.ours.value for c in measured if c.ours}
+    before, after = values[False], values[True]
+    assert len(before) == 2 * 2 * 3
+    for key, value in before.items():
+        share = {"sata": 4, "nvme": 72}[key[0]] if key[2] == CPU.id else 1
+        assert after[key] == pytest.approx(value / share), key
+
+
 def papers_own(tmp_path: Path, **changes: object) -> dict[tuple[str, str, str], PaperCell]:
     """A campaign on the paper's devices and versions, whose results are the paper's own; by workload, system, metric.
 
