@@ -98,6 +98,21 @@ def test_version_and_help() -> None:
 
 # ---- plan and dry run -----------------------------------------------------------------
 
+NOBODY = """
+import os, pwd, sys
+os.geteuid, pwd.getpwuid = lambda: 54321, lambda uid: {}[uid]
+del os.environ["HOME"]
+from userblk.harness.cli import main
+main()
+"""
+
+
+def test_a_user_without_a_home_is_no_problem() -> None:
+    """As in a container that is started as any user: nothing worked, not even --version."""
+    done = subprocess.run([sys.executable, "-c", NOBODY, "--version"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("userblk 0.") and (done.returncode, done.stderr) == (0, "")
+
+
 
 def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
     result = userblk("run", *LAB, "--dry-run", "--seed", "7", cwd=tmp_path)
