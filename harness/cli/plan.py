@@ -94,6 +94,12 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def asked_profile(text: str) -> tuple[str, bool]:
+def named(args: argparse.Namespace) -> list[str]:
+    """The systems and workloads that are asked for by their names. Raises ConfigError."""
+    words = (list_of(option, getattr(args, option)) for option in ("systems", "workloads"))
+    return [word for found in words for word in found or ()]
+
+
     """The profile, and whether perf looks at an extra repetition of each cell. Raises ConfigError."""
     names = text.split(",")
     others = [name for name in names if name != PERF]

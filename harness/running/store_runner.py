@@ -51,7 +51,7 @@ from .measuring import (
     metrics_of,
     steal_warnings,
 )
-from .runner import Runner, main, results_full
+from .runner import Runner, cannot_keep, main
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
@@ -114,7 +114,7 @@ class StoreRunner(Runner):
                 left.pop(0)
                 filled = not dirty or (store is not None and bool(left) and store.reset())
         except (ConfigError, BringUpError, CommandError, OSError) as error:
-            if results_full(error):
+            if cannot_keep(error, self.directory):
                 raise
             for entry in left:
                 self.failed(entry, f"{system.name} over {entry.device}: {error}")
