@@ -453,6 +453,13 @@ class Runner:
         self.counts["full"] += any(FULL in problem for problem in problems)
         self.emit("entry-done", index=entry.index, summary=summary)
 
+    def stop_if_lost(self, error: Exception, directory: Path) -> None:
+        """A run that cannot be kept did not fail; nothing of it stays. directory: the run's. Raises Stopped."""
+        stop = cannot_keep(error, self.directory)
+        if stop and (not isinstance(stop, NoSpace) or no_space(self.directory, self.largest_run)):
+            shutil.rmtree(directory, ignore_errors=True)
+            raise stop from None
+
     def identity(self, entry: Entry, workload: Workload, block: str) -> dict[str, object]:
         """What a summary begins with: which run it is of."""
         return {
@@ -511,6 +518,7 @@ class Runner:
             perf.PerfError,
             OSError,
         ) as error:
+            self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return False
         except DeviceError as error:

@@ -158,6 +158,7 @@ class StoreRunner(Runner):
             finally:
                 self.teardown.unwind(mark)
         except (CommandError, WorkloadError, BringUpError, FileSystemError, PrepareError, OSError) as error:
+            self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return True
         except interrupt.Interrupted:

@@ -294,8 +294,9 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
         assert not summaries(small / "c") and not fio_on(device)
 
 
+@pytest.mark.parametrize("in_run", [False, True])
 def test_a_results_disk_that_gets_full_stops_the_campaign(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_run: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Others may fill it while a run measures, whatever was free before: nothing fits then, not even an event."""
     with small_tmpfs(tmp_path, "1M") as small:
@@ -304,11 +305,13 @@ def test_a_results_disk_that_gets_full_stops_the_campaign(
             with (small / "of others").open("wb", buffering=0) as other, suppress(OSError):
                 while other.write(bytes(4096)):
                     pass
+            if in_run:
+                (run.directory / "more").write_bytes(bytes(4096))
             return {"valid": True, "invalid": [], "metrics": {}, "more": "x" * 4096}
 
         monkeypatch.setattr(Runner, "measure", measure)
         monkeypatch.setattr(Runner, "record_environment", lambda self: None)
-        monkeypatch.setattr(runner_module, "SPARE_BYTES", 0)
+        monkeypatch.setattr(runner_module, "SPARE_BYTES", 4096)
         code = Runner(plan_for(device, small / "c"), small / "c").run()
         events = printed(capsys)
         notes = [str(event["text"]) for event in events if event["event"] == "note"]
