@@ -51,7 +51,7 @@ class Run:
     valid: bool
     invalid: tuple[str, ...]
     warnings: tuple[str, ...]
-    metrics: Mapping[str, float]  # only those that are finite numbers
+    metrics: Mapping[str, float]  # only those that are finite numbers; none of a run that is not valid
     kernel: str
     engine: str  # what put the load on: fio on the device, flow on a file system
     order: int = 0  # its place in the campaign
@@ -95,7 +95,7 @@ def run_from_summary(summary: Mapping[str, Any], source: str) -> Run:
     if summary.get("schema") != SCHEMA:
         raise SummaryError(f"{source}: schema={summary.get('schema')}: this version reads schema {SCHEMA}")
     try:
-        values = {name: summary["metrics"].get(name) for name in METRICS}
+        values = {name: summary["metrics"].get(name) for name in METRICS if summary["valid"]}
         return Run(
             campaign=summary["campaign"],
             host=summary["host"],

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from userblk import __version__
@@ -18,7 +19,7 @@ from ..machine import interrupt
 from ..machine.safety import Refused
 from ..model.tables import ConfigError, NeedsCheckout
 from . import bundle, explain, host, plan, report, results, run, tune
-from .common import EXIT_SIGNAL, EXIT_USAGE
+from .common import EXIT_SIGNAL, EXIT_USAGE, output_fails
 from .source import start_again
 
 MODULES = (plan, run, results, report, explain, bundle, host, tune)
@@ -70,6 +71,7 @@ def main() -> int:
     try:
         try:
             code: int = args.command(args)
+            sys.stdout.flush()
         except NeedsCheckout as need:
             start_again(need)
         return code
@@ -79,6 +81,13 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL + signal.SIGPIPE
+    except OSError:
+        if not (reason := output_fails()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):  # of a terminal that is closed
+            print(f"userblk: standard output: {reason}", file=sys.stderr)
+        return EXIT_USAGE
     except interrupt.Interrupted as stop:
         print(f"userblk: ended by {stop}", file=sys.stderr)
         return EXIT_SIGNAL + stop.number

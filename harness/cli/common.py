@@ -43,6 +43,15 @@ def say(text: str) -> None:
     log.info("%s", text)
 
 
+def output_fails() -> str:
+    """What keeps standard output from taking more, after an OSError that may be of it; "" if nothing does."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=1))
 

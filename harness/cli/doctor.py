@@ -27,11 +27,12 @@ INSTALL = "install the programs in C: make install in a checkout, or the Debian 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing, whether it is there, and the command (or advice) that brings it."""
+    """One thing, whether it is there, and the command (or advice) that brings it. made: make builds it."""
 
     what: str
     met: bool
     fix: str
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def module(name: str, hint: str = "") -> Need:
     return Need(f"kernel module {name}", module_there(name), fix)
 
 
-def lacks(needs: Sequence[Need]) -> str:
-    """What is missing, in one line: each remedy once."""
+def lacks(needs: Sequence[Need], only_planned: bool = False) -> str:
+    """What is missing, in one line: each remedy once. only_planned: what make builds may be missing."""
     remedies: dict[str, list[str]] = {}
     for need in needs:
-        if not need.met:
+        if not need.met and not (only_planned and need.made):
             remedies.setdefault(need.fix, []).append(need.what)
     return "; ".join(f"{', '.join(whats)}: {fix}" for fix, whats in remedies.items())
 
@@ -80,7 +81,7 @@ def system_needs(system: SystemConfig) -> list[Need]:
         target, file = made
         path = paths.HOST_BUILD / file
         fix = f"make {target}" if paths.CHECKOUT else INSTALL
-        found.append(Need(f"file {path}", path.exists(), fix))
+        found.append(Need(f"file {path}", path.exists(), fix, made=True))
     found += [module(name, asked.hint) for name in kind.modules(system)]
     for name in asked.environment:
         found.append(Need(f"environment variable {name}", bool(os.environ.get(name)), f"export {name}=..."))
@@ -103,7 +104,7 @@ def workload_needs(on_files: bool) -> list[Need]:
         return [program(FIO, FIO)]
     flow = paths.HOST_BUILD / "flow/userblk-flow"
     found = [program(name, package) for name, package in ON_FILES.items()]
-    return [*found, Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL)]
+    return [*found, Need(f"file {flow}", flow.exists(), "make flow" if paths.CHECKOUT else INSTALL, made=True)]
 
 
 def base_needs() -> list[Need]:

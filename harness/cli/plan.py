@@ -8,7 +8,8 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ def make_options(args: argparse.Namespace) -> dict[str, Any]:
         "workloads": list_of("workloads", args.workloads),
         "pin": pinned(args.pin),
     }
+
+
+def named(args: argparse.Namespace) -> list[str]:
+    """The systems and workloads that are asked for by their names. Raises ConfigError."""
+    words = (list_of(option, getattr(args, option)) for option in ("systems", "workloads"))
+    return [word for found in words for word in found or ()]
 
 
 def asked_profile(text: str) -> tuple[str, bool]:
@@ -186,12 +193,17 @@ def lay_out_on_devices(
     if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:
         raise ConfigError(f"pin={args.pin}: there are CPUs 0 to {cpus - 1}; name some of them")
     fitting = within(options["suite"], options["workloads"], cpus, "--clock real" if model else "")
-    if not options["workloads"]:  # one that is asked for by its name is left out when it is its turn
-        beyond = [workload for workload in fitting if ENGINES[workload.engine].beyond(workload, cpus)]
-        if beyond:
-            more = f"more than {cpus} CPU{'s' * (cpus > 1)}"
-            say(f"Left out: {len(beyond)} of {len(fitting)} workloads, which need {more}.")
-        fitting = tuple(workload for workload in fitting if workload not in beyond)
+    able = cpus if place.lab else len(os.sched_getaffinity(0))
+    beyond = [one for one in fitting if ENGINES[one.engine].beyond(one, able)]
+    for workload in beyond:
+        if workload.id in (options["workloads"] or ()):
+            engine = ENGINES[workload.engine]
+            more = ", or use --clock real" if model and not engine.beyond(workload, LAB_CPUS) else ""
+            raise ConfigError(f"workload={workload.id}: {engine.beyond(workload, able)}; leave it out{more}")
+    if beyond and not options["workloads"]:
+        more = f"more than {able} CPU{'s' * (able > 1)}"
+        say(f"Left out: {len(beyond)} of {len(fitting)} workloads, which need {more}.")
+    fitting = tuple(workload for workload in fitting if workload not in beyond)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
         devices=devices,
@@ -207,25 +219,43 @@ def lay_out_on_devices(
         for device in devices:
             if reason := plan.too_small(device.id, device.path, identify(device.path).size):
                 raise ConfigError(reason)
-        check_needs(plan)
+        check_needs(plan, options["workloads"] or (), args.dry_run)
     return plan, place
 
 
-def check_needs(plan: Plan) -> None:
+def is_built(engine: str, build: str) -> bool:
+    """Are the programs there that make builds for its workloads?"""
+    try:
+        return bool(device_engine(engine).programs(build))
+    except BringUpError:
+        return False
+
+
+def check_needs(plan: Plan, named: Collection[str], only_planned: bool) -> None:
     """
-    Raises ConfigError if this machine lacks what the plan needs. Single workloads and third-party systems that cannot
-    run are left out later, when it is their turn.
+    Raises ConfigError if this machine lacks what the plan needs. Workloads that are not named and third-party systems
+    are left out later, when it is their turn, and a line says so now. only_planned: make may have to build it all.
     """
     none_can = all(absent(system) for system in plan.systems.values())
     for name, system in plan.systems.items():
-        if (none_can or not absent(system)) and (reason := doctor.lacks(doctor.system_needs(system))):
+        reasons = absent(system)
+        if (none_can or not reasons) and (reason := doctor.lacks(doctor.system_needs(system), only_planned)):
             raise ConfigError(f"system={name}: {reason}")
-        if none_can and (reasons := absent(system)):
+        if none_can and reasons:
             raise ConfigError(f"system={name}: {'; '.join(reasons)}; name another one, or use --where lab")
-    lacking = [(one.engine, ENGINES[one.engine].lacks(one, plan.build)) for one in plan.suite.workloads]
-    engines = dict.fromkeys(engine for engine, reason in lacking if not reason)
-    if not engines:
-        raise ConfigError(f"suite={plan.suite.name}: {lacking[0][1]}")
+        if reasons:
+            say(f"Left out: system {name}: {'; '.join(reasons)}.")
+    judged = [one for one in plan.suite.workloads if not only_planned or is_built(one.engine, plan.build)]
+    reasons_of = [ENGINES[one.engine].lacks(one, plan.build) for one in judged]
+    for workload, reason in zip(judged, reasons_of, strict=True):
+        if reason and workload.id in named:
+            raise ConfigError(f"workload={workload.id}: {reason}")
+    lacking = Counter(filter(None, reasons_of))
+    if lacking.total() == len(plan.suite.workloads):
+        raise ConfigError(f"suite={plan.suite.name}: {next(iter(lacking))}")
+    for reason, number in lacking.items():
+        say(f"Left out: {number} of {len(plan.suite.workloads)} workloads: {reason}.")
+    engines = dict.fromkeys(one.engine for one, reason in zip(judged, reasons_of, strict=True) if not reason)
     try:
         programs = [program for engine in engines for program in device_engine(engine).programs(plan.build)]
     except BringUpError as error:
@@ -574,5 +604,6 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 def add_commands(add: Add) -> None:
     plan = add("plan", "print what would run, how long it takes and how much it writes", show_plans)
+    plan.set_defaults(dry_run=True)
     add_plan_options(plan)
     add_json(plan, JSON_HELP)

@@ -83,6 +83,22 @@ class Display(Protocol):
     def tick(self) -> None: ...
 
 
+class LeftOut:
+    """Counts what is left out, by the reason, and has another display show it all."""
+
+    def __init__(self, display: Display) -> None:
+        self.reasons: Counter[str] = Counter()
+        self._display = display
+
+    def event(self, event: Event) -> None:
+        if event["event"] == "entry-left-out":
+            self.reasons[event["reason"]] += 1
+        self._display.event(event)
+
+    def tick(self) -> None:
+        self._display.tick()
+
+
 class JsonLines:
     """The runner's own events, for programs."""
 

@@ -4,24 +4,30 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 from userblk.analysis import costs
 from userblk.analysis.suites import reports_of
+from userblk.analysis.summaries import read_json
 
 from ..machine import interrupt
+from ..machine.blockdev import opened
 from ..model.plan import Plan, estimate, read_plan
 from ..model.tables import ConfigError
 from ..observing import host_load
 from ..running import hosts
 from ..running.campaign import (
+    CAMPAIGN,
     EXTRA_DIRECTORY,
     Event,
     RunnerProcess,
@@ -32,9 +38,19 @@ from ..running.campaign import (
     take_extra,
 )
 from ..running.guests import Guests
-from ..running.runner import FULL, results_full
+from ..running.runner import EXIT_PARTLY, cannot_keep
 from . import progress
-from .common import Add, add_json, add_results, find_campaign, how_to_resume, lab_errors, say, write_file
+from .common import (
+    Add,
+    add_json,
+    add_results,
+    find_campaign,
+    how_to_resume,
+    lab_errors,
+    output_fails,
+    say,
+    write_file,
+)
 from .plan import (
     JSON_HELP,
     SUBJECTS,
@@ -42,6 +58,7 @@ from .plan import (
     beside,
     lay_out,
     lay_out_hosts,
+    named,
     place_line,
     plan_lines,
     remote_place,
@@ -61,12 +78,12 @@ def run_command(args: argparse.Namespace) -> int:
     if args.hosts:
         found, plans = lay_out_hosts(args)
         say("\n".join(line for plan in plans for line in plan_lines(plan, remote_place(plan))))
-        directory = hosts.create_all(found, plans, args.results.absolute(), sys.argv)
+        directory = hosts.create_all(found, plans, args.results.absolute(), sys.argv, named(args))
         return detached(directory) if args.detach else carry_out_hosts(directory, args.json)
     plan, place = lay_out(args)
     say(place_line(place, plan.model) if place.lab else "\n".join(plan_lines(plan, place)))
     prepare(plan)
-    directory = create(plan, args.results.absolute(), sys.argv, guest_of(plan))
+    directory = create(plan, args.results.absolute(), sys.argv, guest_of(plan), named(args))
     return detached(directory) if args.detach else carry_out(plan, directory, args.json)
 
 
@@ -118,13 +135,30 @@ def guest_of(plan: Plan) -> dict[str, str]:
         return guest_identity(tree, named_extra() or None)
 
 
+@contextmanager
+def only_here(directory: Path) -> Iterator[None]:
+    """
+    Keep other processes from carrying the same campaign out, as two guests would, which no lock of a machine keeps from
+    each other. Raises ConfigError.
+    """
+    with opened(str(directory), os.O_RDONLY) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"campaign={directory}: another process carries it out; wait for its end") from None
+        except OSError:
+            pass  # a file system that has no locks
+        yield
+
+
 def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
     """Run what is left of a campaign and show it. Returns the runner's exit code."""
     expected = estimate(plan)
     say(f"{expected.runs} runs, about {progress.duration(expected.seconds / beside(plan))} (h:mm:ss), into {directory}")
     console = Console()
     display: progress.Display
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(only_here(directory))
         if as_json:
             display = progress.JsonLines()
         elif console.is_terminal and not console.is_dumb_terminal:
@@ -132,15 +166,33 @@ def carry_out(plan: Plan, directory: Path, as_json: bool) -> int:
             stack.enter_context(screen.shown())
         else:
             display = progress.Lines(plan)
-        code = follow(plan, directory, display)
-    show_results(directory, as_json)
+        left_out = progress.LeftOut(display)
+        code = follow(plan, directory, left_out)
+    if code and not directory.exists():
+        return code  # which has been said
+    with suppress(*(ConfigError,) * bool(code)):  # where the campaign was stopped by what keeps this from being written
+        show_results(directory, as_json)
     if code:
         say(f"Not every run is done and valid (runner's exit code {code}). {how_to_resume(directory)}")
+    return all_that_was_named(directory, left_out.reasons, code)
+
+
+def all_that_was_named(directory: Path, left_out: Mapping[str, int], code: int) -> int:
+    """
+    Say what was left out: how many runs, by the reason, which begins with the name. Returns the exit code, of which the
+    runner's is code: not 0 if something was named.
+    """
+    asked = read_json(directory / CAMPAIGN).get("named", ()) if left_out else ()
+    for reason, runs in left_out.items():
+        missed = reason.partition(":")[0] in asked
+        code = code or EXIT_PARTLY * missed
+        what = "NOT measured, although it was named" if missed else "Left out"
+        say(f"{what}: {reason} ({runs} run{'s' * (runs > 1)}).")
     return code
 
 
 def show_results(directory: Path, as_json: bool) -> None:
-    """Write a campaign's tables, and print them unless standard output is for programs."""
+    """Print a campaign's tables, unless standard output is for programs, and write them."""
     tables, reports = tables_of(directory), reports_of(directory)
     if counted := [] if tables or reports else costs.load_costs(directory):
         write_file(directory / COSTS, costs.as_csv(counted))
@@ -148,11 +200,11 @@ def show_results(directory: Path, as_json: bool) -> None:
             Console().print("", costs.terminal(counted), sep="\n")
         say(f"Results are in {directory}, costs in {COSTS} there.")
     if tables or reports:
-        written = write_tables(tables, directory) if tables else []
-        written += write_reports(reports, directory)
         if not as_json:
             print_tables(tables, Console())
             print_reports(reports, Console())
+        written = write_tables(tables, directory) if tables else []
+        written += write_reports(reports, directory)
         say(f"Results and tables are in {directory}: {', '.join(written)}")
 
 
@@ -166,19 +218,22 @@ def carry_out_hosts(directory: Path, as_json: bool) -> int:
             print(f"{host}: {line}", flush=True)
         if event["event"] == "extend" and host in plans:
             plans[host] = progress.extended(plans[host], event)
+        if event["event"] == "entry-left-out":
+            left_out[event["reason"]] += 1
 
-    plans = hosts.plans_of(directory)
-    try:
-        codes = hosts.MultiHostCampaign(hosts.read_hosts(directory), directory, show).run()
-    except BaseException:
-        say(how_to_resume(directory))
-        raise
+    plans, left_out = hosts.plans_of(directory), Counter[str]()
+    with only_here(directory):
+        try:
+            codes = hosts.MultiHostCampaign(hosts.read_hosts(directory), directory, show).run()
+        except BaseException:
+            say(how_to_resume(directory))
+            raise
     show_results(directory, as_json)
     failed = {host: code for host, code in codes.items() if code}
     if failed:
         listed = ", ".join(f"{host} (exit code {code})" for host, code in failed.items())
         say(f"Not every run is done and valid: {listed}. {how_to_resume(directory)}")
-    return hosts.exit_code_of_all(codes.values())
+    return all_that_was_named(directory, left_out, hosts.exit_code_of_all(codes.values()))
 
 
 def host_line(event: Event, plan: Plan | None) -> str:
@@ -215,14 +270,18 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
                 host_load.write(directory, others.percent())
         return runner.wait()
     except BaseException as error:
+        reason = cannot_keep(error, directory)
+        if reason and output_fails():
+            reason = None
         if runner:
-            say("Stopping, and tearing down the systems.")
+            if not reason:
+                say("Stopping, and tearing down the systems.")
             with interrupt.held():
                 runner.stop()
+        if reason:
+            raise ConfigError(str(reason)) from None
         if not module:
             say(how_to_resume(directory))
-        if results_full(error):
-            raise ConfigError(f"{directory}: {FULL}; make room and resume") from None
         raise
 
 

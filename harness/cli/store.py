@@ -52,7 +52,7 @@ class OverStore:
         place = self._place(args, options["systems"])
         devices = store_devices(suite.latencies_ms, args.store)
         needs = doctor.workload_needs(any(workload.on_files for workload in suite.workloads))
-        if not place.lab and (reason := doctor.lacks(needs)):
+        if not place.lab and (reason := doctor.lacks(needs, args.dry_run)):
             raise ConfigError(f"suite={suite.name}: {reason}")
         systems = []
         for system in options["systems"]:
@@ -64,7 +64,7 @@ class OverStore:
             if reason:
                 log.info("Without %s: %s", system.name, reason)
                 continue
-            if not place.lab and (reason := doctor.lacks(doctor.system_needs(system))):  # what make builds
+            if not place.lab and (reason := doctor.lacks(doctor.system_needs(system), args.dry_run)):
                 raise ConfigError(f"system={system.name}: {reason}")
             systems.append(system)
         if not systems:

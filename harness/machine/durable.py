@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,12 +20,31 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Replace the text of the file; a reader finds the old one or the new one. Raises OSError."""
+    """Replace the text of the file; a reader finds the old one or the new one, and nothing else. Raises OSError."""
     temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(text)
-    sync(temporary)
-    temporary.rename(path)
+    try:
+        temporary.write_text(text)
+        sync(temporary)
+        temporary.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     sync(path.parent)
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file, all of it or nothing. Raises OSError."""
+    data = f"{line}\n".encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def write_json(path: Path, value: object) -> None:

@@ -70,7 +70,7 @@ def locked(name: str, content: str) -> Iterator[None]:
         except BlockingIOError:
             raise Held(os.read(fd, 4096).decode(errors="replace").strip() or "pid unknown") from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{content}\n".encode(), 0)
+        os.pwrite(fd, f"{content}\n".encode(errors="replace"), 0)
         yield
     finally:
         os.close(fd)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -165,4 +166,10 @@ class Recorder:
         """Write commands.json; once more, when commands have ended since."""
         for process in self.processes:
             process.poll()
-        (self.directory / "commands.json").write_text(json.dumps(self.records, indent=1) + "\n")
+        file = self.directory / "commands.json"
+        try:
+            file.write_text(json.dumps(self.records, indent=1) + "\n")
+        except OSError:
+            with suppress(OSError):
+                file.unlink()  # half of it
+            raise

@@ -14,7 +14,7 @@ from ..machine.paths import SHARE
 from .tables import ConfigError
 
 ARCHIVE = SHARE / "source.tar.gz"  # packaging/source-archive makes it
-CACHE = Path("/var/cache/userblk") if os.geteuid() == 0 else Path.home() / ".cache/userblk"
+CACHE = Path("/var/cache/userblk") if os.geteuid() == 0 else Path("~/.cache/userblk")
 
 
 def unpacked(archive: Path, cache: Path) -> Path:
@@ -40,6 +40,8 @@ def unpack() -> Path | None:
     if not ARCHIVE.is_file():
         return None
     try:
-        return unpacked(ARCHIVE, CACHE)
+        return unpacked(ARCHIVE, CACHE.expanduser())
+    except RuntimeError:
+        raise ConfigError(f"{CACHE}: you have no home directory to unpack {ARCHIVE} into; set HOME") from None
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigError(f"{ARCHIVE}: cannot be unpacked into {CACHE} ({error}); make room there") from None

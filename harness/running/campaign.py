@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,15 +155,25 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     ]
 
 
-def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str, str] | None = None) -> Path:
+def create(
+    plan: Plan,
+    results: Path,
+    command: Sequence[str],
+    guest: Mapping[str, str] | None = None,
+    named: Sequence[str] = (),
+) -> Path:
     """
-    The directory of a new campaign, with plan.json and campaign.json. guest: what the lab's consists of. Raises
-    ConfigError.
+    The directory of a new campaign, with plan.json and campaign.json. guest: what the lab's consists of. named: systems
+    and workloads that the user asked for by their names. Raises ConfigError.
     """
     directory = results / plan.campaign
     try:
-        results.mkdir(parents=True, exist_ok=True)
+        str(directory).encode()
+        with contextlib.suppress(FileExistsError):
+            results.mkdir(parents=True)
         directory.mkdir()
+    except UnicodeEncodeError:  # which neither fio's job files nor reports could name
+        raise ConfigError(f"results={results}: its name is not UTF-8; name another directory") from None
     except FileExistsError:
         raise ConfigError(f"{directory}: exists; wait a second, then try again") from None
     except OSError as error:
@@ -174,6 +185,7 @@ def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str
         "suite": plan.suite.name,
         "profile": plan.profile.name,
         "systems": list(plan.systems),
+        "named": list(named),
         "titles": {name: system.title for name, system in plan.systems.items() if system.title},
         "devices": {device.id: device.path for device in plan.devices.values()},
         "repetitions": plan.profile.repetitions,
@@ -193,8 +205,12 @@ def create(plan: Plan, results: Path, command: Sequence[str], guest: Mapping[str
         asked["machine"] = environment.snapshot()
         asked["guest"] = guest
         asked["extra"] = named_extra()
-    write_json(directory / CAMPAIGN, asked)
-    write_plan(plan, directory)
+    try:
+        write_json(directory / CAMPAIGN, asked)
+        write_plan(plan, directory)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise ConfigError(f"results={results}: {error.strerror}; name a directory with room") from None
     return directory
 
 

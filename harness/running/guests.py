@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ..machine import interrupt
-from ..machine.durable import sync_tree, write_json
+from ..machine.durable import append, sync_tree, write_json
 from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
 from .campaign import CAMPAIGN, Event, RunnerProcess, guest_mib, runner_argv
@@ -207,5 +207,4 @@ class Guests:
         return event
 
     def _write(self, event: Event) -> None:
-        with (self._directory / EVENTS).open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        append(self._directory / EVENTS, json.dumps(event))

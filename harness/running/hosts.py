@@ -92,9 +92,11 @@ def make_plans(
     return plans
 
 
-def create_all(hosts: Hosts, plans: Sequence[Plan], results: Path, command: Sequence[str]) -> Path:
-    """The campaign's directory here, with all that is needed to resume it. Raises ConfigError."""
-    directory = create(plans[0], results, command)
+def create_all(
+    hosts: Hosts, plans: Sequence[Plan], results: Path, command: Sequence[str], named: Sequence[str] = ()
+) -> Path:
+    """The campaign's directory here, with all that is needed to resume it. named: as create()'s. Raises ConfigError."""
+    directory = create(plans[0], results, command, named=named)
     value = {"schema": SCHEMA, **dataclasses.asdict(hosts)}
     (directory / FILE).write_text(json.dumps(value, indent=1) + "\n")
     for plan in plans:

@@ -34,6 +34,7 @@ from ..systems import Running
 ENVIRONMENT = "environment.json"  # in the directory of a campaign, and of each run
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 STEAL_LIMIT = 1.0  # %
+CLOCK_STEP = 0.1  # s by which the clock may be set during a run without a word
 SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
 SERVER_DIED = "the server died"
@@ -173,13 +174,15 @@ def used_by(running: Running, area: int) -> dict[str, object]:
 class Watched:
     """
     A workload that has ended, and what looked at it. sampled: what perf counted; queues: of the devices, afterwards.
-    Times are of time.monotonic(), which time.time() was so far ahead of at the origin.
+    Times are of time.monotonic(), which time.time() was so far ahead of at the origin; clock_set: s by which that has
+    been set since.
     """
 
     process: Process
     started: str
     origin: float
     ahead: float
+    clock_set: float
     first_io: float
     sampled: str
     sampler: Sampler
@@ -266,7 +269,8 @@ class Measurement:
             self.problems += problems
             self._write_back(held)
         after = {device.name: queue_attributes(device) for device in self.devices if device.queue.exists()}
-        return Watched(process, started, origin, ahead, first_io, sampled, sampler, hardware, others, after)
+        clock_set = time.time() - time.monotonic() - ahead
+        return Watched(process, started, origin, ahead, clock_set, first_io, sampled, sampler, hardware, others, after)
 
     def _write_back(self, held: Sequence[int]) -> None:
         """held: the job's synced files, opened before it wrote: the kernel reports an error once for each open file."""
@@ -313,7 +317,11 @@ class Measurement:
             return Found(None, watched.origin)
         self.problems += result.problems
         self.warnings += result.warnings
-        begin = (result.begin(watched.ahead) or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
+        measured_from = result.begin(watched.ahead)
+        if result.since_1970 and abs(watched.clock_set) > CLOCK_STEP:
+            measured_from = 0.0
+            self.warnings.append(f"clock: it was set by {watched.clock_set:+.1f} s during the run")
+        begin = (measured_from or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
         end = begin + result.duration_s
         use = watched.sampler.use(begin, end)
         if use is None:
@@ -366,9 +374,9 @@ class Measurement:
             "valid": not self.problems,
             "invalid": self.problems,
             "warnings": self.warnings,
-            "metrics": found.metrics,
+            "metrics": {} if self.problems else found.metrics,
             "warm_up": found.warm_up,
-            "costs": found.costs,
+            "costs": {} if self.problems else found.costs,
             "energy_j": found.use.energy_j if found.use else {},
             "hardware": watched.hardware.facts,
             "device_io": mean_use(disks[0] if disks else None),

@@ -28,7 +28,7 @@ from ..engines import WorkloadError, fio
 from ..engines.base import Job, Run, device_engine
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice
-from ..machine.durable import replace, sync_tree, write_json
+from ..machine.durable import append, replace, sync_tree, write_json
 from ..machine.filesystem import (
     FileSystemError,
 )
@@ -68,7 +68,7 @@ SHORTER_RAMP, LEAST_RAMP = 0.2, 0.1  # share of the ramp that a fast device did 
 EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
 
-FULL = os.strerror(errno.ENOSPC)
+FULL, ALL_USED = os.strerror(errno.ENOSPC), (errno.ENOSPC, errno.EDQUOT)
 
 
 class Stopped(Exception):
@@ -79,9 +79,19 @@ class NoSpace(Stopped):
     """Results cannot be kept."""
 
 
-def results_full(error: BaseException) -> bool:
-    """Outside of runs only what is kept of them is written to files."""
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
+def cannot_keep(error: BaseException, directory: Path) -> Stopped | None:
+    """
+    Why a campaign must stop, if the error is that nothing can be kept in its directory any more: it is full, gone or
+    read-only. Outside of runs only what is kept of them is written to files.
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in ALL_USED:
+        return NoSpace(f"{directory}: {error.strerror}; make room and resume")
+    if isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(directory):
+        where = error.filename if directory.exists() else directory
+        return Stopped(f"{where}: {error.strerror}; results are kept there: correct that and resume")
+    return None
 
 
 def exit_code(counts: Mapping[str, int], skipped: int) -> int:
@@ -163,12 +173,8 @@ class Runner:
     def emit(self, event: str, **values: object) -> None:
         line = json.dumps({"event": event, "time": round(time.time(), 3), **values})
         if self.port is None:
-            try:
-                with (self.directory / EVENTS).open("a") as file:
-                    file.write(line + "\n")
-            except OSError as error:
-                if not results_full(error):  # which ends the campaign elsewhere, and the end is still told below
-                    raise
+            with suppress(OSError):  # which ends the campaign elsewhere, and the end is still told below
+                append(self.directory / EVENTS, line)
         with suppress(BrokenPipeError):  # the listener is gone, and will have ended us
             print(line, flush=True)
 
@@ -250,21 +256,20 @@ class Runner:
                 self.interrupted = True
                 code = 128 + reason.number
             except (Refused, TeardownError, BringUpError, PrepareError, FileSystemError, Stopped) as error:
-                code = self.stopped(error, EXIT_USAGE if isinstance(error, NoSpace) else EXIT_NOTHING)
+                code = self.stopped(error)
             except OSError as error:
-                if not results_full(error):
+                if not (stop := cannot_keep(error, self.directory)):
                     raise
-                code = self.stopped(NoSpace(f"{self.directory}: {FULL}; make room and resume"), EXIT_USAGE)
+                code = self.stopped(stop)
             self.emit("end", **self.counts, interrupted=self.interrupted)
         code = code or exit_code(self.counts, skipped)
         # The host counts for a sealed guest, whose other exit codes would end the campaign.
         return EXIT_NOTHING if self.port and code == EXIT_USAGE else code
 
-    def stopped(self, error: Exception, code: int) -> int:
+    def stopped(self, error: Exception) -> int:
         """Say why the campaign ends before all is done. The exit code."""
         self.emit("note", text=f"the campaign stops: {error}")
-        print(f"userblk: {error}", file=sys.stderr)
-        return code
+        return EXIT_USAGE if isinstance(error, NoSpace) else EXIT_NOTHING
 
     def disks(self) -> dict[str, str]:
         return {name: device.disk for name, device in self.devices.items()}
@@ -322,11 +327,9 @@ class Runner:
             raise NoSpace(lacks)
 
     def keep_counters(self, directory: Path) -> None:
-        """What the kernel counted in a block; its runs are no worse without it."""
-        try:
+        """What the kernel counted in a block. Runs are no worse without it, and stop if nothing can be kept."""
+        with suppress(OSError):
             write_counters(directory)
-        except OSError as error:
-            self.emit("note", text=f"{directory}: counters cannot be kept: {error.strerror}")
 
     def programs(self, pending: list[Entry]) -> list[str]:
         """What the workloads run."""
@@ -402,7 +405,7 @@ class Runner:
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
             except (BringUpError, CommandError, PrepareError, OSError) as error:
-                if results_full(error):
+                if cannot_keep(error, self.directory):
                     raise
                 for entry in pending:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
@@ -440,7 +443,8 @@ class Runner:
             else:
                 mark_done(directory)
         except OSError as error:
-            kind = NoSpace if error.errno == errno.ENOSPC else Stopped
+            shutil.rmtree(directory, ignore_errors=True)
+            kind = NoSpace if error.errno in ALL_USED else Stopped
             reason = error.strerror or error
             raise kind(f"{directory}: a run cannot be kept: {reason}; correct that and resume") from None
         self.counts["done" if summary["valid"] else "invalid"] += 1
@@ -448,6 +452,13 @@ class Runner:
         assert isinstance(problems, list)
         self.counts["full"] += any(FULL in problem for problem in problems)
         self.emit("entry-done", index=entry.index, summary=summary)
+
+    def stop_if_lost(self, error: Exception, directory: Path) -> None:
+        """A run that cannot be kept did not fail; nothing of it stays. directory: the run's. Raises Stopped."""
+        stop = cannot_keep(error, self.directory)
+        if stop and (not isinstance(stop, NoSpace) or no_space(self.directory, self.largest_run)):
+            shutil.rmtree(directory, ignore_errors=True)
+            raise stop from None
 
     def identity(self, entry: Entry, workload: Workload, block: str) -> dict[str, object]:
         """What a summary begins with: which run it is of."""
@@ -507,6 +518,7 @@ class Runner:
             perf.PerfError,
             OSError,
         ) as error:
+            self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return False
         except DeviceError as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from ..machine.durable import write_json
 from ..model.config import Profile
 from ..model.plan import EXTRA, CellId, Entry, Plan, extend, write_plan
 from ..observing.student import half_width
@@ -109,9 +110,7 @@ def write(verdicts: Mapping[CellId, Verdict], profile: Profile, directory: Path)
             for cell, verdict in sorted(verdicts.items())
         ],
     }
-    temporary = directory / f"{FILE}.new"
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.rename(directory / FILE)
+    write_json(directory / FILE, value)
 
 
 def another_round(

@@ -51,7 +51,7 @@ from .measuring import (
     metrics_of,
     steal_warnings,
 )
-from .runner import Runner, main, results_full
+from .runner import Runner, cannot_keep, main
 
 NO_STORE = Access("", "", "", "", "", Path())  # of what needs none
 
@@ -114,7 +114,7 @@ class StoreRunner(Runner):
                 left.pop(0)
                 filled = not dirty or (store is not None and bool(left) and store.reset())
         except (ConfigError, BringUpError, CommandError, OSError) as error:
-            if results_full(error):
+            if cannot_keep(error, self.directory):
                 raise
             for entry in left:
                 self.failed(entry, f"{system.name} over {entry.device}: {error}")
@@ -158,6 +158,7 @@ class StoreRunner(Runner):
             finally:
                 self.teardown.unwind(mark)
         except (CommandError, WorkloadError, BringUpError, FileSystemError, PrepareError, OSError) as error:
+            self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return True
         except interrupt.Interrupted:
@@ -196,19 +197,25 @@ class StoreRunner(Runner):
                             problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
                             break
                 finally:
-                    if served.server.poll() is not None:
+                    if problems or served.server.poll() is not None:
                         served.fail_io()  # else who waits for it could not end
                     process.end()
                 ended = time.monotonic()
-            if served.server.poll() is not None:
+            if died := served.server.poll() is not None:
                 problems.append(SERVER_DIED)
+            if process.poll():
+                problems.append(process.fate())
             problems += job.close()
-            served.stop()
+            try:
+                served.stop()
+            except BringUpError as error:
+                if died or not problems:
+                    raise
+                problems.insert(0, str(error))
+            del problems[1:]  # which, as what the results say, follows from the first
             later = time.monotonic() - ended if served.flush_by_end else 0.0
         finally:
             recorder.save()
-        if process.poll():
-            problems.append(process.fate())
         sampler.write_csv(directory / "samples.csv", origin)
         metrics: dict[str, float | None] = {}
         duration = 0.0
@@ -216,13 +223,11 @@ class StoreRunner(Runner):
         more: dict[str, object] = {}
         try:
             result = job.parse(later)
-        except WorkloadError as error:
+        except WorkloadError:
             if not problems:
                 raise
-            if not process.poll():  # else its exit code says why there is nothing to read
-                problems.append(str(error))
         else:
-            problems += result.problems
+            problems += result.problems * (not problems)
             duration, version = result.duration_s, result.version
             begin = max(origin, ended + later - duration)
             if isinstance(result, Result):
@@ -241,7 +246,7 @@ class StoreRunner(Runner):
             "valid": not problems,
             "invalid": problems,
             "warnings": warnings + self.busy_warnings(others),
-            "metrics": metrics,
+            "metrics": {} if problems else metrics,
             "device_io": None,
             "backing_io": None,
             "settings": settings | {job.engine: {"version": version, **more}},

@@ -65,6 +65,12 @@ def test_the_json_is_as_its_schema_says(campaign: Campaign) -> None:
         fits(value | {"more": 1}, schema)
 
 
+def test_an_invalid_run_has_no_figures(campaign: Campaign) -> None:
+    """The mean of all runs would be wrong with them; an earlier version kept them in summary.json."""
+    invalid, *others = export.as_json(campaign, [])["runs"]
+    assert (invalid["valid"], invalid["metrics"]) == (False, {}) and all(one["metrics"] for one in others)
+
+
 def test_openmetrics(campaign: Campaign) -> None:
     lines = export.openmetrics(campaign).splitlines()
     assert lines[-1] == "# EOF" and "" not in lines

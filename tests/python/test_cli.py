@@ -11,13 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import userblk, whole
+from command_line import USERBLK, userblk, whole
+from loops import small_tmpfs
 from made_up import small_campaign, small_plan, summary
 from userblk.harness.cli import main
-from userblk.harness.cli.progress import Lines, Pace, duration
+from userblk.harness.cli import run as cli_run
+from userblk.harness.cli.progress import Display, Lines, Pace, duration
 from userblk.harness.machine.safety import Refused
 from userblk.harness.model.config import load_profile, load_suite, load_system
-from userblk.harness.model.plan import read_plan
+from userblk.harness.model.plan import Plan, read_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import host_load
 from userblk.harness.running.campaign import (
@@ -96,6 +98,21 @@ def test_version_and_help() -> None:
         assert userblk(command, "--help").returncode == 0
 
 
+NOBODY = """
+import os, pwd, sys
+os.geteuid, pwd.getpwuid = lambda: 54321, lambda uid: {}[uid]
+del os.environ["HOME"]
+from userblk.harness.cli import main
+main()
+"""
+
+
+def test_a_user_without_a_home_is_no_problem() -> None:
+    """As in a container that is started as any user: nothing worked, not even --version."""
+    done = subprocess.run([sys.executable, "-c", NOBODY, "--version"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("userblk 0.") and (done.returncode, done.stderr) == (0, "")
+
+
 # ---- plan and dry run -----------------------------------------------------------------
 
 
@@ -139,8 +156,11 @@ def test_what_the_lab_cannot_show_is_left_out_of_the_plan(
     assert result.returncode == 0, result.stderr
     assert f"Left out: {left} of 105 workloads, which need more than {need}." in result.stdout + result.stderr
     assert f"fxmark: {left_in} workloads" in result.stdout and f"{2 * left_in} (1 of each cell)" in result.stdout
-    named = userblk(*words, "--workloads", "mwcl-40w", cwd=tmp_path)  # the run says what is wrong with it
-    assert named.returncode == 0 and "2 (1 of each cell)" in named.stdout
+    named = userblk(*words, "--workloads", "mwcl-40w", cwd=tmp_path)
+    assert named.returncode == 2 and named.stderr.startswith("userblk: workload=mwcl-40w: 40 workers ")
+    named = userblk(*words, "--workloads", "mwcl-2w", cwd=tmp_path)
+    remedy = "leave it out, or use --clock real\n"
+    assert named.stderr.endswith(remedy) if clock == "virtual" else named.returncode == 0
 
 
 def test_plan_as_json_is_the_plan(tmp_path: Path) -> None:
@@ -242,6 +262,67 @@ def test_campaign_directory_holds_what_was_asked(tmp_path: Path) -> None:
     assert read_plan(directory / "plan.json") == small_plan()
     with pytest.raises(ConfigError, match="exists"):
         create(small_plan(), tmp_path / "results", [])
+
+
+@pytest.mark.parametrize(
+    ("named", "code", "says"),
+    [
+        (["native", "bdus"], 3, "NOT measured, although it was named: bdus: bdus-loop is not installed (2 runs)."),
+        (["seq-read-1th-4k"], 0, "Left out: bdus: bdus-loop is not installed (2 runs)."),
+    ],
+)
+def test_what_was_left_out_is_told_at_the_end(
+    named: list[str],
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With exit code 0 a job of CI took a table without a system that it had named for complete."""
+
+    def follow(plan: Plan, directory: Path, display: Display) -> int:
+        for index in range(2):
+            display.event({"event": "entry-left-out", "index": index, "reason": "bdus: bdus-loop is not installed"})
+        return 0
+
+    monkeypatch.setattr(cli_run, "follow", follow)
+    monkeypatch.setattr(cli_run, "show_results", lambda directory, as_json: None)
+    directory = create(small_plan(), tmp_path, [], named=named)
+    with caplog.at_level("INFO"):
+        assert cli_run.carry_out(small_plan(), directory, True) == code
+    assert caplog.messages[-1] == says
+
+
+def test_a_campaign_is_carried_out_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two guests know nothing of each other; each removed what the other was about to write."""
+    monkeypatch.setattr(cli_run, "follow", lambda *arguments: 0)
+    monkeypatch.setattr(cli_run, "show_results", lambda *arguments: None)
+    directory = create(small_plan(), tmp_path, [])
+    with cli_run.only_here(directory):
+        with pytest.raises(ConfigError, match=f"^campaign={directory}: another process carries it out; wait for its"):
+            cli_run.carry_out(small_plan(), directory, True)
+    assert cli_run.carry_out(small_plan(), directory, True) == 0
+
+
+def test_a_campaign_that_does_not_fit_is_not_begun(tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path, "64k") as small:
+        (small / "of others").write_bytes(bytes(60 << 10))
+        with pytest.raises(ConfigError, match="^results=.*: No space left on device; name a directory with room$"):
+            create(small_plan(), small / "results", [])
+        assert list((small / "results").iterdir()) == []
+    with pytest.raises(ConfigError, match="its name is not UTF-8; name another directory$"):
+        create(small_plan(), tmp_path / os.fsdecode(b"\xff"), [])
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="^results=.*/file: Not a directory; name a directory that can be written$"):
+        create(small_plan(), tmp_path / "file", [])
+
+
+def test_output_that_is_not_taken_is_one_line() -> None:
+    argv = [sys.executable, USERBLK, "table", "paper"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "userblk: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "csv-long"])

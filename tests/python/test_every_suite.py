@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from userblk.harness.cli import doctor, store
 from userblk.harness.machine import paths
 from userblk.harness.model import tables
 from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.systems import ext4
@@ -27,9 +29,9 @@ ENOUGH = 2 << 30  # bytes: what profile quick uses
 FULL = 12 * MIB  # of a file system that is too small
 
 
-def complaint(directory: Path, *words: str) -> str:
-    """The error line; the lines before it say what the plan leaves out."""
-    done = userblk("run", "--dry-run", *words, cwd=directory)
+def complaint(directory: Path, *words: str, dry: bool = True) -> str:
+    """The error line; the lines before it say what the plan leaves out. dry: already of the plan."""
+    done = userblk("run", *["--dry-run"] * dry, *words, cwd=directory)
     assert done.returncode == 2 and done.stdout == "", (done.stdout, done.stderr)
     *others, line = done.stderr.splitlines()
     assert line.startswith("userblk: ")
@@ -143,8 +145,55 @@ def test_a_plugin_that_is_missing(system: str, file: str, tmp_path: Path, monkey
     """By default, too: what is ours is not left out."""
     monkeypatch.setattr(paths, "HOST_BUILD", tmp_path / "none")
     says = f"system={system}: file {tmp_path}/none/plugins/{file}: make plugins"
-    assert complaint(tmp_path, "--suite", "s3", "--systems", system) == says
-    assert system != "s3" or complaint(tmp_path, "--suite", "s3") == says
+    assert complaint(tmp_path, "--suite", "s3", "--systems", system, dry=False) == says
+    assert system != "s3" or complaint(tmp_path, "--suite", "s3", dry=False) == says
+
+
+@pytest.mark.parametrize(
+    ("suite", "system"),
+    [("s3", "s3"), ("bdus-fs", "fuse"), ("ufs-ops", "native"), ("response", "native"), ("kv", "native")],
+)
+def test_a_plan_does_not_wait_for_what_make_builds(
+    suite: str, system: str, large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """make bench DRY_RUN=1 builds nothing, and asked for it in a fresh checkout; without DRY_RUN it is an error."""
+    monkeypatch.setattr(paths, "HOST_BUILD", tmp_path / "none")
+    words = () if suite in OVER_STORES else ("--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
+    done = userblk("run", "--dry-run", "--suite", suite, *words, "--systems", system, cwd=tmp_path)
+    assert done.returncode == 0 and f"systems    {system}\n" in done.stdout, done.stderr
+    line = complaint(tmp_path, "--suite", suite, *words, "--systems", system, dry=False)
+    assert "none/" in line or "built without" in line
+
+
+@pytest.mark.parametrize(
+    ("suite", "workload", "says"),
+    [
+        ("source-tree", "build", "gcc is not installed; apt-get install gcc"),
+        ("fxmark", "mwcl-40w", "40 workers on CPUs of their own need more than the 39 of this machine; leave it out"),
+    ],
+)
+def test_a_workload_that_is_named_and_cannot_run(
+    suite: str, workload: str, says: str, large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left out when it was its turn, and the exit code was 0. One that is only part of the suite still is."""
+    engine = ENGINES[suite if suite == "source-tree" else "ops"]
+    lacks = engine.lacks
+    monkeypatch.setattr(engine, "lacks", lambda one, build: says if one.id == "build" else lacks(one, build))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(39)))
+    words = ("--suite", suite, "--where", "host", "--nvme", large, "--confirm", str(ENOUGH), "--systems", "native")
+    assert complaint(tmp_path, *words, "--workloads", workload) == f"workload={workload}: {says}"
+    done = userblk("run", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr.startswith("Left out: "), done.stderr
+
+
+def test_a_system_that_will_be_left_out_is_told_first(
+    large: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "bindfs" else found(name, **more))
+    words = ("--suite", "bdus-fs", "--where", "host", "--nvme", large, "--confirm", str(ENOUGH))
+    done = userblk("run", "--dry-run", *words, "--systems", "native,bindfs", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "Left out: system bindfs: bindfs is not installed.\n")
 
 
 def planned(suite: str, workload: str, device: str, system: str = "native") -> Plan:

@@ -20,7 +20,7 @@ from loops import LIMIT, loop, run, small_tmpfs
 from runner_process import MEMORY, SIZE, WORKLOADS, finish, plan_for, read_until, said, start, summaries
 from userblk import __version__
 from userblk.analysis.summaries import load_campaign
-from userblk.harness.engines import fio
+from userblk.harness.engines import Result, fio
 from userblk.harness.engines.base import Run
 from userblk.harness.machine import locks, paths, prepare
 from userblk.harness.machine.blockdev import identify
@@ -206,7 +206,7 @@ def test_no_run_on_a_device_that_fails_is_valid(tmp_path: Path) -> None:
         plan_for(device, tmp_path / "c")
         code, events, err = finish(start(tmp_path / "c"))
     # The zero-fill before the first read fails; nothing more is tried on a device that fails.
-    assert code == 1 and f"{device}: the device fails: " in err
+    assert (code, err) == (1, "") and f"the campaign stops: {device}: the device fails: " in said(events)[-1]
     assert [event["event"] for event in events] == ["start", "entry-start", "entry-failed", "note", "end"]
     assert not summaries(tmp_path / "c")
 
@@ -216,9 +216,10 @@ def test_a_device_that_fails_later_stops_the_campaign(tmp_path: Path) -> None:
     with small_tmpfs(tmp_path, "32M") as small, loop(small, SIZE) as device:
         plan_for(device, tmp_path / "c", workloads=["seq-write-1th-128k", "rand-write-16th-4k"])
         code, events, err = finish(start(tmp_path / "c"))
-    assert code == 1 and "the campaign stops" in str(events[-2]["text"]) and "the device fails" in err
+    assert (code, err) == (1, "") and str(events[-2]["text"]).startswith("the campaign stops: sata: the device fails: ")
     (write,) = summaries(tmp_path / "c").values()
-    assert write["valid"] is False
+    # What fio measured before that must not be taken for a result.
+    assert write["valid"] is False and write["metrics"] == {} and write["duration_s"]
     assert "writing back failed" in str(write["invalid"])
 
 
@@ -227,8 +228,8 @@ def test_a_system_that_cannot_come_up_fails_its_cells_only(device: str, tmp_path
         pytest.skip("kernel: it has nbd; the lab's tests cover it")
     plan = plan_for(device, tmp_path / "c", systems=("nbdkit",))
     code, events, err = finish(start(tmp_path / "c"))
-    assert code == 1
-    assert "kernel module nbd cannot be loaded" in err
+    assert (code, err) == (1, "")
+    assert "kernel module nbd cannot be loaded" in said(events)[-1]
     assert events[-1]["event"] == "end" and not summaries(tmp_path / "c")
     assert len(plan.entries) == 3
 
@@ -288,13 +289,14 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
     with small_tmpfs(tmp_path, "100M") as small:
         plan_for(device, small / "c")
         code, events, err = finish(start(small / "c"))
-        assert code == 2 and "MiB are free for results" in err and "resume" in err
+        assert (code, err) == (2, "") and "MiB are free for results" in said(events)[0] and "resume" in said(events)[0]
         assert [event["event"] for event in events] == ["start", "note", "end"]
         assert not summaries(small / "c") and not fio_on(device)
 
 
+@pytest.mark.parametrize("in_run", [False, True])
 def test_a_results_disk_that_gets_full_stops_the_campaign(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_run: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Others may fill it while a run measures, whatever was free before: nothing fits then, not even an event."""
     with small_tmpfs(tmp_path, "1M") as small:
@@ -303,19 +305,107 @@ def test_a_results_disk_that_gets_full_stops_the_campaign(
             with (small / "of others").open("wb", buffering=0) as other, suppress(OSError):
                 while other.write(bytes(4096)):
                     pass
+            if in_run:
+                (run.directory / "more").write_bytes(bytes(4096))
             return {"valid": True, "invalid": [], "metrics": {}, "more": "x" * 4096}
 
         monkeypatch.setattr(Runner, "measure", measure)
         monkeypatch.setattr(Runner, "record_environment", lambda self: None)
-        monkeypatch.setattr(runner_module, "SPARE_BYTES", 0)
+        monkeypatch.setattr(runner_module, "SPARE_BYTES", 4096)
         code = Runner(plan_for(device, small / "c"), small / "c").run()
-        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        notes = [event["text"] for event in events if event["event"] == "note"]
-        assert code == 2 and events[0]["event"] == "start" and events[-1]["event"] == "end", events
-        assert notes[-1].startswith("the campaign stops: ") and "No space left on device" in notes[-1]
-        assert not any("\n" in note for note in notes) and len(events) == 3 + len(notes)
+        events = printed(capsys)
+        notes = [str(event["text"]) for event in events if event["event"] == "note"]
+        assert [event["event"] for event in events] == ["start", "entry-start", "note", "end"] and code == 2, events
+        assert notes[0].startswith("the campaign stops: ") and "No space left on device" in notes[0]
+        kept = [json.loads(line)["event"] for line in (small / "c/events.jsonl").read_text().splitlines()]
+        assert kept[:2] == ["start", "entry-start"]  # and no half of a line
+        assert not list((small / "c").rglob("*.new")) and not list((small / "c").glob("here/*/*/*/*/*"))
+        assert not list((small / "c").rglob("commands.json"))
         (small / "of others").unlink()
         assert not summaries(small / "c") and Runner(read_plan(small / "c/plan.json"), small / "c").run() == 2
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    """The events of a runner, but for what it tore down of others first."""
+    events: list[dict[str, object]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return events[[event["event"] for event in events].index("start") :]
+
+
+@pytest.mark.parametrize("what", ["gone", "read-only"])
+def test_results_that_cannot_be_kept_any_more_stop_the_campaign(
+    what: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says why, and what was removed is not begun again without its plan."""
+    with small_tmpfs(tmp_path, "300M") as small:
+        plan = plan_for(device, small / "c")
+
+        def measure(self: Runner, run: Run, *rest: object) -> dict[str, object]:
+            if what == "gone":
+                shutil.rmtree(small / "c")
+            else:
+                subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+            return {"valid": True, "invalid": [], "metrics": {}}
+
+        monkeypatch.setattr(Runner, "measure", measure)
+        monkeypatch.setattr(Runner, "record_environment", lambda self: None)
+        monkeypatch.setattr(runner_module, "SPARE_BYTES", 0)
+        assert Runner(plan, small / "c").run() == 1
+        events = printed(capsys)
+        assert [event["event"] for event in events] == ["start", "entry-start", "note", "end"]
+        reason = "c: No such file or directory" if what == "gone" else "Read-only file system"
+        remedy = "results are kept there: correct that and resume"
+        assert str(events[2]["text"]).startswith(f"the campaign stops: {small}/c")
+        assert str(events[2]["text"]).endswith(f"{reason}; {remedy}")
+        assert (small / "c").exists() is (what == "read-only")
+
+
+def test_results_that_are_removed_between_runs_stop_the_campaign(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, finish_run = plan_for(device, tmp_path / "c"), Runner.finish
+
+    def finish(self: Runner, *arguments: object) -> None:
+        finish_run(self, *arguments)  # type: ignore[arg-type]
+        shutil.rmtree(tmp_path / "c")
+
+    result = {"valid": True, "invalid": [], "metrics": {}}
+    monkeypatch.setattr(Runner, "measure", lambda self, run, *rest: result)
+    monkeypatch.setattr(Runner, "record_environment", lambda self: None)
+    monkeypatch.setattr(Runner, "finish", finish)
+    assert Runner(plan, tmp_path / "c").run() == 1
+    events = printed(capsys)
+    assert [event["event"] for event in events] == ["start", "entry-start", "entry-done", "note", "end"]
+    remedy = "results are kept there: correct that and resume"
+    assert events[3]["text"] == f"the campaign stops: {tmp_path}/c: No such file or directory; {remedy}"
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_clock_that_is_set_during_a_run_costs_a_warning(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By fio's clock, which an old fio does not tell, the run lay a hundred seconds after all samples."""
+    parsed = fio.parse
+
+    def parse(*arguments: object) -> Result:
+        result = parsed(*arguments)  # type: ignore[arg-type]
+        return dataclasses.replace(result, measured_from=time.time() - result.duration_s)
+
+    class Late:
+        """Until the workload runs, the clock is behind."""
+
+        calls = 0
+        monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
+
+        def time(self) -> float:
+            self.calls += 1
+            return time.time() - 100 * (self.calls == 1)
+
+    monkeypatch.setattr(measuring, "time", Late())
+    monkeypatch.setattr(fio, "parse", parse)
+    assert Runner(plan_for(device, tmp_path / "c", workloads=WORKLOADS[:1]), tmp_path / "c").run() == 0
+    (summary,) = summaries(tmp_path / "c").values()
+    assert "clock: it was set by +100.0 s during the run" in summary["warnings"]  # type: ignore[operator]
+    assert summary["metrics"]["cpu_percent"] > 0  # type: ignore[index]
 
 
 def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
@@ -403,10 +493,10 @@ def test_a_device_that_came_into_use_is_not_touched(
     finally:
         for upper in uppers:
             run("losetup", "--detach", upper)
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert line.startswith(f"userblk: {device}: loop device ") and " lies on it; " in line
-    assert ('"entry-start"' in said.out) is (step == "begin") and '"entry-done"' not in said.out
+    out = capsys.readouterr().out
+    line = json.loads(out.splitlines()[-2])["text"]
+    assert line.startswith(f"the campaign stops: {device}: loop device ") and " lies on it; " in line
+    assert ('"entry-start"' in out) is (step == "begin") and '"entry-done"' not in out
     with Path(device).open("rb") as after:
         assert after.read(8) == b"precious"
 
@@ -580,7 +670,7 @@ def test_locks_where_devtmpfs_may_not_be_mounted(tmp_path: Path, monkeypatch: py
         with locks.locked("two", "pid 2"):
             pass
     assert (tmp_path / "run/one").read_text() == "pid 1\n"
-    with locks.locked("one", "pid 3"):
+    with locks.locked("one", os.fsdecode(b"pid 3, \xff")):  # a campaign may be called so
         pass
 
 

@@ -23,15 +23,19 @@ from userblk.analysis.store_figures import Place, parse_workload, reports
 from userblk.harness.engines import flow
 from userblk.harness.engines import store as load
 from userblk.harness.engines.fio import read_report
+from userblk.harness.engines.store import StoreResult
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
+from userblk.harness.machine.subprocesses import Process, Recorder
 from userblk.harness.model import source
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.running import store_runner
 from userblk.harness.running.campaign import store_devices
 from userblk.harness.stores import servers
 from userblk.harness.stores.latency_proxy import Delays, distribution
 from userblk.harness.stores.servers import read_access
+from userblk.harness.stores.serving import Served
 from userblk.harness.systems.base import BringUpError
 from waiting import wait_until
 
@@ -447,3 +451,52 @@ def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path, capsys: p
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"userblk: objects below p-1 may be left in the store of {tmp_path}/store: ")
     assert line.endswith("1 objects cannot be deleted, such as k: AccessDenied")
+
+
+REFUSES = """
+trap "echo s3: 3 MiB are not in the store: No space left on device >&2; exit 1" TERM
+touch $0
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_store_that_is_full_is_the_reason(hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The file system gets errors, or waits for a store that answers no request. The run failed without a summary, or
+    named what followed from that.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    plan, hung_up = files_plan(systems=("s3-nbd",)), tmp_path / "hung up"
+    write_plan(plan, tmp_path)
+    runner = store_runner.StoreRunner(plan, tmp_path)
+    servers_of_runs: list[Process] = []
+
+    def start(*_: object) -> Served:
+        mark, ready = runner.teardown.mark(), tmp_path / "ready"
+        argv = ["sh", "-c", REFUSES, str(ready)]
+        servers_of_runs.append(Recorder(tmp_path / "server").spawn(argv, teardown=runner.teardown))
+        wait_until("the server is ready", ready.exists, LIMIT)
+        served = Served(["disk"], servers_of_runs[0], runner.teardown, mark)
+        monkeypatch.setattr(served, "fail_io", hung_up.touch)
+        return served
+
+    def on_files(*_: object) -> store_runner.Load:
+        ends = "echo write: Input/output error >&2; exit 1"
+        script = f"while ! test -e '{hung_up}'; do sleep 0.1; done; {ends}" if hangs else ends
+        closing = ["/run/m: writing back failed: Input/output error", "ext4 found 3 errors"]
+        return store_runner.Load("flow", ["sh", "-c", script], 0.0, lambda later: parse(), lambda: closing)
+
+    def parse() -> StoreResult:
+        return StoreResult(1.0, 4.0, 5.0, 6.0, "1", ("interrupted",))
+
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "on_files", on_files)
+    monkeypatch.setattr(store_runner, "FLUSH_PATIENCE", 0.5 if hangs else LIMIT)
+    runner.run_one(plan.entries[0], plan.systems["s3-nbd"], None, "0.1")
+    summary = json.loads((tmp_path / plan.directory(plan.entries[0]) / "summary.json").read_text())
+    assert summary["invalid"] == ["sh: exit code 1: s3: 3 MiB are not in the store: No space left on device"]
+    assert summary["valid"] is False and summary["metrics"] == {} and summary["duration_s"] == 6.0
+    assert runner.counts["invalid"] == 1 and hung_up.exists() is hangs
+    assert servers_of_runs[0].poll() == 1 and runner.teardown.steps == []
