@@ -3,10 +3,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <linux/fuse.h>
+
 #include "passthrough.h"
+
+/* linux/fuse.h has it since Linux 6.9. */
+#ifndef FUSE_DEV_IOC_BACKING_CLOSE
+#define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
+#endif
 
 /*
  * fi->fh of an open file: its descriptor, and above that, plus 1, a second one
@@ -157,7 +166,13 @@ static void begin_passthrough(fuse_req_t req, struct inode *inode, struct fuse_f
 		fi->direct_io = 1;
 }
 
-static void end_passthrough(fuse_req_t req, struct inode *inode)
+/* As fuse_passthrough_close(), which needs a request: an answer that fails has none any more. */
+static int close_backing(int32_t id)
+{
+	return ioctl(fuse_session_fd(session.fuse), FUSE_DEV_IOC_BACKING_CLOSE, &id);
+}
+
+static void end_passthrough(struct inode *inode)
 {
 	int32_t last = 0;
 
@@ -167,8 +182,8 @@ static void end_passthrough(fuse_req_t req, struct inode *inode)
 		inode->backing_id = 0;
 	}
 	/* Closed under the lock: the next open of the inode must not meet it. */
-	if (last && fuse_passthrough_close(req, last) < 0)
-		session_warn("a file passed through stays open in the kernel");
+	if (last && close_backing(last) == -1)
+		session_warn("a file passed through stays open in the kernel: %s", strerror(errno));
 	inode_unlock(inode);
 }
 #endif
@@ -215,12 +230,11 @@ static void finish_open(
 #endif
 }
 
-static void undo_open(fuse_req_t req, struct inode *inode, const struct fuse_file_info *fi)
+static void undo_open(struct inode *inode, const struct fuse_file_info *fi)
 {
-	(void)req;
 #if HAVE_PASSTHROUGH
 	if (fs.passthrough)
-		end_passthrough(req, inode);
+		end_passthrough(inode);
 #endif
 	if (may_dirty(fi))
 		atomic_fetch_sub(&inode->writers, 1);
@@ -257,7 +271,7 @@ void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (result < 0)
 		fuse_reply_err(req, -result);
 	else if (fuse_reply_open(req, fi) != 0)
-		undo_open(req, inode_of(ino), fi);
+		undo_open(inode_of(ino), fi);
 }
 
 /*
@@ -314,7 +328,7 @@ static void reply_create(
 	}
 	inode = inode_of(entry->ino);
 	if (fuse_reply_create(req, entry, fi) != 0) {
-		undo_open(req, inode, fi);
+		undo_open(inode, fi);
 		inode_forget(inode, 1);
 	}
 }
@@ -373,6 +387,6 @@ void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file
 
 void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	undo_open(req, inode_of(ino), fi);
+	undo_open(inode_of(ino), fi);
 	fuse_reply_err(req, 0);
 }
