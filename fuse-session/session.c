@@ -339,7 +339,8 @@ static void *announce(void *arg)
 
 bool session_check_mount_point(struct session_options *o)
 {
-	struct stat st;
+	static const char passed_on[] = "/dev/fd/";
+	struct stat st = {0};
 	char *path;
 
 	errno = ENOTDIR; /* unless stat() has a reason of its own */
@@ -351,7 +352,17 @@ bool session_check_mount_point(struct session_options *o)
 			return true;
 		}
 	}
-	session_warn("%s: %s; MOUNTPOINT must be a directory", o->mount_point, strerror(errno));
+	/*
+	 * mount.fuse3(8) has mounted by itself, without default_permissions, so that all that this
+	 * process may do would be open to every user of the mount; nor could it unmount at its end.
+	 */
+	if (S_ISCHR(st.st_mode) && strncmp(o->mount_point, passed_on, strlen(passed_on)) == 0)
+		session_warn("%s: mount.fuse3(8) has mounted it with drop_privileges, which is not "
+			     "supported; unmount it, and leave the option out",
+			o->mount_point);
+	else
+		session_warn(
+			"%s: %s; MOUNTPOINT must be a directory", o->mount_point, strerror(errno));
 	return false;
 }
 

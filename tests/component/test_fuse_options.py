@@ -19,6 +19,7 @@ from fuse_mount import (
     ENABLE_RINGS,
     LIBFUSE,
     MODES,
+    NULLFS_PROGRAM,
     PROGRAM,
     Mount,
     frozen,
@@ -66,6 +67,7 @@ pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacki
         (["/etc/passwd", "/mnt"], "/etc/passwd: Not a directory; SOURCE"),
         (["/", "/does/not/exist"], "/does/not/exist: No such file or directory; MOUNTPOINT"),
         (["/", "/etc/passwd"], "/etc/passwd: Not a directory; MOUNTPOINT"),
+        (["/", "/dev/fd/999"], "/dev/fd/999: No such file or directory; MOUNTPOINT"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
@@ -282,6 +284,24 @@ def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (point / "file").read_text() == "text"
     finally:
         unmount(point)
+
+
+@pytest.mark.parametrize(
+    ("program", "source"), [(PROGRAM, "/"), (NULLFS_PROGRAM, None)], ids=lambda value: getattr(value, "name", "")
+)
+def test_a_mount_that_mount_fuse3_has_made_is_refused(program: Path, source: str | None, tmp_path: Path) -> None:
+    """With drop_privileges, it mounts without default_permissions, and passes on what /dev/fuse is open as."""
+    if shutil.which("mount.fuse3") is None:
+        pytest.skip("mount.fuse3 is not installed")
+    argv = ["mount.fuse3", f"{program}#{source}" if source else str(program), str(tmp_path), "-o", "drop_privileges"]
+    result = run(argv)
+    try:
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"{program.name}: /dev/fd/")
+        assert "has mounted it with drop_privileges, which is not supported; unmount it" in result.stderr
+        assert result.stderr.count("\n") == 1
+    finally:
+        unmount(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
