@@ -489,7 +489,7 @@ static int serve(struct fuse_args *args)
 		fuse_session_destroy(session.fuse);
 		return EXIT_USAGE;
 	}
-	if (fuse_set_signal_handlers(session.fuse) != 0) {
+	if (session_set_signal_handlers(session.fuse) != 0) {
 		session_warn("cannot start: out of memory");
 	} else if (session_mount(session.fuse, session.options->mount_point) == 0) {
 		result = serve_session();

@@ -28,6 +28,7 @@ from fuse_mount import (
     parse_status,
     stat_errno,
     threads_that_wait,
+    traced,
     unmount,
 )
 from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
@@ -331,11 +332,6 @@ def test_a_signal_leaves_the_mounts_of_others_alone(fuse_default: Mount) -> None
             os.close(descriptor)
 
 
-def traced(call: str, injection: str) -> tuple[str, ...]:
-    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
-    return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
-
-
 def test_a_signal_at_the_end_changes_nothing(fuse_source: Path, fuse_start: FuseStart) -> None:
     """It is closing the descriptors of inodes, slowly here, when it comes."""
     names = [str(number) for number in range(200)]
@@ -353,6 +349,40 @@ def test_a_signal_at_the_end_changes_nothing(fuse_source: Path, fuse_start: Fuse
     wait_until("the session has ended", lambda: "/dev/fuse" not in files())
     mount.process.terminate()
     assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert mount.errors.read_text() == ""
+
+
+def test_a_signal_while_it_takes_over_its_signals(fuse_source: Path) -> None:
+    """libfuse first says that they are for it, slowly here, and then for which session."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("rt_sigaction", "delay_exit=100000")
+    argv = ["env", "--default-signal", *wrapper, str(PROGRAM), "--foreground", str(fuse_source), str(point)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as daemon:
+        status = Path(f"/proc/{daemon.pid}/status")
+
+        def handled() -> int:
+            return int(re.findall(r"^SigCgt:\s(\w+)", status.read_text(), re.MULTILINE)[0], 16) >> 14 & 1
+
+        try:
+            wait_until("SIGTERM is its own", handled, process=daemon)
+            daemon.terminate()
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
+            run(["umount", "--lazy", str(point)])
+
+
+def test_a_signal_while_it_unmounts_changes_nothing(fuse_start: FuseStart) -> None:
+    """libfuse waits for umount(8), which is slow here, when the second one comes."""
+    mount = fuse_start(wrapper=traced("umount2", "delay_enter=500000"))
+    children = Path(f"/proc/{mount.process.pid}/task/{mount.process.pid}/children")
+    wait_until("nobody asks whether it is ready", lambda: not children.read_text())
+    mount.process.send_signal(signal.SIGINT)
+    # Without /run/mount/utab, libfuse unmounts by itself.
+    wait_until("it waits for umount(8)", lambda: mount.process.poll() is not None or children.read_text())
+    mount.process.terminate()
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert not os.path.ismount(mount.point)
     assert mount.errors.read_text() == ""
 
 
@@ -395,6 +425,13 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
     assert not os.path.ismount(fuse.point)
 
 
+@pytest.fixture
+def needs_rings() -> None:
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+
+
 def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: FuseStart) -> None:
     """As it did when it had the kernel write its cache before it searched for data."""
     mount = fuse_start("--max-threads=2")
@@ -429,13 +466,6 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
         raise
     finally:
         searcher.kill()
-
-
-@pytest.fixture
-def needs_rings() -> None:
-    reason = lacking_for_mode("io-uring")
-    if reason:
-        pytest.skip(reason)
 
 
 def test_rings_can_be_filled(needs_rings: None, fuse_start: FuseStart) -> None:
