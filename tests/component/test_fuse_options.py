@@ -27,6 +27,7 @@ from fuse_mount import (
     lacking_for_mode,
     parse_status,
     stat_errno,
+    threads,
     threads_that_wait,
     traced,
     unmount,
@@ -305,6 +306,25 @@ def test_a_mount_that_mount_fuse3_has_made_is_refused(program: Path, source: str
         unmount(tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_start_that_is_interrupted_leaves_no_mount(number: signal.Signals, fuse_source: Path) -> None:
+    """The program that was to say that it is ready ends, before the one in the background is."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("statfs", "delay_enter=1000000")
+    with subprocess.Popen([*wrapper, str(PROGRAM), str(fuse_source), str(point)], stdout=subprocess.DEVNULL) as starter:
+        children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children")
+        try:
+            wait_until("it is mounted", lambda: os.path.ismount(point), process=starter)
+            (daemon,) = children.read_text().split()
+        finally:
+            starter.send_signal(number)
+    try:
+        wait_until("the daemon ends", lambda: not Path("/proc", daemon).exists(), 20.0)
+        assert not os.path.ismount(point)
+    finally:
+        run(["umount", "--lazy", str(point)])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_unmounts(number: signal.Signals, fuse_default: Mount) -> None:
     (fuse_default.point / "file").write_text("text")
@@ -430,6 +450,34 @@ def needs_rings() -> None:
     reason = lacking_for_mode("io-uring")
     if reason:
         pytest.skip(reason)
+
+
+def test_a_daemon_killed_while_it_asks_its_mount_leaves_nobody(needs_rings: None, fuse_source: Path) -> None:
+    """The process that asks must not have a copy of the rings, which are not ready yet: it would wait for itself."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("io_uring_enter", "delay_enter=3000000")
+    argv = [*wrapper, str(PROGRAM), "--foreground", "--io-uring", str(fuse_source), str(point)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            tasks = Path(f"/proc/{daemon.pid}/task")
+
+            def children() -> list[str]:
+                return [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+            def asks() -> bool:
+                places = [place for pid in children() for _, place in threads(int(pid))]
+                return any(place.startswith("fuse_") or place == "request_wait_answer" for place in places)
+
+            wait_until("it asks", asks, process=daemon)
+            (asker,) = children()
+        finally:
+            daemon.kill()
+    try:
+        wait_until("nobody asks", lambda: not Path("/proc", asker).exists(), 20.0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(asker), signal.SIGKILL)
+        run(["umount", "--lazy", str(point)])
 
 
 def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: FuseStart) -> None:
