@@ -370,7 +370,7 @@ static void *announce(void *arg)
 	served->tell(line + length, sizeof(line) - (size_t)length);
 	/* At once, because its reader may look at any time. */
 	if (dprintf(status_fd, "%s\n", line) < 0 && !o->foreground)
-		kill(getpid(), SIGTERM); /* who started it was interrupted, and expects no mount */
+		kill(getpid(), SIGTERM); /* the starter was interrupted, and expects no mount */
 	if (!o->foreground)
 		go_to_background();
 	if (status_fd > 2)

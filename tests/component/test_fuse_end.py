@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -24,7 +25,7 @@ from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 
-SECONDS = float(os.environ.get("FUSE_END_SECONDS", "5"))  # of each search in each mode
+SECONDS = float(os.environ.get("FUSE_END_SECONDS", "3"))  # of each search in each mode
 SEED = int(os.environ.get("FUSE_END_SEED", str(time.time_ns() % (1 << 40))))
 pytestmark = [
     pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse())),
@@ -35,10 +36,9 @@ WORKERS = 4
 NAMES = 4
 SIZE = 1 << 17
 # What libfuse says of requests under way when the connection ends.
-SAID = (
-    "fuse: reading device: Software caused connection abort\n",
-    "fuse: splice from pipe: No such file or directory\n",
-)
+SAID = "fuse: reading device: Software caused connection abort\n|fuse: splice from pipe: No such file or directory\n"
+# A signal has it unmount, and another is faster.
+LATE = r"|umount: \S+: not mounted\.\n|fuse: failed to unmount \S+: Invalid argument\n"
 
 
 def change_flags(descriptor: int) -> None:
@@ -178,7 +178,7 @@ def kept_open(mount: Mount) -> Iterator[None]:
 
 
 def play(mount: Mount, plan: Plan, marker: Path, seed: int) -> None:
-    """Whatever is under way and whoever has the mount, it ends when they do, and nobody hangs."""
+    """Whatever is under way, a mount ends with its last user, and nobody hangs."""
     with ExitStack() as users:
         if plan.copied:
             users.enter_context(copied(mount))
@@ -192,13 +192,11 @@ def play(mount: Mount, plan: Plan, marker: Path, seed: int) -> None:
         time.sleep(plan.work)
     if mount.process.poll() is None and os.path.ismount(mount.point):
         run(["umount", str(mount.point)])  # all that was done may have found it busy
-    ends = {end for end, _ in plan.ends}
+    ends = [end for end, _ in plan.ends]
     wait_until("the daemon ends", lambda: mount.process.poll() is not None, log=lambda: held(mount))
     assert mount.process.returncode == 0 or ("kill" in ends and mount.process.returncode == -signal.SIGKILL)
-    said = mount.errors.read_text()
-    for line in SAID:
-        said = said.replace(line, "")
-    assert said == ""
+    late = re.search("(term|int) .*(umount|lazy|force)", " ".join(ends))
+    assert re.sub(SAID + (LATE if late else ""), "", mount.errors.read_text()) == ""
 
 
 def held(mount: Mount) -> str:
