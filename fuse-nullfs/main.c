@@ -10,6 +10,7 @@
 #include "names.h"
 #include "nullfs.h"
 #include "programs/exit_codes.h"
+#include "programs/standard_files.h"
 
 #define NAME	     "userblk-nullfs"
 #define MAX_SIZE     (1LL << 60)
@@ -124,6 +125,7 @@ int main(int argc, char *argv[])
 	struct session_program program = {.negotiate = negotiate, .tell = tell};
 	int status = EXIT_USAGE, result = 0;
 
+	open_standard_files();
 	if (fuse_opt_parse(&args, &options, option_table, take_argument) == -1)
 		goto out;
 	if (options.session.help || options.session.version) {

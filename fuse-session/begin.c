@@ -62,6 +62,28 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	return session;
 }
 
+static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
+
+int session_set_signal_handlers(struct fuse_session *session)
+{
+	sigset_t all, before;
+	int result;
+
+	sigemptyset(&all);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+		sigaddset(&all, signals[i]);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	result = fuse_set_signal_handlers(session);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return result;
+}
+
+void session_ignore_signals(void)
+{
+	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+		signal(signals[i], SIG_IGN);
+}
+
 static dev_t own_device; /* of the mount; 0: unknown */
 
 /*
@@ -87,12 +109,10 @@ int session_mount(struct fuse_session *session, const char *mount_point)
 
 int session_unmount(struct fuse_session *session, const char *mount_point, int result)
 {
-	static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
-
+	/* Before it unmounts: libfuse may wait for umount(8), and gives up when a signal comes. */
+	session_ignore_signals();
 	if (own_device == 0 || device_at(mount_point) == own_device)
 		fuse_session_unmount(session);
-	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
-		signal(signals[i], SIG_IGN);
 	fuse_remove_signal_handlers(session);
 	/* To a thread that took a request at that moment, the kernel says this of an unmount. */
 	return result == -ECONNABORTED ? 0 : result;

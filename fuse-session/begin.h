@@ -14,6 +14,12 @@
 struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	const struct fuse_lowlevel_ops *ops, void *data, fuse_log_func_t log);
 
+/* As fuse_set_signal_handlers(), which loses a signal that comes while it is at it. */
+int session_set_signal_handlers(struct fuse_session *session);
+
+/* Those signals change nothing any more. */
+void session_ignore_signals(void);
+
 /* As fuse_session_mount(). */
 int session_mount(struct fuse_session *session, const char *mount_point);
 

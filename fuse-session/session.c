@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -261,27 +262,66 @@ static void go_to_background(void)
 }
 
 /*
- * Whether the mount answers: 0 or an errno. Another process asks, which holds
- * nothing of ours: a thread that waits in the kernel for an answer that we owe
- * cannot be killed, and would keep the connection of a killed daemon alive.
+ * Another process asks the mount, which holds nothing of it: a thread that waits in the kernel for
+ * an answer that we owe cannot be killed, and would keep the connection of a killed daemon alive.
+ * So would a process with a copy of the rings, hence one of before the mount.
  */
-static int ask_mount(void)
+static struct {
+	pid_t pid;
+	int fd; /* a byte to it is a question, an int from it the answer */
+} asker;
+
+static _Noreturn void answer_questions(int fd)
 {
 	struct statvfs st;
-	int status;
-	pid_t child = fork();
+	char question;
+	int error;
 
-	if (child == -1)
-		return errno;
-	if (child == 0) {
-		if (syscall(__NR_close_range, 0, ~0U, 0) == -1)
-			_exit(errno);
-		_exit(statvfs(session.options->mount_point, &st) == -1 ? errno : 0);
+	session_ignore_signals(); /* which a terminal sends to both: it ends with the daemon */
+	if (dup2(fd, STDIN_FILENO) == -1 || syscall(__NR_close_range, 1, ~0U, 0) == -1)
+		_exit(EXIT_FAILURE);
+	while (read(STDIN_FILENO, &question, 1) == 1) {
+		error = statvfs(session.options->mount_point, &st) == -1 ? errno : 0;
+		if (write(STDIN_FILENO, &error, sizeof(error)) == -1)
+			break;
 	}
-	while (waitpid(child, &status, 0) == -1)
-		if (errno != EINTR)
-			return errno;
-	return WIFEXITED(status) ? WEXITSTATUS(status) : EINTR;
+	_exit(EXIT_SUCCESS);
+}
+
+/* Returns 0 or an errno. */
+static int start_asker(void)
+{
+	int ends[2], error = 0;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == -1)
+		return errno;
+	asker.fd = ends[0];
+	asker.pid = fork();
+	if (asker.pid == 0)
+		answer_questions(ends[1]);
+	if (asker.pid == -1) {
+		error = errno;
+		close(ends[0]);
+	}
+	close(ends[1]);
+	return error;
+}
+
+static void stop_asker(void)
+{
+	close(asker.fd);
+	while (waitpid(asker.pid, NULL, 0) == -1 && errno == EINTR)
+		;
+}
+
+/* Whether the mount answers: 0 or an errno. */
+static int ask_mount(void)
+{
+	int error;
+
+	if (write(asker.fd, "?", 1) != 1 || read(asker.fd, &error, sizeof(error)) != sizeof(error))
+		return EIO;
+	return error;
 }
 
 /*
@@ -298,6 +338,8 @@ static void *announce(void *arg)
 	(void)arg;
 	for (;;) {
 		failed = ask_mount();
+		if (atomic_load(&ended))
+			break;
 		if (!failed && (!session.options->io_uring || atomic_load(&session.rings)))
 			break;
 		if (waited >= RINGS_SECONDS)
@@ -305,6 +347,7 @@ static void *announce(void *arg)
 		usleep(POLL_USEC);
 		waited += POLL_USEC / 1e6;
 	}
+	stop_asker();
 	/* What answered was not the mount, which is gone. */
 	if (atomic_load(&ended)) {
 		if (status_fd > 2)
@@ -326,8 +369,9 @@ static void *announce(void *arg)
 		granted.max_write);
 	served->tell(line + length, sizeof(line) - (size_t)length);
 	/* At once, because its reader may look at any time. */
-	dprintf(status_fd, "%s\n", line);
-	if (!session.options->foreground)
+	if (dprintf(status_fd, "%s\n", line) < 0 && !o->foreground)
+		kill(getpid(), SIGTERM); /* the starter was interrupted, and expects no mount */
+	if (!o->foreground)
 		go_to_background();
 	if (status_fd > 2)
 		close(status_fd);
@@ -479,7 +523,7 @@ static int serve_session(void)
 static int serve(struct fuse_args *args)
 {
 	struct fuse_lowlevel_ops ops = served->operations;
-	int result = -1;
+	int result = -1, error;
 
 	ops.init = session_init;
 	session.fuse = session_begin(session_name, args, &ops, NULL, log_libfuse);
@@ -489,7 +533,9 @@ static int serve(struct fuse_args *args)
 		fuse_session_destroy(session.fuse);
 		return EXIT_USAGE;
 	}
-	if (fuse_set_signal_handlers(session.fuse) != 0) {
+	if ((error = start_asker()) != 0) {
+		session_warn("cannot start: %s", strerror(error));
+	} else if (session_set_signal_handlers(session.fuse) != 0) {
 		session_warn("cannot start: out of memory");
 	} else if (session_mount(session.fuse, session.options->mount_point) == 0) {
 		result = serve_session();
@@ -503,6 +549,8 @@ static int serve(struct fuse_args *args)
 	/* It may wait for an answer of the mount, until the connection is closed. */
 	if (announcing)
 		pthread_join(announcer, NULL);
+	else if (asker.pid > 0)
+		stop_asker();
 	return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal is a way to end */
 }
 

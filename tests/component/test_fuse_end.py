@@ -7,33 +7,38 @@ import fcntl
 import mmap
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, lacking_for_fuse, lacking_for_mode
+from fuse_mount import MODES, PROGRAM, Mount, lacking_for_fuse, lacking_for_mode, start, threads, traced
 from nbdkit_server import STOP_TIMEOUT_S, run
 from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 
-pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse()))
-
+SECONDS = float(os.environ.get("FUSE_END_SECONDS", "3"))  # of each search in each mode
+SEED = int(os.environ.get("FUSE_END_SEED", str(time.time_ns() % (1 << 40))))
+pytestmark = [
+    pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse())),
+    pytest.mark.timeout(SECONDS + 900),
+]
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NODUMP_FL = 0x80086601, 0x40086602, 0x40
 WORKERS = 4
 NAMES = 4
 SIZE = 1 << 17
 # What libfuse says of requests under way when the connection ends.
-SAID = (
-    "fuse: reading device: Software caused connection abort\n",
-    "fuse: splice from pipe: No such file or directory\n",
-)
+SAID = "fuse: reading device: Software caused connection abort\n|fuse: splice from pipe: No such file or directory\n"
+# A signal has it unmount, and another is faster.
+LATE = r"|umount: \S+: not mounted\.\n|fuse: failed to unmount \S+: Invalid argument\n"
 
 
 def change_flags(descriptor: int) -> None:
@@ -41,11 +46,11 @@ def change_flags(descriptor: int) -> None:
     fcntl.ioctl(descriptor, FS_IOC_SETFLAGS, struct.pack("l", flags ^ FS_NODUMP_FL))
 
 
-def use(seed: int, stop: Path) -> None:
+def use(seed: int, end: Path) -> None:
     """Calls in the working directory after which the daemon tells the kernel to forget attributes, and others."""
     rng, maps = random.Random(seed), list[mmap.mmap]()
     memory = mmap.mmap(-1, 8192)
-    while not stop.exists():
+    while not end.exists():
         name, kind = str(rng.randrange(NAMES)), rng.randrange(8)
         try:
             if kind == 0:
@@ -83,9 +88,9 @@ def by_signal(number: signal.Signals) -> Callable[[Mount], None]:
     return lambda mount: mount.process.send_signal(number)
 
 
-def by_both(mount: Mount) -> None:
-    by_umount("--lazy")(mount)
-    by_signal(signal.SIGTERM)(mount)
+def by_abort(mount: Mount) -> None:
+    with suppress(OSError):  # it is gone
+        Path("/sys/fs/fuse/connections", mount.device.rpartition(":")[2], "abort").write_text("1")
 
 
 def void(_: object) -> None:
@@ -93,44 +98,183 @@ def void(_: object) -> None:
 
 
 ENDS = {
+    "umount": by_umount(),
     "lazy": by_umount("--lazy"),
     "force": by_umount("--force"),
     "term": by_signal(signal.SIGTERM),
+    "int": by_signal(signal.SIGINT),
     "kill": by_signal(signal.SIGKILL),
-    "lazy, term": by_both,
+    "abort": by_abort,
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("mode", [mode for mode in MODES if lacking_for_mode(mode) is None])
-def test_end_beside_programs(mode: str, end: str, tmp_path: Path, fuse_start: FuseStart) -> None:
-    mount, stop, seed = fuse_start(*MODES[mode]), tmp_path / "stop", random.randrange(1 << 30)
-    argv, paths = [sys.executable, __file__, str(stop)], ":".join(map(os.path.abspath, sys.path))
+@dataclass(frozen=True)
+class Plan:
+    """How a mount ends."""
+
+    ends: tuple[tuple[str, float], ...]  # what is done to it, and how long after the one before
+    options: tuple[str, ...] = ()
+    workers: int = WORKERS
+    work: float = 0.1  # seconds of it, before and after
+    kept: bool = False  # a file stays open meanwhile
+    copied: bool = False  # another mount namespace has it meanwhile
+
+
+def draw(rng: random.Random) -> Plan:
+    def pause() -> float:
+        return rng.choice([0, rng.random() * 0.002, rng.random() * 0.05])
+
+    return Plan(
+        ends=tuple((rng.choice(list(ENDS)), pause()) for _ in range(rng.choice([1, 1, 2, 3]))),
+        options=rng.choice([(), (), ("--max-threads=1",), ("--max-threads=2",), ("--clone-fd",)]),
+        workers=rng.choice([0, 1, WORKERS]),
+        work=pause(),
+        kept=rng.random() < 0.3,
+        copied=rng.random() < 0.3,
+    )
+
+
+@contextmanager
+def working(directory: Path, end: Path, seed: int, workers: int) -> Iterator[None]:
+    """Until the end, processes that use() the directory."""
+    argv, paths = [sys.executable, __file__, str(end)], ":".join(map(os.path.abspath, sys.path))
     environment = os.environ | {"PYTHONPATH": paths}
-    workers = [
-        subprocess.Popen([*argv, str(seed + number)], cwd=mount.point, env=environment) for number in range(WORKERS)
+    running = [
+        subprocess.Popen([*argv, str(seed + number)], cwd=directory, env=environment, stdout=subprocess.PIPE)
+        for number in range(workers)
     ]
     try:
-        wait_until("they work", lambda: os.listdir(mount.source))
-        time.sleep(0.1)
-        ENDS[end](mount)
-        time.sleep(0.1)
-        stop.touch()
-        for worker in workers:  # a store to a mapping without a file is a signal
-            assert worker.wait(STOP_TIMEOUT_S) in (0, -signal.SIGBUS), f"seed {seed}"
-        assert mount.process.wait(STOP_TIMEOUT_S) == (-signal.SIGKILL if end == "kill" else 0), mount.errors.read_text()
-        said = mount.errors.read_text()
-        for line in SAID:
-            said = said.replace(line, "")
-        assert said == ""
+        for worker in running:
+            assert worker.stdout and worker.stdout.readline()
+        yield
+        end.touch()
+        for worker in running:  # a store to a mapping without a file is a signal
+            assert worker.wait(STOP_TIMEOUT_S) in (0, -signal.SIGBUS)
     finally:
-        stop.touch()
-        for worker in workers:
+        end.touch()
+        for worker in running:
             worker.kill()
-            worker.wait(STOP_TIMEOUT_S)
+            worker.communicate()
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if lacking_for_mode(mode) is None])
+@contextmanager
+def copied(mount: Mount) -> Iterator[None]:
+    """Until the end, another namespace has it, as those of containers and chroots do that are made meanwhile."""
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo && read _"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout and holder.stdout.readline()
+        yield
+        holder.communicate(b"\n")
+
+
+@contextmanager
+def kept_open(mount: Mount) -> Iterator[None]:
+    descriptor = os.open(mount.point / "kept", os.O_RDWR | os.O_CREAT)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # close(2) asks the daemon
+            os.close(descriptor)
+
+
+def play(mount: Mount, plan: Plan, marker: Path, seed: int) -> None:
+    """Whatever is under way, a mount ends with its last user, and nobody hangs."""
+    with ExitStack() as users:
+        if plan.copied:
+            users.enter_context(copied(mount))
+        if plan.kept:
+            users.enter_context(kept_open(mount))
+        users.enter_context(working(mount.point, marker, seed, plan.workers))
+        time.sleep(plan.work)
+        for end, pause in plan.ends:
+            time.sleep(pause)
+            ENDS[end](mount)
+        time.sleep(plan.work)
+    if mount.process.poll() is None and os.path.ismount(mount.point):
+        run(["umount", str(mount.point)])  # all that was done may have found it busy
+    ends = [end for end, _ in plan.ends]
+    wait_until("the daemon ends", lambda: mount.process.poll() is not None, log=lambda: held(mount))
+    assert mount.process.returncode == 0 or ("kill" in ends and mount.process.returncode == -signal.SIGKILL)
+    late = re.search("(term|int) .*(umount|lazy|force)", " ".join(ends))
+    assert re.sub(SAID + (LATE if late else ""), "", mount.errors.read_text()) == ""
+
+
+def held(mount: Mount) -> str:
+    return f"mounted in {mount.namespaces() or 'no namespace'}; threads {threads(mount.process.pid)}"
+
+
+MODES_HERE = [mode for mode in MODES if lacking_for_mode(mode) is None]
+
+
+@pytest.mark.parametrize("end", [("lazy",), ("force",), ("term",), ("kill",), ("lazy", "term")], ids=", ".join)
+@pytest.mark.parametrize("mode", MODES_HERE)
+def test_end_beside_programs(mode: str, end: tuple[str, ...], tmp_path: Path, fuse_start: FuseStart) -> None:
+    play(fuse_start(*MODES[mode]), Plan(tuple((each, 0) for each in end)), tmp_path / "stop", SEED)
+
+
+@pytest.mark.parametrize("mode", MODES_HERE)
+def test_ends_by_seed(mode: str, tmp_path: Path, fuse_source: Path) -> None:
+    """Any ways to end, at any times, beside other users and copies of the mount."""
+    deadline, seed = time.monotonic() + SECONDS, SEED
+    while time.monotonic() < deadline:
+        plan = draw(random.Random(f"{mode} {seed}"))
+        print(f"{mode}: FUSE_END_SEED={seed}: {plan}")
+        mount = start(fuse_source, fuse_source.with_name("mount"), *MODES[mode], *plan.options)
+        try:
+            play(mount, plan, tmp_path / f"stop-{seed}", seed)
+        finally:
+            mount.kill()
+        seed += 1
+
+
+@pytest.mark.parametrize("mode", MODES_HERE)
+def test_ends_before_it_is_ready_by_seed(mode: str, fuse_source: Path) -> None:
+    """At any time of the beginning."""
+    deadline, seed, point = time.monotonic() + SECONDS, SEED, fuse_source.with_name("mount")
+    argv = ["env", "--default-signal=INT", str(PROGRAM), "--foreground", *MODES[mode], str(fuse_source), str(point)]
+    errors = point.with_name("mount.errors")
+    while time.monotonic() < deadline:
+        rng = random.Random(f"{mode} {seed}")
+        ends = rng.choices(["umount", "lazy", "force", "term", "int", "kill"], k=rng.choice([1, 1, 2]))
+        pause = rng.random() * 0.05
+        print(f"{mode}: FUSE_END_SEED={seed}: {ends} after {pause} s")
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr)
+        mount = Mount(PROGRAM, fuse_source, point, {}, process, errors)
+        try:
+            time.sleep(pause)
+            for end in ends:
+                ENDS[end](mount)
+            process.terminate()  # there may have been nothing to unmount
+            process.communicate(timeout=STOP_TIMEOUT_S)  # no process of it is left that has its output
+            # Before it has taken over its signals, they kill it; nothing is mounted then.
+            assert process.returncode in (0, 1, -signal.SIGTERM, -signal.SIGINT) or "kill" in ends, errors.read_text()
+            assert "kill" in ends or not os.path.ismount(point)
+        finally:
+            mount.kill()
+        seed += 1
+
+
+def test_a_copy_of_the_mount_is_named(
+    fuse_start: FuseStart, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the tests themselves, when a daemon does not end because another namespace has its mount."""
+    monkeypatch.setattr("fuse_mount.GRACE_S", 0.1)
+    mount = fuse_start()
+    with copied(mount):
+        mount.unmount()
+    assert "is still mounted in other namespaces: " in (said := capsys.readouterr().out) and "read _" in said
+
+
+def test_a_daemon_that_does_not_end_is_a_failure(fuse_start: FuseStart, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuse_mount.GRACE_S", 0.1)
+    mount = fuse_start(wrapper=traced("exit_group", "delay_enter=2000000"))
+    with pytest.raises(AssertionError, match="userblk-passthrough ends: mounted in no namespace; threads .*userblk"):
+        mount.unmount()
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("mode", MODES_HERE)
 def test_an_open_that_ends_after_the_connection(mode: str, fuse_start: FuseStart) -> None:
     """The daemon takes back what it did for it, with nothing of the request, which libfuse has freed by then."""
     mount = fuse_start(*MODES[mode], wrapper=("MALLOC_PERTURB_=165",))
@@ -142,7 +286,7 @@ def test_an_open_that_ends_after_the_connection(mode: str, fuse_start: FuseStart
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         opener = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
         try:
-            wait_until("the daemon waits for the lease", lambda: "__break_lease" in wchans(mount.process.pid))
+            wait_until("the daemon waits for the lease", lambda: waits_in("__break_lease", mount.process.pid))
             by_umount("--force")(mount)
             assert opener.wait(STOP_TIMEOUT_S) == 1
         finally:
@@ -155,15 +299,11 @@ def test_an_open_that_ends_after_the_connection(mode: str, fuse_start: FuseStart
     assert mount.errors.read_text() == ""
 
 
-def wchans(pid: int) -> set[str]:
-    """The functions of the kernel that threads of the process wait in."""
-    found = set()
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it has ended
-            found.add((thread / "wchan").read_text())
-    return found
+def waits_in(function: str, pid: int) -> bool:
+    return any(place == function for _, place in threads(pid))
 
 
 if __name__ == "__main__":
+    print(flush=True)
     with suppress(FileNotFoundError):  # the working directory is gone
         use(int(sys.argv[2]), Path(sys.argv[1]))

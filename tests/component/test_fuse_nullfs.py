@@ -6,12 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fuse_mount import MODES, NULLFS_PROGRAM, Mount, aligned, direct, lacking_for_fuse, lacking_for_mode
 from nbdkit_server import STOP_TIMEOUT_S, run
+from waiting import wait_until
 
 NullfsStart = Callable[..., Mount]
 
@@ -184,6 +186,20 @@ def test_it_goes_to_the_background_and_ends_with_its_mount(tmp_path: Path, optio
         assert os.path.ismount(tmp_path)
     finally:
         assert run(["umount", str(tmp_path)]).returncode == 0
+
+
+def test_no_file_of_its_own_becomes_a_standard_one(tmp_path: Path) -> None:
+    """Otherwise what it prints is what all files hold."""
+    argv = ["sh", "-c", 'exec "$@" >&-', "sh", str(NULLFS_PROGRAM), "--foreground", "--files=1", str(tmp_path)]
+    with subprocess.Popen(argv) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            wait_until("it is mounted", lambda: os.path.ismount(tmp_path), process=process)
+            wait_until("nobody asks whether it is ready", lambda: not children.read_text())
+            assert (tmp_path / "file-0").open("rb").read(4096) == bytes(4096)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 def test_a_signal_unmounts(nullfs_start: NullfsStart) -> None:

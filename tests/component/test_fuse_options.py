@@ -27,7 +27,9 @@ from fuse_mount import (
     lacking_for_mode,
     parse_status,
     stat_errno,
+    threads,
     threads_that_wait,
+    traced,
     unmount,
 )
 from nbdkit_server import ROOT, STOP_TIMEOUT_S, checked, run
@@ -304,6 +306,25 @@ def test_a_mount_that_mount_fuse3_has_made_is_refused(program: Path, source: str
         unmount(tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_start_that_is_interrupted_leaves_no_mount(number: signal.Signals, fuse_source: Path) -> None:
+    """The program that was to say that it is ready ends, before the one in the background is."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("statfs", "delay_enter=1000000")
+    with subprocess.Popen([*wrapper, str(PROGRAM), str(fuse_source), str(point)], stdout=subprocess.DEVNULL) as starter:
+        children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children")
+        try:
+            wait_until("it is mounted", lambda: os.path.ismount(point), process=starter)
+            (daemon,) = children.read_text().split()
+        finally:
+            starter.send_signal(number)
+    try:
+        wait_until("the daemon ends", lambda: not Path("/proc", daemon).exists(), 20.0)
+        assert not os.path.ismount(point)
+    finally:
+        run(["umount", "--lazy", str(point)])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_unmounts(number: signal.Signals, fuse_default: Mount) -> None:
     (fuse_default.point / "file").write_text("text")
@@ -331,11 +352,6 @@ def test_a_signal_leaves_the_mounts_of_others_alone(fuse_default: Mount) -> None
             os.close(descriptor)
 
 
-def traced(call: str, injection: str) -> tuple[str, ...]:
-    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
-    return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
-
-
 def test_a_signal_at_the_end_changes_nothing(fuse_source: Path, fuse_start: FuseStart) -> None:
     """It is closing the descriptors of inodes, slowly here, when it comes."""
     names = [str(number) for number in range(200)]
@@ -353,6 +369,40 @@ def test_a_signal_at_the_end_changes_nothing(fuse_source: Path, fuse_start: Fuse
     wait_until("the session has ended", lambda: "/dev/fuse" not in files())
     mount.process.terminate()
     assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert mount.errors.read_text() == ""
+
+
+def test_a_signal_while_it_takes_over_its_signals(fuse_source: Path) -> None:
+    """libfuse first says that they are for it, slowly here, and then for which session."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("rt_sigaction", "delay_exit=100000")
+    argv = ["env", "--default-signal", *wrapper, str(PROGRAM), "--foreground", str(fuse_source), str(point)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as daemon:
+        status = Path(f"/proc/{daemon.pid}/status")
+
+        def handled() -> int:
+            return int(re.findall(r"^SigCgt:\s(\w+)", status.read_text(), re.MULTILINE)[0], 16) >> 14 & 1
+
+        try:
+            wait_until("SIGTERM is its own", handled, process=daemon)
+            daemon.terminate()
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
+            run(["umount", "--lazy", str(point)])
+
+
+def test_a_signal_while_it_unmounts_changes_nothing(fuse_start: FuseStart) -> None:
+    """libfuse waits for umount(8), which is slow here, when the second one comes."""
+    mount = fuse_start(wrapper=traced("umount2", "delay_enter=500000"))
+    children = Path(f"/proc/{mount.process.pid}/task/{mount.process.pid}/children")
+    wait_until("nobody asks whether it is ready", lambda: not children.read_text())
+    mount.process.send_signal(signal.SIGINT)
+    # Without /run/mount/utab, libfuse unmounts by itself.
+    wait_until("it waits for umount(8)", lambda: mount.process.poll() is not None or children.read_text())
+    mount.process.terminate()
+    assert mount.process.wait(STOP_TIMEOUT_S) == 0
+    assert not os.path.ismount(mount.point)
     assert mount.errors.read_text() == ""
 
 
@@ -395,6 +445,41 @@ def test_killed_daemon_leaves_errors_and_a_clean_unmount(fuse: Mount) -> None:
     assert not os.path.ismount(fuse.point)
 
 
+@pytest.fixture
+def needs_rings() -> None:
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+
+
+def test_a_daemon_killed_while_it_asks_its_mount_leaves_nobody(needs_rings: None, fuse_source: Path) -> None:
+    """The process that asks must not have a copy of the rings, which are not ready yet: it would wait for itself."""
+    point = fuse_source.with_name("mount")
+    wrapper = traced("io_uring_enter", "delay_enter=3000000")
+    argv = [*wrapper, str(PROGRAM), "--foreground", "--io-uring", str(fuse_source), str(point)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            tasks = Path(f"/proc/{daemon.pid}/task")
+
+            def children() -> list[str]:
+                return [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+            def asks() -> bool:
+                places = [place for pid in children() for _, place in threads(int(pid))]
+                return any(place.startswith("fuse_") or place == "request_wait_answer" for place in places)
+
+            wait_until("it asks", asks, process=daemon)
+            (asker,) = children()
+        finally:
+            daemon.kill()
+    try:
+        wait_until("nobody asks", lambda: not Path("/proc", asker).exists(), 20.0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(asker), signal.SIGKILL)
+        run(["umount", "--lazy", str(point)])
+
+
 def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: FuseStart) -> None:
     """As it did when it had the kernel write its cache before it searched for data."""
     mount = fuse_start("--max-threads=2")
@@ -429,13 +514,6 @@ def test_killed_daemon_does_not_wait_for_itself(fuse_source: Path, fuse_start: F
         raise
     finally:
         searcher.kill()
-
-
-@pytest.fixture
-def needs_rings() -> None:
-    reason = lacking_for_mode("io-uring")
-    if reason:
-        pytest.skip(reason)
 
 
 def test_rings_can_be_filled(needs_rings: None, fuse_start: FuseStart) -> None:

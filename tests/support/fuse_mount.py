@@ -29,6 +29,7 @@ RINGS_LOCK = Path("/run/lock/userblk-fuse-rings")
 # Set where the program was given a libfuse that has every mode: then only the kernel excuses one.
 ALL_MODES = os.environ.get("USERBLK_FUSE_ALL_MODES") == "1"
 DISK_BYTES = 4 << 30
+GRACE_S = 20.0  # after which a test asks what keeps a daemon from its end
 NOBODY = 65534
 
 MODES: dict[str, tuple[str, ...]] = {
@@ -97,21 +98,41 @@ class Mount:
     status: dict[str, str]
     process: subprocess.Popen[bytes]
     errors: Path
+    device: str = ""  # as /proc/PID/mountinfo has it
 
     def check(self) -> None:
         """The mount is a mount, and ours: otherwise a test would test the directory below."""
-        kind = checked(["findmnt", "--noheadings", "--output", "FSTYPE", str(self.point)])
-        assert kind.strip() == f"fuse.{self.program.name}"
+        found = checked(["findmnt", "--noheadings", "--output", "FSTYPE,MAJ:MIN", str(self.point)])
+        kind, self.device = found.split()
+        assert kind == f"fuse.{self.program.name}"
+
+    def namespaces(self) -> dict[str, str]:
+        """The mount namespaces that have it, and one process of each."""
+        found = dict[str, str]()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                lines = (process / "mountinfo").read_text().splitlines()
+                if any(f" {self.device} " in line and f" fuse.{self.program.name} " in line for line in lines):
+                    command = (process / "cmdline").read_text().replace("\0", " ").strip()
+                    found[os.readlink(process / "ns/mnt")] = f"{process.name} {command}"
+        return found
 
     def unmount(self) -> None:
         unmount(self.point)
         try:
-            status = self.process.wait(20.0)
+            status = self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            # Another mount namespace, made meanwhile, has a copy of the mount, which it
-            # rightly serves; a daemon that hangs does not end by this either.
-            self.process.terminate()
-            status = self.process.wait(STOP_TIMEOUT_S)
+            # A copy in another namespace, made meanwhile, is rightly served.
+            if users := self.namespaces():
+                print(f"{self.point} is still mounted in other namespaces: {users}")
+                self.process.terminate()
+            wait_until(
+                f"{self.program.name} ends",
+                lambda: self.process.poll() is not None,
+                5 * GRACE_S,
+                log=lambda: f"mounted in {self.namespaces() or 'no namespace'}; threads {threads(self.process.pid)}",
+            )
+            status = self.process.wait()
         errors = re.sub(r"^\S+: counters:.*\n", "", self.errors.read_text())
         assert status == 0 and errors == "", f"exit {status}\n{errors}"
 
@@ -130,6 +151,15 @@ def unmount(point: Path) -> None:
     and the like look at every mount of the machine, also those of another run.
     """
     wait_until(f"umount {point}", lambda: run(["umount", str(point)]).returncode == 0)
+
+
+def threads(pid: int) -> list[tuple[str, str]]:
+    """The names of the threads of a process, and the functions of the kernel that they wait in."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            found.append(((thread / "comm").read_text().strip(), (thread / "wchan").read_text()))
+    return found
 
 
 def is_alive(point: Path) -> bool:
@@ -188,13 +218,15 @@ def start(
     return mount
 
 
+def traced(call: str, injection: str) -> tuple[str, ...]:
+    """Before a program: what strace(1) does to its system calls of that name."""
+    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
+    return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
+
+
 def threads_that_wait(pid: int) -> int:
     """How many threads of the process wait in the kernel to write to a frozen file system."""
-    count = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it has ended
-            count += "percpu_rwsem_wait" in (thread / "wchan").read_text()
-    return count
+    return sum("percpu_rwsem_wait" in place for _, place in threads(pid))
 
 
 @contextmanager
