@@ -117,22 +117,27 @@ class Mount:
                     found[os.readlink(process / "ns/mnt")] = f"{process.name} {command}"
         return found
 
+    def end(self) -> int:
+        """The exit status, of a daemon that has lost its mount."""
+        try:
+            return self.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        # A copy in another namespace, made meanwhile, is rightly served.
+        if users := self.namespaces():
+            print(f"{self.point} is still mounted in other namespaces: {users}")
+            self.process.terminate()
+        wait_until(
+            f"{self.program.name} ends",
+            lambda: self.process.poll() is not None,
+            5 * GRACE_S,
+            log=lambda: f"mounted in {self.namespaces() or 'no namespace'}; threads {threads(self.process.pid)}",
+        )
+        return self.process.wait()
+
     def unmount(self) -> None:
         unmount(self.point)
-        try:
-            status = self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            # A copy in another namespace, made meanwhile, is rightly served.
-            if users := self.namespaces():
-                print(f"{self.point} is still mounted in other namespaces: {users}")
-                self.process.terminate()
-            wait_until(
-                f"{self.program.name} ends",
-                lambda: self.process.poll() is not None,
-                5 * GRACE_S,
-                log=lambda: f"mounted in {self.namespaces() or 'no namespace'}; threads {threads(self.process.pid)}",
-            )
-            status = self.process.wait()
+        status = self.end()
         errors = re.sub(r"^\S+: counters:.*\n", "", self.errors.read_text())
         assert status == 0 and errors == "", f"exit {status}\n{errors}"
 
