@@ -180,7 +180,7 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 {
 	int r;
 
-	if (session_set_signal_handlers(session) != 0) {
+	if (session_set_signal_handlers(session, NULL) != 0) {
 		warnx("cannot handle signals");
 		return EXIT_FAILURE;
 	}

@@ -547,6 +547,44 @@ void removal_end(struct removal *removal)
 	inode_forget(removal->victim, 1);
 }
 
+/* Inodes of stripe that have writers, each with one more lookup, into held, of its count or NULL.
+ */
+static size_t hold_written(struct stripe *stripe, struct inode **held)
+{
+	size_t count = 0;
+
+	for (size_t b = 0; held && b < stripe->bucket_count; b++) {
+		for (struct inode *inode = stripe->buckets[b]; inode; inode = inode->next) {
+			if (atomic_load(&inode->writers) == 0)
+				continue;
+			inode->lookups++;
+			held[count++] = inode;
+		}
+	}
+	return count;
+}
+
+int inodes_each_written(void (*visit)(struct inode *inode, void *data), void *data)
+{
+	struct inode **held;
+	size_t count;
+	int result = 0;
+
+	for (size_t i = 0; i < STRIPES; i++) {
+		pthread_mutex_lock(&stripes[i].lock);
+		held = calloc(stripes[i].count + 1, sizeof(struct inode *));
+		count = hold_written(&stripes[i], held);
+		pthread_mutex_unlock(&stripes[i].lock);
+		result = held ? result : -ENOMEM;
+		for (size_t k = 0; k < count; k++) {
+			visit(held[k], data);
+			inode_forget(held[k], 1);
+		}
+		free(held);
+	}
+	return result;
+}
+
 void inode_lock(struct inode *inode)
 {
 	pthread_mutex_lock(&stripe_of(inode->dev, inode->ino)->lock);

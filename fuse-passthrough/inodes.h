@@ -92,6 +92,9 @@ struct removal {
 void removal_begin(struct removal *removal, int dir_fd, const char *name);
 void removal_end(struct removal *removal);
 
+/* Calls visit for each inode that has writers, without a lock. 0, or -ENOMEM: for some only. */
+int inodes_each_written(void (*visit)(struct inode *inode, void *data), void *data);
+
 /* Guards opens and backing_id of inode, and of others. */
 void inode_lock(struct inode *inode);
 void inode_unlock(struct inode *inode);

@@ -3,10 +3,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
@@ -62,40 +69,124 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	return session;
 }
 
-static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
+/* ---- signals ---- */
 
-int session_set_signal_handlers(struct fuse_session *session)
+static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
+#define SIGNAL_COUNT (sizeof(signals) / sizeof(*signals))
+
+/* How often the session is told to end, which it may not hear just before it begins to wait. */
+#define TELL_AGAIN_NS 100000000
+
+static struct {
+	void (*before)(void);
+	void (*libfuse)(int); /* ends the session; for the thread that waits for its end */
+	pthread_t waiting, ending;
+	bool started;
+	sem_t came; /* a signal, or the end */
+	volatile sig_atomic_t first;
+	atomic_bool over;
+} ending;
+
+static void on_signal(int number)
 {
-	sigset_t all, before;
+	int error = errno;
+
+	if (ending.first) {
+		ending.libfuse(number);
+	} else {
+		ending.first = number;
+		sem_post(&ending.came);
+	}
+	errno = error;
+}
+
+static void *end_session(void *arg)
+{
+	struct timespec next;
+
+	(void)arg;
+	while (sem_wait(&ending.came) == -1)
+		;
+	if (!atomic_load(&ending.over))
+		ending.before();
+	while (!atomic_load(&ending.over)) {
+		pthread_kill(ending.waiting, ending.first);
+		clock_gettime(CLOCK_REALTIME, &next);
+		next.tv_nsec += TELL_AGAIN_NS;
+		next.tv_sec += next.tv_nsec / 1000000000;
+		next.tv_nsec %= 1000000000;
+		sem_timedwait(&ending.came, &next);
+	}
+	return NULL;
+}
+
+/* Puts on_signal() in the place of libfuse's handlers. Those signals are blocked. */
+static int have_it_end(void (*before)(void))
+{
+	struct sigaction action;
+
+	ending.before = before;
+	ending.waiting = pthread_self();
+	if (sem_init(&ending.came, 0, 0) == -1 ||
+		pthread_create(&ending.ending, NULL, end_session, NULL) != 0)
+		return -1;
+	ending.started = true;
+	for (size_t i = 0; i < SIGNAL_COUNT; i++) {
+		sigaction(signals[i], NULL, &action);
+		if (action.sa_handler == SIG_IGN) /* by nohup(1) */
+			continue;
+		ending.libfuse = action.sa_handler;
+		action.sa_handler = on_signal;
+		sigaction(signals[i], &action, NULL);
+	}
+	return 0;
+}
+
+int session_set_signal_handlers(struct fuse_session *session, void (*before)(void))
+{
+	sigset_t all, old;
 	int result;
 
 	sigemptyset(&all);
-	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+	for (size_t i = 0; i < SIGNAL_COUNT; i++)
 		sigaddset(&all, signals[i]);
-	pthread_sigmask(SIG_BLOCK, &all, &before);
+	pthread_sigmask(SIG_BLOCK, &all, &old);
 	result = fuse_set_signal_handlers(session);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (result == 0 && before)
+		result = have_it_end(before);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return result;
 }
 
 void session_ignore_signals(void)
 {
-	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+	for (size_t i = 0; i < SIGNAL_COUNT; i++)
 		signal(signals[i], SIG_IGN);
 }
+
+void session_end_signals(void)
+{
+	if (!ending.started)
+		return;
+	atomic_store(&ending.over, true);
+	sem_post(&ending.came);
+	pthread_join(ending.ending, NULL);
+}
+
+/* ---- the mount ---- */
 
 static dev_t own_device; /* of the mount; 0: unknown */
 
 /*
- * The device of what is mounted at mount_point, or 0. Asks nobody who serves it: that may be this
- * process, which does not at the time.
+ * The device of what is mounted at path, or 0. Asks nobody who serves it: that may be this process,
+ * which does not at the time. One whose connection has ended is taken for our own.
  */
-static dev_t device_at(const char *mount_point)
+static dev_t device_at(const char *path)
 {
 	struct statx stx;
 
-	if (statx(AT_FDCWD, mount_point, AT_STATX_DONT_SYNC, 0, &stx) == -1)
-		return 0;
+	if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, 0, &stx) == -1)
+		return errno == ENOTCONN || errno == ECONNABORTED ? own_device : 0;
 	return makedev(stx.stx_dev_major, stx.stx_dev_minor);
 }
 
@@ -107,12 +198,64 @@ int session_mount(struct fuse_session *session, const char *mount_point)
 	return result;
 }
 
+/* Replaces what mountinfo writes as a backslash and three octal digits. */
+static void unescape(char *text)
+{
+	char *to = text;
+
+	for (const char *from = text; *from; to++) {
+		if (*from == '\\' && strspn(from + 1, "01234567") >= 3) {
+			*to = (char)((from[1] - '0') << 6 | (from[2] - '0') << 3 | (from[3] - '0'));
+			from += 4;
+		} else {
+			*to = *from++;
+		}
+	}
+	*to = '\0';
+}
+
+/* Whether a line of mountinfo is of a mount of own_device as a whole, and nothing is upon it. */
+static bool is_place(const char *line, char place[PATH_MAX])
+{
+	unsigned major, minor;
+
+	if (sscanf(line, "%*s %*s %u:%u / %4095s", &major, &minor, place) != 3) /* PATH_MAX - 1 */
+		return false;
+	unescape(place);
+	return makedev(major, minor) == own_device && device_at(place) == own_device;
+}
+
+const char *session_place(const char *mount_point)
+{
+	static _Thread_local char place[PATH_MAX];
+	FILE *mounts;
+	char *line = NULL;
+	size_t size = 0;
+	bool found = false;
+
+	if (own_device == 0 || device_at(mount_point) == own_device)
+		return mount_point;
+	mounts = fopen("/proc/self/mountinfo", "re");
+	while (mounts && !found && getline(&line, &size, mounts) > 0)
+		found = is_place(line, place);
+	free(line);
+	if (mounts)
+		fclose(mounts);
+	return found ? place : NULL;
+}
+
 int session_unmount(struct fuse_session *session, const char *mount_point, int result)
 {
+	const char *place;
+
 	/* Before it unmounts: libfuse may wait for umount(8), and gives up when a signal comes. */
 	session_ignore_signals();
-	if (own_device == 0 || device_at(mount_point) == own_device)
+	place = session_place(mount_point);
+	if (place == mount_point)
 		fuse_session_unmount(session);
+	/* Which leaves one whose connection others have ended where it is. */
+	if (place && own_device && device_at(place) == own_device)
+		umount2(place, MNT_DETACH | UMOUNT_NOFOLLOW);
 	fuse_remove_signal_handlers(session);
 	/* To a thread that took a request at that moment, the kernel says this of an unmount. */
 	return result == -ECONNABORTED ? 0 : result;

@@ -14,14 +14,27 @@
 struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	const struct fuse_lowlevel_ops *ops, void *data, fuse_log_func_t log);
 
-/* As fuse_set_signal_handlers(), which loses a signal that comes while it is at it. */
-int session_set_signal_handlers(struct fuse_session *session);
+/*
+ * As fuse_set_signal_handlers(), which loses a signal that comes while it is at it. before: called
+ * at the first signal, in a thread of its own; the session serves until it returns, or until
+ * another signal. Returns 0 or -1.
+ */
+int session_set_signal_handlers(struct fuse_session *session, void (*before)(void));
 
 /* Those signals change nothing any more. */
 void session_ignore_signals(void);
 
+/* Ends the thread for before(), which waits for nobody by then: the session has been destroyed. */
+void session_end_signals(void);
+
 /* As fuse_session_mount(). */
 int session_mount(struct fuse_session *session, const char *mount_point);
+
+/*
+ * Where it is now: mount_point, or where it has been moved or bound to, in memory of the thread;
+ * NULL: it has been unmounted, or is covered by another mount.
+ */
+const char *session_place(const char *mount_point);
 
 /*
  * Unmounts, after the session's loop has ended with result, and takes the signal handlers away.

@@ -8,15 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <unistd.h>
 
+#include "asker.h"
 #include "begin.h"
 #include "session.h"
 #include "programs/exit_codes.h"
@@ -98,6 +96,7 @@ static void do_not_want(struct fuse_conn_info *conn, unsigned long capability)
 static void *announce(void *arg);
 static pthread_t announcer;
 static bool announcing;
+static atomic_bool up;	  /* requests come */
 static atomic_bool ended; /* no request is served any more */
 
 /*
@@ -164,6 +163,7 @@ static void session_init(void *data, struct fuse_conn_info *conn)
 	if (session.options->write_limit && session.options->write_limit < conn->max_write)
 		conn->max_write = session.options->write_limit;
 	granted.max_write = conn->max_write;
+	atomic_store(&up, true);
 	announcing = pthread_create(&announcer, NULL, announce, NULL) == 0;
 	if (!announcing)
 		session_warn("out of memory: no status line");
@@ -262,69 +262,6 @@ static void go_to_background(void)
 }
 
 /*
- * Another process asks the mount, which holds nothing of it: a thread that waits in the kernel for
- * an answer that we owe cannot be killed, and would keep the connection of a killed daemon alive.
- * So would a process with a copy of the rings, hence one of before the mount.
- */
-static struct {
-	pid_t pid;
-	int fd; /* a byte to it is a question, an int from it the answer */
-} asker;
-
-static _Noreturn void answer_questions(int fd)
-{
-	struct statvfs st;
-	char question;
-	int error;
-
-	session_ignore_signals(); /* which a terminal sends to both: it ends with the daemon */
-	if (dup2(fd, STDIN_FILENO) == -1 || syscall(__NR_close_range, 1, ~0U, 0) == -1)
-		_exit(EXIT_FAILURE);
-	while (read(STDIN_FILENO, &question, 1) == 1) {
-		error = statvfs(session.options->mount_point, &st) == -1 ? errno : 0;
-		if (write(STDIN_FILENO, &error, sizeof(error)) == -1)
-			break;
-	}
-	_exit(EXIT_SUCCESS);
-}
-
-/* Returns 0 or an errno. */
-static int start_asker(void)
-{
-	int ends[2], error = 0;
-
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == -1)
-		return errno;
-	asker.fd = ends[0];
-	asker.pid = fork();
-	if (asker.pid == 0)
-		answer_questions(ends[1]);
-	if (asker.pid == -1) {
-		error = errno;
-		close(ends[0]);
-	}
-	close(ends[1]);
-	return error;
-}
-
-static void stop_asker(void)
-{
-	close(asker.fd);
-	while (waitpid(asker.pid, NULL, 0) == -1 && errno == EINTR)
-		;
-}
-
-/* Whether the mount answers: 0 or an errno. */
-static int ask_mount(void)
-{
-	int error;
-
-	if (write(asker.fd, "?", 1) != 1 || read(asker.fd, &error, sizeof(error)) != sizeof(error))
-		return EIO;
-	return error;
-}
-
-/*
  * Has the mount used as by anybody, to see how requests arrive, and writes the
  * status line. A thread of its own: the session must run meanwhile.
  */
@@ -337,7 +274,7 @@ static void *announce(void *arg)
 
 	(void)arg;
 	for (;;) {
-		failed = ask_mount();
+		failed = asker_ask(ASK_ANSWERS, o->mount_point);
 		if (atomic_load(&ended))
 			break;
 		if (!failed && (!session.options->io_uring || atomic_load(&session.rings)))
@@ -347,7 +284,8 @@ static void *announce(void *arg)
 		usleep(POLL_USEC);
 		waited += POLL_USEC / 1e6;
 	}
-	stop_asker();
+	if (!served->each_written) /* nor is there anything to do at the end */
+		asker_stop();
 	/* What answered was not the mount, which is gone. */
 	if (atomic_load(&ended)) {
 		if (status_fd > 2)
@@ -377,6 +315,43 @@ static void *announce(void *arg)
 		close(status_fd);
 	status_fd = -1;
 	return NULL;
+}
+
+/* ---- the end ---- */
+
+static atomic_bool lost; /* data that was written to the cache could not be written to its file */
+
+static void note_loss(const char *path, int error)
+{
+	/* With another signal, or umount --force, the user has given it up. */
+	if (!error || error == ECONNABORTED || error == ENOTCONN || atomic_load(&ended))
+		return;
+	session_warn(
+		"%s: what was written last is not all in the source: %s", path, strerror(error));
+	atomic_store(&lost, true);
+}
+
+static void sync_file(const char *path)
+{
+	note_loss(path, asker_ask(ASK_SYNC_FILE, path));
+}
+
+/*
+ * After a signal, while the session still serves: has the kernel write what files that are open
+ * hold in its cache; what is closed has been written. First all at once, for which the kernel does
+ * not wait, then file by file.
+ */
+static void write_back(void)
+{
+	const char *place = atomic_load(&up) ? session_place(session.options->mount_point) : NULL;
+	int error;
+
+	if (!place || !served->each_written)
+		return;
+	error = asker_ask(ASK_WRITE, place);
+	note_loss(place, error);
+	if (!error)
+		served->each_written(sync_file);
 }
 
 /* ---- the session ---- */
@@ -533,9 +508,12 @@ static int serve(struct fuse_args *args)
 		fuse_session_destroy(session.fuse);
 		return EXIT_USAGE;
 	}
-	if ((error = start_asker()) != 0) {
+	if ((error = asker_start()) != 0) {
 		session_warn("cannot start: %s", strerror(error));
-	} else if (session_set_signal_handlers(session.fuse) != 0) {
+		fuse_session_destroy(session.fuse);
+		return EXIT_FAILURE;
+	}
+	if (session_set_signal_handlers(session.fuse, write_back) != 0) {
 		session_warn("cannot start: out of memory");
 	} else if (session_mount(session.fuse, session.options->mount_point) == 0) {
 		result = serve_session();
@@ -546,12 +524,12 @@ static int serve(struct fuse_args *args)
 		result = session_unmount(session.fuse, session.options->mount_point, result);
 	}
 	fuse_session_destroy(session.fuse);
-	/* It may wait for an answer of the mount, until the connection is closed. */
+	/* Nobody waits for its answer any more. */
+	asker_stop();
 	if (announcing)
 		pthread_join(announcer, NULL);
-	else if (asker.pid > 0)
-		stop_asker();
-	return result < 0 ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal is a way to end */
+	session_end_signals();
+	return result < 0 || lost ? EXIT_FAILURE : EXIT_SUCCESS; /* a signal is a way to end */
 }
 
 /*

@@ -4,7 +4,9 @@
  * threads, splicing, io_uring; the background; and a status line that says what was granted.
  *
  *   options.c  the options for that
+ *   begin.c    how it begins and ends
  *   session.c  the session, complaints, the status line
+ *   asker.c    a process that uses the mount, as others do
  *   rings.c    requests through io_uring
  */
 #ifndef USERBLK_FUSE_SESSION_H
@@ -23,6 +25,11 @@ struct session_program {
 	/* Writes its own words of the status line, a space before each, like snprintf(). */
 	int (*tell)(char *text, size_t size);
 	const struct rings_files *files; /* NULL: rings do no file I/O */
+	/*
+	 * Calls visit for each file of which the kernel's cache may hold what was written, with its
+	 * path below the mount point, while requests are served. NULL: there is none.
+	 */
+	void (*each_written)(void (*visit)(const char *path));
 };
 
 /* The one session of this process. Set up by session_run(), constant once requests come. */

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, PROGRAM, Mount, lacking_for_fuse, lacking_for_mode, start, threads, traced, unmount
+from fuse_mount import MODES, PROGRAM, Mount, lacking_for_fuse, lacking_for_mode, start, threads, traced
 from nbdkit_server import STOP_TIMEOUT_S, run
 from waiting import wait_until
 
@@ -168,9 +168,13 @@ def copied(mount: Mount) -> Iterator[None]:
 
 
 @contextmanager
-def kept_open(mount: Mount) -> Iterator[None]:
+def kept_open(mount: Mount, data: bytes) -> Iterator[None]:
+    """A file stays open, to whose mapping data was written."""
     descriptor = os.open(mount.point / "kept", os.O_RDWR | os.O_CREAT)
     try:
+        os.ftruncate(descriptor, len(data))
+        with mmap.mmap(descriptor, len(data)) as memory:
+            memory[:] = data
         yield
     finally:
         with suppress(OSError):  # close(2) asks the daemon
@@ -178,23 +182,29 @@ def kept_open(mount: Mount) -> Iterator[None]:
 
 
 def play(mount: Mount, plan: Plan, marker: Path, seed: int) -> None:
-    """Whatever is under way, a mount ends with its last user, and nobody hangs."""
+    """Whatever is under way, a mount ends with its last user, nobody hangs, and an orderly end loses nothing."""
+    data = random.Random(seed).randbytes(SIZE)
     with ExitStack() as users:
         if plan.copied:
             users.enter_context(copied(mount))
         if plan.kept:
-            users.enter_context(kept_open(mount))
+            users.enter_context(kept_open(mount, data))
         users.enter_context(working(mount.point, marker, seed, plan.workers))
         time.sleep(plan.work)
         for end, pause in plan.ends:
             time.sleep(pause)
             ENDS[end](mount)
         time.sleep(plan.work)
-    ends = [end for end, _ in plan.ends]
-    if not {"term", "int", "kill"} & {*ends} and os.path.ismount(mount.point):
-        unmount(mount.point)  # all that was done may have found it busy
+    ends, umount = [end for end, _ in plan.ends], ["umount", str(mount.point)]
+    if not {"term", "int", "kill"} & {
+        *ends
+    }:  # all that was done may have found it busy; after an abort, it ends itself
+        wait_until("unmounted", lambda: not os.path.ismount(mount.point) or run(umount).returncode == 0)
     status = mount.end()
-    assert status == 0 or ("kill" in ends and status == -signal.SIGKILL)
+    said = mount.errors.read_text()
+    assert status == 0 or ("kill" in ends and status == -signal.SIGKILL), said
+    if plan.kept and ends in (["term"], ["int"]):
+        assert (mount.source / "kept").read_bytes() == data
     late = re.search("(term|int) .*(umount|lazy|force)", " ".join(ends))
     assert re.sub(SAID + (LATE if late else ""), "", mount.errors.read_text()) == ""
 

@@ -225,7 +225,7 @@ def start(
 
 def traced(call: str, injection: str) -> tuple[str, ...]:
     """Before a program: what strace(1) does to its system calls of that name."""
-    strace = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
+    strace = ("env", "ASAN_OPTIONS=detect_leaks=0", "strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
     return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
 
 
