@@ -432,6 +432,11 @@ static void *serve_queue(void *arg)
 /* Gives queue its ring and memory; what there is goes with rings_stop(). */
 static bool prepare_queue(struct queue *queue, unsigned id)
 {
+	/*
+	 * Of the kernel, for I/O that waits, such as fdatasync(2), which ext4 does for many at
+	 * once: as many as requests, not 4 for each CPU. 0: the other kind stays as it is.
+	 */
+	unsigned workers[2] = {DEPTH, 0};
 	size_t size = 2 * PAGE + rings.payload_size;
 	int fd = fuse_session_fd(rings.session);
 	char *memory;
@@ -448,7 +453,8 @@ static bool prepare_queue(struct queue *queue, unsigned id)
 	/* For each entry, its command and its I/O; and the eventfd. */
 	queue->has_ring = io_uring_queue_init(2 * DEPTH + 1, &queue->ring,
 				  IORING_SETUP_SQE128 | IORING_SETUP_SUBMIT_ALL) == 0;
-	if (!queue->has_ring || io_uring_register_files(&queue->ring, &fd, 1) != 0)
+	if (!queue->has_ring || io_uring_register_files(&queue->ring, &fd, 1) != 0 ||
+		io_uring_register_iowq_max_workers(&queue->ring, workers) != 0)
 		return false;
 	for (unsigned i = 0; i < DEPTH; i++) {
 		struct entry *entry = &queue->entries[i];

@@ -20,7 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, aligned, direct, lacking_for_mode, pattern, sought, start, unmount
+from fuse_mount import (
+    MODES,
+    Mount,
+    aligned,
+    direct,
+    lacking_for_mode,
+    pattern,
+    sought,
+    start,
+    threads,
+    traced,
+    unmount,
+)
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 from waiting import stop, wait_until
 
@@ -650,3 +662,33 @@ def test_fio_verifies(direct_io: int, fuse: Mount) -> None:
     jobs = json.loads(output)["jobs"]
     assert [job["error"] for job in jobs] == [0, 0]
     assert all(job["read"]["total_ios"] > 0 and job["write"]["total_ios"] > 0 for job in jobs)
+
+
+def test_the_rings_of_one_cpu_sync_16_files_at_once(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """In threads of the kernel, which has 4 for each CPU by default."""
+    reason = lacking_for_mode("io-uring")
+    if reason:
+        pytest.skip(reason)
+    slow = fuse_start(wrapper=traced("fdatasync", "delay_enter=1000000"))
+    point = fuse_source.with_name("rings")
+    point.mkdir()
+    mount = start(slow.point, point, "--io-uring", "--no-writeback")
+    try:
+        script = "import os, sys; file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT); os.fdatasync(file)"
+        cpu = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
+        argv = [*cpu, sys.executable, "-c", script]
+        writers = [subprocess.Popen([*argv, str(mount.point / str(number))]) for number in range(16)]
+
+        def waiting() -> int:
+            names = [name for name, place in threads(mount.process.pid) if place == "request_wait_answer"]
+            return sum(name.startswith("iou-wrk") for name in names)
+
+        most = 0
+        while any(writer.poll() is None for writer in writers):
+            most = max(most, waiting())
+            time.sleep(0.01)
+        assert most == 16
+        assert all(writer.wait(STOP_TIMEOUT_S) == 0 for writer in writers)
+        mount.unmount()
+    finally:
+        mount.kill()
