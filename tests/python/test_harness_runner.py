@@ -11,53 +11,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from loops import LIMIT, loop, run, small_tmpfs
-from runner_process import MEMORY, SIZE, WORKLOADS, finish, plan_for, read_until, said, start, summaries
+from loops import loop, run, small_tmpfs
+from runner_process import MEMORY, SIZE, WORKLOADS, finish, fio_on, plan_for, read_until, said, start, summaries
 from userblk import __version__
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import Result, fio
 from userblk.harness.engines.base import Run
-from userblk.harness.machine import locks, paths, prepare
+from userblk.harness.machine import paths, prepare
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
-from userblk.harness.machine.safety import BESIDE, claimed
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
 from userblk.harness.observing.environment import programs
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running import measuring
-from userblk.harness.running import runner as runner_module
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
 from waiting import wait_until
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[str]:
-    if not shutil.which("fio"):
-        pytest.skip("fio is not installed")
-    (tmp_path / "image").mkdir()
-    with loop(tmp_path / "image", SIZE) as path:
-        yield path
-
-
-def fio_on(device: str) -> list[int]:
-    """pids of the fio processes that use the device."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if command[:1] == [b"fio"] and f"--filename={device}".encode() in command:
-            found.append(int(entry.name))
-    return found
 
 
 def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
@@ -285,101 +259,6 @@ def test_narrow_intervals_end_a_cell(device: str, tmp_path: Path) -> None:
 # ---- what stops or leaves out ---------------------------------------------------------------
 
 
-def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_path: Path) -> None:
-    with small_tmpfs(tmp_path, "100M") as small:
-        plan_for(device, small / "c")
-        code, events, err = finish(start(small / "c"))
-        assert (code, err) == (2, "") and "MiB are free for results" in said(events)[0] and "resume" in said(events)[0]
-        assert [event["event"] for event in events] == ["start", "note", "end"]
-        assert not summaries(small / "c") and not fio_on(device)
-
-
-@pytest.mark.parametrize("in_run", [False, True])
-def test_a_results_disk_that_gets_full_stops_the_campaign(
-    in_run: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Others may fill it while a run measures, whatever was free before: nothing fits then, not even an event."""
-    with small_tmpfs(tmp_path, "1M") as small:
-
-        def measure(self: Runner, run: Run, *rest: object) -> dict[str, object]:
-            with (small / "of others").open("wb", buffering=0) as other, suppress(OSError):
-                while other.write(bytes(4096)):
-                    pass
-            if in_run:
-                (run.directory / "more").write_bytes(bytes(4096))
-            return {"valid": True, "invalid": [], "metrics": {}, "more": "x" * 4096}
-
-        monkeypatch.setattr(Runner, "measure", measure)
-        monkeypatch.setattr(Runner, "record_environment", lambda self: None)
-        monkeypatch.setattr(runner_module, "SPARE_BYTES", 4096)
-        code = Runner(plan_for(device, small / "c"), small / "c").run()
-        events = printed(capsys)
-        notes = [str(event["text"]) for event in events if event["event"] == "note"]
-        assert [event["event"] for event in events] == ["start", "entry-start", "note", "end"] and code == 2, events
-        assert notes[0].startswith("the campaign stops: ") and "No space left on device" in notes[0]
-        kept = [json.loads(line)["event"] for line in (small / "c/events.jsonl").read_text().splitlines()]
-        assert kept[:2] == ["start", "entry-start"]  # and no half of a line
-        assert not list((small / "c").rglob("*.new")) and not list((small / "c").glob("here/*/*/*/*/*"))
-        assert not list((small / "c").rglob("commands.json"))
-        (small / "of others").unlink()
-        assert not summaries(small / "c") and Runner(read_plan(small / "c/plan.json"), small / "c").run() == 2
-
-
-def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    """The events of a runner, but for what it tore down of others first."""
-    events: list[dict[str, object]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return events[[event["event"] for event in events].index("start") :]
-
-
-@pytest.mark.parametrize("what", ["gone", "read-only"])
-def test_results_that_cannot_be_kept_any_more_stop_the_campaign(
-    what: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line says why, and what was removed is not begun again without its plan."""
-    with small_tmpfs(tmp_path, "300M") as small:
-        plan = plan_for(device, small / "c")
-
-        def measure(self: Runner, run: Run, *rest: object) -> dict[str, object]:
-            if what == "gone":
-                shutil.rmtree(small / "c")
-            else:
-                subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-            return {"valid": True, "invalid": [], "metrics": {}}
-
-        monkeypatch.setattr(Runner, "measure", measure)
-        monkeypatch.setattr(Runner, "record_environment", lambda self: None)
-        monkeypatch.setattr(runner_module, "SPARE_BYTES", 0)
-        assert Runner(plan, small / "c").run() == 1
-        events = printed(capsys)
-        assert [event["event"] for event in events] == ["start", "entry-start", "note", "end"]
-        reason = "c: No such file or directory" if what == "gone" else "Read-only file system"
-        remedy = "results are kept there: correct that and resume"
-        assert str(events[2]["text"]).startswith(f"the campaign stops: {small}/c")
-        assert str(events[2]["text"]).endswith(f"{reason}; {remedy}")
-        assert (small / "c").exists() is (what == "read-only")
-
-
-def test_results_that_are_removed_between_runs_stop_the_campaign(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan, finish_run = plan_for(device, tmp_path / "c"), Runner.finish
-
-    def finish(self: Runner, *arguments: object) -> None:
-        finish_run(self, *arguments)  # type: ignore[arg-type]
-        shutil.rmtree(tmp_path / "c")
-
-    result = {"valid": True, "invalid": [], "metrics": {}}
-    monkeypatch.setattr(Runner, "measure", lambda self, run, *rest: result)
-    monkeypatch.setattr(Runner, "record_environment", lambda self: None)
-    monkeypatch.setattr(Runner, "finish", finish)
-    assert Runner(plan, tmp_path / "c").run() == 1
-    events = printed(capsys)
-    assert [event["event"] for event in events] == ["start", "entry-start", "entry-done", "note", "end"]
-    remedy = "results are kept there: correct that and resume"
-    assert events[3]["text"] == f"the campaign stops: {tmp_path}/c: No such file or directory; {remedy}"
-    assert not (tmp_path / "c").exists()
-
-
 def test_a_clock_that_is_set_during_a_run_costs_a_warning(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,103 +454,6 @@ def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Pa
         assert (status, events) == (2, []) and "is not the device that the campaign was planned for" in err
         assert len(err.splitlines()) == 1
         assert (tmp_path / "other/disk0").read_bytes() == content
-
-
-def test_a_second_campaign_on_the_same_device_is_refused(device: str, tmp_path: Path) -> None:
-    plan_for(device, tmp_path / "first", runtime_s=30)
-    plan_for(device, tmp_path / "second")
-    runner = start(tmp_path / "first")
-    try:
-        read_until(runner, "entry-start")
-        code, events, err = finish(start(tmp_path / "second"))
-        assert (code, events) == (2, [])
-        assert "in use by another campaign" in err or " is open in " in err
-    finally:
-        runner.send_signal(signal.SIGINT)
-        finish(runner)
-
-
-# With processes, a /run and a /dev of its own: of the first campaign only the kernel knows.
-CONTAINER = """
-mount -t tmpfs none /run && cp -a /dev/null /dev/urandom "$DEVICE" /run && mount --bind /run /dev &&
-mount -t tmpfs none /run && exec "$@"
-"""
-
-
-def in_container(argv: list[str], device: str) -> list[str]:
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    return [*unshare, "env", f"DEVICE={device}", "sh", "-c", CONTAINER, "container", *argv]
-
-
-def test_a_claimed_device_is_refused_in_a_container(device: str, tmp_path: Path) -> None:
-    """Also while the campaign that claims it has it open for nothing: between two runs."""
-    plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"])
-    argv = [sys.executable, "-m", "userblk.harness.running.runner", str(tmp_path / "c/plan.json")]
-    inside = in_container(argv, device)
-    with claimed(identify(device)):
-        done = subprocess.run(inside, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert (done.returncode, done.stdout) == (2, "")
-        who = f"disk {Path(device).name} is in use by another campaign (pid {os.getpid()}); wait for its end"
-        assert done.stderr == f"userblk: {device}: {who}\n"
-    done = subprocess.run(inside, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("contained", [False, True])
-def test_a_second_campaign_on_the_machine_is_refused(
-    contained: bool, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On another device, too: both would measure the other's CPU time, and one would put back its settings."""
-    name = f"test-{tmp_path.name}-{os.getpid()}"
-    code = (
-        "import sys; from userblk.harness.machine import safety\n"
-        "safety.MACHINE = sys.argv[1]\n"  # this test's own machine: others run beside it
-        "from userblk.harness.running import runner; sys.exit(runner.main(sys.argv[2:]))"
-    )
-
-    def begin(campaign: str, container_of: str = "") -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", code, name, str(tmp_path / campaign / "plan.json")]
-        if container_of:
-            argv = in_container(argv, container_of)
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    monkeypatch.delenv(BESIDE)
-    (tmp_path / "other").mkdir()
-    with loop(tmp_path / "other", SIZE) as other:
-        plan_for(device, tmp_path / "first", runtime_s=30)
-        plan_for(other, tmp_path / "second", workloads=["rand-read-1th-4k"])
-        runner = begin("first")
-        try:
-            read_until(runner, "entry-start")
-            status, events, err = finish(begin("second", other if contained else ""))
-            assert (status, events) == (2, [])
-            who = f"(pid {runner.pid}, {tmp_path / 'first'})"
-            assert err == (
-                f"userblk: {tmp_path / 'second'}: another campaign {who} measures on this machine;"
-                " wait for its end, then resume\n"
-            )
-        finally:
-            runner.send_signal(signal.SIGINT)
-            finish(runner)
-        assert finish(begin("second", other if contained else ""))[0] == 0
-        with locks.locked(name, ""):
-            Path("/dev", locks.DIRECTORY, name).unlink(missing_ok=True)
-
-
-def test_locks_where_devtmpfs_may_not_be_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(locks, "_devtmpfs", refused)
-    monkeypatch.setattr(locks, "RUN", tmp_path / "run")
-    with locks.locked("one", "pid 1"):
-        with pytest.raises(locks.Held, match="^pid 1$"), locks.locked("one", "pid 2"):
-            pass
-        with locks.locked("two", "pid 2"):
-            pass
-    assert (tmp_path / "run/one").read_text() == "pid 1\n"
-    with locks.locked("one", os.fsdecode(b"pid 3, \xff")):  # a campaign may be called so
-        pass
 
 
 def test_a_system_of_others_that_is_absent_is_left_out(device: str, tmp_path: Path) -> None:

@@ -93,3 +93,16 @@ def plan_for(
     directory.mkdir()
     write_plan(plan, directory)
     return plan
+
+
+def fio_on(device: str) -> list[int]:
+    """pids of the fio processes that use the device."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if command[:1] == [b"fio"] and f"--filename={device}".encode() in command:
+            found.append(int(entry.name))
+    return found
