@@ -74,7 +74,8 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
 #define SIGNAL_COUNT (sizeof(signals) / sizeof(*signals))
 
-/* How often the session is told to end, which it may not hear just before it begins to wait. */
+/* How often the session is told to end: one signal may pass unnoticed just before it begins to
+ * wait. */
 #define TELL_AGAIN_NS 100000000
 
 static struct {

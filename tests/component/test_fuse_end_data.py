@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What was written before a signal is in the source when userblk-passthrough has ended, whoever has it open."""
+"""What was written before a signal is in the source when userblk-passthrough has ended, even if it is still open."""
 
 from __future__ import annotations
 
