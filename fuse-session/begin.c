@@ -74,9 +74,8 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
 #define SIGNAL_COUNT (sizeof(signals) / sizeof(*signals))
 
-/* How often the session is told to end: one signal may pass unnoticed just before it begins to
- * wait. */
-#define TELL_AGAIN_NS 100000000
+/* A signal just before it begins to wait is lost: after this time, there is another one. */
+#define SIGNAL_AGAIN_NS 100000000
 
 static struct {
 	void (*before)(void);
@@ -113,7 +112,7 @@ static void *end_session(void *arg)
 	while (!atomic_load(&ending.over)) {
 		pthread_kill(ending.waiting, ending.first);
 		clock_gettime(CLOCK_REALTIME, &next);
-		next.tv_nsec += TELL_AGAIN_NS;
+		next.tv_nsec += SIGNAL_AGAIN_NS;
 		next.tv_sec += next.tv_nsec / 1000000000;
 		next.tv_nsec %= 1000000000;
 		sem_timedwait(&ending.came, &next);
