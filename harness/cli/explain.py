@@ -32,7 +32,7 @@ from ..running.runner import valid_summary
 from . import progress
 from .common import Add, add_json, add_results, find_campaign, lab_errors, list_of, say
 from .results import print_reports, write_reports
-from .run import follow
+from .run import follow, lab_tree
 
 NATIVE = "native"
 UNIT = "instructions a request"
@@ -47,6 +47,17 @@ def _check(plan: Plan) -> None:
     if Path(plan.build).name in OLD_RELEASES:
         raise ConfigError(
             f"campaign={plan.campaign}: its fio does not report when it measured; run one with a later LAB_RELEASE"
+        )
+
+
+def check_kernel(campaign: Path, release: str) -> None:
+    """Is release, of the kernel that the lab has, what the campaign ran on, but for its fixes? Raises ConfigError."""
+    summaries = map(_summary, (path.parent for path in campaign.glob("lab/*/*/*/*/*/summary.json")))
+    ran_on = next((str(one["kernel"]) for one in summaries if one.get("kernel")), release)
+    if ran_on.split(".")[:2] != release.split(".")[:2]:
+        raise ConfigError(
+            f"campaign={campaign.name}: ran on Linux {ran_on}, and the lab has {release};"
+            " name the campaign's kernel with LAB_KERNEL, such as LAB_KERNEL=backports"
         )
 
 
@@ -95,11 +106,9 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
 
 def _script(plan: Plan, run: Path, fields: str, window: tuple[float, float]) -> Iterator[perf_script.Record]:
     """What perf recorded in a window of time, by the guest's own perf, which knows its programs. Raises ConfigError."""
-    from userblk.lab import Variant  # which only a checkout has
-    from userblk.lab.rootfs import die_with_parent, ensure_tree, in_root
+    from userblk.lab.rootfs import die_with_parent, in_root
 
-    with lab_errors():
-        tree = ensure_tree(Variant(Path(plan.build).name))
+    tree = lab_tree(plan)
     files = ("--input", f"/extra/{DATA}", "--kallsyms", f"/extra/{KALLSYMS}")
     time = f"{window[0]:.9f},{window[1]:.9f}"
     argv = in_root(tree, ["perf", "script", "--force", "--ns", "--time", time, *files, "--fields", fields])
@@ -162,6 +171,7 @@ def explain_command(args: argparse.Namespace) -> int:
         read_plan(campaign / "plan.json"), model, args.device, args.workload, list_of("system", args.system)
     )
     _check(plan)
+    check_kernel(campaign, lab_tree(plan).release)
     directory = campaign / DIRECTORY / f"{args.device}-{args.workload}"
     prepare_lab(plan)
     shutil.rmtree(directory, ignore_errors=True)

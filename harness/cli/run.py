@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from userblk.analysis import costs
@@ -65,6 +66,9 @@ from .plan import (
     show_plans,
 )
 from .results import print_reports, print_tables, tables_of, write_reports, write_tables
+
+if TYPE_CHECKING:
+    from userblk.lab.rootfs import Tree
 
 TICK = 0.5  # s
 LOAD_LOOK = 1.0  # s, before a campaign
@@ -122,16 +126,23 @@ def prepare(plan: Plan) -> None:
     SUBJECTS[plan.suite.engine.measures].prepare(plan)
 
 
+def lab_tree(plan: Plan) -> Tree:
+    """The root file system of the lab's guest, with the kernel that LAB_KERNEL names. Raises ConfigError."""
+    from userblk.lab import KERNELS, Variant  # which only a checkout has
+    from userblk.lab.rootfs import ensure_tree
+
+    with lab_errors():
+        return ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0]))
+
+
 def guest_of(plan: Plan) -> dict[str, str]:
     """What the lab's guest consists of; {} of another plan. Raises ConfigError."""
     if not plan.emulated:
         return {}
-    from userblk.lab import KERNELS, Variant  # which only a checkout has
     from userblk.lab.images import guest_identity
-    from userblk.lab.rootfs import ensure_tree
 
+    tree = lab_tree(plan)
     with lab_errors():
-        tree = ensure_tree(Variant(Path(plan.build).name, os.environ.get("LAB_KERNEL") or KERNELS[0]))
         return guest_identity(tree, named_extra() or None)
 
 

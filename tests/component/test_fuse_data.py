@@ -29,9 +29,11 @@ from fuse_mount import (
     pattern,
     sought,
     start,
-    threads,
     traced,
     unmount,
+)
+from fuse_mount import (
+    threads as threads_of,
 )
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 from waiting import stop, wait_until
@@ -680,7 +682,7 @@ def test_the_rings_of_one_cpu_sync_16_files_at_once(fuse_source: Path, fuse_star
         writers = [subprocess.Popen([*argv, str(mount.point / str(number))]) for number in range(16)]
 
         def waiting() -> int:
-            names = [name for name, place in threads(mount.process.pid) if place == "request_wait_answer"]
+            names = [name for name, place in threads_of(mount.process.pid) if place == "request_wait_answer"]
             return sum(name.startswith("iou-wrk") for name in names)
 
         most = 0

@@ -3,21 +3,25 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from made_up import small_plan
 from userblk.analysis import flame, stages
 from userblk.analysis.explain import Explained, functions, places
 from userblk.analysis.explain import stages as stages_report
-from userblk.harness.cli.explain import narrowed
+from userblk.harness.cli.explain import check_kernel, narrowed
+from userblk.harness.cli.run import lab_tree
 from userblk.harness.model.plan import Plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import perf_script
 from userblk.harness.observing.instructions import Place, Profile, Sides, profile, without_delayed
 from userblk.harness.running.explain_runner import PASSES, PLAIN, SAMPLED, TRACED, perf_argv
+from userblk.lab import Variant, rootfs
 
 
 def simulated() -> Plan:
@@ -301,3 +305,23 @@ def test_a_campaign_in_real_time_is_refused() -> None:
 def test_a_campaign_of_other_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="was simulated by cpu-3 sata-2 nvme-2; the lab has cpu-4"):
         narrowed(simulated(), "cpu-4", "nvme", "rand-read-1th-4k", None)
+
+
+@pytest.mark.parametrize("kernel", ["stable", "backports"])
+def test_the_guest_of_a_plan_has_the_kernel_that_is_named(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its perf reads what it recorded, and another kernel's may not."""
+    asked = list[Variant]()
+    monkeypatch.setenv("LAB_KERNEL", kernel)
+    monkeypatch.setattr(rootfs, "ensure_tree", asked.append)
+    lab_tree(replace(simulated(), build="build/trixie"))
+    assert asked == [Variant("trixie", kernel)]
+
+
+def test_a_campaign_of_another_kernel_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "c/lab/nvme/s/native/w/1"
+    run.mkdir(parents=True)
+    check_kernel(tmp_path / "c", "6.12.118+deb13-amd64")  # it has no run
+    (run / "summary.json").write_text(json.dumps({"kernel": "7.3.4+deb13-amd64"}))
+    check_kernel(tmp_path / "c", "7.3.9+deb13-amd64")
+    with pytest.raises(ConfigError, match=r"ran on Linux 7.3.4\+.*the lab has 6.12.118.*LAB_KERNEL=backports"):
+        check_kernel(tmp_path / "c", "6.12.118+deb13-amd64")
