@@ -197,48 +197,30 @@ static bool is_read_only(void)
 	return known && (st.f_flag & ST_RDONLY);
 }
 
-/* The path of what is open as fd, or "". */
-static const char *path_of(int fd, char path[PATH_MAX])
-{
-	ssize_t length = readlink(fd_path(fd).path, path, PATH_MAX - 1);
-
-	path[length > 0 ? length : 0] = '\0';
-	return path;
-}
-
-struct written {
-	void (*visit)(const char *path);
-	char root[PATH_MAX];
-};
-
 /* One without a name is lost with its last user, as it is without a daemon. */
-static void visit_written(struct inode *inode, void *data)
+static void visit_written(struct inode *inode, void *visit)
 {
-	struct written *written = data;
-	char path[PATH_MAX];
-	size_t length = strlen(written->root);
+	char path[PATH_MAX] = "a file";
 	struct stat st;
 	int fd = inode_get(inode);
 
-	if (fd < 0)
-		return;
-	if (fstat(fd, &st) == 0 && st.st_nlink > 0 &&
-		strncmp(path_of(fd, path), written->root, length) == 0 && path[length] == '/')
-		written->visit(path + length + 1);
-	inode_put(inode);
+	if (fd >= 0) {
+		if (fstat(fd, &st) == 0 && st.st_nlink == 0) {
+			inode_put(inode);
+			return;
+		}
+		path[sizeof(path) - 1] = '\0';
+		(void)!readlink(fd_path(fd).path, memset(path, 0, sizeof(path)), sizeof(path) - 1);
+		inode_put(inode);
+	}
+	atomic_store(&fs.synced, inode);
+	(*(session_visit **)visit)(path);
+	atomic_store(&fs.synced, NULL);
 }
 
-static void each_written(void (*visit)(const char *path))
+static bool each_written(session_visit *visit)
 {
-	struct written written = {.visit = visit};
-	struct inode *root = inode_of(FUSE_ROOT_ID);
-
-	path_of(inode_get(root), written.root);
-	inode_put(root);
-	if (strcmp(written.root, "/") == 0) /* of a mount of its own, or of all */
-		written.root[0] = '\0';
-	if (inodes_each_written(visit_written, &written) < 0)
-		session_warn("out of memory: what was written last may not all be in the source");
+	return inodes_each_written(visit_written, &visit) == 0;
 }
 
 /* What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. */

@@ -144,11 +144,31 @@ static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
 }
 
+/* The inode that is synced, which the session has looked up by a name that no file needs to have.
+ */
+static int lookup_synced(struct inode *inode, struct fuse_entry_param *entry)
+{
+	int fd = inode_get(inode), result;
+
+	if (fd < 0)
+		return fd;
+	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	result = fd == -1 ? -errno : lookup_fd(fd, entry);
+	inode_put(inode);
+	entry->entry_timeout = 0; /* the next one has the same name */
+	return result;
+}
+
 static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
+	struct inode *synced = atomic_load(&fs.synced);
 	struct fuse_entry_param entry;
-	int result = lookup_name(inode_of(parent), name, &entry);
+	int result;
 
+	if (synced && parent == FUSE_ROOT_ID && session_looks_up(req, name))
+		result = lookup_synced(synced, &entry);
+	else
+		result = lookup_name(inode_of(parent), name, &entry);
 	if (result == -ENOENT) {
 		session_reply_absent(req);
 	} else if (result < 0) {

@@ -37,6 +37,7 @@ struct filesystem {
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
+	_Atomic(struct inode *) synced; /* at the end: SESSION_SYNC_NAME is this one; or NULL */
 };
 extern struct filesystem fs;
 

@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -29,27 +28,26 @@ static struct {
 /* Whose files are synced next, wherever it is mounted by then. */
 static int written = -1;
 
+/* An error may be an old one, of a file that is closed: those that are open are synced each. */
 static int write_all(const char *path)
 {
 	written = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	return written == -1 || syncfs(written) == -1 ? errno : 0;
+	if (written != -1)
+		syncfs(written);
+	else /* of a directory that its owner may not list */
+		written = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	return written == -1 ? errno : 0;
 }
 
-static int sync_file(const char *path)
+static int sync_file(void)
 {
-	struct stat st;
-	int fd, error;
+	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+	int fd = openat(written, ASKER_NAME, O_RDONLY | flags), error;
 
-	/* It may have been replaced: what is opened must not do anything. */
-	if (fstatat(written, path, &st, AT_SYMLINK_NOFOLLOW) == -1)
-		return errno == ENOENT ? 0 : errno;
-	if (!S_ISREG(st.st_mode))
-		return 0;
-	fd = openat(written, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd == -1 && errno == EACCES)
-		fd = openat(written, path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+		fd = openat(written, ASKER_NAME, O_WRONLY | flags);
 	if (fd == -1)
-		return errno == ENOENT ? 0 : errno;
+		return errno;
 	error = fdatasync(fd) == -1 ? errno : 0;
 	close(fd);
 	return error;
@@ -62,8 +60,8 @@ static int answer(char question, const char *path)
 	switch (question) {
 	case ASK_WRITE:
 		return write_all(path);
-	case ASK_SYNC_FILE:
-		return sync_file(path);
+	case ASK_SYNC:
+		return sync_file();
 	default:
 		return statvfs(path, &st) == -1 ? errno : 0;
 	}
@@ -125,6 +123,11 @@ int asker_ask(enum asker_question question, const char *path)
 		error = EIO;
 	pthread_mutex_unlock(&asker.lock);
 	return error;
+}
+
+bool asker_is(pid_t pid)
+{
+	return pid == atomic_load(&asker.pid);
 }
 
 void asker_stop(void)

@@ -8,10 +8,16 @@
 #ifndef USERBLK_FUSE_ASKER_H
 #define USERBLK_FUSE_ASKER_H
 
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* In the root of the mount: the file to sync. */
+#define ASKER_NAME ".userblk-sync"
+
 enum asker_question {
-	ASK_ANSWERS = 'a',  /* does the file system at path answer? */
-	ASK_WRITE = 'w',    /* syncfs(2) of it; the kernel does not wait for FUSE's writes then */
-	ASK_SYNC_FILE = 'f' /* fdatasync(2) of a file, if it is there: path is below the last one */
+	ASK_ANSWERS = 'a', /* does the file system at path answer? */
+	ASK_WRITE = 'w',   /* syncfs(2) of it; the kernel does not wait for FUSE's writes then */
+	ASK_SYNC = 'f'	   /* fdatasync(2) of ASKER_NAME in it, wherever it is by then */
 };
 
 /* Before other threads and the mount. Returns 0 or an errno. */
@@ -19,6 +25,9 @@ int asker_start(void);
 
 /* Has it done, of path, and waits: 0 or an errno; EIO: the process is gone. From any thread. */
 int asker_ask(enum asker_question question, const char *path);
+
+/* Whether it is the process of that number. */
+bool asker_is(pid_t pid);
 
 /* Ends it, and with EIO what it has been asked. */
 void asker_stop(void);

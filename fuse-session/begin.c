@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 
 #define COMPLAINT_LENGTH 256
 
@@ -77,6 +79,9 @@ static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
 /* A signal just before it begins to wait is lost: after this time, there is another one. */
 #define SIGNAL_AGAIN_NS 100000000
 
+/* Signals of one cause, such as SIGTERM and SIGHUP of the end of a login, come within this time. */
+#define ONE_CAUSE_S 1.0
+
 static struct {
 	void (*before)(void);
 	void (*libfuse)(int); /* ends the session; for the thread that waits for its end */
@@ -84,20 +89,40 @@ static struct {
 	bool started;
 	sem_t came; /* a signal, or the end */
 	volatile sig_atomic_t first;
+	struct timespec first_at;
+	atomic_bool telling; /* the signals are our own */
 	atomic_bool over;
 } ending;
+
+static double since_first(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return difftime(now.tv_sec, ending.first_at.tv_sec) +
+	       (double)(now.tv_nsec - ending.first_at.tv_nsec) / 1e9;
+}
 
 static void on_signal(int number)
 {
 	int error = errno;
 
-	if (ending.first) {
-		ending.libfuse(number);
-	} else {
+	if (!ending.first) {
+		clock_gettime(CLOCK_MONOTONIC, &ending.first_at);
 		ending.first = number;
 		sem_post(&ending.came);
+	} else if (atomic_load(&ending.telling) || since_first() > ONE_CAUSE_S) {
+		ending.libfuse(number);
 	}
 	errno = error;
+}
+
+void session_end_now(void)
+{
+	if (!ending.started)
+		return;
+	atomic_store(&ending.telling, true);
+	pthread_kill(ending.waiting, SIGTERM);
 }
 
 static void *end_session(void *arg)
@@ -107,8 +132,9 @@ static void *end_session(void *arg)
 	(void)arg;
 	while (sem_wait(&ending.came) == -1)
 		;
-	if (!atomic_load(&ending.over))
+	if (!atomic_load(&ending.over) && !atomic_load(&ending.telling))
 		ending.before();
+	atomic_store(&ending.telling, true);
 	while (!atomic_load(&ending.over)) {
 		pthread_kill(ending.waiting, ending.first);
 		clock_gettime(CLOCK_REALTIME, &next);
@@ -175,7 +201,34 @@ void session_end_signals(void)
 
 /* ---- the mount ---- */
 
-static dev_t own_device; /* of the mount; 0: unknown */
+static dev_t own_device;   /* of the mount; 0: unknown */
+static uint64_t own_mount; /* its number, which no other mount ever gets; 0: unknown */
+
+/* Since Linux 6.8. */
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
+
+/* The number of what is mounted at path, or 0. dead: nobody serves it any more. */
+static uint64_t number_at(const char *path, bool *dead)
+{
+	struct statx stx;
+
+	*dead = false;
+	if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_MNT_ID_UNIQUE, &stx) == 0)
+		return stx.stx_mask & STATX_MNT_ID_UNIQUE ? stx.stx_mnt_id : 0;
+	*dead = errno == ENOTCONN || errno == ECONNABORTED;
+	return 0;
+}
+
+/* Whether it is our own that is mounted at path, or one whose connection has ended. */
+static bool is_own_or_dead(const char *path)
+{
+	bool dead;
+	uint64_t number = number_at(path, &dead);
+
+	return dead || (number && number == own_mount);
+}
 
 /*
  * The device of what is mounted at path, or 0. Asks nobody who serves it: that may be this process,
@@ -193,8 +246,10 @@ static dev_t device_at(const char *path)
 int session_mount(struct fuse_session *session, const char *mount_point)
 {
 	int result = fuse_session_mount(session, mount_point);
+	bool dead;
 
 	own_device = result == 0 ? device_at(mount_point) : 0;
+	own_mount = result == 0 ? number_at(mount_point, &dead) : 0;
 	return result;
 }
 
@@ -218,8 +273,11 @@ static void unescape(char *text)
 static bool is_place(const char *line, char place[PATH_MAX])
 {
 	unsigned major, minor;
+	int end;
 
-	if (sscanf(line, "%*s %*s %u:%u / %4095s", &major, &minor, place) != 3) /* PATH_MAX - 1 */
+	if (sscanf(line, "%*s %*s %u:%u %4095s %n", &major, &minor, place, &end) != 3 ||
+		strcmp(place, "/") != 0 ||
+		sscanf(line + end, "%4095s", place) != 1) /* PATH_MAX - 1 */
 		return false;
 	unescape(place);
 	return makedev(major, minor) == own_device && device_at(place) == own_device;
@@ -247,14 +305,19 @@ const char *session_place(const char *mount_point)
 int session_unmount(struct fuse_session *session, const char *mount_point, int result)
 {
 	const char *place;
+	struct pollfd device = {.fd = fuse_session_fd(session)};
+	bool cut_off = poll(&device, 1, 0) == 1 && (device.revents & POLLERR);
 
 	/* Before it unmounts: libfuse may wait for umount(8), and gives up when a signal comes. */
 	session_ignore_signals();
 	place = session_place(mount_point);
 	if (place == mount_point)
 		fuse_session_unmount(session);
-	/* Which leaves one whose connection others have ended where it is. */
-	if (place && own_device && device_at(place) == own_device)
+	/*
+	 * Which leaves one whose connection others have ended where it is. By then, the number of
+	 * its device can be another mount's.
+	 */
+	if (place && (cut_off ? is_own_or_dead(place) : place != mount_point))
 		umount2(place, MNT_DETACH | UMOUNT_NOFOLLOW);
 	fuse_remove_signal_handlers(session);
 	/* To a thread that took a request at that moment, the kernel says this of an unmount. */

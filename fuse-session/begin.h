@@ -17,9 +17,12 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 /*
  * As fuse_set_signal_handlers(), which loses a signal that comes while it is at it. before: called
  * at the first signal, in a thread of its own; the session serves until it returns, or until
- * another signal. Returns 0 or -1.
+ * another signal, which is not of the first second. Returns 0 or -1.
  */
 int session_set_signal_handlers(struct fuse_session *session, void (*before)(void));
+
+/* Has the session end without before(), from any thread: it can no longer serve. */
+void session_end_now(void);
 
 /* Those signals change nothing any more. */
 void session_ignore_signals(void);

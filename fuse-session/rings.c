@@ -19,6 +19,7 @@
 #include <liburing.h>
 #include <linux/fuse.h>
 
+#include "begin.h"
 #include "session.h"
 
 /* Requests that one CPU may have under way. */
@@ -382,7 +383,7 @@ static bool complete(uint64_t data, int result)
 	} else {
 		if (result != -ENOTCONN && result != -ECONNABORTED) {
 			session_warn("io_uring: %s; the file system stops", strerror(-result));
-			kill(getpid(), SIGTERM);
+			session_end_now();
 		}
 		return false;
 	}

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -321,10 +322,18 @@ static void *announce(void *arg)
 
 static atomic_bool lost; /* data that was written to the cache could not be written to its file */
 
+/* Whether others have ended the connection, by umount --force or otherwise. */
+static bool is_cut_off(void)
+{
+	struct pollfd device = {.fd = fuse_session_fd(session.fuse)};
+
+	return poll(&device, 1, 0) == 1 && (device.revents & POLLERR);
+}
+
 static void note_loss(const char *path, int error)
 {
-	/* With another signal, or umount --force, the user has given it up. */
-	if (!error || error == ECONNABORTED || error == ENOTCONN || atomic_load(&ended))
+	/* The user has given it up, and this is how all hear of it who use the mount. */
+	if (atomic_load(&ended) || fuse_session_exited(session.fuse) || is_cut_off())
 		return;
 	session_warn(
 		"%s: what was written last is not all in the source: %s", path, strerror(error));
@@ -333,7 +342,20 @@ static void note_loss(const char *path, int error)
 
 static void sync_file(const char *path)
 {
-	note_loss(path, asker_ask(ASK_SYNC_FILE, path));
+	int error = asker_ask(ASK_SYNC, "");
+
+	if (error)
+		note_loss(path, error);
+}
+
+static void report_file(const char *path)
+{
+	note_loss(path, ENOTCONN);
+}
+
+bool session_looks_up(fuse_req_t req, const char *name)
+{
+	return strcmp(name, ASKER_NAME) == 0 && asker_is(fuse_req_ctx(req)->pid);
 }
 
 /*
@@ -343,15 +365,15 @@ static void sync_file(const char *path)
  */
 static void write_back(void)
 {
-	const char *place = atomic_load(&up) ? session_place(session.options->mount_point) : NULL;
-	int error;
+	const char *place;
+	bool found;
 
-	if (!place || !served->each_written)
+	if (!atomic_load(&up) || !served->each_written)
 		return;
-	error = asker_ask(ASK_WRITE, place);
-	note_loss(place, error);
-	if (!error)
-		served->each_written(sync_file);
+	place = session_place(session.options->mount_point);
+	found = place && asker_ask(ASK_WRITE, place) == 0;
+	if (!served->each_written(found ? sync_file : report_file))
+		note_loss(session.options->mount_point, ENOMEM);
 }
 
 /* ---- the session ---- */
@@ -523,6 +545,7 @@ static int serve(struct fuse_args *args)
 		atomic_store(&ended, true);
 		result = session_unmount(session.fuse, session.options->mount_point, result);
 	}
+	session_ignore_signals(); /* if it was never mounted */
 	fuse_session_destroy(session.fuse);
 	/* Nobody waits for its answer any more. */
 	asker_stop();

@@ -17,6 +17,9 @@
 #include "options.h"
 #include "rings.h"
 
+/* Of a file; path: for messages. */
+typedef void session_visit(const char *path);
+
 /* A file system. */
 struct session_program {
 	struct fuse_lowlevel_ops operations; /* but init */
@@ -26,10 +29,11 @@ struct session_program {
 	int (*tell)(char *text, size_t size);
 	const struct rings_files *files; /* NULL: rings do no file I/O */
 	/*
-	 * Calls visit for each file of which the kernel's cache may hold what was written, with its
-	 * path below the mount point, while requests are served. NULL: there is none.
+	 * Calls visit for each file of which the kernel's cache may hold what was written, while
+	 * requests are served. Meanwhile, a lookup for which session_looks_up() finds that file.
+	 * NULL: there is none. False: out of memory, so that some may be left out.
 	 */
-	void (*each_written)(void (*visit)(const char *path));
+	bool (*each_written)(session_visit *visit);
 };
 
 /* The one session of this process. Set up by session_run(), constant once requests come. */
@@ -95,6 +99,12 @@ void session_reply_absent(fuse_req_t req);
 /* Answers forget_multi: calls forget for each of them. */
 void session_forget_multi(fuse_req_t req, size_t count, const struct fuse_forget_data *forgets,
 	void (*forget)(fuse_ino_t ino, uint64_t times));
+
+/*
+ * Whether this lookup in the root is for the file that each_written() is at: a file may be found by
+ * no path that is known, and be at another one in the next moment.
+ */
+bool session_looks_up(fuse_req_t req, const char *name);
 
 /* For the operation statfs: the first to come, which tells how requests come. */
 void session_note_statfs(fuse_req_t req);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import resource
 import signal
 import subprocess
 import time
@@ -26,7 +27,7 @@ DATA = pattern(1 << 20)
 
 
 @contextmanager
-def held(path: Path, data: bytes = DATA, flags: int = 0, mode: int = 0o644) -> Iterator[None]:
+def held(path: Path, data: bytes = DATA, flags: int = 0, mode: int = 0o644) -> Iterator[int]:
     """Until its end, the file is open, and its last page was written through a mapping that nobody syncs."""
     descriptor = os.open(path, os.O_RDWR | (flags or os.O_CREAT), mode)
     try:
@@ -34,9 +35,9 @@ def held(path: Path, data: bytes = DATA, flags: int = 0, mode: int = 0o644) -> I
         if data:
             with mmap.mmap(descriptor, len(data)) as memory:
                 memory[-1] = 255
-                yield
+                yield descriptor
         else:
-            yield
+            yield descriptor
     finally:
         with suppress(OSError):  # close(2) asks the daemon
             os.close(descriptor)
@@ -93,20 +94,27 @@ def test_many_files_whose_names_change(fuse_start: FuseStart) -> None:
     assert all(path.read_bytes() == written(DATA[:4096]) for path in found)
 
 
-def test_files_that_cannot_be_opened_again(fuse_start: FuseStart) -> None:
-    """Without any permission, by root; removed; without a name; and others in their places."""
+def test_files_that_no_name_finds(fuse_start: FuseStart) -> None:
+    """Without any permission, by root; removed; without a name at first; and others in their places."""
     mount = fuse_start()
     with ExitStack() as files:
         files.enter_context(held(mount.point / "closed", mode=0))
         files.enter_context(held(mount.point / "removed"))
-        files.enter_context(held(mount.point / "pipe"))
+        files.enter_context(held(mount.point / "first"))
+        files.enter_context(held(mount.point / "moved"))
         if has_tmpfile(mount):
-            files.enter_context(held(mount.point, flags=os.O_TMPFILE))
+            unnamed = files.enter_context(held(mount.point, flags=os.O_TMPFILE))
+            checked(["ln", "--logical", f"/proc/{os.getpid()}/fd/{unnamed}", str(mount.point / "named")])
         (mount.point / "removed").unlink()
-        (mount.source / "pipe").rename(mount.source / "moved")
-        os.mkfifo(mount.source / "pipe")
+        (mount.point / "second").hardlink_to(mount.point / "first")
+        (mount.point / "first").unlink()
+        (mount.source / "moved").rename(mount.source.with_name("outside"))
+        os.mkfifo(mount.source / "moved")
         end(mount)
-    assert (mount.source / "closed").read_bytes() == written()
+    found = [mount.source / "closed", mount.source / "second", mount.source.with_name("outside")]
+    if (mount.source / "named").exists():
+        found.append(mount.source / "named")
+    assert all(path.read_bytes() == written() for path in found)
 
 
 def has_tmpfile(mount: Mount) -> bool:
@@ -152,14 +160,24 @@ def private(path: Path) -> Iterator[None]:
 
 
 def test_second_signal_does_not_wait(fuse_start: FuseStart) -> None:
+    """But for those that come with the first, as SIGTERM and SIGHUP do at the end of a login."""
     mount = fuse_start()
     os.kill(asker(mount), signal.SIGSTOP)
     with held(mount.point / "file"):
         mount.process.terminate()
+        mount.process.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
-            mount.process.wait(0.5)
+            mount.process.wait(1.5)
         assert os.path.ismount(mount.point)
         end(mount)
+
+
+def test_signals_of_one_cause(fuse_start: FuseStart) -> None:
+    mount = fuse_start()
+    with held(mount.point / "file"):
+        mount.process.terminate()
+        end(mount, signal.SIGHUP)
+    assert (mount.source / "file").read_bytes() == written()
 
 
 def test_what_cannot_be_written_is_an_error(fuse_start: FuseStart) -> None:
@@ -168,8 +186,42 @@ def test_what_cannot_be_written_is_an_error(fuse_start: FuseStart) -> None:
         os.kill(asker(mount), signal.SIGKILL)
         mount.process.terminate()
         assert mount.process.wait(STOP_TIMEOUT_S) == 1
-    said = f"userblk-passthrough: {mount.point}: what was written last is not all in the source: "
+    said = f"userblk-passthrough: {mount.source}/file: what was written last is not all in the source: "
     assert mount.errors.read_text().startswith(said)
+
+
+def test_nothing_that_was_written_is_no_error(fuse_start: FuseStart) -> None:
+    mount = fuse_start()
+    os.kill(asker(mount), signal.SIGKILL)
+    end(mount)
+
+
+def test_old_error_is_of_no_file(fuse_start: FuseStart) -> None:
+    """The first syncfs(2) of the mount reports it."""
+    mount = fuse_start()
+    descriptor = os.open(mount.point / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, 4096)
+    os.truncate(mount.source / "file", 0)
+    size, hard = resource.prlimit(mount.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with mmap.mmap(descriptor, 4096) as memory:
+        memory[0] = 1
+        with pytest.raises(OSError, match="No space left|File too large"):
+            os.fsync(descriptor)
+    os.close(descriptor)
+    resource.prlimit(mount.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+    with held(mount.point / "other"):
+        end(mount)
+    assert (mount.source / "other").read_bytes() == written()
+
+
+def test_file_that_is_open_after_a_lazy_unmount(fuse_start: FuseStart) -> None:
+    """Nothing finds it any more, so it is reported."""
+    mount = fuse_start()
+    with held(mount.point / "file"):
+        checked(["umount", "--lazy", str(mount.point)])
+        mount.process.terminate()
+        assert mount.process.wait(STOP_TIMEOUT_S) == 1
+    assert f"{mount.source}/file: what was written last is not all in the source" in mount.errors.read_text()
 
 
 def test_writer_that_goes_on(fuse_start: FuseStart) -> None:
