@@ -17,7 +17,7 @@
 #include "options.h"
 #include "rings.h"
 
-/* Of a file; path: for messages. */
+/* Called for a file; path: for messages. */
 typedef void session_visit(const char *path);
 
 /* A file system. */
