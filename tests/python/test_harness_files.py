@@ -211,7 +211,8 @@ def test_a_killed_daemon_costs_its_run_only(device: str, tmp_path: Path) -> None
         "userblk-flow runs",
         lambda: pids("userblk-passthrough") and [p for p in pids("userblk-flow") if b"--phase=run" in cmdline(p)],
     )
-    (daemon,) = [pid for pid in pids("userblk-passthrough") if is_below(pid, runner.pid)]
+    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in pids("userblk-passthrough")}
+    (daemon,) = [pid for pid, name in names.items() if is_below(pid, runner.pid) and name != "userblk-asker\n"]
     os.kill(daemon, signal.SIGKILL)
     code, _, _ = finish(runner)
     assert code == 3
