@@ -547,8 +547,8 @@ void removal_end(struct removal *removal)
 	inode_forget(removal->victim, 1);
 }
 
-/* Inodes of stripe that have writers, each with one more lookup, into held, of its count or NULL.
- */
+/* Fills held, unless it is NULL, with the stripe's inodes that have writers; each has one more
+ * lookup. */
 static size_t hold_written(struct stripe *stripe, struct inode **held)
 {
 	size_t count = 0;

@@ -20,7 +20,7 @@
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
 
-struct filesystem fs;
+struct filesystem fs = {.synced_lock = PTHREAD_MUTEX_INITIALIZER};
 
 const char session_name[] = NAME;
 
@@ -197,25 +197,32 @@ static bool is_read_only(void)
 	return known && (st.f_flag & ST_RDONLY);
 }
 
+/* A lookup of the one before may be under way, if its asker was cut off. */
+static void set_synced(struct inode *inode)
+{
+	pthread_mutex_lock(&fs.synced_lock);
+	atomic_store(&fs.synced, inode);
+	pthread_mutex_unlock(&fs.synced_lock);
+}
+
 /* One without a name is lost with its last user, as it is without a daemon. */
 static void visit_written(struct inode *inode, void *visit)
 {
-	char path[PATH_MAX] = "a file";
-	struct stat st;
+	char path[PATH_MAX] = "";
+	struct stat st = {.st_nlink = 1};
 	int fd = inode_get(inode);
 
 	if (fd >= 0) {
-		if (fstat(fd, &st) == 0 && st.st_nlink == 0) {
-			inode_put(inode);
-			return;
-		}
-		path[sizeof(path) - 1] = '\0';
-		(void)!readlink(fd_path(fd).path, memset(path, 0, sizeof(path)), sizeof(path) - 1);
+		fstat(fd, &st);
+		if (readlink(fd_path(fd).path, path, sizeof(path) - 1) == -1)
+			strcpy(path, "a file");
 		inode_put(inode);
 	}
-	atomic_store(&fs.synced, inode);
+	if (st.st_nlink == 0)
+		return;
+	set_synced(inode);
 	(*(session_visit **)visit)(path);
-	atomic_store(&fs.synced, NULL);
+	set_synced(NULL);
 }
 
 static bool each_written(session_visit *visit)

@@ -146,27 +146,33 @@ static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 
 /* The inode that is synced, which the session has looked up by a name that no file needs to have.
  */
-static int lookup_synced(struct inode *inode, struct fuse_entry_param *entry)
+static int lookup_synced(struct fuse_entry_param *entry)
 {
-	int fd = inode_get(inode), result;
+	int result = -ENOENT, fd;
+	struct inode *inode;
 
-	if (fd < 0)
-		return fd;
-	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	result = fd == -1 ? -errno : lookup_fd(fd, entry);
-	inode_put(inode);
+	pthread_mutex_lock(&fs.synced_lock);
+	inode = atomic_load(&fs.synced);
+	if (inode) {
+		result = fd = inode_get(inode);
+		if (fd >= 0) {
+			fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+			result = fd == -1 ? -errno : lookup_fd(fd, entry);
+			inode_put(inode);
+		}
+	}
+	pthread_mutex_unlock(&fs.synced_lock);
 	entry->entry_timeout = 0; /* the next one has the same name */
 	return result;
 }
 
 static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct inode *synced = atomic_load(&fs.synced);
 	struct fuse_entry_param entry;
 	int result;
 
-	if (synced && parent == FUSE_ROOT_ID && session_looks_up(req, name))
-		result = lookup_synced(synced, &entry);
+	if (atomic_load(&fs.synced) && parent == FUSE_ROOT_ID && session_looks_up(req, name))
+		result = lookup_synced(&entry);
 	else
 		result = lookup_name(inode_of(parent), name, &entry);
 	if (result == -ENOENT) {

@@ -37,7 +37,8 @@ struct filesystem {
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
-	_Atomic(struct inode *) synced; /* at the end: SESSION_SYNC_NAME is this one; or NULL */
+	pthread_mutex_t synced_lock;	/* held while synced is changed, or looked up */
+	_Atomic(struct inode *) synced; /* at the end: what session_looks_up() means; or NULL */
 };
 extern struct filesystem fs;
 

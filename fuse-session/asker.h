@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
- * A process that uses the mount as anybody does, for the daemon, and holds nothing of it: a thread
- * of the daemon that waits in the kernel for an answer that it owes cannot be killed, and would
- * keep the connection of a killed daemon alive. So would a process with a copy of the rings; hence
- * one of before the mount, for as long as the daemon lives.
+ * A process that uses the mount as anybody does, for the daemon, and keeps nothing of it open
+ * before the end: a thread of the daemon that waits in the kernel for an answer that it owes cannot
+ * be killed, and would keep the connection of a killed daemon alive. So would a process with a copy
+ * of the rings; hence one of before the mount, for as long as the daemon lives.
  */
 #ifndef USERBLK_FUSE_ASKER_H
 #define USERBLK_FUSE_ASKER_H

@@ -302,11 +302,17 @@ const char *session_place(const char *mount_point)
 	return found ? place : NULL;
 }
 
+bool session_is_cut_off(struct fuse_session *session)
+{
+	struct pollfd device = {.fd = fuse_session_fd(session)};
+
+	return poll(&device, 1, 0) == 1 && (device.revents & POLLERR);
+}
+
 int session_unmount(struct fuse_session *session, const char *mount_point, int result)
 {
 	const char *place;
-	struct pollfd device = {.fd = fuse_session_fd(session)};
-	bool cut_off = poll(&device, 1, 0) == 1 && (device.revents & POLLERR);
+	bool cut_off = session_is_cut_off(session);
 
 	/* Before it unmounts: libfuse may wait for umount(8), and gives up when a signal comes. */
 	session_ignore_signals();

@@ -3,6 +3,8 @@
 #ifndef USERBLK_FUSE_BEGIN_H
 #define USERBLK_FUSE_BEGIN_H
 
+#include <stdbool.h>
+
 #include <fuse_log.h>
 #include <fuse_lowlevel.h>
 
@@ -38,6 +40,9 @@ int session_mount(struct fuse_session *session, const char *mount_point);
  * NULL: it has been unmounted, or is covered by another mount.
  */
 const char *session_place(const char *mount_point);
+
+/* Whether others have ended the connection, by umount --force or otherwise. */
+bool session_is_cut_off(struct fuse_session *session);
 
 /*
  * Unmounts, after the session's loop has ended with result, and takes the signal handlers away.

@@ -434,8 +434,8 @@ static void *serve_queue(void *arg)
 static bool prepare_queue(struct queue *queue, unsigned id)
 {
 	/*
-	 * Of the kernel, for I/O that waits, such as fdatasync(2), which ext4 does for many at
-	 * once: as many as requests, not 4 for each CPU. 0: the other kind stays as it is.
+	 * The kernel's threads for I/O that waits, such as fdatasync(2), which ext4 does for many
+	 * at once: as many as requests, not 4 for each CPU. 0: the other kind stays as it is.
 	 */
 	unsigned workers[2] = {DEPTH, 0};
 	size_t size = 2 * PAGE + rings.payload_size;

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -322,18 +321,11 @@ static void *announce(void *arg)
 
 static atomic_bool lost; /* data that was written to the cache could not be written to its file */
 
-/* Whether others have ended the connection, by umount --force or otherwise. */
-static bool is_cut_off(void)
-{
-	struct pollfd device = {.fd = fuse_session_fd(session.fuse)};
-
-	return poll(&device, 1, 0) == 1 && (device.revents & POLLERR);
-}
-
 static void note_loss(const char *path, int error)
 {
 	/* The user has given it up, and this is how all hear of it who use the mount. */
-	if (atomic_load(&ended) || fuse_session_exited(session.fuse) || is_cut_off())
+	if (atomic_load(&ended) || fuse_session_exited(session.fuse) ||
+		session_is_cut_off(session.fuse))
 		return;
 	session_warn(
 		"%s: what was written last is not all in the source: %s", path, strerror(error));
