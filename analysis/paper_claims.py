@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 
@@ -174,16 +174,17 @@ def places_of(claim: Claim, rows: Rows) -> set[tuple[int, str, str]]:
     return {(cell.table, cell.device, cell.system) for cell in _all_of(claim, rows)}
 
 
+def _cell(tables: Mapping[int, Table], one: _Instance) -> Cell | None:
+    table = tables.get(one.table)
+    return table.cell(one.device, one.workload, one.system, one.metric) if table else None
+
+
 def _judge(
     claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
 ) -> tuple[bool | None, str] | None:
     """Whether one cell satisfies the claim (None: may or may not), with what it shows; None if it is not there."""
 
-    def cell_of(instance: _Instance, metric: Metric) -> Cell | None:
-        table = tables.get(instance.table)
-        return table.cell(instance.device, instance.workload, instance.system, metric) if table else None
-
-    cell = cell_of(one, one.metric)
+    cell = _cell(tables, one)
     if cell is None:
         return None
     if claim.half_width is not None:
@@ -192,7 +193,7 @@ def _judge(
         half = cell.mean.half if one.metric.points else 100 * cell.mean.half / abs(cell.mean.value)
         return half <= claim.half_width + EPSILON, f"±{half:.1f}"
     if claim.reciprocal is not None:
-        other = cell_of(one, METRICS[1])
+        other = _cell(tables, replace(one, metric=METRICS[1]))
         if cell.difference is None or other is None or other.difference is None:
             return None
         if not printed and None in (cell.difference.half, other.difference.half):
@@ -200,14 +201,14 @@ def _judge(
         product = (100 + cell.difference.value) * (100 + other.difference.value) / 1e4
         return abs(product - 1) * 100 <= claim.reciprocal, f"{product:.2f}"
     if claim.ratio:
-        other = cell_of(rival, rival.metric) if rival else None
+        other = _cell(tables, rival) if rival else None
         return _judge_ratio(claim, one, cell, other, printed) if other else None
     span, value = _quantity(claim, cell, one.metric, printed), _shown(claim, cell)
     if span is None:
         return None
     if rival is None:
         return _within(claim, one, span, printed), value
-    other = cell_of(rival, rival.metric)
+    other = _cell(tables, rival)
     against = None if other is None else _quantity(claim, other, rival.metric, printed)
     if other is None or against is None:
         return None
@@ -230,7 +231,13 @@ def _within(claim: Claim, one: _Instance, span: Span, printed: bool) -> bool | N
 def _judge_ratio(
     claim: Claim, one: _Instance, cell: Cell, other: Cell, printed: bool
 ) -> tuple[bool | None, str] | None:
-    """Judge the mean of one cell over that of the other; their intervals are taken as independent."""
+    """Judge the mean of one cell over that of the other."""
+    span = _ratio(cell, other, printed)
+    return (_ratio_within(claim, one, span, printed), f"{span.value:.2f} times") if span else None
+
+
+def _ratio(cell: Cell, other: Cell, printed: bool) -> Span | None:
+    """The mean of one cell over that of the other; their intervals are taken as independent."""
     if cell.mean is None or other.mean is None or not other.mean.value:
         return None
     value = cell.mean.value / other.mean.value
@@ -238,10 +245,18 @@ def _judge_ratio(
     if not printed:
         half, other_half = (math.inf if mean.half is None else mean.half for mean in (cell.mean, other.mean))
         away = math.hypot(half, value * other_half if value else 0.0) / abs(other.mean.value)
+    return Span(value - away, value, value + away)
+
+
+def _ratio_bounds(claim: Claim, one: _Instance, printed: bool) -> tuple[float, float]:
+    """The least and the most that a ratio of ours may be."""
     limit = 0.0 if printed else half_width_limit(one.metric, one.device, one.workload, 1.0, files=one.table != BLOCKS)
-    span = Span(value - away, value, value + away)
-    most, least = claim.most * (1 + limit) + EPSILON, claim.least * (1 - limit) - EPSILON
-    return _both(_at_most(span, most), _at_most(_negative(span), -least)), f"{value:.2f} times"
+    return claim.least * (1 - limit) - EPSILON, claim.most * (1 + limit) + EPSILON
+
+
+def _ratio_within(claim: Claim, one: _Instance, span: Span, printed: bool) -> bool | None:
+    least, most = _ratio_bounds(claim, one, printed)
+    return _both(_at_most(span, most), _at_most(_negative(span), -least))
 
 
 def _by_system(claim: Claim, rows: Rows) -> list[list[_Instance]]:
@@ -255,19 +270,34 @@ def _by_system(claim: Claim, rows: Rows) -> list[list[_Instance]]:
 def _judge_largest(
     claim: Claim, tables: Mapping[int, Table], cells: Sequence[_Instance], printed: bool
 ) -> tuple[bool | None, str] | None:
-    """The same for the largest mean of several cells. One that is not there may be larger than those that are."""
+    """The same for the largest of several cells, or of their ratios. One that is missing may be larger than the others."""
     found = []
+    wanted = 0
     for one in cells:
-        table = tables.get(one.table)
-        cell = table.cell(one.device, one.workload, one.system, one.metric) if table else None
-        span = _quantity(claim, cell, one.metric, printed) if cell else None
-        found += [span] if span else []
+        spans = _ratios(claim, tables, one, printed) if claim.ratio else [_mean(claim, tables, one, printed)]
+        wanted += len(spans)
+        found += [span for span in spans if span]
     if not found:
         return None
     largest = Span(max(span.low for span in found), max(span.value for span in found), max(span.high for span in found))
-    truth = _within(claim, cells[0], largest, printed)
-    over = largest.low > claim.most + _tolerance(claim, cells[0], claim.most, printed)
-    return None if len(found) < len(cells) and not (over or printed) else (truth, f"{largest.value:.2f}")
+    if claim.ratio:
+        most, within = _ratio_bounds(claim, cells[0], printed)[1], _ratio_within
+    else:
+        most, within = claim.most + _tolerance(claim, cells[0], claim.most, printed), _within
+    if len(found) < wanted and not (largest.low > most or printed):
+        return None
+    return within(claim, cells[0], largest, printed), f"{largest.value:.2f}{' times' * claim.ratio}"
+
+
+def _mean(claim: Claim, tables: Mapping[int, Table], one: _Instance, printed: bool) -> Span | None:
+    cell = _cell(tables, one)
+    return _quantity(claim, cell, one.metric, printed) if cell else None
+
+
+def _ratios(claim: Claim, tables: Mapping[int, Table], one: _Instance, printed: bool) -> list[Span | None]:
+    """A cell over each of its rivals; None: one of both is missing."""
+    pairs = [(_cell(tables, one), _cell(tables, rival)) for rival in _rivals(claim, one)]
+    return [_ratio(cell, other, printed) if cell and other else None for cell, other in pairs]
 
 
 def _place(one: _Instance, workload: str) -> str:

@@ -216,6 +216,28 @@ def test_the_largest_of_a_systems_cells(values: dict[str, float], verdict: Claim
     assert result.verdict is verdict and says in "".join(result.against)
 
 
+@pytest.mark.parametrize(
+    ("values", "verdict", "says"),
+    [
+        ({"a": 10.0, "b": 60.0}, ClaimVerdict.HOLDS, ""),
+        ({"a": 1.0, "b": 1.0}, ClaimVerdict.FAILS, "SATA nbdkit, largest throughput: 0.10 times"),
+        ({"a": 10.0, "b": 90.0}, ClaimVerdict.FAILS, "9.00 times"),
+        ({"a": 60.0}, ClaimVerdict.NOT_MEASURED, ""),  # b may be larger
+        ({"a": 90.0}, ClaimVerdict.FAILS, "9.00 times"),  # whatever b is
+    ],
+)
+def test_up_to_six_times_as_much(values: dict[str, float], verdict: ClaimVerdict, says: str) -> None:
+    """A slower system does not satisfy it, whose ratios are all below six."""
+    table = means(**values)
+    cells = table.cells | {
+        ("sata", name, "tcmu", THROUGHPUT.id): Cell(5, 0, interval(10.0, 0.1), None, frozenset()) for name in values
+    }
+    table = dataclasses.replace(table, cells=cells)
+    one = claim(of="largest", tables=(2,), workloads=("*",), ratio=True, than={"systems": ["tcmu"]}, least=5, most=7)
+    result = check_claim(one, {2: table}, {2: [("sata", "a"), ("sata", "b")]})
+    assert result.verdict is verdict and says in "".join(result.against)
+
+
 def test_bounds_of_absolute_values_are_as_written() -> None:
     """Also of throughput, of which less is worse."""
     for most, verdict in ((5.0, ClaimVerdict.HOLDS), (4.0, ClaimVerdict.FAILS)):
