@@ -451,14 +451,23 @@ static int step_read_around(struct worker *w)
 	return moved(w, pread(w->fd, w->buffer, UNIT, (off_t)at));
 }
 
-/* Each unit once, in an order of its own. */
+static int read_nth(struct worker *w, uint64_t n, uint64_t seed)
+{
+	if (n >= units(w))
+		return OUT_OF_WORK;
+	return moved(w, pread(w->fd, w->buffer, UNIT, (off_t)(permute(n, units(w), seed) * UNIT)));
+}
+
+/* Each unit of its file once, in an order of its own. */
 static int step_read_each(struct worker *w)
 {
-	if (w->done == units(w))
-		return OUT_OF_WORK;
-	uint64_t at = permute(w->done, units(w), w->options->common.seed + w->index) * UNIT;
+	return read_nth(w, w->done, w->options->common.seed + w->index);
+}
 
-	return moved(w, pread(w->fd, w->buffer, UNIT, (off_t)at));
+/* Each unit of the file of all once: what one has read is in the cache of all. */
+static int step_read_share(struct worker *w)
+{
+	return read_nth(w, w->done * w->options->workers + w->index, w->options->common.seed);
 }
 
 static int step_read_on(struct worker *w)
@@ -553,8 +562,10 @@ const struct operation operations[] = {
 		begin_cached_reading, step_read_random),
 	BOTH("RMPS", "RMSS", "pread in order, again from the start at the end, cached", TRACE_NONE,
 		0, KiB(64), prepare_data, begin_cached_reading, step_read_around),
-	BOTH("RDPR", "RDSR", "pread each unit once in random order", TRACE_NONE, 0, MiB(2048),
-		prepare_data, begin_reading, step_read_each),
+	{"RDPR", "pread each unit once in random order, private", false, TRACE_NONE, 0, MiB(2048),
+		prepare_data, begin_reading, step_read_each},
+	{"RDSR", "pread each unit once in random order, shared: workers have a part each", true,
+		TRACE_NONE, 0, MiB(2048), prepare_data, begin_reading, step_read_share},
 	BOTH("RDPS", "RDSS", "read in order", TRACE_NONE, 0, MiB(2048), prepare_data, begin_reading,
 		step_read_on),
 	BOTH("WMPS", "WMSS",

@@ -119,6 +119,17 @@ def test_an_operation_makes_these_calls(tmp_path: Path, name: str, each: dict[st
     }
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_workers_share_the_reads_of_a_shared_file(tmp_path: Path) -> None:
+    """What one has read is in memory: another that read it again would not measure the disk."""
+    trace = tmp_path / "strace"
+    wrapper = ("strace", "-f", "-e", "trace=pread64", "-o", str(trace))
+    done = run_ops("--op=RDSR", "--workers=4", "--size=65536", "--count=4", "--seconds=0", tmp_path, wrapper=wrapper)
+    assert (done.returncode, done.stderr) == (0, "")
+    offsets = [int(at) for at in re.findall(r"4096, (\d+)\) *= 4096$", trace.read_text(), re.M)]
+    assert sorted(offsets) == list(range(0, 65536, 4096)) and offsets != sorted(offsets)
+
+
 def test_all_end_with_the_first_that_has_nothing_left(tmp_path: Path) -> None:
     found = result(tmp_path, "--op=MWUL", "--files=50", "--workers=2", tmp_path)
     assert (found["end"], found["variables"]["files"]) == ("first-done", 50)
