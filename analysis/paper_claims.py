@@ -270,7 +270,7 @@ def _by_system(claim: Claim, rows: Rows) -> list[list[_Instance]]:
 def _judge_largest(
     claim: Claim, tables: Mapping[int, Table], cells: Sequence[_Instance], printed: bool
 ) -> tuple[bool | None, str] | None:
-    """The same for the largest of several cells, or of their ratios. One that is missing may be larger than the others."""
+    """The same for the largest of several cells, or of their ratios. One that is missing may be larger than others."""
     found = []
     wanted = 0
     for one in cells:

@@ -13,7 +13,7 @@ from ..machine.teardown import Teardown
 from ..model.config import VIRTUAL, Profile, SystemConfig, Workload
 from ..model.parts import ENGINES, Engine
 from ..model.plan import Entry, Plan
-from ..model.tables import ConfigError, Table, block_size, counts
+from ..model.tables import ConfigError, Table, block_size, counts, path
 from ..systems import Running
 from . import Result
 
@@ -124,6 +124,14 @@ def times(table: Table) -> dict[str, dict[str, int]]:
         found[profile] = {"ramp_s": one.integer("ramp_s", 0), "runtime_s": one.integer("runtime_s", 1)}
         one.end(("ramp_s", "runtime_s"))
     return found
+
+
+def paper_of(table: Table) -> str:
+    """The paper that a suite follows, whose parameters.toml has its sizes or choices. Raises ConfigError."""
+    paper = table.text("parameters")
+    if not path(f"papers/{paper}/parameters").is_file():
+        raise table.error("parameters", paper, f"configs/papers/{paper}/parameters.toml is missing; add it")
+    return paper
 
 
 def both_sizes_of(table: Table, profile: str) -> tuple[Table, Table]:

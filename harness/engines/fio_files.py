@@ -12,7 +12,7 @@ from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
 from ..model.tables import ConfigError, Table
 from . import Result, fio
-from .base import FIO_MODES, Run
+from .base import FIO_MODES, Run, paper_of
 from .flow import Flow, values_of
 
 SYNCED = "fdatasync"
@@ -53,11 +53,9 @@ def as_on_a_device(profile: Profile, workload: Workload) -> Profile:
 
 def _workloads(suite: str, table: Table) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each mode with each number of threads."""
-    parameters, threads = table.text("parameters"), tables.counts(table, "threads")
+    parameters, threads = paper_of(table), tables.counts(table, "threads")
     modes = table.table("modes")
     table.end(("name", "engine", "systems", "parameters", "threads", "modes"))
-    if not tables.path(f"papers/{parameters}/parameters").is_file():
-        raise table.error("parameters", parameters, f"configs/papers/{parameters}/parameters.toml is missing; add it")
     for mode in list(modes.values):
         one = modes.table(mode)
         rw, size = one.text("rw", FIO_MODES), one.text("block_size")

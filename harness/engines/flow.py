@@ -47,7 +47,7 @@ from ..observing.histogram import Bins, merged, tails
 from ..observing.warmup import Interval
 from ..systems.base import Running, built
 from . import Result, WorkloadError, least_runtime
-from .base import FIO_MODES, DeviceEngine, Job, Run, grid
+from .base import FIO_MODES, DeviceEngine, Job, Run, grid, paper_of
 
 SCHEMA = 1
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
@@ -225,10 +225,8 @@ def shaped(suite: str, table: Table, engine: str, more: Sequence[str] = ()) -> I
     Workloads from the rest of a suite's table: each shape is a workload file, and the product of what it is run with.
     more: keys that it has besides.
     """
-    parameters, shapes = table.text("parameters"), table.array("shape")
+    parameters, shapes = paper_of(table), table.array("shape")
     table.end(("name", "engine", "systems", "parameters", "shape", *more))
-    if not tables.path(f"papers/{parameters}/parameters").is_file():
-        raise table.error("parameters", parameters, f"configs/papers/{parameters}/parameters.toml is missing; add it")
     for number, item in enumerate(shapes, 1):
         one = Table(table.file, item if isinstance(item, dict) else {}, f"shape {number}: ")
         file, pattern = one.text("file"), one.text("id")

@@ -11,7 +11,7 @@ from ..model.config import VIRTUAL, Parameter, Profile, Suite, SystemConfig, Wor
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
-from .base import Run, both_sizes_of
+from .base import Run, both_sizes_of, paper_of
 from .fio import logged_s
 from .flow import Flow, history_in, run_options
 
@@ -45,10 +45,10 @@ def _sizes(table: Table, names: Sequence[str]) -> dict[str, dict[str, int]]:
 
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each operation with each number of workers."""
-    workers, operations = counts(table, "workers"), table.array("operations")
+    workers, operations, paper = counts(table, "workers"), table.array("operations"), paper_of(table)
     known = [str(name) for name in operations]
     values, virtual = (_sizes(sizes, known) for sizes in both_sizes_of(table, profile))
-    table.end(("name", "engine", "systems", "workers", "operations", "sizes"))
+    table.end(("name", "engine", "systems", "parameters", "workers", "operations", "sizes"))
     for name in known:
         for count in workers:
             yield Workload(
@@ -60,6 +60,7 @@ def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
                 file=name,
                 fixed=values[name],
                 variables={VIRTUAL: virtual[name]},  # until it is known which clock and devices there are
+                parameters=paper,
             )
 
 
@@ -67,7 +68,6 @@ class Ops(Flow):
     """Single operations on a new ext4, on a file system over it, or on one that has nothing below."""
 
     name = "ops"
-    parameters = False
     operation = (
         "An operation is what its name stands for (userblk-ops --help), once, by workers that begin together; -code: as"
         " the program in the paper's artefact does it."

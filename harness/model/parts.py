@@ -69,7 +69,7 @@ class History:
 class Engine:
     """What makes the workloads of a suite and runs them.
 
-    on_files: on a file system. parameters: sizes of its workloads are in a parameters.toml. counted: of which
+    on_files: on a file system. parameters: a parameters.toml has sizes or choices of its workloads. counted: of which
     instructions can be counted. buffered: on a device, through the page cache.
     in_rounds: it can repeat a workload until it is steady. uses_device: its workloads use the device, or the store, of
     the plan's entry.

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.running.campaign import choices
 
 SIZE = 64 * MIB
 SYSTEMS = ("native", "rfuse-stackfs", "nullfs", "nullfs-clone-fd")
@@ -64,7 +66,7 @@ def device(tmp_path: Path) -> Iterator[str]:
 def test_its_operations_are_those_of_the_program(profile: str) -> None:
     suite = load_suite("fxmark", profile)
     text = (Path(__file__).parents[2] / "harness/ops/operations.c").read_text()
-    known = re.findall(r'^\t\{"([\w-]+)", "', text, re.M)
+    known = re.findall(r'^\t\{"(M[\w-]+)", "', text, re.M)
     assert list(dict.fromkeys(one.file for one in suite.workloads)) == known
     assert len(suite.workloads) == 15 * 7 and suite.workloads[0].id == "mwcl-1w"
 
@@ -101,10 +103,41 @@ def test_what_has_no_files_below_is_for_these_alone() -> None:
 def test_an_operation_with_no_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (paths.CONFIGS / "suites/fxmark.toml").read_text()
     (tmp_path / "suites").mkdir()
+    (tmp_path / "papers").symlink_to(paths.CONFIGS / "papers")
     (tmp_path / "suites/fxmark.toml").write_text(text.replace("[sizes.quick]", "[sizes.quick]\nMWCX = { files = 1 }"))
     monkeypatch.setattr("userblk.harness.model.tables.CONFIGS", tmp_path)
     with pytest.raises(ConfigError, match="MWCX"):
         load_suite("fxmark")
+
+
+def test_a_suite_of_no_paper_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "suites").mkdir()
+    shutil.copy(paths.CONFIGS / "suites/fxmark.toml", tmp_path / "suites")
+    monkeypatch.setattr("userblk.harness.model.tables.CONFIGS", tmp_path)
+    with pytest.raises(ConfigError, match="parameters=rfuse: configs/papers/rfuse/parameters.toml is missing; add it"):
+        load_suite("fxmark")
+
+
+@pytest.mark.parametrize(
+    ("suite", "workload", "says"),
+    [
+        ("fxmark", "mwcl-1w", "the time of an operation: the profile's, or until all files are unlinked (FxMark's is"),
+        ("ufs-ops", "wmpr-1w", "dirty pages of writes in memory (wm*) and to the disk (wd*): the same limit for both"),
+        ("ufs-ops", "rdsr-1w", "memory: 4 GiB for the workload and its page cache"),
+    ],
+)
+def test_what_differs_from_the_paper_is_said(suite: str, workload: str, says: str) -> None:
+    plan = make_plan(
+        suite=load_suite(suite),
+        profile=load_profile("quick"),
+        systems=[load_system("native")],
+        devices=[Device("nvme", "/dev/none", "serial")],
+        campaign="test",
+        build="build/host",
+        host="here",
+        workloads=[workload],
+    )
+    assert any(line.startswith(says) for line in choices(plan))
 
 
 def test_from_plan_to_table(device: str, tmp_path: Path) -> None:
