@@ -183,7 +183,6 @@ def _judge(
     claim: Claim, tables: Mapping[int, Table], one: _Instance, rival: _Instance | None, printed: bool
 ) -> tuple[bool | None, str] | None:
     """Whether one cell satisfies the claim (None: may or may not), with what it shows; None if it is not there."""
-
     cell = _cell(tables, one)
     if cell is None:
         return None
