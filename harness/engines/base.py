@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ..model.tables import ConfigError, Table, block_size, counts, path
 from ..systems import Running
 from . import Result
 
+INTERVALS = 100  # at least, of a run whose suite has times of its own
 FIO_MODES = ("read", "randread", "write", "randwrite")
 OF_APPLICATIONS = (
     "An operation is one of YCSB's (userblk-kv(1)), a transaction of sysbench, or a file that was unpacked or compiled:"
@@ -132,6 +133,22 @@ def paper_of(table: Table) -> str:
     if not path(f"papers/{paper}/parameters").is_file():
         raise table.error("parameters", paper, f"configs/papers/{paper}/parameters.toml is missing; add it")
     return paper
+
+
+def with_times(profile: Profile, own: Mapping[str, float]) -> Profile:
+    """
+    The profile with times of a suite in those of its files. What is asked for by --warm-up stays. Work may be done
+    long before its time is over: intervals are a small part of that.
+    """
+    ramp = profile.files.ramp_s if profile.fixed_warm_up else own["ramp_s"]
+    seconds = own["runtime_s"]
+    most = int(1e3 * (ramp + seconds) / INTERVALS)
+    return replace(
+        profile,
+        files=replace(profile.files, ramp_s=ramp, runtime_s=seconds, macro_runtime_s=seconds),
+        interval_ms=min(profile.interval_ms, most),
+        workload_interval_ms=min(profile.workload_interval_ms, most),
+    )
 
 
 def both_sizes_of(table: Table, profile: str) -> tuple[Table, Table]:

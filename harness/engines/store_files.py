@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, Kind
 from ..model.tables import Table
-from .base import times
+from .base import times, with_times
 from .flow import shaped, values_of
 from .store import OverStore, latencies_of
 
@@ -45,11 +45,9 @@ class StoreFiles(OverStore):
         return replace(workload, variables=values)
 
     def timed(self, workload: Workload, profile: Profile) -> Profile:
-        """The profile with the times of the suite in those of its files."""
+        """With the times of the suite, and nothing cut beyond them: Filebench cuts nothing."""
         own = workload.timing.get(profile.name) or next(iter(workload.timing.values()))
-        ramp, seconds = own["ramp_s"], own["runtime_s"]
-        files = replace(profile.files, ramp_s=ramp, runtime_s=seconds, macro_runtime_s=seconds)
-        return replace(profile, files=files)
+        return replace(with_times(profile, own), fixed_warm_up=True)
 
     def start_s(self, profile: Profile) -> float:
         return profile.bring_up_s

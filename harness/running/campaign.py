@@ -258,7 +258,7 @@ def choices(plan: Plan) -> list[str]:
     for paper in dict.fromkeys(workload.parameters for workload in of_files):
         lines += _choices(plan, paper, [workload.id for workload in of_files if workload.parameters == paper])
     files = plan.profile.files
-    if of_files and files.dirty_bytes:
+    if files.dirty_bytes and any(ENGINES[one.engine].measures == "devices" for one in of_files):  # else none is set
         limits = _dirty_limits(files.dirty_bytes, files.dirty_background_bytes)
         unscaled = files.unscaled_dirty_bytes
         share = f"; FUSE has its share of {unscaled} bytes, the limit of profile paper" if unscaled else ""

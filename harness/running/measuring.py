@@ -29,6 +29,7 @@ from ..observing.hardware import Watcher
 from ..observing.host_load import OtherPrograms
 from ..observing.instructions import Sides
 from ..observing.samplers import DiskUse, Sampler, Use
+from ..observing.warmup import WarmUp
 from ..systems import Running
 
 ENVIRONMENT = "environment.json"  # in the directory of a campaign, and of each run
@@ -92,6 +93,11 @@ def keep_stacks(directory: Path, sampled: str, who: Sides, window: tuple[float, 
     data = directory / perf.DATA
     perf.write(directory / perf.FILE, perf.folded(perf.script(data, window), who), operations, sampled)
     data.unlink()
+
+
+def steady_warnings(warm_up: WarmUp) -> list[str]:
+    """The warning about a run that is known not to be steady."""
+    return [f"not steady: {warm_up.reason}"] if warm_up.steady is False else []
 
 
 def steal_warnings(use: Use | None) -> list[str]:
@@ -327,8 +333,7 @@ class Measurement:
         if use is None:
             self.problems.append(NO_SAMPLES)
         self.warnings += steal_warnings(use)
-        if result.warm_up.steady is False:
-            self.warnings.append(f"not steady: {result.warm_up.reason}")
+        self.warnings += steady_warnings(result.warm_up)
         if watched.sampled:
             who = sides(self.job, self.run.running, self.run.device)
             keep_stacks(self.run.directory, watched.sampled, who, (begin, end), result.operations)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..engines import Result, WorkloadError, flow, replay
@@ -49,6 +49,7 @@ from .measuring import (
     SERVER_DIED,
     WRITE_BACK_FAILED,
     metrics_of,
+    steady_warnings,
     steal_warnings,
 )
 from .runner import Runner, cannot_keep, main
@@ -221,6 +222,7 @@ class StoreRunner(Runner):
         duration = 0.0
         version = ""
         more: dict[str, object] = {}
+        warm_up: dict[str, object] | None = None
         try:
             result = job.parse(later)
         except WorkloadError:
@@ -231,7 +233,8 @@ class StoreRunner(Runner):
             duration, version = result.duration_s, result.version
             begin = max(origin, ended + later - duration)
             if isinstance(result, Result):
-                warnings += result.warnings
+                warnings += [*result.warnings, *steady_warnings(result.warm_up)]
+                warm_up = asdict(result.warm_up) | {"ramp_s": result.ramp_s}
                 begin = result.begin(ahead) or origin
                 more = dict(result.settings)
             use = sampler.use(begin, begin + duration)
@@ -247,6 +250,7 @@ class StoreRunner(Runner):
             "invalid": problems,
             "warnings": warnings + self.busy_warnings(others),
             "metrics": {} if problems else metrics,
+            "warm_up": warm_up,
             "device_io": None,
             "backing_io": None,
             "settings": settings | {job.engine: {"version": version, **more}},

@@ -31,6 +31,7 @@ from userblk.harness.running.campaign import (
     host_devices,
     lab_devices,
     runner_argv,
+    store_devices,
 )
 from userblk.lab import models
 from waiting import wait_until
@@ -240,6 +241,15 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
     full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
     assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
     assert full[-1].startswith("dirty pages: at most 858993459 bytes") and "FUSE" not in full[-1]
+
+
+def test_no_dirty_limit_is_told_where_none_is_set() -> None:
+    """The runner of stores leaves the kernel's own."""
+    suite = load_suite("bs3-fs")
+    devices = store_devices(suite.latencies_ms, None)
+    lines = choices(small_plan(suite=suite, systems=[load_system("s3-nbd")], devices=devices, workloads=["oltp"]))
+    assert any(line.startswith("the volume: ") for line in lines)
+    assert not any(line.startswith("dirty pages: ") for line in lines)
 
 
 def test_what_table_1_chose_is_kept() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loops import LIMIT
@@ -28,6 +29,7 @@ from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
 from userblk.harness.machine.subprocesses import Process, Recorder
 from userblk.harness.model import source
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
+from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import store_runner
@@ -451,6 +453,72 @@ def test_objects_that_a_store_does_not_delete_are_told(tmp_path: Path, capsys: p
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"userblk: objects below p-1 may be left in the store of {tmp_path}/store: ")
     assert line.endswith("1 objects cannot be deleted, such as k: AccessDenied")
+
+
+WAITS = """
+trap "exit 0" TERM
+touch $0
+while :; do sleep 0.1; done
+"""
+
+
+def series(rates: list[int]) -> dict[str, Any]:
+    """What userblk-flow writes of a run with so many operations in each interval of profile quick."""
+    latency = {"sum": 0, "mean": 0.0, "bins": {}}
+    intervals = [
+        {"start_s": i / 10, "end_s": (i + 1) / 10, "ops": ops, "bytes": 0, "flowops": {}, "latency_ns": latency}
+        for i, ops in enumerate(rates)
+    ]
+    return {
+        "schema": 1, "program": "userblk-flow 1", "original": False, "threads": 4, "threads_without_file": 0,
+        "started_monotonic_s": time.monotonic(), "duration_s": len(rates) / 10, "end": "time", "variables": {},
+        "filesets": [], "flowops": [], "intervals": intervals,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rates", "steady"), [([100] * 50 + [200] * 50, False), ([50] * 20 + [200] * 80, False), ([200] * 100, True)]
+)
+def test_nothing_beyond_the_ramp_is_cut_on_a_file_system(
+    rates: list[int], steady: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Filebench does it. A run that is not steady says so; MSER cut up to half of it, without a word."""
+    plan = files_plan(systems=("s3-nbd",))
+    write_plan(plan, tmp_path)
+    runner = store_runner.StoreRunner(plan, tmp_path)
+    entry, workload = plan.entries[0], plan.suite.workloads[0]
+
+    def start(*_: object) -> Served:
+        mark, ready = runner.teardown.mark(), tmp_path / "ready"
+        server = Recorder(tmp_path / "server").spawn(["sh", "-c", WAITS, str(ready)], teardown=runner.teardown)
+        wait_until("the server is ready", ready.exists, LIMIT)
+        return Served(["disk"], server, runner.teardown, mark)
+
+    def on_files(*_: object) -> store_runner.Load:
+        (tmp_path / "flow.json").write_text(json.dumps(series(rates)))
+        profile = ENGINES["store-files"].timed(workload, plan.profile)  # type: ignore[attr-defined]
+        return store_runner.Load("flow", ["true"], 0.0, lambda _: flow.parse(tmp_path / "flow.json", workload, profile))
+
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "on_files", on_files)
+    runner.run_one(entry, plan.systems["s3-nbd"], None, "0.1")
+    summary = json.loads((tmp_path / plan.directory(entry) / "summary.json").read_text())
+    assert summary["duration_s"] == pytest.approx(9)
+    found = summary["warm_up"]
+    assert (found["rule"], found["ramp_s"], found["cut_s"], found["steady"]) == ("fixed", 1, 0, steady)
+    assert sum(line.startswith("not steady: throughput ") for line in summary["warnings"]) == (not steady)
+
+
+@pytest.mark.parametrize(("given", "ramp"), [(None, 1), (3, 3)])
+def test_a_warm_up_that_is_asked_for_holds_on_a_file_system(given: int | None, ramp: int) -> None:
+    suite, systems = load_suite("bs3-fs"), [load_system("s3-nbd")]
+    devices, profile = store_devices(suite.latencies_ms, None), load_profile("quick")
+    plan = make_plan(
+        suite=suite, profile=profile, systems=systems, devices=devices, campaign="c", build="b", warm_up_s=given
+    )
+    workload = plan.suite.workloads[0]
+    timed = ENGINES["store-files"].timed(workload, plan.profile)  # type: ignore[attr-defined]
+    assert flow.run_options(workload, timed, Path("x"))[:2] == [f"--seconds={ramp + 9}", "--interval=0.1"]
 
 
 REFUSES = """
