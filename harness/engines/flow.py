@@ -53,6 +53,7 @@ SCHEMA = 1
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
 POLL_S = 0.1
 RAMP_SHARE = 0.2  # of a run whose work is done, at most, is discarded as its ramp
+UNFINISHED_WARNING, UNFINISHED_LIMIT = 0.05, 0.5  # of the bytes of counted writes; a run with more is of no use
 CREATE_LIMIT = 36000.0  # s: four million files through a slow system
 
 
@@ -121,6 +122,19 @@ def history_in(file: str, seconds: Callable[[Mapping[str, Any]], float]) -> Hist
     return History((file,), lambda directory, *times: read_history(directory / file, *times), seconds)
 
 
+def _unfinished(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """
+    Problems and warnings about writes that were counted when they were submitted, as Filebench counts them, and had not
+    ended at the end. They are compared with those of the whole run, which began with none under way: all others that
+    were counted have ended in it. If these are most of them, the throughput is not what the device did.
+    """
+    left, counted = summary.get("unfinished_bytes", 0), summary.get("written_bytes", 0)
+    if left <= UNFINISHED_WARNING * counted:
+        return [], []
+    line = f"{left} of {counted} bytes whose writing was counted had not been written at the end"
+    return ([line], []) if left > UNFINISHED_LIMIT * counted else ([], [f"unfinished writes: {line}"])
+
+
 def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Result:
     full, planned = profile.files.ramp_s, profile.files.seconds(workload)
     done = report["end"] not in ("time", "early", "interrupted")
@@ -155,6 +169,9 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
         warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
     if report["original"]:
         problems.append("ran with --original")
+    problems_of_writes, warnings_of_writes = _unfinished(report.get("summary", {}))
+    problems += problems_of_writes
+    warnings += warnings_of_writes
     if not operations:
         problems.append(f"no operation was completed after the ramp; it ran for {report['duration_s']:.1f} s")
     elif seconds < least_runtime(planned):

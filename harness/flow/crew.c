@@ -177,6 +177,7 @@ static void *thread_main(void *arg)
 
 	enum step step = await_after(c, PREPARING) == RUNNING ? worker_run(w) : STEP_STOPPED;
 
+	database_stopped(w);
 	thread_ended(c, step, &w->error);
 	return NULL;
 }
@@ -394,6 +395,8 @@ uint64_t crew_result(const struct crew *c, struct run_result *result)
 	result->threads = c->threads;
 	result->finished = atomic_load(&c->common->finished);
 	result->no_file = atomic_load(&c->common->no_file);
+	result->unfinished_writes = atomic_load(&c->common->control.unfinished_writes);
+	result->unfinished_bytes = atomic_load(&c->common->control.unfinished_bytes);
 	return verdict >> END_BITS;
 }
 

@@ -22,6 +22,7 @@
 struct write_behind {
 	struct write_behind *next; /* older */
 	const struct flowop *op;   /* whose it is, for messages */
+	bool counted;
 	struct aiocb control;
 };
 
@@ -55,7 +56,7 @@ enum step flow_aiowrite(struct worker *w, unsigned i)
 		return flowop_fail(w, op, "write", NULL);
 	}
 	w->writes = write;
-	flowop_count(w, i, begin, io.size);
+	write->counted = flowop_count(w, i, begin, io.size);
 	return STEP_OK;
 }
 
@@ -129,6 +130,16 @@ enum step flow_aiowait(struct worker *w, unsigned i)
 	}
 	flowop_count(w, i, begin, 0);
 	return STEP_OK;
+}
+
+void database_stopped(struct worker *w)
+{
+	for (const struct write_behind *write = w->writes; write != NULL; write = write->next) {
+		if (!write->counted || aio_error(&write->control) != EINPROGRESS)
+			continue;
+		atomic_fetch_add(&w->control->unfinished_writes, 1);
+		atomic_fetch_add(&w->control->unfinished_bytes, write->control.aio_nbytes);
+	}
 }
 
 bool database_end(struct worker *w)

@@ -16,6 +16,8 @@ bool database_add_blocks(struct control *control, const struct thread_def *def, 
 bool database_start(struct control *control, struct flow_error *error);
 /* Wakes who waits for a semaphore: they are gone. */
 void database_stop(const struct control *control);
+/* When a worker has stopped: which of its writes were counted and are still under way? */
+void database_stopped(struct worker *w);
 /* Waits for what a worker has not waited for. False: some of it failed; the worker's error says
  * why. */
 bool database_end(struct worker *w);
@@ -39,8 +41,11 @@ static inline bool flowop_stopped(const struct worker *w)
 	return atomic_load_explicit(&w->control->stop, memory_order_relaxed);
 }
 
-/* Counts an operation of the summary that began at the given time and has just ended. */
-void flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes);
+/*
+ * Counts an operation of the summary that began at the given time and has just ended. False: it
+ * was too late.
+ */
+bool flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes);
 /* Counts one that is not of the summary; Filebench's counter sees it all the same. */
 void flowop_count_other(struct worker *w, unsigned i, uint64_t begin);
 /* "FILE:LINE: flowop NAME: WHAT PATH: errno" */

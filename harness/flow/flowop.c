@@ -78,12 +78,13 @@ static bool record(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 	return true;
 }
 
-void flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
+bool flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes)
 {
 	if (!record(w, i, begin, bytes))
-		return;
+		return false;
 	w->pending_ops++;
 	w->pending_bytes += bytes;
+	return true;
 }
 
 enum step flowop_fail(struct worker *w, const struct flowop *op, const char *what, const char *path)

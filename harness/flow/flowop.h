@@ -70,6 +70,8 @@ struct control {
 	double event_rate;	      /* 0: eventlimit limits nothing */
 	_Atomic uint64_t events;      /* taken so far */
 	_Atomic uint64_t event_start; /* since when there are events */
+	/* aiowrite's that were counted when they began, and had not ended when their thread did. */
+	_Atomic uint64_t unfinished_writes, unfinished_bytes;
 };
 
 struct slot {

@@ -139,9 +139,11 @@ static void json_summary(FILE *f, const struct workload *w, const struct run_res
 	fprintf(f,
 		"  \"summary\": {\"ops\": %" PRIu64 ", \"ops_per_s\": %.3f, \"reads\": %" PRIu64
 		", \"writes\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"read_bytes\": %" PRIu64
-		", \"written_bytes\": %" PRIu64 ", \"user_s\": %.6f, \"system_s\": %.6f,\n    ",
+		", \"written_bytes\": %" PRIu64 ", \"unfinished_writes\": %" PRIu64
+		", \"unfinished_bytes\": %" PRIu64 ", \"user_s\": %.6f, \"system_s\": %.6f,\n    ",
 		s.total.ops, ratio((double)s.total.ops, r->seconds), s.reads, s.writes,
-		s.total.bytes, s.read_bytes, s.written_bytes, r->user_s, r->system_s);
+		s.total.bytes, s.read_bytes, s.written_bytes, r->unfinished_writes,
+		r->unfinished_bytes, r->user_s, r->system_s);
 	stats_print(f, "latency_ns", &s.total);
 	fprintf(f, "},\n");
 }

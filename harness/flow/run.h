@@ -56,8 +56,10 @@ struct run_result {
 	double user_s, system_s; /* CPU time of the program in that time */
 	enum run_end end;
 	unsigned threads;
-	unsigned finished;  /* threads that a finishon* ended */
-	unsigned no_file;   /* threads that found no file to take */
+	unsigned finished; /* threads that a finishon* ended */
+	unsigned no_file;  /* threads that found no file to take */
+	/* Writes that the rows count, and that had not ended when their thread did. */
+	uint64_t unfinished_writes, unfinished_bytes;
 	struct stats *rows; /* as workload->rows */
 	struct run_interval *intervals;
 	unsigned interval_count;

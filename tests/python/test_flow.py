@@ -10,12 +10,13 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import LIMIT
+from loops import LIMIT, MIB, loop
 from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,28 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def counts(result: dict[str, Any]) -> dict[str, int]:
     return {row["name"]: row["ops"] for row in result["flowops"]}
+
+
+@contextlib.contextmanager
+def ext4(device: str, point: Path) -> Iterator[Path]:
+    """A new one."""
+    point.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", device], check=True)
+    subprocess.run(["mount", device, point], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+@contextlib.contextmanager
+def frozen(point: Path) -> Iterator[None]:
+    """A file system whose writers wait."""
+    subprocess.run(["fsfreeze", "--freeze", point], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", point], check=True)
 
 
 # ---- the workloads ----
@@ -178,6 +201,27 @@ def test_oltp_posts_as_its_writers_wait(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert result["summary"]["ops"] == sum(rows[name] for name, yes in shown.items() if yes)
     assert subprocess.run(["ipcs", "-s"], capture_output=True, text=True, check=True).stdout.count("0x") == 0
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_writes_that_were_counted_and_not_done_are_told(tmp_path: Path, stalls: bool) -> None:
+    """A disk that does nothing until the run is over: each of two writers has at least 100 under way."""
+    (tmp_path / "image").mkdir()
+    out, values = tmp_path / "results.json", {**OLTP, "runtime": 3, "logsize": "4k"}
+    with loop(tmp_path / "image", 64 * MIB) as device:
+        with ext4(device, tmp_path / "m") as point:
+            words = [*settings(point, **values), str(WORKLOADS / "oltp.f")]
+            assert run_flow("-q", "--phase=create", *words).returncode == 0
+            with frozen(point) if stalls else contextlib.nullcontext():
+                command = [str(FLOW), "-q", "--phase=run", "--json", str(out), *words]
+                running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                time.sleep(4)
+            _, errors = running.communicate(timeout=LIMIT)
+    assert (running.returncode, errors) == (0, "")
+    summary = json.loads(out.read_text())["summary"]
+    left, written = summary["unfinished_bytes"], summary["written_bytes"]
+    assert left == written if stalls else left < written
+    assert summary["unfinished_writes"] >= 200 * stalls and written >= 200 * 2048
 
 
 def test_events_come_at_their_rate(tmp_path: Path) -> None:

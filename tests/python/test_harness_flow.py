@@ -171,6 +171,22 @@ def test_files_last_for_a_run_in_virtual_time(device: str, name: str, kops: floa
     assert bytes_in_all < 0.8 * plan.profile.files.size[device]
 
 
+@pytest.mark.parametrize(
+    ("left", "problems", "warnings"),
+    [
+        (50, [], []),
+        (60, [], ["unfinished writes: 60 of 1000 bytes whose writing was counted had not been written at the end"]),
+        (510, ["510 of 1000 bytes whose writing was counted had not been written at the end"], []),
+    ],
+)
+def test_writes_that_were_counted_and_not_done(
+    tmp_path: Path, left: int, problems: list[str], warnings: list[str]
+) -> None:
+    result = parse(tmp_path, report(1.0, 3.0, summary={"written_bytes": 1000, "unfinished_bytes": left}))
+    assert (list(result.problems), list(result.warnings)) == (problems, warnings)
+    assert parse(tmp_path, report(1.0, 3.0, summary={"written_bytes": 0})).problems == ()  # of an older userblk-flow
+
+
 def test_a_ramp_that_the_user_gave_stays(tmp_path: Path) -> None:
     fixed = dataclasses.replace(load_profile("paper"), fixed_warm_up=True)
     (tmp_path / "flow.json").write_text(json.dumps(report(5.0, 10.0, 15.0, 20.0, 22.0, end="all-done")))

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Threads that share filesets, and whole runs, with what they count. */
+#include <aio.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,15 @@
 #define TAKES	3000
 
 static _Atomic bool never;
+static _Atomic uint64_t slow_until; /* ns: no write of aiowrite ends before */
+
+int __real_aio_error64(const struct aiocb *control);
+int __wrap_aio_error64(const struct aiocb *control);
+
+int __wrap_aio_error64(const struct aiocb *control)
+{
+	return flow_now() < slow_until ? EINPROGRESS : __real_aio_error64(control);
+}
 
 struct crowd {
 	struct fileset *fs;
@@ -518,6 +529,31 @@ static void test_wait_ends(void **state)
 	assert_int_equal(row(&s, "wait1")->ops, 2);
 	assert_int_equal(row(&s, "write1")->bytes, 2 * 6 * 4096);
 	assert_true(s.result.seconds < 1.1);
+	assert_int_equal(s.result.unfinished_writes, 0);
+	leave(&s);
+}
+
+/*
+ * A store that takes long: what was counted when it was submitted, and is written after the end,
+ * is in the results.
+ */
+static void test_unfinished_writes(void **state)
+{
+	const struct run_options options = {
+		.mode = MODE_TIMEOUT, .seconds = 1.5, .interval = 10, .seed = 3, .quiet = true};
+	struct flow_error error;
+	struct scene s;
+
+	(void)state;
+	slow_until = flow_now() + 3000000000;
+	if (!perform(&s, DATABASE TAIL, &options, &error))
+		fail_msg("%s", error.text);
+	assert_true(flow_now() >= slow_until); /* the program waits for them, outside of the run */
+	assert_int_equal((int)(s.result.seconds * 1e6), 1500000);
+	assert_int_equal(row(&s, "wait1")->ops, 2); /* which give up after a second */
+	assert_int_equal(row(&s, "write1")->bytes, 2 * 6 * 4096);
+	assert_int_equal(s.result.unfinished_writes, 2 * 6);
+	assert_int_equal(s.result.unfinished_bytes, 2 * 6 * 4096);
 	leave(&s);
 }
 
@@ -539,6 +575,7 @@ int main(void)
 #ifndef __SANITIZE_THREAD__
 		cmocka_unit_test(test_semaphores),
 		cmocka_unit_test(test_wait_ends),
+		cmocka_unit_test(test_unfinished_writes),
 #endif
 	};
 
