@@ -362,9 +362,10 @@ def times_of_files(plan: Plan) -> list[str]:
             texts.setdefault(text, []).append(workload.id)
             continue
         for device in plan.devices if workload.on_files else ():
-            usual, files = plan.profile.files, plan.profile.of(workload, device).files
-            run = "servers" if workload.macro else "others"
-            if files != usual:
+            usual, own = plan.profile.files, plan.profile.of(workload, device)
+            files = device_engine(workload.engine).timed(own, workload).files
+            run = "servers" if workload.macro else workload.suite if workload.timing else "others"
+            if own.files != usual:
                 run = f"{workload.id if workload.macro else 'writes'} on {DEVICES.get(device, device)}"
             runs = kinds.setdefault((files.ramp_s, files.seconds(workload)), [])
             if run not in runs:

@@ -15,7 +15,7 @@ from ..observing.warmup import WarmUp
 __path__ = extend_path(__path__, __name__)
 
 LEAST_RUNTIME = 0.5  # s, below which a run says nothing
-LEAST_SHARE = 0.5  # of a short run's time, which the lab's virtual time has
+LEAST_SHARE = 0.5  # of the time of a run that is short, as in the lab's virtual time or where its work is done early
 
 
 class WorkloadError(Exception):

@@ -135,6 +135,11 @@ def paper_of(table: Table) -> str:
     return paper
 
 
+def times_in(table: Table, profile: str) -> dict[str, dict[str, int]]:
+    """times() of one profile; {}: those of the profile itself."""
+    return {name: own for name, own in times(table).items() if name == profile}
+
+
 def with_times(profile: Profile, own: Mapping[str, float]) -> Profile:
     """
     The profile with times of a suite in those of its files. What is asked for by --warm-up stays. Work may be done

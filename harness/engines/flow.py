@@ -46,8 +46,8 @@ from ..observing import warmup
 from ..observing.histogram import Bins, merged, tails
 from ..observing.warmup import Interval
 from ..systems.base import Running, built
-from . import Result, WorkloadError, least_runtime
-from .base import FIO_MODES, DeviceEngine, Job, Run, grid, paper_of
+from . import LEAST_SHARE, Result, WorkloadError, least_runtime
+from .base import FIO_MODES, DeviceEngine, Job, Run, grid, paper_of, times_in, with_times
 
 SCHEMA = 1
 FILE_OPERATIONS = ("createfile", "openfile", "deletefile")
@@ -82,6 +82,10 @@ def _measured(intervals: Sequence[dict[str, Any]], ramp: float, interval: float)
     """The intervals after the ramp; one that begins a little before its end counts, as clocks of samplers go."""
     least = max(ramp - interval / 2, min(ramp, interval) / 2)
     return [one for one in intervals if one["start_s"] >= least]
+
+
+def _length(intervals: Sequence[dict[str, Any]]) -> float:
+    return float(sum(one["end_s"] - one["start_s"] for one in intervals))
 
 
 def _series(measured: Sequence[dict[str, Any]], begin: float, length: float) -> list[Interval]:
@@ -141,10 +145,12 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     # A fast device may be through all files before the ramp is over, and more files would be more than memory holds.
     ramp = min(full, RAMP_SHARE * report["duration_s"]) if done and not profile.fixed_warm_up else full
     measured = _measured(report["intervals"], ramp, profile.workload_interval_ms / 1e3)
+    if done and not profile.fixed_warm_up and _length(measured) < LEAST_SHARE * report["duration_s"]:
+        ramp, measured = 0.0, report["intervals"]  # it is over within so few intervals that no ramp can be told apart
     begin = measured[0]["start_s"] if measured else report["duration_s"]
     warm_up = warmup.find(_series(measured, begin, profile.workload_interval_ms / 1e3), profile.fixed_warm_up)
     measured = [one for one in measured if one["start_s"] - begin >= warm_up.cut_s - profile.workload_interval_ms / 2e3]
-    seconds = sum(one["end_s"] - one["start_s"] for one in measured)
+    seconds = _length(measured)
     operations = sum(one["ops"] for one in measured)
     bins: Counter[int] = Counter()
     flowops: Counter[str] = Counter()
@@ -324,7 +330,9 @@ class Flow(DeviceEngine):
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         if "shape" in table.values:
-            return Suite(name, tuple(shaped(name, table, self.name)), systems)
+            timing = times_in(table, profile)
+            workloads = list(shaped(name, table, self.name, ("timing",)))
+            return Suite(name, tuple(one if one.macro else replace(one, timing=timing) for one in workloads), systems)
         data, threads = grid(table, name, self.name)
         workloads = [replace(one, file=_mode(one), fixed=_own_files(one)) for one in data]
         metadata, macro = table.table("metadata"), table.table("macro")
@@ -353,8 +361,8 @@ class Flow(DeviceEngine):
             values = values_of(workload, profile, parameters, device)
             if workload.file and workload.block_size:
                 values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
-            runtime = math.ceil(duration_s(workload, profile.of(workload, device)))  # whole seconds, as files have it
-            variables[device] = {**workload.fixed, **values, "runtime": runtime}
+            seconds = self.duration_s(workload, profile.of(workload, device))
+            variables[device] = {**workload.fixed, **values, "runtime": math.ceil(seconds)}  # whole, as files have it
         return replace(workload, variables=variables)
 
     def comes_first(self, workload: Workload) -> bool:
@@ -363,8 +371,12 @@ class Flow(DeviceEngine):
     def used_bytes(self, profile: Profile, device: str) -> int:
         return profile.files.size[device]
 
+    def timed(self, profile: Profile, workload: Workload) -> Profile:
+        own = workload.timing.get(profile.name)
+        return with_times(profile, own) if own else profile
+
     def duration_s(self, workload: Workload, profile: Profile) -> float:
-        return duration_s(workload, profile)
+        return duration_s(workload, self.timed(profile, workload))
 
     def overhead_s(self, profile: Profile) -> float:
         return profile.files.overhead_s

@@ -11,7 +11,7 @@ from ..model.config import VIRTUAL, Parameter, Profile, Suite, SystemConfig, Wor
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, Kind
 from ..model.tables import Table, counts
 from ..systems.base import built
-from .base import Run, both_sizes_of, paper_of
+from .base import Run, both_sizes_of, paper_of, times_in
 from .fio import logged_s
 from .flow import Flow, history_in, run_options
 
@@ -46,9 +46,10 @@ def _sizes(table: Table, names: Sequence[str]) -> dict[str, dict[str, int]]:
 def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each operation with each number of workers."""
     workers, operations, paper = counts(table, "workers"), table.array("operations"), paper_of(table)
+    timing = times_in(table, profile)
     known = [str(name) for name in operations]
     values, virtual = (_sizes(sizes, known) for sizes in both_sizes_of(table, profile))
-    table.end(("name", "engine", "systems", "parameters", "workers", "operations", "sizes"))
+    table.end(("name", "engine", "systems", "parameters", "workers", "operations", "sizes", "timing"))
     for name in known:
         for count in workers:
             yield Workload(
@@ -59,6 +60,7 @@ def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
                 engine="ops",
                 file=name,
                 fixed=values[name],
+                timing=timing,
                 variables={VIRTUAL: virtual[name]},  # until it is known which clock and devices there are
                 parameters=paper,
             )

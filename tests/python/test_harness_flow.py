@@ -83,9 +83,25 @@ def test_a_run_that_did_not_go_to_its_end_is_a_problem(tmp_path: Path, changes: 
 
 
 def test_a_run_that_says_nothing_is_a_problem(tmp_path: Path) -> None:
-    assert "after the ramp" in parse(tmp_path, report(0.4, end="all-done")).problems[0]
-    short = parse(tmp_path, report(1.0, 1.4, end="all-done"))
+    assert "after the ramp" in parse(tmp_path, report(0.4)).problems[0]
+    early = parse(tmp_path, report(0.4, end="all-done"))
+    assert early.problems == ("measured for 0.40 s only; give the workload more files",)
+    short = parse(tmp_path, report(1.0, 1.4))
     assert short.problems == ("measured for 0.40 s only; give the workload more files",)
+
+
+@pytest.mark.parametrize(
+    ("ends", "ramp", "measured"), [((4.0,), 0, 4.0), ((5.0, 8.0), 0, 8.0), ((5.0, 10.0, 12.0), 2.4, 7.0)]
+)
+def test_work_that_is_done_within_a_few_intervals_counts(
+    tmp_path: Path, ends: tuple[float, ...], ramp: float, measured: float
+) -> None:
+    """The first interval was discarded for a ramp that is a small part of it. Nothing was left of a short run."""
+    (tmp_path / "flow.json").write_text(json.dumps(report(*ends, end="all-done")))
+    result = flow.parse(tmp_path / "flow.json", READ, load_profile("paper"))
+    assert (result.problems, result.ramp_s) == ((), pytest.approx(ramp))
+    assert result.duration_s == pytest.approx(measured)
+    assert f"of which {0 if ramp == 0 else 5:.1f} s were discarded instead of 30" in result.warnings[0]
 
 
 def test_a_short_run_needs_half_of_its_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import runner_process as runner
 from loops import MIB, loop
 from userblk.analysis.summaries import run_from_summary
 from userblk.analysis.tabulate import make_tables
-from userblk.harness.engines import ops
+from userblk.harness.engines import flow, ops
 from userblk.harness.machine import paths
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.parts import ENGINES
@@ -71,6 +71,29 @@ def test_its_operations_are_those_of_the_program(profile: str) -> None:
     assert len(suite.workloads) == 15 * 7 and suite.workloads[0].id == "mwcl-1w"
 
 
+@pytest.mark.parametrize("suite", ["fxmark", "ufs-ops"])
+def test_files_of_profile_paper_fit_the_file_system(suite: str) -> None:
+    """By default each worker of MWCL and MWCM has 10 million, ten more than there are inodes."""
+    text = (Path(__file__).parents[2] / "harness/ops/operations.c").read_text()
+    table = re.sub(r"\s+", " ", text.partition("const struct operation operations[]")[2])
+    defaults = {name: int(files) for name, files in re.findall(r'\{"([\w-]+)", "[^"]*", \w+, \w+, (\d+),', table)}
+    assert defaults["MWCL"] == 10_000_000
+    inodes = min(load_profile("paper").files.size.values()) // ENGINES["ops"].bytes_per_inode  # type: ignore[attr-defined]
+    for workload in load_suite(suite, "paper").workloads:
+        words = dict(word.partition("=")[::2] for word in ops.argv(Path("p"), workload, 7, "run", Path("/d")))
+        each = int(words.get("--files", defaults.get(workload.file, 0)))
+        assert each * workload.threads < 0.95 * inodes, workload.id
+
+
+def test_fxmark_runs_as_long_as_its_program() -> None:
+    workload = load_suite("fxmark", "paper").workloads[0]
+    profile = ENGINES["ops"].timed(load_profile("paper"), workload)  # type: ignore[attr-defined]
+    words = flow.run_options(workload, profile, Path("x"))
+    assert words[:2] == ["--seconds=30", "--interval=0.3"] and profile.interval_ms == 300
+    assert ENGINES["ops"].duration_s(workload, load_profile("paper")) == 30
+    assert load_suite("fxmark").workloads[0].timing == {}  # profile quick has its own
+
+
 def test_files_are_divided_among_the_workers() -> None:
     workload = next(one for one in load_suite("fxmark").workloads if one.id == "mwul-4w")
     words = ops.argv(Path("p"), workload, 7, "run", Path("/d"), "--json=x")
@@ -121,7 +144,11 @@ def test_a_suite_of_no_paper_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("suite", "workload", "says"),
     [
-        ("fxmark", "mwcl-1w", "the time of an operation: the profile's, or until all files are unlinked (FxMark's is"),
+        (
+            "fxmark",
+            "mwcl-1w",
+            "the time of an operation: in profile paper FxMark's 30 s, in others the profile's; less",
+        ),
         ("ufs-ops", "wmpr-1w", "dirty pages of writes in memory (wm*) and to the disk (wd*): the same limit for both"),
         ("ufs-ops", "rdsr-1w", "memory: 4 GiB for the workload and its page cache"),
     ],

@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ from userblk.analysis.paper_claims import ClaimVerdict
 from userblk.analysis.papers import load_paper
 from userblk.analysis.summaries import read_campaign
 from userblk.analysis.tabulate import make_tables
-from userblk.harness.engines import ops
+from userblk.harness.engines import flow, ops
 from userblk.harness.machine import paths
 from userblk.harness.machine.blockdev import BlockDevice
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.machine.subprocesses import Recorder
 from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.systems import ext4
 from userblk.harness.systems.base import BringUpError, Context
@@ -69,6 +71,64 @@ def test_what_more_clients_do_is_judged_operation_by_operation(tmp_path: Path) -
     assert {name: (claims[name].true, claims[name].false) for name in expected} == expected
     assert {claims[name].verdict for name in expected} == {ClaimVerdict.OPEN}
     assert claims["varmail-clients"].verdict is ClaimVerdict.NOT_MEASURED
+
+
+# kop/s of one client in the lab (docs/ufs.md; RMP and RMS, which are slower, as UMP), and operations of a file. Clients
+# that do not disturb each other, here, are as fast as can be.
+FASTEST = {
+    "cmp": (60.78 * 1.02, 1), "cms": (60.65 * 1.02, 1), "ump": (88.77, 1), "ums": (88.77, 1), "rmp": (88.77, 1),
+    "rms": (88.77, 1), "smallfile-create": (27.41 * 3.08, 4), "smallfile-unlink": (88.77 * 1.04, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FASTEST)
+@pytest.mark.parametrize("clients", [1, 2, 4, 10])
+def test_what_ends_with_its_files_is_valid_in_profile_paper(tmp_path: Path, name: str, clients: int) -> None:
+    """Runs of less than 5 s had one interval. Its start should have been discarded, and nothing was left."""
+    suite = "ufs-files" if name.startswith("small") else "ufs-ops"
+    plan = make_plan(
+        suite=load_suite(suite, "paper"), profile=load_profile("paper"), systems=[load_system("native")],
+        devices=[Device("nvme", "/dev/null", "A")], campaign="c", build="b",
+    )  # fmt: skip
+    workload = next(one for one in plan.suite.workloads if re.fullmatch(f"{name}-{clients}[cw]", one.id))
+    engine = ENGINES[workload.engine]
+    assert isinstance(engine, flow.Flow)
+    profile = engine.timed(plan.profile.of(workload, "nvme"), workload)
+    options = dict(word.split("=") for word in flow.run_options(workload, profile, Path("x")))
+    (kops, each), most, interval = FASTEST[name], float(options["--seconds"]), float(options["--interval"])
+    values = workload.variables["nvme"]
+    operations = values.get("nfiles", values.get("files", 0)) * each
+    rate = kops * clients * 1e3
+    seconds = min(most, operations / rate)
+    ends = [*(interval * i for i in range(1, int(seconds / interval) + 1)), seconds]
+    latency = {"sum": 1000, "mean": 1.0, "bins": {}}
+    intervals = [
+        {"start_s": a, "end_s": b, "ops": int((b - a) * rate), "bytes": 0, "flowops": {}, "latency_ns": latency}
+        for a, b in pairwise((0.0, *ends))
+    ]
+    report = {
+        "schema": 1, "program": "p", "original": False, "threads": clients, "threads_without_file": clients,
+        "started_monotonic_s": 1.0, "duration_s": seconds, "end": "time" if seconds == most else "all-done",
+        "variables": {}, "filesets": [], "flowops": [], "intervals": intervals,
+    }  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps(report))
+    result = flow.parse(tmp_path / "r.json", workload, profile)
+    assert result.problems == () and result.throughput_kops == pytest.approx(kops * clients, rel=0.001)
+    assert result.duration_s + result.warm_up.cut_s == pytest.approx(seconds) and result.ramp_s == 0
+    assert profile.interval_ms <= 500  # the machine's CPU time is of these seconds, too
+
+
+def test_servers_have_the_times_of_the_profile() -> None:
+    workloads = {one.id: one for one in planned("/dev/null", "ufs-files", None, "paper").suite.workloads}
+    profile, engine = load_profile("paper"), ENGINES["flow"]
+    assert engine.duration_s(workloads["varmail-1c"], profile) == 3600
+    assert workloads["varmail-1c"].variables["nvme"]["runtime"] == 3600
+    assert engine.duration_s(workloads["largefile-1c"], profile) == 30
+    assert workloads["largefile-1c"].variables["nvme"]["runtime"] == 30
+    for virtual in (False, True):
+        quick = load_profile("quick", virtual=virtual)
+        unlink = next(one for one in load_suite("ufs-files").workloads if one.id == "smallfile-unlink-1c")
+        assert engine.duration_s(unlink, quick) == quick.files.runtime_s
 
 
 def test_bytes_are_divided_among_the_clients() -> None:
