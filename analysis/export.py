@@ -11,7 +11,7 @@ from userblk.harness.observing.histogram import TAIL, tail_metric
 
 from .statistics import Interval
 from .summaries import Campaign, Run
-from .table import ALL_METRICS, Table
+from .table import METRICS_BY_ID, Table
 
 SCHEMA = 1  # of the JSON, configs/export.schema.json
 # Family, unit (the end of its name), help, our metric, what a value is multiplied with.
@@ -76,11 +76,10 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
 
 def as_json(campaign: Campaign, tables: Sequence[Table]) -> dict[str, Any]:
     """Every run and every cell of the tables; configs/export.schema.json describes them."""
-    metrics = {metric.id: metric for metric in ALL_METRICS}
     cells = []
     for table in tables:
         for (device, workload, system, name), cell in table.cells.items():
-            metric = metrics[name]
+            metric = METRICS_BY_ID[name]
             cells.append(
                 {
                     "host": table.host,

@@ -24,7 +24,7 @@ from .paper_cells import PaperCell
 from .raw import Band, CellDetails
 from .render import signed
 from .statistics import Interval
-from .table import DEVICES, METRICS, NATIVE, SYSTEMS, Metric, Table
+from .table import DEVICES, METRICS, NATIVE, RATE, SYSTEMS, Metric, Table
 
 DPI = 200
 INCH = 25.4  # mm
@@ -240,7 +240,7 @@ def scatter(cells: Sequence[PaperCell], label: str, emulated: str) -> Figure:
     systems = list(dict.fromkeys(cell.system for cell in cells))
     figure = _figure(78)
     _title(figure, f"{label}: difference to {base}, ours over the paper's", emulated)
-    metrics = [metric for metric in METRICS if any(cell.metric == metric for cell in cells if cell.ours)]
+    metrics = [metric for metric in (*METRICS, RATE) if any(cell.metric == metric for cell in cells if cell.ours)]
     all_axes = figure.subplots(1, len(metrics), gridspec_kw={"wspace": 0.28}, squeeze=False)[0]
     figure.subplots_adjust(left=0.075, right=0.985, top=0.8, bottom=0.135)
     for axes, metric in zip(all_axes, metrics, strict=True):

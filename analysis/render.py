@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import ALL_METRICS, DEVICES, MARK_TEXT, NATIVE, RELATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
+from .table import DEVICES, MARK_TEXT, METRICS_BY_ID, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
 
 SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
 
@@ -68,7 +68,8 @@ def sign_text(table: Table, cell: Cell) -> str:
     single = f" {Mark.SINGLE.value}" if cell.n == 1 and not table.single else ""
     bad = f" {Mark.INVALID.value}{cell.invalid}" if Mark.INVALID in cell.marks else ""
     grade = f" {cell.grade.sign}" if cell.grade else ""
-    return grade + single + "".join(mark.value for mark in SIGNS if mark in cell.marks) + bad
+    absent = f" (not in {cell.absent})" if cell.absent else ""
+    return grade + single + "".join(mark.value for mark in SIGNS if mark in cell.marks) + bad + absent
 
 
 def cell_text(table: Table, metric: Metric, system: str, cell: Cell, ci: bool = True) -> str:
@@ -97,6 +98,9 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     if table.single:
         used.discard(Mark.SINGLE)  # a note says so of the whole table
     lines += [f"{mark.value}: {MARK_TEXT[mark].replace('native', base)}." for mark in Mark if mark in used]
+    shown = {metric.id for metric in table.metrics}
+    if any(cell.absent for key, cell in table.cells.items() if key[3] in shown):
+        lines.append("not in k: k of the valid runs have no such percentile, and are not in the mean.")
     if any(not cell.n and cell.mean is None and cell.difference is None for _, cell in cells):
         lines.append("-: no result.")
     return lines
@@ -311,7 +315,7 @@ def csv_long(tables: Sequence[Table]) -> str:
     writer.writerow(heads.split())
     for table in tables:
         for (device, workload, system, name), cell in table.cells.items():
-            metric = next(metric for metric in (*ALL_METRICS, RELATIVE) if metric.id == name)
+            metric = METRICS_BY_ID[name]
             place = [table.title, device, workload, system, name, metric.unit]
             value, low, high = ends(cell.difference)
             unit = "" if cell.difference is None else "points" if metric.points else "%"

@@ -163,6 +163,10 @@ ALL_METRICS = (*METRICS, FILES, *TAILS, ENERGY)
 RATE = Metric("throughput_mbps", "mbps", "Throughput", "MB/s", False, 1)
 
 
+# All that tables can have, by id.
+METRICS_BY_ID = {metric.id: metric for metric in (*ALL_METRICS, RATE, RELATIVE)}
+
+
 @dataclass(frozen=True)
 class Grade:
     """A class of a paper's for what a system leaves of native's throughput: over so many %. sign: in tables."""
@@ -179,7 +183,8 @@ class Cell:
 
     mean is None without a valid run; difference to native (%, or points of CPU) is None for native
     itself and where native has no valid run. p: of Welch's test against native, None where it cannot be made;
-    p_holm: corrected over the table.
+    p_holm: corrected over the table. absent: valid runs without this metric, as percentiles beyond which there are too
+    few operations.
     """
 
     n: int
@@ -190,6 +195,7 @@ class Cell:
     p: float | None = None
     p_holm: float | None = None
     grade: Grade | None = None  # of a table in a paper's classes
+    absent: int = 0
 
     @property
     def significant(self) -> bool:

@@ -119,7 +119,8 @@ def make_table(
                     continue
                 cell = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
                 if metric in TAILS:
-                    cells[key] = replace(cell, marks=cell.marks & {Mark.INVALID, Mark.SINGLE})
+                    marks, absent = cell.marks & {Mark.INVALID, Mark.SINGLE}, valid[key[:3]] - cell.n
+                    cells[key] = replace(cell, marks=marks, p=None, absent=absent)
                     continue
                 if key[:3] in unsteady:
                     cell = replace(cell, marks=cell.marks | {Mark.UNSTEADY})

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from command_line import userblk
 from synthetic import make_campaign
-from userblk.analysis import export
+from userblk.analysis import export, render
 from userblk.analysis.summaries import Campaign, read_campaign
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.running import archive
 
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\} ([-+0-9.e]+)')
 
@@ -63,6 +65,16 @@ def test_the_json_is_as_its_schema_says(campaign: Campaign) -> None:
     assert len(value["runs"]) == 8 and sum(run["valid"] for run in value["runs"]) == 7
     with pytest.raises(AssertionError):
         fits(value | {"more": 1}, schema)
+
+
+@pytest.mark.parametrize("name", ["bs3-fs", "ufs-ops", "postgresql"])
+def test_tables_of_each_kind_can_be_written(tmp_path: Path, name: str) -> None:
+    """Those over a store have MB/s, too. These campaigns are kept with the docs."""
+    campaign = read_campaign(archive.unpack(ROOT / f"docs/data/{name}.tar.gz", tmp_path))
+    tables = make_tables(campaign.runs)
+    assert ("throughput_mbps" in render.csv_long(tables)) is (name == "bs3-fs")
+    rates = {cell["metric"] for cell in json.loads(export.json_text(campaign, tables))["cells"]}
+    assert ("throughput_mbps" in rates) is (name == "bs3-fs")
 
 
 def test_an_invalid_run_has_no_figures(campaign: Campaign) -> None:

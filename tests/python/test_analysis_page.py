@@ -26,6 +26,7 @@ from userblk.analysis.summaries import SummaryError, read_campaign
 from userblk.analysis.table import METRICS, Mark, make_cell
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.running import archive
 from userblk.harness.running.archive import CACHE
 
 WORKLOADS = ["seq-read-1th-4k", "rand-write-16th-4k", "create-1th", "web-server"]
@@ -55,6 +56,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(report: Path) -> str:
     return (report / "report.html").read_text(encoding="utf-8")
+
+
+def test_numbers_of_another_base_are_absolute(tmp_path: Path) -> None:
+    """A paper may print nothing of native."""
+    campaign = read_campaign(archive.unpack(CONFIGS.parent / "docs/data/bs3-fs.tar.gz", tmp_path))
+    write_report(campaign, tmp_path / "report", CONFIGS)
+    text = (tmp_path / "report/report.html").read_text()
+    rows = [row for row in text.split("<tr>") if "s3-direct-nbd</td>" in row]
+    numbers = [re.findall(r'<td class="number">([^<]*)</td>', row) for row in rows]
+    absolute = [row for row in numbers if len(row) == 2]
+    assert absolute and not any(value.startswith("+") for row in absolute for value in row)
+    agreement = [row for row in numbers if len(row) == 5]
+    assert agreement and all(row[2].endswith(" %") for row in agreement)
 
 
 def test_everything_is_in_the_page(page: str) -> None:

@@ -107,6 +107,21 @@ def test_tails_are_tables_of_their_own(form: str) -> None:
     assert "latency_p99_us" in render.csv_long([table]) and "latency_p99_us" not in render.csv_long([plain])
 
 
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"csv"}))  # the long CSV has n
+def test_runs_without_a_percentile_are_told(form: str) -> None:
+    """It is the slow ones that have too few operations beyond it."""
+    found = with_tails("nbdkit", 2.0)
+    found[1] = replace(found[1], metrics={k: v for k, v in found[1].metrics.items() if k != "latency_p99_us"})
+    tails = tail_table(make_table(with_tails("native", 1.0) + found))
+    assert tails is not None
+    cell = tails.cell("sata", "seq-read-1th-4k", "nbdkit", TAILS[2])
+    assert (cell.n, cell.absent, cell.p) == (2, 1, None)
+    text = FORMS[form]([tails], True)
+    assert "(not in 1)" in text and "not in k" in text
+    whole = tail_table(make_table(with_tails("native", 1.0)))
+    assert whole is not None and "not in" not in FORMS[form]([whole], True)
+
+
 # ---- LaTeX ----------------------------------------------------------------------------------
 
 
