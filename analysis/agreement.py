@@ -33,7 +33,7 @@ class Agreement:
 
     rho: Spearman's correlation, None with too few cells or where all are equal. distance: median, largest: absolute, in
     percentage points (of what is absolute: % of the paper's value). worst: the cell of the largest. same_sign: share of
-    the cells whose difference has the paper's sign, None for what is absolute.
+    the cells whose difference has the paper's sign, without those that the paper prints as 0; None where there is none.
     """
 
     table: int
@@ -45,12 +45,13 @@ class Agreement:
     distance: float
     largest: float
     worst: str
+    absolute: bool
     same_sign: Interval | None
 
     @property
     def in_points(self) -> bool:
         """Are distances percentage points?"""
-        return self.same_sign is not None or self.metric.points
+        return not self.absolute or self.metric.points
 
 
 def _distance(cell: PaperCell, ours: float) -> float:
@@ -75,8 +76,9 @@ def _agreement(cells: Sequence[PaperCell]) -> Agreement:
     worst = cells[distances.index(max(distances))]
     signs = None
     if not worst.absolute:
-        same = sum(_sign(value) == _sign(cell.paper) for cell, value in zip(cells, values, strict=True))
-        signs = share_interval(same, len(cells))
+        signed = [(value, cell.paper) for cell, value in zip(cells, values, strict=True) if cell.paper]
+        same = sum(_sign(ours) == _sign(paper) for ours, paper in signed)
+        signs = share_interval(same, len(signed)) if signed else None
     where = f"{DEVICES.get(worst.device, worst.device)} {worst.workload}"
     return Agreement(
         worst.table,
@@ -88,6 +90,7 @@ def _agreement(cells: Sequence[PaperCell]) -> Agreement:
         median(distances),
         max(distances),
         where,
+        worst.absolute,
         signs,
     )
 
@@ -122,7 +125,8 @@ def terminal(found: Sequence[Agreement]) -> RenderableType:
         return Group()
     note = (
         "Rank: Spearman's correlation over the cells of a table. Median, largest: distance to the paper's number (pt:"
-        " percentage points). Same sign: share of the differences, [95 % interval]."
+        " percentage points). Same sign: share of the differences that the paper does not print as 0,"
+        " [95 % interval]."
     )
     return Group("", grid(found), Text(note))
 

@@ -108,14 +108,14 @@ def places_of_all(campaigns: Sequence[Campaign]) -> dict[str, Place]:
     same in another: a paper's claims across tables are about one machine. Only versions of its model may differ, and
     not within a suite.
     """
-    parts: dict[tuple[str, str, str], str] = {}
+    parts: dict[tuple[str, str, str], int] = {}
     known: dict[str, Place] = {}
-    for campaign in campaigns:
+    for at, campaign in enumerate(campaigns):
         for part in sorted({(run.suite, run.device, run.workload) for run in campaign.runs}):
-            if (other := parts.setdefault(part, campaign.name)) != campaign.name:
+            if (other := parts.setdefault(part, at)) != at:
                 suite, device, workload = part
                 raise SummaryError(
-                    f"{campaign.name}: has {workload} of suite {suite} with {device}, as {other} has;"
+                    f"{campaign.name}: has {workload} of suite {suite} with {device}, as {campaigns[other].name} has;"
                     " compare each by itself"
                 )
         for host, place in places(campaign).items():

@@ -37,8 +37,16 @@ def test_native_values_are_compared_in_percent_and_have_no_sign() -> None:
 
 
 def test_signs() -> None:
-    found = agreements([cell(0, -5, -1), cell(1, -5, 1), cell(2, 5, 3), cell(3, 0, 0)])[0]
+    found = agreements([cell(0, -5, -1), cell(1, -5, 1), cell(2, 5, 3), cell(3, 5, 1)])[0]
     assert found.same_sign is not None and found.same_sign.value == 0.75
+
+
+def test_what_the_paper_prints_as_0_has_no_sign() -> None:
+    """A number of ours is never exactly 0: it would count as another sign."""
+    found = agreements([cell(0, -5, -1), cell(1, 0, 0.03)])[0]
+    assert found.same_sign is not None and (found.same_sign.value, found.n) == (1.0, 2)
+    only = agreements([cell(0, 0, 0.03)])[0]
+    assert only.same_sign is None and only.in_points
 
 
 def test_what_was_not_measured_is_left_out() -> None:

@@ -287,6 +287,15 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> PaperComparison:
     return compare_with_paper([campaign], make_tables(campaign.runs), BDUS)
 
 
+def test_a_campaign_counts_once(tmp_path: Path) -> None:
+    """Twice the runs would halve the intervals: more would agree, of what was measured once."""
+    directory = make_campaign(tmp_path, repetitions=3)
+    campaign, copy = read_campaign(directory), read_campaign(directory)
+    runs = [*campaign.runs, *copy.runs]
+    with pytest.raises(SummaryError, match=r"as .* has; compare each by itself"):
+        compare_with_paper([campaign, copy], make_tables(runs), BDUS)
+
+
 def test_every_number_of_the_paper_has_a_verdict(comparison: PaperComparison) -> None:
     assert len(comparison.cells) == 1365
     counts = Counter(cell.verdict for cell in comparison.cells)
