@@ -181,8 +181,8 @@ def compare(first: Campaign, second: Campaign) -> Comparison:
 
 def regressions(comparison: Comparison, percent: float) -> list[Line]:
     """
-    Cells that the second campaign lacks, or has too few valid runs of, or where it is worse by more than percent (CPU:
-    points), significantly.
+    Cells that the second campaign lacks, or of which one of both has too few valid runs to be tested, or where the
+    second is worse by more than percent (CPU: points), significantly.
 
     Raises SummaryError where not one cell could be tested: a gate that cannot close says nothing.
     """
@@ -194,7 +194,7 @@ def regressions(comparison: Comparison, percent: float) -> list[Line]:
     worse = []
     for line in comparison.lines:
         lost = line.difference is not None and -line.metric.sign * line.difference.value > percent
-        gone = line.verdict is Verdict.ONLY_A or (line.n_a > 1 and line.n_b < 2)
+        gone = line.verdict is Verdict.ONLY_A or (line.verdict is Verdict.FEW and min(line.n_a, line.n_b) < 2)
         if gone or (line.verdict is Verdict.WORSE and lost):
             worse.append(line)
     return worse
@@ -242,8 +242,12 @@ def gate_text(worse: Sequence[Line], percent: float) -> RenderableType:
     """What a gate says, with the cells that close it."""
     limit = f"{percent:g} % (CPU: points)"
     if not worse:
-        return Text(f"Gate: open. No cell is missing or significantly worse by more than {limit}.", style="bold")
-    head = f"Gate: closed. {len(worse)} comparisons are missing or significantly worse by more than {limit}:"
+        return Text(
+            f"Gate: open. No cell is missing, has too few runs or is significantly worse by more than {limit}.",
+            style="bold",
+        )
+    few = "are missing, have too few valid runs or are significantly worse"
+    head = f"Gate: closed. {len(worse)} comparisons {few} by more than {limit}:"
     return Group(Text(head, style="bold"), _grid(worse))
 
 

@@ -92,6 +92,16 @@ def _measured(campaign: Campaign) -> str:
     return max((run.emulated for run in campaign.runs), default="") or REAL
 
 
+def _unlike(campaigns: Sequence[Campaign]) -> list[str]:
+    """Hosts, profiles and kernels, where not all have the same."""
+    told = []
+    for name in ("host", "profile", "kernel"):
+        found = [", ".join(sorted({getattr(run, name) for run in one.runs if getattr(run, name)})) for one in campaigns]
+        if len(values := dict.fromkeys(found)) > 1:
+            told.append(f"{name} {', '.join(value or 'unknown' for value in values)}")
+    return told
+
+
 def history(
     campaigns: Sequence[Campaign], metric: Metric, device: str | None = None, workload: str | None = None
 ) -> Report:
@@ -120,8 +130,8 @@ def history(
         counted = ", ".join(f"{name} {count}" for name, count in cells.items())
         notes.append(f"Geometric mean over the cells that all campaigns have of a system: {counted}.")
     kinds = sorted({_measured(campaign) for campaign in campaigns})
-    if len(kinds) > 1:
-        notes.append(f"NOT measured alike: {'; '.join(kinds)}.")
+    if unlike := kinds * (len(kinds) > 1) + _unlike(campaigns):
+        notes.append(f"NOT measured alike: {'; '.join(unlike)}.")
     return Report(
         "history",
         f"{title}, {kinds[0]}" if len(kinds) == 1 else title,

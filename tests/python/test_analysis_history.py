@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_only_what_all_have_is_compared(tmp_path: Path) -> None:
     assert [point and point.cells for point in found["native"]] == [2, 2]
     with pytest.raises(SummaryError, match="cell=nvme nosuch: no system"):
         history.points(first, history.SHOWN_METRICS["throughput"], "nvme", "nosuch")
+
+
+def test_what_differs_beside_the_code_is_said(tmp_path: Path) -> None:
+    """Another machine is no change of what is measured."""
+    first, second = campaigns(tmp_path, 1.0, 1.4)
+    alike = history.history([first, second], history.SHOWN_METRICS["throughput"])
+    assert not any("NOT" in note for note in alike.notes)
+    other = replace(second, runs=tuple(replace(run, host="fast", kernel="7.0", profile="paper") for run in second.runs))
+    notes = history.history([first, other], history.SHOWN_METRICS["throughput"]).notes
+    host, kernel = first.runs[0].host, first.runs[0].kernel
+    said = f"NOT measured alike: host {host}, fast; profile quick, paper; kernel {kernel}, 7.0."
+    assert said in notes
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
